@@ -1,0 +1,1 @@
+"""The jobs: command line, Spark sessions, Delta tables."""

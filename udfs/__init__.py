@@ -1,0 +1,1 @@
+"""What Spark runs on Arrow batches: plain functions over columns and files. Never imports pyspark."""
