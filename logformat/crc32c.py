@@ -1,0 +1,78 @@
+"""CRC-32C (Castagnoli) of byte ranges, callable inside kernels; the checksum of magic 2 batches and of snapshots.
+
+The work is done by the C library that comes inside the google-crc32c wheel, with the processor's own instruction: its
+`crc32c_extend(crc, data, count)` is made known to LLVM by name when this module is imported. Kernels refer to the name
+only, so they stay valid in numba's disk cache; but this module must be imported before such a kernel runs, as it is by
+every module that calls crc32c_range.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import google_crc32c
+import numpy as np
+from llvmlite import binding
+from numba import types
+from numpy.typing import NDArray
+
+from logformat.jit import inline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SYMBOL: Final = "crc32c_extend"
+
+# Where the wheels put the library, from site-packages: Linux, macOS, Windows.
+_PLACES: Final = (
+    ("google_crc32c.libs", "libcrc32c*.so*"),
+    ("google_crc32c/.dylibs", "libcrc32c*.dylib"),
+    ("google_crc32c/extra-dll", "*crc32c*.dll"),
+    ("google_crc32c.libs", "*crc32c*.dll"),
+)
+
+
+def _candidates() -> Iterator[str]:
+    site_packages = Path(google_crc32c.__file__).parent.parent
+    for folder, pattern in _PLACES:
+        yield from (str(path) for path in sorted((site_packages / folder).glob(pattern)))
+    system = ctypes.util.find_library("crc32c")  # where google-crc32c was built from source, it links to this one
+    if system is not None:
+        yield system
+
+
+def _load() -> ctypes.CDLL:
+    if google_crc32c.implementation != "c":
+        raise ImportError(
+            f"google-crc32c runs in plain Python here (implementation {google_crc32c.implementation!r}); "
+            "a wheel with its C library is needed"
+        )
+    for candidate in _candidates():
+        library = ctypes.CDLL(candidate)
+        if hasattr(library, SYMBOL):
+            return library
+    looked_for = ", ".join(f"{folder}/{pattern}" for folder, pattern in _PLACES)
+    raise ImportError(
+        f"no library with the symbol {SYMBOL}: looked for {looked_for} beside the package google_crc32c in "
+        f"{Path(google_crc32c.__file__).parent.parent}, and for a system library crc32c"
+    )
+
+
+_LIBRARY: Final = _load()  # kept, so that the address stays valid
+binding.add_symbol(SYMBOL, ctypes.cast(getattr(_LIBRARY, SYMBOL), ctypes.c_void_p).value)
+_extend: Any = types.ExternalFunction(SYMBOL, types.uint32(types.uint32, types.uintp, types.uintp))
+
+
+@inline
+def crc32c_range(buf: NDArray[np.uint8], start: int, end: int) -> int:
+    """CRC-32C of buf[start:end] as uint32. buf: uint8[::1], read only or not; 0 <= start <= end <= len(buf)."""
+    crc: int = _extend(np.uint32(0), np.uintp(buf.ctypes.data) + np.uintp(start), np.uintp(end - start))
+    return crc
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C of `data`, outside kernels."""
+    return int(google_crc32c.value(data))
