@@ -19,7 +19,7 @@ from llvmlite import binding
 from numba import types
 from numpy.typing import NDArray
 
-from logformat.jit import inline
+from logformat.jit import inline, kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,3 +76,14 @@ def crc32c_range(buf: NDArray[np.uint8], start: int, end: int) -> int:
 def crc32c(data: bytes) -> int:
     """CRC-32C of `data`, outside kernels."""
     return int(google_crc32c.value(data))
+
+
+@kernel
+def _extend_range(crc: int, buf: NDArray[np.uint8]) -> int:
+    extended: int = _extend(np.uint32(crc), np.uintp(buf.ctypes.data), np.uintp(buf.shape[0]))
+    return extended
+
+
+def crc32c_extend(crc: int, data: NDArray[np.uint8]) -> int:
+    """CRC-32C of what `crc` is the checksum of (0: of nothing), followed by `data` (uint8, C-contiguous)."""
+    return int(_extend_range(crc, data))

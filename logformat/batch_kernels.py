@@ -1,0 +1,193 @@
+"""Kernel that walks batch headers, all three magics (FORMAT.md, "Batches").
+
+Differences from Kafka's own walk: CRCs and the order of offsets are checked here, before anything is decided or copied;
+Kafka's cleaner checks neither.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from logformat.crc32 import crc32_kernel
+from logformat.crc32c import crc32c_range
+from logformat.jit import kernel
+from logformat.layout import (
+    BATCH_HEADER,
+    BATCH_OVERHEAD,
+    CODEC_MASK,
+    CODEC_ZSTD,
+    CONTROL_MASK,
+    CRC_START,
+    LOG_OVERHEAD,
+    MAGIC_OFFSET,
+    MIN_LEGACY_SIZE,
+    field_offset,
+)
+from logformat.memory_kernels import load_i16, load_i32, load_i64
+from logformat.varint_kernels import read_varint
+
+# status of a walk
+MORE: Final = 0  # stopped before an incomplete batch, or at the end, or `out` is full
+BAD_LENGTH: Final = 1
+BAD_MAGIC: Final = 2
+BAD_CRC: Final = 3
+BAD_CODEC: Final = 4
+BAD_COUNT: Final = 5
+BAD_OFFSETS: Final = 6
+BAD_CONTROL: Final = 7
+REACHED_END: Final = 8  # the next batch ends at or above `end_offset`
+
+_EPOCH: Final = field_offset(BATCH_HEADER, "partition_leader_epoch")
+_CRC: Final = field_offset(BATCH_HEADER, "crc")
+_ATTRIBUTES: Final = field_offset(BATCH_HEADER, "attributes")
+_LAST_DELTA: Final = field_offset(BATCH_HEADER, "last_offset_delta")
+_BASE_TIMESTAMP: Final = field_offset(BATCH_HEADER, "base_timestamp")
+_MAX_TIMESTAMP: Final = field_offset(BATCH_HEADER, "max_timestamp")
+_PRODUCER_ID: Final = field_offset(BATCH_HEADER, "producer_id")
+_PRODUCER_EPOCH: Final = field_offset(BATCH_HEADER, "producer_epoch")
+_BASE_SEQUENCE: Final = field_offset(BATCH_HEADER, "base_sequence")
+_COUNT: Final = field_offset(BATCH_HEADER, "records_count")
+
+
+@kernel
+def walk_batches(
+    buf: np.ndarray,
+    length: int,
+    file_position: int,
+    previous_last_offset: int,
+    end_offset: int,
+    check_crc: bool,
+    out: np.ndarray,
+) -> tuple[int, int, int, int, int]:
+    """Headers of the whole batches in `buf[:length]`.
+
+    buf: uint8; file_position: of buf[0]; previous_last_offset: offsets must rise above it; end_offset: stop before the
+    first batch whose last offset reaches it; out: BATCH[capacity].
+    Returns (n, consumed bytes, status, expected, found); for a bad batch, `consumed` is where it begins.
+    """
+    position = 0
+    n = 0
+    previous = previous_last_offset
+    while n < out.shape[0]:
+        if length - position < LOG_OVERHEAD:
+            return n, position, MORE, 0, 0
+        body_length = np.int64(load_i32(buf, position + 8))
+        if body_length < MIN_LEGACY_SIZE:
+            return n, position, BAD_LENGTH, MIN_LEGACY_SIZE, body_length
+        size = LOG_OVERHEAD + body_length
+        if length - position <= MAGIC_OFFSET:
+            return n, position, MORE, 0, 0
+        magic = np.int64(np.int8(buf[position + MAGIC_OFFSET]))
+        if magic < 0 or magic > 2:
+            return n, position, BAD_MAGIC, 2, magic
+        if magic == 2 and size < BATCH_OVERHEAD:
+            return n, position, BAD_LENGTH, BATCH_OVERHEAD, size
+        if length - position < size:
+            return n, position, MORE, size, length - position
+        first = load_i64(buf, position)
+        row = out[n]
+        row.position = file_position + position
+        row.size = size
+        row.magic = magic
+        row.control_type = -1
+        row.coordinator_epoch = -1
+        end = position + size
+        if magic == 2:
+            crc = np.int64(load_i32(buf, position + _CRC)) & 0xFFFFFFFF
+            if check_crc:
+                actual = np.int64(crc32c_range(buf, position + CRC_START, end))
+                if actual != crc:
+                    return n, position, BAD_CRC, crc, actual
+            attributes = np.int64(buf[position + _ATTRIBUTES + 1])
+            last_delta = np.int64(load_i32(buf, position + _LAST_DELTA))
+            count = np.int64(load_i32(buf, position + _COUNT))
+            if last_delta < 0 or first < 0:
+                return n, position, BAD_OFFSETS, 0, min(last_delta, first)
+            if count < 0 or count > last_delta + 1:
+                return n, position, BAD_COUNT, last_delta + 1, count
+            row.base_offset = first
+            row.last_offset = first + last_delta
+            row.crc = crc
+            row.partition_leader_epoch = load_i32(buf, position + _EPOCH)
+            row.base_timestamp = load_i64(buf, position + _BASE_TIMESTAMP)
+            row.max_timestamp = load_i64(buf, position + _MAX_TIMESTAMP)
+            row.producer_id = load_i64(buf, position + _PRODUCER_ID)
+            row.producer_epoch = load_i16(buf, position + _PRODUCER_EPOCH)
+            row.base_sequence = load_i32(buf, position + _BASE_SEQUENCE)
+            row.records_count = count
+            if attributes & CONTROL_MASK and count > 0:
+                kind, epoch = _control_record(buf, position + BATCH_OVERHEAD, end)
+                if kind < 0 or attributes & CODEC_MASK:
+                    return n, position, BAD_CONTROL, 0, kind
+                row.control_type = min(kind, 127)
+                row.coordinator_epoch = epoch
+            if first <= previous:
+                return n, position, BAD_OFFSETS, previous + 1, first
+        else:
+            crc = np.int64(load_i32(buf, position + LOG_OVERHEAD)) & 0xFFFFFFFF
+            if magic == 1 and body_length < MIN_LEGACY_SIZE + 8:
+                return n, position, BAD_LENGTH, MIN_LEGACY_SIZE + 8, body_length
+            if check_crc:
+                actual = np.int64(crc32_kernel(buf, position + MAGIC_OFFSET, end))
+                if actual != crc:
+                    return n, position, BAD_CRC, crc, actual
+            attributes = np.int64(buf[position + MAGIC_OFFSET + 1])
+            compressed = attributes & CODEC_MASK != 0
+            timestamp = load_i64(buf, position + MAGIC_OFFSET + 2) if magic == 1 else np.int64(-1)
+            row.base_offset = -1 if compressed else first
+            row.last_offset = first
+            row.crc = crc
+            row.partition_leader_epoch = -1
+            row.base_timestamp = timestamp
+            row.max_timestamp = timestamp
+            row.producer_id = -1
+            row.producer_epoch = -1
+            row.base_sequence = -1
+            row.records_count = -1 if compressed else 1
+            if first < 0:
+                return n, position, BAD_OFFSETS, 0, first
+            if first <= previous:
+                return n, position, BAD_OFFSETS, previous + 1, first
+        row.attributes = attributes
+        codec = attributes & CODEC_MASK
+        if codec > CODEC_ZSTD or (magic < 2 and codec == CODEC_ZSTD):
+            return n, position, BAD_CODEC, CODEC_ZSTD, codec
+        if row.last_offset >= end_offset:
+            return n, position, REACHED_END, end_offset, row.last_offset
+        previous = row.last_offset
+        position = end
+        n += 1
+    return n, position, MORE, 0, 0
+
+
+@kernel
+def _control_record(buf: np.ndarray, start: int, end: int) -> tuple[int, int]:
+    """(type, coordinator epoch) of the one record of a control batch; (-1, -1) where it cannot be (semantics: key of
+    i16 version and i16 type; the value of ABORT and COMMIT is i16 version and i32 coordinator epoch).
+    """
+    length, position = read_varint(buf, start, end)
+    if position < 0 or length < 0 or position + length > end:
+        return -1, -1
+    end = position + length
+    position += 1  # attributes
+    while position < end and buf[position] & 0x80:  # timestamp delta
+        position += 1
+    position += 1
+    _, position = read_varint(buf, position, end)  # offset delta
+    if position < 0:
+        return -1, -1
+    key_length, position = read_varint(buf, position, end)
+    if position < 0 or key_length < 4 or position + key_length > end or load_i16(buf, position) < 0:
+        return -1, -1
+    kind = np.int64(load_i16(buf, position + 2))
+    if kind < 0:
+        kind = np.int64(127)  # unknown to Kafka too: ignored
+    position += key_length
+    value_length, position = read_varint(buf, position, end)
+    if kind > 1:
+        return kind, -1
+    if position < 0 or value_length < 6 or position + value_length > end:
+        return -1, -1
+    return kind, np.int64(load_i32(buf, position + 2))

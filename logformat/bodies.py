@@ -1,0 +1,164 @@
+"""From whole batches to spans: decompress, transcode magic 0 and 1, decode.
+
+One `BodyLoader` serves one thread: its scratch arrays are used again for each run of batches, and their memory is
+bounded by `soft_bytes` plus one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from logformat import legacy, record_kernels
+from logformat.compression import Scratch, decompress_into
+from logformat.errors import LogFormatError
+from logformat.layout import BATCH_OVERHEAD, CODEC_MASK
+from logformat.record_kernels import BODY, MIN_RECORD_SIZE, SPAN
+
+SOFT_BYTES: Final = 32 << 20  # decompressed bytes worked on at once; tuned: larger falls out of the cache
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive batches with the spans of the wanted ones. The arrays are valid until the next run is asked for."""
+
+    first: int  # row of batches[0] among the batches that were given
+    batches: np.ndarray  # BATCH[n]
+    wanted: np.ndarray  # bool[n]
+    bodies: np.ndarray  # BODY[n]; of the others only base_offset
+    spans: np.ndarray  # SPAN[records of the wanted batches]
+    raw: np.ndarray  # uint8, the bytes of the file
+    scratch: np.ndarray  # uint8, decompressed and transcoded bodies
+
+
+class BodyLoader:
+    """Scratch arrays, and the limits that they are used under."""
+
+    def __init__(
+        self, *, max_batch_bytes: int, soft_bytes: int = SOFT_BYTES, secret: tuple[int, int] | None = None
+    ) -> None:
+        """max_batch_bytes: a batch that decompresses to more is refused; secret: hash keys with this SipHash key."""
+        self.max_batch_bytes = max_batch_bytes
+        self.soft_bytes = soft_bytes
+        self.secret = secret
+        self._scratch = Scratch()
+        self._inner = Scratch()
+        self._spans = np.empty(1 << 12, SPAN)
+
+    def runs(
+        self, raw: np.ndarray, raw_position: int, batches: np.ndarray, wanted: np.ndarray, path: str, *, backwards: bool
+    ) -> Iterator[Run]:
+        """All of `batches`, as runs whose decompressed bodies fit; last run first where `backwards`.
+
+        raw: uint8, bytes of the file from raw_position on; batches: BATCH[n] within them; wanted: bool[n].
+        """
+        lo, hi = 0, len(batches)
+        while lo < hi:
+            first, last = self._load(raw, raw_position, batches, wanted, path, lo, hi, backwards)
+            bodies = self._bodies[first - lo : last - lo]
+            yield self._decode(
+                raw, raw_position, batches[first:last], wanted[first:last], bodies, self._scratch.array, path, first
+            )
+            lo, hi = (lo, first) if backwards else (last, hi)
+
+    def _load(
+        self,
+        raw: np.ndarray,
+        raw_position: int,
+        batches: np.ndarray,
+        wanted: np.ndarray,
+        path: str,
+        lo: int,
+        hi: int,
+        backwards: bool,
+    ) -> tuple[int, int]:
+        part = batches[lo:hi]
+        need = wanted[lo:hi]
+        bodies = self._bodies = np.zeros(hi - lo, BODY)
+        legacy_rows = part["magic"] < 2
+        codec = part["attributes"] & CODEC_MASK
+        bodies["base_offset"] = part["base_offset"]
+        bodies["base_timestamp"] = part["base_timestamp"]
+        bodies["start"] = part["position"] - raw_position + BATCH_OVERHEAD
+        bodies["end"] = part["position"] - raw_position + part["size"]
+        bodies["n_records"] = np.where(need, part["records_count"], 0)
+        packed = np.flatnonzero(need & (codec != 0))
+        at = 0
+        first, last = 0, hi - lo
+        for i in reversed(packed) if backwards else packed:
+            if at >= self.soft_bytes:
+                first, last = (int(i) + 1, last) if backwards else (first, int(i))
+                break
+            at = self._unpack(raw, raw_position, part[i], bodies[i : i + 1], int(codec[i]), at, path)
+        plain = np.flatnonzero(need[first:last] & legacy_rows[first:last] & (codec[first:last] == 0)) + first
+        if len(plain):
+            legacy.transcode_plain_batches(raw, raw_position, part, plain, bodies, self._scratch, at, path)
+        return lo + first, lo + last
+
+    def _unpack(
+        self, raw: np.ndarray, raw_position: int, batch: np.void, body: np.ndarray, codec: int, at: int, path: str
+    ) -> int:
+        position, magic, base = int(batch["position"]), int(batch["magic"]), int(batch["base_offset"])
+        if magic < 2:
+            return legacy.unpack_wrapper(
+                raw, raw_position, batch, body, self._inner, self._scratch, at, self.max_batch_bytes, path
+            )
+        source = raw[int(body["start"][0]) : int(body["end"][0])]
+        n = decompress_into(
+            codec, source, self._scratch, at, self.max_batch_bytes, path=path, position=position, base_offset=base
+        )
+        body["start"], body["end"], body["in_scratch"] = at, at + n, True
+        return at + n
+
+    def _decode(
+        self,
+        raw: np.ndarray,
+        raw_position: int,
+        batches: np.ndarray,
+        wanted: np.ndarray,
+        bodies: np.ndarray,
+        scratch: np.ndarray,
+        path: str,
+        first: int,
+    ) -> Run:
+        room = (bodies["end"] - bodies["start"]) // MIN_RECORD_SIZE
+        lying = np.flatnonzero(wanted & (bodies["n_records"] > room))
+        if len(lying):
+            i = lying[0]
+            raise LogFormatError(
+                "count", path, int(batches["position"][i]), f"at most {int(room[i])} records, by the bytes of the batch",
+                f"{int(bodies['n_records'][i])} in its header", base_offset=int(batches["base_offset"][i]),
+            )  # fmt: skip
+        ends = np.cumsum(bodies["n_records"])
+        bodies["first_span"] = ends - bodies["n_records"]
+        n = int(ends[-1]) if len(ends) else 0
+        if n > len(self._spans):
+            self._spans = np.empty(max(n, 2 * len(self._spans)), SPAN)
+        spans = self._spans[:n]
+        k0, k1 = self.secret or (0, 0)
+        status, row, where = record_kernels.decode_records(
+            raw, scratch, batches, bodies, wanted, np.uint64(k0), np.uint64(k1), self.secret is not None, spans
+        )
+        if status != record_kernels.OK:
+            raise _problem(path, raw_position, batches[row], bodies[row], status, where)
+        return Run(first, batches, wanted, bodies, spans, raw, scratch)
+
+
+def _problem(
+    path: str, raw_position: int, batch: np.void, body: np.void, status: int, where: int
+) -> LogFormatError:
+    kind, expected = {
+        record_kernels.BAD_VARINT: ("varint", "a varint of at most 5 (varlong: 10) bytes inside the record"),
+        record_kernels.BAD_RECORD: ("record", "fields that fill the record's length"),
+        record_kernels.BAD_COUNT: ("count", f"{int(body['n_records'])} records that fill the batch"),
+        record_kernels.BAD_OFFSETS: ("offsets", "offset deltas that rise, up to the batch's last"),
+    }[status]
+    if body["in_scratch"]:
+        position = int(batch["position"])
+        found = f"a record at byte {where - int(body['start'])} of the decompressed body that does not"
+    else:
+        position, found = raw_position + where, "a record that does not"
+    return LogFormatError(kind, path, position, expected, found, base_offset=int(batch["base_offset"]))

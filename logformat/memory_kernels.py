@@ -1,0 +1,78 @@
+"""Unaligned loads, stores and copies inside kernels.
+
+Byte-wise loops for these are several times slower: the compiler cannot join single-byte accesses of an array that may
+alias another one. Positions are byte indexes into C-contiguous uint8 arrays; nothing is checked here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.ir as ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_BYTES = ir.IntType(8).as_pointer()
+
+
+def _address(context: Any, builder: Any, array_type: Any, array: Any, position: Any) -> Any:
+    data = cgutils.create_struct_proxy(array_type)(context, builder, value=array).data
+    return builder.gep(builder.bitcast(data, _BYTES), [position])
+
+
+def _loader(width: int, big_endian: bool, result: Any) -> Any:
+    def load(typing_context: Any, array: Any, position: Any) -> Any:
+        signature = result(array, types.int64)
+
+        def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            pointer = _address(context, builder, sig.args[0], args[0], args[1])
+            word = builder.load(builder.bitcast(pointer, ir.IntType(width).as_pointer()))
+            word.align = 1
+            return builder.bswap(word) if big_endian else word
+
+        return signature, generate
+
+    return intrinsic(load)
+
+
+def _storer(width: int, value_type: Any) -> Any:
+    def store(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
+        signature = types.void(array, types.int64, value_type)
+
+        def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            pointer = _address(context, builder, sig.args[0], args[0], args[1])
+            instruction = builder.store(
+                builder.bswap(args[2]), builder.bitcast(pointer, ir.IntType(width).as_pointer())
+            )
+            instruction.align = 1
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return intrinsic(store)
+
+
+load_u64_le = _loader(64, False, types.uint64)  # (array, position) -> uint64, little-endian as SipHash reads
+load_i64 = _loader(64, True, types.int64)  # (array, position) -> int64, big-endian as Kafka writes
+load_i32 = _loader(32, True, types.int32)
+load_i16 = _loader(16, True, types.int16)
+store_i64 = _storer(64, types.int64)  # (array, position, value), big-endian
+store_i32 = _storer(32, types.int32)
+store_i16 = _storer(16, types.int16)
+
+
+@intrinsic
+def copy_bytes(
+    typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any, count: Any
+) -> Any:
+    """(target, target_position, source, source_position, count): memcpy; the ranges must not overlap."""
+    signature = types.void(target, types.int64, source, types.int64, types.int64)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to = _address(context, builder, sig.args[0], args[0], args[1])
+        origin = _address(context, builder, sig.args[2], args[2], args[3])
+        cgutils.raw_memcpy(builder, to, origin, args[4], 1)
+        return context.get_dummy_value()
+
+    return signature, generate

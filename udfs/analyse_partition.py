@@ -1,0 +1,376 @@
+"""From scans of all segments to everything that the rewrite must know: where the log ends, what is cleanable and due,
+which producers are active, which transactions were aborted, which segments become one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from logformat import producer_snapshot, transaction_index
+from logformat.batch_headers import NO_END, ChunkBuffer
+from logformat.errors import LogFormatError
+from logformat.producer_state import ProducerState
+from udfs import cleaner
+from udfs.clean_batches import Rules
+from udfs.cleaner import CleanableRange, LastBatches, SegmentFacts
+from udfs.plan import LastBatch, OutputSegment, PartitionPlan, PartitionResult, Problem, SegmentInput, SideFile
+from udfs.rewrite_segments import Group, PieceStack, Source
+from udfs.scan_batches import SegmentScan, scan_segment
+from udfs.storage import Root, open_root, read_file
+from udfs.transactions import ABORTED_TXN, TXN_BATCH, discardable_batches
+
+
+class SetAside(Exception):
+    """The partition is not to be touched; `problem` says why."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+class NotDue(Exception):
+    """There is nothing to do now; `result` has the sizes."""
+
+    def __init__(self, result: PartitionResult) -> None:
+        super().__init__(result)
+        self.result = result
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What `analyse` found."""
+
+    sources: list[Source]  # every segment of the log, in order
+    log_end_offset: int
+    range: CleanableRange
+    rules: Rules
+    groups: list[range]  # numbers of the sources that become one; all below the first uncleanable offset
+    states: list[ProducerState]  # at the base of each source, and at the log end
+    aborted: np.ndarray  # ABORTED_TXN[m]: of the whole log
+    kept_aborts: np.ndarray  # ABORTED_TXN[k]: whose markers stay in the cleaned range
+    last_batch: LastBatch
+    notes: tuple[str, ...]
+
+    @property
+    def untouched(self) -> range:
+        """Numbers of the sources that are not cleaned."""
+        return range(self.groups[-1].stop if self.groups else 0, len(self.sources))
+
+    def group(self, numbers: range, stack: PieceStack) -> Group:
+        """A group before it is written."""
+        members = [self.sources[i] for i in numbers]
+        return Group(
+            base_offset=members[0].scan.base_offset,
+            next_offset=self.end_of(numbers.stop - 1),
+            mtime_ms=members[-1].mtime_ms,
+            source_bytes=sum(m.scan.size for m in members),
+            source_records=sum(m.scan.n_records for m in members),
+            stack=stack,
+        )
+
+    def end_of(self, number: int) -> int:
+        """Where the range of a source ends: the next one's base, or the log end."""
+        if number + 1 < len(self.sources):
+            return self.sources[number + 1].scan.base_offset
+        return self.log_end_offset
+
+
+def root_of(plan: PartitionPlan, segment: SegmentInput | SideFile) -> Root:
+    """The file system that a file of the plan lies on."""
+    return open_root(plan.archive_uri if segment.root == "archive" else plan.store_uri)
+
+
+def scan_all(plan: PartitionPlan, buffer: ChunkBuffer) -> list[SegmentScan]:
+    """Scan the plan's segments in order, up to the high watermark."""
+    scans = []
+    for i in range(len(plan.segments)):
+        scans.append(scan_one(plan, i, buffer))
+        if scans[-1].reached_end_offset:
+            break
+    return scans
+
+
+def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentScan:
+    """Scan one of the plan's segments; a task of its own where the partition is large."""
+    segment = plan.segments[number]
+    after = plan.segments[number + 1].base_offset if number + 1 < len(plan.segments) else None
+    return scan_segment(
+        root_of(plan, segment),
+        segment,
+        buffer,
+        next_base_offset=after,
+        index_interval_bytes=plan.settings.index_interval_bytes,
+        max_index_bytes=plan.settings.segment_index_bytes,
+        end_offset=NO_END if plan.high_watermark is None else plan.high_watermark,
+        mark=plan.known_until,
+    )
+
+
+def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch) -> Analysis:
+    """Decide everything but the records. Raises SetAside, NotDue or LogFormatError."""
+    notes: list[str] = []
+    scans = _until_high_watermark(plan, scans, notes)
+    _check_tails(plan, scans, notes)
+    sources = [
+        Source(root_of(plan, segment), segment.path, scan, segment.mtime_ms)
+        for segment, scan in zip(plan.segments, scans, strict=False)
+    ]
+    log_end = max(scans[-1].base_offset, scans[-1].last_offset + 1)
+    last_batch = _check_identity(plan, scans, identity, log_end)
+    states, aborted = _replay(scans)
+    final = _producers(plan, scans, log_end, states, notes)
+    cleanable, due = _cleanable(plan, sources, log_end, final)
+    dirty = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
+    result = PartitionResult(
+        plan.topic, plan.partition, "not_due", notes=tuple(notes), first_dirty_before=dirty, first_dirty_offset=dirty,
+        log_start_offset=plan.log_start_offset, next_offset=log_end, last_batch=last_batch,
+        dirty_ratio=cleanable.ratio, clean_bytes=cleanable.clean_bytes, dirty_bytes=cleanable.cleanable_bytes,
+    )  # fmt: skip
+    if not due:
+        raise NotDue(result)
+    end = cleanable.first_uncleanable_offset
+    aborted = _with_index_entries(plan, aborted, notes)
+    rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.base_offset < end)])
+    discardable, kept_abort = discardable_batches(rows, aborted)
+    numbers = [i for i, s in enumerate(scans) if s.base_offset < end]
+    return Analysis(
+        sources=sources,
+        log_end_offset=log_end,
+        range=cleanable,
+        rules=_rules(plan, sources, cleanable, final, rows, discardable),
+        groups=cleaner.group_segments_by_size(
+            [scans[i].base_offset for i in numbers],
+            [scans[i].size for i in numbers],
+            [len(scans[i].offset_index) for i in numbers],
+            [len(scans[i].time_index) for i in numbers],
+            end_offset=end,
+            max_bytes=plan.settings.segment_bytes,
+            max_index_bytes=plan.settings.segment_index_bytes,
+        ),
+        states=[*states[:-1], final],
+        aborted=aborted,
+        kept_aborts=aborted[kept_abort[kept_abort >= 0]],
+        last_batch=last_batch,
+        notes=tuple(notes),
+    )
+
+
+def _until_high_watermark(
+    plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]
+) -> Sequence[SegmentScan]:
+    for i, scan in enumerate(scans):
+        if scan.reached_end_offset:
+            notes.append(
+                f"{plan.segments[i].path}: read up to offset {scan.last_offset}, below the high watermark "
+                f"{plan.high_watermark}; what is above it may still be undone by the cluster"
+            )
+            return scans[: i + 1]
+    return scans
+
+
+def _check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> None:
+    for i, scan in enumerate(scans):
+        if not scan.torn_bytes:
+            continue
+        last = i + 1 == len(plan.segments)
+        if not last or plan.sealed:
+            raise LogFormatError(
+                "torn_tail", plan.segments[i].path, scan.end_position, "whole batches up to the end of the file",
+                f"{scan.torn_bytes} bytes that are none",
+                hint="" if not last else "a sealed archive should end cleanly; without --sealed the log ends there",
+            )  # fmt: skip
+        notes.append(f"{plan.segments[i].path}: torn tail, the last {scan.torn_bytes} bytes are no batch; the log ends there")
+
+
+def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
+    """The archive's last batch before the end of the last generation, where that lies in no segment of the plan."""
+    segment = plan.identity_segment
+    if segment is None:
+        return LastBatch()
+    scan = scan_segment(
+        root_of(plan, segment), segment, buffer, next_base_offset=None, mark=plan.known_until,
+        index_interval_bytes=plan.settings.index_interval_bytes, max_index_bytes=plan.settings.segment_index_bytes,
+    )  # fmt: skip
+    return scan.marked_batch
+
+
+def _check_identity(
+    plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, log_end: int
+) -> LastBatch:
+    """That this is still the log that the last generation was made of."""
+    name = f"{plan.topic}-{plan.partition}"
+    hint = "topic recreated, archive rolled back, or another cluster: --reset starts it anew"
+    if plan.known_until is not None:
+        if log_end < plan.known_until:
+            raise SetAside(
+                Problem("changed", name, 0, f"a log that reaches offset {plan.known_until}, as the last generation did",
+                        f"one that ends at {log_end}", hint=hint, state="diverged")
+            )  # fmt: skip
+        marked = [s.marked_batch for s in scans if s.marked_batch.base_offset >= 0]
+        known = plan.known_last_batch
+        found = identity if plan.identity_segment is not None else (marked[-1] if marked else known)
+        if known.base_offset >= 0 and found != known:
+            raise SetAside(
+                Problem("changed", name, 0, f"{known} before offset {plan.known_until}", f"{found}",
+                        hint=hint, state="diverged")
+            )  # fmt: skip
+    last = [s.last_batch for s in scans if s.last_batch.base_offset >= 0]
+    if plan.known_until == log_end:
+        return plan.known_last_batch
+    return last[-1] if last else LastBatch()
+
+
+def _replay(scans: Sequence[SegmentScan]) -> tuple[list[ProducerState], np.ndarray]:
+    """Producer state at each segment's base and at the end, from the log alone, and all aborted transactions."""
+    state = ProducerState()
+    states, aborted = [state], [np.empty(0, ABORTED_TXN)]
+    for scan in scans:
+        state, closed = state.merge(scan.producers)
+        states.append(state)
+        aborted.append(closed)
+    return states, np.concatenate(aborted)
+
+
+def _producers(
+    plan: PartitionPlan,
+    scans: Sequence[SegmentScan],
+    log_end: int,
+    states: list[ProducerState],
+    notes: list[str],
+) -> ProducerState:
+    """As a broker that loads the log: the newest snapshot, without expired producers, and the log after it."""
+    border = {s.base_offset: i for i, s in enumerate(scans)}
+    border[log_end] = len(scans)
+    for snapshot in sorted(plan.snapshots, key=lambda s: -s.offset):
+        if snapshot.offset not in border or snapshot.offset <= plan.log_start_offset:
+            continue
+        try:
+            entries = producer_snapshot.read(read_file(root_of(plan, snapshot), snapshot.path), snapshot.path)
+        except LogFormatError as error:
+            notes.append(f"{error}; an older snapshot, or the log, is used")
+            continue
+        state = ProducerState.from_snapshot(entries, plan.now_ms, plan.settings.producer_id_expiration_ms)
+        for scan in scans[border[snapshot.offset] :]:
+            state, _ = state.merge(scan.producers)
+        return state
+    return states[-1]
+
+
+def _cleanable(
+    plan: PartitionPlan, sources: Sequence[Source], log_end: int, producers: ProducerState
+) -> tuple[CleanableRange, bool]:
+    scans = [s.scan for s in sources]
+    facts = SegmentFacts(
+        np.array([s.base_offset for s in scans], np.int64),
+        np.array([s.size for s in scans], np.int64),
+        np.array([s.max_timestamp for s in scans], np.int64),
+        np.array([s.first_timestamp for s in scans], np.int64),
+        np.array([s.mtime_ms for s in sources], np.int64),
+    )
+    settings = plan.settings
+    whole = len(sources) == len(plan.segments)
+    active = log_end if plan.sealed and whole else scans[-1].base_offset
+    dirty = plan.log_start_offset if plan.force else cleaner.first_dirty_offset(
+        plan.checkpoint, plan.log_start_offset, log_end
+    )  # fmt: skip
+    cleanable = cleaner.cleanable_range(
+        facts,
+        first_dirty=dirty,
+        log_end_offset=log_end,
+        active_base_offset=active,
+        last_stable_offset=producers.last_stable_offset(log_end),
+        min_compaction_lag_ms=settings.min_compaction_lag_ms,
+        now_ms=plan.now_ms,
+    )
+    delay = cleaner.compaction_delay_ms(facts, dirty, active, settings.max_compaction_lag_ms, plan.now_ms)
+    due = cleaner.is_due(
+        cleanable, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.force
+    )
+    return cleanable, due and cleanable.first_uncleanable_offset > scans[0].base_offset
+
+
+def _with_index_entries(plan: PartitionPlan, aborted: np.ndarray, notes: list[str]) -> np.ndarray:
+    """Take the archive's own entry for a transaction where its index has one: the first offset and the last stable
+    offset in it are those of the time before any cleaning.
+    """
+    out = aborted.copy()
+    for file in plan.txn_indexes:
+        try:
+            entries = transaction_index.read(read_file(root_of(plan, file), file.path), file.offset, file.path)
+        except LogFormatError as error:
+            notes.append(f"{error}; rebuilt from the log")
+            continue
+        at = np.searchsorted(out["last_offset"], entries["last_offset"])
+        at = np.minimum(at, max(len(out) - 1, 0))
+        if not len(out):
+            continue
+        same = (out["last_offset"][at] == entries["last_offset"]) & (out["producer_id"][at] == entries["producer_id"])
+        same &= entries["first_offset"] <= out["first_offset"][at]
+        for name in ("first_offset", "last_stable_offset"):
+            out[name][at[same]] = entries[name][same]
+    return out
+
+
+def _rules(
+    plan: PartitionPlan,
+    sources: Sequence[Source],
+    cleanable: CleanableRange,
+    producers: ProducerState,
+    rows: np.ndarray,
+    discardable: np.ndarray,
+) -> Rules:
+    before = [s for s in sources if s.scan.base_offset < cleanable.first_dirty_offset]
+    entries = producers.entries()
+    return Rules(
+        now_ms=plan.now_ms,
+        delete_retention_ms=plan.settings.delete_retention_ms,
+        first_uncleanable_offset=cleanable.first_uncleanable_offset,
+        legacy_horizon_ms=before[-1].mtime_ms - plan.settings.delete_retention_ms if before else 0,
+        keep_null_keys=plan.settings.null_keys == "keep",
+        producers=LastBatches(entries["producer_id"], entries["last_offset"], entries["producer_epoch"]),
+        txn_base_offsets=rows["base_offset"].copy(),
+        txn_discardable=discardable,
+        dry_run=plan.dry_run,
+    )
+
+
+def result_of(
+    plan: PartitionPlan,
+    analysis: Analysis,
+    segments: Iterable[OutputSegment],
+    counters: dict[str, int],
+    recompressed_bytes: int,
+) -> PartitionResult:
+    """The result of a partition that was cleaned."""
+    out = tuple(segments)
+    cleaned = [s for s in out if s.cleaned]
+    read = sum(s.scan.size for s in analysis.sources)
+    before = sum(s.source_bytes for s in cleaned)
+    last = analysis.sources[-1].scan
+    return PartitionResult(
+        topic=plan.topic,
+        partition=plan.partition,
+        status="cleaned",
+        folder=plan.folder,
+        notes=analysis.notes,
+        first_dirty_before=analysis.range.first_dirty_offset,
+        first_dirty_offset=analysis.range.first_uncleanable_offset,
+        log_start_offset=plan.log_start_offset,
+        next_offset=analysis.log_end_offset,
+        last_batch=analysis.last_batch,
+        log_end_timestamp_ms=last.max_timestamp,
+        dirty_ratio=analysis.range.ratio,
+        clean_bytes=analysis.range.clean_bytes,
+        dirty_bytes=analysis.range.cleanable_bytes,
+        segments=out,
+        counters=counters,
+        bytes_read=read + before,
+        bytes_written=sum(s.size_bytes for s in cleaned),
+        bytes_before=read,
+        bytes_after=sum(s.size_bytes for s in out),
+        recompressed_bytes=recompressed_bytes,
+    )
+

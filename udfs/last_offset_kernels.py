@@ -1,0 +1,148 @@
+"""Which records are the last of their key: a hash table over key hashes, filled from the end of the log backwards.
+
+Going backwards, the first record of a key that is met is its last one. So one pass over the data decides and collects
+the survivors at once, each byte is read and decompressed once, and the table need not hold offsets: 16 bytes a key.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from logformat.jit import kernel
+from logformat.layout import CONTROL_MASK
+
+
+@kernel
+def mark_last_offsets(
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    wanted: np.ndarray,
+    spans: np.ndarray,
+    first_dirty_offset: int,
+    low: np.ndarray,
+    high: np.ndarray,
+    used: int,
+    is_last: np.ndarray,
+) -> int:
+    """Mark the records that no later record of the same key supersedes; batches and records from last to first.
+
+    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n] (others are passed over); spans: SPAN[]; low, high: uint64[2^k],
+    the table, (0, 0) is free; used: its entries; is_last: bool[len(spans)], written. Records below
+    `first_dirty_offset` are looked up and not entered (semantics §4.5, §4.8 row 5). Records without key, and control
+    records, are marked. The caller has made room: used + len(spans) < len(low). Returns the entries now used.
+    """
+    mask = np.uint64(low.shape[0] - 1)
+    one = np.uint64(1)
+    zero = np.uint64(0)
+    for i in range(batches.shape[0] - 1, -1, -1):
+        if not wanted[i]:
+            continue
+        first = bodies[i].first_span
+        control = batches[i].attributes & CONTROL_MASK != 0
+        base = bodies[i].base_offset
+        for row in range(first + bodies[i].n_records - 1, first - 1, -1):
+            span = spans[row]
+            if control or span.null_key:
+                is_last[row] = True
+                continue
+            a = span.key_low
+            b = span.key_high
+            if a == zero and b == zero:
+                b = one
+            slot = a & mask
+            while True:
+                x = low[slot]
+                y = high[slot]
+                if x == a and y == b:
+                    is_last[row] = False
+                    break
+                if x == zero and y == zero:
+                    is_last[row] = True
+                    if base + span.offset_delta >= first_dirty_offset:
+                        low[slot] = a
+                        high[slot] = b
+                        used += 1
+                    break
+                slot = (slot + one) & mask
+    return used
+
+
+@kernel
+def rehash(low: np.ndarray, high: np.ndarray, new_low: np.ndarray, new_high: np.ndarray) -> None:
+    """Enter every key of a table into a larger one; new_low, new_high: uint64[2^k], zeros."""
+    mask = np.uint64(new_low.shape[0] - 1)
+    one = np.uint64(1)
+    zero = np.uint64(0)
+    for i in range(low.shape[0]):
+        a = low[i]
+        b = high[i]
+        if a == zero and b == zero:
+            continue
+        slot = a & mask
+        while new_low[slot] != zero or new_high[slot] != zero:
+            slot = (slot + one) & mask
+        new_low[slot] = a
+        new_high[slot] = b
+
+
+@kernel
+def mark_survivors(
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    wanted: np.ndarray,
+    spans: np.ndarray,
+    survivors: np.ndarray,
+    start: int,
+    is_last: np.ndarray,
+) -> int:
+    """Mark the records whose offsets are among the survivors of a Spark window; first to last.
+
+    survivors: int64[], ascending, from row `start` on those at or above the first offset of these batches.
+    is_last: bool[len(spans)], written. Records without key, and control records, are marked. Returns the first row of
+    `survivors` that was not passed.
+    """
+    at = start
+    for i in range(batches.shape[0]):
+        if not wanted[i]:
+            continue
+        first = bodies[i].first_span
+        control = batches[i].attributes & CONTROL_MASK != 0
+        base = bodies[i].base_offset
+        for row in range(first, first + bodies[i].n_records):
+            span = spans[row]
+            offset = base + span.offset_delta
+            while at < survivors.shape[0] and survivors[at] < offset:
+                at += 1
+            is_last[row] = control or span.null_key or (at < survivors.shape[0] and survivors[at] == offset)
+    return at
+
+
+class KeyTable:
+    """The table, grown as keys come; `max_bytes` bounds its memory (both arrays, the old ones too while it grows)."""
+
+    BYTES_PER_SLOT = 16
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        self.low = np.zeros(1 << 16, np.uint64)
+        self.high = np.zeros(1 << 16, np.uint64)
+        self.used = 0
+
+    def make_room(self, n_records: int) -> bool:
+        """Room for `n_records` new keys at a load of at most 2/3; False where that needs more than max_bytes."""
+        needed = (self.used + n_records) * 3 // 2 + 1
+        slots = len(self.low)
+        if needed <= slots:
+            return True
+        while slots < needed:
+            slots *= 2
+        if (slots + len(self.low)) * self.BYTES_PER_SLOT > self.max_bytes:
+            return False
+        low, high = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
+        rehash(self.low, self.high, low, high)
+        self.low, self.high = low, high
+        return True

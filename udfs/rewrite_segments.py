@@ -1,0 +1,290 @@
+"""A group of segments and what survives of it -> one new segment with its indexes, read back.
+
+Two ways in, the same bytes out: `clean_backwards` decides with the key table while it reads from the end (one split),
+`clean_forwards` is told the surviving offsets (several splits). Pieces of a backward walk wait on a stack, in memory up
+to a limit and then in an unnamed temporary file; whole copied runs wait as references and are read again.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from logformat.batch_headers import Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
+from logformat.batch_kernels import walk_batches
+from logformat.bodies import BodyLoader
+from logformat.crc32c import crc32c_extend
+from logformat.errors import LogFormatError
+from logformat.index_builder import IndexBuilder
+from logformat.layout import CODEC_NAMES, MAX_RELATIVE_OFFSET
+from logformat.names import segment_file
+from logformat.record_kernels import digest_records
+from udfs.clean_batches import OUT_BATCH, MarkLast, Piece, Rules, Tally, clean_chunk
+from udfs.plan import CleanSettings, OutputSegment
+from udfs.scan_batches import SegmentScan
+from udfs.storage import Root, flush, opened
+
+_COPY_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """A scanned segment with the file system it lies on."""
+
+    root: Root
+    path: str
+    scan: SegmentScan
+    mtime_ms: int
+
+
+class PieceStack:
+    """Pieces of one output segment, pushed last first and read first to last."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.held_bytes = 0
+        self.digest = 0
+        self._pieces: list[tuple[int, Piece, int]] = []  # source, piece, place in the spill file or -1
+        self._spill: Any = None
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def last_offset(self) -> int:
+        """Of the last surviving batch; -1 where nothing survives."""
+        return int(self._pieces[0][1].rows["last_offset"][-1]) if self._pieces else -1
+
+    def push(self, source: int, piece: Piece) -> None:
+        """Put a piece of source number `source` before all that are there."""
+        self.digest = (self.digest + piece.digest) & (2**64 - 1)
+        place = -1
+        if piece.data is not None and self.held_bytes + piece.size > self.max_bytes:
+            if self._spill is None:
+                self._spill = tempfile.TemporaryFile(prefix="lastkey-")  # noqa: SIM115 - lives as long as the stack
+            place = self._spill.seek(0, os.SEEK_END)
+            self._spill.write(memoryview(piece.data))
+            piece = Piece(piece.rows, None, -1, piece.size, piece.digest)
+        elif piece.data is not None:
+            self.held_bytes += piece.size
+        self._pieces.append((source, piece, place))
+
+    def rows(self) -> np.ndarray:
+        """OUT_BATCH[n] of all pieces, in the order of the log."""
+        if not self._pieces:
+            return np.empty(0, OUT_BATCH)
+        return np.concatenate([piece.rows for _, piece, _ in reversed(self._pieces)])
+
+    def drain(self, sources: list[Source]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(OUT_BATCH rows, bytes) in the order of the log; rows come with the first bytes of their piece."""
+        none = np.empty(0, OUT_BATCH)
+        with ExitStack() as files:
+            opened_at, file = -1, None
+            while self._pieces:
+                source, piece, place = self._pieces.pop()
+                if piece.data is not None:
+                    self.held_bytes -= piece.size
+                    yield piece.rows, piece.data
+                    continue
+                rows = piece.rows
+                for start in range(0, piece.size, _COPY_BYTES):
+                    part = np.empty(min(_COPY_BYTES, piece.size - start), np.uint8)
+                    if place >= 0:
+                        self._spill.seek(place + start)
+                        self._spill.readinto(memoryview(part))
+                    else:
+                        if source != opened_at:
+                            file = files.enter_context(opened(sources[source].root, sources[source].path))
+                            opened_at = source
+                        read_exactly(file, sources[source].path, piece.position + start, part)
+                    yield rows, part
+                    rows = none
+        if self._spill is not None:
+            self._spill.close()
+
+
+@dataclass
+class Group:
+    """Segments that become one: what is known of the result before it is written."""
+
+    base_offset: int
+    next_offset: int
+    mtime_ms: int
+    source_bytes: int
+    source_records: int
+    stack: PieceStack
+
+    def can_begin_at(self, base_offset: int) -> bool:
+        """Whether the group may take an earlier base: its offsets must stay in the range of the indexes."""
+        return not len(self.stack) or self.stack.last_offset - base_offset <= MAX_RELATIVE_OFFSET
+
+    def take_base_of(self, empty: Group) -> None:
+        """Stand for an empty group before this one too."""
+        self.base_offset = empty.base_offset
+        self.source_bytes += empty.source_bytes
+        self.source_records += empty.source_records
+
+
+class SegmentOutput:
+    """Writes one `.log` in a stream and collects what its indexes and its manifest row need."""
+
+    def __init__(self, root: Root, folder: str, base_offset: int, settings: CleanSettings) -> None:
+        self.root, self.folder, self.base_offset = root, folder, base_offset
+        self.path = f"{folder}/{segment_file(base_offset, 'log')}"
+        self._stream = root.filesystem.open_output_stream(root.full(self.path), compression=None)
+        self._indexes = IndexBuilder(base_offset, settings.index_interval_bytes, settings.segment_index_bytes)
+        self._rows: list[np.ndarray] = []
+        self.size = 0
+        self.checksum = 0
+
+    def append(self, rows: np.ndarray, data: np.ndarray) -> None:
+        """Write bytes; `rows` (OUT_BATCH) are the batches that begin in them."""
+        if len(rows):
+            self._indexes.append(rows["last_offset"], rows["size"], rows["max_timestamp"])
+            self._rows.append(rows)
+        self._stream.write(memoryview(data))
+        self.checksum = crc32c_extend(self.checksum, data)
+        self.size += len(data)
+
+    def close(self) -> tuple[np.ndarray, bytes, bytes]:
+        """Flush the log; (all rows, offset index, time index). The order matters: data is on disk before its indexes."""
+        self._stream.close()
+        flush(self.root, self.path)
+        offset_index, time_index = self._indexes.finish()
+        rows = np.concatenate(self._rows) if self._rows else np.empty(0, OUT_BATCH)
+        return rows, offset_index, time_index
+
+
+def chunk_at(file: Any, path: str, position: int, size: int, n: int, buffer: ChunkBuffer) -> Chunk:
+    """The chunk that a scan saw at `position`, read again; its checksums were checked then, and are after the write."""
+    if size > len(buffer.raw):
+        buffer.grow_raw(size)
+    while n > len(buffer.rows):
+        buffer.grow_rows()
+    raw = buffer.raw[:size]
+    read_exactly(file, path, position, raw)
+    got, consumed, _, _, _ = walk_batches(raw, size, position, -1, 2**63 - 1, False, buffer.rows)
+    if got != n or consumed != size:
+        raise LogFormatError("changed", path, position, f"{n} batches in {size} bytes, as before", f"{got} in {consumed}")
+    return Chunk(position, raw, buffer.rows[:n])
+
+
+def clean_backwards(
+    source: int,
+    sources: list[Source],
+    stack: PieceStack,
+    rules: Rules,
+    loader: BodyLoader,
+    mark_last: MarkLast,
+    tally: Tally,
+    buffer: ChunkBuffer,
+) -> None:
+    """Clean one source segment from its end and push what survives."""
+    one = sources[source]
+    keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
+    with opened(one.root, one.path) as file:
+        for position, size, n in reversed(one.scan.chunks):
+            chunk = chunk_at(file, one.path, position, size, n, buffer)
+            for piece in clean_chunk(
+                chunk, one.path, loader, rules, keep_legacy, mark_last, tally, backwards=True
+            ):
+                stack.push(source, piece)
+
+
+def clean_forwards(
+    one: Source,
+    rules: Rules,
+    loader: BodyLoader,
+    mark_last: MarkLast,
+    tally: Tally,
+    buffer: ChunkBuffer,
+) -> Iterator[tuple[Piece, np.ndarray]]:
+    """Clean one source segment from its start; (piece, its bytes)."""
+    keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
+    with opened(one.root, one.path) as file:
+        for position, size, n in one.scan.chunks:
+            chunk = chunk_at(file, one.path, position, size, n, buffer)
+            for piece in clean_chunk(
+                chunk, one.path, loader, rules, keep_legacy, mark_last, tally, backwards=False
+            ):
+                if piece.data is not None:
+                    yield piece, piece.data
+                elif piece.position >= 0:
+                    start = piece.position - chunk.position
+                    yield piece, chunk.raw[start : start + piece.size]
+                else:
+                    yield piece, np.empty(0, np.uint8)
+
+
+def read_back(
+    root: Root, path: str, rows: np.ndarray, checksum: int, digest: int, max_batch_bytes: int, buffer: ChunkBuffer
+) -> None:
+    """Read a written `.log` and hold it against what was meant: checksums, headers, order, and the rebuilt records.
+
+    rows: OUT_BATCH[n] in order. Raises LogFormatError kind "readback".
+    """
+    loader = BodyLoader(max_batch_bytes=max_batch_bytes)
+    size = int(rows["size"].sum())
+    seen, crc, found_digest = 0, 0, 0
+    tail = Tail()
+    with opened(root, path) as file:
+        if file.size() != size:
+            raise LogFormatError("readback", path, 0, f"{size} bytes", f"{file.size()}")
+        for chunk in read_chunks(file, path, 0, size, buffer, tail):
+            want = rows[seen : seen + len(chunk.batches)]
+            got = chunk.batches
+            same = len(want) == len(got)
+            for ours, theirs in (
+                ("size", "size"), ("base_offset", "base_offset"), ("last_offset", "last_offset"),
+                ("max_timestamp", "max_timestamp"), ("n_records", "records_count"),
+            ):  # fmt: skip
+                same = same and bool((want[ours] == got[theirs]).all())
+            if not same:
+                raise LogFormatError("readback", path, chunk.position, "the batches that were written", "others")
+            crc = crc32c_extend(crc, chunk.raw)
+            for run in loader.runs(chunk.raw, chunk.position, got, want["rebuilt"], path, backwards=False):
+                all_records = np.ones(len(run.spans), np.bool_)
+                found_digest += int(
+                    digest_records(
+                        run.raw, run.scratch, run.batches, run.bodies, run.spans, all_records, run.wanted
+                    )
+                )
+            seen += len(got)
+    if seen != len(rows) or crc != checksum or found_digest & (2**64 - 1) != digest:
+        raise LogFormatError(
+            "readback", path, 0, f"{len(rows)} batches, checksum {checksum:#010x}, records {digest:#018x}",
+            f"{seen}, {crc:#010x}, {found_digest & (2**64 - 1):#018x}",
+        )  # fmt: skip
+
+
+def manifest_row(
+    group: Group, path: str, rows: np.ndarray, checksum: int, index_bytes: tuple[int, int, int]
+) -> OutputSegment:
+    """The manifest's row of a cleaned segment; rows: OUT_BATCH[n]; index_bytes: offset, time, transaction index."""
+    return OutputSegment(
+        base_offset=group.base_offset,
+        root="store",
+        path=path,
+        size_bytes=int(rows["size"].sum()),
+        next_offset=group.next_offset,
+        last_offset=int(rows["last_offset"][-1]) if len(rows) else -1,
+        batches=len(rows),
+        records=int(rows["n_records"].sum()),
+        tombstones=int(rows["tombstones"].sum()),
+        max_timestamp_ms=int(rows["max_timestamp"].max()) if len(rows) else -1,
+        mtime_ms=group.mtime_ms,
+        codecs=",".join(CODEC_NAMES[c] for c in np.unique(rows["codec"])),
+        checksum=checksum,
+        source_bytes=group.source_bytes,
+        source_records=group.source_records,
+        cleaned=True,
+        offset_index_bytes=index_bytes[0],
+        time_index_bytes=index_bytes[1],
+        txn_index_bytes=index_bytes[2],
+    )

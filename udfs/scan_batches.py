@@ -1,0 +1,196 @@
+"""A segment's batches, without its records: one pass that checks every byte's checksum and remembers little.
+
+What is remembered of a segment is bounded by its chunks, its producers and its transactional batches, never by its
+batches. Segments can be scanned in any order, and in parallel; `merge_producers` puts the parts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from logformat.batch_headers import NO_END, ChunkBuffer, Tail, read_chunks
+from logformat.crc32c import crc32c_extend
+from logformat.errors import LogFormatError
+from logformat.index_builder import IndexBuilder
+from logformat.layout import CODEC_MASK, CODEC_NAMES, MAX_RELATIVE_OFFSET
+from logformat.producer_state import ProducerState
+from udfs.plan import LastBatch, SegmentInput
+from udfs.storage import Root, opened
+from udfs.transactions import TXN_BATCH, transactional_batches
+
+
+@dataclass(frozen=True)
+class SegmentScan:
+    """What a scan remembers."""
+
+    base_offset: int
+    start_position: int
+    end_position: int  # first byte that does not belong to the log
+    torn_bytes: int  # incomplete batch or zeros after end_position
+    reached_end_offset: bool
+    n_batches: int
+    n_records: int  # of magic 0, 1 wrappers: counted as one
+    last_offset: int  # -1: empty
+    max_timestamp: int  # ms, -1: none
+    first_timestamp: int  # ms, the largest of the first batch; -1: none
+    chunks: tuple[tuple[int, int, int], ...]  # position, bytes, batches
+    codecs: str
+    transactional: np.ndarray  # TXN_BATCH[m]
+    producers: ProducerState
+    epochs: tuple[tuple[int, int], ...]  # (leader epoch, base offset of its first batch)
+    last_batch: LastBatch
+    marked_batch: LastBatch  # last one before the `mark` that was asked for
+    marked_position: int  # first byte after it
+    checksum: int
+    offset_index: bytes
+    time_index: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes that belong to the log."""
+        return self.end_position - self.start_position
+
+
+@dataclass
+class _Collected:
+    n_batches: int = 0
+    n_records: int = 0
+    last_offset: int = -1
+    max_timestamp: int = -1
+    first_timestamp: int = -1
+    codecs: int = 0  # bits
+    checksum: int = 0
+    chunks: list[tuple[int, int, int]] = field(default_factory=list)
+    transactional: list[np.ndarray] = field(default_factory=list)
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+    last_batch: LastBatch = LastBatch()
+    marked_batch: LastBatch = LastBatch()
+    marked_position: int = 0
+
+
+def scan_segment(
+    root: Root,
+    segment: SegmentInput,
+    buffer: ChunkBuffer,
+    *,
+    next_base_offset: int | None,
+    index_interval_bytes: int,
+    max_index_bytes: int,
+    end_offset: int = NO_END,
+    mark: int | None = None,
+) -> SegmentScan:
+    """Scan one segment up to its listed size, or up to the first batch that reaches `end_offset`.
+
+    next_base_offset: of the segment after it, which none of its offsets may reach; mark: remember the last batch before
+    this offset. Raises LogFormatError for whatever Kafka would not have written.
+    """
+    base = segment.base_offset
+    out = _Collected(marked_position=segment.start_position)
+    producers = ProducerState()
+    indexes = IndexBuilder(base, index_interval_bytes, max_index_bytes)
+    tail = Tail(position=segment.start_position)
+    with opened(root, segment.path) as file:
+        if file.size() < segment.size:
+            raise LogFormatError("changed", segment.path, file.size(), f"{segment.size} bytes, as listed", "fewer")
+        for chunk in read_chunks(
+            file, segment.path, segment.start_position, segment.size, buffer, tail, end_offset=end_offset
+        ):
+            batches = chunk.batches
+            _check_offsets(segment.path, base, next_base_offset, batches)
+            indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
+            producers.append(batches)
+            out.checksum = crc32c_extend(out.checksum, chunk.raw)
+            _collect(out, chunk.position, len(chunk.raw), batches, mark)
+    offset_index, time_index = indexes.finish()
+    return SegmentScan(
+        base_offset=base,
+        start_position=segment.start_position,
+        end_position=tail.position,
+        torn_bytes=tail.torn_bytes,
+        reached_end_offset=tail.reached_end_offset,
+        n_batches=out.n_batches,
+        n_records=out.n_records,
+        last_offset=out.last_offset,
+        max_timestamp=out.max_timestamp,
+        first_timestamp=out.first_timestamp,
+        chunks=tuple(out.chunks),
+        codecs=",".join(name for i, name in enumerate(CODEC_NAMES) if out.codecs >> i & 1),
+        transactional=np.concatenate(out.transactional) if out.transactional else np.empty(0, TXN_BATCH),
+        producers=producers,
+        epochs=tuple(out.epochs),
+        last_batch=out.last_batch,
+        marked_batch=out.marked_batch,
+        marked_position=out.marked_position,
+        checksum=out.checksum,
+        offset_index=offset_index,
+        time_index=time_index,
+    )
+
+
+def _collect(out: _Collected, position: int, size: int, batches: np.ndarray, mark: int | None) -> None:
+    if out.n_batches == 0:
+        out.first_timestamp = int(batches["max_timestamp"][0])
+    out.n_batches += len(batches)
+    out.n_records += int(np.maximum(batches["records_count"], 0).sum(dtype=np.int64))
+    out.n_records += int((batches["records_count"] < 0).sum())
+    out.last_offset = int(batches["last_offset"][-1])
+    out.max_timestamp = max(out.max_timestamp, int(batches["max_timestamp"].max()))
+    out.codecs |= int(np.bitwise_or.reduce(1 << (batches["attributes"] & CODEC_MASK)))
+    out.chunks.append((position, size, len(batches)))
+    transactional = transactional_batches(batches)
+    if len(transactional):
+        out.transactional.append(transactional)
+    _collect_epochs(out.epochs, batches)
+    out.last_batch = _identity(batches[-1])
+    if mark is not None:
+        before = int(np.searchsorted(batches["last_offset"], mark))
+        if before:
+            out.marked_batch = _identity(batches[before - 1])
+            out.marked_position = int(batches["position"][before - 1] + batches["size"][before - 1])
+
+
+def _identity(batch: np.void) -> LastBatch:
+    offset = batch["base_offset"] if batch["magic"] == 2 else batch["last_offset"]
+    return LastBatch(int(offset), int(batch["partition_leader_epoch"]), int(batch["crc"]))
+
+
+def _collect_epochs(epochs: list[tuple[int, int]], batches: np.ndarray) -> None:
+    """Semantics §3.6: an epoch begins with the first batch that carries one above all before it."""
+    epoch = batches["partition_leader_epoch"]
+    latest = epochs[-1][0] if epochs else -1
+    highest = np.maximum.accumulate(np.maximum(epoch, latest))
+    begins = np.flatnonzero(np.diff(highest, prepend=latest) > 0)
+    epochs.extend((int(epoch[i]), int(batches["base_offset"][i])) for i in begins)
+
+
+def _check_offsets(path: str, base: int, next_base: int | None, batches: np.ndarray) -> None:
+    first = int(batches["base_offset"][0]) if batches["base_offset"][0] >= 0 else int(batches["last_offset"][0])
+    last = int(batches["last_offset"][-1])
+    if first < base:
+        raise LogFormatError(
+            "name", path, int(batches["position"][0]), f"offsets from {base} on, as its name says", f"{first}",
+            base_offset=first,
+        )  # fmt: skip
+    if next_base is not None and last >= next_base:
+        i = int(np.searchsorted(batches["last_offset"], next_base))
+        raise LogFormatError(
+            "overlap", path, int(batches["position"][i]), f"offsets below {next_base}, where the next segment begins",
+            f"{int(batches['last_offset'][i])}", base_offset=int(batches["base_offset"][i]),
+        )  # fmt: skip
+    if last - base > MAX_RELATIVE_OFFSET:
+        i = int(np.searchsorted(batches["last_offset"], base + MAX_RELATIVE_OFFSET, "right"))
+        raise LogFormatError(
+            "relative_offset", path, int(batches["position"][i]), f"offsets up to {base + MAX_RELATIVE_OFFSET}",
+            f"{int(batches['last_offset'][i])}", hint="let a broker split the segment by loading it once",
+        )  # fmt: skip
+
+
+def merge_producers(start: ProducerState, scans: Sequence[SegmentScan]) -> ProducerState:
+    """Producer state after all of `scans`, in order, on top of `start`."""
+    state = start
+    for scan in scans:
+        state = state.merge(scan.producers)
+    return state

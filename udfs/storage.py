@@ -1,0 +1,101 @@
+"""Files of an archive or a store, through pyarrow.fs: nothing here renames or appends, so object stores work alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyarrow import fs as pafs
+
+from logformat.errors import LogFormatError
+
+
+@dataclass(frozen=True)
+class Root:
+    """A folder of a file system; paths below it are relative, with forward slashes."""
+
+    uri: str
+    filesystem: Any
+    base: str
+
+    def full(self, path: str) -> str:
+        """The path as the file system wants it."""
+        return f"{self.base}/{path}" if path else self.base
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the files lie on a local file system (fsync, locks, file times)."""
+        return isinstance(self.filesystem, pafs.LocalFileSystem)
+
+
+def normal_uri(path_or_uri: str) -> str:
+    """A URI, or an absolute local path, of what a user typed."""
+    if "://" in path_or_uri:
+        return path_or_uri.rstrip("/")
+    return str(Path(path_or_uri).expanduser().absolute())
+
+
+def open_root(uri: str) -> Root:
+    """The file system of a URI or absolute path."""
+    filesystem, base = pafs.FileSystem.from_uri(uri)
+    return Root(uri, filesystem, base.rstrip("/"))
+
+
+@contextmanager
+def opened(root: Root, path: str) -> Iterator[Any]:
+    """An open pyarrow file for reading; what cannot be opened raises LogFormatError kind "unreadable"."""
+    try:
+        file = root.filesystem.open_input_file(root.full(path))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    with file:
+        yield file
+
+
+def unreadable(path: str, error: OSError) -> LogFormatError:
+    """The problem that stands for an operating-system error on a file of the archive."""
+    return LogFormatError(
+        "unreadable", path, 0, "a readable file", type(error).__name__ + ": " + str(error).split("Detail:")[-1].strip()
+    )
+
+
+def read_file(root: Root, path: str) -> bytes:
+    """A small file, whole."""
+    with opened(root, path) as file:
+        return bytes(file.read())
+
+
+def write_file(root: Root, path: str, data: bytes) -> None:
+    """A small file, whole, flushed to the disk."""
+    with root.filesystem.open_output_stream(root.full(path), compression=None) as stream:
+        stream.write(data)
+    flush(root, path)
+
+
+def flush(root: Root, path: str) -> None:
+    """Make a written file, or a folder's list of names, survive a power cut. Object stores do so by themselves."""
+    if root.is_local:
+        descriptor = os.open(root.full(path), os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def flush_folder(root: Root, folder: str) -> None:
+    """Flush a folder and those above it up to the root, so that its own name is there after a power cut too."""
+    while True:
+        flush(root, folder)
+        if not folder:
+            return
+        folder = folder.rpartition("/")[0]
+
+
+def file_size(root: Root, path: str) -> int | None:
+    """Bytes of a file; None where there is none."""
+    info = root.filesystem.get_file_info(root.full(path))
+    return int(info.size) if info.type == pafs.FileType.File else None

@@ -1,0 +1,193 @@
+"""The files of a new generation: cleaned segments with their indexes, and the side files of every segment.
+
+A generation's folder holds what a broker needs beside each `.log`, also for the segments whose `.log` stays in the
+archive. Nothing here is visible to anybody before `jobs.state` commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from logformat import checkpoints, producer_snapshot, transaction_index
+from logformat.batch_headers import ChunkBuffer, read_exactly
+from logformat.crc32c import crc32c_extend
+from logformat.errors import LogFormatError
+from logformat.names import segment_file
+from udfs.analyse_partition import Analysis, root_of
+from udfs.plan import OutputSegment, PartitionPlan
+from udfs.rewrite_segments import Group, SegmentOutput, Source, manifest_row, read_back
+from udfs.storage import Root, flush_folder, open_root, opened, read_file, write_file
+
+
+def make_folder(plan: PartitionPlan) -> Root:
+    """The store, with the generation's folder made."""
+    store = open_root(plan.store_uri)
+    store.filesystem.create_dir(store.full(plan.folder), recursive=True)
+    return store
+
+
+def write_group(plan: PartitionPlan, analysis: Analysis, group: Group, buffer: ChunkBuffer) -> OutputSegment:
+    """Write one cleaned segment with its indexes, flush it, and read it back."""
+    if plan.dry_run:
+        rows = group.stack.rows()
+        return manifest_row(group, "", rows, 0, (0, 0, 0))
+    store = make_folder(plan)
+    output = SegmentOutput(store, plan.folder, group.base_offset, plan.settings)
+    digest = group.stack.digest
+    for rows, data in group.stack.drain(analysis.sources):
+        output.append(rows, data)
+    return finish_segment(plan, analysis.kept_aborts, store, output, group, digest, buffer)
+
+
+def finish_segment(
+    plan: PartitionPlan,
+    kept_aborts: np.ndarray,
+    store: Root,
+    output: SegmentOutput,
+    group: Group,
+    digest: int,
+    buffer: ChunkBuffer,
+) -> OutputSegment:
+    """Close a written segment, write its indexes, read it back."""
+    rows, offset_index, time_index = output.close()
+    inside = (kept_aborts["last_offset"] >= group.base_offset) & (kept_aborts["last_offset"] < group.next_offset)
+    txn_index = transaction_index.write(kept_aborts[inside])
+    write_indexes(store, plan.folder, group.base_offset, offset_index, time_index, txn_index)
+    read_back(
+        store, output.path, rows, output.checksum, digest, plan.settings.max_decompressed_batch_bytes, buffer
+    )
+    sizes = (len(offset_index), len(time_index), len(txn_index))
+    return manifest_row(group, output.path, rows, output.checksum, sizes)
+
+
+def write_indexes(
+    store: Root, folder: str, base_offset: int, offset_index: bytes, time_index: bytes, txn_index: bytes
+) -> None:
+    """`.index` and `.timeindex` always, `.txnindex` where there is something in it, as Kafka does."""
+    write_file(store, f"{folder}/{segment_file(base_offset, 'index')}", offset_index)
+    write_file(store, f"{folder}/{segment_file(base_offset, 'timeindex')}", time_index)
+    if txn_index:
+        write_file(store, f"{folder}/{segment_file(base_offset, 'txnindex')}", txn_index)
+
+
+def write_generation(
+    plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[OutputSegment], buffer: ChunkBuffer
+) -> list[OutputSegment]:
+    """All other files of the generation; the whole manifest in order."""
+    untouched = [_untouched(plan, analysis, number, buffer) for number in analysis.untouched]
+    segments = [*cleaned, *untouched]
+    if plan.dry_run:
+        return segments
+    store = make_folder(plan)
+    _write_snapshots(plan, analysis, store, [s.base_offset for s in segments])
+    epochs = plan.leader_epochs
+    if epochs is None:
+        epochs = _replayed_epochs(analysis)
+    kept = [e for e in epochs if e[1] < analysis.log_end_offset or e == epochs[0]]
+    write_file(
+        store, f"{plan.folder}/leader-epoch-checkpoint", checkpoints.write_leader_epochs([tuple(e) for e in kept])
+    )
+    if plan.topic_id is not None:
+        write_file(store, f"{plan.folder}/partition.metadata", checkpoints.write_partition_metadata(plan.topic_id))
+    if store.is_local:
+        flush_folder(store, plan.folder)
+    return segments
+
+
+def _untouched(plan: PartitionPlan, analysis: Analysis, number: int, buffer: ChunkBuffer) -> OutputSegment:
+    source, segment = analysis.sources[number], plan.segments[number]
+    scan = source.scan
+    base, end = scan.base_offset, analysis.end_of(number)
+    inside = (analysis.aborted["last_offset"] >= base) & (analysis.aborted["last_offset"] < end)
+    txn_index = transaction_index.write(analysis.aborted[inside])
+    if scan.start_position and not plan.dry_run:
+        return _copied(plan, source, segment.mtime_ms, base, end, txn_index, buffer)
+    if not plan.dry_run:
+        store = make_folder(plan)
+        write_indexes(store, plan.folder, base, scan.offset_index, scan.time_index, txn_index)
+    return OutputSegment(
+        base_offset=base,
+        root=segment.root,
+        path=segment.path,
+        size_bytes=scan.size,
+        next_offset=end,
+        last_offset=scan.last_offset,
+        batches=scan.n_batches,
+        records=scan.n_records,
+        tombstones=-1,
+        max_timestamp_ms=scan.max_timestamp,
+        mtime_ms=segment.mtime_ms,
+        codecs=scan.codecs,
+        checksum=scan.checksum,
+        source_bytes=scan.size,
+        source_records=scan.n_records,
+        cleaned=False,
+        offset_index_bytes=len(scan.offset_index),
+        time_index_bytes=len(scan.time_index),
+        txn_index_bytes=len(txn_index),
+    )
+
+
+def _copied(
+    plan: PartitionPlan, source: Source, mtime_ms: int, base: int, end: int, txn_index: bytes, buffer: ChunkBuffer
+) -> OutputSegment:
+    """An archived segment whose beginning is in the generation already: its rest becomes a file of ours."""
+    store = make_folder(plan)
+    scan = source.scan
+    path = f"{plan.folder}/{segment_file(base, 'log')}"
+    checksum = 0
+    with opened(source.root, source.path) as file, store.filesystem.open_output_stream(
+        store.full(path), compression=None
+    ) as stream:
+        for position, size, _ in scan.chunks:
+            part = np.empty(size, np.uint8)
+            read_exactly(file, source.path, position, part)
+            stream.write(memoryview(part))
+            checksum = crc32c_extend(checksum, part)
+    if checksum != scan.checksum:
+        raise LogFormatError("changed", source.path, scan.start_position, "the bytes that were checked", "others")
+    offset_index, time_index = scan.offset_index, scan.time_index
+    write_indexes(store, plan.folder, base, offset_index, time_index, txn_index)
+    return OutputSegment(
+        base_offset=base, root="store", path=path, size_bytes=scan.size, next_offset=end,
+        last_offset=scan.last_offset, batches=scan.n_batches, records=scan.n_records, tombstones=-1,
+        max_timestamp_ms=scan.max_timestamp, mtime_ms=mtime_ms, codecs=scan.codecs, checksum=checksum,
+        source_bytes=scan.size, source_records=scan.n_records, cleaned=False,
+        offset_index_bytes=len(offset_index), time_index_bytes=len(time_index), txn_index_bytes=len(txn_index),
+    )  # fmt: skip
+
+
+def _write_snapshots(plan: PartitionPlan, analysis: Analysis, store: Root, bases: Sequence[int]) -> None:
+    """Producer snapshots at the base of every segment, and at the end; the archive's own where it has one there."""
+    number = {s.scan.base_offset: i for i, s in enumerate(analysis.sources)}
+    given = {s.offset: s for s in plan.snapshots}
+    for base in bases:
+        if base == plan.log_start_offset:
+            continue
+        data = None
+        if base in given and base != analysis.log_end_offset:
+            data = _valid_snapshot(read_file(root_of(plan, given[base]), given[base].path), given[base].path)
+        if data is None:
+            data = producer_snapshot.write(analysis.states[number[base]].entries())
+        write_file(store, f"{plan.folder}/{segment_file(base, 'snapshot')}", data)
+    end = analysis.log_end_offset
+    data = producer_snapshot.write(analysis.states[-1].entries())
+    write_file(store, f"{plan.folder}/{segment_file(end, 'snapshot')}", data)
+
+
+def _valid_snapshot(data: bytes, path: str) -> bytes | None:
+    try:
+        producer_snapshot.read(data, path)
+    except LogFormatError:
+        return None
+    return data
+
+
+def _replayed_epochs(analysis: Analysis) -> tuple[tuple[int, int], ...]:
+    out: list[tuple[int, int]] = []
+    for source in analysis.sources:
+        out.extend(e for e in source.scan.epochs if not out or e[0] > out[-1][0])
+    return tuple(out)
+
