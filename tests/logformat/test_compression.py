@@ -14,7 +14,7 @@ import cramjam
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logformat.compression import GZIP_HEADER, LZ4_HEADER, XERIAL_MAGIC, Scratch, compress, decompress_into
@@ -122,6 +122,7 @@ def test_first_bytes(codec, start):
     assert compress(codec, text(3000)).startswith(bytes.fromhex(start))
 
 
+@settings(deadline=None)  # the first example compiles
 @given(st.sampled_from((CODEC_NONE, *CODECS)), st.binary(max_size=300), st.integers(0, 3000), st.integers(0, 50))
 def test_round_trip(codec, seed, times, at):
     content = seed * times
@@ -188,6 +189,7 @@ def test_bytes_left_over_are_refused(codec, extra):
     refused("compressed", codec, real(codec)[2] + extra)
 
 
+@settings(deadline=None)  # the first example compiles
 @given(st.sampled_from(CODECS), st.data())
 def test_damage_never_raises_anything_else(codec, data):
     body = bytearray(real(codec)[2])
@@ -199,6 +201,7 @@ def test_damage_never_raises_anything_else(codec, data):
         assert error.kind in ("compressed", "bomb")
 
 
+@settings(deadline=None)  # the first example compiles
 @given(st.sampled_from(CODECS), st.binary(max_size=80), st.integers(0, 2))
 def test_noise_never_raises_anything_else(codec, noise, magic):
     starts = {

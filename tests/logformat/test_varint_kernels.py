@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logformat.varint_kernels import read_varint, read_varlong, size_of_varlong, write_varlong
@@ -52,6 +52,7 @@ def test_edges_of_each_size(value):
     assert read_varlong(array(data), 0, len(data)) == (value, len(data)) == twin.read(data, 0, len(data), bits=64)
 
 
+@settings(deadline=None)  # the first example compiles
 @given(INT64)
 def test_write_then_read_int64(value):
     data = written(value)
@@ -60,12 +61,14 @@ def test_write_then_read_int64(value):
     assert read_varlong(array(data), 0, len(data)) == (value, len(data))
 
 
+@settings(deadline=None)  # the first example compiles
 @given(INT32)
 def test_write_then_read_int32(value):
     data = written(value)
     assert read_varint(array(data), 0, len(data)) == (value, len(data))
 
 
+@settings(deadline=None)  # the first example compiles
 @given(st.binary(max_size=14) | st.binary(max_size=14).map(lambda data: bytes(b | 0x80 for b in data) + data),
        st.integers(0, 3), st.integers(0, 3))  # fmt: skip
 def test_any_bytes_read_as_the_twin_reads_them(data, pos, cut):
