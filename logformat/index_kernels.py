@@ -1,0 +1,97 @@
+"""Which batches get an entry in the offset index and the time index, decided in one pass that may stop and go on.
+
+Rules: Kafka's LogSegment.append and LogSegment.recover (4.0.1 and later: decided for each batch, KAFKA-806). Before a
+batch is counted: if more than index.interval.bytes were appended since the last entry, the batch gets one. A time
+index entry goes with it if the largest timestamp so far, this batch's included, has risen since the last one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logformat.jit import kernel
+from logformat.layout import NO_TIMESTAMP
+
+# Slots of the state that is carried over calls: int64[STATE_SIZE].
+INTERVAL: Final = 0  # index.interval.bytes
+MAX_OFFSET_ENTRIES: Final = 1  # limit of the offset index; beyond it no entries are made
+MAX_TIME_ENTRIES: Final = 2  # limit of the time index, the slot that is kept for the final entry not counted
+POSITION: Final = 3  # of the next batch in the .log
+SINCE_ENTRY: Final = 4  # bytes appended since the last offset index entry
+MAX_TIMESTAMP: Final = 5  # largest so far, ms
+OFFSET_OF_MAX: Final = 6  # last offset of the earliest batch that carries it
+LAST_TIME_ENTRY: Final = 7  # timestamp of the last time index entry
+N_OFFSET_ENTRIES: Final = 8  # made so far
+N_TIME_ENTRIES: Final = 9
+STATE_SIZE: Final = 10
+
+
+def new_state(
+    base_offset: int, index_interval_bytes: int, max_offset_entries: int, max_time_entries: int
+) -> NDArray[np.int64]:
+    """State at the begin of a segment."""
+    state = np.zeros(STATE_SIZE, np.int64)
+    state[INTERVAL] = index_interval_bytes
+    state[MAX_OFFSET_ENTRIES] = max_offset_entries
+    state[MAX_TIME_ENTRIES] = max_time_entries
+    state[MAX_TIMESTAMP] = state[LAST_TIME_ENTRY] = NO_TIMESTAMP
+    state[OFFSET_OF_MAX] = base_offset
+    return state
+
+
+@kernel
+def build_index_entries(
+    last_offset: NDArray[np.int64],
+    size: NDArray[np.int64],
+    max_timestamp: NDArray[np.int64],
+    state: NDArray[np.int64],
+    out_offset: NDArray[np.int64],
+    out_position: NDArray[np.int64],
+    out_ts: NDArray[np.int64],
+    out_ts_offset: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Feed the next batches of a segment; give how many offset index and time index entries they made.
+
+    last_offset, size (bytes), max_timestamp (ms; -1 none): int64[n], a batch each, in file order, read only.
+    state: int64[STATE_SIZE] of new_state or an earlier call, updated.
+    out_offset, out_position: int64[m], written: offset index entries. out_ts, out_ts_offset: int64[m], written: time
+    index entries. m at least min(n, (state[SINCE_ENTRY] + sum(size)) // (state[INTERVAL] + 1)): not checked.
+    The final time index entry is not made here, since it needs to be known that the segment ends.
+    """
+    interval = state[INTERVAL]
+    position = state[POSITION]
+    since_entry = state[SINCE_ENTRY]
+    max_so_far = state[MAX_TIMESTAMP]
+    offset_of_max = state[OFFSET_OF_MAX]
+    last_time_entry = state[LAST_TIME_ENTRY]
+    room_offset = state[MAX_OFFSET_ENTRIES] - state[N_OFFSET_ENTRIES]
+    room_time = state[MAX_TIME_ENTRIES] - state[N_TIME_ENTRIES]
+    n_offset = 0
+    n_time = 0
+    for i in range(len(last_offset)):
+        if max_timestamp[i] > max_so_far:
+            max_so_far = max_timestamp[i]
+            offset_of_max = last_offset[i]
+        if since_entry > interval and n_offset < room_offset:
+            out_offset[n_offset] = last_offset[i]
+            out_position[n_offset] = position
+            n_offset += 1
+            if max_so_far > last_time_entry and n_time < room_time:
+                out_ts[n_time] = max_so_far
+                out_ts_offset[n_time] = offset_of_max
+                n_time += 1
+                last_time_entry = max_so_far
+            since_entry = 0
+        position += size[i]
+        since_entry += size[i]
+    state[POSITION] = position
+    state[SINCE_ENTRY] = since_entry
+    state[MAX_TIMESTAMP] = max_so_far
+    state[OFFSET_OF_MAX] = offset_of_max
+    state[LAST_TIME_ENTRY] = last_time_entry
+    state[N_OFFSET_ENTRIES] += n_offset
+    state[N_TIME_ENTRIES] += n_time
+    return n_offset, n_time

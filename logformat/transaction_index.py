@@ -1,0 +1,75 @@
+"""The aborted transactions of a segment: `.txnindex`, 34 bytes an entry.
+
+An entry stands in the segment that holds its ABORT marker; a segment without one usually has no file. Entries are in
+the order of the markers. They are decided in producer_state.
+
+Source: Kafka's TransactionIndex and AbortedTxn (4.3.0). Differences: Kafka ignores a torn last entry, here that is an
+error unless asked for, since a lost entry would bring aborted records back to life; Kafka looks at one byte of the
+version, here at both.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logformat.errors import LogFormatError
+from logformat.layout import TXN_INDEX_ENTRY
+
+ENTRY: Final = TXN_INDEX_ENTRY.newbyteorder("=")  # version, producer_id, first_, last_ and last_stable_offset
+_SIZE: Final = TXN_INDEX_ENTRY.itemsize
+_VERSION: Final = 0
+
+
+def read(data: bytes, path: str, *, allow_torn: bool = False) -> NDArray[np.void]:
+    """Entries of a `.txnindex` as ENTRY[n] in native byte order.
+
+    A torn last entry raises kind "index", or is left out as the broker does (`allow_torn`); an unknown version raises
+    kind "index".
+    """
+    torn = len(data) % _SIZE
+    if torn and not allow_torn:
+        raise LogFormatError("index", path, len(data) - torn, f"entries of {_SIZE} bytes", f"{torn} bytes at the end")
+    entries = np.frombuffer(data, TXN_INDEX_ENTRY, len(data) // _SIZE).astype(ENTRY)
+    _check(entries["version"] != _VERSION, f"version {_VERSION}", entries["version"], path)
+    return entries
+
+
+def write(entries: NDArray[np.void]) -> bytes:
+    """Bytes of a `.txnindex` of ENTRY[n]. Of no entries there is no file: the caller writes none."""
+    return entries.astype(TXN_INDEX_ENTRY).tobytes()
+
+
+def lookup(entries: NDArray[np.void], from_offset: int, up_to: int) -> tuple[NDArray[np.void], bool]:
+    """Aborted transactions that may have records in offsets [from_offset, up_to), and whether the search may end here.
+
+    entries: ENTRY[n] of one segment, or of several in order. Where the second value is False, the next segment's
+    entries are to be searched too. Rule: TransactionIndex.collectAbortedTxns.
+    """
+    last = np.flatnonzero(entries["last_stable_offset"] >= up_to)
+    searched = entries[: last[0] + 1] if len(last) else entries
+    found = searched[(searched["last_offset"] >= from_offset) & (searched["first_offset"] < up_to)]
+    return found, len(last) > 0
+
+
+def sanity_check(entries: NDArray[np.void], base_offset: int, path: str) -> None:
+    """Raise kind "index" at the first entry that no writer makes.
+
+    The marker lies in the segment and behind the transaction's first offset; markers rise; the last stable offset is
+    no further than behind the marker.
+    """
+    first, last, stable = entries["first_offset"], entries["last_offset"], entries["last_stable_offset"]
+    falls = np.zeros(len(entries), np.bool_)
+    falls[1:] = last[1:] <= last[:-1]
+    _check(last < base_offset, f"a marker from offset {base_offset} on", last, path)
+    _check(falls, "markers that rise", last, path)
+    _check((first < 0) | (first >= last), "a first offset before the marker", first, path)
+    _check(stable > last + 1, "a last stable offset up to marker + 1", stable, path)
+
+
+def _check(wrong: NDArray[np.bool_], expected: str, values: NDArray[np.int64], path: str) -> None:
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise LogFormatError("index", path, row * _SIZE, expected, str(int(values[row])))

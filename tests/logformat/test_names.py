@@ -1,0 +1,222 @@
+"""Names: made, parsed, and what start-up makes of a folder in which a broker was stopped."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logformat import names
+from logformat.names import PartitionFolder, SegmentFile, resolve_leftovers, segment_file
+
+ID = "0f" * 16
+TOPICS = st.text("abzAZ09._-", min_size=1, max_size=names.MAX_TOPIC).filter(names.is_topic)
+
+
+@given(TOPICS, st.integers(0, 2**31 - 1))
+def test_folder_round_trip(topic, partition):
+    name = names.partition_folder(topic, partition)
+    assert names.parse_partition_folder(name) == PartitionFolder(topic, partition)
+    assert names.parse_partition_folder(names.partition_folder(topic, partition, "future", ID)) == PartitionFolder(
+        topic, partition, "future", ID
+    )
+
+
+@given(TOPICS, st.integers(0, 2**31 - 1), st.sampled_from(["delete", "stray"]))
+def test_marked_folder_is_cut_to_255(topic, partition, mark):
+    name = names.partition_folder(topic, partition, mark, ID)
+    assert len(name) <= 255
+    found = names.parse_partition_folder(name)
+    assert (found.partition, found.mark, found.mark_id) == (partition, mark, ID)
+    assert topic.startswith(found.topic)
+    assert found.topic == topic or len(name) == 255
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a-b-12", PartitionFolder("a-b", 12)),
+        ("a--0", PartitionFolder("a-", 0)),
+        ("a.b-7", PartitionFolder("a.b", 7)),
+        ("__cluster_metadata-0", PartitionFolder("__cluster_metadata", 0)),
+        (f"t-3.{ID}-delete", PartitionFolder("t", 3, "delete", ID)),
+        (f"x.y-3.{ID}-stray", PartitionFolder("x.y", 3, "stray", ID)),
+        (f"t-3.{ID}-future", PartitionFolder("t", 3, "future", ID)),
+        ("orders", None),
+        ("-5", None),
+        ("orders-", None),
+        ("orders-x", None),
+        ("orders-2147483648", None),
+        ("orders-99999999999", None),
+        ("my backup-3", None),
+        ("..-0", None),
+        ("t-3.-delete", None),
+        (f"t.{ID}-delete", None),
+        ("remote-log-index-cache", None),
+    ],
+)
+def test_folder_names(name, expected):
+    assert names.parse_partition_folder(name) == expected
+
+
+@pytest.mark.parametrize("wrong", [("", 0), ("a b", 0), (".", 0), ("a" * 250, 0), ("a", -1), ("a", 2**31)])
+def test_folders_that_cannot_be(wrong):
+    with pytest.raises(ValueError):
+        names.partition_folder(*wrong)
+    with pytest.raises(ValueError):
+        names.partition_folder("a", 0, "gone", ID)
+
+
+@given(st.integers(0, 2**63 - 1), st.sampled_from(names.KINDS), st.sampled_from(("", *names.SUFFIXES)))
+def test_segment_file_round_trip(base, kind, suffix):
+    name = segment_file(base, kind, suffix)
+    assert name.split(".")[0] == f"{base:020d}"
+    assert names.parse_segment_file(name) == SegmentFile(base, kind, suffix)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["0.log", "00000000000000000000.Log", "00000000000000000000.log.tmp", "99999999999999999999.log", "x.log",
+     "00000000000000000000.log ", "00000000000000000000.log.swap.swap", "00000000000000000000.checkpoint"],
+)  # fmt: skip
+def test_not_a_segment_file(name):
+    assert names.parse_segment_file(name) is None
+
+
+def test_segment_files_that_cannot_be():
+    for wrong in ((-1, "log"), (2**63, "log"), (0, "txt"), (0, "log", ".old")):
+        with pytest.raises(ValueError):
+            segment_file(*wrong)
+
+
+def test_ignorable():
+    for name in (".lock", "x.tmp", "00000000000000000010-0000000003.checkpoint", "remote-log-index-cache",
+                 "00000000000000000010-0000000003.checkpoint.deleted", "quorum-state"):  # fmt: skip
+        assert names.is_ignorable(name)
+    for name in ("meta.properties", "a-0", "00000000000000000000.log"):
+        assert not names.is_ignorable(name)
+
+
+# A folder as lines: "<base>.<kind>[.suffix] ..." with the base unpadded; the result in the same words.
+
+
+def folder(text):
+    out = []
+    for word in text.split():
+        base, _, rest = word.partition(".")
+        out.append((f"{int(base):020d}.{rest}" if base.isdigit() else word, 100))
+    return out
+
+
+def resolve(text, next_offset=()):
+    found = resolve_leftovers(folder(text), dict(next_offset))
+    files = [file for segment in found.segments.values() for file in segment.values()]
+    files += found.snapshots.values()
+    taken = {file.name for file in files}
+    assert taken | set(found.ignored) | set(found.side_files) == {name for name, _ in folder(text)}
+    assert not taken & set(found.ignored)
+    assert list(found.segments) == sorted(found.segments) and list(found.snapshots) == sorted(found.snapshots)
+    for file in files:
+        parsed = names.parse_segment_file(file.name)
+        assert (parsed.base, parsed.kind) == (file.base, file.kind)
+    return " ".join(sorted(f"{int(name.split('.')[0])}.{name.split('.', 1)[1]}" for name in taken)), found
+
+
+FULL = "0.log 0.index 0.timeindex 10.log 10.index 10.timeindex 20.log 20.index 20.timeindex 10.snapshot 20.snapshot"
+
+
+def words(text):
+    return " ".join(sorted(text.split()))
+
+
+def test_a_clean_folder():
+    taken, found = resolve(FULL + " leader-epoch-checkpoint partition.metadata .lock readme.txt")
+    assert taken == words(FULL)
+    assert found.side_files == {"leader-epoch-checkpoint": 100, "partition.metadata": 100}
+    assert set(found.ignored) == {".lock", "readme.txt"}
+    assert found.notes == []
+
+
+def test_cleaned_only_is_the_old_data():
+    taken, _ = resolve(FULL + " 0.log.cleaned 0.index.cleaned")
+    assert taken == words(FULL)
+
+
+def test_renaming_to_swap_half_done_is_the_old_data():
+    taken, _ = resolve(FULL + " 0.log.swap 0.index.swap 0.timeindex.cleaned", {0: 20})
+    assert taken == words(FULL)
+
+
+def test_swap_above_the_lowest_cleaned_is_not_valid_and_below_is():
+    taken, _ = resolve(FULL + " 0.log.swap 0.index.swap 10.log.swap 20.log.cleaned", {0: 10, 10: 15})
+    assert taken == words("0.log.swap 0.index.swap 10.log.swap 20.log 20.index 20.timeindex 20.snapshot")
+    taken, _ = resolve(FULL + " 0.log.swap 10.log.cleaned 10.log.swap", {0: 10})
+    assert "0.log.swap" in taken and "10.log.swap" not in taken and "10.log" in taken
+
+
+def test_swap_before_deletion_is_the_cleaned_data():
+    taken, found = resolve(FULL + " 0.log.swap 0.index.swap 0.timeindex.swap", {0: 20})
+    assert taken == words("0.log.swap 0.index.swap 0.timeindex.swap 20.log 20.index 20.timeindex 20.snapshot")
+    assert ".swap" in found.notes[0]
+    assert found.segments[0]["log"].name == segment_file(0, "log", ".swap")
+
+
+def test_swap_reaching_into_a_segment_replaces_by_its_base_only():
+    taken, _ = resolve(FULL + " 0.log.swap", {0: 11})
+    assert taken == words("0.log.swap 20.log 20.index 20.timeindex 20.snapshot")
+    taken, _ = resolve(FULL + " 0.log.swap", {0: 10})
+    assert "10.log" in taken and "10.snapshot" in taken
+
+
+def test_swap_after_deletion_is_the_cleaned_data():
+    taken, _ = resolve("0.log.deleted 10.log.deleted 0.log.swap 0.index.swap 20.log 20.index", {0: 20})
+    assert taken == words("0.log.swap 0.index.swap 20.log 20.index")
+
+
+def test_one_file_still_swap():
+    taken, _ = resolve("0.log 0.index 0.timeindex.swap 20.log 20.index 20.timeindex")
+    assert taken == words("0.log 0.index 0.timeindex.swap 20.log 20.index 20.timeindex")
+
+
+def test_swap_of_an_index_replaces_its_namesake():
+    taken, found = resolve("0.log 0.index 0.index.swap")
+    assert taken == "0.index.swap 0.log"
+    assert segment_file(0, "index") in found.ignored
+
+
+def test_only_deleted_left_is_the_cleaned_data():
+    taken, _ = resolve("0.log 0.index 0.timeindex 10.log.deleted 10.index.deleted 10.snapshot.deleted")
+    assert taken == words("0.log 0.index 0.timeindex")
+
+
+def test_a_split_that_was_interrupted():
+    text = "0.log 0.index 0.timeindex 0.log.swap 0.index.swap 7.log.swap 7.index.swap 20.log 20.index"
+    taken, _ = resolve(text, {0: 7, 7: 20})
+    assert taken == words("0.log.swap 0.index.swap 7.log.swap 7.index.swap 20.log 20.index")
+
+
+def test_empty_swap_replaces_its_namesake_alone():
+    taken, _ = resolve(FULL + " 0.log.swap", {0: 0})
+    assert taken == words(FULL.replace("0.log ", "0.log.swap ", 1))
+
+
+def test_index_without_log_and_log_without_index():
+    taken, found = resolve("0.log 0.timeindex 5.index 5.txnindex 9.log 9.index")
+    assert taken == words("0.log 0.timeindex 9.log 9.index")
+    assert [note.split(": ")[1] for note in found.notes] == [segment_file(0, "index"), segment_file(9, "timeindex")]
+
+
+def test_next_offset_is_asked_for_by_name_and_only_where_it_counts():
+    asked = []
+
+    def next_offset(name):
+        asked.append(name)
+        return 20
+
+    resolve_leftovers(folder(FULL + " 0.log.swap 0.index.swap 10.log.swap 10.log.cleaned"), next_offset)
+    assert asked == [segment_file(0, "log", ".swap")]
+
+
+def test_sizes_are_kept():
+    found = resolve_leftovers([(segment_file(3, "log"), 77)], {})
+    assert found.segments[3]["log"].size == 77
