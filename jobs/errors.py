@@ -1,0 +1,170 @@
+"""What stops a job. One root; the message's template, the exit code and the hint belong to the class.
+
+What is wrong with *data* is a row in PROBLEMS and sets one partition aside. An error of this module ends the job.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+# The exit codes of every job. Others script against them.
+DONE = 0  # done, or nothing due
+UNEXPECTED = 1  # a defect of ours: a traceback follows
+USAGE = 2  # a wrong option, setting or path
+PROBLEMS = 3  # partitions set aside, or verify or restore found problems
+CONFLICT = 4  # another run was there first
+ENVIRONMENT = 5  # Java, jars, disk
+
+
+class JobError(Exception):
+    """Root of all that a job raises on purpose.
+
+    `fields` fill the class's `template`; path, position, expected and found are also given to programs (`to_json`).
+    """
+
+    template: ClassVar[str] = "{message}"
+    exit_code: ClassVar[int] = UNEXPECTED
+    hint: ClassVar[str] = ""
+
+    def __init__(self, **fields: object) -> None:
+        self.fields = fields
+        super().__init__(self.template.format(**fields))
+
+    def __reduce__(self) -> tuple[object, ...]:  # crosses process borders with every field
+        return _rebuild, (type(self), self.fields)
+
+    @property
+    def advice(self) -> str:
+        """What to do about it; empty where nothing can be said."""
+        return self.hint.format(**self.fields)
+
+    def line(self) -> str:
+        """The one line that is shown to a person."""
+        return f"{self}; {self.advice}" if self.advice else str(self)
+
+    def to_json(self) -> dict[str, object]:
+        """The same for a program."""
+        return {
+            "kind": type(self).__name__, "exit_code": self.exit_code, "message": str(self), "hint": self.advice,
+            **{key: self.fields.get(key) for key in ("path", "position", "expected", "found")},
+        }  # fmt: skip
+
+
+def _rebuild(kind: type[JobError], fields: dict[str, object]) -> JobError:
+    return kind(**fields)
+
+
+class UsageError(JobError):
+    """An option that cannot be, alone or beside another."""
+
+    exit_code = USAGE
+
+
+class UnknownSettingError(UsageError):
+    """A key that no setting has."""
+
+    template = "{path}: {table}: unknown setting {found!r}{expected}"
+    hint = "conf/cleaner.toml lists every setting"
+
+
+class BadSettingError(UsageError):
+    """A value outside what its setting allows."""
+
+    template = "{path}: {table}: {setting}: expected {expected}, found {found}"
+
+
+class ConfigFileError(UsageError):
+    """A settings file that cannot be read or parsed."""
+
+    template = "{path}: expected {expected}, found {found}"
+
+
+class NowError(UsageError):
+    """A --now that is no epoch time in milliseconds."""
+
+    template = "--now: expected {expected}, found {found}"
+    hint = "for the current time leave the option out"
+
+
+class PolicyError(UsageError):
+    """--cleanup-policy against a topic's own table."""
+
+    template = "topic {topic}: --cleanup-policy {found}, but its own table says cleanup.policy = {expected}"
+    hint = "change that table, or narrow --topics"
+
+
+class MissingPathError(UsageError):
+    """An archive or store that is not there."""
+
+    template = "{path}: expected {expected}, found {found}"
+
+
+class NotEmptyError(UsageError):
+    """An output folder that holds something."""
+
+    template = "{path}: expected an empty or absent folder, found {found}"
+    hint = "nothing was written; give another --output"
+
+
+class NoGenerationError(UsageError):
+    """A generation that the store does not hold, or whose files are gone."""
+
+    template = "{partition}: generation {found}: {reason}; expected {expected}"
+    hint = "a generation's files stay until vacuum takes them after its grace"
+
+
+class NoLockError(UsageError):
+    """A store on which two writers cannot be told apart."""
+
+    template = "{path}: a second writer cannot be excluded on a {found} store"
+    hint = "where one run at a time is certain, set single.writer = true in the [job] table of the settings"
+
+
+class MissingFileError(JobError):
+    """A file that a generation names and that is not there, or not what it was."""
+
+    template = "{path}: expected {expected}, found {found}"
+    exit_code = PROBLEMS
+    hint = "give --archive URI where the archive has moved, or restore these files from a copy"
+
+
+class ConflictError(JobError):
+    """Another run committed first, or still writes."""
+
+    template = "{path}: expected {expected}, found {found}"
+    exit_code = CONFLICT
+    hint = "what the other run committed stays; run again"
+
+
+class MachineError(JobError):
+    """Something that the machine lacks."""
+
+    exit_code = ENVIRONMENT
+
+
+class JavaError(MachineError):
+    """No Java, or one that is too old."""
+
+    template = "Spark needs Java 17 or newer, found {found}"
+    hint = "install a JDK or JRE (Debian: apt install openjdk-17-jre-headless) and set JAVA_HOME or PATH"
+
+
+class JarsError(MachineError):
+    """Delta's jars cannot be had."""
+
+    template = "Delta's jars ({expected}) could not be fetched: {found}"
+    hint = "{advice}"
+
+
+class SparkStartError(MachineError):
+    """Spark's JVM ended before it answered."""
+
+    template = "Spark did not start: {found}"
+    hint = "check --driver-memory and the options before the job's name"
+
+
+class DiskFullError(MachineError):
+    """No space left."""
+
+    template = "{path}: no space left: {found}"
+    hint = "what was committed stays; free space and run again; vacuum removes what the run left"

@@ -1,0 +1,60 @@
+"""The options of each job: what the command line, or a caller in Python, asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jobs.config import Config
+
+
+@dataclass(frozen=True)
+class CompactOptions:
+    """`compact ARCHIVE --store STORE`. Paths or URIs; `topics` and `reset` are globs of topic names."""
+
+    archive: str
+    store: str
+    now_ms: int
+    config: Config = field(default_factory=Config)
+    topics: str | None = None  # None: every topic
+    cleanup_policy: str | None = None  # "compact" applies to the topics that `topics` names
+    null_keys: str | None = None  # fail, keep, drop; wins over the setting null.keys
+    sealed: bool = False  # the archive has no active segment
+    force: bool = False  # due or not, from the log start of the last generation
+    reset: str | None = None  # diverged partitions of these topics begin anew
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """`verify ARCHIVE` or `verify --store STORE [--generation N]`: one of both is given."""
+
+    archive: str | None = None
+    store: str | None = None
+    config: Config = field(default_factory=Config)
+    topics: str | None = None
+    generation: int | None = None  # None: the current one
+    archive_moved: str | None = None  # with `store`: where the archive is now
+    sealed: bool = False
+
+
+@dataclass(frozen=True)
+class RestoreOptions:
+    """`restore --store STORE --output DIR`."""
+
+    store: str
+    output: str
+    config: Config = field(default_factory=Config)
+    topics: str | None = None
+    generation: int | None = None  # None: the current one of each partition
+    archive: str | None = None  # where the archive is now; None: where it was
+
+
+@dataclass(frozen=True)
+class VacuumOptions:
+    """`vacuum --store STORE`."""
+
+    store: str
+    config: Config = field(default_factory=Config)
+    topics: str | None = None
+    grace_hours: float = 168.0
+    dry_run: bool = False

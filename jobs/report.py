@@ -1,0 +1,114 @@
+"""What a job hands back: text for a person, JSON for a program, an exit code for a script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Report(Protocol):
+    """What `run(options, progress)` of a job returns."""
+
+    @property
+    def exit_code(self) -> int:
+        """One of the codes of `jobs.errors`."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings."""
+
+    def to_text(self) -> str:
+        """What a person reads; ends without a newline."""
+
+
+@dataclass(frozen=True)
+class PartitionLine:
+    """One partition before -> after. None: not known, shown as "-". `estimate` marks bytes_after as one."""
+
+    topic: str
+    partition: int
+    state: str  # clean, dirty, uncleanable, diverged, gap, ...
+    records_before: int | None = None
+    records_after: int | None = None
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+    segments_before: int | None = None
+    segments_after: int | None = None
+    estimate: bool = False
+    note: str = ""
+
+
+def before_after_table(lines: Iterable[PartitionLine]) -> str:
+    """The table of a compaction: a row a partition, in order, and a total where there are several."""
+    lines = sorted(lines, key=lambda line: (line.topic, line.partition))
+    header = ("partition", "state", "records", "", "", "bytes", "", "", "saved", "segments", "note")
+    rows = [_row(f"{line.topic}-{line.partition}", line) for line in lines]
+    if len(lines) > 1:
+        rows.append(_row(f"{len(lines)} partitions", _total(lines)))
+    return table(header, rows, left=(0, 1, 10), rule_before_last=len(lines) > 1)
+
+
+def _row(name: str, line: PartitionLine) -> tuple[str, ...]:
+    saved = "-"
+    if line.bytes_before and line.bytes_after is not None:
+        saved = f"{100 * (line.bytes_before - line.bytes_after) / line.bytes_before:.1f} %"
+    estimate = "~" if line.estimate else ""
+    segments = ""
+    if line.segments_before is not None:
+        segments = f"{count(line.segments_before)} -> {count(line.segments_after)}"
+    return (
+        name, line.state, count(line.records_before), "->", count(line.records_after),
+        size(line.bytes_before), "->", estimate + size(line.bytes_after), estimate + saved, segments, line.note,
+    )  # fmt: skip
+
+
+def _total(lines: Sequence[PartitionLine]) -> PartitionLine:
+    def add(name: str) -> int | None:
+        values = [getattr(line, name) for line in lines if getattr(line, name) is not None]
+        return sum(values) if values else None
+
+    names = ("records_before", "records_after", "bytes_before", "bytes_after", "segments_before", "segments_after")
+    estimate = any(line.estimate for line in lines)
+    return PartitionLine("", 0, "", **{name: add(name) for name in names}, estimate=estimate)  # type: ignore[arg-type]
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (), rule_before_last: bool = False
+) -> str:
+    """Columns under their header, right aligned except those in `left`; an empty column is left out."""
+    body = [tuple(row) for row in rows]
+    columns = [i for i in range(len(header)) if header[i] == "" or any(row[i].strip("-~ ") for row in body) or i == 0]
+    columns = [i for i in columns if any(row[i] for row in body)] or [0]
+    widths = {i: max(len(row[i]) for row in [tuple(header), *body]) for i in columns}
+
+    def render(row: Sequence[str]) -> str:
+        cells = (row[i].ljust(widths[i]) if i in left else row[i].rjust(widths[i]) for i in columns)
+        return "  ".join(cells).rstrip()
+
+    rule = "-" * max(len(render(row)) for row in [tuple(header), *body])
+    out = [render(header), rule, *map(render, body)]
+    if rule_before_last and body:
+        out.insert(len(out) - 1, rule)
+    return "\n".join(out)
+
+
+def count(n: int | None) -> str:
+    """1234567 -> 1,234,567."""
+    return "-" if n is None else f"{n:,}"
+
+
+def size(n: int | None) -> str:
+    """Bytes in the unit that fits: 1536 -> 1.5 KiB."""
+    if n is None:
+        return "-"
+    value, unit = float(n), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def seconds(value: float) -> str:
+    """75.2 -> 1 min 15 s; 0.123 -> 0.12 s."""
+    return f"{int(value) // 60} min {int(value) % 60} s" if value >= 60 else f"{value:.2f} s"
