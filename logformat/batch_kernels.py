@@ -23,6 +23,7 @@ from logformat.layout import (
     LOG_OVERHEAD,
     MAGIC_OFFSET,
     MIN_LEGACY_SIZE,
+    TIMESTAMP_TYPE_MASK,
     field_offset,
 )
 from logformat.memory_kernels import load_i16, load_i32, load_i64
@@ -133,7 +134,7 @@ def walk_batches(
                 actual = np.int64(crc32_kernel(buf, position + MAGIC_OFFSET, end))
                 if actual != crc:
                     return n, position, BAD_CRC, crc, actual
-            attributes = np.int64(buf[position + MAGIC_OFFSET + 1])
+            attributes = np.int64(buf[position + MAGIC_OFFSET + 1]) & (CODEC_MASK | TIMESTAMP_TYPE_MASK)
             compressed = attributes & CODEC_MASK != 0
             timestamp = load_i64(buf, position + MAGIC_OFFSET + 2) if magic == 1 else np.int64(-1)
             row.base_offset = -1 if compressed else first

@@ -62,8 +62,7 @@ store_i32 = _storer(32, types.int32)
 store_i16 = _storer(16, types.int16)
 
 
-@intrinsic
-def copy_bytes(
+def _copy(
     typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any, count: Any
 ) -> Any:
     """(target, target_position, source, source_position, count): memcpy; the ranges must not overlap."""
@@ -76,3 +75,6 @@ def copy_bytes(
         return context.get_dummy_value()
 
     return signature, generate
+
+
+copy_bytes: Any = intrinsic(_copy)

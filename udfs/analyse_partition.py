@@ -12,7 +12,7 @@ import numpy as np
 from logformat import producer_snapshot, transaction_index
 from logformat.batch_headers import NO_END, ChunkBuffer
 from logformat.errors import LogFormatError
-from logformat.producer_state import ProducerState
+from logformat.producer_state import MARKER, ProducerState, aborted_transactions
 from udfs import cleaner
 from udfs.clean_batches import Rules
 from udfs.cleaner import CleanableRange, LastBatches, SegmentFacts
@@ -20,7 +20,7 @@ from udfs.plan import LastBatch, OutputSegment, PartitionPlan, PartitionResult, 
 from udfs.rewrite_segments import Group, PieceStack, Source
 from udfs.scan_batches import SegmentScan, scan_segment
 from udfs.storage import Root, open_root, read_file
-from udfs.transactions import ABORTED_TXN, TXN_BATCH, discardable_batches
+from udfs.transactions import TXN_BATCH, discardable_batches
 
 
 class SetAside(Exception):
@@ -48,7 +48,7 @@ class Analysis:
     range: CleanableRange
     rules: Rules
     groups: list[range]  # numbers of the sources that become one; all below the first uncleanable offset
-    states: list[ProducerState]  # at the base of each source, and at the log end
+    producers: list[np.ndarray]  # snapshot entries at the base of each source, and at the log end
     aborted: np.ndarray  # ABORTED_TXN[m]: of the whole log
     kept_aborts: np.ndarray  # ABORTED_TXN[k]: whose markers stay in the cleaned range
     last_batch: LastBatch
@@ -59,8 +59,8 @@ class Analysis:
         """Numbers of the sources that are not cleaned."""
         return range(self.groups[-1].stop if self.groups else 0, len(self.sources))
 
-    def group(self, numbers: range, stack: PieceStack) -> Group:
-        """A group before it is written."""
+    def group(self, numbers: range, stack: PieceStack | None) -> Group:
+        """A group before it is written; without a stack, for a task that fills one."""
         members = [self.sources[i] for i in numbers]
         return Group(
             base_offset=members[0].scan.base_offset,
@@ -68,7 +68,7 @@ class Analysis:
             mtime_ms=members[-1].mtime_ms,
             source_bytes=sum(m.scan.size for m in members),
             source_records=sum(m.scan.n_records for m in members),
-            stack=stack,
+            stack=stack if stack is not None else PieceStack(0),
         )
 
     def end_of(self, number: int) -> int:
@@ -81,6 +81,12 @@ class Analysis:
 def root_of(plan: PartitionPlan, segment: SegmentInput | SideFile) -> Root:
     """The file system that a file of the plan lies on."""
     return open_root(plan.archive_uri if segment.root == "archive" else plan.store_uri)
+
+
+def source_of(plan: PartitionPlan, number: int, scan: SegmentScan) -> Source:
+    """One of the plan's segments with its scan."""
+    segment = plan.segments[number]
+    return Source(root_of(plan, segment), segment.path, scan, segment.mtime_ms)
 
 
 def scan_all(plan: PartitionPlan, buffer: ChunkBuffer) -> list[SegmentScan]:
@@ -114,14 +120,13 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     notes: list[str] = []
     scans = _until_high_watermark(plan, scans, notes)
     _check_tails(plan, scans, notes)
-    sources = [
-        Source(root_of(plan, segment), segment.path, scan, segment.mtime_ms)
-        for segment, scan in zip(plan.segments, scans, strict=False)
-    ]
+    sources = [source_of(plan, number, scan) for number, scan in enumerate(scans)]
     log_end = max(scans[-1].base_offset, scans[-1].last_offset + 1)
+    _check_gaps(plan, scans, notes)
     last_batch = _check_identity(plan, scans, identity, log_end)
-    states, aborted = _replay(scans)
-    final = _producers(plan, scans, log_end, states, notes)
+    producers, aborted = _replay(scans)
+    final = _final_producers(plan, scans, log_end, notes)
+    producers[-1] = final.entries()
     cleanable, due = _cleanable(plan, sources, log_end, final)
     dirty = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
     result = PartitionResult(
@@ -150,7 +155,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
             max_bytes=plan.settings.segment_bytes,
             max_index_bytes=plan.settings.segment_index_bytes,
         ),
-        states=[*states[:-1], final],
+        producers=producers,
         aborted=aborted,
         kept_aborts=aborted[kept_abort[kept_abort >= 0]],
         last_batch=last_batch,
@@ -183,6 +188,23 @@ def _check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[
                 hint="" if not last else "a sealed archive should end cleanly; without --sealed the log ends there",
             )  # fmt: skip
         notes.append(f"{plan.segments[i].path}: torn tail, the last {scan.torn_bytes} bytes are no batch; the log ends there")
+
+
+def _check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> None:
+    """Offsets in no segment: a gap behind the last generation sets the partition aside; elsewhere compaction may have
+    left them (below the checkpoint), or a file is missing, which is worth a note.
+    """
+    for i, scan in enumerate(scans[:-1]):
+        end, after = max(scan.base_offset, scan.last_offset + 1), scans[i + 1].base_offset
+        if after <= max(end, plan.log_start_offset, plan.checkpoint or 0):
+            continue
+        if plan.segments[i].from_offset:
+            raise SetAside(
+                Problem("gap", plan.segments[i + 1].path, 0, f"offsets from {end} on, where the last generation ends",
+                        f"a segment that begins at {after}", state="gap",
+                        hint="bring the missing segments back, or --reset to begin anew from what the archive holds")
+            )  # fmt: skip
+        notes.append(f"{plan.segments[i + 1].path}: offsets {end} to {after - 1} are in no segment before it")
 
 
 def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
@@ -223,23 +245,18 @@ def _check_identity(
     return last[-1] if last else LastBatch()
 
 
-def _replay(scans: Sequence[SegmentScan]) -> tuple[list[ProducerState], np.ndarray]:
-    """Producer state at each segment's base and at the end, from the log alone, and all aborted transactions."""
+def _replay(scans: Sequence[SegmentScan]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Producers at each segment's base and at the end, from the log alone, and all aborted transactions."""
     state = ProducerState()
-    states, aborted = [state], [np.empty(0, ABORTED_TXN)]
+    entries, completed = [state.entries()], [np.empty(0, MARKER)]
     for scan in scans:
-        state, closed = state.merge(scan.producers)
-        states.append(state)
-        aborted.append(closed)
-    return states, np.concatenate(aborted)
+        completed.append(state.apply(scan.producers))
+        entries.append(state.entries())
+    return entries, aborted_transactions(np.concatenate(completed))
 
 
-def _producers(
-    plan: PartitionPlan,
-    scans: Sequence[SegmentScan],
-    log_end: int,
-    states: list[ProducerState],
-    notes: list[str],
+def _final_producers(
+    plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, notes: list[str]
 ) -> ProducerState:
     """As a broker that loads the log: the newest snapshot, without expired producers, and the log after it."""
     border = {s.base_offset: i for i, s in enumerate(scans)}
@@ -254,9 +271,12 @@ def _producers(
             continue
         state = ProducerState.from_snapshot(entries, plan.now_ms, plan.settings.producer_id_expiration_ms)
         for scan in scans[border[snapshot.offset] :]:
-            state, _ = state.merge(scan.producers)
+            state.apply(scan.producers)
         return state
-    return states[-1]
+    state = ProducerState()
+    for scan in scans:
+        state.apply(scan.producers)
+    return state
 
 
 def _cleanable(
@@ -299,7 +319,7 @@ def _with_index_entries(plan: PartitionPlan, aborted: np.ndarray, notes: list[st
     out = aborted.copy()
     for file in plan.txn_indexes:
         try:
-            entries = transaction_index.read(read_file(root_of(plan, file), file.path), file.offset, file.path)
+            entries = transaction_index.read(read_file(root_of(plan, file), file.path), file.path)
         except LogFormatError as error:
             notes.append(f"{error}; rebuilt from the log")
             continue

@@ -45,7 +45,7 @@ class SegmentInput:
     base_offset: int
     size: int  # bytes when it was listed
     mtime_ms: int
-    start_position: int = 0  # batches before this byte are not part of the log: they are in the generation already
+    from_offset: int = 0  # batches below are not part of the log: they are in the generation already
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,6 @@ class PartitionResult:
     seconds: dict[str, float] = field(default_factory=dict)
     splits: int = 1
     peak_memory_bytes: int = 0
-    files: tuple[tuple[str, int], ...] = ()  # written: path relative to the store, size; listed again before the commit
 
     def name(self) -> str:
         """`<topic>-<partition>`."""

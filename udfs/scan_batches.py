@@ -1,22 +1,22 @@
 """A segment's batches, without its records: one pass that checks every byte's checksum and remembers little.
 
 What is remembered of a segment is bounded by its chunks, its producers and its transactional batches, never by its
-batches. Segments can be scanned in any order, and in parallel; `merge_producers` puts the parts together.
+batches. Segments can be scanned in any order, and in parallel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from logformat.batch_headers import NO_END, ChunkBuffer, Tail, read_chunks
+from logformat.batch_headers import NO_END, ChunkBuffer, Tail, read_chunks, read_exactly
 from logformat.crc32c import crc32c_extend
 from logformat.errors import LogFormatError
 from logformat.index_builder import IndexBuilder
 from logformat.layout import CODEC_MASK, CODEC_NAMES, MAX_RELATIVE_OFFSET
-from logformat.producer_state import ProducerState
+from logformat.producer_state import ProducerSummary, merge, merge_all, summarize
 from udfs.plan import LastBatch, SegmentInput
 from udfs.storage import Root, opened
 from udfs.transactions import TXN_BATCH, transactional_batches
@@ -39,11 +39,10 @@ class SegmentScan:
     chunks: tuple[tuple[int, int, int], ...]  # position, bytes, batches
     codecs: str
     transactional: np.ndarray  # TXN_BATCH[m]
-    producers: ProducerState
+    producers: ProducerSummary
     epochs: tuple[tuple[int, int], ...]  # (leader epoch, base offset of its first batch)
     last_batch: LastBatch
     marked_batch: LastBatch  # last one before the `mark` that was asked for
-    marked_position: int  # first byte after it
     checksum: int
     offset_index: bytes
     time_index: bytes
@@ -68,7 +67,6 @@ class _Collected:
     epochs: list[tuple[int, int]] = field(default_factory=list)
     last_batch: LastBatch = LastBatch()
     marked_batch: LastBatch = LastBatch()
-    marked_position: int = 0
 
 
 def scan_segment(
@@ -88,26 +86,26 @@ def scan_segment(
     this offset. Raises LogFormatError for whatever Kafka would not have written.
     """
     base = segment.base_offset
-    out = _Collected(marked_position=segment.start_position)
-    producers = ProducerState()
-    indexes = IndexBuilder(base, index_interval_bytes, max_index_bytes)
-    tail = Tail(position=segment.start_position)
+    out = _Collected()
+    producers = merge_all([])
+    indexes = IndexBuilder(base, index_interval_bytes, max_index_bytes, segment.path)
+    tail = Tail()
     with opened(root, segment.path) as file:
         if file.size() < segment.size:
             raise LogFormatError("changed", segment.path, file.size(), f"{segment.size} bytes, as listed", "fewer")
-        for chunk in read_chunks(
-            file, segment.path, segment.start_position, segment.size, buffer, tail, end_offset=end_offset
-        ):
+        start = _cut(file, segment, buffer) if segment.from_offset else 0
+        tail.position = start
+        for chunk in read_chunks(file, segment.path, start, segment.size, buffer, tail, end_offset=end_offset):
             batches = chunk.batches
             _check_offsets(segment.path, base, next_base_offset, batches)
             indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
-            producers.append(batches)
+            producers = merge(producers, summarize(batches, segment.path), segment.path)
             out.checksum = crc32c_extend(out.checksum, chunk.raw)
             _collect(out, chunk.position, len(chunk.raw), batches, mark)
     offset_index, time_index = indexes.finish()
     return SegmentScan(
         base_offset=base,
-        start_position=segment.start_position,
+        start_position=start,
         end_position=tail.position,
         torn_bytes=tail.torn_bytes,
         reached_end_offset=tail.reached_end_offset,
@@ -123,11 +121,28 @@ def scan_segment(
         epochs=tuple(out.epochs),
         last_batch=out.last_batch,
         marked_batch=out.marked_batch,
-        marked_position=out.marked_position,
         checksum=out.checksum,
         offset_index=offset_index,
         time_index=time_index,
     )
+
+
+def _cut(file: Any, segment: SegmentInput, buffer: ChunkBuffer) -> int:
+    """Position of the first batch that reaches `from_offset`; it must begin there or later."""
+    tail = Tail()
+    for _ in read_chunks(
+        file, segment.path, 0, segment.size, buffer, tail, end_offset=segment.from_offset, check_crc=False
+    ):
+        pass
+    first = np.empty(min(8, segment.size - tail.position), np.uint8)
+    read_exactly(file, segment.path, tail.position, first)
+    base = int.from_bytes(first.tobytes(), "big")
+    if tail.reached_end_offset and base < segment.from_offset:
+        raise LogFormatError(
+            "overlap", segment.path, tail.position, f"a batch that begins at offset {segment.from_offset} or later",
+            f"one that begins at {base} and ends above", base_offset=base,
+        )  # fmt: skip
+    return tail.position
 
 
 def _collect(out: _Collected, position: int, size: int, batches: np.ndarray, mark: int | None) -> None:
@@ -149,7 +164,6 @@ def _collect(out: _Collected, position: int, size: int, batches: np.ndarray, mar
         before = int(np.searchsorted(batches["last_offset"], mark))
         if before:
             out.marked_batch = _identity(batches[before - 1])
-            out.marked_position = int(batches["position"][before - 1] + batches["size"][before - 1])
 
 
 def _identity(batch: np.void) -> LastBatch:
@@ -188,9 +202,12 @@ def _check_offsets(path: str, base: int, next_base: int | None, batches: np.ndar
         )  # fmt: skip
 
 
-def merge_producers(start: ProducerState, scans: Sequence[SegmentScan]) -> ProducerState:
-    """Producer state after all of `scans`, in order, on top of `start`."""
-    state = start
-    for scan in scans:
-        state = state.merge(scan.producers)
-    return state
+def next_offset_of(root: Root, path: str) -> int:
+    """Last offset + 1 of a `.log`; its base where it is empty. For the few files whose end decides what is read."""
+    base = int(path.rpartition("/")[2].partition(".")[0])
+    last, tail = base - 1, Tail()
+    with opened(root, path) as file:
+        for chunk in read_chunks(file, path, 0, file.size(), ChunkBuffer(), tail, check_crc=False):
+            last = int(chunk.batches["last_offset"][-1])
+    return last + 1
+

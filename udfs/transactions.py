@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 
 from logformat.jit import kernel
-from logformat.layout import BATCH, CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
+from logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
+from logformat.transaction_index import ENTRY as ABORTED_TXN
 
 # What is remembered of a batch that is transactional or control.
 TXN_BATCH = np.dtype(
@@ -25,9 +26,6 @@ TXN_BATCH = np.dtype(
         ("control_type", "i1"),  # 0 abort, 1 commit, -1 not control or empty
     ],
     align=True,
-)
-ABORTED_TXN = np.dtype(
-    [("producer_id", "i8"), ("first_offset", "i8"), ("last_offset", "i8"), ("last_stable_offset", "i8")]
 )
 NONE: Final = -1
 
@@ -114,5 +112,3 @@ def _replay(
             discardable[i] = not open_committed[p]
             open_committed[p] = False
 
-
-__all__ = ["ABORTED_TXN", "BATCH", "TXN_BATCH", "discardable_batches", "transactional_batches"]

@@ -7,6 +7,7 @@ archive. Nothing here is visible to anybody before `jobs.state` commits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,11 +15,12 @@ from logformat import checkpoints, producer_snapshot, transaction_index
 from logformat.batch_headers import ChunkBuffer, read_exactly
 from logformat.crc32c import crc32c_extend
 from logformat.errors import LogFormatError
+from logformat.layout import MAX_RELATIVE_OFFSET, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from logformat.names import segment_file
 from udfs.analyse_partition import Analysis, root_of
 from udfs.plan import OutputSegment, PartitionPlan
 from udfs.rewrite_segments import Group, SegmentOutput, Source, manifest_row, read_back
-from udfs.storage import Root, flush_folder, open_root, opened, read_file, write_file
+from udfs.storage import Root, flush, flush_folder, open_root, opened, read_file, write_file
 
 
 def make_folder(plan: PartitionPlan) -> Root:
@@ -96,13 +98,78 @@ def write_generation(
     return segments
 
 
+def join_empty_groups(plan: PartitionPlan, segments: Sequence[OutputSegment]) -> list[OutputSegment]:
+    """Segments written by tasks that knew nothing of each other, in order: a segment takes the base of the empty ones
+    before it, as `compact_partition.clean_groups` does; what can join nothing is written as an empty segment.
+    """
+    out: list[OutputSegment] = []
+    held: OutputSegment | None = None
+    for segment in reversed(segments):
+        if held is not None and not segment.size_bytes and _can_begin_at(held, segment.base_offset):
+            held = _begin_at(held, segment)
+            continue
+        if held is not None:
+            out.append(_placed(plan, held))
+        held = segment
+    if held is not None:
+        out.append(_placed(plan, held))
+    return out[::-1]
+
+
+def _can_begin_at(segment: OutputSegment, base_offset: int) -> bool:
+    return not segment.size_bytes or segment.last_offset - base_offset <= MAX_RELATIVE_OFFSET
+
+
+def _begin_at(segment: OutputSegment, empty: OutputSegment) -> OutputSegment:
+    """The segment under an earlier base; its files are copied under new names when it is placed."""
+    return replace(
+        segment,
+        base_offset=empty.base_offset,
+        source_bytes=segment.source_bytes + empty.source_bytes,
+        source_records=segment.source_records + empty.source_records,
+    )
+
+
+def _placed(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
+    """The segment with its files under the name of its base."""
+    if plan.dry_run:
+        return segment
+    store = make_folder(plan)
+    path = f"{plan.folder}/{segment_file(segment.base_offset, 'log')}"
+    if not segment.size_bytes:
+        write_file(store, path, b"")
+        write_indexes(store, plan.folder, segment.base_offset, b"", b"", b"")
+        return replace(segment, path=path)
+    folder, _, name = segment.path.rpartition("/")
+    written = int(name.partition(".")[0])
+    if written == segment.base_offset and folder == plan.folder:
+        return segment
+    store.filesystem.copy_file(store.full(segment.path), store.full(path))
+    flush(store, path)
+    offset_index = _shifted(store, folder, written, segment.base_offset, "index", OFFSET_INDEX_ENTRY)
+    time_index = _shifted(store, folder, written, segment.base_offset, "timeindex", TIME_INDEX_ENTRY)
+    txn_index = b""
+    if segment.txn_index_bytes:
+        txn_index = read_file(store, f"{folder}/{segment_file(written, 'txnindex')}")
+    write_indexes(store, plan.folder, segment.base_offset, offset_index, time_index, txn_index)
+    for kind in ("log", "index", "timeindex", *(("txnindex",) if segment.txn_index_bytes else ())):
+        store.filesystem.delete_file(store.full(f"{folder}/{segment_file(written, kind)}"))
+    return replace(segment, path=path)
+
+
+def _shifted(store: Root, folder: str, old_base: int, new_base: int, kind: str, entry: np.dtype[np.void]) -> bytes:
+    entries = np.frombuffer(read_file(store, f"{folder}/{segment_file(old_base, kind)}"), entry).copy()
+    entries["relative_offset"] += old_base - new_base
+    return entries.tobytes()
+
+
 def _untouched(plan: PartitionPlan, analysis: Analysis, number: int, buffer: ChunkBuffer) -> OutputSegment:
     source, segment = analysis.sources[number], plan.segments[number]
     scan = source.scan
     base, end = scan.base_offset, analysis.end_of(number)
     inside = (analysis.aborted["last_offset"] >= base) & (analysis.aborted["last_offset"] < end)
     txn_index = transaction_index.write(analysis.aborted[inside])
-    if scan.start_position and not plan.dry_run:
+    if segment.from_offset and not plan.dry_run:
         return _copied(plan, source, segment.mtime_ms, base, end, txn_index, buffer)
     if not plan.dry_run:
         store = make_folder(plan)
@@ -170,10 +237,10 @@ def _write_snapshots(plan: PartitionPlan, analysis: Analysis, store: Root, bases
         if base in given and base != analysis.log_end_offset:
             data = _valid_snapshot(read_file(root_of(plan, given[base]), given[base].path), given[base].path)
         if data is None:
-            data = producer_snapshot.write(analysis.states[number[base]].entries())
+            data = producer_snapshot.write(analysis.producers[number[base]])
         write_file(store, f"{plan.folder}/{segment_file(base, 'snapshot')}", data)
     end = analysis.log_end_offset
-    data = producer_snapshot.write(analysis.states[-1].entries())
+    data = producer_snapshot.write(analysis.producers[-1])
     write_file(store, f"{plan.folder}/{segment_file(end, 'snapshot')}", data)
 
 

@@ -1,0 +1,231 @@
+"""What lies in an archive: partitions, their files and what the small text files beside them say. No log is opened.
+
+An archive is a log directory of a broker, or a folder of such directories: every folder that is named and filled like a
+partition's counts, wherever it lies below the root.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from pyarrow import fs as pafs
+
+from logformat import checkpoints, names
+from logformat.errors import LogFormatError
+from udfs.plan import Problem
+from udfs.scan_batches import next_offset_of
+from udfs.storage import Root, read_file, unreadable
+
+_MAX_DEPTH = 3  # root / disk / log directory / partition
+
+
+@dataclass(frozen=True)
+class ArchivedSegment:
+    """One `.log` by its name and listing."""
+
+    base_offset: int
+    path: str  # relative to the archive
+    size: int
+    mtime_ms: int
+
+
+@dataclass
+class ArchivedPartition:
+    """One partition's folder."""
+
+    topic: str
+    partition: int
+    path: str
+    segments: list[ArchivedSegment] = field(default_factory=list)  # by base offset
+    snapshots: dict[int, str] = field(default_factory=dict)  # offset -> path
+    txn_indexes: dict[int, str] = field(default_factory=dict)  # base -> path
+    topic_id: str | None = None
+    cluster_id: str | None = None
+    leader_epochs: tuple[tuple[int, int], ...] | None = None
+    cleaner_checkpoint: int | None = None
+    log_start_checkpoint: int | None = None
+    high_watermark: int | None = None
+    held_by_broker: bool = False
+    notes: list[str] = field(default_factory=list)
+    problem: Problem | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(topic, partition)."""
+        return self.topic, self.partition
+
+
+@dataclass
+class Archive:
+    """All that was found."""
+
+    root: Root
+    partitions: dict[tuple[str, int], ArchivedPartition] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _LogDirectory:
+    cleaner: dict[tuple[str, int], int] | None = None
+    log_start: dict[tuple[str, int], int] | None = None
+    high_watermark: dict[tuple[str, int], int] | None = None
+    cluster_id: str | None = None
+    held_by_broker: bool = False
+
+
+def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
+    """List the partitions of the topics that are `wanted`. A root that is not there raises FileNotFoundError."""
+    archive = Archive(root)
+    if root.filesystem.get_file_info(root.full("")).type != pafs.FileType.Directory:
+        raise FileNotFoundError(root.uri)
+    with ThreadPoolExecutor(16) as pool:
+        _walk(archive, "", 0, wanted, pool)
+    return archive
+
+
+def _list(root: Root, path: str) -> list[pafs.FileInfo]:
+    return list(root.filesystem.get_file_info(pafs.FileSelector(root.full(path))))
+
+
+def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool], pool: ThreadPoolExecutor) -> None:
+    try:
+        entries = sorted(_list(archive.root, path), key=lambda e: e.base_name)
+    except OSError as error:
+        archive.notes.append(f"{unreadable(path or archive.root.uri, error)}; left out")
+        return
+    files = {e.base_name for e in entries if e.type == pafs.FileType.File}
+    folders = [e.base_name for e in entries if e.type == pafs.FileType.Directory]
+    here: list[tuple[names.PartitionFolder, str]] = []
+    for folder in folders:
+        below = f"{path}/{folder}" if path else folder
+        parsed = names.parse_partition_folder(folder)
+        if parsed is not None and parsed.topic != names.CLUSTER_METADATA:
+            if parsed.mark:
+                archive.notes.append(f"{below}: a folder marked -{parsed.mark}; left out")
+            elif wanted(parsed.topic):
+                here.append((parsed, below))
+        elif parsed is None and not names.is_ignorable(folder):
+            if depth < _MAX_DEPTH:
+                _walk(archive, below, depth + 1, wanted, pool)
+            else:
+                archive.notes.append(f"{below}: not a partition's folder; left out")
+    if not here:
+        return
+    directory = _read_directory(archive, path, files)
+    for found in pool.map(lambda one: _read_partition(archive.root, one[0], one[1], directory), here):
+        if found is None:
+            continue
+        other = archive.partitions.get(found.key)
+        if other is not None:
+            problem = Problem(
+                "duplicate", found.path, 0, "one folder for each partition", f"the same partition in {other.path}"
+            )
+            found.problem = problem
+        archive.partitions[found.key] = found
+
+
+def _read_directory(archive: Archive, path: str, files: set[str]) -> _LogDirectory:
+    out = _LogDirectory()
+
+    def offsets(name: str) -> dict[tuple[str, int], int] | None:
+        if name not in files:
+            return None
+        full = f"{path}/{name}" if path else name
+        try:
+            return checkpoints.read_offset_checkpoint(read_file(archive.root, full), full)
+        except LogFormatError as error:
+            archive.notes.append(f"{error}; as if it were not there")
+            return None
+
+    out.cleaner = offsets(names.CLEANER_OFFSET_CHECKPOINT)
+    out.log_start = offsets(names.LOG_START_OFFSET_CHECKPOINT)
+    out.high_watermark = offsets(names.HIGH_WATERMARK_CHECKPOINT)
+    if names.META_PROPERTIES in files:
+        full = f"{path}/{names.META_PROPERTIES}" if path else names.META_PROPERTIES
+        try:
+            out.cluster_id = checkpoints.read_meta_properties(read_file(archive.root, full), full).cluster_id
+        except LogFormatError as error:
+            archive.notes.append(f"{error}; cluster not known")
+    if names.LOCK in files and archive.root.is_local:
+        lock = f"{path}/{names.LOCK}" if path else names.LOCK
+        out.held_by_broker = _is_locked(archive.root.full(lock))
+        if out.held_by_broker:
+            archive.notes.append(f"{path or archive.root.uri}: a running broker holds it; read up to the high watermark")
+    return out
+
+
+def _is_locked(path: str) -> bool:
+    """Whether another process holds Kafka's lock (a POSIX record lock); asks without ever taking it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        request = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, request.ljust(32, b"\0"))
+        return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
+    finally:
+        os.close(descriptor)
+
+
+def _read_partition(
+    root: Root, parsed: names.PartitionFolder, path: str, directory: _LogDirectory
+) -> ArchivedPartition | None:
+    out = ArchivedPartition(parsed.topic, parsed.partition, path)
+    try:
+        _fill(root, out)
+    except OSError as error:
+        out.problem = Problem.of(unreadable(path, error))
+    except LogFormatError as error:
+        out.problem = Problem.of(error)
+    if out.problem is None and not out.segments:
+        return None
+    key = out.key
+    out.cluster_id = directory.cluster_id
+    out.held_by_broker = directory.held_by_broker
+    out.cleaner_checkpoint = (directory.cleaner or {}).get(key)
+    out.log_start_checkpoint = (directory.log_start or {}).get(key)
+    out.high_watermark = (directory.high_watermark or {}).get(key)
+    if directory.held_by_broker and out.high_watermark is None:
+        out.high_watermark = 0
+        out.notes.append(f"{path}: a running broker holds it and no checkpoint says how far it is safe; nothing is read")
+    return out
+
+
+def _fill(root: Root, out: ArchivedPartition) -> None:
+    entries = {e.base_name: e for e in _list(root, out.path) if e.type == pafs.FileType.File}
+    resolution = names.resolve_leftovers(
+        ((name, int(e.size)) for name, e in entries.items()), lambda name: next_offset_of(root, f"{out.path}/{name}")
+    )
+    out.notes.extend(f"{out.path}/{name}: {why}" for name, why in resolution.ignored.items())
+    out.notes.extend(f"{out.path}: {note}" for note in resolution.notes)
+    for base, files in resolution.segments.items():
+        log = files[names.LOG]
+        out.segments.append(
+            ArchivedSegment(base, f"{out.path}/{log.name}", log.size, entries[log.name].mtime_ns // 1_000_000)
+        )
+        if names.TXN_INDEX in files:
+            out.txn_indexes[base] = f"{out.path}/{files[names.TXN_INDEX].name}"
+    out.snapshots = {offset: f"{out.path}/{file.name}" for offset, file in resolution.snapshots.items()}
+    if names.PARTITION_METADATA in resolution.side_files:
+        full = f"{out.path}/{names.PARTITION_METADATA}"
+        try:
+            out.topic_id = checkpoints.read_partition_metadata(read_file(root, full), full)
+        except LogFormatError as error:
+            out.notes.append(f"{error}; topic id not known")
+    if names.LEADER_EPOCH_CHECKPOINT in resolution.side_files:
+        full = f"{out.path}/{names.LEADER_EPOCH_CHECKPOINT}"
+        try:
+            out.leader_epochs = tuple(checkpoints.read_leader_epochs(read_file(root, full), full))
+        except LogFormatError as error:
+            out.notes.append(f"{error}; rebuilt from the log")
+
+
+def topics_of(partitions: Iterable[ArchivedPartition]) -> list[str]:
+    """Names of the topics, sorted."""
+    return sorted({p.topic for p in partitions})

@@ -1,0 +1,137 @@
+"""From an archive's listing, the store's state and the settings to what each task is told (design: "Archive against
+generation"; COMPACTION.md, "Where a run begins").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jobs.archive import ArchivedPartition
+from logformat.names import partition_folder, segment_file
+from udfs.plan import LastBatch, Problem, SegmentInput, SideFile
+
+if TYPE_CHECKING:
+    from jobs.state import Checkpoint, Segment
+
+_RESET = "topic recreated, archive rolled back, or another cluster: --reset starts it anew"
+
+
+class NotPlanned(Exception):
+    """The partition cannot be taken: `problem` says why."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+def inputs_from_archive(archived: ArchivedPartition) -> dict[str, object]:
+    """Fields of the plan for a partition that the store does not know."""
+    first = archived.segments[0].base_offset
+    return {
+        "segments": tuple(_input(s.path, s.base_offset, s.size, s.mtime_ms) for s in archived.segments),
+        "log_start_offset": max(first, archived.log_start_checkpoint or 0),
+        "checkpoint": archived.cleaner_checkpoint,
+        "snapshots": tuple(SideFile("archive", path, offset) for offset, path in archived.snapshots.items()),
+        "txn_indexes": tuple(SideFile("archive", path, base) for base, path in archived.txn_indexes.items()),
+        "leader_epochs": archived.leader_epochs,
+        "topic_id": archived.topic_id,
+    }
+
+
+def _input(path: str, base_offset: int, size: int, mtime_ms: int) -> SegmentInput:
+    return SegmentInput("archive", path, base_offset, size, mtime_ms)
+
+
+def inputs_from_generation(
+    archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment], archive_uri: str
+) -> dict[str, object]:
+    """Fields of the plan for a partition of which the store holds a generation: that, and the archive after it.
+
+    Raises NotPlanned where the archive is another log now, or lacks what comes next.
+    """
+    _check_identity(archived, checkpoint, archive_uri)
+    ours = [s for s in manifest if s.root == "store"]
+    theirs = [s for s in manifest if s.root == "archive"]
+    covered = ours[-1].next_offset if ours else min((s.base_offset for s in theirs), default=checkpoint.next_offset)
+    listed = {s.path: s for s in archived.segments}
+    for segment in theirs:
+        found = listed.get(segment.path)
+        if found is None or found.size < segment.size_bytes:
+            raise NotPlanned(
+                Problem(
+                    "gap", segment.path, 0, f"{segment.size_bytes} bytes, which generation {checkpoint.generation} uses",
+                    "no such file" if found is None else f"{found.size}", state="gap" if found is None else "diverged",
+                    hint="bring the file back, or --reset to begin anew from what the archive holds",
+                )
+            )  # fmt: skip
+    log_start = max(checkpoint.log_start_offset, archived.log_start_checkpoint or 0)
+    after, identity = _archive_after(archived, covered, checkpoint, log_start)
+    folder = f"segments/{partition_folder(checkpoint.topic, checkpoint.partition)}"
+    folder = f"{folder}/{checkpoint.generation}-{checkpoint.run_id}"
+    segments = [
+        SegmentInput("store", s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours
+    ] + after  # fmt: skip
+    snapshots = {offset: SideFile("archive", path, offset) for offset, path in archived.snapshots.items()}
+    for base in [s.base_offset for s in manifest if s.base_offset > log_start] + [checkpoint.next_offset]:
+        snapshots[base] = SideFile("store", f"{folder}/{segment_file(base, 'snapshot')}", base)
+    txn_indexes = [SideFile("archive", p, b) for b, p in archived.txn_indexes.items() if b >= covered] + [
+        SideFile("store", s.path.removesuffix(".log") + ".txnindex", s.base_offset) for s in ours if s.txn_index_bytes
+    ]
+    return {
+        "segments": tuple(segments),
+        "log_start_offset": log_start,
+        "checkpoint": checkpoint.first_dirty_offset,
+        "snapshots": tuple(snapshots.values()),
+        "txn_indexes": tuple(txn_indexes),
+        "leader_epochs": archived.leader_epochs,
+        "topic_id": archived.topic_id or checkpoint.topic_id,
+        "known_until": checkpoint.next_offset,
+        "known_last_batch": LastBatch(
+            checkpoint.last_batch_base_offset, checkpoint.last_batch_leader_epoch, checkpoint.last_batch_crc
+        ),
+        "identity_segment": identity,
+    }
+
+
+def _check_identity(archived: ArchivedPartition, checkpoint: Checkpoint, archive_uri: str) -> None:
+    for what, known, found in (
+        ("topic id", checkpoint.topic_id, archived.topic_id),
+        ("cluster id", checkpoint.cluster_id, archived.cluster_id),
+    ):
+        if known is not None and found is not None and known != found:
+            raise NotPlanned(
+                Problem("changed", archived.path, 0, f"{what} {known}", found, hint=_RESET, state="diverged")
+            )
+
+
+def _archive_after(
+    archived: ArchivedPartition, covered: int, checkpoint: Checkpoint, log_start: int
+) -> tuple[list[SegmentInput], SegmentInput | None]:
+    """The archive's segments from offset `covered` on, and the one that shows its identity if none of them does."""
+    after = [s for s in archived.segments if s.base_offset >= covered]
+    before = [s for s in archived.segments if s.base_offset < covered]
+    inputs = [_input(s.path, s.base_offset, s.size, s.mtime_ms) for s in after]
+    straddling = before[-1] if before else None
+    if straddling is not None and straddling.size and (not after or after[0].base_offset > covered):
+        # The segment may hold offsets on both sides: the task cuts it at the batch border.
+        inputs.insert(
+            0,
+            SegmentInput("archive", straddling.path, covered, straddling.size, straddling.mtime_ms, from_offset=covered),
+        )
+    elif not after and straddling is None:
+        return [], None
+    if inputs and inputs[0].base_offset > max(covered, log_start) and straddling is None:
+        raise NotPlanned(
+            Problem(
+                "gap", archived.path, 0, f"offsets from {covered} on, where generation {checkpoint.generation} ends",
+                f"a first segment at {inputs[0].base_offset}", state="gap",
+                hint="bring the missing segments back, or --reset to begin anew from what the archive holds",
+            )
+        )  # fmt: skip
+    shown = covered < checkpoint.next_offset
+    identity = None
+    if not shown and straddling is not None:
+        identity = _input(straddling.path, straddling.base_offset, straddling.size, straddling.mtime_ms)
+    return inputs, identity
+

@@ -1,0 +1,53 @@
+"""How plans become Spark tasks and results come back: one task for each row of `spark.range`, values pickled.
+
+The functions that the tasks run are those of `udfs`; what is here only carries them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from udfs.plan import PartitionPlan
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+RESULT = "result binary"
+_RESULT_ARROW = pa.schema([pa.field("result", pa.binary())])
+
+
+def run_tasks(spark: SparkSession, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """`function` of every item, each in a Spark task of its own, largest first if the caller sorted them so; results
+    come as the tasks end up in order.
+    """
+    if not items:
+        return
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield result_batch(function(items[number]))
+
+    frame = spark.range(0, len(items), 1, len(items)).mapInArrow(work, RESULT)
+    for row in frame.toArrow().column("result").to_pylist():
+        yield pickle.loads(row)
+
+
+def result_batch(value: object) -> pa.RecordBatch:
+    """A row that carries one value."""
+    return pa.record_batch([pa.array([pickle.dumps(value)], pa.binary())], schema=_RESULT_ARROW)
+
+
+def for_this_attempt(plan: PartitionPlan) -> PartitionPlan:
+    """The plan with a folder of its own for a task that is tried again: the first try may still be writing."""
+    context: Any = TaskContext.get()
+    if context is None or (context.attemptNumber() == 0 and context.stageAttemptNumber() == 0):
+        return plan
+    return replace(plan, folder=f"{plan.folder}.{context.taskAttemptId()}")
