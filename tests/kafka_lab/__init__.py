@@ -1,0 +1,47 @@
+"""A real Kafka for tests: brokers, their cleaner without a broker, their reader, and files loaded under a broker.
+
+Needs Java 17 (a JDK) and, the first time, Maven Central; nothing else. What is fetched and compiled lies in `.kafka/`
+(jars.py).
+A missing Java or a failed fetch raises LabError: tests fail, they do not skip. Tests that use it are marked `kafka`.
+
+| module | what |
+|---|---|
+| jars.py | Kafka's jars, by the Ivy that pyspark ships |
+| jvm.py | the Java programs in java/: compiled once, one process that answers commands |
+| broker.py | `with Broker(folder) as b:` 4.3.0; OldBroker: 2.8.2, which writes magic 0 and 1 |
+| oracle.py | clean, dump, digest, index_check, make_logs, consume, dump_log_segments |
+| loading.py | load_under_broker, start_restored |
+
+The oracle is exact: the in-process cleaner at the broker's clock gives the bytes of the broker's own cleaning
+(tests/golden).
+"""
+
+from .broker import Broker, OldBroker
+from .errors import LabError
+from .jars import kafka_jars
+from .loading import LoadError, LoadReport, check_served, load_under_broker, start_restored
+from .oracle import (
+    CleanRound,
+    CleanSpec,
+    Consumed,
+    Digest,
+    IndexReport,
+    clean,
+    consume,
+    create_topics,
+    digest,
+    digest_of,
+    dump,
+    dump_log_segments,
+    index_check,
+    make_logs,
+    visible_lines,
+    without_segments,
+)
+
+__all__ = [
+    "Broker", "CleanRound", "CleanSpec", "Consumed", "Digest", "IndexReport", "LabError", "LoadError", "LoadReport",
+    "OldBroker", "check_served", "clean", "consume", "create_topics", "digest", "digest_of", "dump",
+    "dump_log_segments", "index_check", "kafka_jars", "load_under_broker", "make_logs", "start_restored",
+    "visible_lines", "without_segments",
+]  # fmt: skip

@@ -1,0 +1,156 @@
+"""Kafka's jars, fetched once into a cache folder by Apache Ivy, which pyspark ships. Needs Java, no Maven.
+
+The cache is `.kafka/` in the checkout, or the folder that LASTKEY_KAFKA_DIR names. Nothing is written elsewhere.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import LabError
+
+NEW, OLD = "4.3.0", "2.8.2"  # the reference broker; the last line that still writes magic 0 and 1
+CENTRAL = "https://repo1.maven.org/maven2/"
+_ATTEMPTS = 3
+_FETCH_SECONDS = 900
+
+# What Ivy resolves for each version: (organisation, module, revision), and what it must leave out.
+_MODULES = {
+    NEW: [
+        ("org.apache.kafka", "kafka_2.13", NEW),
+        ("org.apache.kafka", "kafka-tools", NEW),  # kafka-dump-log
+        ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
+        ("org.slf4j", "slf4j-api", "1.7.36"),  # the line that log4j-slf4j-impl binds to
+    ],
+    OLD: [
+        ("org.apache.kafka", "kafka_2.13", OLD),
+        ("org.slf4j", "slf4j-reload4j", "1.7.36"),
+    ],
+}
+_EXCLUDED = {
+    NEW: [("org.apache.kafka", "connect-runtime")],  # Jetty and Jersey, 40 jars that neither broker nor tools start
+    OLD: [],
+}
+
+_SETTINGS = f"""<ivysettings>
+  <settings defaultResolver="central"/>
+  <resolvers><ibiblio name="central" m2compatible="true" root="{CENTRAL}"/></resolvers>
+</ivysettings>
+"""
+
+
+def cache_dir() -> Path:
+    """The folder that keeps jars and compiled classes; made if there is none."""
+    default = Path(__file__).resolve().parents[2] / ".kafka"
+    folder = Path(os.environ.get("LASTKEY_KAFKA_DIR") or default).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def java_tool(name: str) -> str:
+    """Path of `java` or `javac`: JAVA_HOME's, or else the one on PATH."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which(name, path=str(Path(home) / "bin")) if home else shutil.which(name)
+    if not found:
+        raise LabError(f"no {name} {'under JAVA_HOME ' + home if home else 'on PATH'}: the Kafka lab needs a JDK 17")
+    return found
+
+
+def kafka_jars(version: str = NEW) -> Path:
+    """Folder of Kafka's jars with all that they need at run time; the first call fetches them (40 s a version)."""
+    libs, wanted = cache_dir() / f"libs-{version}", _ivy_file(version)
+    if _is_complete(libs, wanted):
+        return libs
+    with exclusive("fetch"):
+        if not _is_complete(libs, wanted):  # another process may have fetched them meanwhile
+            with temporary_folder(f"fetch-{version}-") as work:
+                _fetch(version, wanted, work)
+                replace_folder(work / "libs", libs)
+    return libs
+
+
+@contextmanager
+def exclusive(name: str) -> Iterator[None]:
+    """Lets one process at a time do this in the cache folder; the lock goes with the process that holds it."""
+    with (cache_dir() / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A folder in the cache, removed at the end: on that file system, so that its content can be moved into place."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=cache_dir()) as name:
+        yield Path(name)
+
+
+def replace_folder(new: Path, target: Path) -> None:
+    """Puts a finished folder into place; what was there is out of date."""
+    if target.exists():
+        shutil.rmtree(target)
+    new.rename(target)
+
+
+def _is_complete(libs: Path, wanted: str) -> bool:
+    marker = libs / "ivy.xml"  # moved into place with the jars, so it says that all of them are there
+    return marker.is_file() and marker.read_text() == wanted
+
+
+def _ivy_file(version: str) -> str:
+    if version not in _MODULES:
+        raise LabError(f"Kafka {version} is not one of {', '.join(_MODULES)}")
+    wanted = [
+        f'<dependency org="{org}" name="{name}" rev="{rev}" force="true"/>' for org, name, rev in _MODULES[version]
+    ]
+    excluded = [f'<exclude org="{org}" module="{name}"/>' for org, name in _EXCLUDED[version]]
+    lines = [
+        '<ivy-module version="2.0">',
+        f'  <info organisation="lastkey" module="kafka-{version}"/>',
+        '  <configurations><conf name="default"/></configurations>',
+        '  <dependencies defaultconf="default->master,runtime(*)">',
+        *(f"    {line}" for line in wanted + excluded),
+        "  </dependencies>",
+        "</ivy-module>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _ivy_jar() -> Path:
+    import pyspark
+
+    jars = sorted((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
+    if not jars:
+        raise LabError("pyspark's jars folder holds no ivy-*.jar")
+    return jars[-1]
+
+
+def _fetch(version: str, ivy_file: str, work: Path) -> None:
+    """Resolves and downloads into `work/libs`; what was downloaded before a failure is kept for the next attempt."""
+    (work / "settings.xml").write_text(_SETTINGS)
+    (work / "ivy.xml").write_text(ivy_file)
+    command = [
+        java_tool("java"), "-cp", str(_ivy_jar()), "org.apache.ivy.Main",
+        "-settings", str(work / "settings.xml"), "-ivy", str(work / "ivy.xml"),
+        "-cache", str(cache_dir() / "ivy"), "-confs", "default", "-types", "jar", "bundle",
+        "-retrieve", str(work / "libs" / "[artifact]-[revision](-[classifier]).[ext]"),
+    ]  # fmt: skip
+    output = ""
+    for _ in range(_ATTEMPTS):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            output = f"no end after {_FETCH_SECONDS} s"
+            continue
+        output = done.stdout + done.stderr
+        if done.returncode == 0 and (work / "libs" / f"kafka_2.13-{version}.jar").is_file():
+            (work / "libs" / "ivy.xml").write_text(ivy_file)
+            shutil.rmtree(cache_dir() / "ivy")
+            return
+    raise LabError(f"Kafka {version} could not be fetched from {CENTRAL} in {_ATTEMPTS} attempts:\n{output[-3000:]}")

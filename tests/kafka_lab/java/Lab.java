@@ -1,0 +1,62 @@
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.charset.StandardCharsets;
+import java.util.Map;
+
+/**
+ * Kafka's own classes as a service to one Python process: a command a line on standard input, its answer a line on standard
+ * output, both JSON. {"command": NAME, "args": {...}} is answered by {"result": ...} or {"error": STACK TRACE}. Ends when its
+ * input closes, so it never outlives the process that started it. All that Kafka's classes print goes to standard error.
+ */
+public final class Lab {
+    interface Command {
+        JsonNode run(JsonNode args) throws Exception;
+    }
+
+    static final ObjectMapper JSON = new ObjectMapper();
+
+    static final Map<String, Command> COMMANDS = Map.of(
+        "clean", KafkaCleaner::clean,
+        "dump", Dump::dump,
+        "index_check", IndexCheck::check,
+        "make_logs", MakeLogs::make,
+        "create_topics", Topics::create,
+        "consume", Consume::consume,
+        "offsets_for_times", Consume::offsetsForTimes,
+        "format_storage", Tools::formatStorage,
+        "dump_log_segments", Tools::dumpLogSegments);
+
+    public static void main(String[] argv) throws Exception {
+        PrintStream answers = System.out;
+        System.setOut(System.err);
+        BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line; (line = in.readLine()) != null; ) {
+            answers.write(JSON.writeValueAsBytes(answer(JSON.readTree(line))));
+            answers.write('\n');
+            answers.flush();
+        }
+        System.exit(0); // Kafka's clients and schedulers may have left threads behind
+    }
+
+    static ObjectNode answer(JsonNode request) {
+        ObjectNode answer = JSON.createObjectNode();
+        try {
+            Command command = COMMANDS.get(request.get("command").asText());
+            if (command == null) throw new IllegalArgumentException("no command " + request.get("command"));
+            answer.set("result", command.run(request.get("args")));
+        } catch (Throwable e) { // whatever it is, Python has to hear of it
+            StringWriter trace = new StringWriter();
+            e.printStackTrace(new PrintWriter(trace));
+            answer.put("error", trace.toString());
+        }
+        return answer;
+    }
+
+    private Lab() { }
+}

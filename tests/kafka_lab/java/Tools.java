@@ -1,0 +1,64 @@
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.TextNode;
+import java.io.ByteArrayOutputStream;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import org.apache.kafka.common.utils.Exit;
+
+/** Kafka's command line tools, run in this process; each answers with what it printed. */
+final class Tools {
+    static final class ToolExit extends RuntimeException {
+        final int code;
+
+        ToolExit(int code, String message) {
+            super("exit code " + code + (message == null ? "" : ": " + message));
+            this.code = code;
+        }
+    }
+
+    /** kafka-dump-log. args: {argv} */
+    static JsonNode dumpLogSegments(JsonNode args) throws Exception {
+        String[] argv = strings(args.get("argv"));
+        return printed(out -> org.apache.kafka.tools.DumpLogSegments.main(argv));
+    }
+
+    /** kafka-storage. args: {argv} */
+    static JsonNode formatStorage(JsonNode args) throws Exception {
+        String[] argv = strings(args.get("argv"));
+        return printed(out -> {
+            int code = kafka.tools.StorageTool.execute(argv, out);
+            if (code != 0) throw new ToolExit(code, null);
+        });
+    }
+
+    interface Tool {
+        void run(PrintStream out) throws Exception;
+    }
+
+    /** What the tool prints, to the stream it is given or to System.out. Its calls of Exit end it, not the process. */
+    static TextNode printed(Tool tool) throws Exception {
+        ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+        PrintStream out = new PrintStream(bytes, true, StandardCharsets.UTF_8), before = System.out;
+        Exit.setExitProcedure((code, message) -> {
+            throw new ToolExit(code, message);
+        });
+        System.setOut(out);
+        try {
+            tool.run(out);
+        } catch (ToolExit e) {
+            if (e.code != 0) throw new IllegalStateException(e.getMessage() + "\n" + bytes.toString(StandardCharsets.UTF_8), e);
+        } finally {
+            System.setOut(before);
+            Exit.resetExitProcedure();
+        }
+        return TextNode.valueOf(bytes.toString(StandardCharsets.UTF_8));
+    }
+
+    static String[] strings(JsonNode array) {
+        String[] strings = new String[array.size()];
+        for (int i = 0; i < strings.length; i++) strings[i] = array.get(i).asText();
+        return strings;
+    }
+
+    private Tools() { }
+}

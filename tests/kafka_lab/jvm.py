@@ -1,0 +1,120 @@
+"""The lab's Java programs: compiled once, and run as one process that answers one command after the other.
+
+Starting a JVM takes about a second, and a test run asks for dozens of dumps and cleanings: hence one that stays.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from .errors import LabError
+from .jars import NEW, cache_dir, exclusive, java_tool, kafka_jars, replace_folder, temporary_folder
+
+JAVA_SOURCES = Path(__file__).parent / "java"
+_HEAP = "2g"
+
+
+def classes() -> Path:
+    """Folder of the compiled programs; its name is the hash of the sources, so a change compiles anew."""
+    sources = sorted(JAVA_SOURCES.glob("*.java"))
+    digest = hashlib.sha256(NEW.encode())
+    for source in sources:
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    target = cache_dir() / f"classes-{digest.hexdigest()[:16]}"
+    if target.is_dir():
+        return target
+    jars = kafka_jars()
+    with exclusive("compile"):
+        if not target.is_dir():
+            with temporary_folder("compile-") as work:
+                _compile(sources, jars, work / "classes")
+                replace_folder(work / "classes", target)
+    return target
+
+
+def java_command(main: str, *args: str, jars: Path | None = None, options: tuple[str, ...] = ()) -> list[str]:
+    """The command line that runs a class of the lab, or of Kafka, with `jars` (the new Kafka's) on its path."""
+    path = f"{classes()}:{jars or kafka_jars()}/*"
+    return [java_tool("java"), "-Duser.timezone=UTC", *options, "-cp", path, main, *args]
+
+
+def _compile(sources: list[Path], jars: Path, target: Path) -> None:
+    command = [java_tool("javac"), "-nowarn", "-proc:none", "--release", "17", "-cp", f"{jars}/*", "-d", str(target)]
+    done = subprocess.run([*command, *map(str, sources)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LabError(f"the lab's Java sources do not compile:\n{done.stdout}{done.stderr}")
+
+
+class LabJvm:
+    """A running `Lab` (java/Lab.java). It ends when its input closes, so also when this process dies."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._lock = threading.Lock()
+        self._errors = tempfile.TemporaryFile(prefix="kafka-lab-")  # noqa: SIM115 - what Kafka's classes print
+        options = (f"-Xmx{_HEAP}", "-XX:+UseSerialGC", f"-Dlog4j2.configurationFile={JAVA_SOURCES}/log4j2-tool.xml")
+        self._process = subprocess.Popen(
+            java_command("Lab", options=options), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+        )
+
+    def call(self, command: str, **args: object) -> Any:
+        """The result of a command; LabError with Java's stack trace when it failed."""
+        request = json.dumps({"command": command, "args": args}, default=str)
+        with self._lock:
+            try:
+                self._process.stdin.write(request.encode() + b"\n")
+                self._process.stdin.flush()
+                line = self._process.stdout.readline()
+            except BrokenPipeError:
+                line = b""
+        if not line:
+            raise LabError(f"the lab's JVM died in {command}:\n{self._printed()[-3000:]}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise LabError(f"{command}: {answer['error']}")
+        return answer["result"]
+
+    def close(self) -> None:
+        """Ends the process; a forked child leaves it to its parent."""
+        if self.pid != os.getpid():
+            return
+        with contextlib.suppress(BrokenPipeError):  # what a dead process did not read
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def is_alive(self) -> bool:
+        """Whether it can be asked, by this process."""
+        return self.pid == os.getpid() and self._process.poll() is None
+
+    def _printed(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")
+
+
+_running: list[LabJvm] = []  # the one of this process, once it was asked for
+
+
+def lab() -> LabJvm:
+    """This process's JVM, started at the first call and ended with the process."""
+    if not (_running and _running[0].is_alive()):
+        if _running and _running[0].pid == os.getpid():
+            _running[0].close()
+        jvm = LabJvm()
+        _running[:] = [jvm]
+        atexit.register(jvm.close)
+    return _running[0]

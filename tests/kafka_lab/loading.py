@@ -1,0 +1,240 @@
+"""Files under a real broker: it must load them as they are, and serve exactly what they hold.
+
+`load_under_broker` is for partition directories; `start_restored` for a whole log directory with its checkpoints.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .broker import Broker
+from .errors import LabError
+from .jvm import lab
+from .oracle import consume, create_topics, digest_of, dump, index_check, visible_lines
+
+_NEVER_CLEAN = {"log.cleaner.enable": "false", "log.cleaner.min.compaction.lag.ms": 2**63 - 1}
+_TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.ms": 2**63 - 1, "max.message.bytes": 16 << 20}
+_OWN_FILES = ("meta.properties", "bootstrap.checkpoint")  # who the node is: the new cluster's, never the restored ones
+_CHECKPOINTS = ("recovery-point-offset-checkpoint", "replication-offset-checkpoint", "log-start-offset-checkpoint",
+                "cleaner-offset-checkpoint")  # fmt: skip
+_SEGMENT_FILE = re.compile(r"(\d{20})\.(log|index|timeindex|txnindex)$")
+
+# What a broker may warn of, whatever it loads.
+_HARMLESS = re.compile(r"log\.cleaner\.enable` is deprecated|Performing controller activation")
+# Leader epochs of the data are above those of the new cluster: the broker cuts its epoch cache, the log stays as it is.
+_NEW_EPOCHS = re.compile(r"caused truncation of conflicting")
+# The clean shutdown file names no broker epoch: the node registers as after a crash, its logs are trusted all the same.
+_NO_EPOCH = re.compile(r"Unable to read the broker epoch")
+# INFO lines of the storage layer that say that it mended or dropped something.
+_MENDED = re.compile(
+    r"orrupt|rebuil|Could not find|Recovering unflushed|Truncat|stray|Inconsistent|Deleting|\bFound (file|log|a|an)\b"
+    r"|unclean|non-monotonic|recovery for|Unable to|invalid",
+    re.IGNORECASE,
+)
+_STORAGE = re.compile(
+    "LogLoader|LogManager|UnifiedLog|LogSegment|ProducerStateManager|LocalLog|LeaderEpoch|(Offset|Time|Transaction)Index"
+)
+_USUAL = re.compile(r"Reloading from producer snapshot and rebuilding producer state|__cluster_metadata")
+_SKIPPED = re.compile(r"Skipping recovery of \d+ logs? from|clean shutdown file was found")
+
+
+class LoadError(LabError):
+    """The broker did not take the files as they are, or serves something else than they hold."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join([f"{len(problems)} problems under a real broker:", *problems[:40]]))
+        self.problems = problems
+
+
+@dataclass
+class LoadReport:
+    """What was seen beside problems: notes of the broker, and the times that its search by time cannot find."""
+
+    notes: list[str] = field(default_factory=list)
+    hidden_times: dict[str, int] = field(default_factory=dict)  # partition -> how many of the times that were asked
+
+
+def partition_dirs(folders: Iterable[Path]) -> dict[str, Path]:
+    """`<topic>-<n>` -> directory, of partition directories and of folders that hold some (but internal topics)."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        inner = [folder] if any(folder.glob("*.log")) else sorted(p for p in folder.glob("*-*") if any(p.glob("*.log")))
+        for path in inner:
+            if path != folder and path.name.startswith("__"):
+                continue
+            if path.name in found:
+                raise LabError(f"{path.name} is given twice: {found[path.name]} and {path}")
+            found[path.name] = path.resolve()
+    if not found:
+        raise LabError(f"no partition directories in {', '.join(map(str, folders))}")
+    return found
+
+
+def load_under_broker(
+    folders: Iterable[Path], *, early: bool = False, times: int = 40, strict_times: bool = False
+) -> LoadReport:
+    """Puts partition directories under a fresh broker that believes in a clean shutdown, and reads them back.
+
+    LoadError unless: the broker's log tells of no recovery, rebuild, truncation or warning; a consumer reads in both
+    isolation levels what the files hold; offsetsForTimes follows Kafka's rule; index_check has nothing to say; no
+    segment file was changed, made or removed.
+    early: as in index_check. strict_times: a record that Kafka's search by time misses is a problem too.
+    """
+    parts = partition_dirs(folders)
+    with tempfile.TemporaryDirectory(prefix="kafka-load-") as work:
+        broker = _fresh_cluster(Path(work), parts)
+        for name in (*_CHECKPOINTS[:2], _CHECKPOINTS[3]):
+            (broker.data / name).unlink(missing_ok=True)
+        for name, source in parts.items():
+            _swap_in(source, broker.data / name)
+        return _serve_and_check(broker, parts, early=early, times=times, strict_times=strict_times)
+
+
+@contextmanager
+def start_restored(log_dir: Path, *, options: Mapping[str, object] | None = None) -> Iterator[Broker]:
+    """A running broker on a copy of a restored log directory: partitions, checkpoints and `.kafka_cleanshutdown`.
+
+    The topics are made in a fresh cluster first; the files then take their place as they are, but for the topic id in
+    partition.metadata, which is that cluster's. LoadError when the broker recovers, rebuilds or warns of anything while
+    it starts, and at the end of the block when it has done so since, or changed a file. `broker.data` is the copy.
+    """
+    parts = _all_partitions(log_dir)
+    if not (log_dir / ".kafka_cleanshutdown").exists():
+        raise LabError(f"{log_dir} holds no .kafka_cleanshutdown: a broker would recover every log in it")
+    with tempfile.TemporaryDirectory(prefix="kafka-restored-") as work:
+        broker = _fresh_cluster(Path(work), parts, options)
+        for path in broker.data.iterdir():
+            if path.is_file() and path.name not in _OWN_FILES:
+                path.unlink()
+        for path in log_dir.iterdir():
+            if path.is_file() and path.name not in (*_OWN_FILES, ".lock"):
+                shutil.copy2(path, broker.data)
+        for name, source in parts.items():
+            _swap_in(source, broker.data / name)
+        with broker:
+            _raise_if(log_problems(broker)[0])
+            yield broker
+        _raise_if([*log_problems(broker)[0], *changed_files(parts, broker.data)])
+
+
+def check_served(
+    bootstrap: str, parts: Mapping[str, Path], *, times: int = 40, strict_times: bool = False
+) -> tuple[list[str], dict[str, int]]:
+    """What a consumer gets from the broker against the files: problems, and the hidden times of each partition."""
+    problems: list[str] = []
+    hidden: dict[str, int] = {}
+    for name, path in parts.items():
+        records = dump([path], "R")[path]
+        for isolation in ("read_uncommitted", "read_committed"):
+            expected, read = visible_lines(records, isolation), consume(bootstrap, name, isolation)
+            if read.data_sha256 != digest_of(expected):
+                got = f"{isolation} consumer read {read.records} records"
+                problems.append(f"{name}: {got}, not the {len(expected)} of the files")
+        if times:
+            found = lab().call("offsets_for_times", bootstrap=bootstrap, directory=path, times=times)
+            problems += found["failures"]
+            hidden[name] = found["hidden"]
+            if strict_times and found["hidden"]:
+                problems.append(
+                    f"{name}: offsetsForTimes misses a record at {found['hidden']} of {found['times']} times"
+                )
+    return problems, hidden
+
+
+def log_problems(broker: Broker) -> tuple[list[str], list[str]]:
+    """Lines of the broker's log that tell of a warning, recovery, rebuild or truncation; and the harmless notes."""
+    problems, notes = [], []
+    alerts = set(broker.alerts())
+    text = broker.log_text()
+    for line in text.splitlines():
+        if _NO_EPOCH.search(line):
+            notes.append(line)
+        elif line in alerts:
+            if _NEW_EPOCHS.search(line):
+                notes.append(line)
+            elif not _HARMLESS.search(line):
+                problems.append(f"broker log: {line}")
+        elif _MENDED.search(line) and _STORAGE.search(line) and not _USUAL.search(line) and not _SKIPPED.search(line):
+            problems.append(f"broker log: {line}")
+    if not _SKIPPED.search(text):
+        problems.append("broker log: it did not skip recovery")
+    return problems, notes
+
+
+def changed_files(parts: Mapping[str, Path], data: Path) -> list[str]:
+    """Segment files that are not as they were given, but for the active segment's indexes, which a broker extends."""
+    problems = []
+    for name, source in parts.items():
+        given, there = _segment_files(source), _segment_files(data / name)
+        active = max(stem for stem, _ in given)
+        settled = {key for key in given | there if key[0] != active or key[1] == "log"}
+        for stem, kind in sorted(settled):
+            file = f"{stem}.{kind}"
+            if (stem, kind) not in there:
+                problems.append(f"{name}/{file} was removed by the broker")
+            elif (stem, kind) not in given:
+                problems.append(f"{name}/{file} was made by the broker")
+            elif not filecmp.cmp(source / file, data / name / file, shallow=False):
+                problems.append(f"{name}/{file} was changed by the broker")
+    return problems
+
+
+def _serve_and_check(
+    broker: Broker, parts: Mapping[str, Path], *, early: bool, times: int, strict_times: bool
+) -> LoadReport:
+    report = LoadReport()
+    with broker:
+        problems, report.hidden_times = check_served(broker.bootstrap, parts, times=times, strict_times=strict_times)
+    for path, indexes in index_check(parts.values(), early=early).items():
+        problems += [f"{path.name}: {failure}" for failure in indexes.failures]
+    from_log, report.notes = log_problems(broker)
+    _raise_if([*problems, *from_log, *changed_files(parts, broker.data)])
+    return report
+
+
+def _fresh_cluster(folder: Path, parts: Iterable[str], options: Mapping[str, object] | None = None) -> Broker:
+    """A stopped broker of a new cluster, with empty topics of these names."""
+    topics: dict[str, int] = {}
+    for name in parts:
+        topic, _, number = name.rpartition("-")
+        topics[topic] = max(topics.get(topic, 0), int(number) + 1)
+    broker = Broker(folder, {**_NEVER_CLEAN, **(options or {})})
+    with broker:
+        create_topics(broker.bootstrap, topics, _TOPIC_CONFIGS)
+    missing = [name for name in parts if not (broker.data / name / "partition.metadata").exists()]
+    if missing:
+        raise LabError(f"the broker made no {', '.join(missing)}")
+    return broker
+
+
+def _swap_in(source: Path, target: Path) -> None:
+    """Replaces an empty partition by given files, under the topic id of the cluster."""
+    for path in target.iterdir():
+        if path.name != "partition.metadata":
+            path.unlink()
+    for path in source.iterdir():
+        if path.is_file() and path.name != "partition.metadata":
+            shutil.copy2(path, target)
+
+
+def _all_partitions(log_dir: Path) -> dict[str, Path]:
+    parts = {path.name: path for path in sorted(log_dir.iterdir()) if path.is_dir()}
+    if not parts:
+        raise LabError(f"{log_dir} holds no partitions")
+    return parts
+
+
+def _segment_files(folder: Path) -> set[tuple[str, str]]:
+    return {match.groups() for path in folder.iterdir() if (match := _SEGMENT_FILE.match(path.name))}
+
+
+def _raise_if(problems: list[str]) -> None:
+    if problems:
+        raise LoadError(problems)

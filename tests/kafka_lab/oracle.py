@@ -1,0 +1,175 @@
+"""Kafka's own reader, cleaner, index classes, producer and consumer, as Python functions over java/Lab.java."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from .jvm import lab
+
+Isolation = Literal["read_uncommitted", "read_committed"]
+
+
+@dataclass(frozen=True)
+class CleanSpec:
+    """One partition directory to clean in place, at a clock that stands still. Defaults are Kafka's, save the map."""
+
+    directory: Path
+    now_ms: int
+    segment_bytes: int = 1 << 30
+    first_dirty_offset: int = 0
+    delete_retention_ms: int = 86_400_000
+    segment_index_bytes: int = 10_485_760
+    index_interval_bytes: int = 4096
+    max_message_bytes: int = 1_048_588
+    producer_id_expiration_ms: int = 86_400_000
+    dedupe_buffer_bytes: int = 16 << 20  # of the key map, for 629,000 keys; the broker's is 128 MiB
+
+
+@dataclass(frozen=True)
+class CleanRound:
+    """What one round of the cleaner says of itself; a log takes several when its keys do not fit the map."""
+
+    directory: Path
+    first_dirty_offset: int
+    end_offset: int  # the next first dirty offset
+    messages_read: int
+    messages_written: int
+    invalid_messages_read: int  # records without a key
+    bytes_read: int
+    bytes_written: int
+    active_producers: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Digest:
+    """Counts of a partition, and SHA-256 of its canonical lines (java/Dump.java): data, record and batch lines."""
+
+    segments: int
+    bytes: int
+    batches: int
+    empty_batches: int
+    data: int
+    control: int
+    tombstones: int
+    first_offset: int
+    last_offset: int
+    data_sha256: str
+    record_sha256: str
+    batch_sha256: str
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """`failures` is empty when every side file fits the log; `rebuild_differs`: files that Kafka rebuilds otherwise."""
+
+    failures: list[str]
+    rebuild_differs: list[str]
+    segments: int
+    offset_entries: int
+    early_entries: int
+    time_entries: int
+    aborted_transactions: int
+    snapshots: int
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """What the real consumer read; the digest is comparable with Digest.data_sha256."""
+
+    begin_offset: int
+    end_offset: int
+    records: int
+    last_offset: int
+    data_sha256: str
+    lines: tuple[str, ...] = ()
+
+
+def clean(specs: Iterable[CleanSpec]) -> list[CleanRound]:
+    """Runs the broker's Cleaner in place over each directory, as a broker that has just started would."""
+    rounds = lab().call("clean", logs=[asdict(spec) for spec in specs])
+    return [CleanRound(**{**r, "directory": Path(r["directory"])}) for r in rounds]
+
+
+def dump(paths: Iterable[Path], kinds: str = "BR") -> dict[Path, list[str]]:
+    """Canonical lines of partition directories or .log files, of the kinds D (data), R (record), B (batch).
+
+    See java/Dump.java for the fields. A batch's line comes after those of its records.
+    """
+    return {path: lab().call("dump", path=path, kinds=kinds)["lines"] for path in paths}
+
+
+def digest(paths: Iterable[Path]) -> dict[Path, Digest]:
+    """Counts and digests of partition directories or .log files."""
+    return {path: Digest(**lab().call("dump", path=path, kinds="")["digest"]) for path in paths}
+
+
+def without_segments(lines: Iterable[str]) -> list[str]:
+    """The lines without the base of the segment that a batch lies in, to compare logs that are cut differently."""
+    return [line.rpartition("\t")[0] if line.startswith("B\t") else line for line in lines]
+
+
+def visible_lines(record_lines: Iterable[str], isolation: Isolation) -> list[str]:
+    """The D lines that a consumer must get, worked out from the R lines of a log alone."""
+    shown: list[tuple[int, str] | None] = []
+    open_transactions: dict[str, list[int]] = {}  # producer id -> rows of `shown`
+    for line in record_lines:
+        fields = line.split("\t")
+        offset, timestamp, _, key, value, headers, producer, _, _, transactional, control = fields[1:12]
+        if control == "-":
+            if transactional == "1":
+                open_transactions.setdefault(producer, []).append(len(shown))
+            shown.append((int(offset), "\t".join(("D", offset, timestamp, key, value, headers))))
+        elif control in ("COMMIT", "ABORT"):
+            rows = open_transactions.pop(producer, [])
+            if control == "ABORT" and isolation == "read_committed":
+                for row in rows:
+                    shown[row] = None
+    kept = [row for row in shown if row]
+    if isolation == "read_committed" and open_transactions:
+        last_stable = min(shown[rows[0]][0] for rows in open_transactions.values())
+        kept = [row for row in kept if row[0] < last_stable]
+    return [line for _, line in kept]
+
+
+def digest_of(lines: Iterable[str]) -> str:
+    """SHA-256 over lines as the lab takes it."""
+    return hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest()
+
+
+def index_check(
+    dirs: Iterable[Path], *, early: bool = False, rebuild: bool = False, interval: int = 4096
+) -> dict[Path, IndexReport]:
+    """Every side file of partition directories against its log; `early` and `rebuild`: see java/IndexCheck.java."""
+    return {
+        path: IndexReport(**lab().call("index_check", directory=path, early=early, rebuild=rebuild, interval=interval))
+        for path in dirs
+    }
+
+
+def make_logs(bootstrap: str, specs: Sequence[str]) -> list[dict[str, object]]:
+    """Topics through the real producer, one spec line a topic: see java/MakeLogs.java."""
+    return lab().call("make_logs", bootstrap=bootstrap, specs=list(specs))
+
+
+def create_topics(bootstrap: str, topics: Mapping[str, int], configs: Mapping[str, object]) -> None:
+    """Makes empty topics: name -> partitions."""
+    texts = {name: str(value) for name, value in configs.items()}
+    lab().call("create_topics", bootstrap=bootstrap, topics=dict(topics), configs=texts)
+
+
+def consume(
+    bootstrap: str, partition: str, isolation: Isolation = "read_uncommitted", *, lines: bool = False
+) -> Consumed:
+    """Reads `<topic>-<n>` from its beginning to its end with the real consumer."""
+    read = lab().call("consume", bootstrap=bootstrap, partition=partition, isolation=isolation, lines=lines)
+    return Consumed(**{**read, "lines": tuple(read.get("lines", ()))})
+
+
+def dump_log_segments(*args: object) -> str:
+    """What kafka-dump-log prints, for example `dump_log_segments("--deep-iteration", "--files", path)`."""
+    return lab().call("dump_log_segments", argv=[str(arg) for arg in args])

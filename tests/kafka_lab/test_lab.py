@@ -1,0 +1,218 @@
+"""The lab itself: brokers start and stop, the oracles agree with one another, and what is wrong is noticed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.kafka_lab import (
+    Broker,
+    LabError,
+    LoadError,
+    OldBroker,
+    consume,
+    digest,
+    digest_of,
+    dump,
+    dump_log_segments,
+    index_check,
+    load_under_broker,
+    make_logs,
+    start_restored,
+    visible_lines,
+)
+from tests.kafka_lab.jars import cache_dir, java_tool, kafka_jars
+from tests.kafka_lab.jvm import LabJvm, lab
+
+pytestmark = pytest.mark.kafka
+
+SPECS = [
+    "topic=users partitions=2 records=900 keys=99 codec=zstd batch=4096 segment=8192 tombstones=0.1 headers=1",
+    "topic=orders records=900 keys=80 txn=true producers=2 turn=7 abort=0.4 segment=65536 hang=0.9",
+]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A log directory that a stopped broker left, and what its consumers had read."""
+    with Broker(tmp_path_factory.mktemp("broker")) as broker:
+        made = make_logs(broker.bootstrap, SPECS)
+        read = {
+            (partition, isolation): consume(broker.bootstrap, partition, isolation)
+            for partition in ("users-0", "users-1", "orders-0")
+            for isolation in ("read_uncommitted", "read_committed")
+        }
+    assert [topic["topic"] for topic in made] == ["users", "orders"]
+    return broker.data, read
+
+
+def copy_of(source: Path, target: Path) -> Path:
+    return shutil.copytree(source, target / source.name)
+
+
+def test_what_a_consumer_reads_is_what_the_files_hold(written):
+    data, read = written
+    for (partition, isolation), consumed in read.items():
+        [lines] = dump([data / partition], "R").values()
+        assert consumed.data_sha256 == digest_of(visible_lines(lines, isolation)), (partition, isolation)
+    assert read["orders-0", "read_committed"].records < read["orders-0", "read_uncommitted"].records
+    [whole] = digest([data / "orders-0"]).values()
+    assert whole.data_sha256 == read["orders-0", "read_uncommitted"].data_sha256
+
+
+def test_a_broker_that_fails_says_why_and_leaves_nothing(tmp_path):
+    broker = Broker(tmp_path, {"num.io.threads": "many"})
+    with pytest.raises(LabError, match="many"):
+        broker.start()
+    assert broker._process is None
+    broker.stop()
+
+
+def test_a_broker_stops_when_its_test_fails(tmp_path):
+    with pytest.raises(ZeroDivisionError), Broker(tmp_path) as broker:
+        process = broker._process
+        raise ZeroDivisionError
+    assert process.returncode is not None
+    assert (broker.data / ".kafka_cleanshutdown").exists()
+
+
+def test_the_old_broker_writes_old_magic(tmp_path):
+    settings = "records=60 batch=2048 segment=4096 oldbroker=true idempotent=false"
+    with OldBroker(tmp_path) as broker:
+        make_logs(broker.bootstrap, [f"topic=v0 config.message.format.version=0.9.0 {settings}",
+                                     f"topic=v1 config.message.format.version=0.10.2 {settings}"])  # fmt: skip
+    for magic in ("0", "1"):
+        [lines] = dump([broker.data / f"v{magic}-0"], "B").values()
+        assert {line.split("\t")[4] for line in lines} == {magic}
+
+
+def test_the_roll_marker_is_alone_in_the_active_segment(written):
+    data, _ = written
+    active = max((data / "orders-0").glob("*.log"))
+    [lines] = dump([active], "R").values()
+    assert [line.split("\t")[4] for line in lines] == ["enotcm9sbC1tYXJrZXItMA=="]
+
+
+def test_an_unknown_option_of_a_spec_is_refused():
+    with pytest.raises(LabError, match="unknown option recods"):
+        make_logs("127.0.0.1:1", ["topic=t recods=5"])
+
+
+def test_index_check_accepts_what_the_broker_wrote(written):
+    data, _ = written
+    reports = index_check([data / "users-0", data / "orders-0"], rebuild=True)
+    assert [(r.failures, r.rebuild_differs) for r in reports.values()] == [([], []), ([], [])]
+    assert reports[data / "orders-0"].aborted_transactions > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "complaint"),
+    [
+        ("index", lambda f: f.write_bytes(f.read_bytes()[:-1] + b"\x01"), "but the batch is at"),
+        ("timeindex", lambda f: f.write_bytes(b""), "but the greatest timestamp is"),
+        ("txnindex", Path.unlink, "no entry for the aborted records"),
+        ("snapshot", lambda f: f.write_bytes(b"\x00\x01"), "snapshot"),
+    ],
+)
+def test_index_check_finds_damage(written, tmp_path, kind, damage, complaint):
+    copy = copy_of(written[0] / "orders-0", tmp_path)
+    damage(min(f for f in copy.glob(f"*.{kind}") if f.stat().st_size))
+    assert any(complaint in failure for failure in index_check([copy])[copy].failures)
+
+
+def test_dump_refuses_a_damaged_batch(written, tmp_path):
+    copy = copy_of(written[0] / "users-0", tmp_path)
+    log = min(copy.glob("*.log"))
+    log.write_bytes(log.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(LabError, match="CorruptRecordException"):
+        dump([copy])
+
+
+def test_kafka_dump_log_prints_batches_and_records(written):
+    log = min((written[0] / "users-0").glob("*.log"))
+    text = dump_log_segments("--deep-iteration", "--print-data-log", "--files", log)
+    assert text.startswith(f"Dumping {log}\n")
+    assert "compresscodec: zstd" in text
+
+
+def test_kafka_dump_log_reports_its_errors():
+    with pytest.raises(LabError, match="no-such-option is not a recognized option"):
+        dump_log_segments("--no-such-option")
+
+
+def test_a_broker_loads_and_serves_what_another_wrote(written):
+    report = load_under_broker([written[0]])
+    assert report.notes == []
+    assert set(report.hidden_times) == {"users-0", "users-1", "orders-0"}
+
+
+def test_a_broker_that_has_to_mend_files_is_an_error(written, tmp_path):
+    copy = copy_of(written[0] / "users-0", tmp_path)
+    min(copy.glob("*.index")).unlink()
+    with pytest.raises(LoadError, match="Could not find offset index file") as error:
+        load_under_broker([copy])
+    assert any("was made by the broker" in problem for problem in error.value.problems)
+
+
+def test_a_broker_starts_on_a_whole_log_directory(written):
+    data, read = written
+    with start_restored(data) as broker:
+        assert consume(broker.bootstrap, "orders-0", "read_committed") == read["orders-0", "read_committed"]
+        assert (broker.data / "recovery-point-offset-checkpoint").exists()
+
+
+def test_a_log_directory_that_was_not_shut_down_cleanly_is_refused(written, tmp_path):
+    copy = copy_of(written[0], tmp_path)
+    (copy / ".kafka_cleanshutdown").unlink()
+    with pytest.raises(LabError, match="kafka_cleanshutdown"), start_restored(copy):
+        pass
+
+
+def test_the_jvm_outlives_a_failed_command_and_is_replaced_when_it_died():
+    with pytest.raises(LabError, match="no command"):
+        lab().call("fly")
+    assert lab().call("dump_log_segments", argv=["--version"]).startswith("4.3.0")
+    before = lab()
+    before._process.kill()
+    before._process.wait()
+    assert lab() is not before
+    assert lab().call("dump_log_segments", argv=["--version"]).startswith("4.3.0")
+
+
+def test_a_jvm_that_dies_in_a_command_is_an_error():
+    jvm = LabJvm()
+    try:
+        jvm._process.kill()
+        with pytest.raises(LabError, match="died in dump"):
+            jvm.call("dump", path="x", kinds="")
+    finally:
+        jvm.close()
+
+
+def test_without_java_the_lab_fails(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(LabError, match="needs a JDK 17"):
+        java_tool("java")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(LabError, match="JAVA_HOME"):
+        java_tool("javac")
+
+
+def test_a_fetch_that_fails_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("LASTKEY_KAFKA_DIR", str(tmp_path))
+    nowhere = "<ivysettings><settings defaultResolver='none'/></ivysettings>"
+    monkeypatch.setattr("tests.kafka_lab.jars._SETTINGS", nowhere)
+    monkeypatch.setattr("tests.kafka_lab.jars._ATTEMPTS", 1)
+    with pytest.raises(LabError, match="could not be fetched"):
+        kafka_jars()
+    assert not list(tmp_path.glob("libs-*"))
+    assert not list(tmp_path.glob("fetch-*"))
+
+
+def test_the_cache_folder_can_be_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("LASTKEY_KAFKA_DIR", str(tmp_path / "elsewhere"))
+    assert cache_dir() == tmp_path / "elsewhere"
+    assert (tmp_path / "elsewhere").is_dir()
