@@ -155,7 +155,9 @@ def _read_directory(archive: Archive, path: str, files: set[str]) -> _LogDirecto
         lock = f"{path}/{names.LOCK}" if path else names.LOCK
         out.held_by_broker = _is_locked(archive.root.full(lock))
         if out.held_by_broker:
-            archive.notes.append(f"{path or archive.root.uri}: a running broker holds it; read up to the high watermark")
+            archive.notes.append(
+                f"{path or archive.root.uri}: a running broker holds it; read up to the high watermark"
+            )
     return out
 
 
@@ -193,7 +195,9 @@ def _read_partition(
     out.high_watermark = (directory.high_watermark or {}).get(key)
     if directory.held_by_broker and out.high_watermark is None:
         out.high_watermark = 0
-        out.notes.append(f"{path}: a running broker holds it and no checkpoint says how far it is safe; nothing is read")
+        out.notes.append(
+            f"{path}: a running broker holds it and no checkpoint says how far it is safe; nothing is read"
+        )
     return out
 
 

@@ -25,12 +25,13 @@ from jobs import state as store_state
 from jobs.archive import Archive, ArchivedPartition, list_archive
 from jobs.config import Config, TopicSettings
 from jobs.errors import ConflictError, MissingPathError, PolicyError, UsageError
+
 from jobs.errors import DONE, PROBLEMS  # isort: skip
+from jobs import session as spark_session
 from jobs.options import CompactOptions
 from jobs.plan_partitions import NotPlanned, inputs_from_archive, inputs_from_generation
 from jobs.progress import Progress
 from jobs.report import PartitionLine, before_after_table, seconds, size
-from jobs import session as spark_session
 from jobs.splits import compact_in_splits
 from jobs.state import Checkpoint, Commit, PartitionState, RunRow, Segment, State
 from jobs.tasks import for_this_attempt, run_tasks
@@ -124,7 +125,8 @@ class CompactReport:
         dropped = {
             reason: sum(r.counters.get(f"dropped_{key}", 0) for r in cleaned)
             for key, reason in (
-                ("superseded", "superseded"), ("tombstones", "expired tombstones"), ("aborted", "of aborted transactions"),
+                ("superseded", "superseded"), ("tombstones", "expired tombstones"),
+                ("aborted", "of aborted transactions"),
                 ("null_key", "without a key"), ("markers", "transaction markers"),
             )
         }  # fmt: skip
@@ -180,7 +182,7 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     run_id = uuid.uuid4().hex
     report = CompactReport(archive_uri, store_uri, run_id, options.now_ms, options.dry_run)
     with ThreadPoolExecutor(1) as pool:
-        session: Future[SparkSession] = pool.submit(get_session)
+        session: Future[SparkSession] = pool.submit(spark_session.start)
         archive, settings = _listed(options, archive_uri, report)
         report.seconds["list"] = time.perf_counter() - started
         spark = session.result()
@@ -302,7 +304,7 @@ def _plans(
 
 def _held(archived: ArchivedPartition) -> Problem:
     return Problem(
-        "unreadable", archived.path, 0, "an archive that nothing writes to, as --sealed says", "a running broker's lock",
+        "unreadable", archived.path, 0, "an archive that nothing writes to, as --sealed says", "a broker's lock",
         hint="leave --sealed out, or stop the broker",
     )  # fmt: skip
 
@@ -448,7 +450,9 @@ def _check_files(store: Root, commits: Sequence[Commit]) -> None:
                 continue
             info = store.filesystem.get_file_info(store.full(segment.path))
             if info.size != segment.size_bytes:
-                raise RuntimeError(f"{segment.path}: expected {segment.size_bytes} bytes before the commit, found {info}")
+                raise RuntimeError(
+                    f"{segment.path}: before the commit: expected {segment.size_bytes} bytes, found {info}"
+                )
 
 
 def _commit(

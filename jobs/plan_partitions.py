@@ -60,7 +60,7 @@ def inputs_from_generation(
         if found is None or found.size < segment.size_bytes:
             raise NotPlanned(
                 Problem(
-                    "gap", segment.path, 0, f"{segment.size_bytes} bytes, which generation {checkpoint.generation} uses",
+                    "gap", segment.path, 0, f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
                     "no such file" if found is None else f"{found.size}", state="gap" if found is None else "diverged",
                     hint="bring the file back, or --reset to begin anew from what the archive holds",
                 )
@@ -117,7 +117,9 @@ def _archive_after(
         # The segment may hold offsets on both sides: the task cuts it at the batch border.
         inputs.insert(
             0,
-            SegmentInput("archive", straddling.path, covered, straddling.size, straddling.mtime_ms, from_offset=covered),
+            SegmentInput(
+                "archive", straddling.path, covered, straddling.size, straddling.mtime_ms, from_offset=covered
+            ),
         )
     elif not after and straddling is None:
         return [], None
@@ -134,4 +136,3 @@ def _archive_after(
     if not shown and straddling is not None:
         identity = _input(straddling.path, straddling.base_offset, straddling.size, straddling.mtime_ms)
     return inputs, identity
-

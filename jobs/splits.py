@@ -33,9 +33,11 @@ from udfs.retain_kernels import COUNTER_NAMES
 from udfs.rewrite_group import GroupResult, rewrite_group
 from udfs.scan_batches import SegmentScan
 from udfs.scan_keys import make_splits, scan_keys
+from udfs.transactions import TXN_BATCH
 from udfs.write_generation import join_empty_groups, write_generation
 
 _KEYS = "key_low long, key_high long, offset long, dirty boolean, segment_group int"
+NO_TXN_BATCHES = np.empty(0, TXN_BATCH)
 _SENTINEL = -1  # offset of a row that says only: this group exists
 
 
@@ -96,14 +98,16 @@ def _compact(spark: SparkSession, plan: PartitionPlan, clock: Clock) -> Partitio
 
 def _lean(scan: SegmentScan) -> SegmentScan:
     """A scan without what only the analysis needs."""
-    return replace(scan, producers=merge_all([]), offset_index=b"", time_index=b"", transactional=scan.transactional[:0])
+    return replace(
+        scan, producers=merge_all([]), offset_index=b"", time_index=b"", transactional=scan.transactional[:0]
+    )
 
 
 def key_offsets(spark: SparkSession, plan: PartitionPlan, analysis: Analysis) -> tuple[DataFrame, int]:
     """KEY_OFFSETS rows of all splits, lazily, and the number of splits."""
     splits = make_splits([s.scan.size for s in analysis.sources], analysis.groups, plan.limits.split_bytes)
     scans = {i: _lean(analysis.sources[i].scan) for split in splits for i in split.numbers}
-    rules, first_dirty = analysis.rules, analysis.range.first_dirty_offset
+    rules, first_dirty = analysis.rules, analysis.cleanable.first_dirty_offset
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -116,7 +120,7 @@ def key_offsets(spark: SparkSession, plan: PartitionPlan, analysis: Analysis) ->
 
 
 def survivors(keys: DataFrame) -> DataFrame:
-    """(segment_group, offset) of the records that stay: of each key the last dirty one, or the clean ones if none is."""
+    """(segment_group, offset) of what stays: of each key the last dirty record, or the clean ones if none is dirty."""
     of_key = Window.partitionBy("key_low", "key_high")
     last = F.max(F.when(F.col("dirty"), F.col("offset"))).over(of_key)
     stays = F.when(F.col("last_dirty").isNull(), F.lit(True)).otherwise(F.col("offset") >= F.col("last_dirty"))

@@ -60,7 +60,7 @@ def read_exactly(file: Any, path: str, position: int, out: np.ndarray) -> None:
     file.seek(position)
     filled = 0
     while filled < len(out):
-        n = file.readinto(memoryview(out)[filled:])
+        n = file.readinto(out.data[filled:])
         if n <= 0:
             raise LogFormatError("changed", path, position + filled, f"{len(out) - filled} more bytes", "end of file")
         filled += n

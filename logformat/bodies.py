@@ -129,7 +129,7 @@ class BodyLoader:
         if len(lying):
             i = lying[0]
             raise LogFormatError(
-                "count", path, int(batches["position"][i]), f"at most {int(room[i])} records, by the bytes of the batch",
+                "count", path, int(batches["position"][i]), f"at most {int(room[i])} records, by its bytes",
                 f"{int(bodies['n_records'][i])} in its header", base_offset=int(batches["base_offset"][i]),
             )  # fmt: skip
         ends = np.cumsum(bodies["n_records"])
@@ -147,9 +147,7 @@ class BodyLoader:
         return Run(first, batches, wanted, bodies, spans, raw, scratch)
 
 
-def _problem(
-    path: str, raw_position: int, batch: np.void, body: np.void, status: int, where: int
-) -> LogFormatError:
+def _problem(path: str, raw_position: int, batch: np.void, body: np.void, status: int, where: int) -> LogFormatError:
     kind, expected = {
         record_kernels.BAD_VARINT: ("varint", "a varint of at most 5 (varlong: 10) bytes inside the record"),
         record_kernels.BAD_RECORD: ("record", "fields that fill the record's length"),

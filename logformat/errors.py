@@ -19,9 +19,11 @@ class LogFormatError(Exception):
         super().__init__(kind, path, position, expected, found)
 
     def __str__(self) -> str:
-        at = f" (batch at offset {self.base_offset})" if self.base_offset >= 0 else ""
+        at = f"{self.path} at byte {self.position}"
+        if self.base_offset >= 0:
+            at = f"{at} (batch at offset {self.base_offset})"
         hint = f"; {self.hint}" if self.hint else ""
-        return f"{self.path} at byte {self.position}{at}: {self.kind}: expected {self.expected}, found {self.found}{hint}"
+        return f"{at}: {self.kind}: expected {self.expected}, found {self.found}{hint}"
 
     def __reduce__(self) -> tuple[object, ...]:  # crosses process borders with every field
         return _rebuild, (

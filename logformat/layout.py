@@ -1,4 +1,4 @@
-"""Field tables of Kafka's log structures; all integers big-endian. Sizes and offsets are derived here, never typed again.
+"""Field tables of Kafka's log structures; integers are big-endian. Sizes and offsets are derived, never typed again.
 
 Source: Kafka's DefaultRecordBatch, LegacyRecord, OffsetIndex, TimeIndex, AbortedTxn and ProducerStateManager (4.3.0).
 The prose is in FORMAT.md.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.ir as ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -62,9 +62,7 @@ store_i32 = _storer(32, types.int32)
 store_i16 = _storer(16, types.int16)
 
 
-def _copy(
-    typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any, count: Any
-) -> Any:
+def _copy(typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any, count: Any) -> Any:
     """(target, target_position, source, source_position, count): memcpy; the ranges must not overlap."""
     signature = types.void(target, types.int64, source, types.int64, types.int64)
 

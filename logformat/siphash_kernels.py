@@ -1,5 +1,5 @@
 """128-bit SipHash-2-4 of byte ranges (Aumasson and Bernstein, "SipHash: a fast short-input PRF", and its reference code
-for 128-bit output). The hash of a record key: keyed with a random secret of each run, so that nobody can aim collisions.
+for 128-bit output). The hash of a record key, under a random secret of each run, so that nobody can aim collisions.
 """
 
 from __future__ import annotations

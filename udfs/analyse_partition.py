@@ -12,7 +12,8 @@ import numpy as np
 from logformat import producer_snapshot, transaction_index
 from logformat.batch_headers import NO_END, ChunkBuffer
 from logformat.errors import LogFormatError
-from logformat.producer_state import MARKER, ProducerState, aborted_transactions
+from logformat.producer_kernels import MARKER
+from logformat.producer_state import ProducerState, aborted_transactions
 from udfs import cleaner
 from udfs.clean_batches import Rules
 from udfs.cleaner import CleanableRange, LastBatches, SegmentFacts
@@ -45,7 +46,7 @@ class Analysis:
 
     sources: list[Source]  # every segment of the log, in order
     log_end_offset: int
-    range: CleanableRange
+    cleanable: CleanableRange
     rules: Rules
     groups: list[range]  # numbers of the sources that become one; all below the first uncleanable offset
     producers: list[np.ndarray]  # snapshot entries at the base of each source, and at the log end
@@ -144,7 +145,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     return Analysis(
         sources=sources,
         log_end_offset=log_end,
-        range=cleanable,
+        cleanable=cleanable,
         rules=_rules(plan, sources, cleanable, final, rows, discardable),
         groups=cleaner.group_segments_by_size(
             [scans[i].base_offset for i in numbers],
@@ -163,9 +164,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     )
 
 
-def _until_high_watermark(
-    plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]
-) -> Sequence[SegmentScan]:
+def _until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> Sequence[SegmentScan]:
     for i, scan in enumerate(scans):
         if scan.reached_end_offset:
             notes.append(
@@ -187,7 +186,9 @@ def _check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[
                 f"{scan.torn_bytes} bytes that are none",
                 hint="" if not last else "a sealed archive should end cleanly; without --sealed the log ends there",
             )  # fmt: skip
-        notes.append(f"{plan.segments[i].path}: torn tail, the last {scan.torn_bytes} bytes are no batch; the log ends there")
+        notes.append(
+            f"{plan.segments[i].path}: torn tail, the last {scan.torn_bytes} bytes are no batch; the log ends there"
+        )
 
 
 def _check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> None:
@@ -219,9 +220,7 @@ def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
     return scan.marked_batch
 
 
-def _check_identity(
-    plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, log_end: int
-) -> LastBatch:
+def _check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, log_end: int) -> LastBatch:
     """That this is still the log that the last generation was made of."""
     name = f"{plan.topic}-{plan.partition}"
     hint = "topic recreated, archive rolled back, or another cluster: --reset starts it anew"
@@ -306,9 +305,7 @@ def _cleanable(
         now_ms=plan.now_ms,
     )
     delay = cleaner.compaction_delay_ms(facts, dirty, active, settings.max_compaction_lag_ms, plan.now_ms)
-    due = cleaner.is_due(
-        cleanable, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.force
-    )
+    due = cleaner.is_due(cleanable, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.force)
     return cleanable, due and cleanable.first_uncleanable_offset > scans[0].base_offset
 
 
@@ -376,15 +373,15 @@ def result_of(
         status="cleaned",
         folder=plan.folder,
         notes=analysis.notes,
-        first_dirty_before=analysis.range.first_dirty_offset,
-        first_dirty_offset=analysis.range.first_uncleanable_offset,
+        first_dirty_before=analysis.cleanable.first_dirty_offset,
+        first_dirty_offset=analysis.cleanable.first_uncleanable_offset,
         log_start_offset=plan.log_start_offset,
         next_offset=analysis.log_end_offset,
         last_batch=analysis.last_batch,
         log_end_timestamp_ms=last.max_timestamp,
-        dirty_ratio=analysis.range.ratio,
-        clean_bytes=analysis.range.clean_bytes,
-        dirty_bytes=analysis.range.cleanable_bytes,
+        dirty_ratio=analysis.cleanable.ratio,
+        clean_bytes=analysis.cleanable.clean_bytes,
+        dirty_bytes=analysis.cleanable.cleanable_bytes,
         segments=out,
         counters=counters,
         bytes_read=read + before,
@@ -393,4 +390,3 @@ def result_of(
         bytes_after=sum(s.size_bytes for s in out),
         recompressed_bytes=recompressed_bytes,
     )
-

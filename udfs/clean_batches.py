@@ -131,9 +131,7 @@ def clean_chunk(
             yield _write(run, chunk.position, kept, cleaned, tally, rules.dry_run)
 
 
-def _write(
-    run: Run, raw_position: int, kept: np.ndarray, cleaned: np.ndarray, tally: Tally, dry_run: bool
-) -> Piece:
+def _write(run: Run, raw_position: int, kept: np.ndarray, cleaned: np.ndarray, tally: Tally, dry_run: bool) -> Piece:
     outcome = cleaned["outcome"]
     sizes = np.where(outcome == COPIED, run.batches["size"], np.where(outcome == DROPPED, 0, BATCH_OVERHEAD))
     rebuilt = outcome == REBUILT
@@ -179,12 +177,12 @@ def _payload(
         share = (run.batches["size"] - BATCH_OVERHEAD) / np.maximum(old, 1)
         lengths = np.where(codecs != 0, np.maximum((lengths * np.minimum(share, 1)).astype(np.int64), 1), lengths)
         return plain, np.cumsum(lengths), True
-    parts: list[bytes | np.ndarray] = []
+    parts: list[bytes | memoryview] = []
     new_ends = np.zeros(len(cleaned), np.int64)
     end = 0
     for i in np.flatnonzero(rebuilt):
         body = plain[int(ends[i] - lengths[i]) : int(ends[i])]
-        part: bytes | np.ndarray = body if codecs[i] == 0 else compress(int(codecs[i]), body)
+        part = body.data if codecs[i] == 0 else compress(int(codecs[i]), body)
         parts.append(part)
         end += len(part)
         new_ends[i] = end

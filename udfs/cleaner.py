@@ -1,4 +1,4 @@
-"""Kafka's rules for cleaning as pure functions: what is cleanable, due, grouped, retained (semantics §4; COMPACTION.md).
+"""Kafka's rules for cleaning as pure functions: what is cleanable, due, grouped, retained (COMPACTION.md, "Rules").
 
 Nothing here reads a file. Segments come as arrays, one element a segment, ascending by base offset; batches as BATCH
 rows. The decision for single records is in `retain_kernels`.
@@ -100,9 +100,7 @@ def compaction_delay_ms(
     return max(now_ms - max_lag_ms - int(segments.first_timestamp[dirty].min()), 0)
 
 
-def is_due(
-    cleanable: CleanableRange, delay_ms: int, min_dirty_ratio: float, min_dirty_bytes: int, force: bool
-) -> bool:
+def is_due(cleanable: CleanableRange, delay_ms: int, min_dirty_ratio: float, min_dirty_bytes: int, force: bool) -> bool:
     """Lag passed, or ratio (strictly) and volume both reached; `--force` takes whatever is cleanable."""
     if cleanable.cleanable_bytes <= 0 and not (force and cleanable.clean_bytes > 0):
         return False
@@ -165,13 +163,14 @@ def is_last_of_producer(batches: np.ndarray, producers: LastBatches) -> np.ndarr
     last = producers.last_offset[at]
     control = (batches["attributes"] & CONTROL_MASK) != 0
     marker = control & (producers.producer_epoch[at] == batches["producer_epoch"])
-    return known & np.where(last >= 0, batches["last_offset"] == last, marker)
+    is_last: np.ndarray = known & np.where(last >= 0, batches["last_offset"] == last, marker)
+    return is_last
 
 
 def batch_retention(
     batches: np.ndarray, discardable: np.ndarray, producers: LastBatches, first_uncleanable_offset: int, now_ms: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(retention: int8[n], drop_records: bool[n]) of BATCH[n] (semantics §4.7, with Kafka 4.0's last batch of a round)."""
+    """(retention: int8[n], drop_records: bool[n]) of BATCH[n]; with Kafka 4.0's rule for the last batch of a round."""
     control = (batches["attributes"] & CONTROL_MASK) != 0
     has_horizon = (batches["magic"] == 2) & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
     drop = discardable & (~control | (has_horizon & (batches["base_timestamp"] <= now_ms)))

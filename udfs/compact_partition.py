@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import resource
 import time
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -102,7 +102,7 @@ def clean_groups(
     rules, sources = analysis.rules, analysis.sources
     table = KeyTable(plan.limits.task_memory_bytes // 2)
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
-    mark_last = partial(_mark_last, table, analysis.range.first_dirty_offset)
+    mark_last = partial(_mark_last, table, analysis.cleanable.first_dirty_offset)
     out: list[OutputSegment] = []
     held: Group | None = None
     fails = plan.settings.null_keys == "fail"

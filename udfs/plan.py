@@ -185,4 +185,3 @@ class PartitionResult:
     def name(self) -> str:
         """`<topic>-<partition>`."""
         return f"{self.topic}-{self.partition}"
-

@@ -47,9 +47,7 @@ class SurvivorStream:
             parts.append(more)
         if len(parts) > 1:
             self._held, self._at = np.concatenate(parts), 0
-        self._at = mark_survivors(
-            run.batches, run.bodies, run.wanted, run.spans, self._held, self._at, is_last
-        )
+        self._at = mark_survivors(run.batches, run.bodies, run.wanted, run.spans, self._held, self._at, is_last)
 
 
 def rewrite_group(
@@ -84,4 +82,3 @@ def rewrite_group(
         rows = np.concatenate(all_rows) if all_rows else np.empty(0, OUT_BATCH)
         segment = manifest_row(group, "", rows, 0, (0, 0, 0))
     return GroupResult(number, segment, tally.counters, tally.recompressed_bytes)
-

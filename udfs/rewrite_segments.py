@@ -69,7 +69,7 @@ class PieceStack:
             if self._spill is None:
                 self._spill = tempfile.TemporaryFile(prefix="lastkey-")  # noqa: SIM115 - lives as long as the stack
             place = self._spill.seek(0, os.SEEK_END)
-            self._spill.write(memoryview(piece.data))
+            self._spill.write(piece.data.data)
             piece = Piece(piece.rows, None, -1, piece.size, piece.digest)
         elif piece.data is not None:
             self.held_bytes += piece.size
@@ -97,7 +97,7 @@ class PieceStack:
                     part = np.empty(min(_COPY_BYTES, piece.size - start), np.uint8)
                     if place >= 0:
                         self._spill.seek(place + start)
-                        self._spill.readinto(memoryview(part))
+                        self._spill.readinto(part.data)
                     else:
                         if source != opened_at:
                             file = files.enter_context(opened(sources[source].root, sources[source].path))
@@ -148,12 +148,12 @@ class SegmentOutput:
         if len(rows):
             self._indexes.append(rows["last_offset"], rows["size"], rows["max_timestamp"])
             self._rows.append(rows)
-        self._stream.write(memoryview(data))
+        self._stream.write(data.data)
         self.checksum = crc32c_extend(self.checksum, data)
         self.size += len(data)
 
     def close(self) -> tuple[np.ndarray, bytes, bytes]:
-        """Flush the log; (all rows, offset index, time index). The order matters: data is on disk before its indexes."""
+        """Flush the log; (all rows, offset index, time index). The data is on disk before its indexes are written."""
         self._stream.close()
         flush(self.root, self.path)
         offset_index, time_index = self._indexes.finish()
@@ -171,7 +171,9 @@ def chunk_at(file: Any, path: str, position: int, size: int, n: int, buffer: Chu
     read_exactly(file, path, position, raw)
     got, consumed, _, _, _ = walk_batches(raw, size, position, -1, 2**63 - 1, False, buffer.rows)
     if got != n or consumed != size:
-        raise LogFormatError("changed", path, position, f"{n} batches in {size} bytes, as before", f"{got} in {consumed}")
+        raise LogFormatError(
+            "changed", path, position, f"{n} batches in {size} bytes, as before", f"{got} in {consumed}"
+        )
     return Chunk(position, raw, buffer.rows[:n])
 
 
@@ -191,9 +193,7 @@ def clean_backwards(
     with opened(one.root, one.path) as file:
         for position, size, n in reversed(one.scan.chunks):
             chunk = chunk_at(file, one.path, position, size, n, buffer)
-            for piece in clean_chunk(
-                chunk, one.path, loader, rules, keep_legacy, mark_last, tally, backwards=True
-            ):
+            for piece in clean_chunk(chunk, one.path, loader, rules, keep_legacy, mark_last, tally, backwards=True):
                 stack.push(source, piece)
 
 
@@ -210,9 +210,7 @@ def clean_forwards(
     with opened(one.root, one.path) as file:
         for position, size, n in one.scan.chunks:
             chunk = chunk_at(file, one.path, position, size, n, buffer)
-            for piece in clean_chunk(
-                chunk, one.path, loader, rules, keep_legacy, mark_last, tally, backwards=False
-            ):
+            for piece in clean_chunk(chunk, one.path, loader, rules, keep_legacy, mark_last, tally, backwards=False):
                 if piece.data is not None:
                     yield piece, piece.data
                 elif piece.position >= 0:
@@ -251,9 +249,7 @@ def read_back(
             for run in loader.runs(chunk.raw, chunk.position, got, want["rebuilt"], path, backwards=False):
                 all_records = np.ones(len(run.spans), np.bool_)
                 found_digest += int(
-                    digest_records(
-                        run.raw, run.scratch, run.batches, run.bodies, run.spans, all_records, run.wanted
-                    )
+                    digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, all_records, run.wanted)
                 )
             seen += len(got)
     if seen != len(rows) or crc != checksum or found_digest & (2**64 - 1) != digest:

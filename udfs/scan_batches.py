@@ -210,4 +210,3 @@ def next_offset_of(root: Root, path: str) -> int:
         for chunk in read_chunks(file, path, 0, file.size(), ChunkBuffer(), tail, check_crc=False):
             last = int(chunk.batches["last_offset"][-1])
     return last + 1
-

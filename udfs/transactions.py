@@ -13,7 +13,6 @@ import numpy as np
 
 from logformat.jit import kernel
 from logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
-from logformat.transaction_index import ENTRY as ABORTED_TXN
 
 # What is remembered of a batch that is transactional or control.
 TXN_BATCH = np.dtype(
@@ -111,4 +110,3 @@ def _replay(
         elif row.control_type == CONTROL_COMMIT:
             discardable[i] = not open_committed[p]
             open_committed[p] = False
-

@@ -57,9 +57,7 @@ def finish_segment(
     inside = (kept_aborts["last_offset"] >= group.base_offset) & (kept_aborts["last_offset"] < group.next_offset)
     txn_index = transaction_index.write(kept_aborts[inside])
     write_indexes(store, plan.folder, group.base_offset, offset_index, time_index, txn_index)
-    read_back(
-        store, output.path, rows, output.checksum, digest, plan.settings.max_decompressed_batch_bytes, buffer
-    )
+    read_back(store, output.path, rows, output.checksum, digest, plan.settings.max_decompressed_batch_bytes, buffer)
     sizes = (len(offset_index), len(time_index), len(txn_index))
     return manifest_row(group, output.path, rows, output.checksum, sizes)
 
@@ -205,13 +203,14 @@ def _copied(
     scan = source.scan
     path = f"{plan.folder}/{segment_file(base, 'log')}"
     checksum = 0
-    with opened(source.root, source.path) as file, store.filesystem.open_output_stream(
-        store.full(path), compression=None
-    ) as stream:
+    with (
+        opened(source.root, source.path) as file,
+        store.filesystem.open_output_stream(store.full(path), compression=None) as stream,
+    ):
         for position, size, _ in scan.chunks:
             part = np.empty(size, np.uint8)
             read_exactly(file, source.path, position, part)
-            stream.write(memoryview(part))
+            stream.write(part.data)
             checksum = crc32c_extend(checksum, part)
     if checksum != scan.checksum:
         raise LogFormatError("changed", source.path, scan.start_position, "the bytes that were checked", "others")
@@ -257,4 +256,3 @@ def _replayed_epochs(analysis: Analysis) -> tuple[tuple[int, int], ...]:
     for source in analysis.sources:
         out.extend(e for e in source.scan.epochs if not out or e[0] > out[-1][0])
     return tuple(out)
-
