@@ -1,0 +1,195 @@
+"""The command line: options in, one job, its report out. The only place that prints.
+
+stdout holds the report, as text or, with --json, as one JSON object; everything else goes to stderr.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, TypeVar
+
+import click
+
+from jobs import errors
+from jobs.config import NULL_KEYS, check_now_ms, load_config
+from jobs.errors import DiskFullError, JobError, UsageError
+from jobs.options import CompactOptions, RestoreOptions, VacuumOptions, VerifyOptions
+from jobs.progress import Bar, Progress, Silent
+from jobs.report import Report
+
+# command -> module with run(options, progress) -> Report; imported when the command runs, so that help is fast
+JOBS = {
+    "compact": "jobs.compact",
+    "verify": "jobs.verify",
+    "restore": "jobs.restore",
+    "vacuum": "jobs.vacuum",
+}
+
+EXIT_CODES = """
+Exit codes: 0 done, or nothing due; 1 unexpected; 2 usage or configuration; 3 partitions set aside, or problems found;
+4 conflict with another run; 5 environment (Java, jars, disk full); 130, 143 interrupted.
+"""
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class TerminatedError(BaseException):
+    """SIGTERM: unwinds like Ctrl-C, so that locks and sessions are given back."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}, epilog=EXIT_CODES)
+@click.version_option(package_name=None, version="0.1.0", prog_name="lastkey")
+def lastkey() -> None:
+    """Compact, verify and restore archived Apache Kafka logs on Spark.
+
+    Options of Spark (--master, --conf, --driver-memory, ...) go before the command's name. ARCHIVE, STORE and DIR are
+    paths or URIs.
+    """
+
+
+def _shared(command: Command) -> Command:
+    """The options of every job."""
+    for option in (
+        click.option("--progress/--no-progress", default=None, help="Progress on stderr.  [default: on a terminal]"),
+        click.option("--json", "as_json", is_flag=True, help="The report, or the error, as one JSON object."),
+        click.option("--config", metavar="FILE", help="Settings (TOML; see conf/cleaner.toml).  [default: Kafka's]"),
+        click.option("--topics", metavar="GLOB", help="Only the topics that match."),
+    ):
+        command = option(command)
+    return command
+
+
+@lastkey.command()
+@click.argument("archive")
+@click.option(
+    "--store", metavar="STORE", required=True, help="Where state and new segments go. One store, one archive."
+)
+@click.option("--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics names.")
+@click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="The clock that decides lags and horizons.")
+@click.option("--null-keys", type=click.Choice(NULL_KEYS), help="Records without a key.  [default: fail]")
+@click.option("--sealed", is_flag=True, help="Nothing is appended to this archive any more: no active segment.")
+@click.option("--force", is_flag=True, help="Every partition, due or not, from its log start.")
+@click.option("--reset", metavar="GLOB", help="Begin anew with diverged partitions of these topics.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
+@_shared
+def compact(now_ms: int | None, **given: Any) -> None:
+    """Keep the last record of every key of ARCHIVE, as the broker's own cleaner does."""
+    if given["cleanup_policy"] and given["topics"] is None:
+        raise UsageError(message="--cleanup-policy compact needs --topics GLOB: it says which topics it is meant for")
+    _run("compact", CompactOptions, now_ms=check_now_ms(now_ms), **given)
+
+
+@lastkey.command()
+@click.argument("archive", required=False)
+@click.option("--store", metavar="STORE", help="Verify a generation of this store instead of an archive.")
+@click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
+@click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now.")
+@click.option("--sealed", is_flag=True, help="The archive has no active segment.")
+@_shared
+def verify(**given: Any) -> None:
+    """Check ARCHIVE, or a generation of STORE, and list every problem."""
+    if (given["archive"] is None) == (given["store"] is None):
+        raise UsageError(message="verify needs ARCHIVE or --store STORE, one of both")
+    if given["store"] is None and (given["generation"] is not None or given["archive_moved"] is not None):
+        raise UsageError(message="--generation and --archive belong to --store")
+    _run("verify", VerifyOptions, **given)
+
+
+@lastkey.command()
+@click.option("--store", metavar="STORE", required=True, help="The store to restore from.")
+@click.option("--output", metavar="DIR", required=True, help="An empty or absent folder: becomes a log directory.")
+@click.option("--generation", type=click.IntRange(min=1), help="Of every partition.  [default: the current one]")
+@click.option("--archive", metavar="URI", help="Where the archive is now, if it has moved.")
+@_shared
+def restore(**given: Any) -> None:
+    """Copy a generation into a log directory that a broker starts on."""
+    _run("restore", RestoreOptions, **given)
+
+
+@lastkey.command()
+@click.option("--store", metavar="STORE", required=True, help="The store to clean up.")
+@click.option(
+    "--grace-hours", type=click.FloatRange(min=0), default=168.0, show_default=True, help="Age that is spared."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be deleted; delete nothing.")
+@_shared
+def vacuum(**given: Any) -> None:
+    """Delete files of STORE that no current generation needs, after a grace."""
+    _run("vacuum", VacuumOptions, **given)
+
+
+def _run(job: str, kind: type[Any], *, config: str | None, as_json: bool, progress: bool | None, **given: Any) -> None:
+    options = kind(config=load_config(config), **given)
+    shown: Progress = Bar() if (sys.stderr.isatty() if progress is None else progress) else Silent()
+    try:
+        report: Report = importlib.import_module(JOBS[job]).run(options, shown)
+    finally:
+        shown.close()
+    click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
+    raise click.exceptions.Exit(report.exit_code)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; the exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    as_json = "--json" in arguments
+    try:
+        code = lastkey.main(list(arguments), prog_name="spark-submit.sh", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else errors.DONE
+    except JobError as error:
+        return _fail(error.line(), error.to_json(), error.exit_code, as_json)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        more = f" (see {context.command_path} --help)" if context else ""
+        message = error.format_message()
+        return _fail(message + more, _plain("UsageError", message, errors.USAGE), errors.USAGE, as_json)
+    except (KeyboardInterrupt, click.Abort):
+        message = "interrupted; what was committed stays, run again to go on"
+        return _fail(message, _plain("Interrupted", message, 130), 130, as_json)
+    except TerminatedError:
+        message = "terminated; what was committed stays, run again to go on"
+        return _fail(message, _plain("Terminated", message, 143), 143, as_json)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return errors.UNEXPECTED
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            full = DiskFullError(path=error.filename or "disk", found=error.strerror)
+            return _fail(full.line(), full.to_json(), full.exit_code, as_json)
+        return _unexpected(error, as_json)
+    except Exception as error:  # the last resort, and the one place for it
+        return _unexpected(error, as_json)
+
+
+def _unexpected(error: Exception, as_json: bool) -> int:
+    text = f"{type(error).__name__}: {error}"
+    if "No space left on device" in text:  # from the JVM, or a worker, as text
+        full = DiskFullError(path="disk", found="No space left on device")
+        return _fail(full.line(), full.to_json(), full.exit_code, as_json)
+    traceback.print_exc()
+    message = f"unexpected: {text.splitlines()[0]}; please report this with the lines above"
+    return _fail(message, _plain(type(error).__name__, text, errors.UNEXPECTED), errors.UNEXPECTED, as_json)
+
+
+def _plain(kind: str, message: str, code: int) -> dict[str, object]:
+    nothing = dict.fromkeys(("path", "position", "expected", "found"))
+    return {"kind": kind, "exit_code": code, "message": message, "hint": "", **nothing}
+
+
+def _fail(line: str, error: dict[str, object], code: int, as_json: bool) -> int:
+    click.echo(f"error: {line}", err=True)
+    if as_json:
+        click.echo(json.dumps({"error": error}, indent=2, default=str))
+    return code
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise TerminatedError
