@@ -12,7 +12,7 @@ from logformat.names import partition_folder, segment_file
 from udfs.plan import LastBatch, Problem, SegmentInput, SideFile
 
 if TYPE_CHECKING:
-    from jobs.state import Checkpoint, Segment
+    from jobs.state_rows import Checkpoint, Segment
 
 _RESET = "topic recreated, archive rolled back, or another cluster: --reset starts it anew"
 

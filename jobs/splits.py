@@ -82,18 +82,15 @@ def _compact(spark: SparkSession, plan: PartitionPlan, clock: Clock) -> Partitio
         results = _rewrite(spark, plan, analysis, survivors(keys))
     tally = Tally()
     for result in results:
-        if isinstance(result, LogFormatError):
-            raise result
         tally.counters += result.counters
         tally.recompressed_bytes += result.recompressed_bytes
     check_null_keys(plan, tally)
-    good = [r for r in results if isinstance(r, GroupResult)]
     with clock.phase("write"):
-        cleaned: list[OutputSegment] = join_empty_groups(plan, [r.segment for r in good])
+        cleaned: list[OutputSegment] = join_empty_groups(plan, [r.segment for r in results])
         generation = write_generation(plan, analysis, cleaned, buffer)
     counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
     out = result_of(plan, analysis, generation, counters, tally.recompressed_bytes)
-    return replace(out, splits=n_splits, peak_memory_bytes=max(r.peak_memory_bytes for r in good))
+    return replace(out, splits=n_splits, peak_memory_bytes=max(r.peak_memory_bytes for r in results))
 
 
 def _lean(scan: SegmentScan) -> SegmentScan:
@@ -127,9 +124,7 @@ def survivors(keys: DataFrame) -> DataFrame:
     return keys.withColumn("last_dirty", last).where(stays).select("segment_group", "offset")
 
 
-def _rewrite(
-    spark: SparkSession, plan: PartitionPlan, analysis: Analysis, surviving: DataFrame
-) -> list[GroupResult | LogFormatError]:
+def _rewrite(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, surviving: DataFrame) -> list[GroupResult]:
     groups = {g: analysis.group(members, None) for g, members in enumerate(analysis.groups)}
     scans = {i: _lean(analysis.sources[i].scan) for members in analysis.groups for i in members}
     members_of = analysis.groups
@@ -159,8 +154,10 @@ def _rewrite(
         .mapInArrow(work, RESULT)
     )
     results = [pickle.loads(row) for row in frame.toArrow().column("result").to_pylist()]
-    errors = [r for r in results if isinstance(r, LogFormatError)]
-    return errors or sorted(results, key=lambda r: r.number)
+    for result in results:
+        if isinstance(result, LogFormatError):
+            raise result
+    return sorted(results, key=lambda r: r.number)
 
 
 def _by_group(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, np.ndarray]]:

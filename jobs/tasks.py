@@ -15,6 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from udfs.plan import PartitionPlan
+from udfs.storage import exists, open_root
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,6 +49,6 @@ def result_batch(value: object) -> pa.RecordBatch:
 def for_this_attempt(plan: PartitionPlan) -> PartitionPlan:
     """The plan with a folder of its own for a task that is tried again: the first try may still be writing."""
     context: Any = TaskContext.get()
-    if context is None or (context.attemptNumber() == 0 and context.stageAttemptNumber() == 0):
+    if context is None or not (context.attemptNumber() or exists(open_root(plan.store_uri), plan.folder)):
         return plan
     return replace(plan, folder=f"{plan.folder}.{context.taskAttemptId()}")

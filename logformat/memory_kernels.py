@@ -10,9 +10,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic
 
+cgutils: Any = untyped_cgutils
 _BYTES = ir.IntType(8).as_pointer()
 
 

@@ -383,6 +383,7 @@ def result_of(
         clean_bytes=analysis.cleanable.clean_bytes,
         dirty_bytes=analysis.cleanable.cleanable_bytes,
         segments=out,
+        segments_before=len(analysis.sources),
         counters=counters,
         bytes_read=read + before,
         bytes_written=sum(s.size_bytes for s in cleaned),

@@ -172,6 +172,7 @@ class PartitionResult:
     clean_bytes: int = 0
     dirty_bytes: int = 0
     segments: tuple[OutputSegment, ...] = ()
+    segments_before: int = 0
     counters: dict[str, int] = field(default_factory=dict)
     bytes_read: int = 0
     bytes_written: int = 0

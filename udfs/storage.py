@@ -95,6 +95,11 @@ def flush_folder(root: Root, folder: str) -> None:
         folder = folder.rpartition("/")[0]
 
 
+def exists(root: Root, path: str) -> bool:
+    """Whether there is a file or folder of this name."""
+    return bool(root.filesystem.get_file_info(root.full(path)).type != pafs.FileType.NotFound)
+
+
 def file_size(root: Root, path: str) -> int | None:
     """Bytes of a file; None where there is none."""
     info = root.filesystem.get_file_info(root.full(path))

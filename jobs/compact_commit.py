@@ -1,0 +1,100 @@
+"""From a partition's result to the rows that make it a generation, and that say how the partition stands."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from jobs.archive import ArchivedPartition
+from jobs.state_rows import Checkpoint, Commit, PartitionState, RunRow, Segment
+from udfs.plan import CleanSettings, OutputSegment, PartitionResult
+from udfs.storage import Root
+
+
+def check_files(store: Root, commits: Sequence[Commit]) -> None:
+    """The wave's files, listed once more: each is there with the size that the manifest says."""
+    for commit in commits:
+        for segment in commit.segments:
+            if segment.root != "store":
+                continue
+            info = store.filesystem.get_file_info(store.full(segment.path))
+            if info.size != segment.size_bytes:
+                raise RuntimeError(
+                    f"{segment.path}: before the commit: expected {segment.size_bytes} bytes, found {info}"
+                )
+
+
+def commit_of(
+    r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None, archive_uri: str, now_ms: int,
+    settings: CleanSettings,
+) -> Commit:  # fmt: skip
+    """What a cleaned partition brings to its wave."""
+    generation = (before.generation if before else 0) + 1
+    run_id = r.folder.rpartition("/")[2].partition("-")[2]
+    identity: dict[str, Any] = {
+        "topic_id": archived.topic_id or (before.topic_id if before else None),
+        "cluster_id": archived.cluster_id or (before.cluster_id if before else None),
+        "archive_uri": archive_uri,
+        "last_batch_base_offset": r.last_batch.base_offset,
+        "last_batch_leader_epoch": r.last_batch.leader_epoch,
+        "last_batch_crc": r.last_batch.crc,
+    }
+    counters: dict[str, Any] = {name: n for name, n in r.counters.items() if name in RunRow.__dataclass_fields__}
+    return Commit(
+        topic=r.topic,
+        partition=r.partition,
+        planned_generation=before.generation if before else 0,
+        planned_run_id=before.run_id if before else None,
+        checkpoint=Checkpoint(
+            topic=r.topic, partition=r.partition, generation=generation, run_id=run_id,
+            first_dirty_offset=r.first_dirty_offset, log_start_offset=r.log_start_offset, next_offset=r.next_offset,
+            log_end_timestamp_ms=r.log_end_timestamp_ms, now_ms=now_ms, **identity,
+        ),
+        segments=[_segment(s, r, generation, run_id) for s in r.segments],
+        run=RunRow(
+            run_id=run_id, topic=r.topic, partition=r.partition, generation_before=generation - 1,
+            generation_after=generation, parent_run_id=before.run_id if before else None, now_ms=now_ms,
+            started_ms=time.time_ns() // 1_000_000, first_dirty_offset=r.first_dirty_before,
+            end_offset=r.first_dirty_offset, log_start_offset=r.log_start_offset, next_offset=r.next_offset,
+            settings=json.dumps(asdict(settings)),
+            bytes_read=r.bytes_read, bytes_before=r.bytes_before, bytes_after=r.bytes_after,
+            bytes_written=r.bytes_written, seconds=json.dumps(r.seconds), splits=r.splits,
+            versions=json.dumps(_versions()), **identity, **counters,
+        ),
+    )  # fmt: skip
+
+
+def _segment(s: OutputSegment, r: PartitionResult, generation: int, run_id: str) -> Segment:
+    fields = asdict(s)
+    return Segment(
+        topic=r.topic, partition=r.partition, generation=generation, run_id=run_id,
+        dead_records=s.source_records - s.records, dead_bytes=s.source_bytes - s.size_bytes, **fields,
+    )  # fmt: skip
+
+
+def _versions() -> dict[str, str]:
+    packages = ("pyspark", "delta-spark", "pyarrow", "numpy", "numba", "google-crc32c", "zstandard", "cramjam")
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+
+
+def state_of(
+    r: PartitionResult, generations: Mapping[tuple[str, int], int], run_id: str, now_ms: int
+) -> PartitionState:
+    """How a partition stands after the run."""
+    problem = r.problem
+    committed = (r.topic, r.partition) in generations
+    name = problem.state if problem else ("clean" if committed else "dirty" if r.dirty_bytes else "clean")
+    return PartitionState(
+        topic=r.topic, partition=r.partition, state=name,
+        reason=str(problem) if problem else "", path=problem.path if problem else "",
+        position=problem.position if problem else -1, expected=problem.expected if problem else "",
+        found=problem.found if problem else "", dirty_ratio=0.0 if committed else r.dirty_ratio,
+        clean_bytes=r.clean_bytes, dirty_bytes=0 if committed else r.dirty_bytes,
+        first_dirty_offset=r.first_dirty_offset, generation=generations.get((r.topic, r.partition), -1),
+        run_id=run_id, now_ms=now_ms,
+    )  # fmt: skip
