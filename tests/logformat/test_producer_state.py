@@ -44,9 +44,9 @@ def log(events):
     return batches
 
 
-def logs(kinds, max_size=40):
+def logs(kinds, max_size=40, producers=5):
     event = st.tuples(
-        st.integers(0, 4), st.sampled_from(kinds), st.sampled_from([0, 0, 0, 1]), st.integers(1, 9),
+        st.integers(0, producers - 1), st.sampled_from(kinds), st.sampled_from([0, 0, 0, 1]), st.integers(1, 9),
         st.sampled_from([0, 5, -1, 2**31 - 3]), st.integers(0, 99),
     )  # fmt: skip
     return st.lists(event, max_size=max_size).map(log)
@@ -79,6 +79,10 @@ def result(completed, state):
 def chunks(batches, cuts):
     ends = sorted({cut % (len(batches) + 1) for cut in cuts} | {0, len(batches)})
     return [batches[begin:end] for begin, end in pairwise(ends)]
+
+
+def singles(batches):
+    return [batches[i : i + 1] for i in range(len(batches))]
 
 
 def merged(parts, draw):
@@ -118,8 +122,16 @@ def test_summaries_merged_in_any_grouping(batches, cuts, data):
     assert result(completed, state) == replay(batches)
 
 
-@settings(deadline=None)
-@given(logs(ALL_KINDS, max_size=12), CUTS, st.data())
+@settings(deadline=None, max_examples=300)
+@given(logs(["t", "a", "a", "e"], max_size=12, producers=2), st.data())
+def test_each_batch_a_summary_of_few_producers(batches, data):
+    state = ProducerState()
+    completed = [state.apply(part) for part in merged([summarize(batch) for batch in singles(batches)], data.draw)]
+    assert result(completed, state) == replay(batches)
+
+
+@settings(deadline=None, max_examples=300)
+@given(logs(ALL_KINDS, max_size=8, producers=2), CUTS, st.data())
 def test_what_cannot_be_raises_wherever_it_is_seen(batches, cuts, data):
     expected = replay(batches)
     state = ProducerState()

@@ -1,0 +1,225 @@
+"""The small text files of a log directory and of a partition's folder: parsed, written, and the leader epochs' rules.
+
+A checkpoint is lines: the version (0), the number of entries, the entries; an empty file has none. Kafka writes the
+entries of an offset checkpoint in the order of a hash map: compare them as maps. The callers read and write the files;
+a broker replaces one by writing `<name>.tmp` and renaming it.
+
+Source: Kafka's CheckpointFile, OffsetCheckpointFile, LeaderEpochCheckpointFile, LeaderEpochFileCache,
+PartitionMetadataFile, MetaProperties and CleanShutdownFileHandler (4.3.0).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logformat.errors import LogFormatError
+
+EpochEntry = tuple[int, int]  # leader epoch, its start offset
+
+_VERSION: Final = "0"
+_UUID_CHARACTERS: Final = 22  # url-safe base64 of 16 bytes, without padding
+_ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
+
+
+def read_offset_checkpoint(data: bytes, path: str) -> dict[tuple[str, int], int]:
+    """(topic, partition) -> offset, of any of names.OFFSET_CHECKPOINTS; kind "side_file" if it is not one."""
+    offsets: dict[tuple[str, int], int] = {}
+    for position, fields in _entries(data, path, 3):
+        topic, partition, offset = fields
+        offsets[topic, _integer(partition, position, path)] = _integer(offset, position, path)
+    return offsets
+
+
+def write_offset_checkpoint(offsets: Mapping[tuple[str, int], int]) -> bytes:
+    """Bytes of an offset checkpoint, by topic and partition."""
+    return _write(f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items()))
+
+
+def read_leader_epochs(data: bytes, path: str) -> list[EpochEntry]:
+    """(epoch, start offset) of a `leader-epoch-checkpoint`, rising in both; kind "side_file" if it is not one.
+
+    Entries that contradict an earlier one replace it, as when a broker loads the file: each goes through `assign`.
+    """
+    epochs: list[EpochEntry] = []
+    for position, (epoch, start) in _entries(data, path, 2):
+        entry = _integer(epoch, position, path), _integer(start, position, path)
+        if min(entry) < 0:
+            raise LogFormatError("side_file", path, position, "an epoch and an offset from 0 on", f"{epoch} {start}")
+        epochs = assign(epochs, *entry)
+    return epochs
+
+
+def write_leader_epochs(epochs: Sequence[EpochEntry]) -> bytes:
+    """Bytes of a `leader-epoch-checkpoint`."""
+    return _write(f"{epoch} {start}" for epoch, start in epochs)
+
+
+def assign(epochs: Sequence[EpochEntry], epoch: int, start_offset: int) -> list[EpochEntry]:
+    """Epochs with a new one that begins at `start_offset`: later entries that contradict it are dropped.
+
+    Rule: LeaderEpochFileCache.assign. Nothing changes if `epoch` is the latest one and does not begin earlier now.
+    """
+    if epoch < 0 or start_offset < 0:
+        raise ValueError(f"not a leader epoch and its start: {epoch}, {start_offset}")
+    kept = list(epochs)
+    if kept and kept[-1][0] == epoch and start_offset >= kept[-1][1]:
+        return kept
+    while kept and (kept[-1][0] >= epoch or kept[-1][1] >= start_offset):
+        kept.pop()
+    return [*kept, (epoch, start_offset)]
+
+
+def assign_batches(
+    epochs: Sequence[EpochEntry], leader_epochs: NDArray[np.int32], base_offsets: NDArray[np.int64]
+) -> list[EpochEntry]:
+    """Epochs after batches as LogSegment.recover takes them: each epoch above the latest begins with its first batch.
+
+    leader_epochs: int[n], partition leader epoch of each batch in offset order (-1, as in legacy ones: passed over);
+    base_offsets: int64[n]. In a compacted log the first batch that is left of an epoch can lie behind its true start,
+    and epochs may be missing: keep the archived file where there is one.
+    """
+    latest = epochs[-1][0] if epochs else -1
+    before = np.maximum.accumulate(np.concatenate([[latest], leader_epochs]))[:-1]
+    result = list(epochs)
+    for i in np.flatnonzero(leader_epochs > before):  # a loop over epochs, not batches
+        result = assign(result, int(leader_epochs[i]), int(base_offsets[i]))
+    return result
+
+
+def truncate_from_start(epochs: Sequence[EpochEntry], start_offset: int) -> list[EpochEntry]:
+    """Epochs of a log that begins at `start_offset` now: the one that covers it begins there, older ones go."""
+    older = [epoch for epoch, start in epochs if start <= start_offset]
+    kept = [entry for entry in epochs if entry[1] > start_offset]
+    return [(older[-1], start_offset), *kept] if older else kept
+
+
+def truncate_from_end(epochs: Sequence[EpochEntry], end_offset: int) -> list[EpochEntry]:
+    """Epochs of a log that ends at `end_offset` now: those that begin there or later are dropped."""
+    return [entry for entry in epochs if entry[1] < end_offset]
+
+
+def read_partition_metadata(data: bytes, path: str) -> UUID:
+    """The topic id in a `partition.metadata`; kind "side_file" if there is none."""
+    lines = dict(line.split(": ", 1) for line in _text(data, path).splitlines() if ": " in line)
+    if lines.get("version") != _VERSION:
+        raise LogFormatError("side_file", path, 0, "version: 0", str(lines.get("version")))
+    return parse_uuid(lines.get("topic_id", ""), path)
+
+
+def write_partition_metadata(topic_id: UUID) -> bytes:
+    """Bytes of a `partition.metadata`; the last line does not end, as Kafka writes it."""
+    return f"version: {_VERSION}\ntopic_id: {format_uuid(topic_id)}".encode()
+
+
+def parse_uuid(text: str, path: str) -> UUID:
+    """A Kafka id, 22 characters of url-safe base64; kind "side_file" if it is not one."""
+    try:
+        raw = base64.b64decode(text + "==", altchars=b"-_", validate=True)
+    except binascii.Error:
+        raw = b""
+    if len(text) != _UUID_CHARACTERS or len(raw) != 16:
+        raise LogFormatError("side_file", path, 0, "an id of 22 characters", repr(text))
+    return UUID(bytes=raw)
+
+
+def format_uuid(value: UUID) -> str:
+    """A Kafka id as text."""
+    return base64.urlsafe_b64encode(value.bytes).decode()[:_UUID_CHARACTERS]
+
+
+@dataclass(frozen=True)
+class MetaProperties:
+    """Which broker and cluster a log directory belongs to."""
+
+    version: int  # 0: of a ZooKeeper cluster; 1
+    node_id: int  # -1: none
+    cluster_id: str  # "": none
+    directory_id: str = ""
+
+
+def read_meta_properties(data: bytes, path: str) -> MetaProperties:
+    """A `meta.properties` of version 0 or 1; kind "side_file" if it is not one."""
+    found: dict[str, str] = {}
+    for line in _text(data, path).splitlines():
+        stripped = line.strip()
+        if stripped and stripped[0] not in "#!":
+            parts = re.fullmatch(r"((?:\\.|[^\\\s:=])+)\s*[:=]?\s*(.*)", stripped)
+            if parts is not None:
+                found[_unescape(parts[1])] = _unescape(parts[2])
+    version = found.get("version", "none")
+    if version not in ("0", "1"):
+        raise LogFormatError("side_file", path, 0, "version 0 or 1", version)
+    node_id = found.get("broker.id" if version == "0" else "node.id", "-1")
+    return MetaProperties(
+        int(version), _integer(node_id, 0, path), found.get("cluster.id", ""), found.get("directory.id", "")
+    )
+
+
+def write_clean_shutdown(broker_epoch: int = -1) -> bytes:
+    """Bytes of a `.kafka_cleanshutdown`, which tells a broker that the logs need no recovery; -1: epoch not known."""
+    return json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":")).encode()
+
+
+def _entries(data: bytes, path: str, n_fields: int) -> list[tuple[int, list[str]]]:
+    """Byte position and fields of each entry of a checkpoint."""
+    lines = _text(data, path).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if not lines:
+        return []
+    if lines[0].strip() != _VERSION:
+        raise LogFormatError("side_file", path, 0, "checkpoint version 0", repr(lines[0][:40]))
+    if len(lines) == 1:
+        return []
+    position = len(lines[0].encode()) + 1
+    count = _integer(lines[1], position, path)
+    position += len(lines[1].encode()) + 1
+    entries = []
+    for line in lines[2:]:
+        fields = line.split()
+        if len(fields) != n_fields:
+            raise LogFormatError("side_file", path, position, f"{n_fields} fields", repr(line[:80]))
+        entries.append((position, fields))
+        position += len(line.encode()) + 1
+    if count != len(entries):
+        raise LogFormatError("side_file", path, position, f"{count} entries", f"{len(entries)}")
+    return entries
+
+
+def _write(lines: Iterable[str]) -> bytes:
+    entries = list(lines)
+    return "".join(f"{line}\n" for line in (_VERSION, str(len(entries)), *entries)).encode()
+
+
+def _text(data: bytes, path: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise LogFormatError("side_file", path, error.start, "UTF-8 text", f"byte {data[error.start]:#04x}") from error
+
+
+def _integer(text: str, position: int, path: str) -> int:
+    if re.fullmatch(r"\s*-?[0-9]{1,19}\s*", text) is None:
+        raise LogFormatError("side_file", path, position, "an integer", repr(text[:40]))
+    return int(text)
+
+
+def _unescape(text: str) -> str:
+    """Java properties' escapes, of which Kafka's own files hold only those of ":" and "="."""
+    named = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+    def character(found: re.Match[str]) -> str:
+        code = found[1]
+        return chr(int(code[1:], 16)) if len(code) == 5 else named.get(code, code)
+
+    return _ESCAPE.sub(character, text)
