@@ -44,7 +44,7 @@ class ArchivedPartition:
     segments: list[ArchivedSegment] = field(default_factory=list)  # by base offset
     snapshots: dict[int, str] = field(default_factory=dict)  # offset -> path
     txn_indexes: dict[int, str] = field(default_factory=dict)  # base -> path
-    topic_id: str | None = None
+    topic_id: str | None = None  # as Kafka writes it, 22 characters
     cluster_id: str | None = None
     leader_epochs: tuple[tuple[int, int], ...] | None = None
     cleaner_checkpoint: int | None = None
@@ -148,7 +148,7 @@ def _read_directory(archive: Archive, path: str, files: set[str]) -> _LogDirecto
     if names.META_PROPERTIES in files:
         full = f"{path}/{names.META_PROPERTIES}" if path else names.META_PROPERTIES
         try:
-            out.cluster_id = checkpoints.read_meta_properties(read_file(archive.root, full), full).cluster_id
+            out.cluster_id = checkpoints.read_meta_properties(read_file(archive.root, full), full).cluster_id or None
         except LogFormatError as error:
             archive.notes.append(f"{error}; cluster not known")
     if names.LOCK in files and archive.root.is_local:
@@ -219,7 +219,7 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
     if names.PARTITION_METADATA in resolution.side_files:
         full = f"{out.path}/{names.PARTITION_METADATA}"
         try:
-            out.topic_id = checkpoints.read_partition_metadata(read_file(root, full), full)
+            out.topic_id = checkpoints.format_uuid(checkpoints.read_partition_metadata(read_file(root, full), full))
         except LogFormatError as error:
             out.notes.append(f"{error}; topic id not known")
     if names.LEADER_EPOCH_CHECKPOINT in resolution.side_files:

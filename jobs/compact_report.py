@@ -128,7 +128,8 @@ def _compressed(r: PartitionResult) -> bool:
 def _line(r: PartitionResult, dry_run: bool) -> PartitionLine:
     state = {"cleaned": "clean", "not_due": "not due", "set_aside": r.problem.state if r.problem else "set aside"}
     if r.status != "cleaned":
-        return PartitionLine(r.topic, r.partition, state.get(r.status, r.status))
+        note = f"{100 * r.dirty_ratio:.0f} % dirty" if r.status == "not_due" else ""
+        return PartitionLine(r.topic, r.partition, state.get(r.status, r.status), note=note)
     dropped = sum(r.counters[k] for k in r.counters if k.startswith("dropped_"))
     kept = r.counters["records_kept"]
     return PartitionLine(

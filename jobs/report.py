@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,7 +49,7 @@ def before_after_table(lines: Iterable[PartitionLine]) -> str:
 
 
 def _row(name: str, line: PartitionLine) -> tuple[str, ...]:
-    saved = "-"
+    saved = ""
     if line.bytes_before and line.bytes_after is not None:
         saved = f"{100 * (line.bytes_before - line.bytes_after) / line.bytes_before:.1f} %"
     estimate = "~" if line.estimate else ""
@@ -57,9 +57,16 @@ def _row(name: str, line: PartitionLine) -> tuple[str, ...]:
     if line.segments_before is not None:
         segments = f"{count(line.segments_before)} -> {count(line.segments_after)}"
     return (
-        name, line.state, count(line.records_before), "->", count(line.records_after),
-        size(line.bytes_before), "->", estimate + size(line.bytes_after), estimate + saved, segments, line.note,
+        name, line.state, *_before_after(count, line.records_before, line.records_after),
+        *_before_after(size, line.bytes_before, line.bytes_after, estimate), saved and estimate + saved, segments,
+        line.note,
     )  # fmt: skip
+
+
+def _before_after(
+    show: Callable[[int | None], str], before: int | None, after: int | None, mark: str = ""
+) -> tuple[str, str, str]:
+    return ("", "", "") if before is None and after is None else (show(before), "->", mark + show(after))
 
 
 def _total(lines: Sequence[PartitionLine]) -> PartitionLine:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from logformat.batch_headers import NO_END, ChunkBuffer, Tail, read_chunks, read_exactly
+from logformat.checkpoints import assign_batches
 from logformat.crc32c import crc32c_extend
 from logformat.errors import LogFormatError
 from logformat.index_builder import IndexBuilder
@@ -158,7 +159,7 @@ def _collect(out: _Collected, position: int, size: int, batches: np.ndarray, mar
     transactional = transactional_batches(batches)
     if len(transactional):
         out.transactional.append(transactional)
-    _collect_epochs(out.epochs, batches)
+    out.epochs = assign_batches(out.epochs, batches["partition_leader_epoch"], batches["base_offset"])
     out.last_batch = _identity(batches[-1])
     if mark is not None:
         before = int(np.searchsorted(batches["last_offset"], mark))
@@ -169,15 +170,6 @@ def _collect(out: _Collected, position: int, size: int, batches: np.ndarray, mar
 def _identity(batch: np.void) -> LastBatch:
     offset = batch["base_offset"] if batch["magic"] == 2 else batch["last_offset"]
     return LastBatch(int(offset), int(batch["partition_leader_epoch"]), int(batch["crc"]))
-
-
-def _collect_epochs(epochs: list[tuple[int, int]], batches: np.ndarray) -> None:
-    """Semantics §3.6: an epoch begins with the first batch that carries one above all before it."""
-    epoch = batches["partition_leader_epoch"]
-    latest = epochs[-1][0] if epochs else -1
-    highest = np.maximum.accumulate(np.maximum(epoch, latest))
-    begins = np.flatnonzero(np.diff(highest, prepend=latest) > 0)
-    epochs.extend((int(epoch[i]), int(batches["base_offset"][i])) for i in begins)
 
 
 def _check_offsets(path: str, base: int, next_base: int | None, batches: np.ndarray) -> None:

@@ -82,15 +82,12 @@ def write_generation(
         return segments
     store = make_folder(plan)
     _write_snapshots(plan, analysis, store, [s.base_offset for s in segments])
-    epochs = plan.leader_epochs
-    if epochs is None:
-        epochs = _replayed_epochs(analysis)
-    kept = [e for e in epochs if e[1] < analysis.log_end_offset or e == epochs[0]]
-    write_file(
-        store, f"{plan.folder}/leader-epoch-checkpoint", checkpoints.write_leader_epochs([tuple(e) for e in kept])
-    )
+    epochs = list(plan.leader_epochs) if plan.leader_epochs is not None else _replayed_epochs(analysis)
+    epochs = checkpoints.truncate_from_end(epochs, analysis.log_end_offset)
+    write_file(store, f"{plan.folder}/leader-epoch-checkpoint", checkpoints.write_leader_epochs(epochs))
     if plan.topic_id is not None:
-        write_file(store, f"{plan.folder}/partition.metadata", checkpoints.write_partition_metadata(plan.topic_id))
+        topic_id = checkpoints.parse_uuid(plan.topic_id, f"{plan.topic}-{plan.partition}")
+        write_file(store, f"{plan.folder}/partition.metadata", checkpoints.write_partition_metadata(topic_id))
     if store.is_local:
         flush_folder(store, plan.folder)
     return segments
@@ -251,8 +248,8 @@ def _valid_snapshot(data: bytes, path: str) -> bytes | None:
     return data
 
 
-def _replayed_epochs(analysis: Analysis) -> tuple[tuple[int, int], ...]:
+def _replayed_epochs(analysis: Analysis) -> list[tuple[int, int]]:
     out: list[tuple[int, int]] = []
     for source in analysis.sources:
         out.extend(e for e in source.scan.epochs if not out or e[0] > out[-1][0])
-    return tuple(out)
+    return out

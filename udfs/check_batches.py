@@ -1,0 +1,220 @@
+"""A `.log` walked to its end in spite of damage: every batch that can be read, and a row for each that cannot.
+
+`logformat.batch_headers.read_chunks` stops at the first bad batch, which is right for whoever copies. Here the walk
+goes on: behind the bad batch where its length leads to something that looks like a batch, else at the next position
+that the offset index names, else it ends and says how many bytes were not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from logformat import batch_kernels as walk
+from logformat.batch_headers import NO_END, Chunk, ChunkBuffer, batch_problem, read_exactly
+from logformat.bodies import BodyLoader, Run
+from logformat.errors import LogFormatError
+from logformat.layout import BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET, MIN_LEGACY_SIZE
+from udfs.plan import Problem
+
+MAX_PROBLEMS: Final = 1000  # rows for one file; behind that they are only counted
+_PEEK: Final = MAGIC_OFFSET + 1
+_TRUSTED_SIZE: Final = 16 << 20  # a batch that says it is larger is read only if another one seems to follow it
+_SMALL_STEP: Final = 1 << 20  # bytes decompressed at once behind a damaged body, so that little is done twice
+
+
+@dataclass
+class LogWalk:
+    """What a walk over one `.log` found besides batches; filled while it goes."""
+
+    path: str
+    size: int
+    resync: np.ndarray  # int64[n], rising: positions of batches by the offset index
+    problems: list[Problem] = field(default_factory=list)
+    n_problems: int = 0
+    bad_positions: list[int] = field(default_factory=list)  # where bad batches begin
+    end_position: int = 0  # first byte behind the last batch, good or bad
+    torn_bytes: int = 0  # incomplete batch, or zeros, at the very end
+    zeros: bool = False  # those torn bytes are all zero
+    unread_bytes: int = 0  # passed over, because nothing said where the next batch begins
+
+    def add(self, error: LogFormatError, hint: str = "") -> None:
+        """One more row."""
+        self.n_problems += 1
+        if len(self.problems) < MAX_PROBLEMS:
+            problem = Problem.of(error)
+            if hint:
+                problem = Problem(
+                    problem.kind, problem.path, problem.position, problem.expected, problem.found, problem.base_offset,
+                    "; ".join(filter(None, (problem.hint, hint))),
+                )  # fmt: skip
+            self.problems.append(problem)
+
+
+def walk_log(file: Any, found: LogWalk, buffer: ChunkBuffer) -> Iterator[Chunk]:
+    """The readable batches of bytes [0, found.size) of an open pyarrow file, chunk by chunk, with checksums checked.
+
+    Chunks hold consecutive batches without a bad one among them. Offsets of neighbours that do not rise are a row of
+    `found`, and both batches are given. Raises LogFormatError kind "changed" where the file is shorter.
+    """
+    position, previous = 0, -1
+    while position < found.size:
+        take = min(len(buffer.raw), found.size - position)
+        read_exactly(file, found.path, position, buffer.raw[:take])
+        done = 0
+        while True:
+            raw = buffer.raw[done:take]
+            n, consumed, status, expected, got = walk.walk_batches(
+                raw, take - done, position + done, previous, NO_END, True, buffer.rows
+            )
+            if n:
+                previous = int(buffer.rows["last_offset"][n - 1])
+                yield Chunk(position + done, raw[:consumed], buffer.rows[:n])
+            done += consumed
+            found.end_position = position + done
+            if status == walk.MORE and n < len(buffer.rows):
+                break
+            if status == walk.MORE:
+                buffer.grow_rows()
+                continue
+            found.add(batch_problem(found.path, position + done, status, expected, got, raw[consumed:]))
+            if status == walk.BAD_OFFSETS and expected > 0:
+                previous = -1  # against the batch before it; in itself it can be right
+                continue
+            if status == walk.BAD_LENGTH and got == 0 and _only_zeros(file, found, position + done, buffer):
+                found.problems.pop()
+                found.n_problems -= 1
+                found.torn_bytes, found.zeros = found.size - position - done, True
+                return
+            after = _behind(file, found, position + done, raw[consumed:], previous)
+            if after is None:
+                return
+            position, done, take = after, 0, 0
+            break
+        if take == 0:
+            continue  # went on behind a bad batch
+        position += done
+        if position == found.size:
+            return
+        if done and position + LOG_OVERHEAD <= found.size and take < len(buffer.raw):
+            take = 0  # the end of the file is in the buffer: what is left is no whole batch
+        after = _incomplete(file, found, position, buffer, done)
+        if after is None:
+            return
+        position = after
+
+
+def _incomplete(file: Any, found: LogWalk, position: int, buffer: ChunkBuffer, done: int) -> int | None:
+    """Where to read on, at a batch that is not whole in the buffer; None: the file ends inside it."""
+    left = found.size - position
+    size = LOG_OVERHEAD
+    if left >= LOG_OVERHEAD:
+        head = np.empty(LOG_OVERHEAD, np.uint8)
+        read_exactly(file, found.path, position, head)
+        size += int.from_bytes(head[8:].tobytes(), "big", signed=True)
+    fits = size <= left and left >= _PEEK
+    if fits and (
+        size <= _TRUSTED_SIZE or position + size == found.size or _plausible(file, found, position + size, -1)
+    ):
+        if size > len(buffer.raw):
+            buffer.grow_raw(size)
+        return position
+    later = _by_index(file, found, position)
+    if later is None and not fits:
+        found.torn_bytes = left
+        return None
+    base = int.from_bytes(head[:8].tobytes(), "big", signed=True)
+    error = LogFormatError(
+        "length", found.path, position, f"a batch that ends before byte {later or found.size}", f"{size} bytes",
+        base_offset=max(base, -1),
+    )  # fmt: skip
+    return _go_on(found, error, position, later)
+
+
+def _behind(file: Any, found: LogWalk, position: int, raw: np.ndarray, previous: int) -> int | None:
+    """Where the walk goes on behind the bad batch at `position`, of which the problem is in `found` already."""
+    found.bad_positions.append(position)
+    size = LOG_OVERHEAD + int.from_bytes(raw[8:LOG_OVERHEAD].tobytes(), "big", signed=True)
+    end = position + size
+    if size >= LOG_OVERHEAD + MIN_LEGACY_SIZE and (end == found.size or _plausible(file, found, end, previous)):
+        found.end_position = end
+        return end
+    return _go_on(found, None, position, _by_index(file, found, position))
+
+
+def _go_on(found: LogWalk, error: LogFormatError | None, position: int, later: int | None) -> int | None:
+    skipped = (found.size if later is None else later) - position
+    found.unread_bytes += skipped
+    how = "to the end of the file" if later is None else f"up to byte {later}, where the index names a batch"
+    hint = f"the {skipped} bytes from here {how} were not read"
+    if error is not None:
+        found.bad_positions.append(position)
+        found.add(error, hint)
+    elif found.problems and found.problems[-1].position == position:
+        last = found.problems.pop()
+        found.problems.append(
+            Problem(last.kind, last.path, last.position, last.expected, last.found, last.base_offset, hint)
+        )
+    found.end_position = position if later is None else later
+    return later
+
+
+def _by_index(file: Any, found: LogWalk, position: int) -> int | None:
+    for at in found.resync[np.searchsorted(found.resync, position, "right") :]:  # nearly always the first will do
+        if _plausible(file, found, int(at), -1):
+            return int(at)
+    return None
+
+
+def _plausible(file: Any, found: LogWalk, position: int, previous: int) -> bool:
+    """Whether a batch could begin here: its checksum is the walk's to check."""
+    if position + _PEEK > found.size:
+        return False
+    head = np.empty(_PEEK, np.uint8)
+    read_exactly(file, found.path, position, head)
+    offset = int.from_bytes(head[:8].tobytes(), "big", signed=True)
+    length = int.from_bytes(head[8:12].tobytes(), "big", signed=True)
+    magic = int(head[MAGIC_OFFSET])
+    smallest = BATCH_OVERHEAD - LOG_OVERHEAD if magic == 2 else MIN_LEGACY_SIZE
+    return magic <= 2 and length >= smallest and offset > previous
+
+
+def _only_zeros(file: Any, found: LogWalk, position: int, buffer: ChunkBuffer) -> bool:
+    while position < found.size:
+        part = np.empty(min(len(buffer.raw), found.size - position), np.uint8)
+        read_exactly(file, found.path, position, part)
+        if part.any():
+            return False
+        position += len(part)
+    return True
+
+
+def read_records(loader: BodyLoader, chunk: Chunk, found: LogWalk) -> Iterator[Run]:
+    """Runs over the records of every batch of a chunk whose body can be read; a row of `found` for each other one.
+
+    The bad batches are in no run: `Run.batches` and `Run.bodies` are of the batches around them.
+    """
+    batches, path = chunk.batches, found.path
+    wanted = np.ones(len(batches), np.bool_)
+    lo, hi, step = 0, len(batches), loader.soft_bytes
+    try:
+        while lo < hi:
+            try:
+                for run in loader.runs(chunk.raw, chunk.position, batches[lo:hi], wanted[lo:hi], path, backwards=False):
+                    yield run
+                    lo += len(run.batches)
+            except LogFormatError as error:
+                row = int(np.searchsorted(batches["position"], error.position, "right")) - 1
+                found.add(error)
+                found.bad_positions.append(int(batches["position"][row]))
+                loader.soft_bytes = _SMALL_STEP
+                if lo < row:
+                    yield from loader.runs(
+                        chunk.raw, chunk.position, batches[lo:row], wanted[lo:row], path, backwards=False
+                    )
+                lo = row + 1
+    finally:
+        loader.soft_bytes = step
