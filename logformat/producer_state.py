@@ -78,7 +78,7 @@ def merge(earlier: ProducerSummary, later: ProducerSummary, path: str = "") -> P
     path: for messages, the file of `later`. Raises kind "transaction" as `summarize` does.
     """
     producers, markers = _combine(earlier.producers, later, False, path)
-    return ProducerSummary(producers, np.concatenate([earlier.markers, markers]))
+    return ProducerSummary(producers, np.concatenate([_rows(earlier.markers), _rows(markers)]).view(MARKER))
 
 
 class ProducerState:
@@ -166,14 +166,14 @@ def _combine(
 ) -> tuple[NDArray[np.void], NDArray[np.void]]:
     """PRODUCER_SUMMARY of both in order, and the markers of `later` as far as `earlier` decides them.
 
-    complete: `earlier` is a state and not a summary: what it does not know is not.
+    complete: `earlier` is a state and not a summary: what it does not know is not. Then it may be written to.
     """
     producers = later.producers
     at = np.searchsorted(earlier["producer_id"], producers["producer_id"])
     known = np.zeros(len(producers), np.bool_)
     within = at < len(earlier)
     known[within] = earlier["producer_id"][at[within]] == producers["producer_id"][within]
-    before, after = earlier[at[known]], producers[known]
+    before, after = _take(earlier, at[known]), _take(producers, known)
     outside = (before["current_txn_first_offset"] >= 0) & (after["plain_offset"] >= 0)
     if outside.any():
         first = int(np.where(outside, after["plain_offset"], _NEVER).argmin())
@@ -182,17 +182,21 @@ def _combine(
             int(after["producer_id"][first]), int(before["current_txn_first_offset"][first]),
         )  # fmt: skip
     markers = _resolve(earlier, later, at, known, complete)
-    combined = earlier.copy()
-    combined[at[known]] = _compose(before, after)
+    combined = earlier if complete else _rows(earlier).copy().view(PRODUCER_SUMMARY)
+    _rows(combined)[at[known]] = _rows(_compose(before, after))
     if not known.all():
-        combined = np.concatenate([combined, producers[~known]])
-        combined = combined[np.argsort(combined["producer_id"], kind="stable")]
+        new = at[~known] + np.arange(np.count_nonzero(~known))  # rows of the producers that come in between
+        old = np.ones(len(earlier) + len(new), np.bool_)
+        old[new] = False
+        both = np.empty(len(old), PRODUCER_SUMMARY)
+        _rows(both)[old], _rows(both)[new] = _rows(combined), _rows(producers)[~known]
+        combined = both
     return combined, markers
 
 
 def _compose(before: NDArray[np.void], after: NDArray[np.void]) -> NDArray[np.void]:
     """PRODUCER_SUMMARY[p] of what happened to each producer before, then after."""
-    out = np.where(after["changes"], after, before)
+    out = np.where(after["changes"], _rows(after), _rows(before)).view(PRODUCER_SUMMARY)
     both = before["changes"] & after["changes"]
     epoch_changed = before["producer_epoch"] != after["first_epoch"]
     no_marker = both & (after["first_marker"] < 0)
@@ -220,7 +224,7 @@ def _resolve(
 
     at, known: the row of `earlier` for each producer of `later`, where it has one.
     """
-    markers: NDArray[np.void] = later.markers.copy()
+    markers = _rows(later.markers).copy().view(MARKER)
     if not len(markers):
         return markers
     producers = later.producers
@@ -245,8 +249,16 @@ def _resolve(
     decided = np.full(len(producers), complete)
     decided[known] |= earlier["first_marker"][at[known]] >= 0
     closes_nothing = is_first & (markers["first_offset"] < 0) & decided[row]
-    closing: NDArray[np.void] = markers[~closes_nothing]
-    return closing
+    return _take(markers, ~closes_nothing)
+
+
+def _rows(table: NDArray[np.void]) -> NDArray[np.void]:
+    """The same rows without fields: numpy moves those as bytes, 15 times as fast as field by field."""
+    return table.view(f"V{table.dtype.itemsize}")
+
+
+def _take(table: NDArray[np.void], rows: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.void]:
+    return _rows(table)[rows].view(table.dtype)
 
 
 def _outside_transaction(
