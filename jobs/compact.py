@@ -259,6 +259,7 @@ def _run_waves(
                     commit_of(
                         r, archive.partitions[r.topic, r.partition], checkpoints.get((r.topic, r.partition)),
                         report.archive, options.now_ms, _clean_settings(_settings(options, r.topic)),
+                        anew=_is_reset(options, (r.topic, r.partition)),
                     )
                     for r in cleaned
                 ]  # fmt: skip

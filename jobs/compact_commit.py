@@ -31,14 +31,14 @@ def check_files(store: Root, commits: Sequence[Commit]) -> None:
 
 def commit_of(
     r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None, archive_uri: str, now_ms: int,
-    settings: CleanSettings,
+    settings: CleanSettings, *, anew: bool = False,
 ) -> Commit:  # fmt: skip
-    """What a cleaned partition brings to its wave."""
+    """What a cleaned partition brings to its wave. `anew`: a reset: nothing is taken over from the generation before."""
     generation = (before.generation if before else 0) + 1
     run_id = r.folder.rpartition("/")[2].partition("-")[2]
     identity: dict[str, Any] = {
-        "topic_id": archived.topic_id or (before.topic_id if before else None),
-        "cluster_id": archived.cluster_id or (before.cluster_id if before else None),
+        "topic_id": archived.topic_id or (before.topic_id if before and not anew else None),
+        "cluster_id": archived.cluster_id or (before.cluster_id if before and not anew else None),
         "archive_uri": archive_uri,
         "last_batch_base_offset": r.last_batch.base_offset,
         "last_batch_leader_epoch": r.last_batch.leader_epoch,
@@ -58,7 +58,7 @@ def commit_of(
         segments=[_segment(s, r, generation, run_id) for s in r.segments],
         run=RunRow(
             run_id=run_id, topic=r.topic, partition=r.partition, generation_before=generation - 1,
-            generation_after=generation, parent_run_id=before.run_id if before else None, now_ms=now_ms,
+            generation_after=generation, parent_run_id=before.run_id if before and not anew else None, now_ms=now_ms,
             started_ms=time.time_ns() // 1_000_000, first_dirty_offset=r.first_dirty_before,
             end_offset=r.first_dirty_offset, log_start_offset=r.log_start_offset, next_offset=r.next_offset,
             settings=json.dumps(asdict(settings)),

@@ -34,7 +34,7 @@ from udfs.rewrite_group import GroupResult, rewrite_group
 from udfs.scan_batches import SegmentScan
 from udfs.scan_keys import make_splits, scan_keys
 from udfs.transactions import TXN_BATCH
-from udfs.write_generation import join_empty_groups, write_generation
+from udfs.write_generation import join_empty_groups, remove_folder, write_generation
 
 _KEYS = "key_low long, key_high long, offset long, dirty boolean, segment_group int"
 NO_TXN_BATCHES = np.empty(0, TXN_BATCH)
@@ -46,12 +46,14 @@ def compact_in_splits(spark: SparkSession, plan: PartitionPlan) -> PartitionResu
     clock = Clock()
     try:
         return replace(_compact(spark, plan, clock), seconds=clock.seconds)
-    except SetAside as reason:
-        return PartitionResult(plan.topic, plan.partition, "set_aside", problem=reason.problem)
-    except LogFormatError as error:
-        return PartitionResult(plan.topic, plan.partition, "set_aside", problem=Problem.of(error))
     except NotDue as reason:
         return reason.result
+    except SetAside as reason:
+        problem = reason.problem
+    except LogFormatError as error:
+        problem = Problem.of(error)
+    remove_folder(plan)
+    return PartitionResult(plan.topic, plan.partition, "set_aside", problem=problem)
 
 
 def _scan(plan: PartitionPlan, number: int) -> SegmentScan | LogFormatError:

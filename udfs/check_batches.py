@@ -64,8 +64,8 @@ def walk_log(file: Any, found: LogWalk, buffer: ChunkBuffer) -> Iterator[Chunk]:
     while position < found.size:
         take = min(len(buffer.raw), found.size - position)
         read_exactly(file, found.path, position, buffer.raw[:take])
-        done = 0
-        while True:
+        done, status = 0, walk.MORE
+        while done < take:
             raw = buffer.raw[done:take]
             n, consumed, status, expected, got = walk.walk_batches(
                 raw, take - done, position + done, previous, NO_END, True, buffer.rows
@@ -74,48 +74,41 @@ def walk_log(file: Any, found: LogWalk, buffer: ChunkBuffer) -> Iterator[Chunk]:
                 previous = int(buffer.rows["last_offset"][n - 1])
                 yield Chunk(position + done, raw[:consumed], buffer.rows[:n])
             done += consumed
-            found.end_position = position + done
-            if status == walk.MORE and n < len(buffer.rows):
-                break
-            if status == walk.MORE:
+            if status == walk.MORE and n == len(buffer.rows):
                 buffer.grow_rows()
                 continue
-            found.add(batch_problem(found.path, position + done, status, expected, got, raw[consumed:]))
             if status == walk.BAD_OFFSETS and expected > 0:
+                found.add(batch_problem(found.path, position + done, status, expected, got, raw[consumed:]))
                 previous = -1  # against the batch before it; in itself it can be right
                 continue
-            if status == walk.BAD_LENGTH and got == 0 and _only_zeros(file, found, position + done, buffer):
-                found.problems.pop()
-                found.n_problems -= 1
-                found.torn_bytes, found.zeros = found.size - position - done, True
-                return
-            after = _behind(file, found, position + done, raw[consumed:], previous)
-            if after is None:
-                return
-            position, done, take = after, 0, 0
             break
-        if take == 0:
-            continue  # went on behind a bad batch
         position += done
-        if position == found.size:
-            return
-        if done and position + LOG_OVERHEAD <= found.size and take < len(buffer.raw):
-            take = 0  # the end of the file is in the buffer: what is left is no whole batch
-        after = _incomplete(file, found, position, buffer, done)
+        found.end_position = position
+        if status != walk.MORE:
+            raw = buffer.raw[done:take]
+            if status == walk.BAD_LENGTH and got == 0 and _only_zeros(file, found, position):
+                found.torn_bytes, found.zeros = found.size - position, True
+                return
+            found.add(batch_problem(found.path, position, status, expected, got, raw))
+            after = _behind(file, found, position, raw, previous)
+        elif done or position == found.size:
+            continue
+        else:
+            after = _incomplete(file, found, position, buffer)
         if after is None:
             return
         position = after
 
 
-def _incomplete(file: Any, found: LogWalk, position: int, buffer: ChunkBuffer, done: int) -> int | None:
+def _incomplete(file: Any, found: LogWalk, position: int, buffer: ChunkBuffer) -> int | None:
     """Where to read on, at a batch that is not whole in the buffer; None: the file ends inside it."""
     left = found.size - position
-    size = LOG_OVERHEAD
-    if left >= LOG_OVERHEAD:
-        head = np.empty(LOG_OVERHEAD, np.uint8)
-        read_exactly(file, found.path, position, head)
-        size += int.from_bytes(head[8:].tobytes(), "big", signed=True)
-    fits = size <= left and left >= _PEEK
+    if left < _PEEK:
+        found.torn_bytes = left
+        return None
+    base, length, _ = _peek(file, found, position)
+    size = LOG_OVERHEAD + length
+    fits = size <= left
     if fits and (
         size <= _TRUSTED_SIZE or position + size == found.size or _plausible(file, found, position + size, -1)
     ):
@@ -126,7 +119,6 @@ def _incomplete(file: Any, found: LogWalk, position: int, buffer: ChunkBuffer, d
     if later is None and not fits:
         found.torn_bytes = left
         return None
-    base = int.from_bytes(head[:8].tobytes(), "big", signed=True)
     error = LogFormatError(
         "length", found.path, position, f"a batch that ends before byte {later or found.size}", f"{size} bytes",
         base_offset=max(base, -1),
@@ -173,18 +165,22 @@ def _plausible(file: Any, found: LogWalk, position: int, previous: int) -> bool:
     """Whether a batch could begin here: its checksum is the walk's to check."""
     if position + _PEEK > found.size:
         return False
-    head = np.empty(_PEEK, np.uint8)
-    read_exactly(file, found.path, position, head)
-    offset = int.from_bytes(head[:8].tobytes(), "big", signed=True)
-    length = int.from_bytes(head[8:12].tobytes(), "big", signed=True)
-    magic = int(head[MAGIC_OFFSET])
+    offset, length, magic = _peek(file, found, position)
     smallest = BATCH_OVERHEAD - LOG_OVERHEAD if magic == 2 else MIN_LEGACY_SIZE
     return magic <= 2 and length >= smallest and offset > previous
 
 
-def _only_zeros(file: Any, found: LogWalk, position: int, buffer: ChunkBuffer) -> bool:
+def _peek(file: Any, found: LogWalk, position: int) -> tuple[int, int, int]:
+    """(offset, length, magic) of what should be a batch."""
+    head = np.empty(_PEEK, np.uint8)
+    read_exactly(file, found.path, position, head)
+    data = head.tobytes()
+    return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:12], "big", signed=True), data[-1]
+
+
+def _only_zeros(file: Any, found: LogWalk, position: int) -> bool:
     while position < found.size:
-        part = np.empty(min(len(buffer.raw), found.size - position), np.uint8)
+        part = np.empty(min(_TRUSTED_SIZE, found.size - position), np.uint8)
         read_exactly(file, found.path, position, part)
         if part.any():
             return False
@@ -198,12 +194,16 @@ def read_records(loader: BodyLoader, chunk: Chunk, found: LogWalk) -> Iterator[R
     The bad batches are in no run: `Run.batches` and `Run.bodies` are of the batches around them.
     """
     batches, path = chunk.batches, found.path
-    wanted = np.ones(len(batches), np.bool_)
-    lo, hi, step = 0, len(batches), loader.soft_bytes
+    step = loader.soft_bytes
+    todo = [(0, len(batches))]
     try:
-        while lo < hi:
+        while todo:
+            lo, hi = todo.pop()
+            part = batches[lo:hi]
             try:
-                for run in loader.runs(chunk.raw, chunk.position, batches[lo:hi], wanted[lo:hi], path, backwards=False):
+                for run in loader.runs(
+                    chunk.raw, chunk.position, part, np.ones(len(part), np.bool_), path, backwards=False
+                ):
                     yield run
                     lo += len(run.batches)
             except LogFormatError as error:
@@ -211,10 +211,6 @@ def read_records(loader: BodyLoader, chunk: Chunk, found: LogWalk) -> Iterator[R
                 found.add(error)
                 found.bad_positions.append(int(batches["position"][row]))
                 loader.soft_bytes = _SMALL_STEP
-                if lo < row:
-                    yield from loader.runs(
-                        chunk.raw, chunk.position, batches[lo:row], wanted[lo:row], path, backwards=False
-                    )
-                lo = row + 1
+                todo += [(row + 1, hi), (lo, row)]  # what lies before it first
     finally:
         loader.soft_bytes = step

@@ -26,7 +26,7 @@ from udfs.last_offset_kernels import KeyTable, mark_last_offsets
 from udfs.plan import OutputSegment, PartitionPlan, PartitionResult, Problem
 from udfs.retain_kernels import COUNTER_NAMES, NULL_KEYS
 from udfs.rewrite_segments import Group, PieceStack, clean_backwards
-from udfs.write_generation import write_generation, write_group
+from udfs.write_generation import remove_folder, write_generation, write_group
 
 
 class TooManyKeys(Exception):
@@ -62,6 +62,8 @@ def compact_partition(plan: PartitionPlan) -> PartitionResult:
         result = reason.result
     except TooManyKeys:
         result = PartitionResult(plan.topic, plan.partition, "too_large")
+    if result.status in ("set_aside", "too_large"):
+        remove_folder(plan)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return replace(result, seconds=clock.seconds, peak_memory_bytes=peak)
 

@@ -7,6 +7,7 @@ archive. Nothing here is visible to anybody before `jobs.state` commits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from logformat.names import segment_file
 from udfs.analyse_partition import Analysis, root_of
 from udfs.plan import OutputSegment, PartitionPlan
 from udfs.rewrite_segments import Group, SegmentOutput, Source, manifest_row, read_back
-from udfs.storage import Root, flush, flush_folder, open_root, opened, read_file, write_file
+from udfs.storage import Root, exists, flush, flush_folder, open_root, opened, read_file, write_file
 
 
 def make_folder(plan: PartitionPlan) -> Root:
@@ -28,6 +29,15 @@ def make_folder(plan: PartitionPlan) -> Root:
     store = open_root(plan.store_uri)
     store.filesystem.create_dir(store.full(plan.folder), recursive=True)
     return store
+
+
+def remove_folder(plan: PartitionPlan) -> None:
+    """Take away what was written for a generation that will not be; what cannot be removed is vacuum's."""
+    if not plan.dry_run:
+        store = open_root(plan.store_uri)
+        with suppress(OSError):
+            if exists(store, plan.folder):
+                store.filesystem.delete_dir(store.full(plan.folder))
 
 
 def write_group(plan: PartitionPlan, analysis: Analysis, group: Group, buffer: ChunkBuffer) -> OutputSegment:
