@@ -34,19 +34,23 @@ class TooManyKeys(Exception):
 
 
 class Clock:
-    """Seconds by phase."""
+    """Seconds by phase; a phase inside another one is not counted twice."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._inside = 0.0  # of phases within the current one
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the time of the block to a phase."""
-        start = time.perf_counter()
+        start, outer = time.perf_counter(), self._inside
+        self._inside = 0.0
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            spent = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent - self._inside
+            self._inside = outer + spent
 
 
 def compact_partition(plan: PartitionPlan) -> PartitionResult:

@@ -1,0 +1,154 @@
+"""Compaction against the broker's own cleaner, on the same files, in turn: `python -m tests.bench.bench_compact`.
+
+Prints for each codec and repeat: seconds of Kafka's Cleaner driven in-process (map and recopy, as its own statistics
+count), seconds of ours in one process by phase, their ratio; bytes read and written, records/s, MB/s, peak memory; and
+once both ways of finding the last offset through Spark, with shuffle bytes and the fixed cost of a run apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from jobs.archive import list_archive
+from jobs.plan_partitions import inputs_from_archive
+from tests.bench.make_log import KEYS, RECORDS, SEGMENT_BYTES, make_partition
+from tests.kafka_lab import oracle
+from udfs.compact_partition import compact_partition
+from udfs.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
+from udfs.storage import open_root
+
+NOW_MS = 1_800_000_000_000
+_MB = 1e6
+
+
+def _plan(archive: Path, store: Path) -> PartitionPlan:
+    root = open_root(str(archive))
+    (partition,) = list_archive(root, lambda _: True).partitions.values()
+    inputs = inputs_from_archive(partition)
+    return PartitionPlan(
+        topic=partition.topic, partition=0, archive_uri=str(archive), store_uri=str(store), folder="segments/b-0/1-x",
+        high_watermark=None, sealed=False, force=False, dry_run=False, now_ms=NOW_MS,
+        settings=CleanSettings(segment_bytes=SEGMENT_BYTES), limits=Limits(), secret=(1, 2), **inputs,
+    )  # fmt: skip
+
+
+def ours(archive: Path, work: Path) -> tuple[PartitionResult, float, float]:
+    """(result, wall seconds, CPU seconds) of the whole work on one partition in this process."""
+    store = work / "store"
+    plan = _plan(archive, store)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    start = time.perf_counter()
+    result = compact_partition(plan)
+    wall = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    shutil.rmtree(store)
+    assert result.status == "cleaned", result
+    return result, wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def kafkas(archive: Path, work: Path) -> float:
+    """Seconds of the broker's cleaner, in-process, on a copy."""
+    copy = work / "kafka"
+    shutil.copytree(archive, copy, copy_function=shutil.copy2)
+    spec = oracle.CleanSpec(next(copy.iterdir()), NOW_MS, segment_bytes=SEGMENT_BYTES, dedupe_buffer_bytes=128 << 20)
+    rounds = oracle.clean([spec])
+    shutil.rmtree(copy)
+    return sum(r.seconds for r in rounds)
+
+
+def against_kafka(archive: Path, work: Path, codec: str, repeat: int) -> None:
+    """The comparison, in turn, with medians."""
+    ratios, seconds = [], []
+    ours(archive, work)  # page cache, compiled kernels
+    for i in range(repeat):
+        theirs = kafkas(archive, work)
+        result, wall, cpu = ours(archive, work)
+        ratios.append(theirs / wall)
+        seconds.append(wall)
+        phases = ", ".join(f"{name} {value:.2f}" for name, value in result.seconds.items())
+        print(
+            f"{codec} {i + 1}: kafka {theirs:.2f} s, ours {wall:.2f} s ({phases}; cpu {cpu:.2f}), ratio {theirs / wall:.2f}"
+        )
+    read = result.counters["records_read"]
+    print(
+        f"{codec}: median ratio {statistics.median(ratios):.2f}, ours {statistics.median(seconds):.2f} s; "
+        f"read {result.bytes_read / _MB:.0f} MB, written {result.bytes_written / _MB:.0f} MB "
+        f"(log {result.bytes_before / _MB:.0f} -> {result.bytes_after / _MB:.0f} MB); "
+        f"{read / statistics.median(seconds) / 1e6:.2f} M records/s, "
+        f"{result.bytes_before / statistics.median(seconds) / _MB:.0f} MB/s of log; "
+        f"peak memory {result.peak_memory_bytes / _MB:.0f} MB"
+    )
+
+
+_SPARK_RUN = """
+import json, sys
+from jobs import compact, session
+from jobs.config import parse_config
+from jobs.options import CompactOptions
+from jobs.progress import Silent
+archive, store, split_bytes = sys.argv[1:]
+tables = {"defaults": {"cleanup.policy": "compact", "segment.bytes": %d}, "job": {"split.bytes": int(split_bytes)}}
+report = compact.run(CompactOptions(archive, store, %d, parse_config(tables)), Silent())
+spark = session.start()
+tracker = spark.sparkContext._jsc.sc().statusStore()
+stages = tracker.stageList(None)
+shuffle = sum(stages.apply(i).shuffleWriteBytes() for i in range(stages.size()))
+out = report.to_json()
+out["shuffle_bytes"] = shuffle
+print(json.dumps(out))
+"""
+
+
+def through_spark(archive: Path, work: Path, codec: str) -> None:
+    """Both ways of finding the last offset, as whole runs of the job in processes of their own."""
+    for way, split_bytes in (("in the task", 1 << 40), ("window over splits", 2 * SEGMENT_BYTES)):
+        store = work / "spark"
+        code = _SPARK_RUN % (SEGMENT_BYTES, NOW_MS)
+        start = time.perf_counter()
+        run = subprocess.run(
+            [sys.executable, "-c", code, str(archive), str(store), str(split_bytes)],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        total = time.perf_counter() - start
+        out = json.loads(run.stdout.splitlines()[-1])
+        shutil.rmtree(store)
+        (one,) = out["partitions"]
+        work_seconds = sum(one["seconds"].values())
+        print(
+            f"{codec}, {way} ({one['splits']} splits): work {work_seconds:.2f} s {one['seconds']}, whole run {total:.1f} s "
+            f"{out['seconds']}; read {one['bytes_read'] / _MB:.0f} MB, written {one['bytes_written'] / _MB:.0f} MB, "
+            f"shuffle {out['shuffle_bytes'] / _MB:.1f} MB, {one['records_read'] / work_seconds / 1e6:.2f} M records/s, "
+            f"peak memory of a task {one['peak_memory_bytes'] / _MB:.0f} MB"
+        )
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=RECORDS)
+    parser.add_argument("--keys", type=int, default=KEYS)
+    parser.add_argument("--codec", nargs="+", default=["none", "zstd"])
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--no-spark", action="store_true")
+    options = parser.parse_args()
+    for codec in options.codec:
+        with tempfile.TemporaryDirectory(prefix="lastkey-bench-") as name:
+            work = Path(name)
+            archive = work / "archive"
+            make_partition(archive / "bench-0", codec, records=options.records, keys=options.keys)
+            against_kafka(archive, work, codec, options.repeat)
+            if not options.no_spark:
+                through_spark(archive, work, codec)
+
+
+if __name__ == "__main__":
+    main()
