@@ -108,7 +108,7 @@ def read_chunks(
             if status == walk.BAD_LENGTH and found == 0 and _only_zeros(file, path, position + done, end, buffer):
                 tail.torn_bytes = end - position - done
                 return
-            raise _problem(path, position + done, status, expected, found, buffer.raw[done:take])
+            raise batch_problem(path, position + done, status, expected, found, buffer.raw[done:take])
         if done == 0 and take < end - position:
             size = _batch_size(buffer.raw, take)
             if size > end - position:
@@ -137,7 +137,8 @@ def _only_zeros(file: Any, path: str, position: int, end: int, buffer: ChunkBuff
     return True
 
 
-def _problem(path: str, position: int, status: int, expected: int, found: int, raw: np.ndarray) -> LogFormatError:
+def batch_problem(path: str, position: int, status: int, expected: int, found: int, raw: np.ndarray) -> LogFormatError:
+    """What a status of `walk_batches` says of the batch at `position`; raw: uint8 from its first byte on."""
     base = int.from_bytes(raw[:8].tobytes(), "big", signed=True)
     kind, want, got = {
         walk.BAD_LENGTH: ("length", f"at least {expected} bytes, at most {MAX_SEGMENT_BYTES}", f"{found}"),
