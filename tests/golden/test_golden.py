@@ -1,0 +1,53 @@
+"""The archive of golden partitions: complete, unharmed, with its file times."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+import pytest
+
+from tests.golden import PASSES, case_names, golden
+
+KINDS = ("input", *(f"expected{number}" for number in PASSES))
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    return golden(tmp_path_factory)
+
+
+def test_every_case_of_the_specs_is_there_and_no_other(cases):
+    assert sorted(path.name for path in next(iter(cases.values())).folder.parent.iterdir()) == case_names()
+
+
+def test_it_is_unpacked_once_a_session(cases, tmp_path_factory):
+    assert golden(tmp_path_factory)["few-keys"].folder == cases["few-keys"].folder
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_files_are_those_of_the_meta_data(cases, name):
+    case = cases[name]
+    for partition in case.partitions:
+        for kind in KINDS:
+            folder = case.folder / kind / partition
+            sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+            assert sums == case.meta["partitions"][partition][kind]["files"]
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_clocks_rise_and_logs_are_as_old_as_their_making(cases, name):
+    case = cases[name]
+    for partition in case.partitions:
+        clocks = [case.now_ms(number, partition) for number in PASSES]
+        assert clocks[0] < clocks[1] < clocks[2]
+        for log in case.input(partition).glob("*.log"):
+            assert clocks[0] / 1000 - 3600 < log.stat().st_mtime < min(clocks[0] / 1000 + 60, time.time())
+
+
+def test_some_files_come_with_the_text_of_kafka_dump_log(cases):
+    texts = {file: text for case in cases.values() for file, text in case.dumps().items()}
+    assert {file.suffix for file in texts} == {".log", ".index", ".timeindex", ".txnindex", ".snapshot"}
+    for file, text in texts.items():
+        assert file.is_file()
+        assert text.read_text().startswith(f"Dumping {'/'.join(file.parts[-3:])}\n")
