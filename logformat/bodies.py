@@ -86,32 +86,50 @@ class BodyLoader:
         bodies["end"] = part["position"] - raw_position + part["size"]
         bodies["n_records"] = np.where(need, part["records_count"], 0)
         packed = np.flatnonzero(need & (codec != 0))
-        at = 0
+        order = packed[::-1] if backwards else packed
+        done, at = self._unpack(raw, raw_position, part, bodies, order, path)
         first, last = 0, hi - lo
-        for i in reversed(packed) if backwards else packed:
-            if at >= self.soft_bytes:
-                first, last = (int(i) + 1, last) if backwards else (first, int(i))
-                break
-            at = self._unpack(raw, raw_position, part[i], bodies[i : i + 1], int(codec[i]), at, path)
+        if done < len(order):  # as much as fits at once; the run ends before the first batch that was not unpacked
+            first, last = (int(order[done]) + 1, last) if backwards else (first, int(order[done]))
         plain = np.flatnonzero(need[first:last] & legacy_rows[first:last] & (codec[first:last] == 0)) + first
         if len(plain):
             legacy.transcode_plain_batches(raw, raw_position, part, plain, bodies, self._scratch, at, path)
         return lo + first, lo + last
 
     def _unpack(
-        self, raw: np.ndarray, raw_position: int, batch: np.void, body: np.ndarray, codec: int, at: int, path: str
-    ) -> int:
-        position, magic, base = int(batch["position"]), int(batch["magic"]), int(batch["base_offset"])
-        if magic < 2:
-            return legacy.unpack_wrapper(
-                raw, raw_position, batch, body, self._inner, self._scratch, at, self.max_batch_bytes, path
-            )
-        source = raw[int(body["start"][0]) : int(body["end"][0])]
-        n = decompress_into(
-            codec, source, self._scratch, at, self.max_batch_bytes, path=path, position=position, base_offset=base
-        )
-        body["start"], body["end"], body["in_scratch"] = at, at + n, True
-        return at + n
+        self, raw: np.ndarray, raw_position: int, part: np.ndarray, bodies: np.ndarray, order: np.ndarray, path: str
+    ) -> tuple[int, int]:
+        """Decompress batches of `order` (rows of part and bodies) until the scratch is full: (how many, bytes).
+
+        The one Python loop over batches: the codec libraries take one stream a call. What it needs is taken out of the
+        arrays before, and put back after, all at once.
+        """
+        view, scratch, limit = raw.data, self._scratch, self.max_batch_bytes
+        rows = part[order]
+        columns = (
+            bodies["start"][order], bodies["end"][order], rows["position"], rows["base_offset"],
+            rows["attributes"] & CODEC_MASK, rows["magic"],
+        )  # fmt: skip
+        ends: list[int] = []
+        at = 0
+        for start, end, position, base, codec, magic in zip(*(c.tolist() for c in columns), strict=True):
+            if at >= self.soft_bytes:
+                break
+            if magic == 2:
+                at += decompress_into(
+                    codec, view[start:end], scratch, at, limit, path=path, position=position, base_offset=base
+                )
+            else:
+                i = int(order[len(ends)])
+                at = legacy.unpack_wrapper(
+                    raw, raw_position, part[i], bodies[i : i + 1], self._inner, scratch, at, limit, path
+                )
+            ends.append(at)
+        unpacked = order[: len(ends)]
+        bodies["end"][unpacked] = ends
+        bodies["start"][unpacked] = [0, *ends[:-1]] if ends else []
+        bodies["in_scratch"][unpacked] = True
+        return len(ends), at
 
     def _decode(
         self,
