@@ -70,14 +70,27 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     report.seconds["partitions"] = time.perf_counter() - at
     if not options.dry_run:
         at = time.perf_counter()
-        states = [state_of(r, report.generations, report.run_id, options.now_ms) for r in report.results]
-        if states:
-            state.set_states(states)
+        _say_how_they_stand(state, report, options.now_ms)
         report.seconds["cleaner_state"] = time.perf_counter() - at
     report.archive_needed = _archive_needed(report, checkpoints, manifests)
     report.results.sort(key=lambda r: (r.topic, r.partition))
     report.seconds["total"] = time.perf_counter() - started
     return report
+
+
+def _say_how_they_stand(state: State, report: CompactReport, now_ms: int) -> None:
+    """Write the partitions' states; of those that were not due only what is new: such a run should cost little."""
+    before = state.states() if any(r.status == "not_due" for r in report.results) else {}
+    rows = []
+    for r in report.results:
+        row, old = state_of(r, report.generations, report.run_id, now_ms), before.get((r.topic, r.partition))
+        if r.status == "not_due" and old is not None:
+            row = replace(row, generation=old.generation)
+            if row == replace(old, run_id=row.run_id, now_ms=row.now_ms):
+                continue
+        rows.append(row)
+    if rows:
+        state.set_states(rows)
 
 
 def _check_options(options: CompactOptions, archive_uri: str, store_uri: str) -> None:

@@ -230,7 +230,11 @@ def _check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity:
                 Problem("changed", name, 0, f"a log that reaches offset {plan.known_until}, as the last generation did",
                         f"one that ends at {log_end}", hint=hint, state="diverged")
             )  # fmt: skip
-        marked = [s.marked_batch for s in scans if s.marked_batch.base_offset >= 0]
+        marked = [  # in files of ours the last batch may be a rebuilt one
+            scan.marked_batch
+            for scan, segment in zip(scans, plan.segments, strict=False)
+            if segment.root == "archive" and scan.marked_batch.base_offset >= 0
+        ]
         known = plan.known_last_batch
         found = identity if plan.identity_segment is not None else (marked[-1] if marked else known)
         if known.base_offset >= 0 and found != known:

@@ -19,7 +19,7 @@ from logformat.errors import LogFormatError
 from logformat.layout import MAX_RELATIVE_OFFSET, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from logformat.names import segment_file
 from udfs.analyse_partition import Analysis, root_of
-from udfs.plan import OutputSegment, PartitionPlan
+from udfs.plan import OutputSegment, PartitionPlan, SideFile
 from udfs.rewrite_segments import Group, SegmentOutput, Source, manifest_row, read_back
 from udfs.storage import Root, exists, flush, flush_folder, open_root, opened, read_file, write_file
 
@@ -241,7 +241,7 @@ def _write_snapshots(plan: PartitionPlan, analysis: Analysis, store: Root, bases
             continue
         data = None
         if base in given and base != analysis.log_end_offset:
-            data = _valid_snapshot(read_file(root_of(plan, given[base]), given[base].path), given[base].path)
+            data = _valid_snapshot(plan, given[base])
         if data is None:
             data = producer_snapshot.write(analysis.producers[number[base]])
         write_file(store, f"{plan.folder}/{segment_file(base, 'snapshot')}", data)
@@ -250,9 +250,10 @@ def _write_snapshots(plan: PartitionPlan, analysis: Analysis, store: Root, bases
     write_file(store, f"{plan.folder}/{segment_file(end, 'snapshot')}", data)
 
 
-def _valid_snapshot(data: bytes, path: str) -> bytes | None:
+def _valid_snapshot(plan: PartitionPlan, file: SideFile) -> bytes | None:
     try:
-        producer_snapshot.read(data, path)
+        data = read_file(root_of(plan, file), file.path)
+        producer_snapshot.read(data, file.path)
     except LogFormatError:
         return None
     return data
