@@ -44,6 +44,8 @@ class ArchivedPartition:
     segments: list[ArchivedSegment] = field(default_factory=list)  # by base offset
     snapshots: dict[int, str] = field(default_factory=dict)  # offset -> path
     txn_indexes: dict[int, str] = field(default_factory=dict)  # base -> path
+    indexes: dict[int, dict[str, str]] = field(default_factory=dict)  # base -> kind -> path, .txnindex too
+    side_files: dict[str, str] = field(default_factory=dict)  # name -> path
     topic_id: str | None = None  # as Kafka writes it, 22 characters
     cluster_id: str | None = None
     leader_epochs: tuple[tuple[int, int], ...] | None = None
@@ -202,7 +204,9 @@ def _read_partition(
 
 
 def _fill(root: Root, out: ArchivedPartition) -> None:
-    entries = {e.base_name: e for e in _list(root, out.path) if e.type == pafs.FileType.File}
+    listed = _list(root, out.path)
+    _check_kinds(root, out.path, listed)
+    entries = {e.base_name: e for e in listed if e.type == pafs.FileType.File}
     resolution = names.resolve_leftovers(
         ((name, int(e.size)) for name, e in entries.items()), lambda name: next_offset_of(root, f"{out.path}/{name}")
     )
@@ -213,9 +217,11 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
         out.segments.append(
             ArchivedSegment(base, f"{out.path}/{log.name}", log.size, entries[log.name].mtime_ns // 1_000_000)
         )
+        out.indexes[base] = {kind: f"{out.path}/{file.name}" for kind, file in files.items() if kind != names.LOG}
         if names.TXN_INDEX in files:
             out.txn_indexes[base] = f"{out.path}/{files[names.TXN_INDEX].name}"
     out.snapshots = {offset: f"{out.path}/{file.name}" for offset, file in resolution.snapshots.items()}
+    out.side_files = {name: f"{out.path}/{name}" for name in resolution.side_files}
     if names.PARTITION_METADATA in resolution.side_files:
         full = f"{out.path}/{names.PARTITION_METADATA}"
         try:
@@ -228,6 +234,20 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
             out.leader_epochs = tuple(checkpoints.read_leader_epochs(read_file(root, full), full))
         except LogFormatError as error:
             out.notes.append(f"{error}; rebuilt from the log")
+
+
+def _check_kinds(root: Root, path: str, listed: Iterable[pafs.FileInfo]) -> None:
+    """What is named like a `.log` must be a file: a folder, or a link to nothing, would be a segment that is missing
+    without a word (the listing of a local folder does not even name such a link).
+    """
+    kinds = {e.base_name: "a folder" for e in listed if e.type != pafs.FileType.File}
+    if root.is_local:
+        known = {e.base_name for e in listed}
+        kinds |= {name: "a link to nothing" for name in os.listdir(root.full(path)) if name not in known}  # noqa: PTH208
+    for name, kind in sorted(kinds.items()):
+        file = names.parse_segment_file(name)
+        if file is not None and file.kind == names.LOG and file.suffix not in (names.DELETED, names.CLEANED):
+            raise LogFormatError("unreadable", f"{path}/{name}", 0, "a readable file", kind)
 
 
 def topics_of(partitions: Iterable[ArchivedPartition]) -> list[str]:

@@ -14,7 +14,7 @@ from logformat.names import segment_file
 from udfs.check_parent import Rules, Side, compare, scan_headers
 from udfs.check_segments import CheckPlan, CheckResult, Findings, SegmentFacts, check_side, result_of
 from udfs.plan import LastBatch, OutputSegment, SegmentInput
-from udfs.storage import file_size
+from udfs.storage import file_size, open_root
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,7 @@ def _add(found: Findings, path: str, expected: str, seen: str) -> None:
 
 def _check_files(plan: GenerationPlan, found: Findings) -> None:
     """Files that belong to a generation beside logs and indexes: snapshots and the text files; sizes of indexes."""
-    store = plan.side.store_uri
-    root = plan.side.root_of(plan.side.segments[0].offset_index) if plan.side.segments else None  # type: ignore[arg-type]
-    if root is None or root.uri != store:
-        return
+    root = open_root(plan.side.store_uri)
     wanted = [
         segment_file(row.base_offset, "snapshot") for row in plan.manifest if row.base_offset > plan.log_start_offset
     ]

@@ -57,7 +57,7 @@ class IndexCheck:
         entry = _OFFSET_SIZE if kind is offset_index else _TIME_SIZE
         module = offset_index if kind is offset_index else time_index
         try:
-            entries = module.read(data, self.base_offset, path)
+            entries: np.ndarray = module.read(data, self.base_offset, path)
         except LogFormatError as error:
             self.problems.append(error)
             entries = module.read(data[: len(data) - len(data) % entry], self.base_offset, path)
