@@ -52,7 +52,7 @@ PY
 
 make_venv() {
   local python pins mark="$venv/.lastkey-pins"
-  exec 9>"$here/.venv.lock"
+  exec 9<"$here/pyproject.toml"
   flock 9 2>/dev/null || true # two first runs: the second waits. No flock (macOS): they had better not collide
   if up_to_date; then
     exec 9>&-

@@ -28,7 +28,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from delta.exceptions import DeltaConcurrentModificationException
+from delta.exceptions.base import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    DeltaConcurrentModificationException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyarrow import fs as pafs
@@ -60,6 +69,17 @@ TABLES = (CHECKPOINTS, SEGMENTS, STATES, RUNS)
 
 Key = tuple[str, int]
 
+# Delta's conflicts between writers. In delta-spark 4.4 the first is not the root of the others, whatever its name says
+_CONCURRENT = (
+    DeltaConcurrentModificationException,
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
 _RETRIES = 5
 _MARK = "lastkey: not as planned"
 _MAX_IN = 200  # run ids in one IN (...); more are joined
@@ -70,6 +90,7 @@ _SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "1",  # VACUUM's listing: 10000 tasks by default
     "spark.databricks.delta.merge.materializeSource": "none",  # the source is a local relation: always the same
     "spark.databricks.delta.properties.defaults.checkpointInterval": "20",
     "spark.databricks.delta.properties.defaults.setTransactionRetentionDuration": "interval 30 days",
@@ -137,6 +158,10 @@ class State:
         for rows in found.values():
             rows.sort(key=lambda row: row.base_offset)
         return found
+
+    def segments_of_runs(self, run_ids: Iterable[str]) -> list[Segment]:
+        """Every row that these runs appended, committed or not, in no order."""
+        return self._of_runs(SEGMENTS, Segment, set(run_ids))
 
     def current(self) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
         """Checkpoints and the manifests that they name: where a run begins."""
@@ -272,7 +297,7 @@ class State:
             try:
                 self._merge(commits)
                 return
-            except DeltaConcurrentModificationException:
+            except _CONCURRENT:
                 if self._settled(commits):
                     return
                 time.sleep(0.2 * 2**attempt)
@@ -390,7 +415,7 @@ def _retrying(write: Callable[[], object]) -> None:
         try:
             write()
             return
-        except DeltaConcurrentModificationException:
+        except _CONCURRENT:
             if attempt == _RETRIES - 1:
                 raise
             time.sleep(0.2 * 2**attempt)

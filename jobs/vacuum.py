@@ -1,0 +1,184 @@
+"""Deletes what no generation needs any more, after a grace. Only below STORE/segments, under the commit lock.
+
+Kept, whatever its age:
+- every file that a current generation names, and its run's folder;
+- the same of a generation that was replaced less than the grace ago: a restore or a reader may be at it;
+- a run's folder whose newest file is younger than the grace: a run may be writing it;
+- what is not named as a run's folder is: it is not ours to judge.
+The clock is the wall clock: --now never decides what is deleted. Then Delta's own VACUUM goes over the state tables.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pyarrow import fs as pafs
+
+from jobs import errors, session
+from jobs.options import VacuumOptions
+from jobs.progress import Progress
+from jobs.report import count, seconds, size, table
+from jobs.restore import open_store
+from jobs.state import RunRow, State, open_state
+from logformat import names
+from udfs.storage import Root
+
+Key = tuple[str, int]
+
+_RUN_FOLDER = re.compile(r"(?P<generation>[1-9][0-9]{0,18})-(?P<run_id>[0-9a-f]{32})")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder of one partition."""
+
+    key: Key
+    generation: int
+    run_id: str
+    path: str  # below the store
+    files: tuple[pafs.FileInfo, ...]
+
+    @property
+    def newest_ms(self) -> float:
+        """Time of its newest file; 0 where it has none."""
+        return max((info.mtime_ns / 1e6 for info in self.files), default=0.0)
+
+
+@dataclass
+class VacuumReport:
+    """What `vacuum` hands back."""
+
+    store: str
+    dry_run: bool
+    deleted: dict[Key, list[str]] = field(default_factory=dict)
+    bytes: dict[Key, int] = field(default_factory=dict)
+    state_files: int = 0  # known in a dry run only: Delta does not say how many it deleted
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    exit_code = errors.DONE
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "job": "vacuum", "store": self.store, "dry_run": self.dry_run,
+            "partitions": [
+                {"topic": key[0], "partition": key[1], "bytes": self.bytes[key], "files": self.deleted[key]}
+                for key in sorted(self.deleted)
+            ],
+            "bytes": sum(self.bytes.values()), "files": sum(map(len, self.deleted.values())),
+            "state_files": self.state_files if self.dry_run else None, "notes": self.notes, "seconds": self.seconds,
+        }  # fmt: skip
+
+    def to_text(self) -> str:
+        """For people."""
+        rows = [(f"{k[0]}-{k[1]}", count(len(v)), size(self.bytes[k])) for k, v in sorted(self.deleted.items())]
+        lines = [table(("partition", "files", "bytes"), rows, left=(0,)), ""] if rows else []
+        lines += [f"note: {note}" for note in self.notes]
+        verb = "would be deleted" if self.dry_run else "deleted"
+        total = sum(map(len, self.deleted.values()))
+        lines.append(
+            f"{count(total)} files, {size(sum(self.bytes.values()))} {verb} in {self.store} in {seconds(self.seconds)}"
+        )
+        return "\n".join(lines)
+
+
+def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
+    """Delete, or with `dry_run` list, what no live generation needs."""
+    began = time.monotonic()
+    store = open_store(options.store)
+    state = open_state(session.start(), options.store, single_writer=options.config.job.single_writer)
+    report = VacuumReport(store.uri, options.dry_run)
+    with state.lock():  # no commit comes between the look at the state and the last deletion
+        folders = [
+            folder for folder in run_folders(store, report.notes)
+            if options.topics is None or fnmatchcase(folder.key[0], options.topics)
+        ]  # fmt: skip
+        young_ms = time.time() * 1000 - options.grace_hours * 3_600_000
+        kept = _kept(state, folders, young_ms)
+        progress.start("vacuum", len(folders), "folder")
+        for folder in folders:
+            _clean(store, folder, kept, young_ms, report)
+            progress.advance()
+        if options.topics is None:
+            report.state_files = state.vacuum_state(dry_run=options.dry_run)
+    report.seconds = round(time.monotonic() - began, 3)
+    return report
+
+
+def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
+    """Every run's folder below segments/; what else lies there is noted."""
+    for partition in _entries(store, "segments"):
+        parsed = names.parse_partition_folder(partition.base_name)
+        path = f"segments/{partition.base_name}"
+        if partition.type != pafs.FileType.Directory or parsed is None or parsed.mark:
+            notes.append(f"{path}: not a partition's folder; left alone")
+            continue
+        for entry in _entries(store, path):
+            match = _RUN_FOLDER.fullmatch(entry.base_name)
+            below = f"{path}/{entry.base_name}"
+            if entry.type != pafs.FileType.Directory or match is None:
+                notes.append(f"{below}: not a run's folder; left alone")
+                continue
+            listed = _entries(store, below)
+            files = tuple(info for info in listed if info.type == pafs.FileType.File)
+            if len(files) < len(listed):
+                notes.append(f"{below}: holds folders; left alone")
+                continue
+            key = parsed.topic, parsed.partition
+            yield RunFolder(key, int(match["generation"]), match["run_id"], below, files)
+
+
+def _entries(store: Root, path: str) -> list[pafs.FileInfo]:
+    listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(path), allow_not_found=True))
+    return sorted(listed, key=lambda info: str(info.base_name))
+
+
+@dataclass(frozen=True)
+class _Kept:
+    runs: frozenset[tuple[Key, int, str]]  # run folders of live generations: all their side files are needed
+    paths: frozenset[str]  # .log files that live generations name, wherever they lie
+
+
+def _kept(state: State, folders: Sequence[RunFolder], young_ms: float) -> _Kept:
+    """Current generations, and those that were replaced less than the grace ago."""
+    current = state.checkpoints()
+    live = {(key, row.generation, row.run_id) for key, row in current.items()}
+    newest = {(f.key, f.generation, f.run_id): f.newest_ms for f in folders}
+    for key, chain in state.histories().items():
+        live |= set(_replaced_lately(key, chain, newest, young_ms))
+    rows = state.segments_of_runs({run_id for _, _, run_id in live})
+    paths = {
+        row.path for row in rows
+        if row.root == "store" and ((row.topic, row.partition), row.generation, row.run_id) in live
+    }  # fmt: skip
+    return _Kept(frozenset(live), frozenset(paths))
+
+
+def _replaced_lately(
+    key: Key, chain: Sequence[RunRow], newest: Mapping[tuple[Key, int, str], float], young_ms: float
+) -> Iterator[tuple[Key, int, str]]:
+    """A generation was replaced when the next one's files were complete; those whose folder is gone: long ago."""
+    for after, before in itertools.pairwise(chain):
+        if newest.get((key, after.generation_after, after.run_id), 0.0) > young_ms:
+            yield key, before.generation_after, before.run_id
+
+
+def _clean(store: Root, folder: RunFolder, kept: _Kept, young_ms: float, report: VacuumReport) -> None:
+    if (folder.key, folder.generation, folder.run_id) in kept.runs or folder.newest_ms > young_ms:
+        return
+    gone = [info for info in folder.files if f"{folder.path}/{info.base_name}" not in kept.paths]
+    if not report.dry_run:
+        for info in gone:
+            store.filesystem.delete_file(store.full(f"{folder.path}/{info.base_name}"))
+        if len(gone) == len(folder.files):
+            store.filesystem.delete_dir(store.full(folder.path))
+    if gone:
+        report.deleted.setdefault(folder.key, []).extend(f"{folder.path}/{info.base_name}" for info in gone)
+        report.bytes[folder.key] = report.bytes.get(folder.key, 0) + sum(info.size for info in gone)
