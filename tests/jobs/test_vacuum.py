@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from jobs import vacuum
+from jobs.errors import MissingPathError
+from jobs.options import VacuumOptions
+from jobs.progress import Silent
+from tests.jobs.stores import StoreMaker, run_id, tree
+
+A, B = b"a" * 1000, b"b" * 2000
+WEEK = 168.0
+
+
+@pytest.fixture
+def maker(tmp_path, monkeypatch):
+    made = StoreMaker(tmp_path)
+    monkeypatch.setattr(vacuum.session, "start", lambda: None)
+    monkeypatch.setattr(vacuum, "open_state", lambda spark, store, single_writer: made.state)
+    return made
+
+
+@pytest.fixture
+def three_generations(maker):
+    """t-0: generation 3 keeps a segment of generation 1; a run that died; a folder that is none of ours."""
+    first = maker.generation("t", 0, 1, {0: A, 100: B})
+    maker.generation("t", 0, 2, {0: B}, kept=first[1:])
+    maker.generation("t", 0, 3, {0: A}, kept=first[1:])
+    dead = maker.store / "segments" / "t-0" / f"4-{run_id(9, 9)}"
+    shutil.copytree(maker.run_folder("t", 0, 3), dead)
+    (maker.store / "segments" / "t-0" / "mine").mkdir()
+    (maker.store / "segments" / "t-0" / "mine" / "notes.txt").write_text("x")
+    maker.archived("t", 0, 0, A)
+    maker.dead = dead
+    return maker
+
+
+def _vacuum(maker, **options):
+    options.setdefault("grace_hours", WEEK)
+    return vacuum.run(VacuumOptions(str(maker.store), **options), Silent())
+
+
+def test_nothing_young_is_touched(three_generations):
+    before = tree(three_generations.folder)
+    report = _vacuum(three_generations)
+    assert tree(three_generations.folder) == before
+    assert report.deleted == {}
+    assert any("mine: not a run's folder" in note for note in report.notes)
+    assert "0 files, 0 B deleted" in report.to_text()
+
+
+def test_old_generations_and_dead_runs_go_but_for_files_that_the_current_one_names(three_generations):
+    maker = three_generations
+    folders = [maker.run_folder("t", 0, g) for g in (1, 2, 3)]
+    maker.age(WEEK + 1, *folders, maker.dead)
+    before = tree(maker.folder)
+    dry = _vacuum(maker, dry_run=True)
+    assert tree(maker.folder) == before
+    assert maker.state.vacuumed == [True]
+    report = _vacuum(maker)
+    assert report.to_json() | {"dry_run": 0, "seconds": 0, "state_files": 0} == dry.to_json() | {
+        "dry_run": 0, "seconds": 0, "state_files": 0,
+    }  # fmt: skip
+    assert [p.name for p in folders[0].iterdir()] == ["00000000000000000100.log"]
+    assert not folders[1].exists()
+    assert not maker.dead.exists()
+    assert len(list(folders[2].iterdir())) == 8
+    assert (maker.store / "segments" / "t-0" / "mine" / "notes.txt").exists()
+    assert set(before) - set(tree(maker.folder)) == {f"store/{path}" for path in report.deleted["t", 0]}
+    assert sum(len(before[f"store/{path}"]) for path in report.deleted["t", 0]) == report.bytes["t", 0]
+    assert _vacuum(maker).deleted == {}
+
+
+def test_a_generation_that_was_replaced_within_the_grace_stays(three_generations):
+    maker = three_generations
+    maker.age(WEEK + 1, maker.run_folder("t", 0, 1), maker.run_folder("t", 0, 2))  # 3 was committed just now
+    _vacuum(maker)
+    assert maker.run_folder("t", 0, 2).exists()
+    assert (maker.run_folder("t", 0, 1) / "00000000000000000100.log").exists()
+    assert not (maker.run_folder("t", 0, 1) / "00000000000000000000.log").exists()
+
+
+def test_a_run_at_work_is_spared_while_its_newest_file_is_young(three_generations):
+    maker = three_generations
+    maker.age(WEEK + 1, maker.dead)
+    (maker.dead / "00000000000000000900.log").write_bytes(A)
+    _vacuum(maker)
+    assert len(list(maker.dead.iterdir())) == 9
+
+
+def test_no_grace_and_a_glob(three_generations):
+    maker = three_generations
+    maker.generation("u", 0, 1, {0: A})
+    maker.generation("u", 0, 2, {0: A})
+    maker.age(0.001, *(f for t in ("t-0", "u-0") for f in (maker.store / "segments" / t).glob("*-*")))
+    report = _vacuum(maker, grace_hours=0, topics="u*")
+    assert list(report.deleted) == [("u", 0)]
+    assert not maker.run_folder("u", 0, 1).exists()
+    assert maker.run_folder("t", 0, 2).exists()
+    assert maker.state.vacuumed == []  # the tables are everybody's: only without --topics
+
+
+def test_a_store_that_is_none(tmp_path):
+    with pytest.raises(MissingPathError):
+        vacuum.run(VacuumOptions(str(tmp_path)), Silent())
