@@ -22,16 +22,14 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from jobs.tasks import RESULT, for_this_attempt, result_batch, run_tasks
-from logformat.batch_headers import ChunkBuffer
 from logformat.errors import LogFormatError
-from logformat.producer_state import merge_all
 from udfs.analyse_partition import Analysis, NotDue, SetAside, analyse, result_of, scan_identity, scan_one, source_of
 from udfs.clean_batches import Tally
 from udfs.compact_partition import Clock, check_null_keys
 from udfs.plan import OutputSegment, PartitionPlan, PartitionResult, Problem
 from udfs.retain_kernels import COUNTER_NAMES
 from udfs.rewrite_group import GroupResult, rewrite_group
-from udfs.scan_batches import SegmentScan
+from udfs.scan_batches import SegmentScan, chunk_buffer
 from udfs.scan_keys import make_splits, scan_keys
 from udfs.transactions import TXN_BATCH
 from udfs.write_generation import join_empty_groups, remove_folder, write_generation
@@ -58,7 +56,7 @@ def compact_in_splits(spark: SparkSession, plan: PartitionPlan) -> PartitionResu
 
 def _scan(plan: PartitionPlan, number: int) -> SegmentScan | LogFormatError:
     try:
-        return scan_one(plan, number, ChunkBuffer(plan.limits.chunk_bytes))
+        return scan_one(plan, number, chunk_buffer(plan.limits))
     except LogFormatError as error:
         return error
 
@@ -75,7 +73,7 @@ def _scans(spark: SparkSession, plan: PartitionPlan) -> list[SegmentScan]:
 
 
 def _compact(spark: SparkSession, plan: PartitionPlan, clock: Clock) -> PartitionResult:
-    buffer = ChunkBuffer(plan.limits.chunk_bytes)
+    buffer = chunk_buffer(plan.limits)
     with clock.phase("scan"):
         scans = _scans(spark, plan)
         analysis = analyse(plan, scans, scan_identity(plan, buffer))
@@ -95,17 +93,10 @@ def _compact(spark: SparkSession, plan: PartitionPlan, clock: Clock) -> Partitio
     return replace(out, splits=n_splits, peak_memory_bytes=max(r.peak_memory_bytes for r in results))
 
 
-def _lean(scan: SegmentScan) -> SegmentScan:
-    """A scan without what only the analysis needs."""
-    return replace(
-        scan, producers=merge_all([]), offset_index=b"", time_index=b"", transactional=scan.transactional[:0]
-    )
-
-
 def key_offsets(spark: SparkSession, plan: PartitionPlan, analysis: Analysis) -> tuple[DataFrame, int]:
     """KEY_OFFSETS rows of all splits, lazily, and the number of splits."""
     splits = make_splits([s.scan.size for s in analysis.sources], analysis.groups, plan.limits.split_bytes)
-    scans = {i: _lean(analysis.sources[i].scan) for split in splits for i in split.numbers}
+    scans = {i: analysis.sources[i].scan.lean() for split in splits for i in split.numbers}
     rules, first_dirty = analysis.rules, analysis.cleanable.first_dirty_offset
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -128,7 +119,7 @@ def survivors(keys: DataFrame) -> DataFrame:
 
 def _rewrite(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, surviving: DataFrame) -> list[GroupResult]:
     groups = {g: analysis.group(members, None) for g, members in enumerate(analysis.groups)}
-    scans = {i: _lean(analysis.sources[i].scan) for members in analysis.groups for i in members}
+    scans = {i: analysis.sources[i].scan.lean() for members in analysis.groups for i in members}
     members_of = analysis.groups
     rules, kept_aborts = analysis.rules, analysis.kept_aborts
 

@@ -6,7 +6,7 @@ batches. Segments can be scanned in any order, and in parallel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from logformat.errors import LogFormatError
 from logformat.index_builder import IndexBuilder
 from logformat.layout import CODEC_MASK, CODEC_NAMES, MAX_RELATIVE_OFFSET
 from logformat.producer_state import ProducerSummary, merge, merge_all, summarize
-from udfs.plan import LastBatch, SegmentInput
+from udfs.plan import LastBatch, Limits, SegmentInput
 from udfs.storage import Root, opened
 from udfs.transactions import TXN_BATCH, transactional_batches
 
@@ -53,6 +53,11 @@ class SegmentScan:
         """Bytes that belong to the log."""
         return self.end_position - self.start_position
 
+    def lean(self) -> SegmentScan:
+        """The same without what only the analysis needs: what the tasks of a large partition are sent."""
+        none = merge_all([])
+        return replace(self, producers=none, offset_index=b"", time_index=b"", transactional=self.transactional[:0])
+
 
 @dataclass
 class _Collected:
@@ -68,6 +73,11 @@ class _Collected:
     epochs: list[tuple[int, int]] = field(default_factory=list)
     last_batch: LastBatch = LastBatch()
     marked_batch: LastBatch = LastBatch()
+
+
+def chunk_buffer(limits: Limits) -> ChunkBuffer:
+    """The buffer that one task reads all its segments through."""
+    return ChunkBuffer(limits.chunk_bytes)
 
 
 def scan_segment(
