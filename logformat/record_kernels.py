@@ -12,18 +12,10 @@ from typing import Final
 import numpy as np
 
 from logformat.crc32c import crc32c_range
+from logformat.header_kernels import write_header
 from logformat.jit import inline, kernel
-from logformat.layout import (
-    BATCH_HEADER,
-    BATCH_OVERHEAD,
-    CONTROL_MASK,
-    CRC_START,
-    LOG_OVERHEAD,
-    MAGIC_OFFSET,
-    TIMESTAMP_TYPE_MASK,
-    field_offset,
-)
-from logformat.memory_kernels import copy_bytes, store_i16, store_i32, store_i64
+from logformat.layout import BATCH_OVERHEAD, CONTROL_MASK, TIMESTAMP_TYPE_MASK
+from logformat.memory_kernels import copy_bytes
 from logformat.siphash_kernels import siphash128
 from logformat.varint_kernels import read_varint, read_varlong, size_of_varlong, write_varlong
 
@@ -289,19 +281,6 @@ def _mix(word: np.uint64) -> np.uint64:
     return word ^ (word >> np.uint64(31))
 
 
-_LENGTH: Final = field_offset(BATCH_HEADER, "length")
-_EPOCH: Final = field_offset(BATCH_HEADER, "partition_leader_epoch")
-_CRC: Final = field_offset(BATCH_HEADER, "crc")
-_ATTRIBUTES: Final = field_offset(BATCH_HEADER, "attributes")
-_LAST_DELTA: Final = field_offset(BATCH_HEADER, "last_offset_delta")
-_BASE_TIMESTAMP: Final = field_offset(BATCH_HEADER, "base_timestamp")
-_MAX_TIMESTAMP: Final = field_offset(BATCH_HEADER, "max_timestamp")
-_PRODUCER_ID: Final = field_offset(BATCH_HEADER, "producer_id")
-_PRODUCER_EPOCH: Final = field_offset(BATCH_HEADER, "producer_epoch")
-_BASE_SEQUENCE: Final = field_offset(BATCH_HEADER, "base_sequence")
-_COUNT: Final = field_offset(BATCH_HEADER, "records_count")
-
-
 @kernel
 def assemble_batches(
     raw: np.ndarray,
@@ -330,20 +309,11 @@ def assemble_batches(
         payload_start = payload_ends[i - 1] if i > 0 else np.int64(0)
         n = payload_ends[i] - payload_start if result.outcome == REBUILT else np.int64(0)
         end = position + BATCH_OVERHEAD + n
-        store_i64(out, position, result.base_offset)
-        store_i32(out, position + _LENGTH, BATCH_OVERHEAD - LOG_OVERHEAD + n)
-        store_i32(out, position + _EPOCH, batch.partition_leader_epoch)
-        out[position + MAGIC_OFFSET] = 2
-        store_i16(out, position + _ATTRIBUTES, result.attributes)
-        store_i32(out, position + _LAST_DELTA, result.last_offset - result.base_offset)
-        store_i64(out, position + _BASE_TIMESTAMP, result.base_timestamp)
-        store_i64(out, position + _MAX_TIMESTAMP, result.max_timestamp)
-        store_i64(out, position + _PRODUCER_ID, batch.producer_id)
-        store_i16(out, position + _PRODUCER_EPOCH, batch.producer_epoch)
-        store_i32(out, position + _BASE_SEQUENCE, batch.base_sequence)
-        store_i32(out, position + _COUNT, result.n_kept)
         copy_bytes(out, position + BATCH_OVERHEAD, payload, payload_start, n)
-        crc = crc32c_range(out, position + CRC_START, end)
-        store_i32(out, position + _CRC, np.int32(np.uint32(crc)))
+        write_header(
+            out, position, end, result.base_offset, result.last_offset, batch.partition_leader_epoch, result.attributes,
+            result.base_timestamp, result.max_timestamp, batch.producer_id, batch.producer_epoch, batch.base_sequence,
+            result.n_kept,
+        )  # fmt: skip
         position = end
     return position

@@ -1,0 +1,124 @@
+"""Arrow schemas of what is read from log files: each column once, with unit and meaning.
+
+RECORDS begins with the columns of Spark's own Kafka source, so that a query written for a live topic runs on its files
+(Spark's KafkaRecordToRowConverter, 4.2). As there: every column is nullable; a record without headers has null, not an
+empty list; a record without timestamp has the moment -1 ms, 1969-12-31 23:59:59.999 UTC, not null. Different: a
+timestamp that microseconds in 64 bits cannot hold is null here, where Spark's source fails; `timestamp_ms` has it.
+
+The other columns carry Kafka's numbers as they are stored, -1 for none included, except where null is said.
+`binary` and `string` only, never their large forms, which Spark would not take for its own types.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pyarrow as pa
+
+
+def _column(name: str, kind: Any, meaning: str, *, unit: str = "", nullable: bool = False) -> Any:
+    metadata = {"meaning": meaning, **({"unit": unit} if unit else {})}
+    return pa.field(name, kind, nullable=nullable, metadata=metadata)
+
+
+HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+HEADERS: Final = pa.list_(pa.field("element", HEADER))  # "element": the name that Spark gives it
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+
+_TOPIC = _column("topic", pa.string(), "from the name of the file's folder; null: not known", nullable=True)
+_PARTITION = _column("partition", pa.int32(), "from the name of the file's folder; null: not known", nullable=True)
+
+SPARK_COLUMNS: Final = (
+    _column("key", pa.binary(), "null: none; empty is a key", nullable=True),
+    _column("value", pa.binary(), "null: a tombstone, in a compacted topic; empty is a value", nullable=True),
+    _TOPIC,
+    _PARTITION,
+    _column("offset", pa.int64(), "of the record", nullable=True),
+    _column("timestamp", TIMESTAMP, "as timestamp_ms; null: out of range for this type", nullable=True),
+    _column("timestampType", pa.int32(), "0 CreateTime, 1 LogAppendTime, -1 none (magic 0)", nullable=True),
+    _column("headers", HEADERS, "in order, duplicates kept; null: none", nullable=True),
+)
+
+RECORDS: Final = pa.schema(
+    [
+        *SPARK_COLUMNS,
+        _column("timestamp_ms", pa.int64(), "since 1970 UTC; -1: none", unit="ms"),
+        _column("producer_id", pa.int64(), "-1: none"),
+        _column("producer_epoch", pa.int16(), "-1: none"),
+        _column("sequence", pa.int32(), "base sequence + offset delta, from 2^31 - 1 on to 0; -1: none"),
+        _column("transactional", pa.bool_(), "written in a transaction, or its marker"),
+        _column("control", pa.bool_(), "a control record, such as a transaction's marker; consumers never see it"),
+        _column("base_offset", pa.int64(), "of the batch; magic 0 and 1: the batch's first record"),
+        _column("position", pa.int64(), "of the batch's first byte in the file", unit="bytes"),
+        _column("leader_epoch", pa.int32(), "of the partition's leader that took the batch; -1: not known"),
+        _column("codec", pa.string(), "of the batch: none, gzip, snappy, lz4 or zstd"),
+        _column("magic", pa.int8(), "format of the batch: 0, 1 or 2"),
+        _column(
+            "delete_horizon_ms", pa.int64(), "from when on a tombstone of the batch may go; null: not set",
+            unit="ms", nullable=True,
+        ),
+    ]
+)  # fmt: skip
+
+BATCHES: Final = pa.schema(
+    [
+        _TOPIC,
+        _PARTITION,
+        _column("position", pa.int64(), "of the batch's first byte in the file", unit="bytes"),
+        _column("size_bytes", pa.int64(), "all of the batch, its 12 byte prefix included", unit="bytes"),
+        _column("base_offset", pa.int64(), "magic 0 and 1 compressed: -1, known only after decompression"),
+        _column("last_offset", pa.int64(), "kept by compaction, so there may be no such record"),
+        _column("records_count", pa.int32(), "as the header says; magic 0 and 1 compressed: -1"),
+        _column("max_timestamp_ms", pa.int64(), "-1: none", unit="ms"),
+        _column(
+            "base_timestamp_ms", pa.int64(), "what timestamp deltas count from; with a delete horizon: that",
+            unit="ms",
+        ),
+        _column("timestampType", pa.int32(), "0 CreateTime, 1 LogAppendTime, -1 none (magic 0)"),
+        _column("producer_id", pa.int64(), "-1: none"),
+        _column("producer_epoch", pa.int16(), "-1: none"),
+        _column("base_sequence", pa.int32(), "-1: none"),
+        _column("transactional", pa.bool_(), "written in a transaction, or its marker"),
+        _column("control", pa.bool_(), "holds control records"),
+        _column("control_type", pa.int8(), "0 ABORT, 1 COMMIT, others as stored; -1: none, or an empty batch"),
+        _column("coordinator_epoch", pa.int32(), "of a marker; -1: none"),
+        _column("leader_epoch", pa.int32(), "-1: not known"),
+        _column("codec", pa.string(), "none, gzip, snappy, lz4 or zstd"),
+        _column("magic", pa.int8(), "0, 1 or 2"),
+        _column("delete_horizon_ms", pa.int64(), "null: not set", unit="ms", nullable=True),
+        _column("crc", pa.uint32(), "as stored: CRC-32C; magic 0 and 1: CRC-32"),
+    ]
+)  # fmt: skip
+
+PROBLEMS: Final = pa.schema(
+    [
+        _TOPIC,
+        _PARTITION,
+        _column("path", pa.string(), "of the file"),
+        _column("position", pa.int64(), "where in the file", unit="bytes"),
+        _column("base_offset", pa.int64(), "of the batch; -1: not known, or none"),
+        _column("kind", pa.string(), "one of errors.KINDS"),
+        _column("expected", pa.string(), "what Kafka would have written"),
+        _column("found", pa.string(), "what stands there"),
+        _column("hint", pa.string(), "what to do about it; empty: nothing known"),
+    ]
+)
+
+SCHEMAS: Final = {"RECORDS": RECORDS, "BATCHES": BATCHES, "PROBLEMS": PROBLEMS}
+
+
+def select(schema: Any, columns: Iterable[str] | None) -> Any:
+    """The schema of the named columns, in the order given; None: all. An unknown name raises ValueError."""
+    if columns is None:
+        return schema
+    if isinstance(columns, str):
+        raise TypeError(f"a list of columns, not one string: {columns!r}")
+    names = list(columns)
+    for name in names:
+        if name not in schema.names:
+            near = difflib.get_close_matches(name, schema.names)
+            hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(schema.names)}"
+            raise ValueError(f"no such column: {name!r}{hint}")
+    return pa.schema([schema.field(name) for name in names])
