@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Runs one job: ./spark-submit.sh [spark options] JOB ARGS...      ./spark-submit.sh --help
+# Runs the tests: ./spark-submit.sh test [pytest arguments]
 #
 # Makes a Python environment (.venv beside this file, packages as pinned in pyproject.toml) when there is none.
 #   LASTKEY_VENV    an existing environment to use instead
@@ -9,6 +10,8 @@ set -euo pipefail
 
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 venv="${LASTKEY_VENV:-$here/.venv}"
+dev='' # "dev": the packages of the tests too
+[ "${1:-}" != test ] || dev=dev
 
 fail() {
   printf 'error: %s\n' "$1" >&2
@@ -51,7 +54,7 @@ PY
 }
 
 make_venv() {
-  local python pins mark="$venv/.lastkey-pins"
+  local python mark="$venv/.lastkey-pins"
   exec 9<"$here/pyproject.toml"
   flock 9 2>/dev/null || true # two first runs: the second waits. No flock (macOS): they had better not collide
   if up_to_date; then
@@ -63,30 +66,54 @@ make_venv() {
   printf 'making the Python environment in %s (once, a minute or two)\n' "$venv" >&2
   rm -f -- "$mark"
   "$python" -m venv --clear -- "$venv" >&2 || fail "the environment could not be made with $python; see above"
-  pins="$(requirements "$venv/bin/python" "${LASTKEY_DEV:-}")"
-  printf '%s\n' "$pins" >"$venv/requirements.txt"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$venv/requirements.txt" >&2 ||
-    fail "the packages could not be installed; see above"
+  install_packages "$dev"
   "$venv/bin/python" -m compileall -q "$here/jobs" "$here/logformat" "$here/udfs" >/dev/null 2>&1 || true
   printf 'preparing Spark (once, half a minute)\n' >&2
   (cd "$here" && PYTHONPATH="$here" "$venv/bin/python" -m jobs.prepare 9>&-) >&2 || true # only time depends on it
-  cksum <"$here/pyproject.toml" >"$mark"
+  pins_mark "$dev" >"$mark"
   exec 9>&-
 }
 
+install_packages() {
+  local pins
+  pins="$(requirements "$venv/bin/python" "$1")"
+  printf '%s\n' "$pins" >"$venv/requirements.txt"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$venv/requirements.txt" >&2 ||
+    fail "the packages could not be installed; see above"
+}
+
+# A made environment to which the packages of the tests are added
+add_dev() {
+  printf 'adding the packages of the tests to %s (once)\n' "$venv" >&2
+  install_packages dev
+  pins_mark dev >"$venv/.lastkey-pins"
+}
+
+pins_mark() {
+  printf '%s%s\n' "$(cksum <"$here/pyproject.toml")" "${1:+ $1}"
+}
+
+# Whether the environment was made from the pins as they are now; with "dev": with the packages of the tests too
 up_to_date() {
-  local mark="$venv/.lastkey-pins"
-  [ -x "$venv/bin/python" ] && [ -f "$mark" ] && [ "$(cat "$mark")" = "$(cksum <"$here/pyproject.toml")" ]
+  local mark="$venv/.lastkey-pins" found
+  [ -x "$venv/bin/python" ] && [ -f "$mark" ] || return 1
+  found="$(cat "$mark")"
+  [ "$found" = "$(pins_mark dev)" ] || { [ -z "${1:-}" ] && [ "$found" = "$(pins_mark '')" ]; }
 }
 
 if [ -n "${LASTKEY_VENV:-}" ]; then
   [ -x "$venv/bin/python" ] || fail "LASTKEY_VENV=$venv holds no bin/python"
-elif ! up_to_date; then
-  make_venv
+else
+  up_to_date || make_venv
+  [ -z "$dev" ] || up_to_date dev || add_dev
 fi
 
 # Executors of a cluster have their own Python: PYSPARK_PYTHON is theirs where it is set
 export PYSPARK_PYTHON="${PYSPARK_PYTHON:-$venv/bin/python}"
 export PYSPARK_DRIVER_PYTHON="$venv/bin/python"
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
+if [ -n "$dev" ]; then
+  cd -- "$here"
+  exec "$venv/bin/python" -m pytest "${@:2}"
+fi
 exec "$venv/bin/python" -m jobs "$@"
