@@ -35,7 +35,7 @@ from jobs.tasks import for_this_attempt, run_tasks
 from logformat.names import partition_folder
 from udfs.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from udfs.compact_partition import compact_partition
-from udfs.plan import CleanSettings, Limits, PartitionPlan, PartitionResult, Problem
+from udfs.plan import CleanSettings, LastBatch, Limits, PartitionPlan, PartitionResult, Problem
 from udfs.storage import normal_uri, open_root
 
 Key = tuple[str, int]
@@ -58,9 +58,7 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     checkpoints = state.checkpoints()
     _check_one_archive(options, archive_uri, checkpoints)
     known = {
-        key: (checkpoints[key].generation, checkpoints[key].run_id)
-        for key in archive.partitions
-        if key in checkpoints and not _is_reset(options, key)
+        key: (checkpoints[key].generation, checkpoints[key].run_id) for key in archive.partitions if key in checkpoints
     }
     manifests = state.manifests(known) if known else {}
     plans = list(_plans(options, archive, settings, checkpoints, manifests, run_id, report))
@@ -70,7 +68,7 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     report.seconds["partitions"] = time.perf_counter() - at
     if not options.dry_run:
         at = time.perf_counter()
-        _say_how_they_stand(state, report, options.now_ms)
+        _say_how_they_stand(state, report, checkpoints, options.now_ms)
         report.seconds["cleaner_state"] = time.perf_counter() - at
     report.archive_needed = _archive_needed(report, checkpoints, manifests)
     report.results.sort(key=lambda r: (r.topic, r.partition))
@@ -78,16 +76,18 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     return report
 
 
-def _say_how_they_stand(state: State, report: CompactReport, now_ms: int) -> None:
+def _say_how_they_stand(state: State, report: CompactReport, checkpoints: dict[Key, Checkpoint], now_ms: int) -> None:
     """Write the partitions' states; of those that were not due only what is new: such a run should cost little."""
     before = state.states() if any(r.status == "not_due" for r in report.results) else {}
     rows = []
     for r in report.results:
-        row, old = state_of(r, report.generations, report.run_id, now_ms), before.get((r.topic, r.partition))
-        if r.status == "not_due" and old is not None:
-            row = replace(row, generation=old.generation)
-            if row == replace(old, run_id=row.run_id, now_ms=row.now_ms):
-                continue
+        key = (r.topic, r.partition)
+        if r.status == "cleaned" and key not in report.generations:
+            continue  # another run was first, and knows better
+        generation = report.generations.get(key, checkpoints[key].generation if key in checkpoints else -1)
+        row, old = state_of(r, generation, report.run_id, now_ms), before.get(key)
+        if r.status == "not_due" and old is not None and row == replace(old, run_id=row.run_id, now_ms=row.now_ms):
+            continue
         rows.append(row)
     if rows:
         state.set_states(rows)
@@ -114,6 +114,11 @@ def _check_one_archive(options: CompactOptions, archive_uri: str, checkpoints: d
 
 def _is_reset(options: CompactOptions, key: Key) -> bool:
     return options.reset is not None and fnmatchcase(key[0], options.reset)
+
+
+def _begins_anew(options: CompactOptions, key: Key, problem: Problem | None) -> bool:
+    """Whether --reset is meant: a healthy generation goes on, for the archive may not hold any more what is in it."""
+    return problem is not None and problem.state in ("diverged", "gap") and _is_reset(options, key)
 
 
 def _listed(
@@ -156,7 +161,7 @@ def _plans(
     """Plans of the partitions that may be due; the others go into the report at once."""
     secret = (secrets.randbits(64), secrets.randbits(64))
     for key, archived in sorted(archive.partitions.items()):
-        checkpoint = None if _is_reset(options, key) else checkpoints.get(key)
+        checkpoint = checkpoints.get(key)
         report.notes += archived.notes
         try:
             if archived.problem is not None:
@@ -168,9 +173,12 @@ def _plans(
             else:
                 inputs = inputs_from_generation(archived, checkpoint, manifests[key], archive.root.uri)
         except NotPlanned as reason:
-            report.results.append(PartitionResult(*key, "set_aside", problem=reason.problem))
-            continue
-        previous = checkpoints[key].generation if key in checkpoints else 0
+            if checkpoint is None or not _begins_anew(options, key, reason.problem):
+                report.results.append(PartitionResult(*key, "set_aside", problem=reason.problem))
+                continue
+            report.anew.add(key)
+            inputs = inputs_from_archive(archived)
+        previous = checkpoint.generation if checkpoint else 0
         folder = f"segments/{partition_folder(*key)}/{previous + 1}-{run_id}"
         plan = PartitionPlan(
             topic=archived.topic, partition=archived.partition, archive_uri=archive.root.uri, store_uri=report.store,
@@ -183,6 +191,14 @@ def _plans(
             report.results.append(not_due)
         else:
             yield plan
+
+
+def _anew(plan: PartitionPlan, archived: ArchivedPartition) -> PartitionPlan:
+    """The plan of a partition that turned out to be another log, from what the archive holds alone."""
+    return replace(
+        plan, known_until=None, known_last_batch=LastBatch(), identity_segment=None,
+        **inputs_from_archive(archived),  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def _has_large(archive: Archive, config: Config) -> bool:
@@ -262,6 +278,13 @@ def _run_waves(
             batch, todo = _next_wave(todo, job.wave_partitions, job.wave_minutes, report)
             results = _run_wave(spark, batch)
             progress.advance(len(batch))
+            for plan in batch:
+                result = next(r for r in results if (r.topic, r.partition) == (plan.topic, plan.partition))
+                key = (plan.topic, plan.partition)
+                if plan.known_until is not None and _begins_anew(options, key, result.problem):
+                    report.anew.add(key)
+                    results.remove(result)
+                    todo.append(_anew(plan, archive.partitions[key]))
             report.results += results
             if committing is not None:
                 commit_seconds += _committed(committing, report)
@@ -272,7 +295,7 @@ def _run_waves(
                     commit_of(
                         r, archive.partitions[r.topic, r.partition], checkpoints.get((r.topic, r.partition)),
                         report.archive, options.now_ms, _clean_settings(_settings(options, r.topic)),
-                        anew=_is_reset(options, (r.topic, r.partition)),
+                        anew=(r.topic, r.partition) in report.anew,
                     )
                     for r in cleaned
                 ]  # fmt: skip

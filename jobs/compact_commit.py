@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -33,7 +33,7 @@ def commit_of(
     r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None, archive_uri: str, now_ms: int,
     settings: CleanSettings, *, anew: bool = False,
 ) -> Commit:  # fmt: skip
-    """What a cleaned partition brings to its wave. `anew`: a reset: nothing is taken over from the generation before."""
+    """What a cleaned partition brings to its wave. `anew`: a reset: nothing is taken over from the one before."""
     generation = (before.generation if before else 0) + 1
     run_id = r.folder.rpartition("/")[2].partition("-")[2]
     identity: dict[str, Any] = {
@@ -82,19 +82,17 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
-def state_of(
-    r: PartitionResult, generations: Mapping[tuple[str, int], int], run_id: str, now_ms: int
-) -> PartitionState:
-    """How a partition stands after the run."""
+def state_of(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> PartitionState:
+    """How a partition stands after the run. `generation`: the current one, -1 where there is none."""
     problem = r.problem
-    committed = (r.topic, r.partition) in generations
-    name = problem.state if problem else ("clean" if committed else "dirty" if r.dirty_bytes else "clean")
+    clean, dirty, ratio = r.clean_bytes, r.dirty_bytes, r.dirty_ratio
+    if r.status == "cleaned":  # and committed: what was dirty is clean now
+        clean = sum(s.size_bytes for s in r.segments if s.base_offset < r.first_dirty_offset)
+        dirty, ratio = 0, 0.0
     return PartitionState(
-        topic=r.topic, partition=r.partition, state=name,
+        topic=r.topic, partition=r.partition, state=problem.state if problem else "dirty" if dirty else "clean",
         reason=str(problem) if problem else "", path=problem.path if problem else "",
         position=problem.position if problem else -1, expected=problem.expected if problem else "",
-        found=problem.found if problem else "", dirty_ratio=0.0 if committed else r.dirty_ratio,
-        clean_bytes=r.clean_bytes, dirty_bytes=0 if committed else r.dirty_bytes,
-        first_dirty_offset=r.first_dirty_offset, generation=generations.get((r.topic, r.partition), -1),
-        run_id=run_id, now_ms=now_ms,
+        found=problem.found if problem else "", dirty_ratio=ratio, clean_bytes=clean, dirty_bytes=dirty,
+        first_dirty_offset=r.first_dirty_offset, generation=generation, run_id=run_id, now_ms=now_ms,
     )  # fmt: skip

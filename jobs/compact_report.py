@@ -22,7 +22,8 @@ class CompactReport:
     now_ms: int
     dry_run: bool
     results: list[PartitionResult] = field(default_factory=list)
-    generations: dict[Key, int] = field(default_factory=dict)
+    generations: dict[Key, int] = field(default_factory=dict)  # those that were committed
+    anew: set[Key] = field(default_factory=set)  # begun from the archive again, by --reset
     archive_needed: bool = True
     expired_nothing: list[str] = field(default_factory=list)  # topics of policy compact,delete
     notes: list[str] = field(default_factory=list)
@@ -58,7 +59,7 @@ class CompactReport:
         return {
             "topic": r.topic,
             "partition": r.partition,
-            "status": r.status,
+            "status": self._status(r),
             "generation": self.generations.get((r.topic, r.partition)),
             "problem": asdict(r.problem) if r.problem else None,
             "first_dirty_offset_before": r.first_dirty_before,
@@ -83,11 +84,16 @@ class CompactReport:
             "notes": list(r.notes),
         }
 
+    def _status(self, r: PartitionResult) -> str:
+        """cleaned, not_due, set_aside; conflict: cleaned, but another run had committed before."""
+        lost = r.status == "cleaned" and not self.dry_run and (r.topic, r.partition) not in self.generations
+        return "conflict" if lost else r.status
+
     def to_text(self) -> str:
         """For people: before -> after, then what they should know."""
-        lines = [_line(r, self.dry_run) for r in self.results]
+        lines = [_line(r, self._status(r), self.dry_run) for r in self.results]
         out = [before_after_table(lines)] if lines else ["no partition of a compacted topic in the archive"]
-        cleaned = [r for r in self.results if r.status == "cleaned"]
+        cleaned = [r for r in self.results if self._status(r) == "cleaned"]
         dropped = {
             reason: sum(r.counters.get(f"dropped_{key}", 0) for r in cleaned)
             for key, reason in (
@@ -125,11 +131,11 @@ def _compressed(r: PartitionResult) -> bool:
     return any(codec != "none" for s in r.segments for codec in s.codecs.split(",") if codec)
 
 
-def _line(r: PartitionResult, dry_run: bool) -> PartitionLine:
+def _line(r: PartitionResult, status: str, dry_run: bool) -> PartitionLine:
     state = {"cleaned": "clean", "not_due": "not due", "set_aside": r.problem.state if r.problem else "set aside"}
-    if r.status != "cleaned":
-        note = f"{100 * r.dirty_ratio:.0f} % dirty" if r.status == "not_due" else ""
-        return PartitionLine(r.topic, r.partition, state.get(r.status, r.status), note=note)
+    if status != "cleaned":
+        note = f"{100 * r.dirty_ratio:.0f} % dirty" if status == "not_due" else ""
+        return PartitionLine(r.topic, r.partition, state.get(status, status), note=note)
     dropped = sum(r.counters[k] for k in r.counters if k.startswith("dropped_"))
     kept = r.counters["records_kept"]
     return PartitionLine(

@@ -54,18 +54,8 @@ def inputs_from_generation(
     ours = [s for s in manifest if s.root == "store"]
     theirs = [s for s in manifest if s.root == "archive"]
     covered = ours[-1].next_offset if ours else min((s.base_offset for s in theirs), default=checkpoint.next_offset)
-    listed = {s.path: s for s in archived.segments}
-    for segment in theirs:
-        found = listed.get(segment.path)
-        if found is None or found.size < segment.size_bytes:
-            raise NotPlanned(
-                Problem(
-                    "gap", segment.path, 0, f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
-                    "no such file" if found is None else f"{found.size}", state="gap" if found is None else "diverged",
-                    hint="bring the file back, or --reset to begin anew from what the archive holds",
-                )
-            )  # fmt: skip
     log_start = max(checkpoint.log_start_offset, archived.log_start_checkpoint or 0)
+    _check_still_there(archived, checkpoint, theirs, log_start)
     after, identity = _archive_after(archived, covered, checkpoint, log_start)
     folder = f"segments/{partition_folder(checkpoint.topic, checkpoint.partition)}"
     folder = f"{folder}/{checkpoint.generation}-{checkpoint.run_id}"
@@ -92,6 +82,29 @@ def inputs_from_generation(
         ),
         "identity_segment": identity,
     }
+
+
+def _check_still_there(
+    archived: ArchivedPartition, checkpoint: Checkpoint, theirs: Sequence[Segment], log_start: int
+) -> None:
+    """That the archive holds what the generation uses of it: by base offset, for a partition may move between disks."""
+    listed = {s.base_offset: s for s in archived.segments}
+    last = archived.segments[-1].base_offset
+    for segment in theirs:
+        found = listed.get(segment.base_offset)
+        if found is not None and found.size >= segment.size_bytes:
+            continue
+        if found is None and segment.next_offset <= log_start:
+            continue  # retention took it
+        gap = found is None and last > segment.base_offset  # else the log ends before what the generation holds
+        raise NotPlanned(
+            Problem(
+                "gap" if gap else "changed", segment.path, 0,
+                f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
+                "no such file" if found is None else f"{found.size}", state="gap" if gap else "diverged",
+                hint="bring the file back, or --reset to begin anew from what the archive holds" if gap else _RESET,
+            )
+        )  # fmt: skip
 
 
 def _check_identity(archived: ArchivedPartition, checkpoint: Checkpoint, archive_uri: str) -> None:

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from jobs.tasks import RESULT, for_this_attempt, result_batch, run_tasks
 from logformat.errors import LogFormatError
+from logformat.names import LOG, segment_file
 from udfs.analyse_partition import Analysis, NotDue, SetAside, analyse, result_of, scan_identity, scan_one, source_of
 from udfs.clean_batches import Tally
 from udfs.compact_partition import Clock, check_null_keys
@@ -125,7 +126,7 @@ def _rewrite(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, survi
 
     def one(number: int, offsets: Iterator[np.ndarray]) -> GroupResult | LogFormatError:
         start = time.perf_counter()
-        mine = for_this_attempt(plan)
+        mine = for_this_attempt(plan, segment_file(groups[number].base_offset, LOG))
         sources = [source_of(plan, i, scans[i]) for i in members_of[number]]
         try:
             result = rewrite_group(mine, number, groups[number], sources, rules, kept_aborts, offsets)

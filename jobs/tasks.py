@@ -46,9 +46,13 @@ def result_batch(value: object) -> pa.RecordBatch:
     return pa.record_batch([pa.array([pickle.dumps(value)], pa.binary())], schema=_RESULT_ARROW)
 
 
-def for_this_attempt(plan: PartitionPlan) -> PartitionPlan:
-    """The plan with a folder of its own for a task that is tried again: the first try may still be writing."""
+def for_this_attempt(plan: PartitionPlan, file: str = "") -> PartitionPlan:
+    """The plan with a folder of its own for a task that is tried again: the first try may still be writing.
+
+    `file`: in the folder, what this task makes first, where other tasks write beside it.
+    """
     context: Any = TaskContext.get()
-    if context is None or not (context.attemptNumber() or exists(open_root(plan.store_uri), plan.folder)):
+    made = f"{plan.folder}/{file}" if file else plan.folder
+    if context is None or not (context.attemptNumber() or exists(open_root(plan.store_uri), made)):
         return plan
     return replace(plan, folder=f"{plan.folder}.{context.taskAttemptId()}")

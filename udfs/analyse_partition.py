@@ -12,6 +12,7 @@ import numpy as np
 from logformat import producer_snapshot, transaction_index
 from logformat.batch_headers import NO_END, ChunkBuffer
 from logformat.errors import LogFormatError
+from logformat.layout import CONTROL_ABORT
 from logformat.producer_kernels import MARKER
 from logformat.producer_state import ProducerState, aborted_transactions
 from udfs import cleaner
@@ -111,7 +112,7 @@ def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentSc
         next_base_offset=after,
         index_interval_bytes=plan.settings.index_interval_bytes,
         max_index_bytes=plan.settings.segment_index_bytes,
-        end_offset=NO_END if plan.high_watermark is None else plan.high_watermark,
+        end_offset=NO_END if plan.read_until is None else plan.read_until,
         mark=plan.known_until,
     )
 
@@ -138,7 +139,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     if not due:
         raise NotDue(result)
     end = cleanable.first_uncleanable_offset
-    aborted = _with_index_entries(plan, aborted, notes)
+    aborted, index_only = _with_index_entries(plan, scans, aborted, notes)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.base_offset < end)])
     discardable, kept_abort = discardable_batches(rows, aborted)
     numbers = [i for i, s in enumerate(scans) if s.base_offset < end]
@@ -157,7 +158,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
             max_index_bytes=plan.settings.segment_index_bytes,
         ),
         producers=producers,
-        aborted=aborted,
+        aborted=_by_marker(np.concatenate([aborted, index_only])),
         kept_aborts=aborted[kept_abort[kept_abort >= 0]],
         last_batch=last_batch,
         notes=tuple(notes),
@@ -169,7 +170,7 @@ def _until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], not
         if scan.reached_end_offset:
             notes.append(
                 f"{plan.segments[i].path}: read up to offset {scan.last_offset}, below the high watermark "
-                f"{plan.high_watermark}; what is above it may still be undone by the cluster"
+                f"{plan.read_until}; what is above it may still be undone by the cluster"
             )
             return scans[: i + 1]
     return scans
@@ -313,25 +314,48 @@ def _cleanable(
     return cleanable, due and cleanable.first_uncleanable_offset > scans[0].base_offset
 
 
-def _with_index_entries(plan: PartitionPlan, aborted: np.ndarray, notes: list[str]) -> np.ndarray:
+def _with_index_entries(
+    plan: PartitionPlan, scans: Sequence[SegmentScan], aborted: np.ndarray, notes: list[str]
+) -> tuple[np.ndarray, np.ndarray]:
     """Take the archive's own entry for a transaction where its index has one: the first offset and the last stable
     offset in it are those of the time before any cleaning.
+
+    Also the entries of transactions of which nothing but the ABORT marker is left: they decide nothing any more, but
+    a broker leaves them in the segments that it does not clean.
     """
     out = aborted.copy()
+    markers = np.concatenate([s.transactional[s.transactional["control_type"] == CONTROL_ABORT] for s in scans])
+    index_only = [out[:0]]
     for file in plan.txn_indexes:
         try:
             entries = transaction_index.read(read_file(root_of(plan, file), file.path), file.path)
         except LogFormatError as error:
             notes.append(f"{error}; rebuilt from the log")
             continue
-        at = np.searchsorted(out["last_offset"], entries["last_offset"])
-        at = np.minimum(at, max(len(out) - 1, 0))
-        if not len(out):
-            continue
-        same = (out["last_offset"][at] == entries["last_offset"]) & (out["producer_id"][at] == entries["producer_id"])
-        same &= entries["first_offset"] <= out["first_offset"][at]
+        known, at = _same_marker(out["last_offset"], out["producer_id"], entries)
+        there, _ = _same_marker(markers["base_offset"], markers["producer_id"], entries)
+        index_only.append(entries[there & ~known])
+        same = np.flatnonzero(known)
+        same = same[entries["first_offset"][same] <= out["first_offset"][at[same]]]
         for name in ("first_offset", "last_stable_offset"):
             out[name][at[same]] = entries[name][same]
+    return out, _by_marker(np.concatenate(index_only))
+
+
+def _same_marker(offset: np.ndarray, producer_id: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(bool[n]: whether each entry's marker is among those at `offset`, rising; int64[n]: its row, where it is)."""
+    at = np.searchsorted(offset, entries["last_offset"])
+    found = np.flatnonzero(at < len(offset))
+    same = np.zeros(len(entries), np.bool_)
+    same[found] = offset[at[found]] == entries["last_offset"][found]
+    same[found] &= producer_id[at[found]] == entries["producer_id"][found]
+    return same, at
+
+
+def _by_marker(entries: np.ndarray) -> np.ndarray:
+    """Index entries in the order of their markers, each once."""
+    _, first = np.unique(entries["last_offset"], return_index=True)
+    out: np.ndarray = entries[first]
     return out
 
 

@@ -94,6 +94,13 @@ class PartitionPlan:
     known_last_batch: LastBatch = LastBatch()
     identity_segment: SegmentInput | None = None  # of the archive, where known_last_batch lies in none of `segments`
 
+    @property
+    def read_until(self) -> int | None:
+        """Offset that the high watermark lets us read to; never below the last generation, which was safe when made
+        (the checkpoint of a high watermark may be older than the log beside it). None: to the end.
+        """
+        return None if self.high_watermark is None else max(self.high_watermark, self.known_until or 0)
+
 
 @dataclass(frozen=True)
 class OutputSegment:
