@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +32,7 @@ from udfs.storage import Root, normal_uri, open_root
 Key = tuple[str, int]
 T = TypeVar("T")
 
-WITHOUT_SPARK_BYTES = 1 << 30  # tuned: a session costs 4 to 11 s, a core checks about 250 MB in a second
+WITHOUT_SPARK_BYTES = 1 << 30  # tuned: a session costs 4 to 11 s, its first tasks 5 to 10 s
 _TEXT_PROBLEMS = 200  # listed in text; JSON has all
 
 
@@ -201,9 +200,9 @@ def plan_archived(archived: ArchivedPartition, root: Root, config: Config, *, se
 def _each(
     check: Callable[[T], CheckResult], plans: Sequence[T], total_bytes: int, progress: Progress
 ) -> Iterator[CheckResult]:
-    """Every plan checked: in threads where there is little to do and no session yet, else in Spark tasks."""
+    """Every plan checked: in threads of the driver where there is little to do, else in Spark tasks."""
     progress.start("verify", len(plans))
-    if total_bytes <= WITHOUT_SPARK_BYTES and "pyspark" not in sys.modules:
+    if total_bytes <= WITHOUT_SPARK_BYTES:
         with ThreadPoolExecutor(min(len(plans), os.cpu_count() or 1) or 1) as pool:
             for result in pool.map(check, plans):
                 progress.advance()
@@ -255,7 +254,8 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
             )
         )  # fmt: skip
     at = time.perf_counter()
-    report.results += _each(check_generation, plans, 2 * WITHOUT_SPARK_BYTES, progress)
+    total = sum(s.size for p in plans for s in p.side.segments) + sum(s.size for p in plans for s in p.parent)
+    report.results += _each(check_generation, plans, total, progress)
     report.seconds["check"] = time.perf_counter() - at
     return report
 

@@ -105,10 +105,11 @@ def read_chunks(
             tail.reached_end_offset = True
             return
         if status != walk.MORE:
+            problem = batch_problem(path, position + done, status, expected, found, buffer.raw[done:take])
             if status == walk.BAD_LENGTH and found == 0 and _only_zeros(file, path, position + done, end, buffer):
                 tail.torn_bytes = end - position - done
                 return
-            raise batch_problem(path, position + done, status, expected, found, buffer.raw[done:take])
+            raise problem
         if done == 0 and take < end - position:
             size = _batch_size(buffer.raw, take)
             if size > end - position:

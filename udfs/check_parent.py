@@ -67,12 +67,22 @@ class Differences:
 
     def add(self, kind: str, offsets: np.ndarray, path: str, expected: str, found: str) -> None:
         """A row for each of the first offsets; the others are counted."""
-        for offset in offsets.tolist():
-            n = self.counts[kind] = self.counts.get(kind, 0) + 1
-            if n <= _LISTED:
-                self.problems.append(
-                    LogFormatError("readback", path, 0, expected, found.format(offset=offset), base_offset=offset)
-                )
+        if not len(offsets):
+            return
+        before = self.counts.get(kind, 0)
+        self.counts[kind] = before + len(offsets)
+        for offset in offsets[: max(_LISTED - before, 0)].tolist():
+            self.problems.append(
+                LogFormatError("readback", path, 0, expected, found.format(offset=offset), base_offset=offset)
+            )
+
+    def add_at(self, kind: str, offsets: np.ndarray, side: Side, expected: str, found: str) -> None:
+        """The same, each in the segment of `side` whose range it lies in."""
+        bases = np.array([s.base_offset for s in side.segments], np.int64)
+        at = np.maximum(np.searchsorted(bases, offsets, "right") - 1, 0)
+        for i in np.unique(at):
+            path = side.segments[i].path if side.segments else ""
+            self.add(kind, offsets[at == i], path, expected, found)
 
 
 @dataclass(frozen=True)
@@ -172,18 +182,11 @@ class _Table:
             raise _TableFullError
 
     def report(self, found: Differences, child: Side) -> None:
-        lost = np.sort(self.offset[(self.offset >= 0) & ~self.ok])
-        for offset in lost.tolist():
-            found.add(
-                "lost", np.array([offset]), _path_at(child, offset), "the last committed record of every key",
-                "no record at offset {offset}, which is the last of its key in the generation before",
-            )  # fmt: skip
-
-
-def _path_at(side: Side, offset: int) -> str:
-    bases = [s.base_offset for s in side.segments]
-    at = int(np.searchsorted(bases, offset, "right")) - 1
-    return side.segments[max(at, 0)].path if side.segments else ""
+        found.add_at(
+            "lost", np.sort(self.offset[(self.offset >= 0) & ~self.ok]), child,
+            "the last committed record of every key",
+            "no record at offset {offset}, which is the last of its key in the generation before",
+        )  # fmt: skip
 
 
 def _compare_transactions(parent: np.ndarray, child: np.ndarray, side: Side, found: Differences) -> None:
@@ -196,11 +199,10 @@ def _compare_transactions(parent: np.ndarray, child: np.ndarray, side: Side, fou
     if not len(before):
         return
     wrong = (before["base_offset"][at] == data["base_offset"]) & (then[at] != now)
-    for offset in data["base_offset"][wrong].tolist():
-        found.add(
-            "decision", np.array([offset]), _path_at(side, offset), "the marker that decides each batch",
-            "the batch at offset {offset} decided in another way than in the generation before",
-        )  # fmt: skip
+    found.add_at(
+        "decision", data["base_offset"][wrong], side, "the marker that decides each batch",
+        "the batch at offset {offset} decided in another way than in the generation before",
+    )  # fmt: skip
 
 
 @dataclass

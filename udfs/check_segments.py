@@ -22,6 +22,7 @@ from logformat.bodies import BodyLoader, Run
 from logformat.crc32c import crc32c_extend
 from logformat.errors import LogFormatError
 from logformat.layout import CODEC_MASK, CODEC_NAMES, CONTROL_MASK
+from logformat.producer_state import merge, merge_all, summarize
 from udfs.check_batches import LogWalk, read_records, walk_log
 from udfs.check_indexes import IndexCheck
 from udfs.check_transactions import TXN_ROW, check_txn_index, completed_transactions, transaction_rows
@@ -154,9 +155,9 @@ def check_side(plan: CheckPlan) -> Findings:
     found = Findings()
     buffer = ChunkBuffer(plan.chunk_bytes)
     rows: list[np.ndarray] = []
-    epochs = _Epochs(found)
+    epochs, producers = _Epochs(plan, found), _Producers()
     for number in range(len(plan.segments)):
-        rows.append(_check_segment(plan, number, found, epochs, buffer))
+        rows.append(_check_segment(plan, number, found, epochs, producers, buffer))
     _check_gaps(plan, found)
     last = found.facts[-1] if found.facts else None
     found.log_end_offset = 0 if last is None else max(last.base_offset, last.last_offset + 1)
@@ -168,7 +169,9 @@ def check_side(plan: CheckPlan) -> Findings:
     return found
 
 
-def _check_segment(plan: CheckPlan, number: int, found: Findings, epochs: _Epochs, buffer: ChunkBuffer) -> np.ndarray:
+def _check_segment(
+    plan: CheckPlan, number: int, found: Findings, epochs: _Epochs, producers: _Producers, buffer: ChunkBuffer
+) -> np.ndarray:
     """Walk one `.log` and its indexes; TXN_ROW[m] of its batches."""
     segment = plan.segments[number]
     base, path = segment.log.offset, segment.log.path
@@ -193,6 +196,7 @@ def _check_segment(plan: CheckPlan, number: int, found: Findings, epochs: _Epoch
                 placed.check(chunk.batches, walk)
                 epochs.check(path, chunk.batches)
                 indexes.feed(chunk.batches, chunk.position, len(chunk.raw))
+                producers.check(chunk.batches, walk)
                 rows.append(transaction_rows(chunk.batches))
                 _count(facts, chunk.batches, chunk.raw)
                 for run in read_records(loader, chunk, walk):
@@ -279,22 +283,56 @@ def _some(wrong: np.ndarray) -> Iterator[int]:
     yield from (int(i) for i in np.flatnonzero(wrong)[:1])
 
 
-@dataclass
 class _Epochs:
-    """Leader epochs do not fall along the log of one cluster."""
+    """Leader epochs, which no checksum covers: they do not fall along the log of one cluster, and are those that the
+    leader-epoch-checkpoint names. Where they are not, that is a note: a log restored into another cluster looks so.
+    """
 
-    found: Findings
-    latest: int = -1
+    def __init__(self, plan: CheckPlan, found: Findings) -> None:
+        self.found, self.latest, self.listed = found, -1, np.empty((0, 2), np.int64)
+        if plan.leader_epochs is not None:
+            found.attempt(lambda: self._read(plan, plan.leader_epochs))  # type: ignore[arg-type]
+
+    def _read(self, plan: CheckPlan, file: SideFile) -> None:
+        data = read_file(plan.root_of(file), file.path)
+        epochs = checkpoints.read_leader_epochs(data, file.path)
+        self.listed = np.array(epochs, np.int64).reshape(-1, 2)
+        lines = data.decode("utf-8", "replace").split("\n")[2:]
+        if [tuple(map(int, line.split())) for line in lines if line.strip()] != [tuple(e) for e in epochs]:
+            raise LogFormatError("side_file", file.path, 0, "epochs and offsets that rise", "some that do not")
 
     def check(self, path: str, batches: np.ndarray) -> None:
+        """One note for a chunk, at the first batch that is not as expected."""
         epoch = batches["partition_leader_epoch"]
+        current = batches["magic"] == 2
         highest = np.maximum.accumulate(np.concatenate([[self.latest], epoch]))
-        for i in np.flatnonzero((epoch >= 0) & (epoch < highest[:-1]))[:1]:
+        wrong = current & ((epoch < -1) | ((epoch >= 0) & (epoch < highest[:-1])))
+        expected = highest[:-1].astype(np.int64)
+        if len(self.listed):
+            at = np.searchsorted(self.listed[:, 1], batches["base_offset"], "right") - 1
+            known = self.listed[np.maximum(at, 0), 0]
+            wrong |= current & (at >= 0) & (epoch != known) & (epoch != -1)
+            expected = np.where(at >= 0, known, expected)
+        for i in np.flatnonzero(wrong)[:1]:
             self.found.notes.append(
-                f"{path} at byte {int(batches['position'][i])}: leader epoch {int(epoch[i])} behind {int(highest[i])}: "
-                "from another cluster, or damaged (no checksum covers it)"
+                f"{path} at byte {int(batches['position'][i])}: leader epoch {int(epoch[i])}, expected "
+                f"{int(expected[i])}: from another cluster, or damaged (no checksum covers it)"
             )
-        self.latest = int(highest[-1]) if not len(epoch) or epoch[-1] < 0 else int(epoch[-1])
+        self.latest = int(epoch[-1]) if len(epoch) and epoch[-1] >= 0 else int(highest[-1])
+
+
+class _Producers:
+    """What a broker that loads the log refuses: markers of unknown type, batches that break into a transaction."""
+
+    def __init__(self) -> None:
+        self.before = merge_all([])
+
+    def check(self, batches: np.ndarray, walk: LogWalk) -> None:
+        try:
+            self.before = merge(self.before, summarize(batches, walk.path), walk.path)
+        except LogFormatError as error:
+            walk.add(error)
+            self.before = merge_all([])
 
 
 def _check_tail(walk: LogWalk, active: bool, found: Findings) -> None:
@@ -359,8 +397,6 @@ def _check_snapshot(plan: CheckPlan, file: SideFile) -> None:
 
 
 def _check_text_files(plan: CheckPlan, found: Findings) -> None:
-    if plan.leader_epochs is not None:
-        found.attempt(lambda: _check_leader_epochs(plan, plan.leader_epochs))  # type: ignore[arg-type]
     if plan.metadata is not None:
         file = plan.metadata
         found.attempt(lambda: checkpoints.read_partition_metadata(read_file(plan.root_of(file), file.path), file.path))
@@ -377,12 +413,3 @@ def _check_text_files(plan: CheckPlan, found: Findings) -> None:
                     "side_file", plan.name, 0, f"a checkpoint of the {what} up to the log end, {end}", str(offset)
                 )
             )
-
-
-def _check_leader_epochs(plan: CheckPlan, file: SideFile) -> None:
-    data = read_file(plan.root_of(file), file.path)
-    epochs = checkpoints.read_leader_epochs(data, file.path)
-    listed = data.decode("utf-8", "replace").split("\n")[2:]
-    stored = [tuple(map(int, line.split())) for line in listed if line.strip()]
-    if stored != [tuple(e) for e in epochs]:
-        raise LogFormatError("side_file", file.path, 0, "epochs and offsets that rise", "some that do not")
