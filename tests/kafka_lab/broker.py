@@ -175,8 +175,8 @@ class Broker(BaseBroker):
             "share.coordinator.state.topic.replication.factor": 1,
             "share.coordinator.state.topic.min.isr": 1,
             "log.segment.delete.delay.ms": 0,
-            "broker.heartbeat.interval.ms": 200,
-            "broker.session.timeout.ms": 1000,  # a restart waits until the session of the last start is over
+            "broker.heartbeat.interval.ms": 500,
+            "broker.session.timeout.ms": 3000,  # a restart waits until the session of the last start is over
         }
 
     def _jvm_options(self) -> tuple[str, ...]:

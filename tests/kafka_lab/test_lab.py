@@ -25,6 +25,7 @@ from tests.kafka_lab import (
 )
 from tests.kafka_lab.jars import cache_dir, java_tool, kafka_jars
 from tests.kafka_lab.jvm import LabJvm, lab
+from tests.kafka_lab.loading import log_problems
 
 pytestmark = pytest.mark.kafka
 
@@ -156,13 +157,6 @@ def test_a_broker_that_has_to_mend_files_is_an_error(written, tmp_path):
     assert any("was made by the broker" in problem for problem in error.value.problems)
 
 
-def test_a_broker_starts_on_a_whole_log_directory(written):
-    data, read = written
-    with start_restored(data) as broker:
-        assert consume(broker.bootstrap, "orders-0", "read_committed") == read["orders-0", "read_committed"]
-        assert (broker.data / "recovery-point-offset-checkpoint").exists()
-
-
 def test_a_log_directory_that_was_not_shut_down_cleanly_is_refused(written, tmp_path):
     copy = copy_of(written[0], tmp_path)
     (copy / ".kafka_cleanshutdown").unlink()
@@ -216,3 +210,36 @@ def test_the_cache_folder_can_be_named(monkeypatch, tmp_path):
     monkeypatch.setenv("LASTKEY_KAFKA_DIR", str(tmp_path / "elsewhere"))
     assert cache_dir() == tmp_path / "elsewhere"
     assert (tmp_path / "elsewhere").is_dir()
+
+
+STORAGE = "org.apache.kafka.storage.internals.log"
+
+
+@pytest.mark.parametrize(
+    ("message", "logger", "is_problem"),
+    [
+        ("WARN Found a corrupted index file x", f"{STORAGE}.LogLoader", True),
+        ("ERROR Could not find offset index file x", f"{STORAGE}.LogLoader", True),
+        ("WARN Stray replica t-0", "kafka.server.ReplicaManager", True),
+        ("INFO Recovering unflushed segment 0. 0/1 recovered for t-0.", f"{STORAGE}.LogLoader", True),
+        ("INFO Truncating to 7 has no effect", f"{STORAGE}.UnifiedLog", True),
+        ("INFO Reloading from producer snapshot and rebuilding producer state", f"{STORAGE}.UnifiedLog", False),
+        ("ERROR Exceptionally slow controller event", "org.apache.kafka.controller.EventPerformanceMonitor", False),
+        ("WARN Connection to node 1 could not be established.", "org.apache.kafka.clients.NetworkClient", False),
+    ],
+)
+def test_what_counts_as_a_problem_in_a_broker_log(tmp_path, message, logger, is_problem):
+    broker = Broker(tmp_path)
+    skipped = "INFO Skipping recovery of 1 logs from x since clean shutdown file was found"
+    lines = [
+        f"[2026-01-01 00:00:00,000] {m} ({n})\n" for m, n in ((skipped, "kafka.log.LogManager"), (message, logger))
+    ]
+    broker.server_log.write_text("".join(lines))
+    problems, _ = log_problems(broker)
+    assert [message in problem for problem in problems] == [True] * is_problem
+
+
+def test_a_broker_that_did_not_skip_recovery_is_a_problem(tmp_path):
+    broker = Broker(tmp_path)
+    broker.server_log.write_text("")
+    assert log_problems(broker)[0] == ["broker log: it did not skip recovery"]
