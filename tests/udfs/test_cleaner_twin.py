@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 
 from logformat.bodies import BodyLoader
-from tests.reference.cleaner import Cleaned, Segment, Settings, clean, group_segments_by_size
-from tests.reference.log import ABORT, COMMIT, GZIP, NONE, Batch, Record, marker_batch, with_timestamps
+from tests.reference.cleaner import AbortedTxn, Cleaned, Segment, Settings, clean, group_segments_by_size
+from tests.reference.log import ABORT, COMMIT, GZIP, NONE, Batch, Record, data_batch, marker_batch, with_timestamps
 from tests.reference.producer_state import State
 from tests.udfs.folders import Outcome, compact, lay_out, load, log_end, plan_of, survivors
 from udfs.plan import Limits
@@ -355,12 +355,29 @@ def check_settled(drawn: Drawn, ours: Outcome, tmp: Path) -> None:
     assert n or not batches
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs())
 def test_any_log_is_cleaned_as_the_twin_does(drawn: Drawn) -> None:
     shared_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=shared_memory) as tmp, mock.patch("os.fsync"):
         run_passes(drawn, Path(tmp))
+
+
+def test_an_index_entry_stays_in_a_segment_that_is_not_cleaned(tmp_path: Path) -> None:
+    """Only the marker of the transaction is left, in the active segment: the broker keeps the entry there."""
+    segments = (
+        Segment(0, (data_batch(0, [(5, b"a", b"1")], producer_id=1, producer_epoch=0, base_sequence=0,
+                               transactional=True), data_batch(1, [(5, b"b", b"1")])), NOW),
+        Segment(2, (marker_batch(2, 1, ABORT, timestamp=5),
+                    data_batch(3, [(5, b"c", b"1")], producer_id=1, producer_epoch=0, base_sequence=1)), NOW),
+    )  # fmt: skip
+    archived = lay_out(tmp_path / "archive", segments)
+    for number in range(3):
+        plan = plan_of(archived, tmp_path / f"store{number}", Settings(), now_ms=NOW, log_start_offset=0)
+        ours = compact(plan)
+        assert [b.base_offset for b in survivors(ours.segments())] == [1, 2, 3]
+        assert ours.aborted() == (AbortedTxn(1, 0, 2, 3),)
+        archived = ours.as_archive(tmp_path / f"archive{number}", snapshots=False)
 
 
 def test_the_twin_groups_segments() -> None:

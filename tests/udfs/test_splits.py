@@ -103,7 +103,7 @@ def test_golden_partitions(name: str, tmp_path: Path, tmp_path_factory: pytest.T
         assert assert_same_both_ways(plan, part=1000).result.status == "cleaned"
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs())
 def test_drawn_logs(drawn: Drawn) -> None:
     with tempfile.TemporaryDirectory() as tmp, mock.patch("os.fsync"):
@@ -131,7 +131,7 @@ def many_keys(n_segments: int, n_batches: int, n_keys: int, seed: int) -> list[S
 
 def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_path: Path) -> None:
     """More keys than the table of a task may hold: one split refuses, several splits go on."""
-    segments = many_keys(3, 900, 10**6, 3)
+    segments = many_keys(2, 500, 10**6, 3)
     plan = plan_of(
         lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0,
         sealed=True,
