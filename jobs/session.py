@@ -1,7 +1,11 @@
 """The Spark session: the only place where one is made.
 
-Fixed cost on 2 cores (a first commit to a new store included, measured): 16 to 18 s as Spark and Delta come, of which
-most is the JVM loading and compiling classes that it needs once. Hence, in local mode:
+Most of a short run's cost is the JVM loading and compiling classes that it needs once. Processor seconds (measured, 2
+cores, wave of 64 partitions; a quiet machine's wall time is about the same for ours and half for Spark's own):
+                                                      as Spark and Delta come    here
+  session, first commit to a new store                                     36    13.5
+  session, checkpoints and manifests read, a commit                        50      21
+So, in local mode:
 - Delta's jars straight from Spark's cache of downloads onto the class path once they are there (the resolver, copies);
 - an archive of the JVM's loaded classes (CDS), where `python -m jobs.prepare` has made one;
 - the JVM's quick compiler alone, and its simplest collector, for runs that give the JVM little to do (`brief`).
@@ -44,6 +48,7 @@ JARS = (
 _BRIEF = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _NOISE = re.compile(
     r"^(WARNING: Using incubator modules|Setting default log level|To adjust logging level|Picked up )"
+    r"|^Deleted \d+ files and directories in a total of "  # VACUUM
     r"|^(Ivy Default Cache|The jars for the packages|\S+ added as a dependency)"
 )
 _KEPT_LINES = 400

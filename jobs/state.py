@@ -11,8 +11,8 @@ Delta's commit is atomic between processes on HDFS only. On a local disk every w
 `state/.lock`; on other stores a second writer cannot be seen, and none is allowed unless `single.writer` says so.
 
 Spark's share of it: the tables are small, so this module works in a session of its own (same Spark, own settings) with
-one partition, no code generation and no adaptive planning, which halve the cost of a commit.
-Measured, 2 cores: see `jobs/session.py` and the benchmark.
+one partition, no code generation and no adaptive planning. Processor seconds of a commit of 64 partitions, measured, once
+the JVM is warm: appends 2 to 3, MERGE 1.5 to 2.5, creating commit 1, `cleaner_state` 1.5 to 2, read of the state 1.5 to 2.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ _SETTINGS = {
     "spark.databricks.delta.merge.materializeSource": "none",  # the source is a local relation: always the same
     "spark.databricks.delta.properties.defaults.checkpointInterval": "20",
     "spark.databricks.delta.properties.defaults.setTransactionRetentionDuration": "interval 30 days",
+    "spark.databricks.delta.properties.defaults.deletedFileRetentionDuration": "interval 30 days",
+    "spark.databricks.delta.properties.defaults.logRetentionDuration": "interval 30 days",
 }
 
 
@@ -223,20 +225,19 @@ class State:
             )
             _retrying(merge.execute)
 
-    def vacuum_state(self, retain_hours: float = 720.0, *, dry_run: bool = False) -> int:
-        """Delta's own VACUUM of every table; returns the number of files found to delete. History stays 30 days."""
-        hours = max(retain_hours, 168.0)  # Delta's own floor: a reader may still hold an older snapshot
-        deleted = 0
-        with self.lock() if not dry_run else contextlib.nullcontext():
-            for name in TABLES:
-                if not self._has(name):
-                    continue
-                suffix = " DRY RUN" if dry_run else ""
+    def vacuum_state(self, *, dry_run: bool = False) -> int:
+        """Delta's own VACUUM of every table, which spares what is younger than `deletedFileRetentionDuration`.
+
+        Returns how many files a dry run found; Delta does not say how many it deleted.
+        """
+        found = 0
+        with contextlib.nullcontext() if dry_run else self.lock():
+            for name in filter(self._has, TABLES):
                 if dry_run:
-                    deleted += self.spark.sql(f"VACUUM delta.`{self._uri(name)}` RETAIN {hours} HOURS{suffix}").count()
+                    found += self.spark.sql(f"VACUUM delta.`{self._uri(name)}` DRY RUN").count()
                 else:
-                    DeltaTable.forPath(self.spark, self._uri(name)).vacuum(hours)
-        return deleted
+                    DeltaTable.forPath(self.spark, self._uri(name)).vacuum()
+        return found
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
