@@ -1,7 +1,7 @@
 """The Spark session: the only place where one is made.
 
-Most of a short run's cost is the JVM loading and compiling classes that it needs once. Processor seconds (measured, 2
-cores, wave of 64 partitions; a quiet machine's wall time is about the same for ours and half for Spark's own):
+Most of a short run's cost is the JVM loading and compiling classes that it needs once. Processor seconds, measured
+on 2 cores with 64 partitions of 10 segments:
                                                       as Spark and Delta come    here
   session, first commit to a new store                                     36    13.5
   session, checkpoints and manifests read, a commit                        50      21

@@ -11,8 +11,8 @@ Delta's commit is atomic between processes on HDFS only. On a local disk every w
 `state/.lock`; on other stores a second writer cannot be seen, and none is allowed unless `single.writer` says so.
 
 Spark's share of it: the tables are small, so this module works in a session of its own (same Spark, own settings) with
-one partition, no code generation and no adaptive planning. Processor seconds of a commit of 64 partitions, measured, once
-the JVM is warm: appends 2 to 3, MERGE 1.5 to 2.5, creating commit 1, `cleaner_state` 1.5 to 2, read of the state 1.5 to 2.
+one partition, no code generation and no adaptive planning. Processor seconds of a commit of 64 partitions, measured in
+a warm JVM: both appends 2 to 3, MERGE 1.5 to 2.5, the creating commit 1, `cleaner_state` 1.5 to 2, a read 1.5 to 2.
 """
 
 from __future__ import annotations
