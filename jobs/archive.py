@@ -69,6 +69,7 @@ class Archive:
     root: Root
     partitions: dict[tuple[str, int], ArchivedPartition] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    not_wanted: set[str] = field(default_factory=set)  # topics that are here too, and were not asked for
 
 
 @dataclass
@@ -111,6 +112,8 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
                 archive.notes.append(f"{below}: a folder marked -{parsed.mark}; left out")
             elif wanted(parsed.topic):
                 here.append((parsed, below))
+            else:
+                archive.not_wanted.add(parsed.topic)
         elif parsed is None and not names.is_ignorable(folder):
             if depth < _MAX_DEPTH:
                 _walk(archive, below, depth + 1, wanted, pool)

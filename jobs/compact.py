@@ -135,6 +135,7 @@ def _listed(
     archive.partitions = {k: p for k, p in archive.partitions.items() if settings[k[0]].compacts}
     if others:
         report.notes.append(f"left alone, cleanup.policy is not compact: {', '.join(others)}")
+    report.not_compacted = sorted({*others, *archive.not_wanted})
     report.expired_nothing = sorted(t for t, s in settings.items() if s.compacts and s.expires)
     report.notes += archive.notes
     return archive, settings
@@ -245,10 +246,11 @@ def _surely_not_due(plan: PartitionPlan) -> PartitionResult | None:
     )  # fmt: skip
     if is_due(cleanable, 0, plan.settings.min_cleanable_dirty_ratio, plan.settings.min_dirty_bytes, False):
         return None
+    unread = any(s.root == "archive" and s.size for s in plan.segments)  # how far it goes is seen only in it
     return PartitionResult(
         plan.topic, plan.partition, "not_due", first_dirty_before=dirty, first_dirty_offset=dirty,
-        log_start_offset=plan.log_start_offset, next_offset=plan.known_until or -1, dirty_ratio=cleanable.ratio,
-        clean_bytes=cleanable.clean_bytes, dirty_bytes=cleanable.cleanable_bytes,
+        log_start_offset=plan.log_start_offset, next_offset=-1 if unread else plan.known_until or -1,
+        dirty_ratio=cleanable.ratio, clean_bytes=cleanable.clean_bytes, dirty_bytes=cleanable.cleanable_bytes,
     )  # fmt: skip
 
 
@@ -363,12 +365,21 @@ def _wave_committer(state: State, commits: list[Commit], wave: int, report: Comp
 def _archive_needed(
     report: CompactReport, checkpoints: dict[Key, Checkpoint], manifests: dict[Key, list[Segment]]
 ) -> bool:
-    """Whether any partition that the archive holds lives in it still, wholly or in part."""
-    fresh = {(r.topic, r.partition): r for r in report.results}
-    for key, r in fresh.items():
+    """Whether anything that the archive holds lives in it still: a partition, wholly or in part, or a topic that this
+    run did not look at.
+    """
+    if report.not_compacted or not report.results:
+        return True
+    for r in report.results:
+        key = (r.topic, r.partition)
         if key in report.generations:
             if any(s.root == "archive" and s.size_bytes for s in r.segments):
                 return True
-        elif key not in checkpoints or any(s.root == "archive" and s.size_bytes for s in manifests.get(key, [])):
+        elif (
+            r.problem is not None
+            or key not in checkpoints
+            or any(s.root == "archive" and s.size_bytes for s in manifests.get(key, []))
+            or r.next_offset != checkpoints[key].next_offset
+        ):
             return True
-    return not fresh
+    return False

@@ -25,6 +25,7 @@ class CompactReport:
     generations: dict[Key, int] = field(default_factory=dict)  # those that were committed
     anew: set[Key] = field(default_factory=set)  # begun from the archive again, by --reset
     archive_needed: bool = True
+    not_compacted: list[str] = field(default_factory=list)  # other topics of the archive
     expired_nothing: list[str] = field(default_factory=list)  # topics of policy compact,delete
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class CompactReport:
             "archive_needed": self.archive_needed,
             "conflict": self.conflict or None,
             "partitions": [self._partition(r) for r in self.results],
+            "not_compacted": self.not_compacted,
             "expired_nothing": self.expired_nothing,
             "notes": self.notes,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
@@ -121,8 +123,8 @@ class CompactReport:
         if self.dry_run:
             out.append("dry run: nothing was written; ~ marks sizes that recompression decides")
         elif cleaned or self.generations:
-            need = "is still needed: generations use segments of it" if self.archive_needed else "is no longer needed"
-            out.append(f"the archive {need}")
+            why = "it holds other topics" if self.not_compacted else "generations use segments of it"
+            out.append(f"the archive is {f'still needed: {why}' if self.archive_needed else 'no longer needed'}")
         out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
         return "\n".join(out)
 

@@ -160,7 +160,7 @@ def test_reports_text_and_json(first):
     report = first.report
     told = json.loads(json.dumps(report.to_json()))
     assert (told["exit_code"], told["dry_run"], told["archive_needed"]) == (3, False, True)
-    assert told["expired_nothing"] == ["both"]
+    assert (told["expired_nothing"], told["not_compacted"]) == (["both"], ["other"])
     assert len(told["run_id"]) == 32
     rows = {(p["topic"], p["partition"]): p for p in told["partitions"]}
     assert list(rows) == sorted(rows)
@@ -245,10 +245,15 @@ def test_tables_hold_what_a_restore_needs(first, now_ms):
 @pytest.mark.slow
 def test_the_archive_is_needed_until_nothing_of_it_is_used(cases, now_ms, lab):
     put(only_input(cases["two-parts"]), lab.archive / "t-0")
-    report = lab.run(now_ms, sealed=True)
+    put(only_input(cases["two-parts"]), lab.archive / "other-0")
+    report = lab.run(now_ms, sealed=True, topics="t")
     assert report.exit_code == 0
-    assert not report.archive_needed
-    assert "the archive is no longer needed" in report.to_text()
+    assert all(s.root == "store" for s in report.results[0].segments)
+    assert (report.archive_needed, report.not_compacted) == (True, ["other"])  # it is nowhere else
+    assert "the archive is still needed: it holds other topics" in report.to_text()
+    kept = lab.run(now_ms, sealed=True, settings={"defaults": COMPACT, "topics": {"o*": {"cleanup.policy": "delete"}}})
+    assert (kept.archive_needed, kept.not_compacted) == (True, ["other"])
+    shutil.rmtree(lab.archive / "other-0")
     again = lab.run(now_ms, sealed=True)
     assert [r.status for r in again.results] == ["not_due"]
     assert not again.archive_needed
