@@ -124,7 +124,8 @@ def through_spark(archive: Path, work: Path, codec: str) -> None:
         work_seconds = sum(one["seconds"].values())
         print(
             f"{codec}, {way} ({one['splits']} splits): work {work_seconds:.2f} s {one['seconds']}, "
-            f"whole run {total:.1f} s {out['seconds']}; read {one['bytes_read'] / _MB:.0f} MB, written {one['bytes_written'] / _MB:.0f} MB, "
+            f"whole run {total:.1f} s {out['seconds']}; "
+            f"read {one['bytes_read'] / _MB:.0f} MB, written {one['bytes_written'] / _MB:.0f} MB, "
             f"shuffle {out['shuffle_bytes'] / _MB:.1f} MB, {one['records_read'] / work_seconds / 1e6:.2f} M records/s, "
             f"peak memory of a task {one['peak_memory_bytes'] / _MB:.0f} MB"
         )
