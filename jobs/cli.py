@@ -151,12 +151,8 @@ def main(arguments: Sequence[str]) -> int:
         more = f" (see {context.command_path} --help)" if context else ""
         message = error.format_message()
         return _fail(message + more, _plain("UsageError", message, errors.USAGE), errors.USAGE, as_json)
-    except (KeyboardInterrupt, click.Abort):
-        message = "interrupted; what was committed stays, run again to go on"
-        return _fail(message, _plain("Interrupted", message, 130), 130, as_json)
-    except TerminatedError:
-        message = "terminated; what was committed stays, run again to go on"
-        return _fail(message, _plain("Terminated", message, 143), 143, as_json)
+    except (KeyboardInterrupt, click.Abort, TerminatedError) as error:
+        return _interrupted(error, as_json)
     except BrokenPipeError:
         sys.stderr.close()
         return errors.UNEXPECTED
@@ -166,7 +162,24 @@ def main(arguments: Sequence[str]) -> int:
             return _fail(full.line(), full.to_json(), full.exit_code, as_json)
         return _unexpected(error, as_json)
     except Exception as error:  # the last resort, and the one place for it
-        return _unexpected(error, as_json)
+        asked = _asked_to_end(error)
+        return _interrupted(asked, as_json) if asked else _unexpected(error, as_json)
+
+
+def _asked_to_end(error: BaseException) -> BaseException | None:
+    """The signal behind an error: Spark says of the jobs that it cancels only that they failed."""
+    before: BaseException | None = error
+    while before is not None and not isinstance(before, KeyboardInterrupt | TerminatedError):
+        before = before.__context__
+    return before
+
+
+def _interrupted(error: BaseException, as_json: bool) -> int:
+    kind, said, code = ("Terminated", "terminated", 143) if isinstance(error, TerminatedError) else (
+        "Interrupted", "interrupted", 130,
+    )  # fmt: skip
+    message = f"{said}; what was committed stays, run again to go on"
+    return _fail(message, _plain(kind, message, code), code, as_json)
 
 
 def _unexpected(error: Exception, as_json: bool) -> int:
@@ -192,4 +205,7 @@ def _fail(line: str, error: dict[str, object], code: int, as_json: bool) -> int:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
+    session = sys.modules.get("jobs.session")
+    if session is not None:  # as pyspark does for Ctrl-C: else the tasks that run are waited for
+        session.cancel_jobs()
     raise TerminatedError

@@ -90,6 +90,13 @@ def start(
     return SparkSession(context)
 
 
+def cancel_jobs() -> None:
+    """End what Spark is doing for us, so that who waits for it gets an answer; without a session nothing."""
+    context = SparkContext._active_spark_context
+    if context is not None:
+        context.cancelAllJobs()
+
+
 def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[str, str]:
     """What we ask of Spark, before the user's own options."""
     settings = read_properties(CONF / "spark-defaults.conf")

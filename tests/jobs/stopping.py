@@ -1,0 +1,155 @@
+"""Real runs of the command line that stop at a step, to be killed there: processes, nothing in the product knows of it.
+
+A `sitecustomize` on the PYTHONPATH of the run, and so of its Python workers, wraps one function: at a certain call the
+process writes its id into a pipe and waits, for a word in another pipe or for its end.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 240  # seconds until a step counts as never reached
+
+_SITE = """
+import functools, importlib.util, itertools, os, sys, threading
+
+MODULE, NAME, WHEN, NTH, REACHED, GO = {module!r}, {name!r}, {when!r}, {nth!r}, {reached!r}, {go!r}
+
+def _stop():
+    with open(REACHED, "w") as pipe:
+        pipe.write(f"{{os.getpid()}}\\n")
+    if GO:
+        open(GO).read()
+    else:
+        threading.Event().wait()
+
+def _wrap(module):
+    owner = module
+    *path, last = NAME.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    real, calls = getattr(owner, last), itertools.count(1)
+
+    @functools.wraps(real)
+    def stopping(*args, **kwargs):
+        here = next(calls) == NTH
+        if here and WHEN == "before":
+            _stop()
+        out = real(*args, **kwargs)
+        if here and WHEN == "after":
+            _stop()
+        return out
+
+    setattr(owner, last, stopping)
+
+class _Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            _wrap(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, _Finder())
+"""
+
+
+@dataclass
+class Run:
+    """A run of the command line in processes of its own."""
+
+    process: subprocess.Popen[str]
+    reached: Path | None = None
+    go: Path | None = None
+    _descriptor: int = -1
+
+    def wait_until_reached(self) -> int:
+        """Id of the process that stands at the step."""
+        readable, _, _ = select.select([self._descriptor], [], [], PATIENCE)
+        if not readable:
+            self.kill()
+            raise AssertionError(f"the step was never reached:\n{self.process.communicate()}")
+        return int(os.read(self._descriptor, 100).split()[0])
+
+    def let_go(self) -> None:
+        assert self.go is not None
+        self.go.write_text("go")
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the run: driver, JVM, daemon, workers."""
+        for pid in [self.process.pid, *descendants(self.process.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def finish(self) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        try:
+            out, err = self.process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        finally:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+        return self.process.returncode, out, err
+
+
+def start(folder: Path, arguments: list[str], step: str = "", *, nth: int = 1, held: bool = False) -> Run:
+    """`python -m jobs ARGUMENTS`. `step`: "before module:function" or "after module:Class.method", at its nth call in
+    a process; `held`: it goes on after `let_go`. `folder`: for what this needs, absent or empty.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_SUBMIT_ARGS"):
+        environment.pop(name, None)
+    reached = go = None
+    descriptor = -1
+    if step:
+        when, _, what = step.partition(" ")
+        module, _, name = what.partition(":")
+        reached = folder / "reached"
+        os.mkfifo(reached)
+        descriptor = os.open(reached, os.O_RDONLY | os.O_NONBLOCK)
+        if held:
+            go = folder / "go"
+            os.mkfifo(go)
+        site = _SITE.format(
+            module=module, name=name, when=when, nth=nth, reached=str(reached), go=str(go) if go else ""
+        )
+        (folder / "sitecustomize.py").write_text(site)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jobs", "--master", "local[2]", *arguments], cwd=folder, env=environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    return Run(process, reached, go, descriptor)
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below a process."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    out, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        out += below
+        todo += below
+    return out
