@@ -24,14 +24,15 @@ from pyspark.sql import functions as F  # noqa: N812
 from jobs.tasks import RESULT, for_this_attempt, result_batch, run_tasks
 from logformat.errors import LogFormatError
 from logformat.names import LOG, segment_file
-from udfs.analyse_partition import Analysis, NotDue, SetAside, analyse, result_of, scan_identity, scan_one, source_of
+from udfs.analyse_partition import Analysis, analyse, result_of
 from udfs.clean_batches import Tally
 from udfs.compact_partition import Clock, check_null_keys
-from udfs.plan import OutputSegment, PartitionPlan, PartitionResult, Problem
+from udfs.plan import NotDue, OutputSegment, PartitionPlan, PartitionResult, Problem, SetAside
 from udfs.retain_kernels import COUNTER_NAMES
 from udfs.rewrite_group import GroupResult, rewrite_group
 from udfs.scan_batches import SegmentScan, chunk_buffer
 from udfs.scan_keys import make_splits, scan_keys
+from udfs.scan_partition import scan_identity, scan_one, source_of
 from udfs.transactions import TXN_BATCH
 from udfs.write_generation import join_empty_groups, remove_folder, write_generation
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from logformat import producer_snapshot, transaction_index
-from logformat.batch_headers import NO_END, ChunkBuffer
 from logformat.errors import LogFormatError
 from logformat.layout import CONTROL_ABORT
 from logformat.producer_kernels import MARKER
@@ -18,27 +17,12 @@ from logformat.producer_state import ProducerState, aborted_transactions
 from udfs import cleaner
 from udfs.clean_batches import Rules
 from udfs.cleaner import CleanableRange, LastBatches, SegmentFacts
-from udfs.plan import LastBatch, OutputSegment, PartitionPlan, PartitionResult, Problem, SegmentInput, SideFile
+from udfs.plan import LastBatch, NotDue, OutputSegment, PartitionPlan, PartitionResult
 from udfs.rewrite_segments import Group, PieceStack, Source
-from udfs.scan_batches import SegmentScan, scan_segment
-from udfs.storage import Root, open_root, read_file
+from udfs.scan_batches import SegmentScan
+from udfs.scan_partition import check_gaps, check_identity, check_tails, root_of, source_of, until_high_watermark
+from udfs.storage import read_file
 from udfs.transactions import TXN_BATCH, discardable_batches
-
-
-class SetAside(Exception):
-    """The partition is not to be touched; `problem` says why."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.problem = problem
-
-
-class NotDue(Exception):
-    """There is nothing to do now; `result` has the sizes."""
-
-    def __init__(self, result: PartitionResult) -> None:
-        super().__init__(result)
-        self.result = result
 
 
 @dataclass(frozen=True)
@@ -80,52 +64,15 @@ class Analysis:
         return self.log_end_offset
 
 
-def root_of(plan: PartitionPlan, segment: SegmentInput | SideFile) -> Root:
-    """The file system that a file of the plan lies on."""
-    return open_root(plan.archive_uri if segment.root == "archive" else plan.store_uri)
-
-
-def source_of(plan: PartitionPlan, number: int, scan: SegmentScan) -> Source:
-    """One of the plan's segments with its scan."""
-    segment = plan.segments[number]
-    return Source(root_of(plan, segment), segment.path, scan, segment.mtime_ms)
-
-
-def scan_all(plan: PartitionPlan, buffer: ChunkBuffer) -> list[SegmentScan]:
-    """Scan the plan's segments in order, up to the high watermark."""
-    scans = []
-    for i in range(len(plan.segments)):
-        scans.append(scan_one(plan, i, buffer))
-        if scans[-1].reached_end_offset:
-            break
-    return scans
-
-
-def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentScan:
-    """Scan one of the plan's segments; a task of its own where the partition is large."""
-    segment = plan.segments[number]
-    after = plan.segments[number + 1].base_offset if number + 1 < len(plan.segments) else None
-    return scan_segment(
-        root_of(plan, segment),
-        segment,
-        buffer,
-        next_base_offset=after,
-        index_interval_bytes=plan.settings.index_interval_bytes,
-        max_index_bytes=plan.settings.segment_index_bytes,
-        end_offset=NO_END if plan.read_until is None else plan.read_until,
-        mark=plan.known_until,
-    )
-
-
 def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch) -> Analysis:
     """Decide everything but the records. Raises SetAside, NotDue or LogFormatError."""
     notes: list[str] = []
-    scans = _until_high_watermark(plan, scans, notes)
-    _check_tails(plan, scans, notes)
+    scans = until_high_watermark(plan, scans, notes)
+    check_tails(plan, scans, notes)
     sources = [source_of(plan, number, scan) for number, scan in enumerate(scans)]
     log_end = max(scans[-1].base_offset, scans[-1].last_offset + 1)
-    _check_gaps(plan, scans, notes)
-    last_batch = _check_identity(plan, scans, identity, log_end)
+    check_gaps(plan, scans, notes)
+    last_batch = check_identity(plan, scans, identity, log_end)
     producers, aborted = _replay(scans)
     final = _final_producers(plan, scans, log_end, notes)
     producers[-1] = final.entries()
@@ -163,90 +110,6 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         last_batch=last_batch,
         notes=tuple(notes),
     )
-
-
-def _until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> Sequence[SegmentScan]:
-    for i, scan in enumerate(scans):
-        if scan.reached_end_offset:
-            notes.append(
-                f"{plan.segments[i].path}: read up to offset {scan.last_offset}, below the high watermark "
-                f"{plan.read_until}; what is above it may still be undone by the cluster"
-            )
-            return scans[: i + 1]
-    return scans
-
-
-def _check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> None:
-    for i, scan in enumerate(scans):
-        if not scan.torn_bytes:
-            continue
-        last = i + 1 == len(plan.segments)
-        if not last or plan.sealed:
-            raise LogFormatError(
-                "torn_tail", plan.segments[i].path, scan.end_position, "whole batches up to the end of the file",
-                f"{scan.torn_bytes} bytes that are none",
-                hint="" if not last else "a sealed archive should end cleanly; without --sealed the log ends there",
-            )  # fmt: skip
-        notes.append(
-            f"{plan.segments[i].path}: torn tail, the last {scan.torn_bytes} bytes are no batch; the log ends there"
-        )
-
-
-def _check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> None:
-    """Offsets in no segment: a gap behind the last generation sets the partition aside; elsewhere compaction may have
-    left them (below the checkpoint), or a file is missing, which is worth a note.
-    """
-    for i, scan in enumerate(scans[:-1]):
-        end, after = max(scan.base_offset, scan.last_offset + 1), scans[i + 1].base_offset
-        if after <= max(end, plan.log_start_offset, plan.checkpoint or 0):
-            continue
-        if plan.segments[i].from_offset:
-            raise SetAside(
-                Problem("gap", plan.segments[i + 1].path, 0, f"offsets from {end} on, where the last generation ends",
-                        f"a segment that begins at {after}", state="gap",
-                        hint="bring the missing segments back, or --reset to begin anew from what the archive holds")
-            )  # fmt: skip
-        notes.append(f"{plan.segments[i + 1].path}: offsets {end} to {after - 1} are in no segment before it")
-
-
-def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
-    """The archive's last batch before the end of the last generation, where that lies in no segment of the plan."""
-    segment = plan.identity_segment
-    if segment is None:
-        return LastBatch()
-    scan = scan_segment(
-        root_of(plan, segment), segment, buffer, next_base_offset=None, mark=plan.known_until,
-        index_interval_bytes=plan.settings.index_interval_bytes, max_index_bytes=plan.settings.segment_index_bytes,
-    )  # fmt: skip
-    return scan.marked_batch
-
-
-def _check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, log_end: int) -> LastBatch:
-    """That this is still the log that the last generation was made of."""
-    name = f"{plan.topic}-{plan.partition}"
-    hint = "topic recreated, archive rolled back, or another cluster: --reset starts it anew"
-    if plan.known_until is not None:
-        if log_end < plan.known_until:
-            raise SetAside(
-                Problem("changed", name, 0, f"a log that reaches offset {plan.known_until}, as the last generation did",
-                        f"one that ends at {log_end}", hint=hint, state="diverged")
-            )  # fmt: skip
-        marked = [  # in files of ours the last batch may be a rebuilt one
-            scan.marked_batch
-            for scan, segment in zip(scans, plan.segments, strict=False)
-            if segment.root == "archive" and scan.marked_batch.base_offset >= 0
-        ]
-        known = plan.known_last_batch
-        found = identity if plan.identity_segment is not None else (marked[-1] if marked else known)
-        if known.base_offset >= 0 and found != known:
-            raise SetAside(
-                Problem("changed", name, 0, f"{known} before offset {plan.known_until}", f"{found}",
-                        hint=hint, state="diverged")
-            )  # fmt: skip
-    last = [s.last_batch for s in scans if s.last_batch.base_offset >= 0]
-    if plan.known_until == log_end:
-        return plan.known_last_batch
-    return last[-1] if last else LastBatch()
 
 
 def _replay(scans: Sequence[SegmentScan]) -> tuple[list[np.ndarray], np.ndarray]:

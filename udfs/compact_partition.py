@@ -20,12 +20,13 @@ import numpy as np
 from logformat.batch_headers import ChunkBuffer
 from logformat.bodies import BodyLoader, Run
 from logformat.errors import LogFormatError
-from udfs.analyse_partition import Analysis, NotDue, SetAside, analyse, result_of, scan_all, scan_identity
+from udfs.analyse_partition import Analysis, analyse, result_of
 from udfs.clean_batches import Tally
 from udfs.last_offset_kernels import KeyTable, mark_last_offsets
-from udfs.plan import OutputSegment, PartitionPlan, PartitionResult, Problem
+from udfs.plan import NotDue, OutputSegment, PartitionPlan, PartitionResult, Problem, SetAside
 from udfs.retain_kernels import COUNTER_NAMES, NULL_KEYS
 from udfs.rewrite_segments import Group, PieceStack, clean_backwards
+from udfs.scan_partition import scan_all, scan_identity
 from udfs.write_generation import remove_folder, write_generation, write_group
 
 

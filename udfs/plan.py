@@ -193,3 +193,19 @@ class PartitionResult:
     def name(self) -> str:
         """`<topic>-<partition>`."""
         return f"{self.topic}-{self.partition}"
+
+
+class SetAside(Exception):
+    """The partition is not to be touched; `problem` says why."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+class NotDue(Exception):
+    """There is nothing to do now; `result` has the sizes."""
+
+    def __init__(self, result: PartitionResult) -> None:
+        super().__init__(result)
+        self.result = result

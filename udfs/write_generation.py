@@ -18,9 +18,10 @@ from logformat.crc32c import crc32c_extend
 from logformat.errors import LogFormatError
 from logformat.layout import MAX_RELATIVE_OFFSET, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from logformat.names import segment_file
-from udfs.analyse_partition import Analysis, root_of
+from udfs.analyse_partition import Analysis
 from udfs.plan import OutputSegment, PartitionPlan, SideFile
 from udfs.rewrite_segments import Group, SegmentOutput, Source, manifest_row, read_back
+from udfs.scan_partition import root_of
 from udfs.storage import Root, exists, flush, flush_folder, open_root, opened, read_file, write_file
 
 

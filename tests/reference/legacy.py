@@ -16,7 +16,7 @@ class Record(NamedTuple):
     value: bytes | None
 
 
-class Bad(Exception):  # noqa: N818
+class Bad(Exception):
     """The text is the kind of a LogFormatError."""
 
 

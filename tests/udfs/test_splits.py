@@ -23,13 +23,14 @@ from tests.reference.log import data_batch
 from tests.udfs.folders import Outcome, compact, lay_out, plan_of
 from tests.udfs.test_cleaner_twin import Drawn, logs
 from tests.udfs.test_golden import archived_at, golden_plan
-from udfs.analyse_partition import Analysis, analyse, result_of, scan_all, scan_identity
+from udfs.analyse_partition import Analysis, analyse, result_of
 from udfs.clean_batches import Tally
 from udfs.compact_partition import Clock, check_null_keys
 from udfs.plan import PartitionPlan
 from udfs.retain_kernels import COUNTER_NAMES
 from udfs.rewrite_group import rewrite_group
 from udfs.scan_keys import KEY_OFFSETS, make_splits, scan_keys
+from udfs.scan_partition import scan_all, scan_identity
 from udfs.write_generation import join_empty_groups, write_generation
 
 HERE_SIZES = [10, 20, 30, 5, 5]
