@@ -94,7 +94,7 @@ def _arguments(lab, tmp_path, now_ms, *more, wave=64):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("step", "new"), STEPS, ids=[step.rpartition(":")[2] for step, _ in STEPS])
+@pytest.mark.parametrize(("step", "new"), STEPS, ids=[step.replace(" ", "-") for step, _ in STEPS])
 def test_a_kill_leaves_a_whole_generation(begun, step, new, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
