@@ -83,6 +83,12 @@ class CompactReport:
             "splits": r.splits,
             "peak_memory_bytes": r.peak_memory_bytes,
             "seconds": {name: round(value, 4) for name, value in r.seconds.items()},
+            "bytes": {  # of each phase; what is written is read back
+                "scan": r.bytes_before,
+                "clean": r.bytes_read - r.bytes_before,
+                "write": r.bytes_written,
+                "read_back": 0 if self.dry_run else r.bytes_written,
+            },
             "notes": list(r.notes),
         }
 
