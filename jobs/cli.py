@@ -23,6 +23,7 @@ from jobs.errors import DiskFullError, JobError, UsageError
 from jobs.options import CompactOptions, RestoreOptions, VacuumOptions, VerifyOptions
 from jobs.progress import Bar, Progress, Silent
 from jobs.report import Report
+from udfs.storage import UnknownRootError
 
 # command -> module with run(options, progress) -> Report; imported when the command runs, so that help is fast
 JOBS = {
@@ -146,6 +147,8 @@ def main(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else errors.DONE
     except JobError as error:
         return _fail(error.line(), error.to_json(), error.exit_code, as_json)
+    except UnknownRootError as error:
+        return _fail(str(error), _plain("UsageError", str(error), errors.USAGE), errors.USAGE, as_json)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         more = f" (see {context.command_path} --help)" if context else ""

@@ -50,6 +50,8 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     report = CompactReport(archive_uri, store_uri, run_id, options.now_ms, options.dry_run)
     archive, settings = _listed(options, archive_uri, report)
     report.seconds["list"] = time.perf_counter() - started
+    if not archive.partitions:
+        return report
     at = time.perf_counter()
     spark = spark_session.start(brief=not _has_large(archive, options.config))
     report.seconds["session"] = time.perf_counter() - at
@@ -278,8 +280,9 @@ def _run_waves(
         wave = 0
         while todo and not report.conflict:
             batch, todo = _next_wave(todo, job.wave_partitions, job.wave_minutes, report)
-            results = _run_wave(spark, batch)
-            progress.advance(len(batch))
+            counted = _Counted(progress)
+            results = _run_wave(spark, batch, counted.advance)
+            progress.advance(len(batch) - counted.done)
             for plan in batch:
                 result = next(r for r in results if (r.topic, r.partition) == (plan.topic, plan.partition))
                 key = (plan.topic, plan.partition)
@@ -325,11 +328,25 @@ def _next_wave(
     return batch, todo[len(batch) :]
 
 
-def _run_wave(spark: SparkSession, plans: Sequence[PartitionPlan]) -> list[PartitionResult]:
+class _Counted:
+    """Progress of one wave, to know what is left to say at its end."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.done = progress, 0
+
+    def advance(self, n: int) -> None:
+        """More tasks have ended."""
+        self.done += n
+        self.progress.advance(n)
+
+
+def _run_wave(
+    spark: SparkSession, plans: Sequence[PartitionPlan], on_done: Callable[[int], None]
+) -> list[PartitionResult]:
     large = [p for p in plans if sum(s.size for s in p.segments) > p.limits.split_bytes]
     small = [p for p in plans if p not in large]
     results = []
-    for plan, result in zip(small, run_tasks(spark, _one_partition, small), strict=True):
+    for plan, result in zip(small, run_tasks(spark, _one_partition, small, on_done), strict=True):
         if result.status == "too_large":
             large.append(plan)
         else:

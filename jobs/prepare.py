@@ -21,6 +21,7 @@ from jobs.submit import user_options
 def main() -> int:
     """Fetch, train, write the archive. Returns an exit code; a missing archive is none worth failing for."""
     java = session.find_java()
+    subprocess.run([sys.executable, "-c", "import udfs.preload"], check=False)  # compiles the kernels
     if not session.cached_jars(Path("~/.ivy2.5.2").expanduser()):
         subprocess.run([sys.executable, "-c", "from jobs import session; session.start()"], check=False)
     archive = session.class_archive(java)

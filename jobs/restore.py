@@ -96,8 +96,8 @@ class RestoreReport:
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         return {
-            "job": "restore", "output": self.output, "partitions": [vars(p) for p in self.partitions],
-            "beyond": self.beyond, "notes": self.notes, "seconds": self.seconds,
+            "job": "restore", "exit_code": self.exit_code, "output": self.output,
+            "partitions": [vars(p) for p in self.partitions], "beyond": self.beyond, "notes": self.notes, "seconds": self.seconds,
         }  # fmt: skip
 
     def to_text(self) -> str:

@@ -49,6 +49,7 @@ _BRIEF = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _NOISE = re.compile(
     r"^(WARNING: Using incubator modules|Setting default log level|To adjust logging level|Picked up )"
     r"|^Deleted \d+ files and directories in a total of "  # VACUUM
+    r"|^\s*(confs: \[|\d+ artifacts copied)"
     r"|^(Ivy Default Cache|The jars for the packages|\S+ added as a dependency)"
 )
 _KEPT_LINES = 400
@@ -102,9 +103,11 @@ def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[s
     settings = read_properties(CONF / "spark-defaults.conf")
     local = _is_local(user)
     java_options = [f"-Dlog4j2.configurationFile={(CONF / 'log4j2.properties').as_uri()}"]
-    jars = cached_jars(Path(user.conf.get("spark.jars.ivy") or "~/.ivy2.5.2").expanduser())
+    ivy = Path(user.conf.get("spark.jars.ivy") or "~/.ivy2.5.2").expanduser()
+    jars = cached_jars(ivy)
     if not jars:
         settings["spark.jars.packages"] = PACKAGE
+        settings["spark.jars.ivy"] = str(ivy)  # Java's idea of a home may be another one
     elif local:
         settings["spark.driver.extraClassPath"] = ":".join(jars)
     else:

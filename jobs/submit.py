@@ -12,6 +12,12 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 
 # Options of spark-submit that take no value; every other takes one
 _SWITCHES = ("--supervise", "--verbose", "-v")
+# Ours: where one stands before the job's name, the command line says so, instead of taking it for one of Spark's
+_NOT_SPARKS = (
+    "--help", "-h", "--version", "--store", "--topics", "--cleanup-policy", "--config", "--now", "--null-keys",
+    "--sealed", "--force", "--reset", "--dry-run", "--json", "--progress", "--no-progress", "--generation",
+    "--output", "--archive", "--grace-hours",
+)  # fmt: skip
 # spark-submit's options and the settings that they stand for
 _AS_CONF = {
     "--master": "spark.master",
@@ -56,7 +62,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     i = 0
     while i < len(arguments):
         argument = arguments[i]
-        if not argument.startswith("-") or argument in ("--help", "-h", "--version"):
+        if not argument.startswith("-") or argument.partition("=")[0] in _NOT_SPARKS:
             break
         i += 1 if argument in _SWITCHES or ("=" in argument and argument.startswith("--")) else 2
     return list(arguments[:i]), list(arguments[i:])

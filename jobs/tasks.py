@@ -6,7 +6,10 @@ The functions that the tasks run are those of `udfs`; what is here only carries 
 from __future__ import annotations
 
 import pickle
+import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -24,12 +27,15 @@ RESULT = "result binary"
 _RESULT_ARROW = pa.schema([pa.field("result", pa.binary())])
 
 
-def run_tasks(spark: SparkSession, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """`function` of every item, each in a Spark task of its own, largest first if the caller sorted them so; results
-    come as the tasks end up in order.
+def run_tasks(
+    spark: SparkSession, function: Callable[[T], R], items: Sequence[T], on_done: Callable[[int], None] | None = None
+) -> list[R]:
+    """`function` of every item, each in a Spark task of its own; results in the order of the items.
+
+    `on_done`: told, from a thread of its own, how many more tasks have ended.
     """
     if not items:
-        return
+        return []
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -37,8 +43,36 @@ def run_tasks(spark: SparkSession, function: Callable[[T], R], items: Sequence[T
                 yield result_batch(function(items[number]))
 
     frame = spark.range(0, len(items), 1, len(items)).mapInArrow(work, RESULT)
-    for row in frame.toArrow().column("result").to_pylist():
-        yield pickle.loads(row)
+    with _watched(spark, on_done) if on_done is not None else nullcontext():
+        rows = frame.toArrow().column("result").to_pylist()
+    return [pickle.loads(row) for row in rows]
+
+
+@contextmanager
+def _watched(spark: SparkSession, on_done: Callable[[int], None]) -> Iterator[None]:
+    """Ask Spark twice a second how many tasks of this thread's job have ended."""
+    group, ended = uuid.uuid4().hex, threading.Event()
+    tracker = spark.sparkContext.statusTracker()
+
+    def watch() -> None:
+        told = 0
+        while not ended.wait(0.5):
+            jobs = (tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group))
+            stages = (tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds)
+            done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
+            if done > told:
+                on_done(done - told)
+                told = done
+
+    spark.sparkContext.setJobGroup(group, "lastkey")
+    watcher = threading.Thread(target=watch, daemon=True, name="progress")
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
 def result_batch(value: object) -> pa.RecordBatch:

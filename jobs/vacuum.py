@@ -67,7 +67,7 @@ class VacuumReport:
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         return {
-            "job": "vacuum", "store": self.store, "dry_run": self.dry_run,
+            "job": "vacuum", "exit_code": self.exit_code, "store": self.store, "dry_run": self.dry_run,
             "partitions": [
                 {"topic": key[0], "partition": key[1], "bytes": self.bytes[key], "files": self.deleted[key]}
                 for key in sorted(self.deleted)

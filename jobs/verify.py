@@ -89,7 +89,8 @@ class VerifyReport:
         header = ("partition", "generation", "problems", "segments", "batches", "records", "bytes", "compared")
         rows = [
             (f"{r.topic}-{r.partition}", count(self.generations.get((r.topic, r.partition))), count(len(r.problems)),
-             count(r.segments), count(r.batches), count(r.records), size(r.bytes), count(r.compared_records))
+             count(r.segments), count(r.batches), count(r.records), size(r.bytes),
+             count(r.compared_records) if r.compared_records else "")
             for r in self.results
         ]  # fmt: skip
         out = [table(header, rows, left=(0,))] if rows else ["no partition to check"]

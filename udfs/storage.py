@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyarrow import fs as pafs
 
 from logformat.errors import LogFormatError
@@ -39,9 +40,16 @@ def normal_uri(path_or_uri: str) -> str:
     return str(Path(path_or_uri).expanduser().absolute())
 
 
+class UnknownRootError(ValueError):
+    """A URI of no file system that pyarrow knows, or that is not well formed."""
+
+
 def open_root(uri: str) -> Root:
     """The file system of a URI or absolute path."""
-    filesystem, base = pafs.FileSystem.from_uri(uri)
+    try:
+        filesystem, base = pafs.FileSystem.from_uri(uri)
+    except pa.ArrowInvalid as error:
+        raise UnknownRootError(f"{uri}: expected a path, or a URI that pyarrow.fs knows, found {error}") from error
     return Root(uri, filesystem, base.rstrip("/"))
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -258,8 +257,3 @@ def test_an_environment_that_is_none_is_exit_code_5(tmp_path):
     done = _script("--help", LASTKEY_VENV=str(tmp_path))
     assert done.returncode == errors.ENVIRONMENT
     assert "LASTKEY_VENV" in done.stderr
-
-
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
-def test_shellcheck():
-    subprocess.run(["shellcheck", ROOT / "spark-submit.sh"], check=True)
