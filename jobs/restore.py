@@ -97,7 +97,8 @@ class RestoreReport:
         """For programs."""
         return {
             "job": "restore", "exit_code": self.exit_code, "output": self.output,
-            "partitions": [vars(p) for p in self.partitions], "beyond": self.beyond, "notes": self.notes, "seconds": self.seconds,
+            "partitions": [vars(p) for p in self.partitions], "beyond": self.beyond, "notes": self.notes,
+            "seconds": self.seconds,
         }  # fmt: skip
 
     def to_text(self) -> str:
