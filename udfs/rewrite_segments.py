@@ -100,6 +100,7 @@ class PieceStack:
                         self._spill.readinto(part.data)
                     else:
                         if source != opened_at:
+                            files.close()  # a group may have thousands of sources
                             file = files.enter_context(opened(sources[source].root, sources[source].path))
                             opened_at = source
                         read_exactly(file, sources[source].path, piece.position + start, part)

@@ -133,10 +133,10 @@ def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, mon
     seen = []
     real = compact.run_tasks
 
-    def watched(session, function, items):
-        for result in real(session, function, items):
-            seen.append(result.status)
-            yield result
+    def watched(session, function, items, *more):
+        results = real(session, function, items, *more)
+        seen.extend(result.status for result in results)
+        return results
 
     monkeypatch.setattr(compact, "run_tasks", watched)
     report = small.run(now_ms)
