@@ -163,11 +163,11 @@ def logs(draw: st.DrawFn) -> Drawn:
     )  # fmt: skip
     segments = []
     for n in draw(st.lists(st.integers(0, 5), min_size=2, max_size=5)):
-        base = writer.offset
-        writer.offset += draw(st.sampled_from([0, 0, 0, 1]))
+        # no two files have one name: behind an empty segment the base moves on
+        base = max(writer.offset, segments[-1].base_offset + 1) if segments else writer.offset
+        writer.offset = base + draw(st.sampled_from([0, 0, 0, 1]))
         batches = tuple(writer.event() for _ in range(n))
-        if batches or not segments or base > segments[-1].base_offset:
-            segments.append(Segment(base, batches, NOW + draw(st.sampled_from([0, -1, -RETENTION, 5000]))))
+        segments.append(Segment(base, batches, NOW + draw(st.sampled_from([0, -1, -RETENTION, 5000]))))
     if draw(st.booleans()):  # decide what is open, so that the whole log can be cleaned
         writer.offset = max(writer.offset, segments[-1].base_offset)
         markers = tuple(writer.marker_of(pid) for pid in sorted(writer.open))
