@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import statistics
@@ -26,6 +27,7 @@ from udfs.compact_partition import compact_partition
 from udfs.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from udfs.storage import open_root
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 NOW_MS = 1_800_000_000_000
 _MB = 1e6
 
@@ -98,8 +100,10 @@ archive, store, split_bytes = sys.argv[1:]
 tables = {"defaults": {"cleanup.policy": "compact", "segment.bytes": %d}, "job": {"split.bytes": int(split_bytes)}}
 report = compact.run(CompactOptions(archive, store, %d, parse_config(tables)), Silent())
 spark = session.start()
-tracker = spark.sparkContext._jsc.sc().statusStore()
-stages = tracker.stageList(None)
+jvm = spark.sparkContext._jvm
+no_quantiles = spark.sparkContext._gateway.new_array(jvm.double, 0)
+store = spark.sparkContext._jsc.sc().statusStore()
+stages = store.stageList(None, False, False, no_quantiles, jvm.java.util.ArrayList())
 shuffle = sum(stages.apply(i).shuffleWriteBytes() for i in range(stages.size()))
 out = report.to_json()
 out["shuffle_bytes"] = shuffle
@@ -112,10 +116,11 @@ def through_spark(archive: Path, work: Path, codec: str) -> None:
     for way, split_bytes in (("in the task", 1 << 40), ("window over splits", 2 * SEGMENT_BYTES)):
         store = work / "spark"
         code = _SPARK_RUN % (SEGMENT_BYTES, NOW_MS)
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
         start = time.perf_counter()
         run = subprocess.run(
             [sys.executable, "-c", code, str(archive), str(store), str(split_bytes)],
-            check=True, capture_output=True, text=True,
+            check=True, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         total = time.perf_counter() - start
         out = json.loads(run.stdout.splitlines()[-1])
