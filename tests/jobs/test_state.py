@@ -78,6 +78,7 @@ def state(spark, tmp_path):
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_commits_are_read_back(state):
     assert not state.exists()
     assert state.current() == ({}, {})
@@ -114,6 +115,7 @@ def test_commits_are_read_back(state):
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_a_wave_is_all_or_nothing(state, monkeypatch):
     state.commit_wave([make_commit(0, 1, "r1"), make_commit(1, 1, "r1")], 0)
     before = state.checkpoints()
