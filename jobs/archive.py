@@ -251,8 +251,3 @@ def _check_kinds(root: Root, path: str, listed: Iterable[pafs.FileInfo]) -> None
         file = names.parse_segment_file(name)
         if file is not None and file.kind == names.LOG and file.suffix not in (names.DELETED, names.CLEANED):
             raise LogFormatError("unreadable", f"{path}/{name}", 0, "a readable file", kind)
-
-
-def topics_of(partitions: Iterable[ArchivedPartition]) -> list[str]:
-    """Names of the topics, sorted."""
-    return sorted({p.topic for p in partitions})

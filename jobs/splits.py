@@ -33,11 +33,9 @@ from udfs.rewrite_group import GroupResult, rewrite_group
 from udfs.scan_batches import SegmentScan, chunk_buffer
 from udfs.scan_keys import make_splits, scan_keys
 from udfs.scan_partition import scan_identity, scan_one, source_of
-from udfs.transactions import TXN_BATCH
 from udfs.write_generation import join_empty_groups, remove_folder, write_generation
 
 _KEYS = "key_low long, key_high long, offset long, dirty boolean, segment_group int"
-NO_TXN_BATCHES = np.empty(0, TXN_BATCH)
 _SENTINEL = -1  # offset of a row that says only: this group exists
 
 
@@ -89,7 +87,7 @@ def _compact(spark: SparkSession, plan: PartitionPlan, clock: Clock) -> Partitio
     check_null_keys(plan, tally)
     with clock.phase("write"):
         cleaned: list[OutputSegment] = join_empty_groups(plan, [r.segment for r in results])
-        generation = write_generation(plan, analysis, cleaned, buffer)
+        generation = write_generation(plan, analysis, cleaned)
     counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
     out = result_of(plan, analysis, generation, counters, tally.recompressed_bytes)
     return replace(out, splits=n_splits, peak_memory_bytes=max(r.peak_memory_bytes for r in results))

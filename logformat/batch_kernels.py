@@ -12,9 +12,20 @@ import numpy as np
 
 from logformat.crc32 import crc32_kernel
 from logformat.crc32c import crc32c_range
+from logformat.header_kernels import (
+    ATTRIBUTES_OFFSET,
+    BASE_SEQUENCE_OFFSET,
+    BASE_TIMESTAMP_OFFSET,
+    COUNT_OFFSET,
+    CRC_OFFSET,
+    EPOCH_OFFSET,
+    LAST_DELTA_OFFSET,
+    MAX_TIMESTAMP_OFFSET,
+    PRODUCER_EPOCH_OFFSET,
+    PRODUCER_ID_OFFSET,
+)
 from logformat.jit import kernel
 from logformat.layout import (
-    BATCH_HEADER,
     BATCH_OVERHEAD,
     CODEC_MASK,
     CODEC_ZSTD,
@@ -24,7 +35,6 @@ from logformat.layout import (
     MAGIC_OFFSET,
     MIN_LEGACY_SIZE,
     TIMESTAMP_TYPE_MASK,
-    field_offset,
 )
 from logformat.memory_kernels import load_i16, load_i32, load_i64
 from logformat.varint_kernels import read_varint
@@ -39,17 +49,6 @@ BAD_COUNT: Final = 5
 BAD_OFFSETS: Final = 6
 BAD_CONTROL: Final = 7
 REACHED_END: Final = 8  # the next batch ends at or above `end_offset`
-
-_EPOCH: Final = field_offset(BATCH_HEADER, "partition_leader_epoch")
-_CRC: Final = field_offset(BATCH_HEADER, "crc")
-_ATTRIBUTES: Final = field_offset(BATCH_HEADER, "attributes")
-_LAST_DELTA: Final = field_offset(BATCH_HEADER, "last_offset_delta")
-_BASE_TIMESTAMP: Final = field_offset(BATCH_HEADER, "base_timestamp")
-_MAX_TIMESTAMP: Final = field_offset(BATCH_HEADER, "max_timestamp")
-_PRODUCER_ID: Final = field_offset(BATCH_HEADER, "producer_id")
-_PRODUCER_EPOCH: Final = field_offset(BATCH_HEADER, "producer_epoch")
-_BASE_SEQUENCE: Final = field_offset(BATCH_HEADER, "base_sequence")
-_COUNT: Final = field_offset(BATCH_HEADER, "records_count")
 
 
 @kernel
@@ -96,14 +95,14 @@ def walk_batches(
         row.coordinator_epoch = -1
         end = position + size
         if magic == 2:
-            crc = np.int64(load_i32(buf, position + _CRC)) & 0xFFFFFFFF
+            crc = np.int64(load_i32(buf, position + CRC_OFFSET)) & 0xFFFFFFFF
             if check_crc:
                 actual = np.int64(crc32c_range(buf, position + CRC_START, end))
                 if actual != crc:
                     return n, position, BAD_CRC, crc, actual
-            attributes = np.int64(buf[position + _ATTRIBUTES + 1])
-            last_delta = np.int64(load_i32(buf, position + _LAST_DELTA))
-            count = np.int64(load_i32(buf, position + _COUNT))
+            attributes = np.int64(buf[position + ATTRIBUTES_OFFSET + 1])
+            last_delta = np.int64(load_i32(buf, position + LAST_DELTA_OFFSET))
+            count = np.int64(load_i32(buf, position + COUNT_OFFSET))
             if last_delta < 0 or first < 0:
                 return n, position, BAD_OFFSETS, 0, min(last_delta, first)
             if count < 0 or count > last_delta + 1:
@@ -111,12 +110,12 @@ def walk_batches(
             row.base_offset = first
             row.last_offset = first + last_delta
             row.crc = crc
-            row.partition_leader_epoch = load_i32(buf, position + _EPOCH)
-            row.base_timestamp = load_i64(buf, position + _BASE_TIMESTAMP)
-            row.max_timestamp = load_i64(buf, position + _MAX_TIMESTAMP)
-            row.producer_id = load_i64(buf, position + _PRODUCER_ID)
-            row.producer_epoch = load_i16(buf, position + _PRODUCER_EPOCH)
-            row.base_sequence = load_i32(buf, position + _BASE_SEQUENCE)
+            row.partition_leader_epoch = load_i32(buf, position + EPOCH_OFFSET)
+            row.base_timestamp = load_i64(buf, position + BASE_TIMESTAMP_OFFSET)
+            row.max_timestamp = load_i64(buf, position + MAX_TIMESTAMP_OFFSET)
+            row.producer_id = load_i64(buf, position + PRODUCER_ID_OFFSET)
+            row.producer_epoch = load_i16(buf, position + PRODUCER_EPOCH_OFFSET)
+            row.base_sequence = load_i32(buf, position + BASE_SEQUENCE_OFFSET)
             row.records_count = count
             if attributes & CONTROL_MASK and count > 0:
                 kind, epoch = _control_record(buf, position + BATCH_OVERHEAD, end)

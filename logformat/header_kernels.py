@@ -11,17 +11,17 @@ from logformat.jit import inline
 from logformat.layout import BATCH_HEADER, CRC_START, LOG_OVERHEAD, MAGIC_OFFSET, field_offset
 from logformat.memory_kernels import store_i16, store_i32, store_i64
 
-_LENGTH: Final = field_offset(BATCH_HEADER, "length")
-_EPOCH: Final = field_offset(BATCH_HEADER, "partition_leader_epoch")
-_CRC: Final = field_offset(BATCH_HEADER, "crc")
-_ATTRIBUTES: Final = field_offset(BATCH_HEADER, "attributes")
-_LAST_DELTA: Final = field_offset(BATCH_HEADER, "last_offset_delta")
-_BASE_TIMESTAMP: Final = field_offset(BATCH_HEADER, "base_timestamp")
-_MAX_TIMESTAMP: Final = field_offset(BATCH_HEADER, "max_timestamp")
-_PRODUCER_ID: Final = field_offset(BATCH_HEADER, "producer_id")
-_PRODUCER_EPOCH: Final = field_offset(BATCH_HEADER, "producer_epoch")
-_BASE_SEQUENCE: Final = field_offset(BATCH_HEADER, "base_sequence")
-_COUNT: Final = field_offset(BATCH_HEADER, "records_count")
+LENGTH_OFFSET: Final = field_offset(BATCH_HEADER, "length")
+EPOCH_OFFSET: Final = field_offset(BATCH_HEADER, "partition_leader_epoch")
+CRC_OFFSET: Final = field_offset(BATCH_HEADER, "crc")
+ATTRIBUTES_OFFSET: Final = field_offset(BATCH_HEADER, "attributes")
+LAST_DELTA_OFFSET: Final = field_offset(BATCH_HEADER, "last_offset_delta")
+BASE_TIMESTAMP_OFFSET: Final = field_offset(BATCH_HEADER, "base_timestamp")
+MAX_TIMESTAMP_OFFSET: Final = field_offset(BATCH_HEADER, "max_timestamp")
+PRODUCER_ID_OFFSET: Final = field_offset(BATCH_HEADER, "producer_id")
+PRODUCER_EPOCH_OFFSET: Final = field_offset(BATCH_HEADER, "producer_epoch")
+BASE_SEQUENCE_OFFSET: Final = field_offset(BATCH_HEADER, "base_sequence")
+COUNT_OFFSET: Final = field_offset(BATCH_HEADER, "records_count")
 
 
 @inline
@@ -45,15 +45,15 @@ def write_header(
     out: uint8[::1]; the other arguments are integers of any width, stored in that of their field.
     """
     store_i64(out, position, base_offset)
-    store_i32(out, position + _LENGTH, end - position - LOG_OVERHEAD)
-    store_i32(out, position + _EPOCH, leader_epoch)
+    store_i32(out, position + LENGTH_OFFSET, end - position - LOG_OVERHEAD)
+    store_i32(out, position + EPOCH_OFFSET, leader_epoch)
     out[position + MAGIC_OFFSET] = 2
-    store_i16(out, position + _ATTRIBUTES, attributes)
-    store_i32(out, position + _LAST_DELTA, last_offset - base_offset)
-    store_i64(out, position + _BASE_TIMESTAMP, base_timestamp)
-    store_i64(out, position + _MAX_TIMESTAMP, max_timestamp)
-    store_i64(out, position + _PRODUCER_ID, producer_id)
-    store_i16(out, position + _PRODUCER_EPOCH, producer_epoch)
-    store_i32(out, position + _BASE_SEQUENCE, base_sequence)
-    store_i32(out, position + _COUNT, records_count)
-    store_i32(out, position + _CRC, np.int32(np.uint32(crc32c_range(out, position + CRC_START, end))))
+    store_i16(out, position + ATTRIBUTES_OFFSET, attributes)
+    store_i32(out, position + LAST_DELTA_OFFSET, last_offset - base_offset)
+    store_i64(out, position + BASE_TIMESTAMP_OFFSET, base_timestamp)
+    store_i64(out, position + MAX_TIMESTAMP_OFFSET, max_timestamp)
+    store_i64(out, position + PRODUCER_ID_OFFSET, producer_id)
+    store_i16(out, position + PRODUCER_EPOCH_OFFSET, producer_epoch)
+    store_i32(out, position + BASE_SEQUENCE_OFFSET, base_sequence)
+    store_i32(out, position + COUNT_OFFSET, records_count)
+    store_i32(out, position + CRC_OFFSET, np.int32(np.uint32(crc32c_range(out, position + CRC_START, end))))

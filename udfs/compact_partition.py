@@ -83,7 +83,7 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
         groups = clean_groups(plan, analysis, tally, buffer, clock)
     check_null_keys(plan, tally)
     with clock.phase("write"):
-        generation = write_generation(plan, analysis, groups, buffer)
+        generation = write_generation(plan, analysis, groups)
     counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
     return result_of(plan, analysis, generation, counters, tally.recompressed_bytes)
 

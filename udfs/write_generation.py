@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -83,11 +84,9 @@ def write_indexes(
         write_file(store, f"{folder}/{segment_file(base_offset, 'txnindex')}", txn_index)
 
 
-def write_generation(
-    plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[OutputSegment], buffer: ChunkBuffer
-) -> list[OutputSegment]:
+def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[OutputSegment]) -> list[OutputSegment]:
     """All other files of the generation; the whole manifest in order."""
-    untouched = [_untouched(plan, analysis, number, buffer) for number in analysis.untouched]
+    untouched = [_untouched(plan, analysis, number) for number in analysis.untouched]
     segments = [*cleaned, *untouched]
     if plan.dry_run:
         return segments
@@ -169,21 +168,24 @@ def _shifted(store: Root, folder: str, old_base: int, new_base: int, kind: str, 
     return entries.tobytes()
 
 
-def _untouched(plan: PartitionPlan, analysis: Analysis, number: int, buffer: ChunkBuffer) -> OutputSegment:
+def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSegment:
+    """The manifest's row, and the side files, of a segment that is not cleaned."""
     source, segment = analysis.sources[number], plan.segments[number]
     scan = source.scan
     base, end = scan.base_offset, analysis.end_of(number)
     inside = (analysis.aborted["last_offset"] >= base) & (analysis.aborted["last_offset"] < end)
     txn_index = transaction_index.write(analysis.aborted[inside])
-    if segment.from_offset and not plan.dry_run:
-        return _copied(plan, source, segment.mtime_ms, base, end, txn_index, buffer)
+    root, path = segment.root, segment.path
     if not plan.dry_run:
         store = make_folder(plan)
+        if segment.from_offset:
+            root, path = "store", f"{plan.folder}/{segment_file(base, 'log')}"
+            _copy_rest(source, store, path)
         write_indexes(store, plan.folder, base, scan.offset_index, scan.time_index, txn_index)
     return OutputSegment(
         base_offset=base,
-        root=segment.root,
-        path=segment.path,
+        root=root,
+        path=path,
         size_bytes=scan.size,
         next_offset=end,
         last_offset=scan.last_offset,
@@ -203,34 +205,30 @@ def _untouched(plan: PartitionPlan, analysis: Analysis, number: int, buffer: Chu
     )
 
 
-def _copied(
-    plan: PartitionPlan, source: Source, mtime_ms: int, base: int, end: int, txn_index: bytes, buffer: ChunkBuffer
-) -> OutputSegment:
-    """An archived segment whose beginning is in the generation already: its rest becomes a file of ours."""
-    store = make_folder(plan)
+def _copy_rest(source: Source, store: Root, path: str) -> None:
+    """An archived segment whose beginning is in the generation already: its rest becomes a file of ours, flushed to the
+    disk as all of them are, and read back.
+    """
     scan = source.scan
-    path = f"{plan.folder}/{segment_file(base, 'log')}"
-    checksum = 0
     with (
         opened(source.root, source.path) as file,
         store.filesystem.open_output_stream(store.full(path), compression=None) as stream,
     ):
         for position, size, _ in scan.chunks:
-            part = np.empty(size, np.uint8)
-            read_exactly(file, source.path, position, part)
-            stream.write(part.data)
-            checksum = crc32c_extend(checksum, part)
+            stream.write(_part(file, source.path, position, size).data)
+    flush(store, path)
+    checksum = 0
+    with opened(store, path) as file:
+        for position, size, _ in scan.chunks:
+            checksum = crc32c_extend(checksum, _part(file, path, position - scan.start_position, size))
     if checksum != scan.checksum:
-        raise LogFormatError("changed", source.path, scan.start_position, "the bytes that were checked", "others")
-    offset_index, time_index = scan.offset_index, scan.time_index
-    write_indexes(store, plan.folder, base, offset_index, time_index, txn_index)
-    return OutputSegment(
-        base_offset=base, root="store", path=path, size_bytes=scan.size, next_offset=end,
-        last_offset=scan.last_offset, batches=scan.n_batches, records=scan.n_records, tombstones=-1,
-        max_timestamp_ms=scan.max_timestamp, mtime_ms=mtime_ms, codecs=scan.codecs, checksum=checksum,
-        source_bytes=scan.size, source_records=scan.n_records, cleaned=False,
-        offset_index_bytes=len(offset_index), time_index_bytes=len(time_index), txn_index_bytes=len(txn_index),
-    )  # fmt: skip
+        raise LogFormatError("readback", path, 0, f"checksum {scan.checksum:#010x}, as scanned", f"{checksum:#010x}")
+
+
+def _part(file: Any, path: str, position: int, size: int) -> np.ndarray:
+    part = np.empty(size, np.uint8)
+    read_exactly(file, path, position, part)
+    return part
 
 
 def _write_snapshots(plan: PartitionPlan, analysis: Analysis, store: Root, bases: Sequence[int]) -> None:

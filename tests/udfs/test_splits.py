@@ -77,7 +77,7 @@ def compact_in_splits(plan: PartitionPlan, *, split_bytes: int = 1, part: int = 
         tally.recompressed_bytes += done.recompressed_bytes
         written.append(done.segment)
     check_null_keys(plan, tally)
-    generation = write_generation(plan, analysis, join_empty_groups(plan, written), buffer)
+    generation = write_generation(plan, analysis, join_empty_groups(plan, written))
     counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
     return Outcome(result_of(plan, analysis, generation, counters, tally.recompressed_bytes), plan)
 
