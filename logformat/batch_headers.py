@@ -106,7 +106,7 @@ def read_chunks(
             return
         if status != walk.MORE:
             problem = batch_problem(path, position + done, status, expected, found, buffer.raw[done:take])
-            if status == walk.BAD_LENGTH and found == 0 and _only_zeros(file, path, position + done, end, buffer):
+            if status == walk.BAD_LENGTH and found == 0 and only_zeros(file, path, position + done, end, buffer):
                 tail.torn_bytes = end - position - done
                 return
             raise problem
@@ -128,7 +128,8 @@ def _batch_size(raw: np.ndarray, length: int) -> int:
     return LOG_OVERHEAD + int.from_bytes(raw[8:12].tobytes(), "big", signed=True)
 
 
-def _only_zeros(file: Any, path: str, position: int, end: int, buffer: ChunkBuffer) -> bool:
+def only_zeros(file: Any, path: str, position: int, end: int, buffer: ChunkBuffer) -> bool:
+    """Whether bytes [position, end) of an open file are zeros, as those of a preallocated one."""
     while position < end:
         part = buffer.raw[: min(len(buffer.raw), end - position)]
         read_exactly(file, path, position, part)

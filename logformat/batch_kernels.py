@@ -6,7 +6,7 @@ Kafka's cleaner checks neither.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from logformat.header_kernels import (
     PRODUCER_EPOCH_OFFSET,
     PRODUCER_ID_OFFSET,
 )
-from logformat.jit import kernel
+from logformat.jit import inline, kernel
 from logformat.layout import (
     BATCH_OVERHEAD,
     CODEC_MASK,
@@ -40,6 +40,7 @@ from logformat.memory_kernels import load_i16, load_i32, load_i64
 from logformat.varint_kernels import read_varint
 
 # status of a walk
+FRAMED: Final = -1  # of one batch: nothing is wrong
 MORE: Final = 0  # stopped before an incomplete batch, or at the end, or `out` is full
 BAD_LENGTH: Final = 1
 BAD_MAGIC: Final = 2
@@ -71,95 +72,119 @@ def walk_batches(
     n = 0
     previous = previous_last_offset
     while n < out.shape[0]:
-        if length - position < LOG_OVERHEAD:
-            return n, position, MORE, 0, 0
-        body_length = np.int64(load_i32(buf, position + 8))
-        if body_length < MIN_LEGACY_SIZE:
-            return n, position, BAD_LENGTH, MIN_LEGACY_SIZE, body_length
-        size = LOG_OVERHEAD + body_length
-        if length - position <= MAGIC_OFFSET:
-            return n, position, MORE, 0, 0
-        magic = np.int64(np.int8(buf[position + MAGIC_OFFSET]))
-        if magic < 0 or magic > 2:
-            return n, position, BAD_MAGIC, 2, magic
-        if magic == 2 and size < BATCH_OVERHEAD:
-            return n, position, BAD_LENGTH, BATCH_OVERHEAD, size
+        status, expected, found, size = frame_batch(buf, position, length)
+        if status != FRAMED:
+            return n, position, status, expected, found
         if length - position < size:
             return n, position, MORE, size, length - position
-        first = load_i64(buf, position)
         row = out[n]
         row.position = file_position + position
-        row.size = size
-        row.magic = magic
-        row.control_type = -1
-        row.coordinator_epoch = -1
-        end = position + size
-        if magic == 2:
-            crc = np.int64(load_i32(buf, position + CRC_OFFSET)) & 0xFFFFFFFF
-            if check_crc:
-                actual = np.int64(crc32c_range(buf, position + CRC_START, end))
-                if actual != crc:
-                    return n, position, BAD_CRC, crc, actual
-            attributes = np.int64(buf[position + ATTRIBUTES_OFFSET + 1])
-            last_delta = np.int64(load_i32(buf, position + LAST_DELTA_OFFSET))
-            count = np.int64(load_i32(buf, position + COUNT_OFFSET))
-            if last_delta < 0 or first < 0:
-                return n, position, BAD_OFFSETS, 0, min(last_delta, first)
-            if count < 0 or count > last_delta + 1:
-                return n, position, BAD_COUNT, last_delta + 1, count
-            row.base_offset = first
-            row.last_offset = first + last_delta
-            row.crc = crc
-            row.partition_leader_epoch = load_i32(buf, position + EPOCH_OFFSET)
-            row.base_timestamp = load_i64(buf, position + BASE_TIMESTAMP_OFFSET)
-            row.max_timestamp = load_i64(buf, position + MAX_TIMESTAMP_OFFSET)
-            row.producer_id = load_i64(buf, position + PRODUCER_ID_OFFSET)
-            row.producer_epoch = load_i16(buf, position + PRODUCER_EPOCH_OFFSET)
-            row.base_sequence = load_i32(buf, position + BASE_SEQUENCE_OFFSET)
-            row.records_count = count
-            if attributes & CONTROL_MASK and count > 0:
-                kind, epoch = _control_record(buf, position + BATCH_OVERHEAD, end)
-                if kind < 0 or attributes & CODEC_MASK:
-                    return n, position, BAD_CONTROL, 0, kind
-                row.control_type = min(kind, 127)
-                row.coordinator_epoch = epoch
-            if first <= previous:
-                return n, position, BAD_OFFSETS, previous + 1, first
-        else:
-            crc = np.int64(load_i32(buf, position + LOG_OVERHEAD)) & 0xFFFFFFFF
-            if magic == 1 and body_length < MIN_LEGACY_SIZE + 8:
-                return n, position, BAD_LENGTH, MIN_LEGACY_SIZE + 8, body_length
-            if check_crc:
-                actual = np.int64(crc32_kernel(buf, position + MAGIC_OFFSET, end))
-                if actual != crc:
-                    return n, position, BAD_CRC, crc, actual
-            attributes = np.int64(buf[position + MAGIC_OFFSET + 1]) & (CODEC_MASK | TIMESTAMP_TYPE_MASK)
-            compressed = attributes & CODEC_MASK != 0
-            timestamp = load_i64(buf, position + MAGIC_OFFSET + 2) if magic == 1 else np.int64(-1)
-            row.base_offset = -1 if compressed else first
-            row.last_offset = first
-            row.crc = crc
-            row.partition_leader_epoch = -1
-            row.base_timestamp = timestamp
-            row.max_timestamp = timestamp
-            row.producer_id = -1
-            row.producer_epoch = -1
-            row.base_sequence = -1
-            row.records_count = -1 if compressed else 1
-            if first < 0:
-                return n, position, BAD_OFFSETS, 0, first
-            if first <= previous:
-                return n, position, BAD_OFFSETS, previous + 1, first
-        row.attributes = attributes
-        codec = attributes & CODEC_MASK
-        if codec > CODEC_ZSTD or (magic < 2 and codec == CODEC_ZSTD):
-            return n, position, BAD_CODEC, CODEC_ZSTD, codec
-        if row.last_offset >= end_offset:
-            return n, position, REACHED_END, end_offset, row.last_offset
+        status, expected, found = read_header(buf, position, position + size, previous, end_offset, check_crc, row)
+        if status != FRAMED:
+            return n, position, status, expected, found
         previous = row.last_offset
-        position = end
+        position += size
         n += 1
     return n, position, MORE, 0, 0
+
+
+@inline
+def frame_batch(buf: np.ndarray, position: int, length: int) -> tuple[int, int, int, int]:
+    """Size and magic of the batch that begins at buf[position], of which buf[:length] is there.
+
+    Returns (FRAMED, 0, 0, its bytes), or (status, expected, found, 0): MORE where its first 17 bytes are not there.
+    """
+    if length - position < LOG_OVERHEAD:
+        return MORE, 0, 0, 0
+    body_length = np.int64(load_i32(buf, position + 8))
+    if body_length < MIN_LEGACY_SIZE:
+        return BAD_LENGTH, MIN_LEGACY_SIZE, body_length, 0
+    size = LOG_OVERHEAD + body_length
+    if length - position <= MAGIC_OFFSET:
+        return MORE, 0, 0, 0
+    magic = np.int64(np.int8(buf[position + MAGIC_OFFSET]))
+    if magic < 0 or magic > 2:
+        return BAD_MAGIC, 2, magic, 0
+    if magic == 2 and size < BATCH_OVERHEAD:
+        return BAD_LENGTH, BATCH_OVERHEAD, size, 0
+    return FRAMED, 0, 0, size
+
+
+@inline
+def read_header(
+    buf: np.ndarray, position: int, end: int, previous: int, end_offset: int, check_crc: bool, row: Any
+) -> tuple[int, int, int]:
+    """Header of the framed batch buf[position:end] into `row`, a BATCH without its position; (FRAMED, 0, 0), or
+    (status, expected, found). Without check_crc the body of a batch that is no control batch is not looked at.
+    """
+    size = end - position
+    first = load_i64(buf, position)
+    magic = np.int64(buf[position + MAGIC_OFFSET])
+    row.size = size
+    row.magic = magic
+    row.control_type = -1
+    row.coordinator_epoch = -1
+    if magic == 2:
+        crc = np.int64(load_i32(buf, position + CRC_OFFSET)) & 0xFFFFFFFF
+        if check_crc:
+            actual = np.int64(crc32c_range(buf, position + CRC_START, end))
+            if actual != crc:
+                return BAD_CRC, crc, actual
+        attributes = np.int64(buf[position + ATTRIBUTES_OFFSET + 1])
+        last_delta = np.int64(load_i32(buf, position + LAST_DELTA_OFFSET))
+        count = np.int64(load_i32(buf, position + COUNT_OFFSET))
+        if last_delta < 0 or first < 0:
+            return BAD_OFFSETS, 0, min(last_delta, first)
+        if count < 0 or count > last_delta + 1:
+            return BAD_COUNT, last_delta + 1, count
+        row.base_offset = first
+        row.last_offset = first + last_delta
+        row.crc = crc
+        row.partition_leader_epoch = load_i32(buf, position + EPOCH_OFFSET)
+        row.base_timestamp = load_i64(buf, position + BASE_TIMESTAMP_OFFSET)
+        row.max_timestamp = load_i64(buf, position + MAX_TIMESTAMP_OFFSET)
+        row.producer_id = load_i64(buf, position + PRODUCER_ID_OFFSET)
+        row.producer_epoch = load_i16(buf, position + PRODUCER_EPOCH_OFFSET)
+        row.base_sequence = load_i32(buf, position + BASE_SEQUENCE_OFFSET)
+        row.records_count = count
+        if attributes & CONTROL_MASK and count > 0:
+            kind, epoch = _control_record(buf, position + BATCH_OVERHEAD, end)
+            if kind < 0 or attributes & CODEC_MASK:
+                return BAD_CONTROL, 0, kind
+            row.control_type = min(kind, 127)
+            row.coordinator_epoch = epoch
+    else:
+        crc = np.int64(load_i32(buf, position + LOG_OVERHEAD)) & 0xFFFFFFFF
+        if magic == 1 and size - LOG_OVERHEAD < MIN_LEGACY_SIZE + 8:
+            return BAD_LENGTH, MIN_LEGACY_SIZE + 8, size - LOG_OVERHEAD
+        if check_crc:
+            actual = np.int64(crc32_kernel(buf, position + MAGIC_OFFSET, end))
+            if actual != crc:
+                return BAD_CRC, crc, actual
+        attributes = np.int64(buf[position + MAGIC_OFFSET + 1]) & (CODEC_MASK | TIMESTAMP_TYPE_MASK)
+        compressed = attributes & CODEC_MASK != 0
+        timestamp = load_i64(buf, position + MAGIC_OFFSET + 2) if magic == 1 else np.int64(-1)
+        row.base_offset = -1 if compressed else first
+        row.last_offset = first
+        row.crc = crc
+        row.partition_leader_epoch = -1
+        row.base_timestamp = timestamp
+        row.max_timestamp = timestamp
+        row.producer_id = -1
+        row.producer_epoch = -1
+        row.base_sequence = -1
+        row.records_count = -1 if compressed else 1
+        if first < 0:
+            return BAD_OFFSETS, 0, first
+    if first <= previous:
+        return BAD_OFFSETS, previous + 1, first
+    row.attributes = attributes
+    codec = attributes & CODEC_MASK
+    if codec > CODEC_ZSTD or (magic < 2 and codec == CODEC_ZSTD):
+        return BAD_CODEC, CODEC_ZSTD, codec
+    if row.last_offset >= end_offset:
+        return REACHED_END, end_offset, row.last_offset
+    return FRAMED, 0, 0
 
 
 @kernel
