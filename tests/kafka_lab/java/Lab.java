@@ -21,16 +21,18 @@ public final class Lab {
 
     static final ObjectMapper JSON = new ObjectMapper();
 
-    static final Map<String, Command> COMMANDS = Map.of(
-        "clean", KafkaCleaner::clean,
-        "dump", Dump::dump,
-        "index_check", IndexCheck::check,
-        "make_logs", MakeLogs::make,
-        "create_topics", Topics::create,
-        "consume", Consume::consume,
-        "offsets_for_times", Consume::offsetsForTimes,
-        "format_storage", Tools::formatStorage,
-        "dump_log_segments", Tools::dumpLogSegments);
+    static final Map<String, Command> COMMANDS = Map.ofEntries(
+        Map.entry("clean", KafkaCleaner::clean),
+        Map.entry("dump", Dump::dump),
+        Map.entry("index_check", IndexCheck::check),
+        Map.entry("make_logs", MakeLogs::make),
+        Map.entry("create_topics", Topics::create),
+        Map.entry("consume", Consume::consume),
+        Map.entry("offsets_for_times", Consume::offsetsForTimes),
+        Map.entry("format_storage", Tools::formatStorage),
+        Map.entry("dump_log_segments", Tools::dumpLogSegments),
+        Map.entry("partition_for_keys", Partitioner::partitionForKeys),
+        Map.entry("send_keys", Partitioner::sendKeys));
 
     public static void main(String[] argv) throws Exception {
         PrintStream answers = System.out;

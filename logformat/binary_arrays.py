@@ -1,0 +1,42 @@
+"""Arrow columns of bytes as numpy arrays, without a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+_NOTHING = np.zeros(0, np.uint8)
+
+
+def is_bytes(kind: Any) -> bool:
+    """Whether values of an Arrow type are bytes, or text, which is its UTF-8."""
+    t = pa.types
+    return bool(
+        t.is_binary(kind)
+        or t.is_string(kind)
+        or t.is_large_binary(kind)
+        or t.is_large_string(kind)
+        or t.is_binary_view(kind)
+        or t.is_string_view(kind)
+        or t.is_fixed_size_binary(kind)
+    )
+
+
+def spans_of(values: Any) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """(data, at): value i of a pa.Array of bytes or text is data[at[i]:at[i + 1]]; int32 or int64 [n + 1].
+
+    Not copied, except views and bytes of a fixed size. What a null holds is not said: look at the array's validity.
+    """
+    kind = values.type
+    wide = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
+    if not (wide or pa.types.is_binary(kind) or pa.types.is_string(kind)):
+        wide, values = True, values.cast(pa.large_binary())
+    _, ends, data = values.buffers()
+    n, first = len(values), values.offset
+    if n == 0 or ends is None:
+        return _NOTHING, np.zeros(n + 1, np.int32)
+    at = np.frombuffer(ends, np.int64 if wide else np.int32)[first : first + n + 1]
+    return _NOTHING if data is None else np.frombuffer(data, np.uint8), at
