@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import importlib
 import json
+import re
 import signal
 import sys
 import traceback
@@ -20,7 +21,7 @@ import click
 from jobs import errors
 from jobs.config import NULL_KEYS, check_now_ms, load_config
 from jobs.errors import DiskFullError, JobError, UsageError
-from jobs.options import CompactOptions, RestoreOptions, VacuumOptions, VerifyOptions
+from jobs.options import CompactOptions, ReindexOptions, RestoreOptions, VacuumOptions, VerifyOptions
 from jobs.progress import Bar, Progress, Silent
 from jobs.report import Report
 from udfs.storage import UnknownRootError
@@ -29,6 +30,7 @@ from udfs.storage import UnknownRootError
 JOBS = {
     "compact": "jobs.compact",
     "verify": "jobs.verify",
+    "reindex": "jobs.reindex",
     "restore": "jobs.restore",
     "vacuum": "jobs.vacuum",
 }
@@ -67,6 +69,19 @@ def _shared(command: Command) -> Command:
     return command
 
 
+def _partitions(context: click.Context, option: click.Parameter, value: str | None) -> tuple[range, ...] | None:
+    """`0,3-5` as ranges."""
+    if value is None:
+        return None
+    ranges = []
+    for part in value.split(","):
+        found = re.fullmatch(r"\s*([0-9]{1,10})\s*(?:-\s*([0-9]{1,10})\s*)?", part)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise UsageError(message=f"--partitions: expected numbers and ranges such as 0,3-5, found {value!r}")
+        ranges.append(range(int(found[1]), int(found[2] or found[1]) + 1))
+    return tuple(ranges)
+
+
 @lastkey.command()
 @click.argument("archive")
 @click.option(
@@ -101,6 +116,26 @@ def verify(**given: Any) -> None:
     if given["store"] is None and (given["generation"] is not None or given["archive_moved"] is not None):
         raise UsageError(message="--generation and --archive belong to --store")
     _run("verify", VerifyOptions, **given)
+
+
+@lastkey.command()
+@click.argument("archive")
+@click.option("--check", is_flag=True, help="Say what is wrong; write nothing.")
+@click.option("--output", metavar="DIR", help="An empty or absent folder: gets every rebuilt file, and nothing else.")
+@click.option("--in-place", is_flag=True, help="Replace the files that are wrong, each at once; never a .log.")
+@click.option("--partitions", metavar="N,N-M", callback=_partitions, help="Only partitions of these numbers.")
+@click.option("--skip-crc", is_flag=True, help="Trust the logs: read batch headers alone.")
+@click.option("--exact", is_flag=True, help="With --in-place: files too that are right, but not byte for byte Kafka's.")
+@_shared
+def reindex(check: bool, in_place: bool, **given: Any) -> None:
+    """Rebuild the index files of ARCHIVE from its logs, and say what was wrong with them."""
+    modes = {"check": check, "output": given["output"] is not None, "in_place": in_place}
+    chosen = [mode for mode, asked in modes.items() if asked]
+    if len(chosen) != 1:
+        raise UsageError(message="reindex needs one of --check, --output DIR and --in-place")
+    if given["exact"] and not in_place:
+        raise UsageError(message="--exact belongs to --in-place")
+    _run("reindex", ReindexOptions, mode=chosen[0], **given)
 
 
 @lastkey.command()

@@ -81,6 +81,7 @@ class TopicSettings:
     segment_bytes: int = 1 << 30
     segment_index_bytes: int = 10 << 20
     index_interval_bytes: int = 4096
+    time_index_interval_ms: int = 0
     producer_id_expiration_ms: int = 86_400_000
     null_keys: str = "fail"
     max_decompressed_batch_bytes: int = 256 << 20
@@ -120,6 +121,7 @@ TOPIC_CHECKS: dict[str, Callable[[object], Any]] = {
     "segment.bytes": _integer(14, MAX_INT),
     "segment.index.bytes": _integer(4, MAX_INT),
     "index.interval.bytes": _integer(0, MAX_INT),
+    "time.index.interval.ms": _integer(0, MAX_LONG),
     "producer.id.expiration.ms": _integer(1, MAX_INT),
     "null.keys": _null_keys,
     "max.decompressed.batch.bytes": _integer(1 << 20, MAX_INT),

@@ -136,6 +136,13 @@ class ConflictError(JobError):
     hint = "what the other run committed stays; run again"
 
 
+class LogDirectoryInUseError(ConflictError):
+    """A log directory in which files are to be replaced, and that somebody else holds."""
+
+    template = "{path}: expected a log directory that nobody uses, found {found}"
+    hint = "nothing was written; stop the broker, or work on a copy, or give --output DIR"
+
+
 class MachineError(JobError):
     """Something that the machine lacks."""
 

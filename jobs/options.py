@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from jobs.config import Config
 
@@ -58,3 +59,17 @@ class VacuumOptions:
     topics: str | None = None
     grace_hours: float = 168.0
     dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class ReindexOptions:
+    """`reindex ARCHIVE (--check | --output DIR | --in-place)`."""
+
+    archive: str
+    mode: Literal["check", "output", "in_place"]
+    config: Config = field(default_factory=Config)
+    topics: str | None = None
+    partitions: tuple[range, ...] | None = None  # numbers of partitions; None: all
+    output: str | None = None  # mode "output": an empty or absent folder
+    skip_crc: bool = False  # read headers alone
+    exact: bool = False  # in place: replace files too that are right and only not byte for byte Kafka's

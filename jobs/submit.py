@@ -16,7 +16,7 @@ _SWITCHES = ("--supervise", "--verbose", "-v")
 _NOT_SPARKS = (
     "--help", "-h", "--version", "--store", "--topics", "--cleanup-policy", "--config", "--now", "--null-keys",
     "--sealed", "--force", "--reset", "--dry-run", "--json", "--progress", "--no-progress", "--generation",
-    "--output", "--archive", "--grace-hours",
+    "--output", "--archive", "--grace-hours", "--check", "--in-place", "--partitions", "--skip-crc", "--exact",
 )  # fmt: skip
 # spark-submit's options and the settings that they stand for
 _AS_CONF = {

@@ -7,16 +7,15 @@ manifest, and against what it was made of where those files are still there. Wha
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from jobs.archive import Archive, ArchivedPartition, list_archive
 from jobs.config import Config
+from jobs.each import WITHOUT_SPARK_BYTES, each
 from jobs.errors import DONE, PROBLEMS, MissingPathError, NoGenerationError
 from jobs.options import VerifyOptions
 from jobs.progress import Progress
@@ -32,7 +31,6 @@ from udfs.storage import Root, normal_uri, open_root
 Key = tuple[str, int]
 T = TypeVar("T")
 
-WITHOUT_SPARK_BYTES = 1 << 30  # tuned: a session costs 4 to 11 s, its first tasks 5 to 10 s
 _TEXT_PROBLEMS = 200  # listed in text; JSON has all
 
 
@@ -201,20 +199,9 @@ def plan_archived(archived: ArchivedPartition, root: Root, config: Config, *, se
 def _each(
     check: Callable[[T], CheckResult], plans: Sequence[T], total_bytes: int, progress: Progress
 ) -> Iterator[CheckResult]:
-    """Every plan checked: in threads of the driver where there is little to do, else in Spark tasks."""
+    """Every plan checked."""
     progress.start("verify", len(plans))
-    if total_bytes <= WITHOUT_SPARK_BYTES:
-        with ThreadPoolExecutor(min(len(plans), os.cpu_count() or 1) or 1) as pool:
-            for result in pool.map(check, plans):
-                progress.advance()
-                yield result
-    else:
-        from jobs import session  # noqa: PLC0415 - as above
-        from jobs.tasks import run_tasks  # noqa: PLC0415 - as above
-
-        for result in run_tasks(session.start(), check, plans):
-            progress.advance()
-            yield result
+    yield from each(check, plans, progress, with_spark=total_bytes > WITHOUT_SPARK_BYTES)
     progress.close()
 
 

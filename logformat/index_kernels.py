@@ -2,7 +2,8 @@
 
 Rules: Kafka's LogSegment.append and LogSegment.recover (4.0.1 and later: decided for each batch, KAFKA-806). Before a
 batch is counted: if more than index.interval.bytes were appended since the last entry, the batch gets one. A time
-index entry goes with it if the largest timestamp so far, this batch's included, has risen since the last one.
+index entry goes with it if the largest timestamp so far, this batch's included, has risen since the last one; with a
+time index interval (ours, after the KIP-33 draft): if it has risen into another interval.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ OFFSET_OF_MAX: Final = 6  # last offset of the earliest batch that carries it
 LAST_TIME_ENTRY: Final = 7  # timestamp of the last time index entry
 N_OFFSET_ENTRIES: Final = 8  # made so far
 N_TIME_ENTRIES: Final = 9
-STATE_SIZE: Final = 10
+TIME_INTERVAL: Final = 10  # time.index.interval.ms; 1: every rise of the timestamp counts
+STATE_SIZE: Final = 11
 
 
 def new_state(
-    base_offset: int, index_interval_bytes: int, max_offset_entries: int, max_time_entries: int
+    base_offset: int,
+    index_interval_bytes: int,
+    max_offset_entries: int,
+    max_time_entries: int,
+    time_index_interval_ms: int = 0,
 ) -> NDArray[np.int64]:
     """State at the begin of a segment."""
     state = np.zeros(STATE_SIZE, np.int64)
@@ -39,6 +45,7 @@ def new_state(
     state[MAX_TIME_ENTRIES] = max_time_entries
     state[MAX_TIMESTAMP] = state[LAST_TIME_ENTRY] = NO_TIMESTAMP
     state[OFFSET_OF_MAX] = base_offset
+    state[TIME_INTERVAL] = max(time_index_interval_ms, 1)
     return state
 
 
@@ -68,6 +75,7 @@ def build_index_entries(
     offset_of_max = state[OFFSET_OF_MAX]
     last_time_entry = state[LAST_TIME_ENTRY]
     room_offset = state[MAX_OFFSET_ENTRIES] - state[N_OFFSET_ENTRIES]
+    time_interval = state[TIME_INTERVAL]
     room_time = state[MAX_TIME_ENTRIES] - state[N_TIME_ENTRIES]
     n_offset = 0
     n_time = 0
@@ -79,7 +87,7 @@ def build_index_entries(
             out_offset[n_offset] = last_offset[i]
             out_position[n_offset] = position
             n_offset += 1
-            if max_so_far > last_time_entry and n_time < room_time:
+            if max_so_far // time_interval > last_time_entry // time_interval and n_time < room_time:
                 out_ts[n_time] = max_so_far
                 out_ts_offset[n_time] = offset_of_max
                 n_time += 1

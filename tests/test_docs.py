@@ -180,13 +180,15 @@ def test_json_fields_of_compact():
     assert _fields(" ".join(cells)) == set(made["partitions"][0])
 
 
-@pytest.mark.parametrize("job", ["verify", "restore", "vacuum"])
+@pytest.mark.parametrize("job", ["verify", "reindex", "restore", "vacuum"])
 def test_json_fields_of_the_other_jobs(job):
+    from jobs.reindex_report import ReindexReport
     from jobs.restore import RestoreReport
     from jobs.vacuum import VacuumReport
     from jobs.verify import VerifyReport
 
-    report = {"verify": lambda: VerifyReport("archive", "A"), "restore": lambda: RestoreReport("D"),
+    report = {"verify": lambda: VerifyReport("archive", "A"), "reindex": lambda: ReindexReport("A", "check"),
+              "restore": lambda: RestoreReport("D"),
               "vacuum": lambda: VacuumReport("S", True)}[job]()  # fmt: skip
     top = re.search(rf"^\| {job} \| (.*?) \|$", _section("### JSON"), re.MULTILINE)[1]
     assert _fields(top) - ({"store"} if job == "verify" else set()) == set(report.to_json())

@@ -1,8 +1,7 @@
 """`.index` and `.timeindex` held against their `.log`: equal to what a broker rebuilds, or at least right for look-ups.
 
-An archived index can differ from the rebuilt one and be right: an older broker made an entry for each append and not
-for each batch, and a broker that was started anew while the segment was active counted from 0 again. So an entry that
-is not as rebuilt is judged by what a look-up makes of it (semantics §3.1, §3.2).
+An archived index can differ from the rebuilt one and be right; so an entry that is not as rebuilt is judged by what a
+look-up makes of it: see index_entries.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from logformat import offset_index, time_index
 from logformat.errors import LogFormatError
 from logformat.index_builder import IndexBuilder
 from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from udfs.index_entries import EntryCheck, falls
 
 _OFFSET_SIZE = OFFSET_INDEX_ENTRY.itemsize
 _TIME_SIZE = TIME_INDEX_ENTRY.itemsize
@@ -46,12 +46,7 @@ class IndexCheck:
         if time_data is not None:
             self.times = self._read(time_index, time_data, time_path)
         self.builder: IndexBuilder | None = IndexBuilder(base_offset, index_interval_bytes, max_index_bytes, log_path)
-        self._seen_offset = np.zeros(len(self.offsets), np.bool_)
-        self._wrong_offset = np.zeros(len(self.offsets), np.bool_)
-        self._time_at = 0  # entries before it were judged
-        self._wrong_time = np.zeros(len(self.times), np.bool_)
-        self._by_time_offset = np.argsort(self.times["offset"], kind="stable")
-        self._previous_last, self._max_timestamp, self._last = base_offset - 1, -1, base_offset - 1
+        self._entries = EntryCheck(base_offset, self.offsets, self.times)
 
     def _read(self, kind: object, data: bytes, path: str) -> np.ndarray:
         entry = _OFFSET_SIZE if kind is offset_index else _TIME_SIZE
@@ -79,23 +74,7 @@ class IndexCheck:
                 self.builder = None
                 if int(last.min()) >= self.base_offset:  # else the segment's name is wrong, which is a row already
                     self.problems.append(error)
-        before = np.concatenate([[self._previous_last], last[:-1]])
-        here = np.flatnonzero((self.offsets["position"] >= position) & (self.offsets["position"] < position + size))
-        if len(here):
-            at = np.searchsorted(batches["position"], self.offsets["position"][here])
-            at = np.minimum(at, len(batches) - 1)
-            starts = batches["position"][at] == self.offsets["position"][here]
-            self._seen_offset[here] = True
-            self._wrong_offset[here] = ~starts | (self.offsets["offset"][here] <= before[at])
-        largest = np.maximum.accumulate(np.concatenate([[self._max_timestamp], timestamp]))
-        order = self._by_time_offset[self._time_at :]
-        order = order[: np.searchsorted(self.times["offset"][order], last[-1], "right")]
-        if len(order):
-            at = np.searchsorted(last, self.times["offset"][order])
-            self._wrong_time[order] = largest[at] >= self.times["timestamp"][order]
-            self._time_at += len(order)
-        self._previous_last, self._max_timestamp = int(last[-1]), int(largest[-1])
-        self._last = max(self._last, int(last[-1]))
+        self._entries.feed(batches, position, size)
 
     def finish(
         self, *, active: bool, exact: bool, damaged: bool, missing_ok: bool
@@ -142,28 +121,33 @@ class IndexCheck:
     def _illegal(self, kind: str, path: str, active: bool, damaged: bool) -> bool:
         """Report entries that a look-up is misled by; True: there are none."""
         before = len(self.problems)
+        seen = self._entries
         if kind == "offset":
             e = self.offsets
-            self._report(path, _OFFSET_SIZE, _falls(e["offset"]), "offsets that rise", e["offset"])
-            self._report(path, _OFFSET_SIZE, _falls(e["position"]), "positions that rise", e["position"])
+            self._report(path, _OFFSET_SIZE, falls(e["offset"]), "offsets that rise", e["offset"])
+            self._report(path, _OFFSET_SIZE, falls(e["position"]), "positions that rise", e["position"])
             if not damaged:
-                self._report(path, _OFFSET_SIZE, ~self._seen_offset, "a position inside the log", e["position"])
-            wrong = self._wrong_offset & self._seen_offset
+                self._report(path, _OFFSET_SIZE, ~seen.seen_offset, "a position inside the log", e["position"])
+            wrong = seen.wrong_offset & seen.seen_offset
             self._report(path, _OFFSET_SIZE, wrong, "a batch that begins there and ends at the offset", e["position"])
             if not damaged:
-                self._report(path, _OFFSET_SIZE, e["offset"] > self._last, f"offsets up to {self._last}", e["offset"])
+                self._report(
+                    path, _OFFSET_SIZE, e["offset"] > seen.last_offset, f"offsets up to {seen.last_offset}", e["offset"]
+                )
         else:
             e = self.times
-            self._report(path, _TIME_SIZE, _falls(e["timestamp"]), "timestamps that rise", e["timestamp"])
-            self._report(path, _TIME_SIZE, _falls(e["offset"], equal=True), "offsets that rise", e["offset"])
+            self._report(path, _TIME_SIZE, falls(e["timestamp"]), "timestamps that rise", e["timestamp"])
+            self._report(path, _TIME_SIZE, falls(e["offset"], may_stay=True), "offsets that rise", e["offset"])
             self._report(path, _TIME_SIZE, e["offset"] < self.base_offset, "an offset in the segment", e["offset"])
             if not damaged:
-                wrong = self._wrong_time
+                wrong = seen.wrong_time
                 self._report(path, _TIME_SIZE, wrong, "no such timestamp before its offset", e["timestamp"])
-                self._report(path, _TIME_SIZE, e["offset"] > self._last, f"offsets up to {self._last}", e["offset"])
+                self._report(
+                    path, _TIME_SIZE, e["offset"] > seen.last_offset, f"offsets up to {seen.last_offset}", e["offset"]
+                )
             largest = int(e["timestamp"][-1]) if len(e) else -1
-            if not damaged and (largest > self._max_timestamp or (not active and largest != self._max_timestamp)):
-                expected = f"{self._max_timestamp}, the largest timestamp, in the last entry"
+            if not damaged and (largest > seen.max_timestamp or (not active and largest != seen.max_timestamp)):
+                expected = f"{seen.max_timestamp}, the largest timestamp, in the last entry"
                 self._add(path, max(len(e) - 1, 0) * _TIME_SIZE, expected, f"{largest}")
         return len(self.problems) == before
 
@@ -175,9 +159,3 @@ class IndexCheck:
 
     def _add(self, path: str, position: int, expected: str, found: str) -> None:
         self.problems.append(LogFormatError("index", path, position, expected, found))
-
-
-def _falls(values: np.ndarray, *, equal: bool = False) -> np.ndarray:
-    falls = np.zeros(len(values), np.bool_)
-    falls[1:] = values[1:] < values[:-1] if equal else values[1:] <= values[:-1]
-    return falls

@@ -108,7 +108,7 @@ def scan_segment(
         tail.position = start
         for chunk in read_chunks(file, segment.path, start, segment.size, buffer, tail, end_offset=end_offset):
             batches = chunk.batches
-            _check_offsets(segment.path, base, next_base_offset, batches)
+            check_offsets(segment.path, base, next_base_offset, batches)
             indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
             producers = merge(producers, summarize(batches, segment.path), segment.path)
             out.checksum = crc32c_extend(out.checksum, chunk.raw)
@@ -182,7 +182,8 @@ def _identity(batch: np.void) -> LastBatch:
     return LastBatch(int(offset), int(batch["partition_leader_epoch"]), int(batch["crc"]))
 
 
-def _check_offsets(path: str, base: int, next_base: int | None, batches: np.ndarray) -> None:
+def check_offsets(path: str, base: int, next_base: int | None, batches: np.ndarray) -> None:
+    """That the offsets of BATCH[n] lie between a segment's base and the next one's, and fit its index entries."""
     first = int(batches["base_offset"][0]) if batches["base_offset"][0] >= 0 else int(batches["last_offset"][0])
     last = int(batches["last_offset"][-1])
     if first < base:

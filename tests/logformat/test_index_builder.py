@@ -62,12 +62,17 @@ def build(builder, batches, chunk):
 
 
 @settings(deadline=None)  # the first call compiles
-@given(st.integers(0, 2**60), BATCHES, st.sampled_from([0, 61, 500, 4096]), st.integers(1, 20), st.integers(1, 20))
-def test_as_the_twin_in_chunks_of_any_size(base, batches, interval, chunk, max_entries):
+@given(
+    st.integers(0, 2**60), BATCHES, st.sampled_from([0, 61, 500, 4096]), st.integers(1, 20), st.integers(1, 20),
+    st.sampled_from([0, 1, 7, 60]),
+)  # fmt: skip
+def test_as_the_twin_in_chunks_of_any_size(base, batches, interval, chunk, max_entries, interval_ms):
     batches = with_offsets(base, batches)
-    builder = IndexBuilder(base, interval, max_index_bytes=12 * max_entries)
+    builder = IndexBuilder(base, interval, max_index_bytes=12 * max_entries, time_index_interval_ms=interval_ms)
     index, times = build(builder, batches, chunk)
-    offset_entries, time_entries = index_entries(batches, base, interval, 12 * max_entries // 8, max_entries)
+    offset_entries, time_entries = index_entries(
+        batches, base, interval, 12 * max_entries // 8, max_entries, max(interval_ms, 1)
+    )
     assert offset_index.read(index, base, "p").tolist() == offset_entries
     assert len(index) == 8 * len(offset_entries)
     assert len(times) == 12 * len(time_entries)
@@ -95,6 +100,12 @@ def test_interval_is_strict_and_the_first_batch_is_never_indexed():
     batches = [(0, 100, 5), (1, 100, 6), (2, 100, 7)]
     assert build(IndexBuilder(0, 100), batches, 9)[0] == bytes.fromhex("00000002000000c8")
     assert build(IndexBuilder(0, 99), batches, 9)[0] == bytes.fromhex("0000000100000064 00000002000000c8")
+
+
+def test_time_entries_of_another_minute_only_and_the_last_one():
+    minutes = [(0, 100, 0), (1, 100, 59_999), (2, 100, 60_000), (3, 100, 119_999), (4, 100, 240_000), (5, 100, 250_000)]
+    times = build(IndexBuilder(0, 0, time_index_interval_ms=60_000), minutes, 2)[1]
+    assert time_index.read(times, 0, "p").tolist() == [(59_999, 1), (60_000, 2), (240_000, 4), (250_000, 5)]
 
 
 def test_no_timestamps_no_time_entries():

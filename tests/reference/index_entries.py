@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def index_entries(batches, base_offset, interval, max_offset_entries=10**9, max_time_entries=10**9):
+def index_entries(batches, base_offset, interval, max_offset_entries=10**9, max_time_entries=10**9, interval_ms=1):
     """batches: (last offset, size, max timestamp). Gives [(offset, position)], [(timestamp, offset)]."""
     offset_entries, time_entries = [], []
     max_timestamp, offset_of_max = -1, base_offset
@@ -11,7 +11,8 @@ def index_entries(batches, base_offset, interval, max_offset_entries=10**9, max_
 
     def maybe_append(full_counts):
         last = time_entries[-1][0] if time_entries else -1
-        if max_timestamp > last and not (full_counts and len(time_entries) >= max_time_entries - 1):
+        rises = max_timestamp // interval_ms > last // interval_ms if full_counts else max_timestamp > last
+        if rises and not (full_counts and len(time_entries) >= max_time_entries - 1):
             time_entries.append((max_timestamp, offset_of_max))
 
     for last_offset, size, timestamp in batches:

@@ -1,0 +1,53 @@
+"""Kafka's lock on a log directory, taken for the time in which files of it are replaced.
+
+A broker that runs holds a POSIX record lock on `<log directory>/.lock`. Where that file is there, we take the same one,
+so that no broker starts in the middle; it is never made. POSIX gives a process' lock up as soon as the process closes
+*any* descriptor of the file: nothing may open `.lock` while it is held, so an archive is listed before, not after.
+Two runs of ours are kept apart by an flock on the folder itself, which needs no file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from jobs.errors import LogDirectoryInUseError
+from logformat import names
+
+
+@contextmanager
+def locked(directories: Iterable[Path]) -> Iterator[None]:
+    """Hold every one of these log directories, or raise LogDirectoryInUseError with none held."""
+    with ExitStack() as stack:
+        for directory in sorted(directories):
+            _lock_folder(directory, stack)
+            _lock_as_kafka(directory / names.LOCK, stack)
+        yield
+
+
+def _lock_folder(directory: Path, stack: ExitStack) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise LogDirectoryInUseError(path=directory, found="another run that replaces files in it") from None
+    except OSError:
+        return  # a file system without flock: Kafka's own lock is what counts
+
+
+def _lock_as_kafka(path: Path, stack: ExitStack) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise LogDirectoryInUseError(path=path, found=f"a lock that cannot be taken: {error.strerror}") from error
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise LogDirectoryInUseError(path=path, found="a running broker that holds it") from None

@@ -1,0 +1,238 @@
+"""`reindex ARCHIVE`: index files rebuilt from the logs alone, compared with those that are there, and put right.
+
+First half: a task for each segment, or for consecutive small ones (udfs.reindex_segment). Second half: a fold over each
+partition's segments, on the driver, partition by partition (udfs.reindex_side_files). udfs/REINDEX.md says it all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pyarrow import fs as pafs
+
+from jobs.archive import Archive, ArchivedPartition, ArchivedSegment, list_archive
+from jobs.config import Config
+from jobs.each import WITHOUT_SPARK_BYTES, each
+from jobs.errors import LogDirectoryInUseError, MissingPathError, NotEmptyError, UsageError
+from jobs.log_directory_lock import locked
+from jobs.options import ReindexOptions
+from jobs.progress import Progress
+from jobs.reindex_report import ReindexedPartition, ReindexReport
+from logformat import names
+from udfs.plan import Problem
+from udfs.reindex_segment import ReindexSegment, ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
+from udfs.reindex_side_files import SideFilesPlan, reindex_side_files
+from udfs.reindex_write import FileReport, Target, remove_leftovers
+from udfs.storage import Root, normal_uri, open_root
+
+_TASK_BYTES = 64 << 20  # consecutive segments of a partition up to this size make up one task
+_WAVE_TASKS = 4096  # so many tasks' results are held by the driver at a time
+_HEADERS_ONLY = 16  # a pass over headers alone is so many times as fast, at the least
+
+
+def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
+    """Check, or rebuild, the index files of an archive."""
+    started = time.perf_counter()
+    uri = normal_uri(options.archive)
+    target = _target(options, uri)
+    report = ReindexReport(uri, target.mode, target.output_uri or None)
+    archive = _listed(options, uri)
+    report.notes += archive.notes
+    wanted = [
+        archived
+        for _, archived in sorted(archive.partitions.items())
+        if options.partitions is None or any(archived.partition in part for part in options.partitions)
+    ]
+    report.seconds["list"] = time.perf_counter() - started
+    with locked(_directories(archive.root, wanted)) if target.mode == "in_place" else nullcontext():
+        _reindex(options, target, archive, wanted, report, progress)
+    report.seconds["total"] = time.perf_counter() - started
+    return report
+
+
+def _target(options: ReindexOptions, uri: str) -> Target:
+    if options.mode == "in_place" and not open_root(uri).is_local:
+        raise UsageError(message=f"--in-place: {uri} is not on a local disk: use --output")
+    if options.mode != "output":
+        return Target("in_place" if options.mode == "in_place" else "check", uri, exact=options.exact)
+    output = normal_uri(options.output or "")
+    if f"{output}/".startswith(f"{uri}/"):
+        raise UsageError(message=f"--output {output} lies in the archive {uri}: give a folder outside of it")
+    root = open_root(output)
+    kind = root.filesystem.get_file_info(root.full("")).type
+    if kind == pafs.FileType.File:
+        raise NotEmptyError(path=output, found="a file")
+    if kind == pafs.FileType.Directory:
+        inside = root.filesystem.get_file_info(pafs.FileSelector(root.full("")))
+        if inside:
+            raise NotEmptyError(path=output, found=f"{inside[0].base_name} and {len(inside) - 1} more")
+    return Target("output", uri, output)
+
+
+def _listed(options: ReindexOptions, uri: str) -> Archive:
+    try:
+        return list_archive(open_root(uri), lambda topic: options.topics is None or fnmatchcase(topic, options.topics))
+    except FileNotFoundError:
+        raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
+
+
+def _directories(root: Root, wanted: Sequence[ArchivedPartition]) -> set[Path]:
+    """Log directories to be locked. One that a broker holds raises."""
+    for archived in wanted:
+        if archived.held_by_broker:
+            raise LogDirectoryInUseError(path=_directory(root, archived), found="a running broker that holds it")
+    return {_directory(root, archived) for archived in wanted}
+
+
+def _directory(root: Root, archived: ArchivedPartition) -> Path:
+    return Path(root.full(archived.path)).parent
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """One partition with its tasks."""
+
+    archived: ArchivedPartition
+    segments: Sequence[ArchivedSegment]
+    tasks: Sequence[ReindexTask]
+    report: ReindexedPartition
+
+
+def _reindex(
+    options: ReindexOptions,
+    target: Target,
+    archive: Archive,
+    wanted: Sequence[ArchivedPartition],
+    report: ReindexReport,
+    progress: Progress,
+) -> None:
+    at = time.perf_counter()
+    planned = [_plan(options, target, archive.root, archived) for archived in wanted]
+    n_bytes = sum(s.size for p in planned for s in p.segments)
+    if options.skip_crc and archive.root.is_local:
+        n_bytes //= _HEADERS_ONLY
+    progress.start("reindex", sum(len(p.tasks) for p in planned), "task")
+    for wave in _waves(planned):
+        tasks = [task for p in wave for task in p.tasks]
+        results = each(reindex_segments, tasks, progress, with_spark=n_bytes > WITHOUT_SPARK_BYTES)
+        for p in wave:
+            outcomes = [outcome for _ in p.tasks for outcome in next(results)]
+            _finish(target, p, outcomes, options.config)
+            report.partitions.append(p.report)
+    progress.close()
+    report.seconds["reindex"] = time.perf_counter() - at
+
+
+def _waves(planned: Sequence[_Planned]) -> Iterator[list[_Planned]]:
+    wave: list[_Planned] = []
+    for p in planned:
+        if wave and sum(len(one.tasks) for one in wave) + len(p.tasks) > _WAVE_TASKS:
+            yield wave
+            wave = []
+        wave.append(p)
+    if wave:
+        yield wave
+
+
+def _plan(options: ReindexOptions, target: Target, root: Root, archived: ArchivedPartition) -> _Planned:
+    report = ReindexedPartition(archived.topic, archived.partition, archived.path, notes=list(archived.notes))
+    if archived.problem is not None:
+        report.files.append(_nothing_done(archived.path, archived.problem))
+        return _Planned(archived, (), (), report)
+    if target.mode == "in_place":
+        removed = remove_leftovers(root, archived.path)
+        if removed:
+            report.notes.append(f"{archived.path}: {removed} files that a killed run left were removed")
+    segments = _safe(archived, report)
+    report.segments, report.log_bytes = len(segments), sum(s.size for s in segments)
+    settings = _settings(options, archived.topic)
+    tasks = [
+        ReindexTask(target, archived.path, tuple(_input(archived, i, segments) for i in group), settings)
+        for group in _groups([s.size for s in segments])
+    ]
+    return _Planned(archived, segments, tasks, report)
+
+
+def _nothing_done(path: str, problem: Problem) -> FileReport:
+    return FileReport(
+        problem.path, "folder" if problem.path == path else "log", "impossible", problem.kind, problem.position, -1,
+        problem.expected, problem.found, 0, problem.path,
+    )  # fmt: skip
+
+
+def _safe(archived: ArchivedPartition, report: ReindexedPartition) -> Sequence[ArchivedSegment]:
+    """The segments that may be judged: of a log that a broker holds those that end below its high watermark."""
+    if not archived.held_by_broker:
+        return archived.segments
+    end = archived.high_watermark or 0
+    below = [s for s, after in zip(archived.segments, archived.segments[1:], strict=False) if after.base_offset <= end]
+    report.notes.append(
+        f"{archived.path}: a running broker holds it: only the {len(below)} segments that end below the high watermark "
+        f"{end} were looked at, of {len(archived.segments)}"
+    )
+    return below
+
+
+def _settings(options: ReindexOptions, topic: str) -> ReindexSettings:
+    settings = options.config.topic_settings(topic)
+    return ReindexSettings(
+        index_interval_bytes=settings.index_interval_bytes, segment_index_bytes=settings.segment_index_bytes,
+        time_index_interval_ms=settings.time_index_interval_ms, check_crc=not options.skip_crc,
+        chunk_bytes=options.config.job.chunk_bytes,
+    )  # fmt: skip
+
+
+def _input(archived: ArchivedPartition, i: int, segments: Sequence[ArchivedSegment]) -> ReindexSegment:
+    segment = segments[i]
+    after = archived.segments[i + 1].base_offset if i + 1 < len(archived.segments) else None
+    indexes = archived.indexes.get(segment.base_offset, {})
+    return ReindexSegment(
+        segment.path, segment.base_offset, segment.size, after, indexes.get(names.INDEX), indexes.get(names.TIME_INDEX)
+    )
+
+
+def _groups(sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Numbers of consecutive segments that make up a task."""
+    group: list[int] = []
+    held = 0
+    for i, n in enumerate(sizes):
+        if group and held + n > _TASK_BYTES:
+            yield group
+            group, held = [], 0
+        group.append(i)
+        held += n
+    if group:
+        yield group
+
+
+def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], config: Config) -> None:
+    """The second half of a partition, and its row of the report."""
+    archived, report = p.archived, p.report
+    for outcome in outcomes:
+        report.files += outcome.files
+        report.bytes_read += outcome.bytes_read
+        report.bytes_written += outcome.bytes_written
+        report.task_seconds += outcome.seconds
+        if outcome.torn_bytes:
+            report.notes.append(
+                f"{outcome.log}: the last {outcome.torn_bytes} bytes are no batch; its indexes are those of what is "
+                "before them, and a broker cuts it off there"
+            )
+    if not outcomes:
+        return
+    plan = SideFilesPlan(
+        target, archived.path, archived.log_start_checkpoint, archived.snapshots, archived.txn_indexes,
+        archived.leader_epochs, archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
+        config.topic_settings(archived.topic).producer_id_expiration_ms, ends_here=not archived.held_by_broker,
+    )  # fmt: skip
+    done = reindex_side_files(plan, outcomes)
+    report.files += done.files
+    report.files.sort(key=lambda file: file.path.rpartition("/")[2])
+    report.notes += done.notes
+    report.bytes_read += done.bytes_read
+    report.bytes_written += done.bytes_written
