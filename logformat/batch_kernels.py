@@ -216,3 +216,18 @@ def _control_record(buf: np.ndarray, start: int, end: int) -> tuple[int, int]:
     if position < 0 or value_length < 6 or position + value_length > end:
         return -1, -1
     return kind, np.int64(load_i32(buf, position + 2))
+
+
+@kernel
+def checksums_fit(buf: np.ndarray, file_position: int, batches: np.ndarray, fit: np.ndarray) -> None:
+    """Whether the bytes of each batch have the checksum that its header says.
+
+    buf: uint8, bytes of the file from file_position on; batches: BATCH[n] within them; fit: bool[n], written.
+    """
+    for i in range(batches.shape[0]):
+        start = batches[i].position - file_position
+        end = start + batches[i].size
+        if batches[i].magic == 2:
+            fit[i] = np.int64(crc32c_range(buf, start + CRC_START, end)) == np.int64(batches[i].crc)
+        else:
+            fit[i] = np.int64(crc32_kernel(buf, start + MAGIC_OFFSET, end)) == np.int64(batches[i].crc)

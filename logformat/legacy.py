@@ -18,6 +18,7 @@ from logformat.errors import LogFormatError
 from logformat.layout import CODEC_MASK, LOG_OVERHEAD, MESSAGE_V0, MESSAGE_V1
 
 _I32: Final = struct.Struct(">i")
+_WRAPPER: Final = ">qiIBB"  # offset, size, crc, magic, attributes
 _KEY_LENGTH: Final = (LOG_OVERHEAD + MESSAGE_V0.itemsize, LOG_OVERHEAD + MESSAGE_V1.itemsize)  # by magic
 
 # status -> kind, expected, found
@@ -60,13 +61,9 @@ def transcode_wrapper(
     bytes they may decompress to; `path`, `position` (of the batch in the file): for errors. Raises LogFormatError of
     the kinds in _PROBLEMS and of decompress_into, and "record" where key or value of the wrapper run past it.
     """
-    offset, _size, _crc, magic, attributes = struct.unpack_from(">qiIBB", raw.data, start)
+    offset, _size, _crc, magic, attributes = struct.unpack_from(_WRAPPER, raw.data, start)
     (timestamp,) = struct.unpack_from(">q", raw.data, start + LOG_OVERHEAD + MESSAGE_V0.itemsize) if magic else (-1,)
-    value, end = _find_value(raw, start + _KEY_LENGTH[magic], start + size, path, position, offset)
-    n = decompress_into(
-        attributes & CODEC_MASK, raw[value:end], inner, 0, limit,
-        path=path, position=position, base_offset=offset, magic=magic,
-    )  # fmt: skip
+    n = _decompress(raw, start, size, inner, limit, path, position)
     out.reserve(at + n)
     status, n_bytes, n_records, first, last, max_timestamp, where = legacy_kernels.transcode_messages(
         inner.array, 0, n, magic, offset, timestamp, attributes, out.array, at
@@ -74,6 +71,36 @@ def transcode_wrapper(
     if status != legacy_kernels.OK:
         raise _problem(status, path, position, offset, f" at byte {where} of the decompressed content")
     return Transcoded(n_bytes, n_records, first, last, max_timestamp)
+
+
+def _decompress(
+    raw: NDArray[np.uint8], start: int, size: int, inner: Scratch, limit: int, path: str, position: int
+) -> int:
+    """The messages of a wrapper into `inner`; how many bytes they are."""
+    offset, _size, _crc, magic, attributes = struct.unpack_from(_WRAPPER, raw.data, start)
+    value, end = _find_value(raw, start + _KEY_LENGTH[magic], start + size, path, position, offset)
+    return decompress_into(
+        attributes & CODEC_MASK, raw[value:end], inner, 0, limit,
+        path=path, position=position, base_offset=offset, magic=magic,
+    )  # fmt: skip
+
+
+def message_checksums(
+    raw: NDArray[np.uint8],
+    raw_position: int,
+    batch: np.void,
+    limit: int,
+    path: str,
+    crc: NDArray[np.uint32],
+    valid: NDArray[np.bool_],
+) -> None:
+    """The checksums of a wrapper's messages, uint32[n], and bool[n] whether they fit; both are filled.
+
+    raw: uint8, bytes of the file from raw_position on; batch: the wrapper's BATCH row, of n messages.
+    """
+    inner, position = Scratch(), int(batch["position"])
+    size = _decompress(raw, position - raw_position, int(batch["size"]), inner, limit, path, position)
+    legacy_kernels.message_checksums(inner.array, size, crc, valid)
 
 
 def transcode_plain(

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from logformat.crc32 import crc32_kernel
 from logformat.jit import inline, kernel
 from logformat.layout import (
     CODEC_MASK,
@@ -181,3 +182,18 @@ def transcode_plain(
             return BAD_FIELD, i, 0
         out_ends[i] = at
     return OK, 0, at
+
+
+@kernel
+def message_checksums(src: NDArray[np.uint8], end: int, crc: NDArray[np.uint32], valid: NDArray[np.bool_]) -> None:
+    """The stored checksum of each of the n messages in src[:end], and whether it fits its bytes.
+
+    src: uint8[::1], messages that transcode_messages has taken; crc: uint32[n], valid: bool[n], written.
+    """
+    position = 0
+    for i in range(crc.shape[0]):
+        after = position + LOG_OVERHEAD + load_i32(src, position + _SIZE)
+        stored = np.int64(load_i32(src, position + LOG_OVERHEAD)) & 0xFFFFFFFF
+        crc[i] = stored
+        valid[i] = np.int64(crc32_kernel(src, position + MAGIC_OFFSET, after)) == stored
+        position = after

@@ -1,0 +1,222 @@
+"""What is in log files and side files, as kafka-dump-log prints it: text on stdout, findings on stderr. Without Spark.
+
+The lines, and the findings at the end, are those of kafka-dump-log 4.3.0 for the same options. Different on purpose: a
+file may be a URI or a folder; the checkpoints of a log directory are printed too; damage is a line on stderr and exit
+code 3, and what can be read behind it is printed, where the tool ends with a stack trace.
+
+Source: Kafka's DumpLogSegments (4.3.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import fs as pafs
+
+from logformat import dump_indexes, names
+from logformat.dump_indexes import IndexFindings, Pairs
+from logformat.dump_log import LogFindings, LogOptions, log_lines
+from logformat.errors import LogFormatError
+from logformat.locations import locate
+
+_CHECKPOINT_SUFFIX: Final = "checkpoint"  # of KRaft's snapshots: batches, as in a log
+_KINDS: Final = (*names.KINDS, _CHECKPOINT_SUFFIX)
+
+
+@dataclass(frozen=True)
+class DumpOptions:
+    """As the tool's: what is printed of a log; of indexes only whether they are right, or pass a broker's check."""
+
+    log: LogOptions = field(default_factory=LogOptions)
+    verify_index_only: bool = False
+    index_sanity_check: bool = False
+
+
+@dataclass
+class Findings:
+    """What is said at the end, by path."""
+
+    logs: dict[str, LogFindings] = field(default_factory=dict)
+    indexes: dict[str, IndexFindings] = field(default_factory=dict)
+    problems: list[LogFormatError] = field(default_factory=list)  # of files that cannot be read at all
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def all_problems(self) -> list[LogFormatError]:
+        """Damage, in the order of files."""
+        return [
+            *self.problems,
+            *(p for of in self.logs.values() for p in of.problems),
+            *(p for of in self.indexes.values() for p in of.problems),
+        ]
+
+    def lines(self) -> Iterator[str]:
+        """As the tool prints them, then damage."""
+        for path, of in self.indexes.items():
+            yield from _pairs(f"Mismatches in :{path}", "  Index offset: {}, log offset: {}", of.mismatches)
+        for path, of in self.indexes.items():
+            yield from _pairs(
+                f"Found timestamp mismatch in :{path}", "  Index timestamp: {}, log timestamp: {}", of.wrong_timestamps
+            )
+        for path, of in self.indexes.items():
+            yield from _pairs(
+                f"Found out of order timestamp in :{path}",
+                "  Index timestamp: {}, Previously indexed timestamp: {}", of.out_of_order,
+            )  # fmt: skip
+        for path, of in self.indexes.items():
+            yield from _pairs(
+                f"The following indexed offsets are not found in :{path}",
+                "Indexed offset: {}, found log offset: {}", of.not_found,
+            )  # fmt: skip
+        for path, log in self.logs.items():
+            yield from _pairs(f"Non-consecutive offsets in {path}", "  {} is followed by {}", log.not_consecutive)
+        yield from (f"problem: {problem}" for problem in self.all_problems)
+
+
+def _pairs(title: str, form: str, pairs: Pairs) -> Iterator[str]:
+    if pairs:
+        yield title
+        yield from (form.format(*pair) for pair in sorted(dict(pairs).items()))
+
+
+def expand(paths: Iterable[str | Path], filesystem: Any = None) -> Iterator[tuple[Any, str, str]]:
+    """(file system, path on it, name to show) of files, and of what is in folders, at any depth, in order of names."""
+    for given in paths:
+        found, path = locate(given, filesystem)
+        if found.get_file_info(path).type != pafs.FileType.Directory:
+            yield found, path, str(given)
+            continue
+        infos = found.get_file_info(pafs.FileSelector(path, recursive=True))
+        for info in sorted(infos, key=lambda info: info.path):
+            if info.type == pafs.FileType.File and kind_of(info.path) is not None:
+                yield found, info.path, str(given).rstrip("/") + info.path[len(path.rstrip("/")) :]
+
+
+def kind_of(path: str) -> str | None:
+    """What a file is by its name: one of names.KINDS, "checkpoint" (KRaft's), or the name of a text checkpoint."""
+    name = path.rpartition("/")[2]
+    if name in (names.LEADER_EPOCH_CHECKPOINT, *names.OFFSET_CHECKPOINTS):
+        return name
+    suffix = name.rpartition(".")[2]
+    return suffix if "." in name and suffix in _KINDS else None
+
+
+def dump(
+    paths: Iterable[str | Path], options: DumpOptions, write: Callable[[Any], object], filesystem: Any = None
+) -> Findings:
+    """Print every file with `write` (bytes or a memoryview, valid during the call), and give what is to be said at the
+    end. Nothing that is wrong with a file raises.
+    """
+    findings = Findings()
+    for found, path, shown in expand(paths, filesystem):
+        write(f"Dumping {shown}\n".encode())
+        try:
+            for lines in _file_lines(found, path, shown, options, findings):
+                write(_as_bytes(lines))
+        except LogFormatError as error:
+            findings.problems.append(error)
+        except OSError as error:
+            said = f"{type(error).__name__}: {str(error).split('Detail:')[-1].strip()}"
+            findings.problems.append(LogFormatError("unreadable", path, 0, "a readable file", said))
+    return findings
+
+
+def _as_bytes(lines: Any) -> memoryview:
+    """Lines of a pa.StringArray, each with its end."""
+    if not len(lines):
+        return memoryview(b"")
+    ended = pc.binary_join_element_wise(lines, "\n", "")
+    _, ends, data = ended.buffers()
+    first, last = (memoryview(ends).cast("i")[ended.offset + i] for i in (0, len(ended)))
+    return memoryview(data)[first:last]
+
+
+def _one(line: str) -> Any:
+    return pa.array([line], pa.string())
+
+
+def _file_lines(found: Any, path: str, shown: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+    kind = kind_of(path)
+    if kind in (names.LOG, _CHECKPOINT_SUFFIX):
+        yield from _log_file(found, path, kind, options, findings)
+    elif kind in (names.INDEX, names.TIME_INDEX):
+        yield from _index_file(found, path, shown, kind, options, findings)
+    elif kind is None:
+        findings.unknown.append(shown)
+    else:
+        data = _read(found, path)
+        if kind == names.TXN_INDEX:
+            yield dump_indexes.transaction_index_lines(data, path)
+        elif kind == names.SNAPSHOT:
+            yield dump_indexes.snapshot_lines(data, path)
+        elif kind == names.LEADER_EPOCH_CHECKPOINT:
+            yield dump_indexes.leader_epoch_lines(data, path)
+        else:
+            yield dump_indexes.offset_checkpoint_lines(data, path)
+
+
+def _read(found: Any, path: str) -> bytes:
+    with found.open_input_file(path) as file:
+        return bytes(file.read())
+
+
+def _log_file(found: Any, path: str, kind: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+    name = path.rpartition("/")[2]
+    if kind == names.LOG:
+        yield _one(f"Log starting offset: {_offset(path)}")
+    elif name == "bootstrap.checkpoint":
+        yield _one("KRaft bootstrap snapshot")
+    else:
+        end, _, epoch = name.partition(".")[0].partition("-")
+        yield _one(f"Snapshot end offset: {int(end)}, epoch: {int(epoch)}")
+    of = findings.logs[path] = LogFindings()
+    with found.open_input_file(path) as file:
+        yield from log_lines(file, path, file.size(), options.log, of)
+    if of.invalid_bytes:
+        yield _one(f"Found {of.invalid_bytes} invalid bytes at the end of {name}")
+
+
+def _offset(path: str) -> int:
+    name = path.rpartition("/")[2].partition(".")[0]
+    if not name.isdecimal():
+        raise LogFormatError("name", path, 0, "an offset of digits before the first dot", name)
+    return int(name)
+
+
+def _index_file(
+    found: Any, path: str, shown: str, kind: str, options: DumpOptions, findings: Findings
+) -> Iterator[Any]:
+    base = _offset(path)
+    data = _read(found, path)
+    of = findings.indexes[path] = IndexFindings()
+    if kind == names.INDEX and not data:
+        yield _one(f"{shown} is empty.")
+        return
+    if options.index_sanity_check:
+        dump_indexes.sanity_check(kind, data, base, path)
+        yield _one(f"{shown} passed sanity check.")
+        return
+    lines_of = dump_indexes.offset_index_lines if kind == names.INDEX else dump_indexes.time_index_lines
+    with _log_of(found, path, of) as log:
+        lines = lines_of(data, base, path, log, of)
+    if not options.verify_index_only:
+        yield lines
+
+
+@contextmanager
+def _log_of(found: Any, path: str, findings: IndexFindings) -> Iterator[Any]:
+    """The `.log` beside an index; None, and a problem, where there is none."""
+    folder, slash, name = path.rpartition("/")
+    log = f"{folder}{slash}{name.partition('.')[0]}.{names.LOG}"
+    if found.get_file_info(log).type != pafs.FileType.File:
+        findings.problems.append(LogFormatError("unreadable", log, 0, "the log of the index", "no such file"))
+        yield None
+        return
+    with found.open_input_file(log) as file:
+        yield file

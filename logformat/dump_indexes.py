@@ -1,0 +1,170 @@
+"""Index files, snapshots and checkpoints as lines of text, and held against their log as kafka-dump-log does.
+
+Source: Kafka's DumpLogSegments (4.3.0): dumpIndex, dumpTimeIndex, dumpTxnIndex, dumpProducerIdSnapshot. Differences:
+the log's headers are walked once, and an entry whose position is no batch's is a mismatch, where the tool reads
+whatever stands there; a time index is held against the log alone, the tool needs the offset index too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from logformat import checkpoints, offset_index, producer_snapshot, text, time_index, transaction_index
+from logformat.batch_headers import ChunkBuffer, Tail, read_chunks
+from logformat.bodies import BodyLoader
+from logformat.errors import LogFormatError
+from logformat.layout import BATCH, MAX_SEGMENT_BYTES, NO_TIMESTAMP, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from logformat.records import Place, record_batches
+from logformat.schemas import RECORDS, select
+
+Pairs = list[tuple[int, int]]
+_TIME: Final = select(RECORDS, ["timestamp_ms"])
+
+
+@dataclass
+class IndexFindings:
+    """What the tool says at its end of one index; pairs as it prints them."""
+
+    mismatches: Pairs = field(default_factory=list)  # offset by the index, by the log (-1: no batch begins there)
+    wrong_timestamps: Pairs = field(default_factory=list)  # by the index, by the log
+    out_of_order: Pairs = field(default_factory=list)  # timestamp, the one before
+    not_found: Pairs = field(default_factory=list)  # offset by the index, by the log (-1: behind its end)
+    problems: list[LogFormatError] = field(default_factory=list)
+
+
+def offset_index_lines(data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings) -> Any:
+    """Lines of a `.index`, its zeros at the end left out. log: open pyarrow file of the `.log`; None: not verified."""
+    whole = _whole(data, OFFSET_INDEX_ENTRY.itemsize, path, findings)
+    entries = offset_index.read(whole, base_offset, path)
+    if log is not None and len(entries):
+        headers = _headers(log, path, findings)
+        found = _log_offsets(headers, entries["position"])
+        wrong = found != entries["offset"]
+        findings.mismatches += zip(entries["offset"][wrong].tolist(), found[wrong].tolist(), strict=True)
+    return text.offset_index_lines(entries)
+
+
+def _log_offsets(headers: NDArray[np.void], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[n]: last offset of the batch at each position, -1 where none begins."""
+    if not len(headers):
+        return np.full(len(positions), -1)
+    at = np.minimum(np.searchsorted(headers["position"], positions), len(headers) - 1)
+    return np.where(headers["position"][at] == positions, headers["last_offset"][at], -1)
+
+
+def time_index_lines(data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings) -> Any:
+    """Lines of a `.timeindex`, as `offset_index_lines`."""
+    whole = _whole(data, TIME_INDEX_ENTRY.itemsize, path, findings)
+    entries = time_index.read(whole, base_offset, path)
+    if log is not None and len(entries):
+        _verify_times(entries, log, path, findings)
+    return text.time_index_lines(entries)
+
+
+def _verify_times(entries: NDArray[np.void], log: Any, path: str, findings: IndexFindings) -> None:
+    last_offset, largest = _largest_timestamps(log, path, entries["offset"], findings)
+    row = np.searchsorted(last_offset, entries["offset"])
+    ends, times = np.append(last_offset, -1)[row], np.append(largest, NO_TIMESTAMP)[row]
+    exact = ends == entries["offset"]
+    findings.not_found += zip(entries["offset"][~exact].tolist(), ends[~exact].tolist(), strict=True)
+    wrong = exact & (times != entries["timestamp"])
+    findings.wrong_timestamps += zip(entries["timestamp"][wrong].tolist(), times[wrong].tolist(), strict=True)
+    before = np.concatenate([[NO_TIMESTAMP], entries["timestamp"][:-1]])
+    falls = exact & (before >= entries["timestamp"])
+    findings.out_of_order += zip(entries["timestamp"][falls].tolist(), before[falls].tolist(), strict=True)
+
+
+def _largest_timestamps(
+    log: Any, path: str, offsets: NDArray[np.int64], findings: IndexFindings
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of every batch its last offset, and of those that end at one of `offsets` the largest timestamp of its records,
+    decoded; -1 for a batch without records, and for the others.
+    """
+    ends, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    loader = BodyLoader(max_batch_bytes=MAX_SEGMENT_BYTES)
+    try:
+        for chunk in read_chunks(log, path, 0, log.size(), ChunkBuffer(), Tail(), check_crc=False):
+            ends.append(chunk.batches["last_offset"].copy())
+            largest = np.full(len(chunk.batches), NO_TIMESTAMP)
+            times.append(largest)
+            wanted = np.isin(ends[-1], offsets)
+            for run in loader.runs(chunk.raw, chunk.position, chunk.batches, wanted, path, backwards=False):
+                filled = np.flatnonzero(run.bodies["n_records"] > 0)
+                if len(filled):
+                    of_records = np.concatenate(
+                        [np.asarray(part.column(0)) for part in record_batches(run, _TIME, Place())]
+                    )
+                    first = run.bodies["first_span"][filled]
+                    largest[run.first + filled] = np.maximum.reduceat(of_records, first)
+    except LogFormatError as error:
+        findings.problems.append(error)
+    n = min(len(ends), len(times))
+    return np.concatenate(ends[:n]), np.concatenate(times[:n])
+
+
+def transaction_index_lines(data: bytes, path: str) -> Any:
+    """Lines of a `.txnindex`; a torn last entry is passed over, as by the tool."""
+    return text.transaction_index_lines(transaction_index.read(data, path, allow_torn=True))
+
+
+def snapshot_lines(data: bytes, path: str) -> Any:
+    """Lines of a `.snapshot` of producers."""
+    return text.snapshot_lines(producer_snapshot.read(data, path))
+
+
+def leader_epoch_lines(data: bytes, path: str) -> Any:
+    """Lines of a `leader-epoch-checkpoint`, which the tool does not know."""
+    return pa.array([f"epoch: {epoch} startOffset: {start}" for epoch, start in
+                     checkpoints.read_leader_epochs(data, path)], pa.string())  # fmt: skip
+
+
+def offset_checkpoint_lines(data: bytes, path: str) -> Any:
+    """Lines of an offset checkpoint of a log directory, which the tool does not know."""
+    offsets = checkpoints.read_offset_checkpoint(data, path)
+    return pa.array([f"topic: {t} partition: {p} offset: {o}" for (t, p), o in sorted(offsets.items())], pa.string())
+
+
+def sanity_check(kind: str, data: bytes, base_offset: int, path: str) -> None:
+    """The check by which a broker decides at its start that an index is to be rebuilt; raises kind "index".
+
+    Rule: OffsetIndex.sanityCheck and TimeIndex.sanityCheck, over all entries of the file, zeros at the end included.
+    """
+    dtype = OFFSET_INDEX_ENTRY if kind == "index" else TIME_INDEX_ENTRY
+    n, torn = divmod(len(data), dtype.itemsize)
+    entries = np.frombuffer(data, dtype, n)
+    last = int(entries["relative_offset"][-1]) + base_offset if n else base_offset
+    if n and last < base_offset:
+        raise LogFormatError("index", path, (n - 1) * dtype.itemsize, f"an offset from {base_offset} on", f"{last}")
+    if kind != "index" and n and entries["timestamp"][-1] < entries["timestamp"][0]:
+        raise LogFormatError(
+            "index", path, (n - 1) * dtype.itemsize, f"a timestamp from {entries['timestamp'][0]} on, as in the first",
+            f"{entries['timestamp'][-1]}",
+        )  # fmt: skip
+    if torn:
+        raise LogFormatError("index", path, n * dtype.itemsize, f"entries of {dtype.itemsize} bytes", f"{torn} bytes")
+
+
+def _whole(data: bytes, entry: int, path: str, findings: IndexFindings) -> bytes:
+    torn = len(data) % entry
+    if torn:
+        position = len(data) - torn
+        findings.problems.append(
+            LogFormatError("index", path, position, f"entries of {entry} bytes", f"{torn} bytes at the end")
+        )
+    return data[: len(data) - torn]
+
+
+def _headers(log: Any, path: str, findings: IndexFindings) -> NDArray[np.void]:
+    """BATCH[n] of the whole log, up to where it can be read."""
+    rows = [np.empty(0, BATCH)]
+    try:
+        for chunk in read_chunks(log, path, 0, log.size(), ChunkBuffer(), Tail(), check_crc=False):
+            rows.append(chunk.batches.copy())
+    except LogFormatError as error:
+        findings.problems.append(error)
+    return np.concatenate(rows)

@@ -1,0 +1,275 @@
+"""The batches and records of a `.log` as lines of text, chunk by chunk: what kafka-dump-log prints between its header
+and its findings.
+
+Damage does not end it: a batch that cannot be read is passed over and told of, as long as its size can be believed.
+
+Source: Kafka's DumpLogSegments (4.3.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from logformat import legacy
+from logformat.batch_headers import NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
+from logformat.batch_kernels import checksums_fit
+from logformat.bodies import BodyLoader, Run
+from logformat.errors import LogFormatError
+from logformat.layout import CODEC_MASK, LOG_OVERHEAD, MAX_SEGMENT_BYTES, MIN_LEGACY_SIZE
+from logformat.records import Place, record_batches
+from logformat.schemas import RECORDS, select
+from logformat.text import RECORD_COLUMNS, batch_lines, record_lines, text_of
+
+NO_LIMIT: Final = 2**31 - 1  # of max_bytes, as in Kafka's tool
+_BATCH_BYTES: Final = 1 << 30  # of one Arrow batch: all of a run, but for giants
+
+# (keys, values, offsets) of data records -> (key texts, payload texts); null where nothing is to be shown
+Decoder = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+
+def as_strings(keys: Any, values: Any, offsets: Any) -> tuple[Any, Any]:
+    """Decoder: UTF-8, as Kafka's StringDecoder."""
+    return text_of(keys), text_of(values)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which records: all limits together. Times are of records, in ms."""
+
+    start_offset: int = 0
+    end_offset: int = NO_END
+    start_ms: int | None = None
+    end_ms: int | None = None
+    key: bytes | None = None
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing is left out."""
+        return self == Wanted()
+
+    @property
+    def by_record(self) -> bool:
+        """Whether the records must be looked at."""
+        return self.key is not None or self.start_ms is not None or self.end_ms is not None
+
+    def batches(self, batches: NDArray[np.void]) -> NDArray[np.bool_]:
+        """bool[n]: which of BATCH[n] may hold such a record. A batch's base timestamp is no lower limit."""
+        may = (batches["last_offset"] >= self.start_offset) & (batches["base_offset"] < self.end_offset)
+        if self.start_ms is not None:
+            may &= batches["max_timestamp"] >= self.start_ms
+        return np.asarray(may)
+
+    def records(self, records: Any) -> Any:
+        """Mask of a record batch with offset, timestamp_ms and key."""
+        offset, time = records.column("offset"), records.column("timestamp_ms")
+        mask = pc.and_(pc.greater_equal(offset, self.start_offset), pc.less(offset, self.end_offset))
+        if self.start_ms is not None:
+            mask = pc.and_(mask, pc.greater_equal(time, self.start_ms))
+        if self.end_ms is not None:
+            mask = pc.and_(mask, pc.less(time, self.end_ms))
+        if self.key is not None:
+            mask = pc.and_(mask, pc.fill_null(pc.equal(records.column("key"), pa.scalar(self.key, pa.binary())), False))
+        return mask
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """What is shown of a log."""
+
+    deep: bool = False  # records too
+    decode: Decoder | None = None  # keys and payloads of records too
+    metadata: bool = True  # of records
+    max_bytes: int = NO_LIMIT
+    wanted: Wanted = field(default_factory=Wanted)
+
+
+@dataclass
+class LogFindings:
+    """What is wrong with a log, or odd."""
+
+    not_consecutive: list[tuple[int, int]] = field(default_factory=list)  # a record's offset, the next one's
+    problems: list[LogFormatError] = field(default_factory=list)
+    last_offset: int = -1  # of the last record
+    invalid_bytes: int = 0  # at the end
+
+    def take(self, offsets: NDArray[np.int64]) -> None:
+        """The offsets of the next records."""
+        if len(offsets):
+            before = np.concatenate([[self.last_offset if self.last_offset >= 0 else offsets[0] - 1], offsets[:-1]])
+            jumps = np.flatnonzero(offsets != before + 1)
+            self.not_consecutive += zip(before[jumps].tolist(), offsets[jumps].tolist(), strict=True)
+            self.last_offset = int(offsets[-1])
+
+
+def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
+    """pa.StringArray after pa.StringArray of the lines of a `.log`; `findings` is filled on the way.
+
+    file: open pyarrow file; size: bytes of it that are looked at, `options.max_bytes` at most.
+    """
+    loader = BodyLoader(max_batch_bytes=MAX_SEGMENT_BYTES)
+    for chunk in _chunks(file, path, min(size, options.max_bytes), findings):
+        if options.deep or options.wanted.by_record:
+            yield from _deep(chunk, loader, path, options, findings)
+        else:
+            may = options.wanted.batches(chunk.batches)
+            if may.any():
+                yield batch_lines(chunk.batches[may], _fit(chunk)[may])
+    if options.max_bytes < NO_LIMIT:
+        findings.invalid_bytes = 0
+
+
+def _chunks(file: Any, path: str, end: int, findings: LogFindings) -> Iterator[Chunk]:
+    """All batches whose size can be believed, whatever else is wrong with them."""
+    buffer, position, previous = ChunkBuffer(), 0, -1
+    while True:
+        tail = Tail(position)
+        at = position
+        try:
+            for chunk in read_chunks(
+                file, path, position, end, buffer, tail, previous_last_offset=previous, check_crc=False
+            ):
+                at, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
+                yield chunk
+        except LogFormatError as error:
+            findings.problems.append(error)
+            if error.kind == "offsets" and previous >= 0:  # the batch by itself may be whole
+                position, previous = at, -1
+                continue
+            step = _size(file, path, at, end)
+            if error.kind in ("unreadable", "changed") or step is None:
+                findings.invalid_bytes = end - at
+                return
+            position, previous = at + step, -1
+            continue
+        findings.invalid_bytes = tail.torn_bytes
+        return
+
+
+def _size(file: Any, path: str, position: int, end: int) -> int | None:
+    """Bytes of the batch at a position, by its length field; None where that cannot be."""
+    prefix = np.empty(LOG_OVERHEAD, np.uint8)
+    read_exactly(file, path, position, prefix)
+    length = int.from_bytes(prefix[8:].tobytes(), "big", signed=True)
+    size = LOG_OVERHEAD + length
+    return size if length >= MIN_LEGACY_SIZE and position + size <= end else None
+
+
+def _fit(chunk: Chunk) -> NDArray[np.bool_]:
+    fit = np.empty(len(chunk.batches), np.bool_)
+    checksums_fit(chunk.raw, chunk.position, chunk.batches, fit)
+    return fit
+
+
+def _deep(chunk: Chunk, loader: BodyLoader, path: str, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
+    fit, wanted = _fit(chunk), options.wanted.batches(chunk.batches)
+    row = 0
+    while row < len(chunk.batches):
+        rest = chunk.batches[row:]
+        try:
+            for run in loader.runs(chunk.raw, chunk.position, rest, wanted[row:], path, backwards=False):
+                n = len(run.batches)
+                yield from _run_lines(run, chunk, fit[row : row + n], path, options, findings)
+                row += n
+        except LogFormatError as error:
+            findings.problems.append(error)
+            bad = int(np.searchsorted(chunk.batches["position"], error.position, "right")) - 1
+            wanted[max(bad, row)] = False
+
+
+def _run_lines(
+    run: Run, chunk: Chunk, fit: NDArray[np.bool_], path: str, options: LogOptions, findings: LogFindings
+) -> Iterator[Any]:
+    n = len(run.batches)
+    row_of = np.repeat(np.arange(n), run.bodies["n_records"])
+    checksums = legacy_checksums(run, chunk, path) if (run.batches["magic"] < 2).any() else None
+    schema = select(RECORDS, RECORD_COLUMNS)
+    first_batch = first = 0
+    parts = list(record_batches(run, schema, Place(), max_rows=1 << 30, max_bytes=_BATCH_BYTES))
+    for i, records in enumerate(parts):
+        last = first + len(records)
+        last_batch = n if i == len(parts) - 1 else int(row_of[last - 1]) + 1
+        findings.take(np.asarray(records.column("offset")))
+        part = _Part(
+            records, row_of[first:last] - first_batch, run.batches[first_batch:last_batch],
+            fit[first_batch:last_batch],
+            None if checksums is None else (checksums[0][first:last], checksums[1][first:last]),
+        )  # fmt: skip
+        yield part.lines(options)
+        first, first_batch = last, last_batch
+    if not parts and (options.wanted.everything or not options.wanted.by_record):
+        shown = options.wanted.batches(run.batches)
+        yield batch_lines(run.batches[shown], fit[shown])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Batches and their records; of the first batch perhaps only the rest, its line has been shown."""
+
+    records: Any
+    row_of: NDArray[np.int64]  # of each record: row of its batch, -1 where that was shown before
+    batches: NDArray[np.void]
+    fit: NDArray[np.bool_]
+    checksums: tuple[NDArray[np.uint32], NDArray[np.bool_]] | None
+
+    def lines(self, options: LogOptions) -> Any:
+        part = self if options.wanted.everything else self._chosen(options.wanted)
+        records, n = part.records, len(part.batches)
+        data = pc.invert(records.column("control"))
+        key = payload = None
+        if options.decode is not None and len(records):
+            key, payload = options.decode(records.column("key"), records.column("value"), records.column("offset"))
+            key, payload = (pc.if_else(data, column, None) for column in (key, payload))
+        lines = batch_lines(part.batches, part.fit)
+        if not options.deep:
+            return lines
+        of_records = record_lines(records, part.checksums, metadata=options.metadata, key=key, payload=payload)
+        order = np.empty(n + len(records), np.int64)
+        counts = np.bincount(np.maximum(part.row_of, 0), minlength=n) if n else np.empty(0, np.int64)
+        before = int((part.row_of < 0).sum())
+        counts[:1] -= before
+        order[:before] = n + np.arange(before)
+        order[before + np.arange(n) + np.cumsum(counts) - counts] = np.arange(n)
+        order[np.arange(before, len(records)) + part.row_of[before:] + 1] = n + np.arange(before, len(records))
+        return pa.concat_arrays([lines, of_records]).take(pa.array(order))
+
+    def _chosen(self, wanted: Wanted) -> _Part:
+        """Only the records that are wanted, and the batches that hold one."""
+        mask = np.asarray(wanted.records(self.records))
+        rows = self.row_of[mask]
+        kept = np.zeros(len(self.batches), np.bool_)
+        kept[rows[rows >= 0]] = True
+        number = np.cumsum(kept) - 1
+        checksums = None if self.checksums is None else (self.checksums[0][mask], self.checksums[1][mask])
+        return _Part(
+            self.records.filter(pa.array(mask)), np.where(rows >= 0, number[rows], -1), self.batches[kept],
+            self.fit[kept], checksums,
+        )  # fmt: skip
+
+
+def legacy_checksums(run: Run, chunk: Chunk, path: str) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    """Of each record of a run the checksum of its message, and whether it fits; of magic 2: 0 and True.
+
+    A Python loop over compressed batches of magic 0 and 1: they are decompressed again, for their messages' bytes.
+    """
+    n = int(run.bodies["n_records"].sum())
+    crc, valid = np.zeros(n, np.uint32), np.ones(n, np.bool_)
+    codec = run.batches["attributes"] & CODEC_MASK
+    plain = np.flatnonzero(run.wanted & (run.batches["magic"] < 2) & (codec == 0))
+    crc[run.bodies["first_span"][plain]] = run.batches["crc"][plain]
+    fit = np.empty(len(plain), np.bool_)
+    checksums_fit(chunk.raw, chunk.position, run.batches[plain], fit)
+    valid[run.bodies["first_span"][plain]] = fit
+    for i in np.flatnonzero(run.wanted & (run.batches["magic"] < 2) & (codec != 0)):
+        first, count = int(run.bodies["first_span"][i]), int(run.bodies["n_records"][i])
+        legacy.message_checksums(
+            chunk.raw, chunk.position, run.batches[i], MAX_SEGMENT_BYTES, path,
+            crc[first : first + count], valid[first : first + count],
+        )  # fmt: skip
+    return crc, valid

@@ -1,0 +1,78 @@
+"""Kernel that makes text of bytes that are no UTF-8, as Java's String does."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logformat.jit import inline, kernel
+
+
+@kernel
+def replace_malformed(
+    data: NDArray[np.uint8], at: NDArray[np.int64], out: NDArray[np.uint8], out_at: NDArray[np.int32]
+) -> int:
+    """Each value data[at[i]:at[i + 1]] as well-formed UTF-8: what is malformed becomes U+FFFD (EF BF BD).
+
+    data: uint8; at: int64[n + 1]; out: uint8[>= 3 x the bytes of all values]; out_at: int32[n + 1], written.
+    Returns the bytes written. How many bytes one replacement stands for is as in Java's `new String(bytes, UTF_8)`: one
+    for a byte that begins nothing; a sequence as far as it is right; three for a surrogate (Unicode has three
+    replacements there); and an unfinished sequence at the end with all that is left.
+    """
+    n = 0
+    out_at[0] = 0
+    for i in range(at.shape[0] - 1):
+        position, end = at[i], at[i + 1]
+        while position < end:
+            take, good = _next(data, position, end)
+            if good:
+                for k in range(take):
+                    out[n + k] = data[position + k]
+                n += take
+            else:
+                out[n], out[n + 1], out[n + 2] = 0xEF, 0xBF, 0xBD
+                n += 3
+            position += take
+        out_at[i + 1] = n
+    return n
+
+
+@inline
+def _next(data: NDArray[np.uint8], at: int, end: int) -> tuple[int, bool]:
+    """Bytes of the next character or malformed piece in data[at:end], and whether it is a character."""
+    first = data[at]
+    left = end - at
+    if first < 0x80:
+        return 1, True
+    if first < 0xC2 or first > 0xF7:
+        return 1, False
+    if first < 0xE0:
+        if left < 2:
+            return left, False
+        return (2, True) if _continues(data[at + 1]) else (1, False)
+    if left < 2:
+        return (1, False) if first > 0xF4 else (left, False)
+    second = data[at + 1]
+    if first < 0xF0:
+        if not _continues(second) or (first == 0xE0 and second < 0xA0):
+            return 1, False
+        if left < 3:
+            return left, False
+        if not _continues(data[at + 2]):
+            return 2, False
+        return 3, not (first == 0xED and second >= 0xA0)
+    wrong = (first == 0xF0 and second < 0x90) or (first == 0xF4 and second >= 0x90)
+    if first > 0xF4 or wrong or not _continues(second):
+        return 1, False
+    if left < 3:
+        return left, False
+    if not _continues(data[at + 2]):
+        return 2, False
+    if left < 4:
+        return left, False
+    return (4, True) if _continues(data[at + 3]) else (3, False)
+
+
+@inline
+def _continues(byte: int) -> bool:
+    return byte & 0xC0 == 0x80

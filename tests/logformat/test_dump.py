@@ -1,0 +1,162 @@
+"""logformat.dump against kafka-dump-log's own texts (tests/golden), on damage, and with what it has beyond the tool."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from logformat.dump import DumpOptions, dump, kind_of
+from logformat.dump_log import LogOptions, Wanted, as_strings
+from logformat.text import text_of
+from tests.builders import START_MS, write_partition, write_segment
+from tests.golden import case_names, golden
+from tests.reference import java_text
+
+DATA = DumpOptions(LogOptions(deep=True, decode=as_strings))
+
+
+def dumped(*paths, options=DATA):
+    """(text, findings)."""
+    out: list[bytes] = []
+    findings = dump(paths, options, lambda data: out.append(bytes(data)))
+    return b"".join(out).decode(), findings
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_as_the_tool_prints_it(name, tmp_path_factory, monkeypatch):
+    case = golden(tmp_path_factory)[name]
+    monkeypatch.chdir(case.folder)
+    for path, expected in case.dumps().items():
+        text, findings = dumped(path.relative_to(case.folder))
+        assert text == expected.read_text()
+        assert findings.all_problems == []
+
+
+def test_findings_of_an_index_with_an_entry_per_append(tmp_path_factory):
+    case = golden(tmp_path_factory)["v1-none"]
+    index = case.input("v1-none-0") / "00000000000000000000.index"
+    _, findings = dumped(index)
+    assert list(findings.lines()) == [
+        f"Mismatches in :{index}",
+        "  Index offset: 271, log offset: 137",
+        "  Index offset: 406, log offset: 272",
+    ]
+
+
+def test_findings_of_a_wrong_time_index(tmp_path):
+    batches = " | ".join(f"{{ts={i}}} a={'x' * 3000}" for i in range(1, 8))
+    path = write_partition(tmp_path / "t-0", batches).folder / "00000000000000000000.timeindex"
+    entries = np.frombuffer(path.read_bytes(), ">i8,>i4").copy()
+    assert len(entries) > 2
+    entries["f0"][1] += 5
+    entries["f1"][2] -= 1
+    path.write_bytes(entries.tobytes())
+    _, findings = dumped(path)
+    said = list(findings.lines())
+    assert said[0] == f"Found timestamp mismatch in :{path}"
+    assert re.fullmatch(r"  Index timestamp: \d+, log timestamp: \d+", said[1])
+    assert any("Previously indexed" in line for line in said)
+
+
+def test_a_folder_and_its_checkpoints(tmp_path):
+    folder = write_partition(tmp_path / "t-0", "a=1 b=2 || a=3").folder
+    (tmp_path / "replication-offset-checkpoint").write_text("0\n1\nt 0 3\n")
+    text, findings = dumped(tmp_path)
+    assert f"Dumping {folder}/00000000000000000000.log\nLog starting offset: 0\nbaseOffset: 0 lastOffset: 1" in text
+    assert "epoch: 0 startOffset: 0" in text
+    assert "topic: t partition: 0 offset: 3" in text
+    assert not list(findings.lines())
+
+
+def test_unknown_files_are_named(tmp_path):
+    path = tmp_path / "x.swap"
+    path.write_bytes(b"")
+    _, findings = dumped(path)
+    assert findings.unknown == [str(path)]
+    assert kind_of("00000000000000000000.log.deleted") is None
+
+
+def test_sparse_offsets_are_told(tmp_path):
+    log = write_segment(tmp_path, "a=1 b=2@5 | c=3@6 | d=4@9")
+    _, findings = dumped(log)
+    assert list(findings.lines()) == [
+        f"Non-consecutive offsets in {log}", "  0 is followed by 5", "  6 is followed by 9",
+    ]  # fmt: skip
+
+
+def test_damage_is_passed_over(tmp_path):
+    log = write_segment(tmp_path, "a=1 | {codec=zstd} b=2 | c=3 | d=4")
+    data = bytearray(log.read_bytes())
+    text, _ = dumped(log)
+    starts = [int(p) for p in re.findall(r"position: (\d+)", text)]
+    data[starts[1] + 65] ^= 0xFF  # inside the compressed body
+    data[starts[2] + 16] = 9  # the magic
+    log.write_bytes(data)
+    text, findings = dumped(log)
+    assert "isvalid: false" in text
+    assert [line.split(" ")[2] for line in text.splitlines() if line.startswith("| ")] == ["0", "3"]
+    assert {p.kind for p in findings.all_problems} == {"compressed", "magic"}
+
+
+def test_a_torn_tail(tmp_path):
+    log = write_segment(tmp_path, "a=1 | b=2")
+    data = log.read_bytes()
+    log.write_bytes(data[:-3])
+    text, findings = dumped(log)
+    assert f"Found {len(data) // 2 - 3} invalid bytes at the end of {log.name}" in text
+    assert not findings.all_problems
+    text, _ = dumped(log, options=DumpOptions(LogOptions(max_bytes=len(data) - 3)))
+    assert "invalid" not in text
+
+
+def test_a_missing_file_is_a_problem(tmp_path):
+    _, findings = dumped(tmp_path / "00000000000000000000.log")
+    assert [p.kind for p in findings.all_problems] == ["unreadable"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "offsets"),
+    [
+        (Wanted(key=b"a"), [0, 3]),
+        (Wanted(start_offset=2, end_offset=4), [2, 3]),
+        (Wanted(start_ms=START_MS + 1, end_ms=START_MS + 3), [1, 2]),
+        (Wanted(key=b"none"), []),
+    ],
+)
+def test_filters(tmp_path, wanted, offsets):
+    log = write_segment(tmp_path, "a=1 b=2 | {codec=gzip} c=3 a=4 | {base=4 last=9}")
+    text, _ = dumped(log, options=DumpOptions(LogOptions(deep=True, decode=as_strings, wanted=wanted)))
+    assert [int(n) for n in re.findall(r"^\| offset: (\d+)", text, re.MULTILINE)] == offsets
+    bases = [int(n) for n in re.findall(r"^baseOffset: (\d+)", text, re.MULTILINE)]
+    assert bases == sorted({o // 2 * 2 for o in offsets})
+
+
+def test_many_records_in_small_parts(tmp_path, monkeypatch):
+    log = write_segment(tmp_path, " | ".join(" ".join(f"k{i}=v{j}" for j in range(7)) for i in range(9)))
+    whole, _ = dumped(log)
+    monkeypatch.setattr("logformat.dump_log._BATCH_BYTES", 20)
+    assert dumped(log)[0] == whole
+
+
+def test_without_metadata(tmp_path):
+    log = write_segment(tmp_path, "a=1 -=2 b=- | {pid=1 txn} c=3 | {pid=1 commit}")
+    text, _ = dumped(log, options=DumpOptions(LogOptions(deep=True, decode=as_strings, metadata=False)))
+    lines = [line for line in text.splitlines() if not line.startswith(("base", "Dump", "Log"))]
+    assert lines == ["| key: a payload: 1", "| payload: 2", "| key: b", "| key: c payload: 3", ""]
+
+
+def test_malformed_text_is_as_javas():
+    interesting = [0x41, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF, 0xF0, 0xF1, 0xF4,
+                   0xF5, 0xF8, 0xFF]  # fmt: skip
+    values = [bytes(word) for n in range(4) for word in itertools.product(interesting, repeat=n)]
+    rng = random.Random(1)
+    values += [bytes(rng.choice(interesting) for _ in range(rng.randrange(12))) for _ in range(2000)]
+    got = text_of(pa.array(values, pa.binary())).to_pylist()
+    assert got == [java_text.decode(value) for value in values]
+    sliced = text_of(pa.array(values, pa.binary())[17:90]).to_pylist()
+    assert sliced == got[17:90]
