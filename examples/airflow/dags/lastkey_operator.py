@@ -1,0 +1,147 @@
+"""A Lastkey job as an Airflow task: the Spark provider's submit operator, and what an exit code means to Airflow.
+
+    exit code                                Airflow
+    0 done                                   success
+    3 problems                               fail, no retry: the same files give the same answer
+    4 conflict: a broker or a run holds it   retry later
+    1 unexpected  2 usage  5 environment     fail, no retry: somebody has to look
+    130, 143, ended by a signal              retry: the worker went away
+
+The report is in the task's log, as JSON; a summary of it is the task's XCom, after a failure too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+DONE, UNEXPECTED, USAGE, PROBLEMS, CONFLICT, ENVIRONMENT = range(6)
+SIGNAL = 128  # a shell's exit codes above it are signals; Python's are negative
+
+CHECKOUT = str(Path(__file__).resolve().parents[3])  # where this file lies in a checkout of Lastkey
+LISTED = 20  # findings in a summary; the log has all
+
+
+class LastkeyOperator(SparkSubmitOperator):
+    """Run a job of Lastkey and map its exit code.
+
+    :param job: `reindex`, `verify`, ...
+    :param arguments: what follows on the command line (templated); empty ones are left out
+    :param done: exit codes that are a success
+    :param skip: says why there is nothing to do, from the task's context; None: there is
+    :param home: the checkout of Lastkey (templated)
+    """
+
+    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "home")
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        arguments: Sequence[str],
+        done: Collection[int] = (DONE,),
+        skip: Callable[[Context], str | None] | None = None,
+        home: str = "{{ var.value.get('lastkey_home', '" + CHECKOUT + "') }}",
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("name", f"lastkey-{job}")
+        super().__init__(application=job, application_args=[*arguments, "--json"], **kwargs)
+        self.done = done
+        self.skip = skip
+        self.home = home
+
+    def execute(self, context: Context) -> Any:
+        """The summary of the job's report; raises what its exit code means."""
+        reason = self.skip(context) if self.skip else None
+        if reason:
+            raise AirflowSkipException(reason)
+        launcher = Path(self.home) / "examples" / "airflow" / "bin"
+        if not (launcher / "spark-submit").is_file():
+            raise AirflowFailException(f"{launcher}/spark-submit: not found; is the variable lastkey_home a checkout?")
+        self.application_args = [argument for argument in self.application_args or () if argument]
+        with TemporaryDirectory(prefix="lastkey-") as folder:
+            report = Path(folder) / "report.json"
+            # Not env_vars, which go elsewhere than to the launcher where the master is Kubernetes
+            with _environment(PATH=f"{launcher}{os.pathsep}{os.environ['PATH']}", LASTKEY_REPORT=str(report)):
+                code = self._submit(context)
+            summary = summarize(report.read_text(encoding="utf-8") if report.is_file() else "", code)
+        if code in self.done:
+            return summary
+        context["ti"].xcom_push(key="return_value", value=summary)
+        message = "\n".join([f"{self.application}: exit code {code}", *summary["findings"]])
+        another_try_may_help = code == CONFLICT or code > SIGNAL or code < 0
+        raise AirflowException(message) if another_try_may_help else AirflowFailException(message)
+
+    def _submit(self, context: Context) -> int:
+        try:
+            super().execute(context)
+        except AirflowException as error:
+            code = re.search(r"Error code is: (-?\d+)\.", str(error))  # the one place where the provider says it
+            if code is None:
+                raise
+            return int(code[1])
+        return DONE
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def summarize(text: str, code: int) -> dict[str, Any]:
+    """What an XCom can hold of a report, or of an error: exit code, totals, and the first findings as text."""
+    try:
+        report = json.loads(text)
+    except ValueError:  # no Python, or killed: there is none, or half of one
+        report = {}
+    if "error" in report:
+        findings = ["; ".join(filter(None, (report["error"]["message"], report["error"]["hint"])))]
+    else:
+        findings = [_line(found) for found in _findings(report)]
+    return {
+        "exit_code": code,
+        "totals": report.get("totals") or report.get("checked") or {},
+        "n_findings": len(findings),
+        "findings": findings[:LISTED],
+    }
+
+
+def _findings(report: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Problems of `verify`; files that mislead a reader of `reindex`, those that it cannot rebuild first."""
+    partitions = report.get("partitions", [])
+    yield from report.get("problems", [])
+    for partition in partitions:
+        yield from partition.get("problems", [])
+    files = [file for partition in partitions for file in partition.get("files", [])]
+    wrong = [file for file in files if file["status"] != "same" and file["reason"] != "other_entries"]
+    yield from sorted(wrong, key=lambda file: file["status"] != "impossible")
+
+
+def _line(found: Mapping[str, Any]) -> str:
+    """`users-0/00000000000000000000.index: differs, wrong, at 8: expected ..., found ...`."""
+    what = [found.get("status"), found.get("reason")]
+    if found["position"] >= 0:
+        what.append(f"at {found['position']}" + (f" of {found['log']}" if found.get("log") else ""))
+    both = f": expected {found['expected']}, found {found['found']}" if found["expected"] or found["found"] else ""
+    return f"{found['path']}: {', '.join(filter(None, what))}{both}"

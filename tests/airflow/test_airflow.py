@@ -1,0 +1,325 @@
+"""The example DAG in a real Airflow, in an environment of its own, on real archives.
+
+Airflow is never imported here: `run_dags.py` runs in its environment, which the first test makes in `.airflow/venv`
+with the commands of examples/airflow/README.md. Without network, or where Airflow does not start, these tests fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = ROOT / "examples" / "airflow"
+VENV = ROOT / ".airflow" / "venv"
+README = (HERE / "README.md").read_text(encoding="utf-8")
+RESULT = "RESULT "
+
+pytestmark = [pytest.mark.airflow, pytest.mark.slow]
+
+
+def _commands() -> tuple[list[str], list[str]]:
+    """README's: those that install, and those after."""
+    (block,) = re.findall(r"<!-- run -->\n```sh\n(.*?)```", README, re.DOTALL)
+    lines = block.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("export"))
+    return lines[:first], lines[first:]
+
+
+def _bash(lines: list[str], env: Mapping[str, str], timeout: int) -> str:
+    done = subprocess.run(
+        ["bash", "-euc", "\n".join(lines)], cwd=ROOT, env=env, timeout=timeout, check=False,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables for Airflow's processes; its environment is there, as pinned, its home is empty."""
+    mark = VENV / ".lastkey-pins"
+    pins = hashlib.sha256((HERE / "requirements.txt").read_bytes() + sys.version.encode()).hexdigest()
+    other = ("PYTHON", "PYSPARK", "SPARK", "VIRTUAL_ENV", "AIRFLOW", "LASTKEY")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(other)}
+    env |= {"UV_LINK_MODE": "copy", "UV_HTTP_TIMEOUT": "180"}
+    if not (mark.is_file() and mark.read_text() == pins):
+        shutil.rmtree(VENV, ignore_errors=True)
+        _bash([line.replace("python3 ", f"{sys.executable} ") for line in _commands()[0]], env, 300)
+        mark.write_text(pins)
+    home = tmp_path_factory.mktemp("airflow")
+    return env | {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(HERE / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[*]"}',
+        "LASTKEY_VENV": sys.prefix,
+    }
+
+
+# -- archives
+
+
+def _break_indexes(archive: Path) -> Path:
+    """A copy of the example archive with an index that is missing, one torn, one padded, one with a wrong entry."""
+    shutil.copytree(ROOT / "examples" / "archive", archive)
+    (archive / "users-0" / f"{0:020}.index").unlink()
+    torn = archive / "users-1" / f"{0:020}.timeindex"
+    torn.write_bytes(torn.read_bytes()[:-5])
+    padded = archive / "prices-0" / f"{0:020}.timeindex"
+    padded.write_bytes(padded.read_bytes() + bytes(12 * 1000))
+    wrong = archive / "clicks-0" / f"{0:020}.index"
+    data = bytearray(wrong.read_bytes())
+    data[15] ^= 1  # position of the second entry
+    wrong.write_bytes(data)
+    return archive
+
+
+def _flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x10
+    path.write_bytes(data)
+
+
+def _files(archive: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(archive)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(archive.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+ORIGINAL = _files(ROOT / "examples" / "archive")
+
+
+# -- README's commands
+
+
+def test_readme_from_the_first_command_to_a_run(environment, tmp_path):
+    archive = _break_indexes(tmp_path / "archive")
+    lines = [
+        line.replace("~/airflow", environment["AIRFLOW_HOME"]).replace("examples/archive", str(archive))
+        for line in _commands()[1]
+    ]
+    env = {name: value for name, value in environment.items() if not name.startswith("AIRFLOW")}
+    log = _bash(lines, env, 180)
+    assert re.search(r"DagRun Finished: .*state=success", log)
+    assert f"reindex {archive} --in-place --json" in log
+    assert _files(archive) == ORIGINAL
+
+
+# -- runs
+
+
+STUB = """#!/usr/bin/env bash
+# Stands for a job that ends in a way that no real one can be asked for
+echo "called with $*"
+case "$CODE" in
+  killed) kill -9 $$ ;;
+  *) exit "$CODE" ;;
+esac
+"""
+
+
+class Runs:
+    """Results of one Airflow process, by the names of the runs."""
+
+    def __init__(self, env: Mapping[str, str], folder: Path) -> None:
+        self.folder = folder
+        self.told: dict[str, dict[str, Any]] = {}
+        self.before: dict[str, dict[str, str]] = {}
+        self._plan()
+        for name, told in self.told.items():
+            archive = Path(told["conf"]["archive"])
+            self.before[name] = _files(archive) if archive.is_dir() else {}
+        done = subprocess.run(
+            [VENV / "bin" / "python", Path(__file__).with_name("run_dags.py")], cwd=folder, env=env, timeout=240,
+            input=json.dumps(list(self.told.values())), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        parts = re.split(rf"^{RESULT}(.*)\n", done.stdout, flags=re.MULTILINE)
+        self.structure = json.loads(parts[1])
+        self.parsing = parts[0]
+        self.result = {name: json.loads(text) for name, text in zip(self.told, parts[3::2], strict=True)}
+        self.log = dict(zip(self.told, parts[2::2], strict=False))
+
+    def archive(self, name: str) -> Path:
+        """A new archive with broken indexes."""
+        return _break_indexes(self.folder / name)
+
+    def _plan(self) -> None:
+        run = self.told
+        mended = str(self.archive("mended"))
+        run["first"] = {"conf": {"archive": mended}}
+        run["second"] = {"conf": {"archive": "mended"}}  # a path is taken as any other process takes it
+        run["output"] = {"conf": {"archive": str(self.archive("kept")), "output": str(self.folder / "rebuilt")}}
+        run["topics"] = {"conf": {"archive": str(self.archive("some")), "topics": "users"}}
+        run["usage"] = {"conf": {"archive": str(self.folder / "nowhere")}}
+        damaged = self.archive("damaged")
+        _flip(damaged / "orders-0" / f"{0:020}.log", 5000)
+        run["damaged"] = {"conf": {"archive": str(damaged)}}
+        unsound = self.folder / "unsound"
+        shutil.copytree(ROOT / "examples" / "archive", unsound)
+        (unsound / "recovery-point-offset-checkpoint").write_text("nonsense\n")
+        run["unsound"] = {"conf": {"archive": str(unsound)}}
+        locked = self.archive("locked")
+        run["locked"] = {"conf": {"archive": str(locked)}, "hold": str(locked / ".lock")}
+        run["environment"] = {"conf": {"archive": mended}, "env": {"LASTKEY_VENV": str(self.folder / "none")}}
+        run["nowhere"] = {"conf": {"archive": mended}, "env": {"AIRFLOW_VAR_LASTKEY_HOME": str(self.folder)}}
+        home = self.folder / "stub"
+        (home / "examples" / "airflow").mkdir(parents=True)
+        shutil.copytree(HERE / "bin", home / "examples" / "airflow" / "bin")
+        (home / "spark-submit.sh").write_text(STUB)
+        (home / "spark-submit.sh").chmod(0o755)
+        for code in ("1", "143", "killed"):
+            run[code] = {
+                "conf": {"archive": mended, "config": "settings.toml"},
+                "env": {"AIRFLOW_VAR_LASTKEY_HOME": str(home), "CODE": code},
+            }
+
+
+@pytest.fixture(scope="module")
+def runs(environment, tmp_path_factory) -> Runs:
+    _bash([f"{VENV}/bin/airflow db migrate"], environment, 120)
+    return Runs(environment, tmp_path_factory.mktemp("runs"))
+
+
+def _states(runs: Runs, name: str) -> tuple[str, str, str]:
+    tasks = runs.result[name]["tasks"]
+    assert set(tasks) == {"check", "reindex", "verify"}
+    return tasks["check"], tasks["reindex"], tasks["verify"]
+
+
+def test_the_dag_imports_without_errors_or_warnings(runs):
+    assert runs.structure["import_errors"] == {}
+    assert runs.structure["captured_warnings"] == {}
+    assert not re.search(r"warning|error", runs.parsing, re.IGNORECASE)
+
+
+def test_its_structure(runs):
+    found = runs.structure
+    assert found["dag_id"] == "lastkey_reindex"
+    assert found["max_active_runs"] == 1
+    assert {name: task["downstream"] for name, task in found["tasks"].items()} == {
+        "check": ["reindex"], "reindex": ["verify"], "verify": []
+    }  # fmt: skip
+    assert found["tasks"]["verify"]["trigger_rule"] == "none_failed"
+    for task in found["tasks"].values():
+        assert "airflow.providers.apache.spark.operators.spark_submit.SparkSubmitOperator" in task["kinds"]
+        assert (task["retries"], task["retry_delay"], task["connection"]) == (3, 600, "spark_default")
+    rows = re.findall(r"^\| `(\w+)` \| ", README.split("| parameter | |")[1].split("\n\n")[0], re.MULTILINE)
+    assert rows == list(found["params"])
+
+
+def test_broken_indexes_are_mended(runs):
+    result = runs.result["first"]
+    assert _states(runs, "first") == ("success", "success", "success")
+    codes = {name: summary["exit_code"] for name, summary in result["xcom"].items()}
+    assert codes == {"check": 3, "reindex": 0, "verify": 0}
+    for broken in ("users-0/{}.index", "users-1/{}.timeindex", "prices-0/{}.timeindex", "clicks-0/{}.index"):
+        name = broken.format(f"{0:020}")
+        assert any(name in problem for problem in result["xcom"]["check"]["findings"]), name
+    assert result["xcom"]["reindex"]["totals"]
+    assert runs.before["first"] != ORIGINAL
+    assert _files(runs.folder / "mended") == ORIGINAL  # as the broker wrote them, and the logs as they were
+
+
+def test_the_report_is_in_the_tasks_log(runs):
+    assert '"job": "reindex",' in runs.log["first"]
+    assert '"job": "verify",' in runs.log["first"]
+
+
+def test_where_all_is_right_reindex_is_skipped_and_verify_runs(runs):
+    assert _states(runs, "second") == ("success", "skipped", "success")
+    assert runs.result["second"]["state"] == "success"
+    assert runs.result["second"]["xcom"]["check"]["n_findings"] == 0
+
+
+def test_with_output_the_archive_stays_as_it_is(runs):
+    assert _states(runs, "output") == ("success", "success", "skipped")
+    assert runs.result["output"]["state"] == "success"
+    assert _files(runs.folder / "kept") == runs.before["output"]
+    assert list((runs.folder / "rebuilt").rglob("*.index"))
+
+
+def test_only_the_topics_that_match(runs):
+    assert _states(runs, "topics") == ("success", "success", "success")
+    before, after = runs.before["topics"], _files(runs.folder / "some")
+    changed = {name.split("/")[0] for name in after if after[name] != before.get(name)}
+    assert changed == {"users-0", "users-1"}
+    assert {name: digest for name, digest in after.items() if name.startswith("users")} == {
+        name: digest for name, digest in ORIGINAL.items() if name.startswith("users")
+    }
+
+
+def test_a_wrong_path_fails_at_once(runs):
+    assert _states(runs, "usage") == ("failed", "upstream_failed", "upstream_failed")
+    assert runs.result["usage"]["tries"]["check"] == 1
+    assert runs.result["usage"]["xcom"]["check"]["exit_code"] == 2
+    assert f"{runs.folder}/nowhere: expected a folder" in runs.result["usage"]["xcom"]["check"]["findings"][0]
+
+
+def test_a_damaged_log_fails_with_what_the_report_says(runs):
+    assert _states(runs, "damaged") == ("success", "failed", "upstream_failed")
+    result = runs.result["damaged"]
+    assert result["tries"]["reindex"] == 1
+    assert result["xcom"]["reindex"]["exit_code"] == 3
+    first = result["xcom"]["reindex"]["findings"][0]
+    assert f"orders-0/{0:020}.log" in first
+    assert "impossible" in first
+    raised = runs.log["damaged"].split("AirflowFailException: reindex: exit code 3\n")[1]
+    assert raised.startswith(first)
+    assert (runs.folder / "damaged" / "users-0" / f"{0:020}.index").is_file()  # the others went on
+
+
+def test_what_only_verify_finds_fails_it(runs):
+    assert _states(runs, "unsound") == ("success", "skipped", "failed")
+    assert runs.result["unsound"]["xcom"]["verify"]["exit_code"] == 3
+    assert "recovery-point-offset-checkpoint" in runs.result["unsound"]["xcom"]["verify"]["findings"][0]
+
+
+def test_a_brokers_lock_is_tried_again_later(runs):
+    result = runs.result["locked"]
+    ((task, said),) = result["retried"]
+    assert task == "reindex"
+    assert "exit code 4" in said
+    assert f"{runs.folder}/locked: expected a log directory that nobody uses" in said
+    assert result["tries"]["reindex"] == 2
+    assert _states(runs, "locked") == ("success", "success", "success")
+
+
+@pytest.mark.parametrize(("name", "code"), [("environment", 5), ("1", 1)])
+def test_a_defect_and_a_missing_environment_fail_at_once(runs, name, code):
+    assert _states(runs, name) == ("failed", "upstream_failed", "upstream_failed")
+    assert runs.result[name]["tries"]["check"] == 1
+    assert runs.result[name]["xcom"]["check"] == {"exit_code": code, "totals": {}, "n_findings": 0, "findings": []}
+
+
+def test_a_wrong_lastkey_home_fails_at_once(runs):
+    assert _states(runs, "nowhere") == ("failed", "upstream_failed", "upstream_failed")
+    assert runs.result["nowhere"]["tries"]["check"] == 1
+    assert "is the variable lastkey_home a checkout?" in runs.log["nowhere"]
+
+
+@pytest.mark.parametrize(("name", "code"), [("143", 143), ("killed", -9)])
+def test_a_job_that_a_signal_ended_is_tried_again(runs, name, code):
+    assert _states(runs, name) == ("failed", "upstream_failed", "upstream_failed")
+    assert runs.result[name]["tries"]["check"] == 2
+    assert runs.result[name]["xcom"]["check"]["exit_code"] == code
+    assert "--config=settings.toml" in runs.log[name]
+
+
+def test_readme_names_every_exit_code():
+    rows = re.findall(r"^\| ([\d, ]+)(?: \w+)? \|", README.split("## Exit codes")[1], re.MULTILINE)
+    assert sorted(int(code) for row in rows for code in row.split(",")) == [0, 1, 2, 3, 4, 5]
