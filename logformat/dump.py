@@ -9,9 +9,9 @@ Source: Kafka's DumpLogSegments (4.3.0).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs as pafs
 
-from logformat import dump_indexes, names
+from logformat import dump_indexes, names, producer_snapshot, text
 from logformat.dump_indexes import IndexFindings, Pairs
 from logformat.dump_log import LogFindings, LogOptions, log_lines
 from logformat.errors import LogFormatError
@@ -36,6 +36,7 @@ class DumpOptions:
     log: LogOptions = field(default_factory=LogOptions)
     verify_index_only: bool = False
     index_sanity_check: bool = False
+    as_json: bool = False  # an object a line, instead of the tool's lines
 
 
 @dataclass
@@ -115,7 +116,8 @@ def dump(
     """
     findings = Findings()
     for found, path, shown in expand(paths, filesystem):
-        write(f"Dumping {shown}\n".encode())
+        if not options.as_json:
+            write(f"Dumping {shown}\n".encode())
         try:
             for lines in _file_lines(found, path, shown, options, findings):
                 write(_as_bytes(lines))
@@ -137,28 +139,41 @@ def _as_bytes(lines: Any) -> memoryview:
     return memoryview(data)[first:last]
 
 
-def _one(line: str) -> Any:
-    return pa.array([line], pa.string())
-
-
 def _file_lines(found: Any, path: str, shown: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
     kind = kind_of(path)
     if kind in (names.LOG, _CHECKPOINT_SUFFIX):
-        yield from _log_file(found, path, kind, options, findings)
+        yield from _log_file(found, path, shown, kind, options, findings)
     elif kind in (names.INDEX, names.TIME_INDEX):
         yield from _index_file(found, path, shown, kind, options, findings)
     elif kind is None:
         findings.unknown.append(shown)
     else:
         data = _read(found, path)
-        if kind == names.TXN_INDEX:
-            yield dump_indexes.transaction_index_lines(data, path)
-        elif kind == names.SNAPSHOT:
-            yield dump_indexes.snapshot_lines(data, path)
+        if kind == names.SNAPSHOT:
+            entries = producer_snapshot.read(data, path)
+            columns = text.snapshot_columns(entries) if options.as_json else {}
+            yield json_of(shown, "producer", columns) if options.as_json else text.snapshot_lines(entries)
+        elif kind == names.TXN_INDEX:
+            yield _entries(shown, "abortedTxn", dump_indexes.transaction_index_columns(data, path), options)
         elif kind == names.LEADER_EPOCH_CHECKPOINT:
-            yield dump_indexes.leader_epoch_lines(data, path)
+            yield _entries(shown, "leaderEpoch", dump_indexes.leader_epoch_columns(data, path), options)
         else:
-            yield dump_indexes.offset_checkpoint_lines(data, path)
+            yield _entries(shown, kind, dump_indexes.offset_checkpoint_columns(data, path), options)
+
+
+def json_of(shown: str, kind: str, columns: Mapping[str, Any]) -> Any:
+    """JSON objects of entries, with the file that they are of and what they are."""
+    return text.json_lines({"file": shown, "type": kind, **columns})
+
+
+def _entries(shown: str, kind: str, columns: Mapping[str, Any], options: DumpOptions) -> Any:
+    return json_of(shown, kind, columns) if options.as_json else text.field_lines(columns)
+
+
+def _said(line: str, options: DumpOptions) -> Iterator[Any]:
+    """A line of the tool about a file; JSON has none."""
+    if not options.as_json:
+        yield pa.array([line], pa.string())
 
 
 def _read(found: Any, path: str) -> bytes:
@@ -166,20 +181,21 @@ def _read(found: Any, path: str) -> bytes:
         return bytes(file.read())
 
 
-def _log_file(found: Any, path: str, kind: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+def _log_file(found: Any, path: str, shown: str, kind: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
     name = path.rpartition("/")[2]
     if kind == names.LOG:
-        yield _one(f"Log starting offset: {_offset(path)}")
+        yield from _said(f"Log starting offset: {_offset(path)}", options)
     elif name == "bootstrap.checkpoint":
-        yield _one("KRaft bootstrap snapshot")
+        yield from _said("KRaft bootstrap snapshot", options)
     else:
         end, _, epoch = name.partition(".")[0].partition("-")
-        yield _one(f"Snapshot end offset: {int(end)}, epoch: {int(epoch)}")
+        yield from _said(f"Snapshot end offset: {int(end)}, epoch: {int(epoch)}", options)
     of = findings.logs[path] = LogFindings()
+    log = replace(options.log, as_json=shown if options.as_json else None)
     with found.open_input_file(path) as file:
-        yield from log_lines(file, path, file.size(), options.log, of)
+        yield from log_lines(file, path, file.size(), log, of)
     if of.invalid_bytes:
-        yield _one(f"Found {of.invalid_bytes} invalid bytes at the end of {name}")
+        yield from _said(f"Found {of.invalid_bytes} invalid bytes at the end of {name}", options)
 
 
 def _offset(path: str) -> int:
@@ -196,17 +212,18 @@ def _index_file(
     data = _read(found, path)
     of = findings.indexes[path] = IndexFindings()
     if kind == names.INDEX and not data:
-        yield _one(f"{shown} is empty.")
+        yield from _said(f"{shown} is empty.", options)
         return
     if options.index_sanity_check:
         dump_indexes.sanity_check(kind, data, base, path)
-        yield _one(f"{shown} passed sanity check.")
+        yield from _said(f"{shown} passed sanity check.", options)
         return
-    lines_of = dump_indexes.offset_index_lines if kind == names.INDEX else dump_indexes.time_index_lines
+    is_offset = kind == names.INDEX
+    columns_of = dump_indexes.offset_index_columns if is_offset else dump_indexes.time_index_columns
     with _log_of(found, path, of) as log:
-        lines = lines_of(data, base, path, log, of)
+        columns = columns_of(data, base, path, log, of)
     if not options.verify_index_only:
-        yield lines
+        yield _entries(shown, "offsetIndex" if is_offset else "timeIndex", columns, options)
 
 
 @contextmanager

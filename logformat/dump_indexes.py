@@ -1,4 +1,4 @@
-"""Index files, snapshots and checkpoints as lines of text, and held against their log as kafka-dump-log does.
+"""Entries of index files and checkpoints as columns, by kafka-dump-log's names, and held against their log as it does.
 
 Source: Kafka's DumpLogSegments (4.3.0): dumpIndex, dumpTimeIndex, dumpTxnIndex, dumpProducerIdSnapshot. Differences:
 the log's headers are walked once, and an entry whose position is no batch's is a mismatch, where the tool reads
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from logformat import checkpoints, offset_index, producer_snapshot, text, time_index, transaction_index
+from logformat import checkpoints, offset_index, time_index, transaction_index
 from logformat.batch_headers import ChunkBuffer, Tail, read_chunks
 from logformat.bodies import BodyLoader
 from logformat.errors import LogFormatError
@@ -23,6 +23,7 @@ from logformat.records import Place, record_batches
 from logformat.schemas import RECORDS, select
 
 Pairs = list[tuple[int, int]]
+Columns = dict[str, Any]  # numpy or Arrow
 _TIME: Final = select(RECORDS, ["timestamp_ms"])
 
 
@@ -37,8 +38,8 @@ class IndexFindings:
     problems: list[LogFormatError] = field(default_factory=list)
 
 
-def offset_index_lines(data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings) -> Any:
-    """Lines of a `.index`, its zeros at the end left out. log: open pyarrow file of the `.log`; None: not verified."""
+def offset_index_columns(data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings) -> Columns:
+    """Of a `.index`, its zeros at the end left out. log: open pyarrow file of the `.log`; None: not verified."""
     whole = _whole(data, OFFSET_INDEX_ENTRY.itemsize, path, findings)
     entries = offset_index.read(whole, base_offset, path)
     if log is not None and len(entries):
@@ -46,7 +47,7 @@ def offset_index_lines(data: bytes, base_offset: int, path: str, log: Any, findi
         found = _log_offsets(headers, entries["position"])
         wrong = found != entries["offset"]
         findings.mismatches += zip(entries["offset"][wrong].tolist(), found[wrong].tolist(), strict=True)
-    return text.offset_index_lines(entries)
+    return {"offset": entries["offset"], "position": entries["position"]}
 
 
 def _log_offsets(headers: NDArray[np.void], positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -57,13 +58,13 @@ def _log_offsets(headers: NDArray[np.void], positions: NDArray[np.int64]) -> NDA
     return np.where(headers["position"][at] == positions, headers["last_offset"][at], -1)
 
 
-def time_index_lines(data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings) -> Any:
-    """Lines of a `.timeindex`, as `offset_index_lines`."""
+def time_index_columns(data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings) -> Columns:
+    """Of a `.timeindex`, as `offset_index_columns`."""
     whole = _whole(data, TIME_INDEX_ENTRY.itemsize, path, findings)
     entries = time_index.read(whole, base_offset, path)
     if log is not None and len(entries):
         _verify_times(entries, log, path, findings)
-    return text.time_index_lines(entries)
+    return {"timestamp": entries["timestamp"], "offset": entries["offset"]}
 
 
 def _verify_times(entries: NDArray[np.void], log: Any, path: str, findings: IndexFindings) -> None:
@@ -107,26 +108,29 @@ def _largest_timestamps(
     return np.concatenate(ends[:n]), np.concatenate(times[:n])
 
 
-def transaction_index_lines(data: bytes, path: str) -> Any:
-    """Lines of a `.txnindex`; a torn last entry is passed over, as by the tool."""
-    return text.transaction_index_lines(transaction_index.read(data, path, allow_torn=True))
+def transaction_index_columns(data: bytes, path: str) -> Columns:
+    """Of a `.txnindex`; a torn last entry is passed over, as by the tool."""
+    e = transaction_index.read(data, path, allow_torn=True)
+    return {
+        "version": e["version"], "producerId": e["producer_id"], "firstOffset": e["first_offset"],
+        "lastOffset": e["last_offset"], "lastStableOffset": e["last_stable_offset"],
+    }  # fmt: skip
 
 
-def snapshot_lines(data: bytes, path: str) -> Any:
-    """Lines of a `.snapshot` of producers."""
-    return text.snapshot_lines(producer_snapshot.read(data, path))
+def leader_epoch_columns(data: bytes, path: str) -> Columns:
+    """Of a `leader-epoch-checkpoint`, which the tool does not know."""
+    epochs = np.array(checkpoints.read_leader_epochs(data, path), np.int64).reshape(-1, 2)
+    return {"epoch": epochs[:, 0], "startOffset": epochs[:, 1]}
 
 
-def leader_epoch_lines(data: bytes, path: str) -> Any:
-    """Lines of a `leader-epoch-checkpoint`, which the tool does not know."""
-    return pa.array([f"epoch: {epoch} startOffset: {start}" for epoch, start in
-                     checkpoints.read_leader_epochs(data, path)], pa.string())  # fmt: skip
-
-
-def offset_checkpoint_lines(data: bytes, path: str) -> Any:
-    """Lines of an offset checkpoint of a log directory, which the tool does not know."""
-    offsets = checkpoints.read_offset_checkpoint(data, path)
-    return pa.array([f"topic: {t} partition: {p} offset: {o}" for (t, p), o in sorted(offsets.items())], pa.string())
+def offset_checkpoint_columns(data: bytes, path: str) -> Columns:
+    """Of an offset checkpoint of a log directory, which the tool does not know."""
+    offsets = sorted(checkpoints.read_offset_checkpoint(data, path).items())
+    return {
+        "topic": pa.array([topic for (topic, _), _ in offsets], pa.string()),
+        "partition": pa.array([partition for (_, partition), _ in offsets], pa.int32()),
+        "offset": pa.array([offset for _, offset in offsets], pa.int64()),
+    }
 
 
 def sanity_check(kind: str, data: bytes, base_offset: int, path: str) -> None:

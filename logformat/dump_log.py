@@ -25,7 +25,7 @@ from logformat.errors import LogFormatError
 from logformat.layout import CODEC_MASK, LOG_OVERHEAD, MAX_SEGMENT_BYTES, MIN_LEGACY_SIZE
 from logformat.records import Place, record_batches
 from logformat.schemas import RECORDS, select
-from logformat.text import RECORD_COLUMNS, batch_lines, record_lines, text_of
+from logformat.text import RECORD_COLUMNS, batch_columns, batch_lines, json_lines, record_columns, record_lines, text_of
 
 NO_LIMIT: Final = 2**31 - 1  # of max_bytes, as in Kafka's tool
 _BATCH_BYTES: Final = 1 << 30  # of one Arrow batch: all of a run, but for giants
@@ -88,6 +88,19 @@ class LogOptions:
     metadata: bool = True  # of records
     max_bytes: int = NO_LIMIT
     wanted: Wanted = field(default_factory=Wanted)
+    as_json: str | None = None  # the file's name: objects that hold it, instead of the tool's lines
+
+    def batches(self, batches: NDArray[np.void], fit: NDArray[np.bool_]) -> Any:
+        """Lines of batches."""
+        if self.as_json is None:
+            return batch_lines(batches, fit)
+        return json_lines({"file": self.as_json} | batch_columns(batches, fit))
+
+    def records(self, records: Any, checksums: Any, key: Any, payload: Any) -> Any:
+        """Lines of records."""
+        if self.as_json is None:
+            return record_lines(records, checksums, metadata=self.metadata, key=key, payload=payload)
+        return json_lines({"file": self.as_json} | record_columns(records, key, payload))
 
 
 @dataclass
@@ -120,7 +133,7 @@ def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: Lo
         else:
             may = options.wanted.batches(chunk.batches)
             if may.any():
-                yield batch_lines(chunk.batches[may], _fit(chunk)[may])
+                yield options.batches(chunk.batches[may], _fit(chunk)[may])
     if options.max_bytes < NO_LIMIT:
         findings.invalid_bytes = 0
 
@@ -205,7 +218,7 @@ def _run_lines(
         first, first_batch = last, last_batch
     if not parts and (options.wanted.everything or not options.wanted.by_record):
         shown = options.wanted.batches(run.batches)
-        yield batch_lines(run.batches[shown], fit[shown])
+        yield options.batches(run.batches[shown], fit[shown])
 
 
 @dataclass(frozen=True)
@@ -226,10 +239,10 @@ class _Part:
         if options.decode is not None and len(records):
             key, payload = options.decode(records.column("key"), records.column("value"), records.column("offset"))
             key, payload = (pc.if_else(data, column, None) for column in (key, payload))
-        lines = batch_lines(part.batches, part.fit)
+        lines = options.batches(part.batches, part.fit)
         if not options.deep:
             return lines
-        of_records = record_lines(records, part.checksums, metadata=options.metadata, key=key, payload=payload)
+        of_records = options.records(records, part.checksums, key, payload)
         order = np.empty(n + len(records), np.int64)
         counts = np.bincount(np.maximum(part.row_of, 0), minlength=n) if n else np.empty(0, np.int64)
         before = int((part.row_of < 0).sum())

@@ -1,14 +1,16 @@
-"""Batches, records and entries of side files as the lines that kafka-dump-log prints.
+"""Batches, records and entries of side files as the lines that kafka-dump-log prints, or as JSON.
 
-A line is made by joining columns in Arrow, never one by one in Python. Every function gives a pyarrow.StringArray, a
-line an entry, without the line's end.
+A line is made by joining columns in Arrow, never one by one in Python. Every function of lines gives a
+pyarrow.StringArray, a line an entry, without the line's end.
 
 Source: Kafka's DumpLogSegments (4.3.0).
 """
 
 from __future__ import annotations
 
+import json
 import struct
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +27,7 @@ from logformat.layout import (
     TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
 )
-from logformat.text_kernels import replace_malformed
+from logformat.text_kernels import escape_json, replace_malformed
 
 TIMESTAMP_TYPES: Final = ("NoTimestampType", "CreateTime", "LogAppendTime")  # by timestampType + 1
 END_TXN_MARKERS: Final = ("ABORT", "COMMIT")  # by control type
@@ -42,62 +44,60 @@ def batch_lines(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> Any:
     b = batches
     v2 = b["magic"] == 2
     attributes = b["attributes"]
-    base_sequence = b["base_sequence"].astype(np.int64)
-    last_sequence = (base_sequence + b["last_offset"] - b["base_offset"]) % _SEQUENCES
+    base_sequence, last_sequence = _sequences(b)
     horizon = _joined("OptionalLong[", b["base_timestamp"], "]")
     of_v2 = _joined(
         "baseOffset: ", b["base_offset"], " lastOffset: ", b["last_offset"], " count: ", b["records_count"],
-        " baseSequence: ", base_sequence,
-        " lastSequence: ", np.where(base_sequence == NO_PRODUCER, NO_PRODUCER, last_sequence),
+        " baseSequence: ", base_sequence, " lastSequence: ", last_sequence,
         " producerId: ", b["producer_id"], " producerEpoch: ", b["producer_epoch"],
         " partitionLeaderEpoch: ", b["partition_leader_epoch"],
         " isTransactional: ", attributes & TRANSACTIONAL_MASK != 0, " isControl: ", attributes & CONTROL_MASK != 0,
         " deleteHorizonMs: ", pc.if_else(pa.array(attributes & DELETE_HORIZON_MASK != 0), horizon, _EMPTY),
     )  # fmt: skip
     first = of_v2 if v2.all() else pc.if_else(pa.array(v2), of_v2, _joined("offset: ", b["last_offset"]))
-    kind = np.where(b["magic"] == 0, -1, (attributes & TIMESTAMP_TYPE_MASK) // TIMESTAMP_TYPE_MASK)
     return _joined(
-        first, " position: ", b["position"], " ", _names(TIMESTAMP_TYPES, kind + 1), ": ", b["max_timestamp"],
-        " size: ", b["size"], " magic: ", b["magic"], " compresscodec: ", _names(CODEC_NAMES, attributes & CODEC_MASK),
-        " crc: ", b["crc"], " isvalid: ", valid,
+        first, " position: ", b["position"], " ", _names(TIMESTAMP_TYPES, _timestamp_type(b) + 1), ": ",
+        b["max_timestamp"], " size: ", b["size"], " magic: ", b["magic"],
+        " compresscodec: ", _names(CODEC_NAMES, attributes & CODEC_MASK), " crc: ", b["crc"], " isvalid: ", valid,
     )  # fmt: skip
 
 
-def offset_index_lines(entries: NDArray[np.void]) -> Any:
-    """offset_index.ENTRY[n]."""
-    return _joined("offset: ", entries["offset"], " position: ", entries["position"])
+def field_lines(columns: Mapping[str, Any]) -> Any:
+    """Lines of index entries and the like: `name: value name: value`."""
+    parts: list[Any] = []
+    for name, column in columns.items():
+        parts += [f"{' ' if parts else ''}{name}: ", column]
+    return _joined(*parts)
 
 
-def time_index_lines(entries: NDArray[np.void]) -> Any:
-    """time_index.ENTRY[n]."""
-    return _joined("timestamp: ", entries["timestamp"], " offset: ", entries["offset"])
-
-
-def transaction_index_lines(entries: NDArray[np.void]) -> Any:
-    """transaction_index.ENTRY[n]."""
-    return _joined(
-        "version: ", entries["version"], " producerId: ", entries["producer_id"],
-        " firstOffset: ", entries["first_offset"], " lastOffset: ", entries["last_offset"],
-        " lastStableOffset: ", entries["last_stable_offset"],
-    )  # fmt: skip
+def snapshot_columns(entries: NDArray[np.void]) -> dict[str, Any]:
+    """producer_snapshot.ENTRY[n], by the tool's names; null: none."""
+    e = entries
+    last = e["last_sequence"].astype(np.int64)
+    no_batch = e["last_offset"] < 0
+    columns = {
+        "firstSequence": np.where(last == NO_PRODUCER, NO_PRODUCER, (last - e["offset_delta"]) % _SEQUENCES),
+        "lastSequence": last, "lastOffset": e["last_offset"], "offsetDelta": e["offset_delta"],
+        "timestamp": e["timestamp"],
+    }  # fmt: skip
+    first = e["current_txn_first_offset"]
+    return {
+        "producerId": e["producer_id"], "producerEpoch": e["producer_epoch"],
+        "coordinatorEpoch": e["coordinator_epoch"], "currentTxnFirstOffset": pa.array(first, mask=first < 0),
+        "lastTimestamp": e["timestamp"],
+    } | {name: pa.array(column, mask=no_batch) for name, column in columns.items()}  # fmt: skip
 
 
 def snapshot_lines(entries: NDArray[np.void]) -> Any:
-    """producer_snapshot.ENTRY[n]."""
-    e = entries
-    last = e["last_sequence"].astype(np.int64)
-    first = (last - e["offset_delta"]) % _SEQUENCES
-    open_at = _joined("OptionalLong[", e["current_txn_first_offset"], "]")
-    batch = _joined(
-        " firstSequence: ", np.where(last == NO_PRODUCER, NO_PRODUCER, first), " lastSequence: ", last,
-        " lastOffset: ", e["last_offset"], " offsetDelta: ", e["offset_delta"], " timestamp: ", e["timestamp"],
-    )  # fmt: skip
-    return _joined(
-        "producerId: ", e["producer_id"], " producerEpoch: ", e["producer_epoch"],
-        " coordinatorEpoch: ", e["coordinator_epoch"], " currentTxnFirstOffset: ",
-        pc.if_else(pa.array(e["current_txn_first_offset"] >= 0), open_at, _EMPTY),
-        " lastTimestamp: ", e["timestamp"], pc.if_else(pa.array(e["last_offset"] >= 0), batch, ""),
-    )  # fmt: skip
+    """producer_snapshot.ENTRY[n]; of a producer without a batch the line ends early."""
+    columns = snapshot_columns(entries)
+    first = columns["currentTxnFirstOffset"]
+    opened = _joined("OptionalLong[", pc.fill_null(first, 0), "]")
+    columns["currentTxnFirstOffset"] = pc.if_else(pc.is_valid(first), opened, _EMPTY)
+    of_batch = {name: columns.pop(name) for name in list(columns)[5:]}
+    known = pc.is_valid(of_batch["lastOffset"])
+    batch = field_lines({name: pc.fill_null(column, 0) for name, column in of_batch.items()})
+    return _joined(field_lines(columns), _where(known, _joined(" ", batch)))
 
 
 def record_lines(
@@ -119,10 +119,10 @@ def record_lines(
     if metadata:
         v2 = pc.equal(records.column("magic"), 2)
         kind = np.asarray(records.column("timestampType"))
-        sizes = {name: pc.fill_null(pc.binary_length(records.column(name)), -1) for name in ("key", "value")}
         parts += [
             "| offset: ", records.column("offset"), " ", _names(TIMESTAMP_TYPES, kind + 1), ": ",
-            records.column("timestamp_ms"), " keySize: ", sizes["key"], " valueSize: ", sizes["value"],
+            records.column("timestamp_ms"), " keySize: ", _size(records, "key"),
+            " valueSize: ", _size(records, "value"),
         ]  # fmt: skip
         of_v2 = _joined(" sequence: ", records.column("sequence"), " headerKeys: [", _header_keys(records), "]")
         if legacy_checksums is None:
@@ -131,7 +131,7 @@ def record_lines(
             crc, valid = legacy_checksums
             parts.append(pc.if_else(v2, of_v2, _joined(" isValid: ", valid, " crc: ", crc)))
         if pc.any(control).as_py():
-            parts.append(_where(control, _control_records(records.column("key"), records.column("value"), control)))
+            parts.append(_where(control, _control_records(records)))
     if key is not None:
         parts.append(_where(pc.is_valid(key), _joined(" key: " if metadata else "| key: ", pc.fill_null(key, ""))))
     if payload is not None:
@@ -158,39 +158,129 @@ def text_of(values: Any) -> Any:
 
 
 def _mended(values: Any) -> Any:
-    values = pc.fill_null(values, b"")
+    return _rewritten(pc.fill_null(values, b""), replace_malformed, 3)
+
+
+def _rewritten(values: Any, kernel: Callable[..., int], most: int) -> Any:
+    """pa.StringArray of what a kernel of text_kernels makes of binary or text without nulls; most: bytes for one."""
     _, ends, data = values.buffers()
     first, n = values.offset, len(values)
     at = np.frombuffer(ends, np.int32)[first : first + n + 1].astype(np.int64)
-    out, out_at = np.empty(3 * int(at[-1] - at[0]), np.uint8), np.empty(n + 1, np.int32)
-    size = replace_malformed(np.frombuffer(data, np.uint8), at, out, out_at)
+    out, out_at = np.empty(most * int(at[-1] - at[0]), np.uint8), np.empty(n + 1, np.int32)
+    size = kernel(np.frombuffer(data or b"", np.uint8), at, out, out_at)
     return pa.StringArray.from_buffers(n, pa.py_buffer(out_at), pa.py_buffer(out[:size]))
 
 
-def _header_keys(records: Any) -> Any:
+def json_lines(columns: Mapping[str, Any]) -> Any:
+    """A JSON object for each row: name -> value of int, bool, text, list of texts, in Arrow or numpy; null stays so.
+
+    A plain str is the same in every row.
+    """
+    parts: list[Any] = []
+    for name, column in columns.items():
+        parts += [("," if parts else "{") + json.dumps(name) + ":", _json(column)]
+    return _joined(*parts, "}")
+
+
+def _json(column: Any) -> Any:
+    if isinstance(column, str):
+        return json.dumps(column)
+    array = pa.array(np.ascontiguousarray(column)) if isinstance(column, np.ndarray) else column
+    if pa.types.is_list(array.type):
+        escaped = _rewritten(pc.fill_null(array.values, ""), escape_json, 6)
+        texts = pc.binary_join(pa.ListArray.from_arrays(array.offsets, _joined('"', escaped, '"')), ",")
+        said = _joined("[", pc.fill_null(texts, ""), "]")
+    elif pa.types.is_string(array.type):
+        said = _joined('"', _rewritten(pc.fill_null(array, ""), escape_json, 6), '"')
+    else:
+        said = array.cast(pa.string())
+    return pc.if_else(pc.is_valid(array), said, "null") if array.null_count else said
+
+
+def batch_columns(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> dict[str, Any]:
+    """What `batch_lines` says, by the names there, for `json_lines`."""
+    b, attributes = batches, batches["attributes"]
+    base, last = _sequences(b)
+    return {
+        "type": "batch", "baseOffset": b["base_offset"], "lastOffset": b["last_offset"], "count": b["records_count"],
+        "baseSequence": base, "lastSequence": last, "producerId": b["producer_id"],
+        "producerEpoch": b["producer_epoch"], "partitionLeaderEpoch": b["partition_leader_epoch"],
+        "isTransactional": attributes & TRANSACTIONAL_MASK != 0, "isControl": attributes & CONTROL_MASK != 0,
+        "deleteHorizonMs": pa.array(b["base_timestamp"], mask=attributes & DELETE_HORIZON_MASK == 0),
+        "position": b["position"], "timestampType": _names(TIMESTAMP_TYPES, _timestamp_type(b) + 1),
+        "maxTimestamp": b["max_timestamp"], "size": b["size"], "magic": b["magic"],
+        "compresscodec": _names(CODEC_NAMES, attributes & CODEC_MASK), "crc": b["crc"], "isvalid": valid,
+    }  # fmt: skip
+
+
+def record_columns(records: Any, key: Any = None, payload: Any = None) -> dict[str, Any]:
+    """What `record_lines` says, for `json_lines`; of a control record its type and coordinator epoch."""
+    kind, epoch = _markers(records)
+    out = {
+        "type": "record", "offset": records.column("offset"),
+        "timestampType": _names(TIMESTAMP_TYPES, np.asarray(records.column("timestampType")) + 1),
+        "timestamp": records.column("timestamp_ms"), "keySize": _size(records, "key"),
+        "valueSize": _size(records, "value"), "sequence": records.column("sequence"),
+        "headerKeys": _header_key_lists(records), "controlType": kind, "coordinatorEpoch": epoch,
+    }  # fmt: skip
+    return out | ({} if key is None else {"key": key}) | ({} if payload is None else {"payload": payload})
+
+
+def _sequences(b: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First and last sequence of batches; of magic 0 and 1 both -1."""
+    base = b["base_sequence"].astype(np.int64)
+    last = (base + b["last_offset"] - b["base_offset"]) % _SEQUENCES
+    return base, np.where(base == NO_PRODUCER, NO_PRODUCER, last)
+
+
+def _timestamp_type(b: NDArray[np.void]) -> NDArray[np.int64]:
+    return np.where(b["magic"] == 0, -1, (b["attributes"] & TIMESTAMP_TYPE_MASK) // TIMESTAMP_TYPE_MASK)
+
+
+def _size(records: Any, name: str) -> Any:
+    return pc.fill_null(pc.binary_length(records.column(name)), -1)
+
+
+def _header_key_lists(records: Any) -> Any:
+    """list<string>[n], empty where there are none."""
     headers = records.column("headers")
-    if headers.null_count == len(headers):
-        return ""
-    keys = headers.flatten().field("key")
-    lists = pa.ListArray.from_arrays(headers.offsets, keys)
-    return pc.fill_null(pc.binary_join(lists, ","), "")
+    offsets = np.asarray(headers.offsets)  # of a null: no elements
+    keys = headers.values.field("key")
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), keys)
 
 
-def _control_records(key: Any, value: Any, control: Any) -> Any:
-    """What is said of control records: a Python loop, over markers only."""
-    said = [
-        _control_record(k, v) if is_control else ""
-        for k, v, is_control in zip(key.to_pylist(), value.to_pylist(), control.to_pylist(), strict=True)
-    ]
-    return pa.array(said, pa.string())
+def _header_keys(records: Any) -> Any:
+    lists = _header_key_lists(records)
+    return pc.binary_join(lists, ",") if len(lists.values) else ""
 
 
-def _control_record(key: bytes, value: bytes | None) -> str:
+def _markers(records: Any) -> tuple[Any, Any]:
+    """Of each record the control type's name and the coordinator's epoch; null where there is none.
+
+    A Python loop, over control records only.
+    """
+    rows = np.flatnonzero(np.asarray(records.column("control")))
+    kinds = np.full(len(records), None, object)
+    epochs = np.full(len(records), None, object)
+    taken = [records.column(name).take(pa.array(rows)).to_pylist() for name in ("key", "value")]
+    for row, key, value in zip(rows.tolist(), *taken, strict=True):
+        kinds[row], epochs[row] = _marker(key, value)
+    return pa.array(kinds, pa.string()), pa.array(epochs, pa.int32())
+
+
+def _marker(key: bytes, value: bytes | None) -> tuple[str, int | None]:
     (kind,) = _I16.unpack_from(key, 2)
     if kind < len(END_TXN_MARKERS):
         (epoch,) = _I32.unpack_from(value or b"", 2)
-        return f" endTxnMarker: {END_TXN_MARKERS[kind]} coordinatorEpoch: {epoch}"
-    return f" controlType: {_CONTROL_TYPES[kind] if kind < len(_CONTROL_TYPES) else 'UNKNOWN'}({kind})"
+        return END_TXN_MARKERS[kind], epoch
+    return f"{_CONTROL_TYPES[kind] if kind < len(_CONTROL_TYPES) else 'UNKNOWN'}({kind})", None
+
+
+def _control_records(records: Any) -> Any:
+    kind, epoch = _markers(records)
+    marker = _joined(" endTxnMarker: ", pc.fill_null(kind, ""), " coordinatorEpoch: ", pc.fill_null(epoch, -1))
+    other = _joined(" controlType: ", pc.fill_null(kind, ""))
+    return pc.if_else(pc.is_valid(epoch), marker, other)
 
 
 def _joined(*parts: Any) -> Any:

@@ -76,3 +76,36 @@ def _next(data: NDArray[np.uint8], at: int, end: int) -> tuple[int, bool]:
 @inline
 def _continues(byte: int) -> bool:
     return byte & 0xC0 == 0x80
+
+
+@kernel
+def escape_json(
+    data: NDArray[np.uint8], at: NDArray[np.int64], out: NDArray[np.uint8], out_at: NDArray[np.int32]
+) -> int:
+    """Each text data[at[i]:at[i + 1]] as it stands between the quotes of a JSON string (RFC 8259, section 7).
+
+    data: uint8, UTF-8; at: int64[n + 1]; out: uint8[>= 6 x the bytes of all texts]; out_at: int32[n + 1], written.
+    Returns the bytes written. Quote, backslash and control characters are escaped, nothing else.
+    """
+    n = 0
+    out_at[0] = 0
+    for i in range(at.shape[0] - 1):
+        for position in range(at[i], at[i + 1]):
+            byte = data[position]
+            if byte in (0x22, 0x5C):
+                out[n], out[n + 1] = 0x5C, byte
+                n += 2
+            elif byte < 0x20 or byte == 0x7F:
+                out[n], out[n + 1], out[n + 2], out[n + 3] = 0x5C, 0x75, 0x30, 0x30  # \u00
+                out[n + 4], out[n + 5] = _hex(byte >> 4), _hex(byte & 15)
+                n += 6
+            else:
+                out[n] = byte
+                n += 1
+        out_at[i + 1] = n
+    return n
+
+
+@inline
+def _hex(digit: int) -> int:
+    return digit + 0x30 if digit < 10 else digit + 0x57

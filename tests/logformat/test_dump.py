@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 
@@ -12,7 +13,7 @@ import pytest
 
 from logformat.dump import DumpOptions, dump, kind_of
 from logformat.dump_log import LogOptions, Wanted, as_strings
-from logformat.text import text_of
+from logformat.text import json_lines, text_of
 from tests.builders import START_MS, write_partition, write_segment
 from tests.golden import case_names, golden
 from tests.reference import java_text
@@ -160,3 +161,33 @@ def test_malformed_text_is_as_javas():
     assert got == [java_text.decode(value) for value in values]
     sliced = text_of(pa.array(values, pa.binary())[17:90]).to_pylist()
     assert sliced == got[17:90]
+
+
+def test_json(tmp_path):
+    folder = write_partition(tmp_path / "t-0", 'a="\\x|{pid=1 txn codec=gzip} b=- | {pid=1 abort}').folder
+    log = folder / "00000000000000000000.log"
+    log.write_bytes(log.read_bytes()[:-1] + b"\2")
+    text, _ = dumped(folder, options=DumpOptions(LogOptions(deep=True, decode=as_strings), as_json=True))
+    objects = [json.loads(line) for line in text.splitlines()]
+    of = {kind: [o for o in objects if o["type"] == kind] for kind in {o["type"] for o in objects}}
+    assert [o["lastOffset"] for o in of["batch"]] == [0, 1, 2]
+    assert [o["isvalid"] for o in of["batch"]] == [True, True, False]
+    assert [(o["key"], o["payload"]) for o in of["record"]] == [("a", '"\\x'), ("b", None), (None, None)]
+    assert [o["controlType"] for o in of["record"]] == [None, None, "ABORT"]
+    assert {o["file"] for o in of["record"]} == {str(log)}
+    assert of["leaderEpoch"] == [
+        {"file": f"{folder}/leader-epoch-checkpoint", "type": "leaderEpoch", "epoch": 0, "startOffset": 0}
+    ]
+
+
+def test_json_of_every_text():
+    texts = ["", "a", '"\\/', "".join(map(chr, range(130))), "\u20ac\U0001f600\ufffd", None]
+    lists = [[], ["a", '"'], None, ["\n"], [""], []]
+    lines = json_lines(
+        {"text": pa.array(texts), "list": pa.array(lists, pa.list_(pa.string())), "one": "x"}
+    ).to_pylist()
+    assert [json.loads(line) for line in lines] == [
+        {"text": t, "list": items, "one": "x"} for t, items in zip(texts, lists, strict=True)
+    ]
+    sliced = json_lines({"text": pa.array(texts)[2:5]}).to_pylist()
+    assert [json.loads(line)["text"] for line in sliced] == texts[2:5]
