@@ -70,8 +70,18 @@ def structure(bag: BundleDagBag) -> dict[str, Any]:
     }
 
 
-def run(dag: DAG, conf: dict[str, Any], hold: str | None = None, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """One run to its end. `hold`: a lock file that another process holds until a task is up for retry."""
+def run(
+    dag: DAG,
+    conf: dict[str, Any],
+    hold: str | None = None,
+    env: dict[str, str] | None = None,
+    timeout: float | None = None,
+) -> dict[str, Any]:
+    """One run to its end.
+
+    `hold`: a lock file that another process holds until a task is up for retry. `timeout`: Airflow kills a task after
+    so many seconds.
+    """
     before = dict(os.environ)
     os.environ.update(env or {})
     retried: list[tuple[str, str]] = []
@@ -85,6 +95,7 @@ def run(dag: DAG, conf: dict[str, Any], hold: str | None = None, env: dict[str, 
     for task in dag.tasks:
         task.retries, task.retry_delay = 1, timedelta(0)  # else the test would take half an hour
         task.on_retry_callback = [on_retry]
+        task.execution_timeout = timedelta(seconds=timeout) if timeout else None
     try:
         done = dag.test(run_conf=conf)
     finally:

@@ -123,9 +123,10 @@ def test_readme_from_the_first_command_to_a_run(environment, tmp_path):
 
 STUB = """#!/usr/bin/env bash
 # Stands for a job that ends in a way that no real one can be asked for
-echo "called with $*"
+echo "called with $*" >&2
 case "$CODE" in
   killed) kill -9 $$ ;;
+  endless) echo "process $$" >&2 && exec sleep 100 ;;
   *) exit "$CODE" ;;
 esac
 """
@@ -182,11 +183,12 @@ class Runs:
         shutil.copytree(HERE / "bin", home / "examples" / "airflow" / "bin")
         (home / "spark-submit.sh").write_text(STUB)
         (home / "spark-submit.sh").chmod(0o755)
-        for code in ("1", "143", "killed"):
+        for code in ("1", "143", "killed", "endless"):
             run[code] = {
                 "conf": {"archive": mended, "config": "settings.toml"},
                 "env": {"AIRFLOW_VAR_LASTKEY_HOME": str(home), "CODE": code},
             }
+        run["endless"]["timeout"] = 1
 
 
 @pytest.fixture(scope="module")
@@ -236,8 +238,15 @@ def test_broken_indexes_are_mended(runs):
 
 
 def test_the_report_is_in_the_tasks_log(runs):
-    assert '"job": "reindex",' in runs.log["first"]
-    assert '"job": "verify",' in runs.log["first"]
+    lines = [json.loads(text) for text in re.findall(r"\] (\{.*\}) +\[airflow\.", runs.log["first"])]
+    assert [line["job"] for line in lines if "job" in line] == ["reindex", "reindex", "verify"]
+    assert [line["exit_code"] for line in lines if "job" in line] == [3, 0, 0]
+    partitions = [f"{line['topic']}-{line['partition']}" for line in lines if "topic" in line]
+    there = sorted(path.parent.name for path in (ROOT / "examples" / "archive").glob("*/partition.metadata"))
+    assert partitions == there * 3
+    differs = [file["path"] for line in lines for file in line.get("files", []) if file["status"] == "differs"]
+    assert len(differs) == 4
+    assert "same" not in {file["status"] for line in lines for file in line.get("files", [])}
 
 
 def test_where_all_is_right_reindex_is_skipped_and_verify_runs(runs):
@@ -318,6 +327,16 @@ def test_a_job_that_a_signal_ended_is_tried_again(runs, name, code):
     assert runs.result[name]["tries"]["check"] == 2
     assert runs.result[name]["xcom"]["check"]["exit_code"] == code
     assert "--config=settings.toml" in runs.log[name]
+
+
+def test_a_task_that_is_killed_takes_the_job_with_it(runs):
+    assert _states(runs, "endless") == ("failed", "upstream_failed", "upstream_failed")
+    assert runs.result["endless"]["tries"]["check"] == 2
+    jobs = [int(pid) for pid in re.findall(r"process (\d+)", runs.log["endless"])]
+    assert len(jobs) == 2
+    for pid in jobs:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_readme_names_every_exit_code():

@@ -7,7 +7,8 @@
     1 unexpected  2 usage  5 environment     fail, no retry: somebody has to look
     130, 143, ended by a signal              retry: the worker went away
 
-The report is in the task's log, as JSON; a summary of it is the task's XCom, after a failure too.
+The report is in the task's log: a line of JSON for each partition, without the files that are right, and one for the
+rest. A summary of it is the task's XCom, after a failure too.
 """
 
 from __future__ import annotations
@@ -72,11 +73,14 @@ class LastkeyOperator(SparkSubmitOperator):
             raise AirflowFailException(f"{launcher}/spark-submit: not found; is the variable lastkey_home a checkout?")
         self.application_args = [argument for argument in self.application_args or () if argument]
         with TemporaryDirectory(prefix="lastkey-") as folder:
-            report = Path(folder) / "report.json"
+            path = Path(folder) / "report.json"
             # Not env_vars, which go elsewhere than to the launcher where the master is Kubernetes
-            with _environment(PATH=f"{launcher}{os.pathsep}{os.environ['PATH']}", LASTKEY_REPORT=str(report)):
+            with _environment(PATH=f"{launcher}{os.pathsep}{os.environ['PATH']}", LASTKEY_REPORT=str(path)):
                 code = self._submit(context)
-            summary = summarize(report.read_text(encoding="utf-8") if report.is_file() else "", code)
+            report = read_report(path)
+        for line in report_lines(report):
+            self.log.info("%s", line)
+        summary = summarize(report, code)
         if code in self.done:
             return summary
         context["ti"].xcom_push(key="return_value", value=summary)
@@ -109,12 +113,26 @@ def _environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def summarize(text: str, code: int) -> dict[str, Any]:
-    """What an XCom can hold of a report, or of an error: exit code, totals, and the first findings as text."""
+def read_report(path: Path) -> dict[str, Any]:
+    """The job's report, or its error; empty where there is none, or half of one: no Python, killed."""
     try:
-        report = json.loads(text)
-    except ValueError:  # no Python, or killed: there is none, or half of one
-        report = {}
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """For the log, where every line costs a record."""
+    for partition in report.get("partitions", []):
+        files = [file for file in partition.get("files", []) if file["status"] != "same" or file["reason"]]
+        yield json.dumps({**partition, "files": files} if "files" in partition else partition)
+    if report:
+        yield json.dumps({name: value for name, value in report.items() if name != "partitions"})
+
+
+def summarize(report: Mapping[str, Any], code: int) -> dict[str, Any]:
+    """What an XCom can hold of a report, or of an error: exit code, totals, and the first findings as text."""
     if "error" in report:
         findings = ["; ".join(filter(None, (report["error"]["message"], report["error"]["hint"])))]
     else:
