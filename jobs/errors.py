@@ -175,3 +175,9 @@ class DiskFullError(MachineError):
 
     template = "{path}: no space left: {found}"
     hint = "what was committed stays; free space and run again; vacuum removes what the run left"
+
+
+class OutputFullError(DiskFullError):
+    """No space left for rebuilt index files."""
+
+    hint = "free space and run again; files replaced so far are whole, and --output wants an empty folder"

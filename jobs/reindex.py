@@ -6,6 +6,7 @@ partition's segments, on the driver, partition by partition (udfs.reindex_side_f
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -18,7 +19,7 @@ from pyarrow import fs as pafs
 from jobs.archive import Archive, ArchivedPartition, ArchivedSegment, list_archive
 from jobs.config import Config
 from jobs.each import WITHOUT_SPARK_BYTES, each
-from jobs.errors import LogDirectoryInUseError, MissingPathError, NotEmptyError, UsageError
+from jobs.errors import LogDirectoryInUseError, MissingPathError, NotEmptyError, OutputFullError, UsageError
 from jobs.log_directory_lock import locked
 from jobs.options import ReindexOptions
 from jobs.progress import Progress
@@ -30,6 +31,7 @@ from udfs.reindex_side_files import SideFilesPlan, reindex_side_files
 from udfs.reindex_write import FileReport, Target, remove_leftovers
 from udfs.storage import Root, normal_uri, open_root
 
+_LEAST_INDEX_BYTES = 12  # Kafka allows 4, in which no entry fits
 _TASK_BYTES = 64 << 20  # consecutive segments of a partition up to this size make up one task
 _WAVE_TASKS = 4096  # so many tasks' results are held by the driver at a time
 _HEADERS_ONLY = 16  # a pass over headers alone is so many times as fast, at the least
@@ -49,8 +51,16 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
         if options.partitions is None or any(archived.partition in part for part in options.partitions)
     ]
     report.seconds["list"] = time.perf_counter() - started
+    if options.partitions is not None and not wanted:
+        report.notes.append(f"no partition of these numbers, of {len(archive.partitions)} in the archive")
     with locked(_directories(archive.root, wanted)) if target.mode == "in_place" else nullcontext():
-        _reindex(options, target, archive, wanted, report, progress)
+        try:
+            _reindex(options, target, archive, wanted, report, progress)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                where = error.filename or target.output_uri or uri
+                raise OutputFullError(path=where, found=error.strerror or "disk full") from error
+            raise
     report.seconds["total"] = time.perf_counter() - started
     return report
 
@@ -140,7 +150,8 @@ def _waves(planned: Sequence[_Planned]) -> Iterator[list[_Planned]]:
 
 
 def _plan(options: ReindexOptions, target: Target, root: Root, archived: ArchivedPartition) -> _Planned:
-    report = ReindexedPartition(archived.topic, archived.partition, archived.path, notes=list(archived.notes))
+    notes = [note for note in archived.notes if names.REBUILT not in note]  # each of these files has a row
+    report = ReindexedPartition(archived.topic, archived.partition, archived.path, notes=notes)
     if archived.problem is not None:
         report.files.append(_nothing_done(archived.path, archived.problem))
         return _Planned(archived, (), (), report)
@@ -181,7 +192,8 @@ def _safe(archived: ArchivedPartition, report: ReindexedPartition) -> Sequence[A
 def _settings(options: ReindexOptions, topic: str) -> ReindexSettings:
     settings = options.config.topic_settings(topic)
     return ReindexSettings(
-        index_interval_bytes=settings.index_interval_bytes, segment_index_bytes=settings.segment_index_bytes,
+        index_interval_bytes=settings.index_interval_bytes,
+        segment_index_bytes=max(settings.segment_index_bytes, _LEAST_INDEX_BYTES),
         time_index_interval_ms=settings.time_index_interval_ms, check_crc=not options.skip_crc,
         chunk_bytes=options.config.job.chunk_bytes,
     )  # fmt: skip

@@ -54,6 +54,8 @@ LOCK: Final = ".lock"
 REMOTE_INDEX_CACHE: Final = "remote-log-index-cache"
 CLUSTER_METADATA: Final = "__cluster_metadata"  # KRaft's own log: never compacted by the cleaner
 
+REBUILT: Final = "missing, to be rebuilt from the log"  # begins the note on index files that are not there
+
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
 _FOLDER = re.compile(r"(?P<topic>.+)-(?P<partition>[0-9]{1,10})")
 _MARKED = re.compile(r"(?P<name>.+)\.(?P<id>[^.\s]+)-(?P<mark>delete|stray|future)")
@@ -221,7 +223,7 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
     for base, segment in out.segments.items():
         missing = [segment_file(base, kind) for kind in (INDEX, TIME_INDEX) if kind not in segment]
         if missing:
-            out.notes.append(f"missing, to be rebuilt from the log: {', '.join(missing)}")
+            out.notes.append(f"{REBUILT}: {', '.join(missing)}")
     return out
 
 

@@ -141,7 +141,7 @@ class _Fold:
         place = SideFilePlace(
             self.plan.folder, names.segment_file(offset, names.SNAPSHOT), names.SNAPSHOT, archived, log
         )
-        if self.state is None and archived is not None:
+        if self.state is None and archived is not None and not at_end:
             self._load(offset, archived)
         if self.state is None:
             if self.why is not None:
