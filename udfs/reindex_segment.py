@@ -103,8 +103,7 @@ def reindex_segments(task: ReindexTask) -> list[SegmentOutcome]:
     buffer = ChunkBuffer(task.settings.chunk_bytes)
     make_folder(task.target, task.folder)
     outcomes = [_reindex(task, segment, buffer) for segment in task.segments]
-    if any(outcome.bytes_written for outcome in outcomes):
-        finish_folder(task.target, task.folder)
+    finish_folder(task.target, task.folder, (file for outcome in outcomes for file in outcome.files))
     return outcomes
 
 

@@ -70,8 +70,7 @@ def reindex_side_files(plan: SideFilesPlan, outcomes: Sequence[SegmentOutcome]) 
     for outcome in outcomes:
         fold.segment(outcome)
     fold.end(outcomes)
-    if fold.done.bytes_written:
-        finish_folder(plan.target, plan.folder)
+    finish_folder(plan.target, plan.folder, fold.done.files)
     return fold.done
 
 
@@ -220,7 +219,7 @@ class _Fold:
             self.done.files.append(impossible(place, bad))
         elif found or path is not None:
             self.done.notes.append(
-                f"{place.path}: rebuilt from the batches that are left; where a log was compacted, an epoch can begin "
+                f"{place.path}: lost, so made of the batches that are left: in a compacted log an epoch can begin "
                 "later than it did, and epochs can be missing"
             )
             self._settle(place, verdict, checkpoints.write_leader_epochs(found))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,13 +120,13 @@ def make_folder(target: Target, folder: str) -> None:
         root.filesystem.create_dir(root.full(folder), recursive=True)
 
 
-def finish_folder(target: Target, folder: str) -> None:
-    """Flush the names in the folder, when everything is in it."""
+def finish_folder(target: Target, folder: str, files: Iterable[FileReport]) -> None:
+    """Flush the names in the folder, when these files are in it."""
     if target.mode == "output":
         root = open_root(target.output_uri)
         if root.is_local:
             flush_folder(root, folder)
-    elif target.mode == "in_place":
+    elif target.mode == "in_place" and any(file.status == "rebuilt" for file in files):
         flush(open_root(target.archive_uri), folder)
 
 
