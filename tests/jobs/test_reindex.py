@@ -27,7 +27,7 @@ from logformat import producer_snapshot, transaction_index
 from tests.builders import START_MS, write_partition, write_segment
 from tests.golden import PASSES, case_names, golden
 from tests.jobs.archives import borders, tree
-from udfs import reindex_write
+from udfs import reindex_side_files, reindex_write
 
 INDEXED_BY_THE_APPEND = {"v0-none", "v1-none"}  # a 2.8.2 broker, and several messages an append
 RESTARTED = {"txn-none-more"}  # in the segment that was active between the two parts
@@ -229,7 +229,7 @@ DAMAGE = [
     (SNAPSHOT, "wrong", _just_after(_resigned(lambda entries: entries[:1]))),  # the other one cannot have expired
     (SNAPSHOT, "other_entries", _resigned(lambda entries: entries[:1])),
     (SNAPSHOT, "wrong", _like(name(5, "snapshot"))),
-    (SNAPSHOT, "huge", lambda path: path.write_bytes(b"\1" * (65 << 20))),
+    (SNAPSHOT, "huge", lambda path: path.write_bytes(b"\1" * (1 << 17))),
     (SNAPSHOT, "other_entries", _more_producers(-1)),
     (SNAPSHOT, "other_entries", _producer("timestamp", 5)),
     (EPOCHS, "missing", _remove),
@@ -239,7 +239,8 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize(("file", "reason", "damage"), DAMAGE, ids=[f"{d[0][-9:]}-{d[1]}" for d in DAMAGE])
-def test_damage_is_named_and_put_right(file, reason, damage, root, sound):
+def test_damage_is_named_and_put_right(file, reason, damage, root, sound, monkeypatch):
+    monkeypatch.setattr(reindex_side_files, "_MOST_SIDE_BYTES", 1 << 16)
     path = root / "t-0" / file
     damage(path)
     before = tree(root)
