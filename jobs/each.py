@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 WITHOUT_SPARK_BYTES = 1 << 30  # tuned: a session costs 4 to 11 s, its first tasks 5 to 10 s
 
 
-def each(function: Callable[[T], R], plans: Sequence[T], progress: Progress, *, with_spark: bool) -> Iterator[R]:
+def each(function: Callable[[T], R], plans: Sequence[T], progress: Progress, *, with_spark: bool) -> Generator[R]:
     """`function` of every plan, in the order of the plans; `progress` counts them. An error ends what has not begun."""
     if with_spark:
         from jobs import session  # noqa: PLC0415 - what is small runs without Spark

@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -34,6 +35,7 @@ from udfs.storage import Root, normal_uri, open_root
 _LEAST_INDEX_BYTES = 12  # Kafka allows 4, in which no entry fits
 _TASK_BYTES = 64 << 20  # consecutive segments of a partition up to this size make up one task
 _WAVE_TASKS = 4096  # so many tasks' results are held by the driver at a time
+_FOLDS = 8  # partitions whose small files are read and written at a time
 _HEADERS_ONLY = 16  # a pass over headers alone is so many times as fast, at the least
 
 
@@ -127,13 +129,15 @@ def _reindex(
     if options.skip_crc and archive.root.is_local:
         n_bytes //= _HEADERS_ONLY
     progress.start("reindex", sum(len(p.tasks) for p in planned), "task")
-    for wave in _waves(planned):
-        tasks = [task for p in wave for task in p.tasks]
-        results = each(reindex_segments, tasks, progress, with_spark=n_bytes > WITHOUT_SPARK_BYTES)
-        for p in wave:
-            outcomes = [outcome for _ in p.tasks for outcome in next(results)]
-            _finish(target, p, outcomes, options.config)
-            report.partitions.append(p.report)
+    with ThreadPoolExecutor(_FOLDS) as pool:
+        for wave in _waves(planned):
+            tasks = [task for p in wave for task in p.tasks]
+            folds = []
+            with closing(each(reindex_segments, tasks, progress, with_spark=n_bytes > WITHOUT_SPARK_BYTES)) as results:
+                for p in wave:
+                    outcomes = [outcome for _ in p.tasks for outcome in next(results)]
+                    folds.append(pool.submit(_finish, target, p, outcomes, options.config))
+            report.partitions += [fold.result() for fold in folds]
     progress.close()
     report.seconds["reindex"] = time.perf_counter() - at
 
@@ -156,9 +160,12 @@ def _plan(options: ReindexOptions, target: Target, root: Root, archived: Archive
         report.files.append(_nothing_done(archived.path, archived.problem))
         return _Planned(archived, (), (), report)
     if target.mode == "in_place":
-        removed = remove_leftovers(root, archived.path)
-        if removed:
-            report.notes.append(f"{archived.path}: {removed} files that a killed run left were removed")
+        try:
+            removed = remove_leftovers(root, archived.path)
+        except OSError as error:
+            report.notes.append(f"{archived.path}: what a killed run left could not be removed: {error}")
+        else:
+            report.notes += [f"{archived.path}: {removed} files that a killed run left were removed"] if removed else []
     segments = _safe(archived, report)
     report.segments, report.log_bytes = len(segments), sum(s.size for s in segments)
     settings = _settings(options, archived.topic)
@@ -222,7 +229,7 @@ def _groups(sizes: Sequence[int]) -> Iterator[list[int]]:
         yield group
 
 
-def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], config: Config) -> None:
+def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], config: Config) -> ReindexedPartition:
     """The second half of a partition, and its row of the report."""
     archived, report = p.archived, p.report
     for outcome in outcomes:
@@ -236,7 +243,7 @@ def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], con
                 "before them, and a broker cuts it off there"
             )
     if not outcomes:
-        return
+        return report
     plan = SideFilesPlan(
         target, archived.path, archived.log_start_checkpoint, archived.snapshots, archived.txn_indexes,
         archived.leader_epochs, archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
@@ -248,3 +255,4 @@ def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], con
     report.notes += done.notes
     report.bytes_read += done.bytes_read
     report.bytes_written += done.bytes_written
+    return report

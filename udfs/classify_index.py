@@ -24,9 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logformat import offset_index, time_index
+from logformat.errors import LogFormatError
 from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from udfs.index_entries import EntryCheck, falls
-from udfs.storage import Root, opened
+from udfs.storage import Root, opened, unreadable
 
 Reason = Literal["", "missing", "torn", "padded", "stale", "wrong", "foreign", "huge", "other_entries"]
 
@@ -61,15 +62,23 @@ class SideBytes:
 
 def read_bounded(root: Root, path: str, limit: int) -> SideBytes:
     """A file's first `limit` bytes, and whether the rest is zeros. Raises kind "unreadable"."""
-    with opened(root, path) as file:
-        size = int(file.size())
-        head = file.read(min(size, limit))
-        zeros, left = True, size - len(head)
-        while zeros and left > 0:
-            part = file.read(min(left, _PART_BYTES))
-            zeros = bool(part) and part.count(0) == len(part)
-            left -= len(part)
+    try:
+        with opened(root, path) as file:
+            size = int(file.size())
+            head = file.read(min(size, limit))
+            zeros, left = True, size - len(head)
+            while zeros and left > 0:
+                part = file.read(min(left, _PART_BYTES))
+                zeros = bool(part) and part.count(0) == len(part)
+                left -= len(part)
+    except OSError as error:
+        raise unreadable(path, error) from error
     return SideBytes(path, size, bytes(head), zeros)
+
+
+def unparsed(error: LogFormatError) -> Verdict:
+    """Of a file that could not be read, or not be parsed."""
+    return Verdict("wrong", error.position, -1, error.expected, error.found)
 
 
 class IndexJudge:

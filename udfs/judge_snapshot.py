@@ -8,6 +8,7 @@ them again when it loads. That is `other_entries`. What denies a batch that is i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,12 +30,12 @@ class Known:
     offset: int  # the snapshot's
     first_offset: int  # the replay began here
     dense: bool  # every offset since then was in a batch: nothing was taken from the log
-    mtime_ms: int  # of the snapshot's file: how late the broker may have thought about expiry
 
 
-def judge_snapshot(file: SideBytes, state: NDArray[np.void], known: Known, expiration_ms: int) -> Verdict:
-    """state: producer_snapshot.ENTRY[n], by producer_id, as replayed. Raises kind "side_file" for one that is damaged
-    but whole: another version, a checksum that does not fit.
+def judge_snapshot(file: SideBytes, state: NDArray[np.void], known: Known, expired_ms: Callable[[], int]) -> Verdict:
+    """state: producer_snapshot.ENTRY[n], by producer_id, as replayed. expired_ms: asked only where it matters:
+    producers that were idle since then may be missing. Raises kind "side_file" for one that is damaged but whole:
+    another version, a checksum that does not fit.
     """
     if file.size > len(file.head):
         if not file.only_zeros_behind:
@@ -50,7 +51,7 @@ def judge_snapshot(file: SideBytes, state: NDArray[np.void], known: Known, expir
         return SAME
     order = np.argsort(found["producer_id"], kind="stable")
     by_id = found[order]
-    which, reason = _first_wrong(by_id, state, known, expiration_ms)
+    which, reason = _first_wrong(by_id, state, known, expired_ms())
     position = -1
     entry = -1
     if which >= 0:
@@ -70,9 +71,7 @@ def _size(data: bytes) -> int:
     return SNAPSHOT_HEADER.itemsize + count * SNAPSHOT_ENTRY.itemsize
 
 
-def _first_wrong(
-    found: NDArray[np.void], state: NDArray[np.void], known: Known, expiration_ms: int
-) -> tuple[int, Reason]:
+def _first_wrong(found: NDArray[np.void], state: NDArray[np.void], known: Known, expired_ms: int) -> tuple[int, Reason]:
     """(producer, reason): the first that is wrong, else the first that differs; both tables by producer_id."""
     wrong_alone = (found["last_offset"] >= known.offset) | (found["current_txn_first_offset"] >= known.offset)
     in_state = np.isin(found["producer_id"], state["producer_id"])
@@ -81,7 +80,7 @@ def _first_wrong(
         wrong_alone |= ~in_state & later
     in_found = np.isin(state["producer_id"], found["producer_id"])
     lost = state[~in_found]
-    alive = (lost["current_txn_first_offset"] >= 0) | (known.mtime_ms - lost["timestamp"] < expiration_ms)
+    alive = (lost["current_txn_first_offset"] >= 0) | (lost["timestamp"] > expired_ms)
     archived, replayed = found[in_state], state[in_found]
     denied = _denies(archived, replayed, known.dense)
     wrong = [found[wrong_alone], lost[alive], archived[denied]]

@@ -26,7 +26,7 @@ from logformat.layout import CONTROL_ABORT, CONTROL_MASK
 from logformat.producer_state import ProducerSummary, merge, merge_all, summarize
 from logformat.sparse_headers import read_headers
 from udfs.check_transactions import TXN_ROW, transaction_rows
-from udfs.classify_index import IndexJudge, SideBytes, read_bounded
+from udfs.classify_index import IndexJudge, SideBytes, Verdict, read_bounded, unparsed
 from udfs.plan import Problem
 from udfs.reindex_write import FileReport, SideFilePlace, Target, finish_folder, impossible, make_folder, settle
 from udfs.scan_batches import check_offsets
@@ -111,9 +111,10 @@ def _reindex(task: ReindexTask, segment: ReindexSegment, buffer: ChunkBuffer) ->
     started = time.perf_counter()
     root, settings = open_root(task.target.archive_uri), task.settings
     places = [_place(task.folder, segment, kind) for kind in (names.INDEX, names.TIME_INDEX)]
+    archived = [_read_index(root, place, settings.segment_index_bytes) for place in places]
+    files_read = [file if isinstance(file, SideBytes) else None for file in archived]
     try:
-        archived = [_read_index(root, place, settings.segment_index_bytes) for place in places]
-        judge = IndexJudge(segment.base_offset, archived[0], archived[1])
+        judge = IndexJudge(segment.base_offset, files_read[0], files_read[1])
         builder = IndexBuilder(
             segment.base_offset, settings.index_interval_bytes, settings.segment_index_bytes, segment.log,
             settings.time_index_interval_ms,
@@ -129,11 +130,11 @@ def _reindex(task: ReindexTask, segment: ReindexSegment, buffer: ChunkBuffer) ->
     limit = settings.segment_index_bytes
     verdicts = judge.offset_index(rebuilt[0], limit), judge.time_index(rebuilt[1], limit)
     files, written = [], 0
-    for place, verdict, data in zip(places, verdicts, rebuilt, strict=True):
-        report, n = settle(task.target, place, verdict, data)
+    for place, file, verdict, data in zip(places, archived, verdicts, rebuilt, strict=True):
+        report, n = settle(task.target, place, file if isinstance(file, Verdict) else verdict, data)
         files.append(report)
         written += n
-    read = sum(len(file.head) for file in archived if file is not None)
+    read = sum(len(file.head) for file in files_read if file is not None)
     return replace(
         found, files=tuple(files), bytes_read=found.bytes_read + read, bytes_written=written,
         seconds=time.perf_counter() - started,
@@ -145,8 +146,14 @@ def _place(folder: str, segment: ReindexSegment, kind: str) -> SideFilePlace:
     return SideFilePlace(folder, names.segment_file(segment.base_offset, kind), kind, archived, segment.log)
 
 
-def _read_index(root: Root, place: SideFilePlace, max_bytes: int) -> SideBytes | None:
-    return None if place.archived is None else read_bounded(root, place.archived, max_bytes + _MORE)
+def _read_index(root: Root, place: SideFilePlace, max_bytes: int) -> SideBytes | Verdict | None:
+    """None: there is none. One that cannot be read is no fault of the log."""
+    if place.archived is None:
+        return None
+    try:
+        return read_bounded(root, place.archived, max_bytes + _MORE)
+    except LogFormatError as error:
+        return unparsed(error)
 
 
 @dataclass(frozen=True)

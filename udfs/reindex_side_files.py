@@ -26,7 +26,7 @@ from logformat.errors import LogFormatError
 from logformat.layout import SNAPSHOT_ENTRY, TXN_INDEX_ENTRY
 from logformat.producer_state import ProducerState, aborted_transactions
 from udfs.check_transactions import check_txn_index
-from udfs.classify_index import SAME, Reason, SideBytes, Verdict, read_bounded
+from udfs.classify_index import SAME, Reason, SideBytes, Verdict, read_bounded, unparsed
 from udfs.judge_snapshot import Known, judge_snapshot
 from udfs.plan import Problem
 from udfs.reindex_segment import SegmentOutcome
@@ -129,7 +129,7 @@ class _Fold:
             file = None if archived is None else self._read(archived, max(1 << 20, outcome.end_position // 2))
             verdict = judge_txn_index(file, entries, outcome)
         except LogFormatError as error:
-            verdict = _unparsed(error)
+            verdict = unparsed(error)
         if archived is not None and not data and not verdict.reason and self.plan.target.mode == "output":
             return  # an empty file is as good as none, and recovery makes none
         self._settle(place, verdict, data)
@@ -154,11 +154,10 @@ class _Fold:
         else:
             try:
                 file = self._read(archived, max(_MOST_SIDE_BYTES, 2 * SNAPSHOT_ENTRY.itemsize * len(entries)))
-                mtime_ms = self.root.filesystem.get_file_info(self.root.full(archived)).mtime_ns or 0
-                known = Known(offset, self.first_offset, self.dense, int(mtime_ms) // 1_000_000)
-                verdict = judge_snapshot(file, entries, known, self.plan.producer_id_expiration_ms)
+                known = Known(offset, self.first_offset, self.dense)
+                verdict = judge_snapshot(file, entries, known, lambda: self._expired_ms(archived))
             except LogFormatError as error:
-                verdict = _unparsed(error)
+                verdict = unparsed(error)
         self._settle(place, verdict, producer_snapshot.write(entries))
 
     def _load(self, offset: int, archived: str) -> None:
@@ -213,7 +212,7 @@ class _Fold:
                 checkpoints.read_leader_epochs(read_file(self.root, path), path)
                 verdict = Verdict("stale", expected=f"{len(found)} leader epochs", found="none")
             except LogFormatError as error:
-                verdict = _unparsed(error)
+                verdict = unparsed(error)
         bad = next((outcome.problem for outcome in outcomes if outcome.problem is not None), None)
         if bad is not None:
             self.done.files.append(impossible(place, bad))
@@ -224,6 +223,11 @@ class _Fold:
             )
             self._settle(place, verdict, checkpoints.write_leader_epochs(found))
 
+    def _expired_ms(self, path: str) -> int:
+        """A broker that wrote this file had forgotten producers that were idle since then, or would by now."""
+        mtime_ns = self.root.filesystem.get_file_info(self.root.full(path)).mtime_ns or 0
+        return int(mtime_ns) // 1_000_000 - self.plan.producer_id_expiration_ms
+
     def _read(self, path: str, limit: int) -> SideBytes:
         file = read_bounded(self.root, path, limit)
         self.done.bytes_read += len(file.head)
@@ -233,10 +237,6 @@ class _Fold:
         report, written = settle(self.plan.target, place, verdict, data)
         self.done.files.append(report)
         self.done.bytes_written += written
-
-
-def _unparsed(error: LogFormatError) -> Verdict:
-    return Verdict("wrong", error.position, -1, error.expected, error.found)
 
 
 def judge_txn_index(file: SideBytes | None, entries: NDArray[np.void], outcome: SegmentOutcome) -> Verdict:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -151,9 +152,9 @@ def replace_file(root: Root, place: SideFilePlace, data: bytes) -> None:
     if file is not None and file.kind == names.LOG:
         raise ValueError(f"{path}: a log is never written")
     final = Path(root.full(path))
-    made = final.with_name(final.name + LEFTOVER)
+    ending = f".{uuid.uuid4().hex[:12]}{LEFTOVER}"  # of its own: a task that is tried again may still be writing
+    made = final.with_name(final.name + ending)
     like = final if final.is_file() else Path(root.full(place.log))
-    made.unlink(missing_ok=True)  # of a task that was tried before
     try:
         descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as out:
@@ -161,7 +162,7 @@ def replace_file(root: Root, place: SideFilePlace, data: bytes) -> None:
             out.flush()
             _as_before(out.fileno(), like)
             os.fsync(out.fileno())  # before the rename: else a power cut could leave the new name without bytes
-        _check_written(root, path + LEFTOVER, data)
+        _check_written(root, path + ending, data)
         made.replace(final)
     except BaseException:
         with suppress(OSError):

@@ -24,10 +24,11 @@ from jobs.log_directory_lock import locked
 from jobs.options import ReindexOptions
 from jobs.progress import Silent
 from logformat import producer_snapshot, transaction_index
+from logformat.errors import LogFormatError
 from tests.builders import START_MS, write_partition, write_segment
 from tests.golden import PASSES, case_names, golden
 from tests.jobs.archives import borders, tree
-from udfs import reindex_side_files, reindex_write
+from udfs import reindex_segment, reindex_side_files, reindex_write
 
 INDEXED_BY_THE_APPEND = {"v0-none", "v1-none"}  # a 2.8.2 broker, and several messages an append
 RESTARTED = {"txn-none-more"}  # in the segment that was active between the two parts
@@ -465,6 +466,20 @@ def test_a_file_that_cannot_be_written_is_named_and_the_others_go_on(root, sound
     assert not_same(report) == {INDEX: ("impossible", "unwritable"), TIME: ("rebuilt", "missing")}
     assert (root / "t-0" / TIME).read_bytes() == (sound / "t-0" / TIME).read_bytes()
     assert not list((root / "t-0").glob("*.tmp"))
+
+
+def test_an_index_that_cannot_be_read_is_no_fault_of_the_log(root, sound, monkeypatch):
+    real = reindex_segment.read_bounded
+
+    def read(root, path, limit):
+        if path.endswith(INDEX):
+            raise LogFormatError("unreadable", path, 0, "a readable file", "Input/output error")
+        return real(root, path, limit)
+
+    monkeypatch.setattr(reindex_segment, "read_bounded", read)
+    report = run(root, "in_place")
+    assert not_same(report) == {INDEX: ("rebuilt", "wrong")}
+    assert files_of(root) == files_of(sound)
 
 
 def test_a_full_disk_is_the_environment(root, monkeypatch, capsys):
