@@ -57,6 +57,14 @@ class Findings:
             *(p for of in self.indexes.values() for p in of.problems),
         ]
 
+    @property
+    def n_mismatches(self) -> int:
+        """Index entries that contradict their log."""
+        return sum(
+            len(of.mismatches) + len(of.wrong_timestamps) + len(of.out_of_order) + len(of.not_found)
+            for of in self.indexes.values()
+        )
+
     def lines(self) -> Iterator[str]:
         """As the tool prints them, then damage."""
         for path, of in self.indexes.items():
@@ -109,24 +117,36 @@ def kind_of(path: str) -> str | None:
 
 
 def dump(
-    paths: Iterable[str | Path], options: DumpOptions, write: Callable[[Any], object], filesystem: Any = None
+    paths: Iterable[str | Path],
+    options: DumpOptions,
+    write: Callable[[Any], object],
+    filesystem: Any = None,
+    *,
+    wanted: Callable[[str], bool] = lambda path: True,
 ) -> Findings:
-    """Print every file with `write` (bytes or a memoryview, valid during the call), and give what is to be said at the
-    end. Nothing that is wrong with a file raises.
+    """Print every file that is `wanted` with `write` (bytes or a memoryview, valid during the call), and give what is
+    to be said at the end. Nothing that is wrong with a file raises.
     """
     findings = Findings()
     for found, path, shown in expand(paths, filesystem):
+        if not wanted(path):
+            continue
         if not options.as_json:
             write(f"Dumping {shown}\n".encode())
-        try:
-            for lines in _file_lines(found, path, shown, options, findings):
-                write(_as_bytes(lines))
-        except LogFormatError as error:
-            findings.problems.append(error)
-        except OSError as error:
-            said = f"{type(error).__name__}: {str(error).split('Detail:')[-1].strip()}"
-            findings.problems.append(LogFormatError("unreadable", path, 0, "a readable file", said))
+        for lines in _file(found, path, shown, options, findings):
+            write(_as_bytes(lines))
     return findings
+
+
+def _file(found: Any, path: str, shown: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+    """Lines of a file; what is wrong with it is among the findings."""
+    try:
+        yield from _file_lines(found, path, shown, options, findings)
+    except LogFormatError as error:
+        findings.problems.append(error)
+    except OSError as error:
+        said = f"{type(error).__name__}: {str(error).split('Detail:')[-1].strip()}"
+        findings.problems.append(LogFormatError("unreadable", path, 0, "a readable file", said))
 
 
 def _as_bytes(lines: Any) -> memoryview:
