@@ -20,7 +20,7 @@ MODULES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in SO
 CODECS = {"google_crc32c", "cramjam", "zstandard", "lz4", "snappy"}
 THIRD_PARTY = {
     "logformat": {"numpy", "numba", "llvmlite", "pyarrow", *CODECS},
-    "udfs": {"numpy", "numba", "pyarrow", *CODECS},
+    "udfs": {"numpy", "numba", "pyarrow", "fastavro", *CODECS},
     "jobs": {"numpy", "pyarrow", "pyspark", "delta", "py4j", "click", "tqdm", "google_crc32c"},
 }
 OURS = {"logformat": {"logformat"}, "udfs": {"udfs", "logformat"}, "jobs": {"jobs", "udfs", "logformat"}}
@@ -35,6 +35,7 @@ ONLY_IN = {
     "py4j": {"jobs.state"},
     "click": {"jobs.cli"},
     "tqdm": {"jobs.progress"},
+    "fastavro": {"udfs.avro"},
 }
 LONGEST = 500
 

@@ -32,7 +32,8 @@ public final class Lab {
         Map.entry("format_storage", Tools::formatStorage),
         Map.entry("dump_log_segments", Tools::dumpLogSegments),
         Map.entry("partition_for_keys", Partitioner::partitionForKeys),
-        Map.entry("send_keys", Partitioner::sendKeys));
+        Map.entry("send_keys", Partitioner::sendKeys),
+        Map.entry("deserialize", Deserializers::deserialize));
 
     public static void main(String[] argv) throws Exception {
         PrintStream answers = System.out;

@@ -1,0 +1,147 @@
+"""The functions in a real session, from SQL and from DataFrames; Avro as Java's own library writes it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from decimal import Decimal
+
+import pytest
+
+from jobs.functions import functions, register, register_avro
+from tests.reference import murmur2 as twin
+from udfs.avro import AvroSchemaError
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = json.dumps(
+    {
+        "type": "record",
+        "name": "Order",
+        "fields": [
+            {"name": "id", "type": "long"},
+            {"name": "note", "type": ["null", "string"]},
+            {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+            {"name": "raw", "type": "bytes"},
+            {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+            {"name": "lines", "type": {"type": "array", "items": {"type": "map", "values": "double"}}},
+            {"name": "who", "type": ["null", {"type": "enum", "name": "Who", "symbols": ["YOU", "ME"]}]},
+        ],
+    }
+)
+ORDER = {
+    "id": 2**40, "note": {"string": "Zürich"}, "at": 1_700_000_000_123, "raw": "\u0000\u00ff", "price": "\u0004\u00ce",
+    "lines": [{"a": 0.5}, {}], "who": {"Who": "ME"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def topic(spark):
+    """A topic as kafka_log gives it: keys and values as bytes; also a view."""
+    order = b"\0\0\0\0\7" + java_avro(spark, SCHEMA, ORDER)
+    rows = [(b"key", order), ("schlüssel".encode(), struct.pack(">q", 42)), (None, None), (b"\xff", b"\0\0\0\0\7\0")]
+    frame = spark.createDataFrame(rows, "key binary, value binary").coalesce(1)
+    frame.createOrReplaceTempView("topic")
+    register(spark)
+    return frame
+
+
+def java_avro(spark, schema, datum):
+    """A datum, as Avro's JSON encoding has it, in binary: by the Avro library that Spark ships."""
+    jvm = spark._jvm
+    avro = jvm.org.apache.avro
+    parsed = avro.Schema.Parser().parse(schema)
+    decoder = avro.io.DecoderFactory.get().jsonDecoder(parsed, json.dumps(datum))
+    value = avro.generic.GenericDatumReader(parsed).read(None, decoder)
+    out = jvm.java.io.ByteArrayOutputStream()
+    encoder = avro.io.EncoderFactory.get().binaryEncoder(out, None)
+    avro.generic.GenericDatumWriter(parsed).write(value, encoder)
+    encoder.flush()
+    return bytes(out.toByteArray())
+
+
+def column(frame):
+    return [row[0] for row in frame.collect()]
+
+
+def test_sql(spark, topic):
+    found = spark.sql(
+        "SELECT kafka_string(key) k, kafka_long(value) l, kafka_schema_id(value) id, kafka_partition(key, 12) p,"
+        " kafka_problem(value, 'long') why FROM topic"
+    ).collect()
+    assert [row.k for row in found] == ["key", "schlüssel", None, "�"]
+    assert [row.l for row in found] == [None, 42, None, None]
+    assert [row.id for row in found] == [7, 0, None, 7]
+    keys = [b"key", "schlüssel".encode(), None, b"\xff"]
+    assert [row.p for row in found] == [None if key is None else twin.partition_of(key, 12) for key in keys]
+    assert [row.why is None for row in found] == [False, True, True, False]
+
+
+def test_dataframes(topic):
+    made = functions()
+    assert column(topic.select(made["kafka_long"]("value"))) == [None, 42, None, None]
+    assert column(topic.select(made["kafka_payload"]("value")))[3] == b"\0"
+
+
+def test_keys_of_other_types(spark, topic):
+    asked = "kafka_partition('order-17', 50), kafka_partition(17, 50), kafka_partition(17L, 50), kafka_murmur2('abc')"
+    packed = (b"order-17", struct.pack(">i", 17), struct.pack(">q", 17))
+    expected = [twin.partition_of(key, 50) for key in packed] + [twin.murmur2(b"abc")]
+    assert list(spark.sql(f"SELECT {asked}").first()) == expected
+
+
+def test_avro_as_json_text_goes_through_from_json(spark, topic):
+    types = "id bigint, note string, at timestamp, raw binary, price decimal(9,2), lines array<map<string, double>>"
+    read = f"kafka_avro(kafka_payload(value), '{SCHEMA}')"
+    found = spark.sql(
+        f"SELECT {read} text, from_json({read}, '{types}, who string') j,"
+        f" kafka_avro_problem(kafka_payload(value), '{SCHEMA}') why FROM topic"
+    ).collect()
+    assert [row.text is None for row in found] == [False, True, True, True]
+    assert [row.why is None for row in found] == [True, False, True, False]
+    check_order(found[0].j)
+
+
+def test_avro_as_a_struct(spark, topic):
+    register_avro(spark, "orders_avro", SCHEMA)
+    register_avro(spark, "orders_by_id", SCHEMA, writers={7: SCHEMA})
+    for asked in ("orders_avro(kafka_payload(value))", "orders_by_id(value)"):
+        found = column(spark.sql(f"SELECT {asked} FROM topic"))
+        check_order(found[0])
+        assert found[1:] == [None] * 3
+
+
+def check_order(order):
+    assert (order.id, order.note, order.who) == (2**40, "Zürich", "ME")
+    assert order.at.timestamp() == 1_700_000_000.123
+    assert order.raw == b"\0\xff"
+    assert order.price == Decimal("12.30")
+    assert order.lines == [{"a": 0.5}, {}]
+
+
+def test_failing(spark, topic):
+    made = functions("fail")
+    with pytest.raises(Exception, match="row 0 is no long: expected 8 bytes, found 2 bytes"):
+        spark.createDataFrame([(b"ab",)], "value binary").select(made["kafka_long"]("value")).collect()
+    assert column(topic.limit(1).select(made["kafka_schema_id"]("value"))) == [7]
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ("kafka_problem(value, 'lnog')", "did you mean long"),
+        ("kafka_partition(key, 0)", "number of partitions: expected 1 or more, found 0"),
+        ("kafka_avro(value, '{')", "no Avro schema"),
+        ("kafka_long(5)", "expected a column of bytes, found int32"),
+    ],
+)
+def test_errors_say_what_is_wrong(spark, topic, asked, problem):
+    with pytest.raises(Exception, match=problem):
+        spark.sql(f"SELECT {asked} FROM topic").collect()
+
+
+def test_a_wrong_schema_is_refused_before_any_query(spark):
+    with pytest.raises(AvroSchemaError, match="UnknownType"):
+        register_avro(spark, "wrong", '"Order"')
+    with pytest.raises(AvroSchemaError, match="UnknownType"):
+        register_avro(spark, "wrong", '"int"', writers={1: '"Order"'})
