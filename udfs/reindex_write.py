@@ -68,8 +68,9 @@ class SideFilePlace:
         """Where the file is, or would be."""
         if self.archived is not None:
             return self.archived
-        suffix = names.SWAP if self.log.endswith(names.SWAP) else ""  # a broker will rename both alike
-        return f"{self.folder}/{self.name}{suffix}"
+        log = self.log.rpartition("/")[2]
+        alike = log.endswith(names.SWAP) and log.partition(".")[0] == self.name.partition(".")[0]
+        return f"{self.folder}/{self.name}{names.SWAP if alike else ''}"  # a broker will rename both
 
 
 def impossible(place: SideFilePlace, problem: Problem) -> FileReport:

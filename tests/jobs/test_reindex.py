@@ -430,10 +430,16 @@ def test_leftovers_of_a_swap(root, sound):
     (folder / name(5, "snapshot")).unlink()
     (folder / TIME).unlink()
     (folder / f"{name(0, 'index')}.deleted").write_bytes(b"x")
+    (folder / name(10, "log")).rename(folder / f"{name(10, 'log')}.swap")
+    (folder / name(END, "snapshot")).unlink()
+    (folder / EPOCHS).unlink()
     report = run(root, "in_place")
     assert not_same(report) == {
+        EPOCHS: ("rebuilt", "missing"), name(END, "snapshot"): ("rebuilt", "missing"),
         f"{INDEX}.swap": ("rebuilt", "stale"), f"{TIME}.swap": ("rebuilt", "missing"),
         f"{name(5, 'snapshot')}.swap": ("rebuilt", "missing"),
+        # a broker deletes what lies between the offsets of .log.swap files and is no .swap itself
+        **{f"{name(10, kind)}.swap": ("rebuilt", "missing") for kind in ("index", "timeindex", "txnindex", "snapshot")},
     }  # fmt: skip
     for kind in ("index", "timeindex", "snapshot"):
         assert (folder / f"{name(5, kind)}.swap").read_bytes() == (sound / "t-0" / name(5, kind)).read_bytes()
