@@ -21,9 +21,17 @@ import click
 from jobs import errors
 from jobs.config import NULL_KEYS, check_now_ms, load_config
 from jobs.errors import DiskFullError, JobError, UsageError
-from jobs.options import CompactOptions, ReindexOptions, RestoreOptions, VacuumOptions, VerifyOptions
+from jobs.options import (
+    CompactOptions,
+    InspectOptions,
+    ReindexOptions,
+    RestoreOptions,
+    VacuumOptions,
+    VerifyOptions,
+)
 from jobs.progress import Bar, Progress, Silent
 from jobs.report import Report
+from jobs.times import parse_time
 from udfs.storage import UnknownRootError
 
 # command -> module with run(options, progress) -> Report; imported when the command runs, so that help is fast
@@ -31,6 +39,7 @@ JOBS = {
     "compact": "jobs.compact",
     "verify": "jobs.verify",
     "reindex": "jobs.reindex",
+    "inspect": "jobs.inspect_log",
     "restore": "jobs.restore",
     "vacuum": "jobs.vacuum",
 }
@@ -161,9 +170,79 @@ def vacuum(**given: Any) -> None:
     _run("vacuum", VacuumOptions, **given)
 
 
+def _key(context: click.Context, option: click.Parameter, value: str | None) -> bytes | None:
+    """`key=TEXT` or `key=0x6162` as bytes."""
+    if value is None:
+        return None
+    name, equals, key = value.partition("=")
+    if name != "key" or not equals:
+        raise UsageError(message=f"--filter: expected key=TEXT or key=0xHEX, found {value!r}")
+    if not re.fullmatch("0x([0-9a-fA-F]{2})*", key):
+        return key.encode()
+    return bytes.fromhex(key[2:])
+
+
+def _range(option: str, value: str | None, parse: Callable[[str], int]) -> tuple[int | None, int | None]:
+    """`A..B`, `A..` or `..B`: from A on, below B."""
+    if value is None:
+        return None, None
+    start, dots, end = value.partition("..")
+    try:
+        ends = (parse(start) if start else None, parse(end) if end else None)
+    except ValueError:
+        dots = ""
+    if not dots:
+        raise UsageError(message=f"{option}: expected FROM..TO, FROM.. or ..TO, found {value!r}")
+    return ends
+
+
+@lastkey.command()
+@click.argument("paths", nargs=-1, required=True)
+@click.option("--deep-iteration", is_flag=True, help="Records too, not batches alone.")
+@click.option("--print-data-log", is_flag=True, help="Records with their keys and values.")
+@click.option("--skip-record-metadata", is_flag=True, help="Of records the keys and values alone.")
+@click.option("--max-bytes", type=click.IntRange(min=1), default=2**31 - 1, help="Only so many bytes of each .log.")
+@click.option("--verify-index-only", is_flag=True, help="Indexes: say what contradicts the log, nothing else.")
+@click.option("--index-sanity-check", is_flag=True, help="Indexes: only what a broker checks when it starts.")
+@click.option("--key-decoder", metavar="NAME", help="Of keys: string, int, long, hex, ...  [default: string]")
+@click.option("--value-decoder", metavar="NAME", help="Of values: string, json, long, hex, ...  [default: string]")
+@click.option(
+    "--filter", "key", metavar="key=KEY", callback=_key, help="Only records with this key; 0x6162: its bytes."
+)
+@click.option("--offsets", metavar="FROM..TO", help="Only records in this range of offsets; TO is not in it.")
+@click.option("--times", metavar="FROM..TO", help="Only records of this time: epoch ms, or ISO 8601.")
+@click.option("--output", metavar="DIR", help="An empty or absent folder: a text for each file, made in parallel.")
+@_shared
+def inspect(
+    offsets: str | None, times: str | None, config: str | None, as_json: bool, progress: bool | None, **given: Any
+) -> None:
+    """Show what is in log files, indexes and snapshots, as kafka-dump-log does. PATHS: files and folders."""
+    start, end = _range("--offsets", offsets, int)
+    start_ms, end_ms = _range("--times", times, parse_time)
+    options = InspectOptions(
+        config=load_config(config), start_offset=start, end_offset=end, start_ms=start_ms, end_ms=end_ms,
+        as_json=as_json, **given,
+    )  # fmt: skip
+    shown = _progress(progress)
+    try:
+        report = importlib.import_module(JOBS["inspect"]).run(options, shown, sys.stdout.buffer.write)
+    finally:
+        shown.close()
+    sys.stdout.buffer.flush()
+    for line in report.said:
+        click.echo(line, err=True)
+    if options.output is not None:
+        click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
+    raise click.exceptions.Exit(report.exit_code)
+
+
+def _progress(asked: bool | None) -> Progress:
+    return Bar() if (sys.stderr.isatty() if asked is None else asked) else Silent()
+
+
 def _run(job: str, kind: type[Any], *, config: str | None, as_json: bool, progress: bool | None, **given: Any) -> None:
     options = kind(config=load_config(config), **given)
-    shown: Progress = Bar() if (sys.stderr.isatty() if progress is None else progress) else Silent()
+    shown = _progress(progress)
     try:
         report: Report = importlib.import_module(JOBS[job]).run(options, shown)
     finally:

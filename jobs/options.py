@@ -73,3 +73,27 @@ class ReindexOptions:
     output: str | None = None  # mode "output": an empty or absent folder
     skip_crc: bool = False  # read headers alone
     exact: bool = False  # in place: replace files too that are right and only not byte for byte Kafka's
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """`inspect PATH...`, files and folders."""
+
+    paths: tuple[str, ...]
+    config: Config = field(default_factory=Config)
+    topics: str | None = None  # in folders: only partitions of these
+    deep_iteration: bool = False
+    print_data_log: bool = False
+    skip_record_metadata: bool = False
+    max_bytes: int = 2**31 - 1
+    verify_index_only: bool = False
+    index_sanity_check: bool = False
+    key_decoder: str | None = None  # names of udfs.decode
+    value_decoder: str | None = None
+    key: bytes | None = None  # only records with this key
+    start_offset: int | None = None
+    end_offset: int | None = None
+    start_ms: int | None = None
+    end_ms: int | None = None
+    as_json: bool = False
+    output: str | None = None  # an empty or absent folder: a text for each file

@@ -17,6 +17,8 @@ _NOT_SPARKS = (
     "--help", "-h", "--version", "--store", "--topics", "--cleanup-policy", "--config", "--now", "--null-keys",
     "--sealed", "--force", "--reset", "--dry-run", "--json", "--progress", "--no-progress", "--generation",
     "--output", "--archive", "--grace-hours", "--check", "--in-place", "--partitions", "--skip-crc", "--exact",
+    "--deep-iteration", "--print-data-log", "--skip-record-metadata", "--max-bytes", "--verify-index-only",
+    "--index-sanity-check", "--key-decoder", "--value-decoder", "--filter", "--offsets", "--times",
 )  # fmt: skip
 # spark-submit's options and the settings that they stand for
 _AS_CONF = {

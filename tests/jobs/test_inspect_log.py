@@ -1,0 +1,128 @@
+"""`inspect` through its command line: lines on stdout, findings on stderr, files with --output, exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from jobs import cli
+from tests.builders import START_MS, write_partition
+from tests.golden import golden
+
+
+@pytest.fixture
+def archive(tmp_path):
+    write_partition(tmp_path / "archive" / "users-0", "a=1 b=2 | {codec=zstd} a=3 =4 || c=\x00\x05")
+    write_partition(tmp_path / "archive" / "orders-1", "x=9")
+    return tmp_path / "archive"
+
+
+def inspect(*arguments):
+    """(exit code, stdout, stderr)."""
+    done = CliRunner().invoke(cli.lastkey, ["inspect", *map(str, arguments)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_a_file_as_kafkas_tool_prints_it(tmp_path_factory, monkeypatch):
+    case = golden(tmp_path_factory)["txn-zstd"]
+    monkeypatch.chdir(case.folder)
+    path, expected = next((p, t) for p, t in case.dumps().items() if p.suffix == ".log")
+    code, out, err = inspect(path.relative_to(case.folder), "--deep-iteration", "--print-data-log")
+    assert (code, out) == (0, expected.read_text())
+    assert all(line.startswith(("Non-consecutive", "  ")) for line in err.splitlines())
+
+
+def test_topics_of_a_folder(archive):
+    _, out, _ = inspect(archive, "--topics", "ord*")
+    assert "orders-1/00000000000000000000.log" in out
+    assert "users" not in out
+
+
+def test_filters(archive):
+    code, out, _ = inspect(archive / "users-0" / "00000000000000000000.log", "--print-data-log", "--filter", "key=a")
+    assert code == 0
+    assert [line.split()[2] for line in out.splitlines() if line.startswith("| ")] == ["0", "2"]
+    _, out, _ = inspect(archive, "--deep-iteration", "--filter", "key=0x62")
+    assert [line.split()[2] for line in out.splitlines() if line.startswith("| ")] == ["1"]
+    _, out, _ = inspect(archive, "--deep-iteration", "--offsets", "1..3", "--topics", "users")
+    assert [line.split()[2] for line in out.splitlines() if line.startswith("| ")] == ["1", "2"]
+    _, out, _ = inspect(archive, "--deep-iteration", "--times", f"..{START_MS + 1}", "--topics", "users")
+    assert [line.split()[2] for line in out.splitlines() if line.startswith("| ")] == ["0"]
+
+
+def test_decoders_say_what_is_malformed(archive):
+    log = archive / "users-0" / "00000000000000000004.log"
+    _, out, _ = inspect(log, "--value-decoder", "short", "--key-decoder", "hex")
+    assert "key: 63 payload: 5" in out
+    _, out, _ = inspect(log, "--value-decoder", "long")
+    assert "payload: <no long: 0x0005>" in out
+
+
+def test_json_objects_stand_a_line_each(archive):
+    code, out, _ = inspect(archive, "--json", "--print-data-log")
+    objects = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [o["key"] for o in objects if o["type"] == "record"] == ["x", "a", "b", "a", "", "c"]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_output_has_a_text_for_each_file(archive, tmp_path, as_json):
+    output = tmp_path / "texts"
+    flags = ["--json"] if as_json else []
+    code, out, _ = inspect(archive, "--output", output, "--deep-iteration", *flags)
+    assert code == 0
+    suffix = "jsonl" if as_json else "txt"
+    texts = {p.relative_to(output).as_posix() for p in output.rglob("*.*") if p.is_file()}
+    assert f"users-0/00000000000000000000.log.{suffix}" in texts
+    assert f"orders-1/leader-epoch-checkpoint.{suffix}" in texts
+    if as_json:
+        assert {f["text"] for f in json.loads(out)["files"]} == texts
+    else:
+        log = archive / "users-0" / "00000000000000000000.log"
+        text = (output / "users-0" / f"{log.name}.txt").read_text()
+        assert text == inspect(log, "--deep-iteration")[1]
+
+
+def test_damage_is_code_3(archive):
+    log = archive / "orders-1" / "00000000000000000000.log"
+    data = bytearray(log.read_bytes())
+    data[16] = 7
+    log.write_bytes(data)
+    code, _, err = inspect(archive)
+    assert code == 3
+    assert "expected magic 0, 1 or 2, found 7" in err
+
+
+def test_wrong_indexes_are_code_3_where_they_are_to_be_verified(archive):
+    index = archive / "users-0" / "00000000000000000000.timeindex"
+    data = bytearray(index.read_bytes())
+    data[7] ^= 1
+    index.write_bytes(data)
+    assert inspect(index)[0] == 0
+    code, out, err = inspect(index, "--verify-index-only")
+    assert (code, out) == (3, f"Dumping {index}\n")
+    assert "Found timestamp mismatch" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--filter", "a"], "expected key=TEXT"),
+        (["--offsets", "5"], "expected FROM..TO"),
+        (["--times", "yesterday.."], "no such time: yesterday"),
+        (["--key-decoder", "strin"], "did you mean string?"),
+    ],
+)
+def test_wrong_options_say_what_is_right(archive, arguments, said, capsys):
+    assert cli.main(["inspect", str(archive), *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_output_that_holds_something_is_refused(archive, tmp_path, capsys):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "x").write_text("")
+    assert cli.main(["inspect", str(archive), "--output", str(tmp_path / "texts")]) == 2
+    assert "expected an empty or absent folder, found x" in capsys.readouterr().err

@@ -1,0 +1,144 @@
+"""Log files and side files as text or JSON lines: `logformat.dump` with decoders by name, file by file for tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pyarrow.compute as pc
+
+from logformat import names
+from logformat.dump import DumpOptions, Findings, dump, expand
+from logformat.dump_log import NO_LIMIT, Decoder, LogOptions, Wanted, as_strings
+from udfs.decode import decode, decoder
+from udfs.storage import flush_folder, open_root, unreadable
+
+
+@dataclass(frozen=True)
+class DumpSpec:
+    """What is shown; as kafka-dump-log's options, and ours."""
+
+    deep: bool = False
+    print_data: bool = False
+    metadata: bool = True
+    max_bytes: int = NO_LIMIT
+    verify_index_only: bool = False
+    index_sanity_check: bool = False
+    as_json: bool = False
+    key_decoder: str = "string"  # a name of udfs.decode
+    value_decoder: str = "string"
+    wanted: Wanted = field(default_factory=Wanted)
+
+
+@dataclass(frozen=True)
+class DumpTask:
+    """One file to be dumped into another."""
+
+    path: str  # or URI, of the file
+    output_uri: str
+    name: str  # of the text, below the output
+    spec: DumpSpec
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """What became of one file."""
+
+    path: str
+    name: str
+    bytes_written: int
+    said: tuple[str, ...]  # findings and problems
+    n_problems: int
+    n_mismatches: int = 0
+
+
+def dump_options(spec: DumpSpec) -> DumpOptions:
+    """The same for `logformat.dump`; an unknown decoder raises ValueError that says the nearest one."""
+    decode_records: Decoder | None = None
+    if spec.print_data:
+        decode_records = as_strings
+        if (spec.key_decoder, spec.value_decoder) != ("string", "string"):
+            decode_records = _Named(spec.key_decoder, spec.value_decoder)
+    log = LogOptions(spec.deep or spec.print_data, decode_records, spec.metadata, spec.max_bytes, spec.wanted)
+    return DumpOptions(log, spec.verify_index_only, spec.index_sanity_check, spec.as_json)
+
+
+@dataclass(frozen=True)
+class _Named:
+    key: str
+    value: str
+
+    def __post_init__(self) -> None:
+        decoder(self.key)
+        decoder(self.value)
+
+    def __call__(self, keys: Any, values: Any, offsets: Any) -> tuple[Any, Any]:
+        return _shown(keys, self.key), _shown(values, self.value)
+
+
+def _shown(values: Any, name: str) -> Any:
+    """Values as text; one that is malformed as what it is not, with its bytes."""
+    text = decode(values, name)
+    text = decode(text, "hex") if name == "payload" else text.cast("string")
+    malformed = pc.and_(pc.is_valid(values), pc.is_null(text))
+    if not pc.any(malformed).as_py():
+        return text
+    said = pc.binary_join_element_wise(f"<no {name}: 0x", decode(pc.fill_null(values, b""), "hex"), ">", "")
+    return pc.if_else(malformed, said, text)
+
+
+def dump_files(paths: Iterable[str], spec: DumpSpec, topics: str | None, write: Callable[[Any], object]) -> Findings:
+    """Print files, and what is in folders, one after the other; topics: only of partitions whose topic matches."""
+    return dump(paths, dump_options(spec), write, wanted=lambda path: _is_wanted(path, topics))
+
+
+def _is_wanted(path: str, topics: str | None) -> bool:
+    folder = names.parse_partition_folder(path.rpartition("/")[0].rpartition("/")[2])
+    return topics is None or (folder is not None and fnmatchcase(folder.topic, topics))
+
+
+def list_dump_tasks(paths: Iterable[str], spec: DumpSpec, topics: str | None, output_uri: str) -> list[DumpTask]:
+    """A task for each file; texts lie in the output as files do in what was given, with `.txt` or `.jsonl` behind."""
+    suffix = "jsonl" if spec.as_json else "txt"
+    tasks = []
+    for _, path, shown in expand(paths):
+        if _is_wanted(path, topics):
+            folder, _, name = path.rpartition("/")
+            tasks.append(DumpTask(shown, output_uri, f"{folder.rpartition('/')[2]}/{name}.{suffix}", spec))
+    return tasks
+
+
+def file_size(path: str) -> int:
+    """Bytes of a file; 0 where there is none."""
+    filesystem, located, _ = next(expand([path]))
+    return int(filesystem.get_file_info(located).size or 0)
+
+
+def dump_to_file(task: DumpTask) -> Dumped:
+    """One file as a file of text or JSON lines."""
+    root = open_root(task.output_uri)
+    folder = task.name.rpartition("/")[0]
+    try:
+        root.filesystem.create_dir(root.full(folder), recursive=True)
+        with root.filesystem.open_output_stream(root.full(task.name), compression=None) as stream:
+            findings = dump([task.path], dump_options(task.spec), stream.write)
+            size = int(stream.tell())
+        flush_folder(root, folder)
+    except OSError as error:
+        raise unreadable(f"{task.output_uri}/{task.name}", error) from error
+    return Dumped(
+        task.path, task.name, size, (*findings.lines(), *(f"unknown: {p}" for p in findings.unknown)),
+        len(findings.all_problems), findings.n_mismatches,
+    )  # fmt: skip
+
+
+def wanted_of(
+    start_offset: int | None, end_offset: int | None, start_ms: int | None, end_ms: int | None, key: bytes | None
+) -> Wanted:
+    """Limits of records; None: none."""
+    wanted = Wanted(start_ms=start_ms, end_ms=end_ms, key=key)
+    if start_offset is not None:
+        wanted = replace(wanted, start_offset=start_offset)
+    return wanted if end_offset is None else replace(wanted, end_offset=end_offset)
