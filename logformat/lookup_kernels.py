@@ -4,9 +4,9 @@ The bytes of a `.log` come as a window of it: of a mapped file that is the whole
 the window, or meets what it cannot trust, returns a status and keeps its state; the caller sees to it and calls again.
 
 Nothing that an index says is taken on trust: where an entry points, there must be a batch that ends at the entry's
-offset or before it (an older broker's entry holds the last offset of a whole append, and where that begins). All
-batches before a batch that ends at or below the target end below it too, so the walk from there finds the first one
-that does not.
+offset, or one before it from which the walk comes to such a batch (an older broker's entry holds the last offset of a
+whole append, and where that begins). All batches before one that ends at or below the target end below it too, so the
+walk from there finds the first one that does not.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ NEEDED: Final = 3
 PROBLEM: Final = 4
 EXPECTED: Final = 5
 FOUND_VALUE: Final = 6
-PENDING: Final = 7  # of a search by time: offset of the time index's entry whose batch is still to be seen; or -1
-PENDING_TIMESTAMP: Final = 8
-STATE_SIZE: Final = 9
+ENTRY: Final = 7  # offset of the offset index's entry whose batch is still to be seen; or -1
+PENDING: Final = 8  # of a search by time: offset of the time index's entry whose batch is still to be seen; or -1
+PENDING_TIMESTAMP: Final = 9
+STATE_SIZE: Final = 10
 
 OFFSET_ENTRY: Final = 8  # bytes of an entry as stored: i32 relative offset, i32 position
 TIME_ENTRY: Final = 12  # i64 timestamp, i32 relative offset
@@ -69,7 +70,7 @@ def new_state(base_offset: int, position: int = 0) -> NDArray[np.int64]:
     state = np.zeros(STATE_SIZE, np.int64)
     state[POSITION] = position
     state[PREVIOUS] = base_offset - 1
-    state[PENDING] = -1
+    state[ENTRY] = state[PENDING] = -1
     return state
 
 
@@ -182,8 +183,10 @@ def find_offset(
     """
     position = np.int64(0)
     previous = np.int64(base - 1)
+    entry = np.int64(-1)  # offset of the entry whose batch is still to be seen
     slot = entry_floor(index, entry_size, n_entries, base, target, -1)
     if slot >= 0:
+        entry = entry_offset_of(index, entry_size, slot, base)
         status, position, first, last, size = jump(buf, 0, end, index, entry_size, base, slot, previous)
         if status != FOUND:
             return status, position, np.int64(0), np.int64(-1), np.int64(-1)
@@ -191,6 +194,10 @@ def find_offset(
         status, first, last, size, _problem, _expected, _found = read_batch(buf, 0, end, position, previous)
         if status != FOUND:
             return status, position, np.int64(0), np.int64(-1), np.int64(-1)
+        if last > entry >= 0:
+            return WRONG_INDEX, position, np.int64(0), np.int64(-1), np.int64(-1)
+        if last == entry:
+            entry = np.int64(-1)
         if last >= target:
             return FOUND, position, size, np.int64(-1) if _is_wrapper(buf, position) else first, last
         position += size
@@ -227,6 +234,7 @@ def find_offsets(
     slot = np.int64(-1)
     size = np.int64(0)  # of the batch at `position`; 0: not read yet
     first = last = np.int64(-1)
+    entry = state[ENTRY]
     walked = 0
     status = FOUND
     while i < targets.shape[0]:
@@ -245,8 +253,16 @@ def find_offsets(
                 first = e_first
                 last = e_last
                 size = e_size
+                entry = entry_offset_of(index, entry_size, slot, base)
             walked = 0
-        while size == 0 or last < target:
+        while True:
+            if size > 0 and last >= entry >= 0:
+                if last > entry:
+                    status = WRONG_INDEX
+                    break
+                entry = np.int64(-1)
+            if size > 0 and last >= target:
+                break
             if size > 0:
                 position += size
                 previous = last
@@ -263,6 +279,8 @@ def find_offsets(
                 state[EXPECTED] = expected
                 state[FOUND_VALUE] = found
                 break
+        if status == NONE and entry >= 0:  # an entry of a longer log
+            status = WRONG_INDEX
         if status != FOUND:
             break
         answer = out[rows[i]]
@@ -276,4 +294,5 @@ def find_offsets(
     state[ROW] = i
     state[POSITION] = position
     state[PREVIOUS] = previous
+    state[ENTRY] = entry
     return status

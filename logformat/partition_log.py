@@ -174,7 +174,7 @@ class PartitionLog:
 
     def note(self, text: str) -> None:
         """Add to `notes`, once."""
-        self._notes[text] = None
+        self._notes.setdefault(text)
 
     @property
     def earliest(self) -> int:
@@ -341,7 +341,7 @@ class PartitionLog:
     def _segment(self, number: int) -> SearchableSegment:
         segment = self._open.get(number)
         if segment is None:
-            segment = self._open[number] = SearchableSegment(self.segments[number], self.note)
+            segment = self._open[number] = SearchableSegment(self.segments[number], self._notes.setdefault)
             if len(self._open) > self._max_open:
                 self._open.popitem(last=False)
         else:

@@ -2,9 +2,9 @@
 
 What is trusted. The log, as far as its headers hold together. Of an index nothing that is not seen to be so:
 
-  .index      the batch that an entry points at has to be there, and to end at the entry's offset or before it (see
-              lookup_kernels). So a wrong index is noticed before it answers, unless it points at bytes inside a record
-              that are themselves a batch with these offsets.
+  .index      the batch that an entry points at has to be there, and the walk from it to come to one that ends at the
+              entry's very offset (see lookup_kernels). So a wrong index is noticed before it answers, unless it points
+              at bytes inside a record that are themselves a batch with these offsets.
   .timeindex  the batch that an entry names has to have exactly its timestamp as its largest one. That no batch before
               it has a larger one is taken from the index, as a broker takes it. The largest timestamp of the segment is
               never taken from the last entry alone: the headers from its batch to the end of the log are read too, so
@@ -44,7 +44,7 @@ _MOST_ENTRIES: Final = 1 << 16  # of an index made in memory: 1 MiB
 _BUFFER_BYTES: Final = 1 << 20
 _ENTRY: Final = {k.OFFSET_ENTRY: OFFSET_INDEX_ENTRY, k.TIME_ENTRY: TIME_INDEX_ENTRY}
 
-Note = Callable[[str], None]
+Note = Callable[[str], object]
 
 
 class Largest(NamedTuple):
@@ -126,12 +126,12 @@ class SearchableSegment:
         """
         if self._largest is None:
             times, entry_size, n = self.times
-            self._largest = self._largest_behind(times, entry_size, n) if n else None
+            behind = self._largest_behind(times, entry_size, n) if n else None
+            if behind is None and not self._made_anew:
+                self._make_anew("the last entry of its time index does not fit the log" if n else "")
+            self._largest = self._largest or behind  # made anew, it is known, unless the headers do not go that far
         if self._largest is None:
-            if not self._made_anew:
-                self._make_anew("the last entry of its time index does not fit the log" if self.times[2] else "")
-            if self._damage is not None or self._largest is None:
-                raise self._damage or self._moved()
+            raise self._damage or self._moved()
         return self._largest
 
     def _find_offsets(
@@ -160,11 +160,13 @@ class SearchableSegment:
         if not self.find_offsets(np.full(1, offset), np.zeros(1, np.int64), found):
             return None
         start, largest = int(found["position"][0]), Largest(timestamp, int(found["position"][0]), int(found["size"][0]))
+        tail = Tail(start)
         with opened(self.files) as file:
-            for headers in read_headers(file, self.files.log, start, self.end, ChunkBuffer(_BUFFER_BYTES), Tail()):
+            for headers in read_headers(file, self.files.log, start, self.end, ChunkBuffer(_BUFFER_BYTES), tail):
                 if headers.position == start and headers.batches["max_timestamp"][0] != timestamp:
                     return None
                 largest = _larger(largest, headers.batches)
+        self._end_at(tail.position)
         return largest
 
     def _open(self, path: str | None, entry_size: int) -> tuple[Bytes, int, int]:

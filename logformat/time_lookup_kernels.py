@@ -13,6 +13,7 @@ from logformat.header_kernels import COUNT_OFFSET, MAX_TIMESTAMP_OFFSET
 from logformat.jit import inline, kernel
 from logformat.layout import MAGIC_OFFSET, TIMESTAMP_TYPE_MASK
 from logformat.lookup_kernels import (
+    ENTRY,
     EXPECTED,
     FOUND,
     FOUND_VALUE,
@@ -25,8 +26,10 @@ from logformat.lookup_kernels import (
     PROBLEM,
     ROW,
     WIDE_ENTRY,
+    WRONG_INDEX,
     WRONG_TIMES,
     entry_floor,
+    entry_offset_of,
     entry_position_of,
     jump,
     read_batch,
@@ -106,6 +109,7 @@ def find_times(
     position = state[POSITION]
     previous = state[PREVIOUS]
     pending = state[PENDING]
+    entry = state[ENTRY]
     slot = np.int64(-1)
     time_slot = np.int64(-1)
     size = np.int64(0)
@@ -117,7 +121,9 @@ def find_times(
             position = after[i]
             previous = np.int64(base - 1)
             size = np.int64(0)
-        floor = _floor(times, time_entry_size, n_times, target, time_slot)
+            entry = np.int64(-1)
+        # An entry with the very timestamp is passed by: another batch with it may come before the one that it names
+        floor = _floor(times, time_entry_size, n_times, target - 1, time_slot)
         offset = start_offset
         if floor != time_slot:
             time_slot = floor
@@ -140,6 +146,7 @@ def find_times(
                 previous = e_first - 1
                 last = e_last
                 size = e_size
+                entry = entry_offset_of(index, entry_size, slot, base)
         while True:
             if size == 0:
                 status, _first, last, size, problem, expected, found = read_batch(buf, origin, end, position, previous)
@@ -150,6 +157,11 @@ def find_times(
                     state[EXPECTED] = expected
                     state[FOUND_VALUE] = found
                     break
+            if last >= entry >= 0:
+                if last > entry:
+                    status = WRONG_INDEX
+                    break
+                entry = np.int64(-1)
             largest = _max_timestamp(buf, position - origin)
             if pending >= 0 and last >= pending:
                 if largest != state[PENDING_TIMESTAMP]:
@@ -163,7 +175,9 @@ def find_times(
             position += size
             previous = last
             size = np.int64(0)
-        if status == NONE and pending >= 0:
+        if status == NONE and entry >= 0:  # an entry of a longer log
+            status = WRONG_INDEX
+        elif status == NONE and pending >= 0:
             status = WRONG_TIMES
         if status != FOUND:
             break
@@ -174,6 +188,7 @@ def find_times(
     state[POSITION] = position
     state[PREVIOUS] = previous
     state[PENDING] = pending
+    state[ENTRY] = entry
     return status
 
 
