@@ -2,7 +2,7 @@
 
     state = nothing
     for each segment:
-        up to the log start, a broker begins anew with each segment; above it, the state at the base is a `.snapshot`
+        as long as the log start is not passed, a broker begins anew; above it, the state at the base is a `.snapshot`
         state takes the segment's summary; the transactions that it aborts are its `.txnindex`
     the state at the log end is the last `.snapshot`; the first batch of each leader epoch the leader-epoch-checkpoint
 
@@ -92,10 +92,14 @@ class _Fold:
         self.log = outcome.log
         if self.log_start is None:
             self.log_start = max(base, self.plan.log_start_offset or 0)
-        if base <= self.log_start:  # UnifiedLog.rebuildProducerState: nothing is loaded below the log start
+        # UnifiedLog.rebuildProducerState: no snapshot counts at or below the log start, and no batch below it is read;
+        # only the segment that is recovered is read from its base on, and leaves a snapshot if it ends above.
+        below = base <= self.log_start
+        if below or (self.state is not None and self.end_offset <= self.log_start):
             self.state, self.first_offset, self.dense = ProducerState(), base, True
         else:
             self.dense = self.dense and self.end_offset == base
+        if not below:
             self._snapshot(base, outcome.log)
         self.end_offset = outcome.next_offset
         problem = outcome.problem or outcome.producer_problem

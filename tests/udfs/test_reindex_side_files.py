@@ -41,10 +41,12 @@ def outcome(base, batches, bad):
 
 def by_the_twin(segments, log_start, bad):
     """(snapshots, transaction indexes, what is impossible), by the file's name."""
-    state, snapshots, indexes, impossible = twin.State(), {}, {}, set()
+    state, snapshots, indexes, impossible, end = twin.State(), {}, {}, set(), 0
     for number, (base, batches) in enumerate(segments):
-        if base <= log_start:
+        if base <= log_start or (state is not None and end <= log_start):  # nothing of it was above the log start
             state = twin.State()
+        if base <= log_start:
+            pass
         elif state is None:
             impossible.add(f"{base:020d}.snapshot")
         else:
