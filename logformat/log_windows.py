@@ -7,6 +7,7 @@ archive's are not; of a live broker's folder only the segments below the active 
 from __future__ import annotations
 
 import io
+import itertools
 import mmap
 import os
 from collections.abc import Iterator
@@ -20,10 +21,12 @@ from pyarrow import fs as pafs
 
 from logformat.batch_headers import read_exactly
 from logformat.errors import LogFormatError
+from logformat.layout import BATCH_OVERHEAD
 from logformat.log_files import SegmentFiles, unreadable
 from logformat.time_lookup_kernels import copy_batches
 
 WINDOW_BYTES: Final = 128 << 10  # read at once where a file cannot be mapped: a request costs more than its bytes
+MOST_WINDOW_BYTES: Final = 8 << 20
 Bytes = NDArray[np.uint8]
 
 
@@ -57,33 +60,48 @@ class MappedLog:
 
 
 class WindowedLog:
-    """Any other file: a window of it is read when it is needed."""
+    """Any other file: a window of it is read when it is needed, a larger one while the search goes forward."""
 
     def __init__(self, files: SegmentFiles) -> None:
-        self._files = files
-        with opened(files) as file:
-            size = os.fstat(file.fileno()).st_size if isinstance(file, io.FileIO) else int(file.size())
-        _check_size(files.log, files.size, size)
+        self._path, self._size = files.log, files.size
+        try:
+            self._file = files.filesystem.open_input_file(files.log)
+            _check_size(files.log, files.size, int(self._file.size()))
+        except OSError as error:
+            raise unreadable(files.log, error) from error
         self.whole = _fixed(np.empty(0, np.uint8))
-        self._window, self._origin = self.whole, 0
+        self._window, self._origin, self._next_bytes = self.whole, 0, WINDOW_BYTES
 
     def at(self, position: int) -> tuple[Bytes, int]:
         """A window that begins at `position`, unless the last one will do."""
         end = self._origin + len(self._window)
-        if not self._origin <= position < end or (position + 64 > end and end < self._files.size):
-            window = np.empty(min(WINDOW_BYTES, self._files.size - position), np.uint8)
-            with opened(self._files) as file:
-                read_exactly(file, self._files.log, position, window)
-            self._window, self._origin = _fixed(window), position
+        inside = self._origin <= position < end
+        if not inside or (position + BATCH_OVERHEAD > end and end < self._size):
+            onward = inside or end <= position <= end + self._next_bytes
+            self._next_bytes = min(2 * self._next_bytes, MOST_WINDOW_BYTES) if onward else WINDOW_BYTES
+            self._window = self._read(position, min(self._next_bytes, self._size - position))
+            self._origin = position
         return self._window, self._origin
 
     def copy(self, positions: NDArray[np.int64], starts: NDArray[np.int64]) -> Bytes:
-        """See LogWindow; a read for each batch."""
+        """See LogWindow; batches that lie near each other are read at once."""
         out = np.empty(int(starts[-1]), np.uint8)
-        with opened(self._files) as file:
-            for position, start, end in zip(positions.tolist(), starts[:-1], starts[1:], strict=True):
-                read_exactly(file, self._files.log, position, out[start:end])
+        ends = positions + np.diff(starts)
+        apart = (positions[1:] - ends[:-1] > WINDOW_BYTES) | (np.diff(positions // MOST_WINDOW_BYTES) > 0)
+        borders = [0, *(np.flatnonzero(apart) + 1).tolist(), len(positions)]
+        for first, last in itertools.pairwise(borders):
+            begin = int(positions[first])
+            region = self._read(begin, int(ends[last - 1]) - begin)
+            copy_batches(region, positions[first:last] - begin, starts[first : last + 1], out)
         return out
+
+    def _read(self, position: int, size: int) -> Bytes:
+        out = np.empty(size, np.uint8)
+        try:
+            read_exactly(self._file, self._path, position, out)
+        except OSError as error:
+            raise unreadable(self._path, error) from error
+        return _fixed(out)
 
 
 def open_window(files: SegmentFiles) -> LogWindow:

@@ -233,13 +233,10 @@ class PartitionLog:
         out["status"][rows[first:last]] = END
         numbers = np.searchsorted(self._base_array, ordered[first:beyond], "right") - 1
         borders = first + np.append(np.flatnonzero(np.diff(numbers, prepend=-1)), len(numbers))
-        left = first  # targets before it are answered, or their segment has no batch for them
         for at, until in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
             number = int(numbers[at - first])
-            left = at
-            # What a segment has no batch for is looked for in the next one, as far as that is not the next group's own
-            while left < until and number < len(self._bases):
-                left += self._segment(number).find_offsets(ordered[left:until], rows[left:until], out)
+            while at < until and number < len(self._bases):  # what one segment has no batch for, the next one has
+                at += self._segment(number).find_offsets(ordered[at:until], rows[at:until], out)  # noqa: PLW2901
                 number += 1
         if end < log_end:
             found = out["status"] == FOUND
