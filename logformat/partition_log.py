@@ -218,12 +218,12 @@ class PartitionLog:
         return None
 
     def lookup_offsets(self, offsets: ArrayLike) -> NDArray[np.void]:
-        """LOCATION[n] for int64[n] offsets, in any order.
+        """LOCATION[n] for int64[n] offsets, in any order. TypeError for what are no whole numbers.
 
         Status FOUND; END: nothing there to be read, or not yet; OUT_OF_RANGE: what a broker answers with that error.
         Of the last two all other fields are -1.
         """
-        targets = np.ascontiguousarray(offsets, np.int64).reshape(-1)
+        targets = _whole_numbers(offsets)
         out = np.full(len(targets), _OUT_OF_RANGE)
         log_end, end = self._ends()
         order = _order(targets)
@@ -252,9 +252,9 @@ class PartitionLog:
     def offsets_for_times(self, timestamps: ArrayLike) -> NDArray[np.void]:
         """TIME_ANSWER[n] for int64[n] timestamps in ms, in any order; also EARLIEST, LATEST, MAX_TIMESTAMP.
 
-        ValueError for another negative number.
+        ValueError for another negative number, TypeError for what are no whole numbers.
         """
-        targets = np.ascontiguousarray(timestamps, np.int64).reshape(-1)
+        targets = _whole_numbers(timestamps)
         if len(targets) and targets.min() < MAX_TIMESTAMP:
             raise ValueError(f"not a timestamp: {int(targets.min())}")
         out = np.full(len(targets), _NO_ANSWER)
@@ -360,6 +360,14 @@ def to_arrow(answers: NDArray[np.void]) -> Any:
         else:
             columns[name] = pa.array(values, mask=values < 0)
     return pa.table(columns)
+
+
+def _whole_numbers(values: ArrayLike) -> NDArray[np.int64]:
+    """int64[n], a copy: kernels are compiled for arrays that can be written to."""
+    given = np.asarray(values)
+    if given.size and given.dtype.kind not in "iu":
+        raise TypeError(f"expected offsets, or timestamps in ms, as whole numbers, found {given.dtype}")
+    return given.astype(np.int64, order="C").reshape(-1)
 
 
 def _order(targets: NDArray[np.int64]) -> NDArray[np.int64] | None:

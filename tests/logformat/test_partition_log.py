@@ -133,6 +133,11 @@ def test_what_a_notebook_does(tmp_path: Path):
     assert table.schema.field("last_offset").type == pa.int64()
     with pytest.raises(ValueError, match="not a timestamp: -7"):
         log.offsets_for_times(np.array([-7]))
+    for wrong in ([1.5], ["1"], [None], np.array(["2024-01-01"], "M8[ms]")):
+        with pytest.raises(TypeError, match="whole numbers"):
+            log.offsets_for_times(wrong)
+    assert log.lookup_offsets([]).size == log.offsets_for_times(()).size == 0
+    assert log.lookup_offsets(pa.array([4]))["position"].tolist() == [0]
 
 
 def cut(data: bytes, entry: int, rng: random.Random) -> bytes:
