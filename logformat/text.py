@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from logformat.control_records import control_record_text
 from logformat.layout import (
     CODEC_MASK,
     CODEC_NAMES,
@@ -279,8 +280,19 @@ def _marker(key: bytes, value: bytes | None) -> tuple[str, int | None]:
 def _control_records(records: Any) -> Any:
     kind, epoch = _markers(records)
     marker = _joined(" endTxnMarker: ", pc.fill_null(kind, ""), " coordinatorEpoch: ", pc.fill_null(epoch, -1))
-    other = _joined(" controlType: ", pc.fill_null(kind, ""))
+    other = pc.coalesce(_kraft_records(records), _joined(" controlType: ", pc.fill_null(kind, "")))
     return pc.if_else(pc.is_valid(epoch), marker, other)
+
+
+def _kraft_records(records: Any) -> Any:
+    """Of the control records of a KRaft log what they say; null elsewhere. A Python loop, over control records only."""
+    said = np.full(len(records), None, object)
+    rows = np.flatnonzero(np.asarray(records.column("control")))
+    taken = [records.column(name).take(pa.array(rows)).to_pylist() for name in ("key", "value")]
+    for row, key, value in zip(rows.tolist(), *taken, strict=True):
+        text = control_record_text(_I16.unpack_from(key, 2)[0], value)
+        said[row] = None if text is None else f" {text}"
+    return pa.array(said, pa.string())
 
 
 def _joined(*parts: Any) -> Any:

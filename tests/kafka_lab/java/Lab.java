@@ -33,7 +33,11 @@ public final class Lab {
         Map.entry("dump_log_segments", Tools::dumpLogSegments),
         Map.entry("partition_for_keys", Partitioner::partitionForKeys),
         Map.entry("send_keys", Partitioner::sendKeys),
-        Map.entry("deserialize", Deserializers::deserialize));
+        Map.entry("deserialize", Deserializers::deserialize),
+        Map.entry("describe_messages", Messages::describe),
+        Map.entry("make_messages", Messages::make),
+        Map.entry("parse_records", Messages::parse),
+        Map.entry("run_groups", Groups::run));
 
     public static void main(String[] argv) throws Exception {
         PrintStream answers = System.out;
