@@ -24,6 +24,7 @@ from jobs.errors import DiskFullError, JobError, UsageError
 from jobs.options import (
     CompactOptions,
     InspectOptions,
+    LookupOptions,
     ReindexOptions,
     RestoreOptions,
     VacuumOptions,
@@ -40,6 +41,7 @@ JOBS = {
     "verify": "jobs.verify",
     "reindex": "jobs.reindex",
     "inspect": "jobs.inspect_log",
+    "lookup": "jobs.lookup",
     "restore": "jobs.restore",
     "vacuum": "jobs.vacuum",
 }
@@ -168,6 +170,42 @@ def restore(**given: Any) -> None:
 def vacuum(**given: Any) -> None:
     """Delete files of STORE that no current generation needs, after a grace."""
     _run("vacuum", VacuumOptions, **given)
+
+
+@lastkey.command()
+@click.argument("archive", required=False)
+@click.option("--store", metavar="STORE", help="A generation of this store instead of an archive; with --at its table.")
+@click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
+@click.option("--partition", "partitions", metavar="TOPIC-N", multiple=True, help="Only this one; may be repeated.")
+@click.option("--offset", "offsets", type=int, multiple=True, help="Where a fetch from this offset begins; repeatable.")
+@click.option("--time", "times", metavar="TIME", multiple=True, help="The first record from then on; repeatable.")
+@click.option("--queries", metavar="FILE", help="A table of questions: parquet, csv or json lines.")
+@click.option("--output", metavar="FILE", help="With --queries: where the answers go; parquet, csv or json.")
+@click.option("--sizing", is_flag=True, help="What indexes cost in bytes: each 4 KiB, minute, second, batch.")
+@click.option("--at", metavar="TIME", help="With --store: what happened then, from the table time_index.")
+@click.option("--until", metavar="TIME", help="With --at: up to then.  [default: the minute of --at]")
+@click.option("--refresh/--no-refresh", default=True, help="With --at: bring the table up to date first.")
+@_shared
+def lookup(**given: Any) -> None:
+    """Find offsets by time, and positions by offset, in ARCHIVE or a generation of STORE, without a broker.
+
+    TIME: milliseconds since 1970, ISO 8601 (UTC where it has no zone), earliest, latest, max-timestamp.
+    """
+    kinds = {
+        "--offset or --time": bool(given["offsets"] or given["times"]), "--queries": given["queries"] is not None,
+        "--sizing": given["sizing"], "--at": given["at"] is not None,
+    }  # fmt: skip
+    if sum(kinds.values()) != 1:
+        raise UsageError(message=f"lookup needs one of {', '.join(kinds)}")
+    if (given["queries"] is None) != (given["output"] is None):
+        raise UsageError(message="--queries and --output belong together")
+    if given["at"] is not None and (given["archive"] is None or given["store"] is None):
+        raise UsageError(message="--at needs ARCHIVE, which is looked into, and --store STORE, which holds the table")
+    if given["at"] is None and (given["archive"] is None) == (given["store"] is None):
+        raise UsageError(message="lookup needs ARCHIVE or --store STORE, one of both")
+    if given["at"] is None and (given["until"] is not None or not given["refresh"]):
+        raise UsageError(message="--until and --no-refresh belong to --at")
+    _run("lookup", LookupOptions, **given)
 
 
 def _key(context: click.Context, option: click.Parameter, value: str | None) -> bytes | None:

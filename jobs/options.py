@@ -97,3 +97,23 @@ class InspectOptions:
     end_ms: int | None = None
     as_json: bool = False
     output: str | None = None  # an empty or absent folder: a text for each file
+
+
+@dataclass(frozen=True)
+class LookupOptions:
+    """`lookup (ARCHIVE | --store STORE)`, and one kind of question."""
+
+    archive: str | None = None
+    store: str | None = None
+    config: Config = field(default_factory=Config)
+    topics: str | None = None
+    generation: int | None = None  # of the store; None: the current one
+    partitions: tuple[str, ...] = ()  # names, <topic>-<partition>; none: all
+    offsets: tuple[int, ...] = ()
+    times: tuple[str, ...] = ()  # as typed
+    queries: str | None = None  # a table of questions
+    output: str | None = None  # where its answers go
+    sizing: bool = False
+    at: str | None = None  # asks the table time_index
+    until: str | None = None
+    refresh: bool = True  # bring the table up to date first

@@ -65,7 +65,8 @@ CHECKPOINTS = "compaction_checkpoints"
 SEGMENTS = "log_segments"
 STATES = "cleaner_state"
 RUNS = "cleaner_runs"
-TABLES = (CHECKPOINTS, SEGMENTS, STATES, RUNS)
+TIME_INDEX = "time_index"  # written by jobs.time_index; no part of a generation
+TABLES = (CHECKPOINTS, SEGMENTS, STATES, RUNS, TIME_INDEX)
 
 Key = tuple[str, int]
 
@@ -122,9 +123,23 @@ class State:
 
     # -- reading
 
+    def load(self, name: str) -> DataFrame:
+        """A table, lazily."""
+        return self.spark.read.format("delta").load(self.uri(name))
+
+    def has(self, name: str) -> bool:
+        """Whether a table was ever written."""
+        info = self.root.filesystem.get_file_info(self.root.full(f"state/{name}/_delta_log"))
+        return bool(info.type == pafs.FileType.Directory)
+
+    def uri(self, name: str) -> str:
+        """Where a table lies, as Spark wants it."""
+        uri = f"file://{self.root.base}" if self.root.is_local else self.root.uri
+        return f"{uri.replace('s3://', 's3a://', 1)}/state/{name}"
+
     def exists(self) -> bool:
         """Whether anything was ever committed here."""
-        return self._has(CHECKPOINTS)
+        return self.has(CHECKPOINTS)
 
     def checkpoints(self) -> dict[Key, Checkpoint]:
         """Every partition's current generation."""
@@ -212,12 +227,12 @@ class State:
             return
         table = to_arrow(PartitionState, rows)
         with self.lock():
-            if not self._has(STATES):
+            if not self.has(STATES):
                 self._create(STATES, table)
                 return
             values: dict[str, str | Column] = {name: f"s.{name}" for name in table.column_names}
             merge = (
-                DeltaTable.forPath(self.spark, self._uri(STATES))
+                DeltaTable.forPath(self.spark, self.uri(STATES))
                 .alias("t")
                 .merge(self._frame(table).alias("s"), "t.topic = s.topic AND t.partition = s.partition")
                 .whenMatchedUpdate(set={k: v for k, v in values.items() if k not in ("topic", "partition")})
@@ -232,11 +247,11 @@ class State:
         """
         found = 0
         with contextlib.nullcontext() if dry_run else self.lock():
-            for name in filter(self._has, TABLES):
+            for name in filter(self.has, TABLES):
                 if dry_run:
-                    found += self.spark.sql(f"VACUUM delta.`{self._uri(name)}` DRY RUN").count()
+                    found += self.spark.sql(f"VACUUM delta.`{self.uri(name)}` DRY RUN").count()
                 else:
-                    DeltaTable.forPath(self.spark, self._uri(name)).vacuum()
+                    DeltaTable.forPath(self.spark, self.uri(name)).vacuum()
         return found
 
     @contextlib.contextmanager
@@ -281,10 +296,10 @@ class State:
     def _append(self, name: str, table: pa.Table, run_id: str, wave: int) -> None:
         write = self._frame(table).write.format("delta").mode("append").option("mergeSchema", "true")
         write = write.option("txnAppId", f"lastkey-{name}-{run_id}").option("txnVersion", str(wave))
-        _retrying(lambda: write.save(self._uri(name)))
+        _retrying(lambda: write.save(self.uri(name)))
 
     def _switch(self, commits: Sequence[Commit]) -> None:
-        if not self._has(CHECKPOINTS):
+        if not self.has(CHECKPOINTS):
             unplanned = [c.key for c in commits if c.planned_generation]
             if unplanned:
                 raise self._conflict(commits, {})
@@ -292,7 +307,7 @@ class State:
                 self._create(CHECKPOINTS, to_arrow(Checkpoint, (c.checkpoint for c in commits)))
                 return
             except (PySparkException, Py4JJavaError):
-                if not self._has(CHECKPOINTS):
+                if not self.has(CHECKPOINTS):
                     raise  # no race: this is what it looks like
         for attempt in range(_RETRIES):
             try:
@@ -341,7 +356,7 @@ class State:
         updated["generation"] = f"CASE WHEN {as_planned} THEN s.generation ELSE {raised} END"
         inserted["generation"] = f"CASE WHEN s.planned_generation = 0 THEN s.generation ELSE {raised} END"
         (
-            DeltaTable.forPath(self.spark, self._uri(CHECKPOINTS))
+            DeltaTable.forPath(self.spark, self.uri(CHECKPOINTS))
             .alias("t")
             .merge(self._frame(table).alias("s"), "t.topic = s.topic AND t.partition = s.partition")
             .whenMatchedUpdate(set=dict(updated))
@@ -350,35 +365,24 @@ class State:
         )
 
     def _create(self, name: str, table: pa.Table) -> None:
-        self._frame(table).write.format("delta").mode("errorifexists").save(self._uri(name))
+        self._frame(table).write.format("delta").mode("errorifexists").save(self.uri(name))
 
     def _frame(self, table: pa.Table) -> DataFrame:
         return self.spark.createDataFrame(table).coalesce(1)
 
     def _rows(self, name: str, kind: type[Row]) -> list[Row]:
-        return from_arrow(kind, self._load(name).toArrow()) if self._has(name) else []
+        return from_arrow(kind, self.load(name).toArrow()) if self.has(name) else []
 
     def _of_runs(self, name: str, kind: type[Row], run_ids: set[str]) -> list[Row]:
-        if not run_ids or not self._has(name):
+        if not run_ids or not self.has(name):
             return []
-        frame = self._load(name)
+        frame = self.load(name)
         if len(run_ids) <= _MAX_IN:
             frame = frame.where(F.col("run_id").isin(sorted(run_ids)))
         else:
             wanted = self.spark.createDataFrame(pa.table({"run_id": sorted(run_ids)}))
             frame = frame.join(F.broadcast(wanted), "run_id", "left_semi")
         return from_arrow(kind, frame.toArrow())
-
-    def _load(self, name: str) -> DataFrame:
-        return self.spark.read.format("delta").load(self._uri(name))
-
-    def _has(self, name: str) -> bool:
-        info = self.root.filesystem.get_file_info(self.root.full(f"state/{name}/_delta_log"))
-        return bool(info.type == pafs.FileType.Directory)
-
-    def _uri(self, name: str) -> str:
-        uri = f"file://{self.root.base}" if self.root.is_local else self.root.uri
-        return f"{uri.replace('s3://', 's3a://', 1)}/state/{name}"
 
 
 def exercise(spark: SparkSession, folder: str) -> None:

@@ -64,6 +64,21 @@ def opened(root: Root, path: str) -> Iterator[Any]:
         yield file
 
 
+@contextmanager
+def opened_unbuffered(root: Root, path: str) -> Iterator[Any]:
+    """An io.FileIO of a local file, of which sparse_headers reads headers alone; an open pyarrow file of any other."""
+    if not root.is_local:
+        with opened(root, path) as file:
+            yield file
+        return
+    try:
+        descriptor = open(root.full(path), "rb", buffering=0)  # noqa: PTH123, SIM115 - closed below
+    except OSError as error:
+        raise unreadable(path, error) from error
+    with descriptor:
+        yield descriptor
+
+
 def unreadable(path: str, error: OSError) -> LogFormatError:
     """The problem that stands for an operating-system error on a file of the archive."""
     return LogFormatError(

@@ -1,0 +1,150 @@
+"""`lookup`: offsets and times to positions, records, segments, without a broker. udfs/LOOKUP.md says how.
+
+A few queries need no Spark. A table of them does (`--queries`), and so do a store's generation and the table
+`time_index` (jobs.time_index), which lie in Delta tables.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from jobs.archive import Archive, ArchivedPartition, list_archive
+from jobs.errors import MissingPathError, UsageError
+from jobs.lookup_report import Looked, LookupReport, Query
+from jobs.lookup_sizing import SizingReport, run_sizing
+from jobs.options import LookupOptions
+from jobs.progress import Progress
+from jobs.report import Report
+from jobs.times import parse_time
+from logformat import names
+from udfs.lookup_queries import SPECIAL_TIMES, LogSegment, LookupPlan, Queries, lookup
+from udfs.storage import Root, normal_uri, open_root
+
+
+def run(options: LookupOptions, progress: Progress) -> Report:
+    """Answer what is asked."""
+    started = time.perf_counter()
+    uri, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
+    report: LookupReport | SizingReport = SizingReport(uri, side) if options.sizing else LookupReport(uri, side)
+    plans = list_plans(options, report.notes)
+    report.seconds["list"] = time.perf_counter() - started
+    if options.at is not None:
+        from jobs.time_index import run_at  # noqa: PLC0415 - few queries need no Spark
+
+        return run_at(options, plans, report.notes, progress)
+    if options.queries is not None:
+        from jobs.lookup_table import run_table  # noqa: PLC0415 - as above
+
+        return run_table(options, plans, report.notes, progress)
+    if isinstance(report, SizingReport):
+        run_sizing(options, plans, report, progress)
+    else:
+        _run_queries(options, plans, report, progress)
+    report.seconds["total"] = time.perf_counter() - started
+    return report
+
+
+def _run_queries(options: LookupOptions, plans: list[LookupPlan], report: LookupReport, progress: Progress) -> None:
+    at = time.perf_counter()
+    queries = [*(Query(offset=offset) for offset in options.offsets), *map(query_of_time, options.times)]
+    asked = Queries(
+        np.array([q.offset if q.offset is not None else q.time for q in queries], np.int64),
+        np.array([q.offset is None for q in queries], np.bool_),
+    )
+    progress.start("lookup", len(plans))
+    with ThreadPoolExecutor(min(len(plans), os.cpu_count() or 1) or 1) as pool:
+        for found in pool.map(lambda plan: lookup(plan, asked), plans):
+            progress.advance()
+            report.partitions.append(Looked(found, queries))
+            report.notes += found.notes
+    progress.close()
+    report.seconds["lookup"] = time.perf_counter() - at
+
+
+def query_of_time(text: str) -> Query:
+    """A time that a user typed; also earliest, latest, max-timestamp."""
+    if text in SPECIAL_TIMES:
+        return Query(time=SPECIAL_TIMES[text], text=text)
+    near = difflib.get_close_matches(text, SPECIAL_TIMES)
+    if near:
+        raise UsageError(message=f"no such time: {text}; did you mean {near[0]}?")
+    moment = parse_time(text)
+    if moment < 0:
+        raise UsageError(
+            message=f"no such time: {text}; expected a moment from 1970 on, earliest, latest, max-timestamp"
+        )
+    return Query(time=moment, text=text)
+
+
+def list_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
+    """The logs that are asked for, by topic and partition."""
+    if options.archive is None:
+        from jobs.lookup_store import generation_plans  # noqa: PLC0415 - an archive is looked up without Spark
+
+        plans = generation_plans(options, notes)
+    else:
+        plans = archive_plans(normal_uri(options.archive or ""), options.topics, notes)
+    return _chosen(plans, options.partitions)
+
+
+def archive_plans(uri: str, topics: str | None, notes: list[str]) -> list[LookupPlan]:
+    """The logs of an archive."""
+    archive = listed(uri, topics)
+    notes += archive.notes
+    plans = []
+    for archived in archive.partitions.values():
+        if archived.problem is not None:
+            notes.append(f"{archived.problem}; left out")
+            continue
+        notes += [note for note in archived.notes if names.REBUILT not in note]
+        plans.append(archived_plan(archived, archive.root))
+    return plans
+
+
+def listed(uri: str, topics: str | None) -> Archive:
+    """The partitions of an archive whose topics match."""
+    try:
+        return list_archive(open_root(uri), lambda topic: topics is None or fnmatchcase(topic, topics))
+    except FileNotFoundError:
+        raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
+
+
+def archived_plan(archived: ArchivedPartition, root: Root) -> LookupPlan:
+    """What a look-up is told of an archived partition."""
+    segments = []
+    for s in archived.segments:
+        of = archived.indexes.get(s.base_offset, {})
+        segments.append(
+            LogSegment(
+                s.base_offset, s.size, s.mtime_ms, "archive", s.path, "archive", of.get(names.INDEX),
+                of.get(names.TIME_INDEX),
+            )
+        )  # fmt: skip
+    return LookupPlan(
+        archived.topic, archived.partition, root.uri, "", tuple(segments), archived.log_start_checkpoint,
+        archived.high_watermark if archived.held_by_broker else None, archived.leader_epochs or (),
+    )  # fmt: skip
+
+
+def _chosen(plans: Iterable[LookupPlan], wanted: Sequence[str]) -> list[LookupPlan]:
+    by_name = {plan.name: plan for plan in sorted(plans, key=lambda plan: (plan.topic, plan.partition))}
+    if not by_name:
+        raise UsageError(message="no partition to look into: none here, or none that matches")
+    for name in wanted:
+        if name not in by_name:
+            near = difflib.get_close_matches(name, by_name, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {_some(by_name)}"
+            raise UsageError(message=f"no such partition: {name}; {hint}")
+    return [by_name[name] for name in dict.fromkeys(wanted)] if wanted else list(by_name.values())
+
+
+def _some(partitions: Iterable[str]) -> str:
+    shown = list(partitions)
+    return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")

@@ -1,0 +1,249 @@
+"""The Delta table `time_index`: minute -> first offset, of every segment of an archive; and what happened at a time.
+
+A refresh reads only segments that are new, or not as they were (size, time), and is one Delta commit: rows of segments
+that changed or vanished go with it. Who reads the table sees the state before or after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
+
+from jobs import session
+from jobs.errors import DONE, MissingPathError, UsageError
+from jobs.lookup_report import moment
+from jobs.options import LookupOptions
+from jobs.progress import Progress
+from jobs.report import count, seconds, size, table
+from jobs.state import TIME_INDEX, State, open_state
+from jobs.times import parse_time
+from udfs.lookup_queries import LookupPlan
+from udfs.storage import normal_uri
+from udfs.time_index_rows import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, groups, time_index_rows
+
+_TASK_BYTES = 256 << 20
+_IN_DRIVER_BYTES = 256 << 20  # tuned: the first Python task of a session costs 4 s
+_MOST_IN_PREDICATE = 200  # segments whose rows are replaced by name; more: the table is written anew
+_CONSTRAINT_CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
+_KEY = ("topic", "partition", "segment_base_offset")
+
+SegmentKey = tuple[str, int, int]
+
+
+@dataclass
+class AtReport:
+    """What happened in a window of minutes."""
+
+    archive: str
+    store: str
+    start_ms: int
+    end_ms: int  # not in it
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    refreshed: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """Always 0: nothing happened is an answer."""
+        return DONE
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "job": "lookup", "archive": self.archive, "store": self.store, "exit_code": self.exit_code,
+            "start_ms": self.start_ms, "end_ms": self.end_ms, "partitions": self.rows, "refreshed": self.refreshed,
+            "notes": self.notes, "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }  # fmt: skip
+
+    def to_text(self) -> str:
+        """For people."""
+        header = ("partition", "first minute", "first offset", "minutes with data", "segments", "timestamps")
+        rows = [
+            (f"{r['topic']}-{r['partition']}", moment(r["first_minute_ms"])[:16] + "Z", str(r["first_offset"]),
+             count(r["minutes"]), count(r["segments"]), r["timestamps"])
+            for r in self.rows
+        ]  # fmt: skip
+        window = f"from {moment(self.start_ms)} to {moment(self.end_ms)}"
+        out = [table(header, rows, left=(0, 1)) if rows else f"nothing {window}"]
+        topics = len({r["topic"] for r in self.rows})
+        out.append(f"{window}: {len(self.rows)} partitions of {topics} topics")
+        if self.refreshed:
+            done = self.refreshed
+            out.append(
+                f"time_index: read {done['segments_read']:,} segments, {size(done['bytes_read'])}; "
+                f"{done['segments_removed']:,} went; {done['segments_kept']:,} were as before"
+            )
+        out += [f"note: {note}" for note in self.notes]
+        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        return "\n".join(out)
+
+
+def run_at(options: LookupOptions, plans: list[LookupPlan], notes: list[str], progress: Progress) -> AtReport:
+    """Bring the table up to date, and ask it."""
+    started = time.perf_counter()
+    start = parse_time(options.at or "") // MINUTE_MS * MINUTE_MS
+    until = start + 1 if options.until is None else parse_time(options.until)
+    if until <= start:
+        raise UsageError(message=f"--until {options.until} is not behind --at {options.at}")
+    end = -(-until // MINUTE_MS) * MINUTE_MS
+    store = normal_uri(options.store or "")
+    report = AtReport(options.archive or "", store, start, end, notes=notes)
+    spark = session.start()
+    state = open_state(spark, store, single_writer=options.config.job.single_writer)
+    if options.refresh:
+        report.refreshed = refresh(spark, state, plans, progress, report.notes, _covers(options))
+    elif not state.has(TIME_INDEX):
+        raise MissingPathError(
+            path=f"{store}/state/{TIME_INDEX}", expected="the table, made by a refresh", found="none"
+        )
+    report.seconds["refresh"] = time.perf_counter() - started
+    at = time.perf_counter()
+    report.rows = happened(state, plans, start, end)
+    report.seconds["ask"] = time.perf_counter() - at
+    report.seconds["total"] = time.perf_counter() - started
+    return report
+
+
+def happened(state: State, plans: list[LookupPlan], start_ms: int, end_ms: int) -> list[dict[str, Any]]:
+    """Of each partition with data in minutes [start, end): the first of them, its first offset, how many there are."""
+    wanted = {(plan.topic, plan.partition) for plan in plans}
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    first, last = (F.lit(epoch + timedelta(milliseconds=ms)) for ms in (start_ms, end_ms))
+    rows = (
+        state.load(TIME_INDEX)
+        .where((F.col("minute") >= first) & (F.col("minute") < last))
+        .groupBy("topic", "partition")
+        .agg(
+            (F.unix_micros(F.min("minute")) / 1000).cast("long").alias("first_minute_ms"),
+            F.min("first_offset").alias("first_offset"),
+            F.countDistinct("minute").alias("minutes"),
+            F.countDistinct("segment_base_offset").alias("segments"),
+            F.concat_ws(",", F.sort_array(F.collect_set("timestamps"))).alias("timestamps"),
+        )
+        .orderBy("topic", "partition")
+    )
+    return [row for row in rows.toArrow().to_pylist() if (row["topic"], row["partition"]) in wanted]
+
+
+def _covers(options: LookupOptions) -> Callable[[str, int], bool]:
+    """Which partitions the plans of these options stand for: one that is not among them has vanished."""
+
+    def covers(topic: str, partition: int) -> bool:
+        by_name = not options.partitions or f"{topic}-{partition}" in options.partitions
+        return by_name and (options.topics is None or fnmatchcase(topic, options.topics))
+
+    return covers
+
+
+def refresh(
+    spark: SparkSession,
+    state: State,
+    plans: list[LookupPlan],
+    progress: Progress,
+    notes: list[str],
+    covers: Callable[[str, int], bool] = lambda topic, partition: True,
+) -> dict[str, int]:
+    """Make the table that of the segments there are, as far as `plans` stand for their partitions; what was done."""
+    with state.lock():  # from here to the write: two refreshes at once would both append
+        known = _known(state)
+        there = {(s.topic, s.partition, s.base_offset): s for plan in plans for s in _segments(plan)}
+        same = {key for key, s in there.items() if known.get(key) == (s.path, s.size, s.mtime_ms)}
+        new = [s for key, s in there.items() if key not in same]
+        old = [key for key in known if key not in same and covers(*key[:2])]
+        bytes_read = sum(s.size for s in new)
+        if new or old:
+            frame = _frame(spark, new, progress)
+            _write(state, frame, old)
+        problems = state.load(TIME_INDEX).where("problem IS NOT NULL").select("problem").distinct().limit(20)
+        notes += [row["problem"] for row in problems.toArrow().to_pylist()] if state.has(TIME_INDEX) else []
+    return {
+        "segments_read": len(new), "bytes_read": bytes_read, "segments_kept": len(same),
+        "segments_removed": len([key for key in old if key not in there]),
+    }  # fmt: skip
+
+
+def _segments(plan: LookupPlan) -> Iterator[TimedSegment]:
+    for s in plan.segments:
+        yield TimedSegment(
+            plan.topic, plan.partition, plan.archive_uri, s.base_offset, s.path, s.size, s.mtime_ms,
+            plan.max_batch_bytes,
+        )  # fmt: skip
+
+
+def _known(state: State) -> dict[SegmentKey, tuple[str, int, int]]:
+    """What the table holds: path, size and time of every segment's log when it was read."""
+    if not state.has(TIME_INDEX):
+        return {}
+    columns = (*_KEY, "path", "size_bytes", "mtime_ms")
+    rows = state.load(TIME_INDEX).select(*columns).distinct().toArrow().to_pylist()
+    return {
+        (r["topic"], r["partition"], r["segment_base_offset"]): (r["path"], r["size_bytes"], r["mtime_ms"])
+        for r in rows
+    }  # fmt: skip
+
+
+def _frame(spark: SparkSession, segments: list[TimedSegment], progress: Progress) -> DataFrame:
+    """Rows of segments: made here where there is little to read, else in tasks."""
+    tasks = list(groups(segments, _TASK_BYTES))
+    if sum(s.size for s in segments) <= _IN_DRIVER_BYTES:
+        made = pa.concat_tables([TIME_INDEX_ROWS.empty_table(), *(time_index_rows(task) for task in tasks)])
+        return spark.createDataFrame(made).coalesce(1)
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from time_index_rows(tasks[number]).to_batches()
+
+    empty = spark.createDataFrame(TIME_INDEX_ROWS.empty_table())
+    schema: StructType = empty.schema
+    return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(work, schema).coalesce(max(1, len(tasks) // 8))
+
+
+def _write(state: State, frame: DataFrame, replaced: list[SegmentKey]) -> None:
+    """One commit: rows of `replaced` segments go, those of `frame` come."""
+    uri = state.uri(TIME_INDEX)
+    if not state.has(TIME_INDEX):
+        frame.write.format("delta").mode("errorifexists").save(uri)
+    elif not replaced:
+        frame.write.format("delta").mode("append").save(uri)
+    elif len(replaced) <= _MOST_IN_PREDICATE:
+        is_old = " OR ".join(
+            f"(topic = '{topic}' AND partition = {partition} AND segment_base_offset = {base})"
+            for topic, partition, base in replaced
+        )  # a topic's name holds letters, digits, dots, dashes and underscores only
+        write = frame.write.format("delta").mode("overwrite").option("replaceWhere", is_old)
+        with _unchecked(frame.sparkSession):
+            write.save(uri)
+    else:
+        spark = frame.sparkSession
+        old = spark.createDataFrame(
+            pa.table({name: [key[i] for key in replaced] for i, name in enumerate(_KEY)}, schema=_key_schema())
+        )
+        kept = spark.read.format("delta").load(uri).join(F.broadcast(old), list(_KEY), "left_anti")
+        kept.unionByName(frame).write.format("delta").mode("overwrite").save(uri)
+
+
+def _key_schema() -> pa.Schema:
+    return pa.schema([TIME_INDEX_ROWS.field(name) for name in _KEY])
+
+
+@contextlib.contextmanager
+def _unchecked(spark: SparkSession) -> Iterator[None]:
+    """Let `replaceWhere` take rows of other segments too: those that are new."""
+    before = spark.conf.get(_CONSTRAINT_CHECK, "true")
+    spark.conf.set(_CONSTRAINT_CHECK, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(_CONSTRAINT_CHECK, before or "true")

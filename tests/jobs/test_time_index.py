@@ -1,0 +1,107 @@
+"""The table time_index: what happened at a time, against decoded records; a refresh reads only what is new."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from jobs.lookup import archive_plans
+from jobs.options import LookupOptions
+from jobs.progress import Silent
+from jobs.state import TIME_INDEX, open_state
+from jobs.time_index import happened, refresh, run_at
+from logformat.segment import open_segment
+from tests.builders import write_partition
+from tests.golden import golden
+from tests.jobs.archives import put
+from udfs.time_index_rows import MINUTE_MS
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def archive(tmp_path, tmp_path_factory):
+    cases = golden(tmp_path_factory)
+    root = tmp_path / "archive"
+    for name in ("ts-disorder", "none-append"):
+        put(cases[name].input(f"{name}-0"), root / f"{name}-0", segments=2)
+    return root
+
+
+def expected(root, start, end):
+    """(topic, partition) -> first minute, first offset, minutes: the slow way."""
+    out = {}
+    for folder in sorted(root.iterdir()):
+        topic, _, partition = folder.name.rpartition("-")
+        rows = [
+            row
+            for log in sorted(folder.glob("*.log"))
+            for row in open_segment(log).to_arrow(["offset", "timestamp_ms", "control"]).to_pylist()
+            if not row["control"] and start <= row["timestamp_ms"] < end
+        ]
+        if rows:
+            minutes = {row["timestamp_ms"] // MINUTE_MS for row in rows}
+            first = min(row["offset"] for row in rows)
+            out[topic, int(partition)] = (min(minutes) * MINUTE_MS, first, len(minutes))
+    return out
+
+
+@pytest.mark.slow
+def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_factory):
+    state = open_state(spark, str(tmp_path / "store"))
+    times = [
+        t
+        for log in archive.rglob("*.log")
+        for t in open_segment(log).to_arrow(["timestamp_ms"]).column(0).to_pylist()
+        if t >= 0
+    ]
+    start = min(times) // MINUTE_MS * MINUTE_MS
+
+    def check():
+        plans = archive_plans(str(archive), None, [])
+        for first, last in (
+            (start, start + 5 * MINUTE_MS),
+            (start, max(times) // MINUTE_MS * MINUTE_MS + MINUTE_MS),
+            (0, start),
+        ):
+            rows = happened(state, plans, first, last)
+            found = {
+                (r["topic"], r["partition"]): (r["first_minute_ms"], r["first_offset"], r["minutes"]) for r in rows
+            }
+            assert found == expected(archive, first, last)
+
+    def bring():
+        return refresh(spark, state, archive_plans(str(archive), None, []), Silent(), [])
+
+    done = bring()
+    size = sum(log.stat().st_size for log in archive.rglob("*.log"))
+    assert done == {"segments_read": 4, "bytes_read": size, "segments_kept": 0, "segments_removed": 0}
+    check()
+    version = state.load(TIME_INDEX).count()
+    assert bring() == {"segments_read": 0, "bytes_read": 0, "segments_kept": 4, "segments_removed": 0}
+    assert state.load(TIME_INDEX).count() == version
+
+    put(golden(tmp_path_factory)["none-append"].input("none-append-0"), archive / "none-append-0", segments=3)  # grows
+    new = sorted((archive / "none-append-0").glob("*.log"))[2]
+    done = bring()
+    assert (done["segments_read"], done["bytes_read"], done["segments_kept"]) == (1, new.stat().st_size, 4)
+    check()
+
+    log = sorted((archive / "ts-disorder-0").glob("*.log"))[1]
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])  # another file under an old name, and new ones beside
+    write_partition(archive / "other-7", "a=1~60000 b=2~120000")
+    shutil.rmtree(archive / "none-append-0")
+    done = bring()
+    assert (done["segments_read"], done["segments_kept"], done["segments_removed"]) == (2, 1, 3)
+    assert {row["topic"] for row in state.load(TIME_INDEX).toArrow().to_pylist()} == {"ts-disorder", "other"}
+    check()
+
+
+def test_the_job(spark, archive, tmp_path):
+    options = LookupOptions(str(archive), str(tmp_path / "store"), at="1970-01-01T00:00Z", until="2100-01-01T00:00Z")
+    report = run_at(options, archive_plans(str(archive), None, []), [], Silent())
+    assert report.exit_code == 0
+    assert [row["topic"] for row in report.rows] == ["none-append", "ts-disorder"]
+    assert "time_index: read 4 segments" in report.to_text()
+    assert report.to_json()["refreshed"]["segments_read"] == 4

@@ -1,0 +1,256 @@
+"""Look-ups in one partition's log, planned by the driver: by offset, by time, or a column of queries.
+
+The search itself is logformat.partition_log; here a plan becomes a log, and answers become columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from logformat.errors import LogFormatError
+from logformat.log_files import SegmentFiles
+from logformat.names import LOG, segment_file
+from logformat.partition_log import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE, PartitionLog
+from udfs.plan import Problem
+from udfs.storage import open_root
+
+SPECIAL_TIMES: Final = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
+
+ANSWER: Final = pa.schema(
+    [
+        pa.field("status", pa.string()),  # found, none, end, out_of_range, no_query, no_partition, or a kind of problem
+        pa.field("answer_offset", pa.int64()),  # by time: of the record; by offset: the one asked for
+        pa.field("answer_timestamp", pa.int64()),  # of the record, ms; by time only
+        pa.field("leader_epoch", pa.int32()),  # by time only
+        pa.field("segment", pa.string()),  # name of the .log
+        pa.field("position", pa.int64()),  # of the batch in it
+        pa.field("batch_size", pa.int64()),
+        pa.field("batch_base_offset", pa.int64()),
+        pa.field("batch_last_offset", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class LogSegment:
+    """One segment: its log, and its two indexes where they are. Paths are relative to their roots."""
+
+    base_offset: int
+    size: int
+    mtime_ms: int
+    root: Literal["archive", "store"]
+    path: str
+    index_root: Literal["archive", "store"] = "archive"
+    index: str | None = None
+    time_index: str | None = None
+
+
+@dataclass(frozen=True)
+class LookupPlan:
+    """One partition's log."""
+
+    topic: str
+    partition: int
+    archive_uri: str
+    store_uri: str
+    segments: tuple[LogSegment, ...]
+    log_start_offset: int | None = None
+    end_offset: int | None = None
+    leader_epochs: tuple[tuple[int, int], ...] = ()
+    max_batch_bytes: int = 256 << 20
+
+    @property
+    def name(self) -> str:
+        """`<topic>-<partition>`."""
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What was found in one partition; `answers`: ANSWER, a row a query, in order."""
+
+    topic: str
+    partition: int
+    answers: Any
+    log_start_offset: int = -1
+    log_end_offset: int = -1
+    notes: tuple[str, ...] = ()
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What is asked of one partition. offsets, timestamps: int64[n]; of each row one is asked, by `by_time`."""
+
+    targets: NDArray[np.int64]
+    by_time: NDArray[np.bool_]
+
+
+def open_log(plan: LookupPlan) -> PartitionLog:
+    """The log of a plan; nothing is read yet."""
+    roots = {"archive": open_root(plan.archive_uri)} if plan.archive_uri else {}
+    if plan.store_uri:
+        roots["store"] = open_root(plan.store_uri)
+
+    def full(root: str, path: str | None) -> str | None:
+        return None if path is None else roots[root].full(path)
+
+    segments = []
+    for s in plan.segments:
+        root, index_root = roots[s.root], roots[s.index_root]
+        by_index = s.index_root == s.root or index_root.filesystem.type_name == root.filesystem.type_name
+        segments.append(
+            SegmentFiles(
+                s.base_offset, root.full(s.path), s.size, s.mtime_ms,
+                full(s.index_root, s.index) if by_index else None,
+                full(s.index_root, s.time_index) if by_index else None, root.filesystem,
+            )
+        )  # fmt: skip
+    return PartitionLog(
+        segments, log_start_offset=plan.log_start_offset, topic=plan.topic, partition=plan.partition,
+        leader_epochs=plan.leader_epochs, end_offset=plan.end_offset, max_batch_bytes=plan.max_batch_bytes,
+    )  # fmt: skip
+
+
+def lookup(plan: LookupPlan, queries: Queries) -> Lookup:
+    """Answers of one partition. What is wrong with its files is `problem`, and the status of every row."""
+    with open_log(plan) as log:
+        try:
+            answers = _answers(log, queries)
+            return Lookup(plan.topic, plan.partition, answers, log.earliest, log.latest, log.notes)
+        except LogFormatError as error:
+            n = len(queries.targets)
+            return Lookup(plan.topic, plan.partition, no_answers(error.kind, n), problem=Problem.of(error))
+
+
+def no_answers(status: str, n: int) -> Any:
+    """n rows of ANSWER that only say why."""
+    nulls = [pa.nulls(n, field.type) for field in ANSWER]
+    return pa.RecordBatch.from_arrays([pa.repeat(pa.scalar(status), n), *nulls[1:]], schema=ANSWER)
+
+
+def _answers(log: PartitionLog, queries: Queries) -> Any:
+    targets, by_time = queries.targets, queries.by_time
+    n = len(targets)
+    status = np.full(n, "none", object)
+    offset, timestamp, epoch = (np.full(n, -1, np.int64) for _ in range(3))
+    offset[~by_time] = targets[~by_time]
+    if by_time.any():
+        rows = np.flatnonzero(by_time)
+        found = log.offsets_for_times(targets[rows])
+        offset[rows], timestamp[rows], epoch[rows] = found["offset"], found["timestamp"], found["leader_epoch"]
+    # the batch of a record that was found by its time is looked up by its offset, as is every other
+    asked = np.flatnonzero(offset >= 0)
+    located = log.lookup_offsets(offset[asked])
+    of_offset = ~by_time[asked]
+    words = np.where(
+        located["status"] == FOUND, "found", np.where(located["status"] == OUT_OF_RANGE, "out_of_range", "end")
+    )
+    status[asked] = np.where(of_offset, words, "found")
+    status[~by_time & (offset < 0)] = "out_of_range"
+    columns = {}
+    for name in ("segment_base_offset", "position", "size", "base_offset", "last_offset"):
+        columns[name] = np.full(n, -1, np.int64)
+        columns[name][asked] = located[name]
+    bases, row = np.unique(columns["segment_base_offset"], return_inverse=True)
+    files = pa.array([segment_file(int(base), LOG) if base >= 0 else None for base in bases], pa.string())
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(status, pa.string()), _numbers(offset), _numbers(timestamp), _numbers(epoch).cast(pa.int32()),
+            files.take(pa.array(row)), _numbers(columns["position"]), _numbers(columns["size"]),
+            _numbers(columns["base_offset"]), _numbers(columns["last_offset"]),
+        ],
+        schema=ANSWER,
+    )  # fmt: skip
+
+
+def _numbers(values: NDArray[np.int64]) -> Any:
+    return pa.array(values, mask=values < 0)
+
+
+def lookup_table(plans: dict[tuple[str, int], LookupPlan], batches: Iterator[Any]) -> Iterator[Any]:
+    """Record batches of queries with the answers' columns behind them, in order, each as long as it came.
+
+    Columns: topic, partition; offset, timestamp (ms int64, either may be missing or null; the offset goes first).
+    """
+    logs: dict[tuple[str, int], PartitionLog] = {}
+    try:
+        for batch in batches:
+            yield _answered(plans, logs, batch)
+    finally:
+        for log in logs.values():
+            log.close()
+
+
+def _answered(plans: dict[tuple[str, int], LookupPlan], logs: dict[tuple[str, int], PartitionLog], batch: Any) -> Any:
+    n = batch.num_rows
+    none = pa.nulls(n, pa.int64())
+    has = batch.schema.names
+    offset = batch.column("offset").cast(pa.int64()) if "offset" in has else none
+    time = as_ms(batch.column("timestamp")) if "timestamp" in has else none
+    by_time = np.asarray(pc.is_null(offset)) & np.asarray(pc.is_valid(time))
+    asked = np.asarray(pc.or_(pc.is_valid(offset), pc.is_valid(time)))
+    targets = np.where(by_time, np.asarray(pc.fill_null(time, -1)), np.asarray(pc.fill_null(offset, -1)))
+    key = pa.StructArray.from_arrays([batch.column("topic"), batch.column("partition").cast(pa.int32())], ["t", "p"])
+    encoded = pc.dictionary_encode(pc.binary_join_element_wise(key.field("t"), key.field("p").cast("string"), "\0"))
+    codes = np.asarray(pc.fill_null(encoded.indices, -1))
+    order = np.argsort(codes, kind="stable")
+    borders = np.append(np.flatnonzero(np.diff(codes[order], prepend=-2)), n)
+    parts = []
+    for start, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):  # a loop over partitions
+        rows = order[start:end]
+        code = int(codes[rows[0]])
+        topic, _, partition = encoded.dictionary[code].as_py().partition("\0") if code >= 0 else ("", "", "-1")
+        parts.append(_of_partition(plans.get((topic, int(partition))), logs, targets[rows], by_time[rows], asked[rows]))
+    back = np.empty(n, np.int64)
+    back[order] = np.arange(n)
+    answers = pa.Table.from_batches(parts, ANSWER).combine_chunks() if parts else ANSWER.empty_table()
+    taken = answers.take(pa.array(back))
+    columns = [column.combine_chunks() for column in taken.columns]
+    return pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=pa.schema([*batch.schema, *ANSWER]))
+
+
+def _of_partition(
+    plan: LookupPlan | None,
+    logs: dict[tuple[str, int], PartitionLog],
+    targets: NDArray[np.int64],
+    by_time: NDArray[np.bool_],
+    asked: NDArray[np.bool_],
+) -> Any:
+    if plan is None:
+        return no_answers("no_partition", len(targets))
+    key = plan.topic, plan.partition
+    try:
+        if key not in logs:
+            logs[key] = open_log(plan)
+        valid = asked & ~(by_time & (targets < MAX_TIMESTAMP))
+        answers = _answers(logs[key], Queries(np.where(valid, targets, 0), by_time & valid))
+    except LogFormatError as error:
+        return no_answers(error.kind, len(targets))
+    if valid.all():
+        return answers
+    blank = no_answers("no_query", len(targets))
+    keep = pa.array(valid)
+    return pa.RecordBatch.from_arrays(
+        [pc.if_else(keep, a, b) for a, b in zip(answers.columns, blank.columns, strict=True)], schema=ANSWER
+    )
+
+
+def as_ms(column: Any) -> Any:
+    """Timestamps as int64 ms: numbers are ms already, Arrow timestamps of any unit are cast (towards the past)."""
+    if pa.types.is_timestamp(column.type):
+        micro = column.cast(pa.timestamp("us", column.type.tz), safe=False).view(pa.int64())
+        return pc.divide(pc.subtract(micro, pc.if_else(pc.less(micro, 0), 999, 0)), 1000)
+    return column.cast(pa.int64())
+
+
+def with_end(plan: LookupPlan, end_offset: int) -> LookupPlan:
+    """The plan of a log of which nothing from `end_offset` on is an answer."""
+    return replace(plan, end_offset=end_offset)
