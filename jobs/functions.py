@@ -48,10 +48,10 @@ def functions(errors: Errors = "null") -> dict[str, Any]:
     made = {_PREFIX + name: _decoder(name, errors) for name in _DECODERS}
     return made | {
         "kafka_avro": _udf(_avro(errors), "string"),
-        "kafka_problem": _udf(_problem, "string"),
-        "kafka_avro_problem": _udf(_avro_problem, "string"),
-        "kafka_partition": _udf(_partition, "int"),
-        "kafka_murmur2": _udf(_murmur2, "int"),
+        "kafka_problem": _udf(kafka_problem, "string"),
+        "kafka_avro_problem": _udf(kafka_avro_problem, "string"),
+        "kafka_partition": _udf(kafka_partition, "int"),
+        "kafka_murmur2": _udf(kafka_murmur2, "int"),
     }
 
 
@@ -75,6 +75,7 @@ def register_avro(
     def read(values: pa.Array) -> pa.Array:
         return decode_avro(values, schema, writers=writers, errors=errors)
 
+    read.__name__ = name
     function = _udf(read, result)
     return spark.udf.register(name, function)
 
@@ -83,6 +84,7 @@ def _decoder(name: str, errors: Errors) -> Any:
     def read(values: pa.Array) -> pa.Array:
         return decode(values, name, errors=errors)
 
+    read.__name__ = _PREFIX + name  # what Spark calls the column
     return _udf(read, from_arrow_type(DECODERS[name].result))
 
 
@@ -93,22 +95,27 @@ def _avro(errors: Errors) -> Callable[[pa.Array, pa.Array], pa.Array]:
             fail_at_first(values, reasons, "Avro of this schema")
         return text
 
+    read.__name__ = "kafka_avro"
     return read
 
 
-def _problem(values: pa.Array, names: pa.Array) -> pa.Array:
+def kafka_problem(values: pa.Array, names: pa.Array) -> pa.Array:
+    """What is wrong with values that should be what `names`, all the same, say."""
     return problems_of(values, _constant(names, "the decoder's name"))
 
 
-def _avro_problem(values: pa.Array, schemas: pa.Array) -> pa.Array:
+def kafka_avro_problem(values: pa.Array, schemas: pa.Array) -> pa.Array:
+    """What is wrong with values that should be Avro of these schemas."""
     return avro_json(values, schemas)[1]
 
 
-def _partition(keys: pa.Array, n_partitions: pa.Array) -> pa.Array:
+def kafka_partition(keys: pa.Array, n_partitions: pa.Array) -> pa.Array:
+    """Partitions of keys; a function of its own, for its types."""
     return partition_of(keys, n_partitions)
 
 
-def _murmur2(keys: pa.Array) -> pa.Array:
+def kafka_murmur2(keys: pa.Array) -> pa.Array:
+    """Hashes of keys."""
     return murmur2(keys)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from logformat.kafka_messages import MessageError, reader, versions_of
+from logformat.kafka_messages import MessageError, reader
+from logformat.message_table import versions_of
 
 _VERSION: Final = struct.Struct(">h")
 _SHOWN: Final = {  # control type -> what stands before the message, and its name

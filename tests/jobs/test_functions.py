@@ -81,6 +81,13 @@ def test_dataframes(topic):
     made = functions()
     assert column(topic.select(made["kafka_long"]("value"))) == [None, 42, None, None]
     assert column(topic.select(made["kafka_payload"]("value")))[3] == b"\0"
+    for name, function in made.items():
+        arguments = (
+            ["key"]
+            if name not in ("kafka_avro", "kafka_problem", "kafka_avro_problem", "kafka_partition")
+            else ["key", "value"]
+        )
+        assert topic.select(function(*arguments)).columns == [f"{name}({', '.join(arguments)})"]
 
 
 def test_keys_of_other_types(spark, topic):

@@ -20,7 +20,8 @@ from logformat.coordinator_records import (
 )
 from logformat.dump import DumpOptions, dump
 from logformat.dump_log import LogOptions
-from logformat.kafka_messages import messages, reader, versions_of
+from logformat.kafka_messages import reader
+from logformat.message_table import messages, versions_of
 from logformat.remote_log_records import REMOTE_RECORDS
 from tests.kafka_lab import Broker, dump_log_segments, make_logs
 from tests.kafka_lab.jars import kafka_jars

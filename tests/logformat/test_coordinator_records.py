@@ -18,7 +18,8 @@ from logformat.control_records import control_record_text
 from logformat.coordinator_records import decode_records, decoder_names
 from logformat.dump import DumpOptions, dump
 from logformat.dump_log import LogOptions
-from logformat.kafka_messages import MessageError, java_double, messages, reader, versions_of
+from logformat.kafka_messages import MessageError, java_double, reader
+from logformat.message_table import messages, versions_of
 from tests.conftest import ROOT
 
 # decoder, key and value as a broker wrote them, key and payload as the tool prints them

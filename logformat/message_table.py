@@ -1,0 +1,96 @@
+"""The table of Kafka's generated messages, their fields, types and versions: kafka_messages.txt, which explains itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+_TABLE: Final = Path(__file__).with_name("kafka_messages.txt")
+_FOREVER: Final = 2**15 - 1
+
+
+@dataclass(frozen=True)
+class Versions:
+    """From `low` to `high`, both in it."""
+
+    low: int
+    high: int
+
+    def __contains__(self, version: int) -> bool:
+        return self.low <= version <= self.high
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a message; `fields` of a struct, or of the structs in an array."""
+
+    name: str
+    kind: str  # of an array: of its items
+    versions: Versions
+    array: bool = False
+    null: Versions | None = None
+    tag: int | None = None
+    default: str = ""  # as JSON text; only where there is a tag
+    fields: tuple[Field, ...] = ()
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of the table."""
+
+    name: str
+    versions: Versions
+    flexible: Versions | None
+    fields: tuple[Field, ...] = field(default=(), repr=False)
+
+
+@lru_cache(maxsize=1)
+def messages() -> dict[str, Message]:
+    """The table, by name."""
+    lines = [line for line in _TABLE.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    found = {}
+    at = 0
+    while at < len(lines):
+        name, versions, *options = lines[at].split()
+        fields, at = _fields(lines, at + 1, 2)
+        flexible = dict(_option(option) for option in options).get("flexible")
+        found[name] = Message(name, _versions(versions), _versions(flexible) if flexible else None, fields)
+    return found
+
+
+def versions_of(name: str) -> Versions:
+    """Those that are known of a message."""
+    return messages()[name].versions
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
+
+
+def _versions(text: str) -> Versions:
+    low, _, high = text.partition("-")
+    if low.endswith("+"):
+        return Versions(int(low[:-1]), _FOREVER)
+    return Versions(int(low), int(high or low))
+
+
+def _fields(lines: list[str], at: int, indent: int) -> tuple[tuple[Field, ...], int]:
+    """The fields from line `at` on that stand at this indent, and the line after them."""
+    fields = []
+    while at < len(lines) and lines[at].startswith(" " * indent):
+        name, kind, *rest = lines[at].split()
+        inner, at = _fields(lines, at + 1, indent + 2)
+        versions = _versions(rest.pop(0)) if rest and rest[0][0].isdigit() else Versions(0, _FOREVER)
+        options = dict(_option(option) for option in rest)
+        null = None
+        if "null" in options:
+            null = _versions(options["null"]) if options["null"] else versions
+        tag = int(options["tag"]) if "tag" in options else None
+        array = kind.startswith("[]")
+        fields.append(
+            Field(name, kind.removeprefix("[]"), versions, array, null, tag, options.get("default", ""), inner)
+        )
+    return tuple(fields), at
