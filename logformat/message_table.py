@@ -1,4 +1,4 @@
-"""The table of Kafka's generated messages, their fields, types and versions: kafka_messages.txt, which explains itself."""
+"""Kafka's generated messages: fields, types and versions, from the table kafka_messages.txt, which explains itself."""
 
 from __future__ import annotations
 
