@@ -9,7 +9,7 @@ import uuid
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from udfs.decode import DECODERS, DecodeError, decode, problems_of
@@ -44,6 +44,7 @@ def twin(value: bytes, name: str):
 
 
 @pytest.mark.parametrize("name", sorted(set(DECODERS) - {"string", "json"}))
+@settings(max_examples=40)
 @given(values=VALUES, first=st.integers(0, 3), magic=st.sampled_from([b"", b"\0", b"\1"]))
 def test_as_the_twin(name, values, first, magic):
     values = [value if value is None else magic + value for value in values]
