@@ -9,7 +9,7 @@ timestamp, are in no minute. A segment without rows has one of nulls, so that it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,23 +18,23 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from logformat.batch_headers import ChunkBuffer, Tail, read_chunks
-from logformat.bodies import BodyLoader
+from logformat.bodies import BodyLoader, Run
 from logformat.errors import LogFormatError
 from logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
-from logformat.records import Place, record_batches
-from logformat.schemas import RECORDS, select
 from logformat.sparse_headers import read_headers
+from udfs import time_index_kernels as kernels
 from udfs.storage import Root, open_root, opened, opened_unbuffered
 
 LOG_APPEND_TIME: Final = "LogAppendTime"
 CREATE_TIME: Final = "CreateTime"
 MINUTE_MS: Final = 60_000
+_MOMENT: Final = pa.timestamp("us", tz="UTC")
 TIME_INDEX_ROWS: Final = pa.schema(
     [
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
         pa.field("segment_base_offset", pa.int64()),
-        pa.field("minute", pa.timestamp("us", tz="UTC")),  # its first moment; null: the segment has no data
+        pa.field("minute", _MOMENT),  # its first moment; null: the segment has no data
         pa.field("first_offset", pa.int64()),  # of the segment's records in that minute
         pa.field("timestamps", pa.string()),  # LOG_APPEND_TIME or CREATE_TIME: how the row was found
         pa.field("path", pa.string()),  # of the .log, relative to the archive
@@ -43,7 +43,8 @@ TIME_INDEX_ROWS: Final = pa.schema(
         pa.field("problem", pa.string()),  # why the rows end early; null: nothing is wrong
     ]
 )
-_COLUMNS: Final = select(RECORDS, ["offset", "timestamp_ms", "control"])
+_MINUTES: Final = (2**63 - 1) // (MINUTE_MS * 1000)  # those that microseconds in 64 bits can hold
+_SLOTS: Final = 1 << 10  # of a segment of up to 8 hours nothing has to grow
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class TimedSegment:
     max_batch_bytes: int = 256 << 20
 
 
-def time_index_rows(segments: tuple[TimedSegment, ...]) -> Any:
+def time_index_rows(segments: Sequence[TimedSegment]) -> Any:
     """TIME_INDEX_ROWS of some segments, as pa.Table. A log that is bad has rows up to there, and says why."""
     return pa.Table.from_batches([_rows(segment) for segment in segments], TIME_INDEX_ROWS)
 
@@ -68,33 +69,34 @@ def time_index_rows(segments: tuple[TimedSegment, ...]) -> Any:
 def _rows(segment: TimedSegment) -> Any:
     root = open_root(segment.archive_uri)
     problem = None
-    first: dict[int, int] = {}
+    first = FirstOffsets()
     option = LOG_APPEND_TIME
     try:
         said, by_headers = _by_headers(root, segment, first)
         option = LOG_APPEND_TIME if by_headers else CREATE_TIME
         if not said:
-            first = {}
+            first = FirstOffsets()
             _by_records(root, segment, first)
     except LogFormatError as error:
         problem = str(error)
-    minutes = sorted(first)
+    minutes, offsets = first.sorted()
     n = max(len(minutes), 1)
-    moments: list[int | None] = [minute * MINUTE_MS * 1000 for minute in minutes]
-    offsets: list[int | None] = [first[minute] for minute in minutes]
     same = {
         "topic": segment.topic, "partition": segment.partition, "segment_base_offset": segment.base_offset,
         "timestamps": option, "path": segment.path, "size_bytes": segment.size, "mtime_ms": segment.mtime_ms,
         "problem": problem,
     }  # fmt: skip
     columns = {name: pa.repeat(pa.scalar(value, TIME_INDEX_ROWS.field(name).type), n) for name, value in same.items()}
-    columns["minute"] = pa.array(moments or [None], pa.timestamp("us", tz="UTC"))
-    columns["first_offset"] = pa.array(offsets or [None], pa.int64())
+    in_range = minutes < _MINUTES  # what microseconds cannot hold is no moment that anybody asks for
+    columns["minute"] = pa.array(np.where(in_range, minutes, 0) * (MINUTE_MS * 1000), mask=~in_range).cast(_MOMENT)
+    columns["first_offset"] = pa.array(offsets)
+    if not len(minutes):
+        columns |= {"minute": pa.nulls(1, _MOMENT), "first_offset": pa.nulls(1, pa.int64())}
     return pa.RecordBatch.from_arrays([columns[name] for name in TIME_INDEX_ROWS.names], schema=TIME_INDEX_ROWS)
 
 
-def _by_headers(root: Root, segment: TimedSegment, first: dict[int, int]) -> tuple[bool, bool]:
-    """Fill minute -> first offset from headers: whether they say it all, and whether all data has LogAppendTime."""
+def _by_headers(root: Root, segment: TimedSegment, first: FirstOffsets) -> tuple[bool, bool]:
+    """Note minutes from headers: whether these say it all, and whether all data has LogAppendTime."""
     with opened_unbuffered(root, segment.path) as file:
         said = True
         for headers in read_headers(file, segment.path, 0, segment.size, ChunkBuffer(1 << 20), Tail()):
@@ -104,28 +106,57 @@ def _by_headers(root: Root, segment: TimedSegment, first: dict[int, int]) -> tup
                 return False, False
             # of a compacted batch, and of a compressed one of magic 0 or 1, the first offset is not in the header
             said = said and not (data & (b["records_count"] != b["last_offset"] - b["base_offset"] + 1)).any()
-            _note(first, b["max_timestamp"][data], b["base_offset"][data])
+            first.note_headers(b)
     return said, True
 
 
-def _by_records(root: Root, segment: TimedSegment, first: dict[int, int]) -> None:
+def _by_records(root: Root, segment: TimedSegment, first: FirstOffsets) -> None:
     loader = BodyLoader(max_batch_bytes=segment.max_batch_bytes)
     with opened(root, segment.path) as file:
         for chunk in read_chunks(file, segment.path, 0, segment.size, ChunkBuffer(), Tail()):
             wanted = chunk.batches["attributes"] & CONTROL_MASK == 0
             for run in loader.runs(chunk.raw, chunk.position, chunk.batches, wanted, segment.path, backwards=False):
-                for records in record_batches(run, _COLUMNS, Place()):
-                    _note(first, np.asarray(records.column("timestamp_ms")), np.asarray(records.column("offset")))
+                first.note_records(run)
 
 
-def _note(first: dict[int, int], timestamps: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
-    """Note the first offset of each minute that is not known yet; timestamps, offsets: int64[n] in the log's order."""
-    minutes = timestamps // MINUTE_MS
-    changes = np.flatnonzero(np.diff(minutes, prepend=minutes[:1] - 1))  # few: time goes on minute by minute, mostly
-    found, at = np.unique(minutes[changes], return_index=True)
-    for minute, offset in zip(found.tolist(), offsets[changes[at]].tolist(), strict=True):  # a loop over minutes
-        if minute >= 0:
-            first.setdefault(minute, offset)
+class FirstOffsets:
+    """Minute -> first offset that falls into it, noted in the log's order; grows with its minutes."""
+
+    def __init__(self) -> None:
+        self._minutes, self._offsets = np.full(_SLOTS, kernels.FREE, np.int64), np.empty(_SLOTS, np.int64)
+        self._used = 0
+
+    def note_headers(self, batches: NDArray[np.void]) -> None:
+        """BATCH[n] of LogAppendTime."""
+        row = 0
+        while True:
+            row, self._used = kernels.note_headers(batches, MINUTE_MS, row, self._minutes, self._offsets, self._used)
+            if row == len(batches):
+                return
+            self._grow()
+
+    def note_records(self, run: Run) -> None:
+        """Data batches of a run, by their records."""
+        row = record = 0
+        while True:
+            row, record, self._used = kernels.note_records(
+                run.batches, run.bodies, run.spans, MINUTE_MS, row, record, self._minutes, self._offsets, self._used
+            )
+            if row == len(run.batches):
+                return
+            self._grow()
+
+    def sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(minutes since 1970, first offsets), int64[n] each, by minute."""
+        rows = np.flatnonzero(self._minutes != kernels.FREE)
+        rows = rows[np.argsort(self._minutes[rows])]
+        return self._minutes[rows], self._offsets[rows]
+
+    def _grow(self) -> None:
+        slots = 4 * len(self._minutes)
+        minutes, offsets = np.full(slots, kernels.FREE, np.int64), np.empty(slots, np.int64)
+        kernels.enter_all(self._minutes, self._offsets, minutes, offsets)
+        self._minutes, self._offsets = minutes, offsets
 
 
 def groups(segments: list[TimedSegment], most_bytes: int) -> Iterator[tuple[TimedSegment, ...]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from logformat.segment import open_segment
 from tests.builders import write_segment
 from tests.golden import case_names, golden
+from tests.reference.time_index import first_offsets
+from udfs import time_index_rows as module
 from udfs.time_index_rows import CREATE_TIME, LOG_APPEND_TIME, MINUTE_MS, TimedSegment, groups, time_index_rows
 
 
@@ -17,11 +21,8 @@ def rows_of(log):
 
 def expected(log):
     """minute -> first offset, the slow way."""
-    first = {}
-    for row in open_segment(log).to_arrow(["offset", "timestamp_ms", "control"]).to_pylist():
-        if not row["control"] and row["timestamp_ms"] >= 0:
-            first.setdefault(row["timestamp_ms"] // MINUTE_MS, row["offset"])
-    return first
+    table = open_segment(log).to_arrow(["offset", "timestamp_ms", "control"])
+    return first_offsets(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 def minutes(rows):
@@ -59,6 +60,29 @@ def test_create_time_out_of_order(tmp_path):
     rows = rows_of(log)
     assert {r["timestamps"] for r in rows} == {CREATE_TIME}
     assert minutes(rows) == {3: 0, 1: 1, 0: 3, 10: 4}
+
+
+@pytest.mark.parametrize("header", ["", "{codec=lz4} ", "{append_time=%d} ", "{append_time=%d pid=1 txn} "])
+def test_minutes_at_random_in_a_table_that_grows(tmp_path, monkeypatch, header):
+    monkeypatch.setattr(module, "_SLOTS", 2)
+    rng = random.Random(header)
+    batches = []
+    for i in range(120):
+        times = [rng.choice([-1, rng.randrange(20) * MINUTE_MS, rng.randrange(2**40)]) for _ in range(3)]
+        begin = header % times[0] if "%" in header else header
+        batches.append(begin + " ".join(f"k{i}{j}=v~{time}" for j, time in enumerate(times)))
+        if "txn" in header:
+            batches.append("{pid=1 abort}")
+    log = write_segment(tmp_path, " | ".join(batches))
+    rows = rows_of(log)
+    assert minutes(rows) == expected(log)
+    assert [row["minute"] for row in rows] == sorted(row["minute"] for row in rows)
+    assert len(rows) > 40
+
+
+def test_a_time_that_is_none(tmp_path):
+    rows = rows_of(write_segment(tmp_path, f"a=1~{2**62} b=2~60000"))
+    assert [(row["minute"] is None, row["first_offset"]) for row in rows] == [(False, 1), (True, 0)]
 
 
 def test_a_segment_without_data_has_a_row(tmp_path):
