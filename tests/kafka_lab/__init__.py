@@ -9,8 +9,8 @@ A missing Java or a failed fetch raises LabError: tests fail, they do not skip. 
 | jars.py | Kafka's jars, by the Ivy that pyspark ships |
 | jvm.py | the Java programs in java/: compiled once, one process that answers commands |
 | broker.py | `with Broker(folder) as b:` 4.3.0; OldBroker: 2.8.2, which writes magic 0 and 1 |
-| oracle.py | clean, dump, digest, index_check, make_logs, consume, dump_log_segments |
-| loading.py | load_under_broker, start_restored |
+| oracle.py | clean, recover, locate, list_offsets, dump, digest, index_check, make_logs, consume, dump_log_segments |
+| loading.py | load_under_broker, start_restored, recovered_by_broker, served_by_broker |
 
 The oracle is exact: the in-process cleaner at the broker's clock gives the bytes of the broker's own cleaning
 (tests/golden).
@@ -19,13 +19,23 @@ The oracle is exact: the in-process cleaner at the broker's clock gives the byte
 from .broker import Broker, OldBroker
 from .errors import LabError
 from .jars import kafka_jars
-from .loading import LoadError, LoadReport, check_served, load_under_broker, start_restored
+from .loading import (
+    LoadError,
+    LoadReport,
+    check_served,
+    load_under_broker,
+    recovered_by_broker,
+    served_by_broker,
+    start_restored,
+)
 from .oracle import (
     CleanRound,
     CleanSpec,
     Consumed,
     Digest,
     IndexReport,
+    Located,
+    RecoverSpec,
     clean,
     consume,
     create_topics,
@@ -34,14 +44,19 @@ from .oracle import (
     dump,
     dump_log_segments,
     index_check,
+    list_offsets,
+    locate,
     make_logs,
+    recover,
+    recover_segments,
     visible_lines,
     without_segments,
 )
 
 __all__ = [
     "Broker", "CleanRound", "CleanSpec", "Consumed", "Digest", "IndexReport", "LabError", "LoadError", "LoadReport",
-    "OldBroker", "check_served", "clean", "consume", "create_topics", "digest", "digest_of", "dump",
-    "dump_log_segments", "index_check", "kafka_jars", "load_under_broker", "make_logs", "start_restored",
+    "Located", "OldBroker", "RecoverSpec", "check_served", "clean", "consume", "create_topics", "digest", "digest_of",
+    "dump", "dump_log_segments", "index_check", "kafka_jars", "list_offsets", "load_under_broker", "locate",
+    "make_logs", "recover", "recover_segments", "recovered_by_broker", "served_by_broker", "start_restored",
     "visible_lines", "without_segments",
 ]  # fmt: skip

@@ -104,6 +104,41 @@ def load_under_broker(
 
 
 @contextmanager
+def served_by_broker(parts: Mapping[str, Path], *, options: Mapping[str, object] | None = None) -> Iterator[Broker]:
+    """A running broker on copies of partition directories, `<topic>-<n>` -> directory, which it takes as they are."""
+    with tempfile.TemporaryDirectory(prefix="kafka-serve-") as work:
+        broker = _fresh_cluster(Path(work), parts, options)
+        for name in (*_CHECKPOINTS[:2], _CHECKPOINTS[3]):
+            (broker.data / name).unlink(missing_ok=True)
+        for name, source in parts.items():
+            _swap_in(source, broker.data / name)
+        with broker:
+            yield broker
+
+
+@contextmanager
+def recovered_by_broker(parts: Mapping[str, Path], *, options: Mapping[str, object] | None = None) -> Iterator[Path]:
+    """The log directory of a broker that found only the logs of partitions, after a crash, and was stopped again.
+
+    parts: `<topic>-<n>` -> directory, of which the `.log` files alone are copied.
+    """
+    with tempfile.TemporaryDirectory(prefix="kafka-recover-") as work:
+        broker = _fresh_cluster(Path(work), parts, options)
+        for name in (*_CHECKPOINTS, ".kafka_cleanshutdown"):
+            (broker.data / name).unlink(missing_ok=True)
+        for name, source in parts.items():
+            for path in (broker.data / name).iterdir():
+                if path.name != "partition.metadata":
+                    path.unlink()
+            for path in source.glob("*.log"):
+                shutil.copy2(path, broker.data / name)
+        with broker:
+            if "Recovering unflushed segment" not in broker.log_text():
+                raise LabError("the broker recovered nothing")
+        yield broker.data
+
+
+@contextmanager
 def start_restored(log_dir: Path, *, options: Mapping[str, object] | None = None) -> Iterator[Broker]:
     """A running broker on a copy of a restored log directory: partitions, checkpoints and `.kafka_cleanshutdown`.
 

@@ -89,6 +89,62 @@ class Consumed:
     lines: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Located:
+    """A broker's own answers. Of each offset (segment base, position, last offset of the batch), None out of range,
+    (-1, -1, -1) nothing to read; of each time (offset, timestamp, leader epoch), None for none.
+    """
+
+    log_start_offset: int
+    log_end_offset: int
+    offsets: list[tuple[int, int, int] | None]
+    times: list[tuple[int, int, int] | None]
+
+
+@dataclass(frozen=True)
+class RecoverSpec:
+    """A partition directory to be loaded as after a crash: indexes, snapshots and epochs are made in it."""
+
+    directory: Path
+    interval: int = 4096  # index.interval.bytes
+    log_start: int = 0
+
+
+def recover(specs: Iterable[RecoverSpec]) -> list[tuple[int, int]]:
+    """Loads directories with UnifiedLog after an unclean shutdown, at a clock at which no producer expires, and closes
+    them; (log start, log end) of each.
+    """
+    done = lab().call("recover", logs=[asdict(spec) for spec in specs])
+    return [(one["log_start"], one["log_end"]) for one in done]
+
+
+def recover_segments(directory: Path, rounds: int, interval: int = 4096) -> tuple[int, list[float]]:
+    """LogSegment.recover of every segment, some rounds: bytes, seconds of each round's recover calls."""
+    done = lab().call("recover_segments", directory=directory, rounds=rounds, interval=interval)
+    return done["bytes"], done["seconds"]
+
+
+def locate(directory: Path, offsets: Sequence[int], times: Sequence[int], log_start: int = 0) -> Located:
+    """A copy of a partition directory, opened with UnifiedLog after a clean shutdown, and searched."""
+    found = lab().call("locate", directory=directory, log_start=log_start, offsets=list(offsets), times=list(times))
+
+    def tuples(answers: list[list[int]]) -> list[tuple[int, int, int] | None]:
+        return [tuple(answer) if answer else None for answer in answers]  # type: ignore[misc]
+
+    return Located(found["log_start"], found["log_end"], tuples(found["offsets"]), tuples(found["times"]))
+
+
+def list_offsets(
+    bootstrap: str, queries: Mapping[str, Sequence[int]], isolation: Isolation = "read_uncommitted"
+) -> dict[str, list[tuple[int, int, int]]]:
+    """Admin.listOffsets: `<topic>-<n>` -> (offset, timestamp, leader epoch) of each time, -1 for none.
+
+    Times in ms; -1 latest, -2 earliest, -3 the largest timestamp.
+    """
+    found = lab().call("list_offsets", bootstrap=bootstrap, isolation=isolation, queries=dict(queries))
+    return {name: [tuple(answer) for answer in answers] for name, answers in found.items()}  # type: ignore[misc]
+
+
 def clean(specs: Iterable[CleanSpec]) -> list[CleanRound]:
     """Runs the broker's Cleaner in place over each directory, as a broker that has just started would."""
     rounds = lab().call("clean", logs=[asdict(spec) for spec in specs])

@@ -29,6 +29,7 @@ public final class Lab {
         Map.entry("create_topics", Topics::create),
         Map.entry("consume", Consume::consume),
         Map.entry("offsets_for_times", Consume::offsetsForTimes),
+        Map.entry("list_offsets", Topics::listOffsets),
         Map.entry("format_storage", Tools::formatStorage),
         Map.entry("dump_log_segments", Tools::dumpLogSegments),
         Map.entry("partition_for_keys", Partitioner::partitionForKeys),
@@ -37,7 +38,10 @@ public final class Lab {
         Map.entry("describe_messages", Messages::describe),
         Map.entry("make_messages", Messages::make),
         Map.entry("parse_records", Messages::parse),
-        Map.entry("run_groups", Groups::run));
+        Map.entry("run_groups", Groups::run),
+        Map.entry("recover", KafkaLog::recover),
+        Map.entry("recover_segments", KafkaLog::recoverSegments),
+        Map.entry("locate", KafkaLog::locate));
 
     public static void main(String[] argv) throws Exception {
         PrintStream answers = System.out;

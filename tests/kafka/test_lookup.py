@@ -1,0 +1,121 @@
+"""Look-ups against Kafka: its own log in-process, and a real broker's answers to clients."""
+
+from __future__ import annotations
+
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+from logformat.partition_log import END, FOUND, OUT_OF_RANGE, open_partition
+from logformat.segment import open_segment
+from tests.golden import golden
+from tests.kafka_lab import consume, list_offsets, locate, served_by_broker
+
+pytestmark = pytest.mark.kafka
+
+_SPECIAL = (-1, -2, -3)
+
+
+def queries(folder, rng, log_start=0, most=400):
+    """(offsets, times): edges of batches and segments, record timestamps and their neighbours, and random ones."""
+    headers = np.concatenate([open_segment(log).headers() for log in sorted(folder.glob("*.log"))])
+    times = np.concatenate(
+        [
+            np.asarray(open_segment(log).to_arrow(["timestamp_ms"]).column(0)).astype(np.int64)
+            for log in sorted(folder.glob("*.log"))
+        ]
+    )
+    last = headers["last_offset"]
+    end = int(last[-1]) + 1
+    near = [int(o) + d for o in rng.sample(last.tolist(), min(len(last), 40)) for d in (-1, 0, 1)]
+    near += [int(log.stem) + d for log in folder.glob("*.log") for d in (-1, 0, 1)]
+    near += [log_start + d for d in (-1, 0, 1)] + [end + d for d in (-1, 0, 1, 1000)]
+    offsets = [o for o in near if o >= 0] + [rng.randrange(end + 2) for _ in range(most - len(near))]
+    known = times[times >= 0].tolist() or [0]
+    asked = [t + d for t in rng.sample(known, min(len(known), 60)) for d in (-1, 0, 1)]
+    low, high = min(known), max(known)
+    asked += [rng.randrange(max(low - 1000, 0), high + 1000) for _ in range(most // 4)] + [0, high, high + 1]
+    return offsets, [*_SPECIAL, *(t for t in asked if t >= 0)]
+
+
+def ours(folder, offsets, times):
+    """As Kafka says it: of each offset (segment, position, last offset), of each time (offset, timestamp, epoch)."""
+    with open_partition(folder) as log:
+        places = log.lookup_offsets(offsets)
+        answers = log.offsets_for_times(times)
+        single = [log.lookup_offset(offset) for offset in offsets[:50]]
+        ends = log.earliest, log.log_end_offset
+    for place, one in zip(places[:50], single, strict=True):
+        assert (place["status"] == FOUND) == (one is not None)
+        assert one is None or (one.position, one.last_offset) == (place["position"], place["last_offset"])
+    kinds = {OUT_OF_RANGE: None, END: (-1, -1, -1)}
+    by_offset = [
+        kinds[int(p["status"])]
+        if p["status"] != FOUND
+        else (int(p["segment_base_offset"]), int(p["position"]), int(p["last_offset"]))
+        for p in places
+    ]
+    by_time = [
+        None if a["offset"] < 0 else (int(a["offset"]), int(a["timestamp"]), int(a["leader_epoch"])) for a in answers
+    ]
+    return by_offset, by_time, ends
+
+
+@pytest.mark.parametrize("kind", ["input", "expected1", "log-start-raised"])
+def test_as_kafkas_own_log_answers(kind, tmp_path, tmp_path_factory):
+    rng = random.Random(kind)
+    asked = 0
+    for name, case in golden(tmp_path_factory).items():
+        for partition in case.partitions:
+            source = case.expected(1, partition) if kind == "expected1" else case.input(partition)
+            folder = tmp_path / name / partition
+            shutil.copytree(source, folder)
+            log_start = 0
+            if kind == "log-start-raised":
+                bases = sorted(int(log.stem) for log in folder.glob("*.log"))
+                log_start = rng.randrange(bases[0], bases[min(1, len(bases) - 1)] + 1)
+                for base in bases[:-1]:  # a broker deletes what lies below the log start as a whole
+                    if bases[bases.index(base) + 1] <= log_start:
+                        for path in folder.glob(f"{base:020}.*"):
+                            path.unlink()
+                topic, _, number = partition.rpartition("-")
+                (folder.parent / "log-start-offset-checkpoint").write_text(f"0\n1\n{topic} {number} {log_start}\n")
+            offsets, times = queries(folder, rng, log_start)
+            by_offset, by_time, ends = ours(folder, offsets, times)
+            theirs = locate(folder, offsets, times, log_start)
+            assert ends == (theirs.log_start_offset, theirs.log_end_offset), name
+            wrong = [(o, a, b) for o, a, b in zip(offsets, by_offset, theirs.offsets, strict=True) if a != b]
+            assert wrong == [], name
+            wrong = [(t, a, b) for t, a, b in zip(times, by_time, theirs.times, strict=True) if a != b]
+            assert wrong == [], name
+            asked += len(offsets) + len(times)
+    assert asked > 10_000
+
+
+def test_as_a_real_broker_answers(tmp_path_factory):
+    rng = random.Random(11)
+    parts, asked, expected = {}, {}, {}
+    for name, case in golden(tmp_path_factory).items():
+        for partition in case.partitions:
+            folder = case.input(partition)
+            renamed = f"{name}-{partition.rpartition('-')[2]}"
+            _, times = queries(folder, rng, most=200)
+            parts[renamed], asked[renamed] = folder, times
+            expected[renamed] = ours(folder, [0], times)[1]
+    with served_by_broker(parts) as broker:
+        found = list_offsets(broker.bootstrap, asked)
+        for name, times in asked.items():
+            wrong = [
+                (time, mine, theirs)
+                for time, mine, theirs in zip(times, expected[name], found[name], strict=True)
+                # a broker gives the timestamp of a record only, and its current epoch for the ends of the log
+                if theirs[0] != (mine or (-1,))[0]
+                or (time >= -1 and time not in _SPECIAL and mine and theirs[1] != mine[1])
+            ]
+            assert wrong == [], name
+        assert sum(map(len, asked.values())) > 5_000
+        some = next(iter(parts))
+        read = consume(broker.bootstrap, some)
+        assert (read.begin_offset, read.end_offset) == (found[some][1][0], found[some][0][0])

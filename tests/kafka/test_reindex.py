@@ -1,0 +1,185 @@
+"""`reindex` against Kafka's own recovery of bare logs, byte for byte; and a broker that starts on what it made.
+
+Snapshots are compared by their entries: Kafka writes them in the order of a hash map.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobs.config import parse_config
+from jobs.options import ReindexOptions
+from jobs.progress import Silent
+from jobs.reindex import run
+from logformat import checkpoints, producer_snapshot
+from logformat.segment import open_segment
+from tests.builders import write_partition
+from tests.golden import case_names, golden
+from tests.kafka_lab import (
+    RecoverSpec,
+    dump_log_segments,
+    load_under_broker,
+    recover,
+    recovered_by_broker,
+)
+
+pytestmark = pytest.mark.kafka
+
+_EXPIRATION_MS = 2**31 - 1  # producer.id.expiration.ms: as long as it may be, 24 days
+_NO_EPOCHS = b"0\n0\n"  # what Kafka leaves of leader epochs for a log of magic 0 and 1
+
+
+@dataclass(frozen=True)
+class BareLog:
+    """A partition whose side files are lost."""
+
+    name: str  # <topic>-<n>
+    source: Path
+    interval: int = 4096
+    log_start: int = 0
+
+
+def bare(tmp_path_factory, *, cleaned=False):
+    """The partitions of all golden cases, under names that are all different."""
+    logs = []
+    for name, case in golden(tmp_path_factory).items():
+        for partition in case.partitions:
+            interval = case.settings.get("index.interval.bytes", 4096)
+            source = case.expected(1, partition) if cleaned else case.input(partition)
+            logs.append(BareLog(f"{name}-{partition.rpartition('-')[2]}", source, interval))
+    return logs
+
+
+def copy_logs(logs, target):
+    """An archive of the `.log` files alone."""
+    for log in logs:
+        (target / log.name).mkdir(parents=True)
+        for path in log.source.glob("*.log"):
+            shutil.copy2(path, target / log.name)
+    starts = [(*log.name.rsplit("-", 1), log.log_start) for log in logs if log.log_start]
+    if starts:
+        lines = [" ".join(map(str, one)) for one in starts]
+        (target / "log-start-offset-checkpoint").write_text("\n".join(["0", str(len(lines)), *lines, ""]))
+
+
+def reindexed(archive, output, interval=4096):
+    config = parse_config({"defaults": {"index.interval.bytes": interval}})
+    report = run(ReindexOptions(str(archive), "output", config=config, output=str(output)), Silent())
+    assert report.exit_code == 0, report.to_text()
+
+
+def side_files(folder):
+    return {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.suffix != ".log" and path.name != "partition.metadata"
+    }
+
+
+def differences(theirs, ours, *, clock_ms=None, all_snapshots=True):
+    """Names of side files that are not alike, and how. clock_ms: a broker that dropped idle producers at that time."""
+    found = []
+    kafka, mine = side_files(theirs), side_files(ours)
+    if clock_ms is not None:
+        name = "leader-epoch-checkpoint"
+        kafka[name], mine[name] = without_its_own_epoch(theirs, kafka[name], mine.get(name, _NO_EPOCHS))
+    elif kafka.get("leader-epoch-checkpoint") == _NO_EPOCHS:
+        del kafka["leader-epoch-checkpoint"]
+    for name in sorted(kafka.keys() | mine.keys()):
+        if name not in mine:
+            if kafka[name] or name.endswith("index"):
+                found.append(f"{theirs.name}/{name}: only Kafka's")
+        elif name not in kafka:
+            if not name.endswith(".snapshot") or all_snapshots:
+                found.append(f"{theirs.name}/{name}: only ours")
+        elif name.endswith(".snapshot"):
+            left, right = producer_snapshot.read(kafka[name], name), producer_snapshot.read(mine[name], name)
+            if clock_ms is not None:
+                idle = (right["current_txn_first_offset"] < 0) & (clock_ms - right["timestamp"] >= _EXPIRATION_MS)
+                right = right[~idle | np.isin(right["producer_id"], left["producer_id"])]
+            if not producer_snapshot.same_entries(left, right):
+                found.append(f"{theirs.name}/{name}: {left} and {right}")
+        elif kafka[name] != mine[name]:
+            found.append(f"{theirs.name}/{name}: {len(kafka[name])} and {len(mine[name])} bytes that differ")
+    return found
+
+
+def without_its_own_epoch(folder, kafkas, ours):
+    """(Kafka's leader epochs, ours) as far as they can be compared: the broker began an epoch of its own at the log end
+    when it became the leader, which took the place of those in the log that are not below it.
+    """
+    last = max(folder.glob("*.log"))
+    headers = open_segment(last).headers()
+    end = int(headers["last_offset"][-1]) + 1 if len(headers) else int(last.stem)
+    theirs = checkpoints.read_leader_epochs(kafkas, folder.name)
+    [own] = [epoch for epoch, start in theirs if start >= end]
+    mine = checkpoints.read_leader_epochs(ours, folder.name)
+    return [checkpoints.write_leader_epochs([e for e in epochs if e[0] < own]) for epochs in (theirs, mine)]
+
+
+@pytest.mark.parametrize("cleaned", [False, True], ids=["inputs", "cleaned"])
+@pytest.mark.parametrize("raised", [False, True], ids=["whole", "log-start-raised"])
+def test_equal_to_kafkas_recovery(cleaned, raised, tmp_path, tmp_path_factory):
+    logs = bare(tmp_path_factory, cleaned=cleaned)
+    if raised:  # into the middle of the second segment
+        several = [(log, sorted(int(p.stem) for p in log.source.glob("*.log"))) for log in logs]
+        logs = [BareLog(log.name, log.source, log.interval, (b[1] + b[2]) // 2) for log, b in several if len(b) > 2]
+    assert len(logs) > 10
+    copy_logs(logs, tmp_path / "archive")
+    shutil.copytree(tmp_path / "archive", tmp_path / "kafka")
+    recover(RecoverSpec(tmp_path / "kafka" / log.name, log.interval, log.log_start) for log in logs)
+    assert {log.interval for log in logs} == {4096}
+    reindexed(tmp_path / "archive", tmp_path / "ours")
+    found = [d for log in logs for d in differences(tmp_path / "kafka" / log.name, tmp_path / "ours" / log.name)]
+    assert found == []
+
+
+@pytest.mark.parametrize("interval", [0, 700, 1 << 20])
+def test_other_index_intervals_and_a_torn_tail(interval, tmp_path, tmp_path_factory):
+    text = (
+        "{pid=1 txn leader=0} a=1 b=2 | {pid=2 txn leader=1} c=3 || {pid=1 abort leader=1} | {pid=3 leader=2} d=4"
+        " | {pid=2 txn leader=2} e=5 || {pid=2 abort leader=4} | {pid=4 txn leader=4} f=6 | g=7"
+        " | {base=16 last=20 leader=4}"
+    )
+    write_partition(tmp_path / "source" / "drawn-0", text)
+    [few] = [log for log in bare(tmp_path_factory) if log.name == "txn-zstd-0"]
+    logs = [BareLog("drawn-0", tmp_path / "source" / "drawn-0", interval), BareLog("zstd-0", few.source, interval)]
+    copy_logs(logs, tmp_path / "archive")
+    last = max((tmp_path / "archive" / "drawn-0").glob("*.log"))
+    last.write_bytes(last.read_bytes() + last.read_bytes()[:50])
+    shutil.copytree(tmp_path / "archive", tmp_path / "kafka")
+    recover(RecoverSpec(tmp_path / "kafka" / log.name, interval) for log in logs)
+    reindexed(tmp_path / "archive", tmp_path / "ours", interval)
+    assert [d for log in logs for d in differences(tmp_path / "kafka" / log.name, tmp_path / "ours" / log.name)] == []
+
+
+def test_a_real_broker_rebuilds_the_same_and_takes_ours(tmp_path, tmp_path_factory):
+    logs = bare(tmp_path_factory)
+    assert len(logs) >= len(case_names())
+    copy_logs(logs, tmp_path / "archive")
+    reindexed(tmp_path / "archive", tmp_path / "ours")
+    parts = {log.name: log.source for log in logs}
+    with recovered_by_broker(parts, options={"producer.id.expiration.ms": _EXPIRATION_MS}) as data:
+        clock_ms = max(int(path.stat().st_mtime * 1000) for path in data.rglob("*.snapshot"))
+        found = [
+            d
+            for name in parts
+            for d in differences(data / name, tmp_path / "ours" / name, clock_ms=clock_ms, all_snapshots=False)
+        ]
+        assert found == []
+    for name in parts:  # what we made beside the logs, under a broker that trusts it
+        shutil.copytree(tmp_path / "ours" / name, tmp_path / "archive" / name, dirs_exist_ok=True)
+    load_under_broker([tmp_path / "archive" / name for name in parts], times=10)
+    indexes = [
+        p for kind in ("*.index", "*.timeindex") for p in sorted((tmp_path / "archive").rglob(kind)) if p.stat().st_size
+    ]
+    for i in range(0, len(indexes), 200):
+        part = ",".join(map(str, indexes[i : i + 200]))
+        said = dump_log_segments("--index-sanity-check", "--files", part)
+        assert said.count("passed sanity check") == len(indexes[i : i + 200])
+        dump_log_segments("--verify-index-only", "--files", part)
