@@ -244,6 +244,11 @@ def _range(option: str, value: str | None, parse: Callable[[str], int]) -> tuple
 @click.option("--index-sanity-check", is_flag=True, help="Indexes: only what a broker checks when it starts.")
 @click.option("--key-decoder", metavar="NAME", help="Of keys: string, int, long, hex, ...  [default: string]")
 @click.option("--value-decoder", metavar="NAME", help="Of values: string, json, long, hex, ...  [default: string]")
+@click.option("--offsets-decoder", "records", flag_value="offsets", default="", help="Records of __consumer_offsets.")
+@click.option("--transaction-log-decoder", "records", flag_value="transaction-log", help="Of __transaction_state.")
+@click.option("--share-group-state-decoder", "records", flag_value="share-group-state", help="Of __share_group_state.")
+@click.option("--cluster-metadata-decoder", "records", flag_value="cluster-metadata", help="Of __cluster_metadata.")
+@click.option("--remote-log-metadata-decoder", "records", flag_value="remote-log-metadata", help="Of tiered storage.")
 @click.option(
     "--filter", "key", metavar="key=KEY", callback=_key, help="Only records with this key; 0x6162: its bytes."
 )

@@ -94,7 +94,8 @@ def _spec(options: InspectOptions) -> DumpSpec:
         print_data=options.print_data_log or options.key_decoder is not None or options.value_decoder is not None,
         metadata=not options.skip_record_metadata, max_bytes=options.max_bytes,
         verify_index_only=options.verify_index_only, index_sanity_check=options.index_sanity_check,
-        as_json=options.as_json, key_decoder=decoders[0], value_decoder=decoders[1], wanted=wanted,
+        as_json=options.as_json, key_decoder=decoders[0], value_decoder=decoders[1], records=options.records,
+        wanted=wanted,
     )  # fmt: skip
     try:
         dump_options(spec)

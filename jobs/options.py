@@ -90,6 +90,7 @@ class InspectOptions:
     index_sanity_check: bool = False
     key_decoder: str | None = None  # names of udfs.decode
     value_decoder: str | None = None
+    records: str = ""  # which of Kafka's own topics they are: a name of logformat.coordinator_records
     key: bytes | None = None  # only records with this key
     start_offset: int | None = None
     end_offset: int | None = None

@@ -19,6 +19,8 @@ _NOT_SPARKS = (
     "--output", "--archive", "--grace-hours", "--check", "--in-place", "--partitions", "--skip-crc", "--exact",
     "--deep-iteration", "--print-data-log", "--skip-record-metadata", "--max-bytes", "--verify-index-only",
     "--index-sanity-check", "--key-decoder", "--value-decoder", "--filter", "--offsets", "--times",
+    "--offsets-decoder", "--transaction-log-decoder", "--share-group-state-decoder", "--cluster-metadata-decoder",
+    "--remote-log-metadata-decoder",
     "--partition", "--offset", "--time", "--queries", "--sizing", "--at", "--until", "--refresh", "--no-refresh",
 )  # fmt: skip
 # spark-submit's options and the settings that they stand for

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import pyarrow.compute as pc
 
-from logformat import names
+from logformat import coordinator_records, names
 from logformat.dump import DumpOptions, Findings, dump, expand
 from logformat.dump_log import NO_LIMIT, Decoder, LogOptions, Wanted, as_strings
 from udfs.decode import decode, decoder
@@ -29,6 +30,7 @@ class DumpSpec:
     as_json: bool = False
     key_decoder: str = "string"  # a name of udfs.decode
     value_decoder: str = "string"
+    records: str = ""  # a name of logformat.coordinator_records, for Kafka's own topics; "": none
     wanted: Wanted = field(default_factory=Wanted)
 
 
@@ -57,11 +59,15 @@ class Dumped:
 def dump_options(spec: DumpSpec) -> DumpOptions:
     """The same for `logformat.dump`; an unknown decoder raises ValueError that says the nearest one."""
     decode_records: Decoder | None = None
-    if spec.print_data:
+    if spec.records:
+        decode_records = partial(coordinator_records.decode_records, spec.records)
+    elif spec.print_data:
         decode_records = as_strings
         if (spec.key_decoder, spec.value_decoder) != ("string", "string"):
             decode_records = _Named(spec.key_decoder, spec.value_decoder)
-    log = LogOptions(spec.deep or spec.print_data, decode_records, spec.metadata, spec.max_bytes, spec.wanted)
+    log = LogOptions(
+        spec.deep or decode_records is not None, decode_records, spec.metadata, spec.max_bytes, spec.wanted
+    )
     return DumpOptions(log, spec.verify_index_only, spec.index_sanity_check, spec.as_json)
 
 

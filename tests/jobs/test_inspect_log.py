@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -126,3 +128,11 @@ def test_an_output_that_holds_something_is_refused(archive, tmp_path, capsys):
     (tmp_path / "texts" / "x").write_text("")
     assert cli.main(["inspect", str(archive), "--output", str(tmp_path / "texts")]) == 2
     assert "expected an empty or absent folder, found x" in capsys.readouterr().err
+
+
+def test_records_of_kafkas_own_topics():
+    folder = Path(__file__).resolve().parents[2] / "examples" / "archive" / "__transaction_state-0"
+    code, out, _ = inspect(folder, "--transaction-log-decoder")
+    assert code == 0
+    assert re.search(r'key: \{"type":"0","data":\{"transactionalId":"\w+', out)
+    assert inspect(folder, "--json", "--transaction-log-decoder")[0] == 0
