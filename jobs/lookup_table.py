@@ -1,7 +1,8 @@
 """`lookup --queries FILE --output FILE`: a table of questions, answered by Spark tasks, a group of partitions each.
 
-Queries of one partition go to one task, ordered by what they ask: there the search walks forward. The answers are
-columns behind the query's own (udfs.lookup_queries.ANSWER), in no order.
+Queries of one partition go to one task, one after the other; the answers are columns behind the query's own
+(udfs.lookup_queries.ANSWER), in no order. Rows are sorted by one number, a hash of their partition, which Spark does in
+a tenth of the time that it takes for names and offsets; what is asked is sorted where it is answered.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from udfs.storage import exists, normal_uri, open_root
 
 _FORMATS = ("parquet", "csv", "json")
 _ASKED = ("offset", "timestamp")
+_TASKS_A_CORE = 4
 
 
 @dataclass
@@ -74,7 +76,7 @@ def run_table(options: LookupOptions, plans: list[LookupPlan], notes: list[str],
         raise NotEmptyError(path=target, found="something")
     uri, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
     report = TableReport(uri, side, source, target, notes=notes)
-    spark = session.start()
+    spark = session.start(brief=False)
     reader = spark.read.option("header", "true").option("inferSchema", "true") if kinds[0] == "csv" else spark.read
     queries = _checked(reader.format(kinds[0]).load(source), source)
     report.seconds["session"] = time.perf_counter() - started
@@ -85,7 +87,7 @@ def run_table(options: LookupOptions, plans: list[LookupPlan], notes: list[str],
     progress.advance()
     progress.close()
     report.seconds["lookup"] = time.perf_counter() - at
-    done = spark.read.option("header", "true") if kinds[1] == "csv" else spark.read
+    done = spark.read.option("header", "true") if kinds[1] == "csv" else spark.read.schema("status STRING")
     counts = done.format(kinds[1]).load(target).groupBy("status").count().toArrow().to_pylist()
     report.by_status = {row["status"]: row["count"] for row in counts}
     report.seconds["total"] = time.perf_counter() - started
@@ -101,9 +103,9 @@ def answered(queries: DataFrame, plans: list[LookupPlan]) -> DataFrame:
 
     empty = queries.sparkSession.createDataFrame(ANSWER.empty_table())
     schema = StructType([*queries.schema.fields, *empty.schema.fields])
-    asked = [F.col(name) for name in _ASKED if name in queries.columns]
-    ordered = queries.repartition("topic", "partition").sortWithinPartitions("topic", "partition", *asked)
-    return ordered.mapInArrow(work, schema)
+    tasks = min(len(plans) + 1, _TASKS_A_CORE * queries.sparkSession.sparkContext.defaultParallelism)
+    key = F.xxhash64("topic", "partition")
+    return queries.repartition(tasks, "topic", "partition").sortWithinPartitions(key).mapInArrow(work, schema)
 
 
 def _format(uri: str, option: str) -> str:

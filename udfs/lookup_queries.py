@@ -6,7 +6,7 @@ The search itself is logformat.partition_log; here a plan becomes a log, and ans
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -178,15 +178,21 @@ def _numbers(values: NDArray[np.int64]) -> Any:
 def lookup_table(plans: dict[tuple[str, int], LookupPlan], batches: Iterator[Any]) -> Iterator[Any]:
     """Record batches of queries with the answers' columns behind them, in order, each as long as it came.
 
-    Columns: topic, partition; offset, timestamp (ms int64, either may be missing or null; the offset goes first).
+    Columns: topic, partition; offset, timestamp (ms int64, either may be missing or null; the offset goes first). Rows
+    of one partition should come together: only the log of a batch's last partition is kept open for the next batch.
     """
     logs: dict[tuple[str, int], PartitionLog] = {}
     try:
         for batch in batches:
             yield _answered(plans, logs, batch)
     finally:
-        for log in logs.values():
-            log.close()
+        _close(logs)
+
+
+def _close(logs: dict[tuple[str, int], PartitionLog]) -> None:
+    for log in logs.values():
+        log.close()
+    logs.clear()
 
 
 def _answered(plans: dict[tuple[str, int], LookupPlan], logs: dict[tuple[str, int], PartitionLog], batch: Any) -> Any:
@@ -198,8 +204,8 @@ def _answered(plans: dict[tuple[str, int], LookupPlan], logs: dict[tuple[str, in
     by_time = np.asarray(pc.is_null(offset)) & np.asarray(pc.is_valid(time))
     asked = np.asarray(pc.or_(pc.is_valid(offset), pc.is_valid(time)))
     targets = np.where(by_time, np.asarray(pc.fill_null(time, -1)), np.asarray(pc.fill_null(offset, -1)))
-    key = pa.StructArray.from_arrays([batch.column("topic"), batch.column("partition").cast(pa.int32())], ["t", "p"])
-    encoded = pc.dictionary_encode(pc.binary_join_element_wise(key.field("t"), key.field("p").cast("string"), "\0"))
+    keys = pc.binary_join_element_wise(batch.column("partition").cast(pa.string()), batch.column("topic"), "\0")
+    encoded = pc.dictionary_encode(keys)  # numbered as they come
     codes = np.asarray(pc.fill_null(encoded.indices, -1))
     order = np.argsort(codes, kind="stable")
     borders = np.append(np.flatnonzero(np.diff(codes[order], prepend=-2)), n)
@@ -207,8 +213,11 @@ def _answered(plans: dict[tuple[str, int], LookupPlan], logs: dict[tuple[str, in
     for start, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):  # a loop over partitions
         rows = order[start:end]
         code = int(codes[rows[0]])
-        topic, _, partition = encoded.dictionary[code].as_py().partition("\0") if code >= 0 else ("", "", "-1")
-        parts.append(_of_partition(plans.get((topic, int(partition))), logs, targets[rows], by_time[rows], asked[rows]))
+        number, topic = encoded.dictionary[code].as_py().split("\0", 1) if code >= 0 else ("-1", "")
+        key = topic, int(number)
+        if key not in logs:
+            _close(logs)  # of one partition at a time: each holds maps of its segments
+        parts.append(_of_partition(plans.get(key), logs, targets[rows], by_time[rows], asked[rows]))
     back = np.empty(n, np.int64)
     back[order] = np.arange(n)
     answers = pa.Table.from_batches(parts, ANSWER).combine_chunks() if parts else ANSWER.empty_table()
@@ -244,13 +253,10 @@ def _of_partition(
 
 
 def as_ms(column: Any) -> Any:
-    """Timestamps as int64 ms: numbers are ms already, Arrow timestamps of any unit are cast (towards the past)."""
-    if pa.types.is_timestamp(column.type):
-        micro = column.cast(pa.timestamp("us", column.type.tz), safe=False).view(pa.int64())
-        return pc.divide(pc.subtract(micro, pc.if_else(pc.less(micro, 0), 999, 0)), 1000)
-    return column.cast(pa.int64())
-
-
-def with_end(plan: LookupPlan, end_offset: int) -> LookupPlan:
-    """The plan of a log of which nothing from `end_offset` on is an answer."""
-    return replace(plan, end_offset=end_offset)
+    """Timestamps as int64 ms: numbers are ms already (and may be one of SPECIAL_TIMES); Arrow timestamps of any unit
+    are cast towards the past, and those before 1970, which no record has, are null.
+    """
+    if not pa.types.is_timestamp(column.type):
+        return column.cast(pa.int64())
+    micro = column.cast(pa.timestamp("us", column.type.tz), safe=False).view(pa.int64())
+    return pc.if_else(pc.less(micro, 0), pa.scalar(None, pa.int64()), pc.divide(micro, 1000))
