@@ -9,7 +9,7 @@ A missing Java or a failed fetch raises LabError: tests fail, they do not skip. 
 | jars.py | Kafka's jars, by the Ivy that pyspark ships |
 | jvm.py | the Java programs in java/: compiled once, one process that answers commands |
 | broker.py | `with Broker(folder) as b:` 4.3.0; OldBroker: 2.8.2, which writes magic 0 and 1 |
-| oracle.py | clean, recover, locate, list_offsets, dump, digest, index_check, make_logs, consume, dump_log_segments |
+| oracle.py | clean, recover, locate, list_offsets, seek, dump, digest, index_check, make_logs, consume, and others |
 | loading.py | load_under_broker, start_restored, recovered_by_broker, served_by_broker |
 
 The oracle is exact: the in-process cleaner at the broker's clock gives the bytes of the broker's own cleaning
@@ -49,6 +49,7 @@ from .oracle import (
     make_logs,
     recover,
     recover_segments,
+    seek,
     visible_lines,
     without_segments,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "Broker", "CleanRound", "CleanSpec", "Consumed", "Digest", "IndexReport", "LabError", "LoadError", "LoadReport",
     "Located", "OldBroker", "RecoverSpec", "check_served", "clean", "consume", "create_topics", "digest", "digest_of",
     "dump", "dump_log_segments", "index_check", "kafka_jars", "list_offsets", "load_under_broker", "locate",
-    "make_logs", "recover", "recover_segments", "recovered_by_broker", "served_by_broker", "start_restored",
+    "make_logs", "recover", "recover_segments", "recovered_by_broker", "seek", "served_by_broker",
+    "start_restored",
     "visible_lines", "without_segments",
 ]  # fmt: skip

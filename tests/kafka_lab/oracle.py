@@ -145,6 +145,11 @@ def list_offsets(
     return {name: [tuple(answer) for answer in answers] for name, answers in found.items()}  # type: ignore[misc]
 
 
+def seek(bootstrap: str, queries: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """`<topic>-<n>` -> of each offset the first record's that a consumer gets when it seeks there; -1: none came."""
+    return lab().call("seek", bootstrap=bootstrap, queries=dict(queries))
+
+
 def clean(specs: Iterable[CleanSpec]) -> list[CleanRound]:
     """Runs the broker's Cleaner in place over each directory, as a broker that has just started would."""
     rounds = lab().call("clean", logs=[asdict(spec) for spec in specs])

@@ -57,6 +57,34 @@ final class Consume {
     }
 
     /**
+     * The first record that a consumer gets after a seek. args: {bootstrap, queries: {"topic-n": [offset...]}}, offsets below the
+     * end of the log. Answers {"topic-n": [offset...]}, -1 where nothing came up to the end.
+     */
+    static JsonNode seek(JsonNode args) {
+        ObjectNode result = Lab.JSON.createObjectNode();
+        for (Map.Entry<String, JsonNode> one : args.get("queries").properties()) {
+            TopicPartition partition = partition(one.getKey());
+            try (KafkaConsumer<byte[], byte[]> consumer = consumer(args.get("bootstrap").asText(), "read_uncommitted")) {
+                consumer.assign(List.of(partition));
+                long end = consumer.endOffsets(List.of(partition)).get(partition);
+                for (JsonNode offset : one.getValue()) {
+                    consumer.seek(partition, offset.asLong());
+                    long first = -1, moved = System.nanoTime();
+                    while (first < 0 && consumer.position(partition) < end) {
+                        for (ConsumerRecord<byte[], byte[]> r : consumer.poll(Duration.ofMillis(500))) {
+                            first = r.offset();
+                            break;
+                        }
+                        if (System.nanoTime() - moved > STUCK_NANOS) throw new IllegalStateException(partition + " is stuck at " + offset);
+                    }
+                    result.withArray(one.getKey()).add(first);
+                }
+            }
+        }
+        return result;
+    }
+
+    /**
      * offsetsForTimes against a scan of the files. args: {bootstrap, directory, times}. Answers {times, hidden, failures: [...]}.
      * Kafka looks only into the first segment whose largest timestamp reaches the time, and takes the file's mtime for a segment
      * without any (an empty one left by the cleaner), so it can miss a record: hidden counts the times at which it does.
