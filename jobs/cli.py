@@ -179,6 +179,12 @@ def vacuum(**given: Any) -> None:
 @click.option("--partition", "partitions", metavar="TOPIC-N", multiple=True, help="Only this one; may be repeated.")
 @click.option("--offset", "offsets", type=int, multiple=True, help="Where a fetch from this offset begins; repeatable.")
 @click.option("--time", "times", metavar="TIME", multiple=True, help="The first record from then on; repeatable.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["read_uncommitted", "read_committed"]),
+    default="read_uncommitted",
+    help="read_committed: nothing from the first open transaction on, as for a consumer.",
+)
 @click.option("--queries", metavar="FILE", help="A table of questions: parquet, csv or json lines.")
 @click.option("--output", metavar="FILE", help="With --queries: where the answers go; parquet, csv or json.")
 @click.option("--sizing", is_flag=True, help="What indexes cost in bytes: each 4 KiB, minute, second, batch.")
@@ -203,6 +209,8 @@ def lookup(**given: Any) -> None:
         raise UsageError(message="--at needs ARCHIVE, which is looked into, and --store STORE, which holds the table")
     if given["at"] is None and (given["archive"] is None) == (given["store"] is None):
         raise UsageError(message="lookup needs ARCHIVE or --store STORE, one of both")
+    if given["isolation"] == "read_committed" and (given["sizing"] or given["at"] is not None):
+        raise UsageError(message="--isolation belongs to --offset, --time and --queries")
     if given["at"] is None and (given["until"] is not None or not given["refresh"]):
         raise UsageError(message="--until and --no-refresh belong to --at")
     _run("lookup", LookupOptions, **given)

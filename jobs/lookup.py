@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -91,7 +92,8 @@ def list_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
         plans = generation_plans(options, notes)
     else:
         plans = archive_plans(normal_uri(options.archive or ""), options.topics, notes)
-    return _chosen(plans, options.partitions)
+    chosen = _chosen(plans, options.partitions)
+    return [replace(plan, read_committed=True) for plan in chosen] if options.isolation == "read_committed" else chosen
 
 
 def archive_plans(uri: str, topics: str | None, notes: list[str]) -> list[LookupPlan]:

@@ -112,6 +112,7 @@ class LookupOptions:
     partitions: tuple[str, ...] = ()  # names, <topic>-<partition>; none: all
     offsets: tuple[int, ...] = ()
     times: tuple[str, ...] = ()  # as typed
+    isolation: str = "read_uncommitted"  # or read_committed: nothing from the last stable offset on
     queries: str | None = None  # a table of questions
     output: str | None = None  # where its answers go
     sizing: bool = False

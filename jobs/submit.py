@@ -21,7 +21,8 @@ _NOT_SPARKS = (
     "--index-sanity-check", "--key-decoder", "--value-decoder", "--filter", "--offsets", "--times",
     "--offsets-decoder", "--transaction-log-decoder", "--share-group-state-decoder", "--cluster-metadata-decoder",
     "--remote-log-metadata-decoder",
-    "--partition", "--offset", "--time", "--queries", "--sizing", "--at", "--until", "--refresh", "--no-refresh",
+    "--partition", "--offset", "--time", "--isolation", "--queries", "--sizing", "--at", "--until", "--refresh",
+    "--no-refresh",
 )  # fmt: skip
 # spark-submit's options and the settings that they stand for
 _AS_CONF = {

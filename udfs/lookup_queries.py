@@ -18,6 +18,7 @@ from logformat.errors import LogFormatError
 from logformat.log_files import SegmentFiles
 from logformat.names import LOG, segment_file
 from logformat.partition_log import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE, PartitionLog
+from udfs.last_stable_offset import last_stable_offset
 from udfs.plan import Problem
 from udfs.storage import open_root
 
@@ -65,6 +66,7 @@ class LookupPlan:
     end_offset: int | None = None
     leader_epochs: tuple[tuple[int, int], ...] = ()
     max_batch_bytes: int = 256 << 20
+    read_committed: bool = False  # answers end at the last stable offset, which all headers are read for
 
     @property
     def name(self) -> str:
@@ -94,7 +96,7 @@ class Queries:
 
 
 def open_log(plan: LookupPlan) -> PartitionLog:
-    """The log of a plan; nothing is read yet."""
+    """The log of a plan; nothing is read yet, but for its last stable offset, where that is asked for."""
     roots = {"archive": open_root(plan.archive_uri)} if plan.archive_uri else {}
     if plan.store_uri:
         roots["store"] = open_root(plan.store_uri)
@@ -113,21 +115,25 @@ def open_log(plan: LookupPlan) -> PartitionLog:
                 full(s.index_root, s.time_index) if by_index else None, root.filesystem,
             )
         )  # fmt: skip
+    end = plan.end_offset
+    if plan.read_committed and segments:
+        start = max(plan.log_start_offset or 0, plan.segments[0].base_offset)
+        end = last_stable_offset(((roots[s.root], s) for s in plan.segments), start, end)
     return PartitionLog(
         segments, log_start_offset=plan.log_start_offset, topic=plan.topic, partition=plan.partition,
-        leader_epochs=plan.leader_epochs, end_offset=plan.end_offset, max_batch_bytes=plan.max_batch_bytes,
+        leader_epochs=plan.leader_epochs, end_offset=end, max_batch_bytes=plan.max_batch_bytes,
     )  # fmt: skip
 
 
 def lookup(plan: LookupPlan, queries: Queries) -> Lookup:
     """Answers of one partition. What is wrong with its files is `problem`, and the status of every row."""
-    with open_log(plan) as log:
-        try:
+    try:
+        with open_log(plan) as log:
             answers = _answers(log, queries)
             return Lookup(plan.topic, plan.partition, answers, log.earliest, log.latest, log.notes)
-        except LogFormatError as error:
-            n = len(queries.targets)
-            return Lookup(plan.topic, plan.partition, no_answers(error.kind, n), problem=Problem.of(error))
+    except LogFormatError as error:
+        n = len(queries.targets)
+        return Lookup(plan.topic, plan.partition, no_answers(error.kind, n), problem=Problem.of(error))
 
 
 def no_answers(status: str, n: int) -> Any:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.compute as pc
 import pytest
 
+from jobs.lookup import archive_plans
 from logformat.partition_log import END, FOUND, OUT_OF_RANGE, open_partition
 from logformat.segment import open_segment
 from tests.golden import golden
 from tests.kafka_lab import list_offsets, locate, seek, served_by_broker
+from udfs.lookup_queries import Queries, lookup
 
 pytestmark = pytest.mark.kafka
 
@@ -114,7 +117,7 @@ def first_readable(folder, offset):
 
 def test_as_a_real_broker_answers(tmp_path_factory):
     rng = random.Random(11)
-    parts, times, expected, offsets = {}, {}, {}, {}
+    parts, times, expected, offsets, plans = {}, {}, {}, {}, {}
     for name, case in golden(tmp_path_factory).items():
         for partition in case.partitions:
             folder = case.input(partition)
@@ -124,9 +127,12 @@ def test_as_a_real_broker_answers(tmp_path_factory):
             with open_partition(folder) as log:
                 offsets[renamed] = [o for o in rng.sample(places, 40) if log.earliest <= o < log.latest]
             parts[renamed] = folder
+            found_plans = archive_plans(str(folder.parent), partition.rpartition("-")[0], [])
+            [plans[renamed]] = [plan for plan in found_plans if plan.name == partition]
     assert sum(map(len, times.values())) > 10_000
     with served_by_broker(parts) as broker:
         found = list_offsets(broker.bootstrap, times)
+        committed = list_offsets(broker.bootstrap, {name: some[:60] for name, some in times.items()}, "read_committed")
         read = seek(broker.bootstrap, offsets)
     for name, folder in parts.items():
         wrong = [
@@ -136,4 +142,7 @@ def test_as_a_real_broker_answers(tmp_path_factory):
             if theirs[0] != (mine or (-1,))[0] or (time not in (-1, -2) and theirs[1:] != (mine or (-1, -1, -1))[1:])
         ]
         assert wrong == [], name
+        asked = Queries(np.array(times[name][:60]), np.ones(len(times[name][:60]), np.bool_))
+        mine = lookup(replace(plans[name], read_committed=True), asked).answers.column("answer_offset").to_pylist()
+        assert [-1 if offset is None else offset for offset in mine] == [one[0] for one in committed[name]], name
         assert read[name] == [first_readable(folder, offset) for offset in offsets[name]], name
