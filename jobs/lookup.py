@@ -102,9 +102,6 @@ def archive_plans(uri: str, topics: str | None, notes: list[str]) -> list[Lookup
     notes += archive.notes
     plans = []
     for archived in archive.partitions.values():
-        if archived.problem is not None:
-            notes.append(f"{archived.problem}; left out")
-            continue
         notes += [note for note in archived.notes if names.REBUILT not in note]
         plans.append(archived_plan(archived, archive.root))
     return plans
@@ -132,6 +129,7 @@ def archived_plan(archived: ArchivedPartition, root: Root) -> LookupPlan:
     return LookupPlan(
         archived.topic, archived.partition, root.uri, "", tuple(segments), archived.log_start_checkpoint,
         archived.high_watermark if archived.held_by_broker else None, archived.leader_epochs or (),
+        problem=archived.problem,
     )  # fmt: skip
 
 

@@ -155,6 +155,7 @@ def refresh(
     covers: Callable[[str, int], bool] = lambda topic, partition: True,
 ) -> dict[str, int]:
     """Make the table that of the segments there are, as far as `plans` stand for their partitions; what was done."""
+    notes += [f"{plan.problem}; left out" for plan in plans if plan.problem is not None]
     with state.lock():  # from here to the write: two refreshes at once would both append
         known = _known(state)
         there = {(s.topic, s.partition, s.base_offset): s for plan in plans for s in _segments(plan)}
@@ -174,7 +175,7 @@ def refresh(
 
 
 def _segments(plan: LookupPlan) -> Iterator[TimedSegment]:
-    for s in plan.segments:
+    for s in plan.segments if plan.problem is None else ():
         yield TimedSegment(
             plan.topic, plan.partition, plan.archive_uri, s.base_offset, s.path, s.size, s.mtime_ms,
             plan.max_batch_bytes,

@@ -79,8 +79,8 @@ def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
     buffer = ChunkBuffer(_CHUNK_BYTES)
     total = IndexSizes(log.topic)
     days: set[int] = set()
-    problem = None
-    for segment in log.segments:
+    problem = log.problem
+    for segment in log.segments if problem is None else ():
         now = 0
         for path in filter(None, (segment.index, segment.time_index)):
             index_root = roots[segment.index_root]

@@ -67,6 +67,7 @@ class LookupPlan:
     leader_epochs: tuple[tuple[int, int], ...] = ()
     max_batch_bytes: int = 256 << 20
     read_committed: bool = False  # answers end at the last stable offset, which all headers are read for
+    problem: Problem | None = None  # its files cannot be listed, or stand for nothing certain
 
     @property
     def name(self) -> str:
@@ -127,13 +128,15 @@ def open_log(plan: LookupPlan) -> PartitionLog:
 
 def lookup(plan: LookupPlan, queries: Queries) -> Lookup:
     """Answers of one partition. What is wrong with its files is `problem`, and the status of every row."""
-    try:
-        with open_log(plan) as log:
-            answers = _answers(log, queries)
-            return Lookup(plan.topic, plan.partition, answers, log.earliest, log.latest, log.notes)
-    except LogFormatError as error:
-        n = len(queries.targets)
-        return Lookup(plan.topic, plan.partition, no_answers(error.kind, n), problem=Problem.of(error))
+    problem = plan.problem
+    if problem is None:
+        try:
+            with open_log(plan) as log:
+                answers = _answers(log, queries)
+                return Lookup(plan.topic, plan.partition, answers, log.earliest, log.latest, log.notes)
+        except LogFormatError as error:
+            problem = Problem.of(error)
+    return Lookup(plan.topic, plan.partition, no_answers(problem.kind, len(queries.targets)), problem=problem)
 
 
 def no_answers(status: str, n: int) -> Any:
@@ -239,8 +242,8 @@ def _of_partition(
     by_time: NDArray[np.bool_],
     asked: NDArray[np.bool_],
 ) -> Any:
-    if plan is None:
-        return no_answers("no_partition", len(targets))
+    if plan is None or plan.problem is not None:
+        return no_answers("no_partition" if plan is None or plan.problem is None else plan.problem.kind, len(targets))
     key = plan.topic, plan.partition
     try:
         if key not in logs:

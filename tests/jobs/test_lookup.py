@@ -82,6 +82,16 @@ def test_a_bad_partition_is_code_3_and_the_others_are_answered(tmp_path, capsys)
     assert {(row["topic"], row["status"]) for row in answers(out)} == {("good", "found"), ("bad", "magic")}
 
 
+def test_a_partition_in_two_places_is_a_problem(tmp_path, capsys):
+    write_partition(tmp_path / "disk1" / "t-0", "a=1")
+    write_partition(tmp_path / "disk2" / "t-0", "a=1 | b=2")
+    write_partition(tmp_path / "disk2" / "u-0", "a=1")
+    code, out, _ = run(capsys, tmp_path, "--offset", 0, "--json")
+    assert code == 3
+    assert {(row["topic"], row["status"]) for row in answers(out)} == {("t", "duplicate"), ("u", "found")}
+    assert run(capsys, tmp_path, "--sizing")[0] == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
