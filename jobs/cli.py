@@ -205,8 +205,8 @@ def lookup(**given: Any) -> None:
         raise UsageError(message=f"lookup needs one of {', '.join(kinds)}")
     if (given["queries"] is None) != (given["output"] is None):
         raise UsageError(message="--queries and --output belong together")
-    if given["at"] is not None and (given["archive"] is None or given["store"] is None):
-        raise UsageError(message="--at needs ARCHIVE, which is looked into, and --store STORE, which holds the table")
+    if given["at"] is not None and given["store"] is None:
+        raise UsageError(message="--at needs --store STORE, which holds the table")
     if given["at"] is None and (given["archive"] is None) == (given["store"] is None):
         raise UsageError(message="lookup needs ARCHIVE or --store STORE, one of both")
     if given["isolation"] == "read_committed" and (given["sizing"] or given["at"] is not None):

@@ -34,12 +34,12 @@ def run(options: LookupOptions, progress: Progress) -> Report:
     started = time.perf_counter()
     uri, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
     report: LookupReport | SizingReport = SizingReport(uri, side) if options.sizing else LookupReport(uri, side)
-    plans = list_plans(options, report.notes)
-    report.seconds["list"] = time.perf_counter() - started
     if options.at is not None:
         from jobs.time_index import run_at  # noqa: PLC0415 - few queries need no Spark
 
-        return run_at(options, plans, report.notes, progress)
+        return run_at(options, progress)
+    plans = list_plans(options, report.notes)
+    report.seconds["list"] = time.perf_counter() - started
     if options.queries is not None:
         from jobs.lookup_table import run_table  # noqa: PLC0415 - as above
 
@@ -100,6 +100,8 @@ def archive_plans(uri: str, topics: str | None, notes: list[str]) -> list[Lookup
     """The logs of an archive."""
     archive = listed(uri, topics)
     notes += archive.notes
+    if not archive.partitions and archive.not_wanted:
+        raise no_such_topic(topics or "", archive.not_wanted)
     plans = []
     for archived in archive.partitions.values():
         notes += [note for note in archived.notes if names.REBUILT not in note]
@@ -133,18 +135,26 @@ def archived_plan(archived: ArchivedPartition, root: Root) -> LookupPlan:
     )  # fmt: skip
 
 
+def no_such_topic(topics: str, known: Iterable[str]) -> UsageError:
+    """A --topics that none of the known ones matches."""
+    names_of = sorted(set(known))
+    return UsageError(message=f"--topics: no topic matches {topics}; {_nearest(topics, names_of)}")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"did you mean {' or '.join(near)}?" if near else f"there are {_some(known)}"
+
+
 def _chosen(plans: Iterable[LookupPlan], wanted: Sequence[str]) -> list[LookupPlan]:
     by_name = {plan.name: plan for plan in sorted(plans, key=lambda plan: (plan.topic, plan.partition))}
     if not by_name:
-        raise UsageError(message="no partition to look into: none here, or none that matches")
+        raise UsageError(message="no partition to look into")
     for name in wanted:
         if name not in by_name:
-            near = difflib.get_close_matches(name, by_name, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {_some(by_name)}"
-            raise UsageError(message=f"no such partition: {name}; {hint}")
+            raise UsageError(message=f"no such partition: {name}; {_nearest(name, list(by_name))}")
     return [by_name[name] for name in dict.fromkeys(wanted)] if wanted else list(by_name.values())
 
 
-def _some(partitions: Iterable[str]) -> str:
-    shown = list(partitions)
+def _some(shown: Sequence[str]) -> str:
     return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")

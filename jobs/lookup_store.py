@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from jobs import session
 from jobs.errors import MissingPathError, NoGenerationError
+from jobs.lookup import no_such_topic
 from jobs.options import LookupOptions
 from jobs.state import open_state
 from jobs.state_rows import Checkpoint, RunRow
@@ -22,7 +23,10 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
         raise MissingPathError(path=store_uri, expected="a store with generations", found="none")
     histories = state.histories()
     runs: dict[tuple[str, int], RunRow] = {}
-    for key, checkpoint in state.checkpoints().items():
+    current = state.checkpoints()
+    if options.topics is not None and not any(fnmatchcase(topic, options.topics) for topic, _ in current):
+        raise no_such_topic(options.topics, (topic for topic, _ in current))
+    for key, checkpoint in current.items():
         if options.topics is not None and not fnmatchcase(key[0], options.topics):
             continue
         found = _of_generation(histories.get(key, []), checkpoint, options.generation)

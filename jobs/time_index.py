@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
@@ -20,7 +20,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from jobs import session
-from jobs.errors import DONE, MissingPathError, UsageError
+from jobs.each import each
+from jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
+from jobs.lookup import list_plans
 from jobs.lookup_report import moment
 from jobs.options import LookupOptions
 from jobs.progress import Progress
@@ -32,7 +34,10 @@ from udfs.storage import normal_uri
 from udfs.time_index_rows import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, groups, time_index_rows
 
 _TASK_BYTES = 256 << 20
+_FILES_A_CORE = 4  # that many tasks, at most, of a refresh, and so many files of the table
 _IN_DRIVER_BYTES = 256 << 20  # tuned: the first Python task of a session costs 4 s
+_THREAD_BYTES = 8 << 20
+_MOST_PROBLEMS = 100  # that are told of
 _MOST_IN_PREDICATE = 200  # segments whose rows are replaced by name; more: the table is written anew
 _CONSTRAINT_CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 _KEY = ("topic", "partition", "segment_base_offset")
@@ -44,26 +49,28 @@ SegmentKey = tuple[str, int, int]
 class AtReport:
     """What happened in a window of minutes."""
 
-    archive: str
+    archive: str | None
     store: str
     start_ms: int
     end_ms: int  # not in it
     rows: list[dict[str, Any]] = field(default_factory=list)
     refreshed: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
-        """Always 0: nothing happened is an answer."""
-        return DONE
+        """3 where a log could not be read to its end; nothing happened is an answer."""
+        return PROBLEMS if self.problems else DONE
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         return {
             "job": "lookup", "archive": self.archive, "store": self.store, "exit_code": self.exit_code,
             "start_ms": self.start_ms, "end_ms": self.end_ms, "partitions": self.rows, "refreshed": self.refreshed,
-            "notes": self.notes, "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "problems": self.problems, "notes": self.notes,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -84,12 +91,13 @@ class AtReport:
                 f"time_index: read {done['segments_read']:,} segments, {size(done['bytes_read'])}; "
                 f"{done['segments_removed']:,} went; {done['segments_kept']:,} were as before"
             )
+        out += [f"problem: {problem}" for problem in self.problems]
         out += [f"note: {note}" for note in self.notes]
         out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
         return "\n".join(out)
 
 
-def run_at(options: LookupOptions, plans: list[LookupPlan], notes: list[str], progress: Progress) -> AtReport:
+def run_at(options: LookupOptions, progress: Progress) -> AtReport:
     """Bring the table up to date, and ask it."""
     started = time.perf_counter()
     start = parse_time(options.at or "") // MINUTE_MS * MINUTE_MS
@@ -98,31 +106,63 @@ def run_at(options: LookupOptions, plans: list[LookupPlan], notes: list[str], pr
         raise UsageError(message=f"--until {options.until} is not behind --at {options.at}")
     end = -(-until // MINUTE_MS) * MINUTE_MS
     store = normal_uri(options.store or "")
-    report = AtReport(options.archive or "", store, start, end, notes=notes)
+    report = AtReport(options.archive, store, start, end)
+    plans = list_plans(options, report.notes) if options.refresh and options.archive is not None else None
     spark = session.start()
     state = open_state(spark, store, single_writer=options.config.job.single_writer)
+    covers = _covers(options)
     if options.refresh:
-        report.refreshed = refresh(spark, state, plans, progress, report.notes, _covers(options))
+        if plans is None:
+            report.archive = _archive_of(state)
+            plans = list_plans(replace(options, archive=report.archive), report.notes)
+        report.problems += [str(plan.problem) for plan in plans if plan.problem is not None]
+        report.refreshed = refresh(spark, state, plans, progress, covers)
     elif not state.has(TIME_INDEX):
         raise MissingPathError(
             path=f"{store}/state/{TIME_INDEX}", expected="the table, made by a refresh", found="none"
         )
     report.seconds["refresh"] = time.perf_counter() - started
     at = time.perf_counter()
-    report.rows = happened(state, plans, start, end)
+    minutes = _table(spark, state)
+    report.rows = happened(minutes, start, end, covers)
+    report.problems += _problems(minutes, covers)
     report.seconds["ask"] = time.perf_counter() - at
     report.seconds["total"] = time.perf_counter() - started
     return report
 
 
-def happened(state: State, plans: list[LookupPlan], start_ms: int, end_ms: int) -> list[dict[str, Any]]:
+def _archive_of(state: State) -> str:
+    """The archive that a store serves, where nobody says it."""
+    archives = {row.archive_uri for row in state.checkpoints().values()} if state.exists() else set()
+    if len(archives) != 1:
+        raise UsageError(message=f"{state.root.uri} does not say which archive it serves: give ARCHIVE too")
+    return archives.pop()
+
+
+def _table(spark: SparkSession, state: State) -> DataFrame:
+    """The table, in a session that takes large ones: that of `state` is made for small ones."""
+    return spark.read.format("delta").load(state.uri(TIME_INDEX))
+
+
+def _problems(minutes: DataFrame, covers: Callable[[str, int], bool]) -> list[str]:
+    """Why rows end early, of the first few segments."""
+    bad = minutes.where("problem IS NOT NULL").groupBy("topic", "partition", "problem").count().orderBy(*_KEY[:2])
+    rows = bad.limit(_MOST_PROBLEMS).toArrow().to_pylist()
+    return [row["problem"] for row in rows if covers(row["topic"], row["partition"])]
+
+
+def _all(topic: str, partition: int) -> bool:
+    return True
+
+
+def happened(
+    minutes: DataFrame, start_ms: int, end_ms: int, covers: Callable[[str, int], bool] = _all
+) -> list[dict[str, Any]]:
     """Of each partition with data in minutes [start, end): the first of them, its first offset, how many there are."""
-    wanted = {(plan.topic, plan.partition) for plan in plans}
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     first, last = (F.lit(epoch + timedelta(milliseconds=ms)) for ms in (start_ms, end_ms))
     rows = (
-        state.load(TIME_INDEX)
-        .where((F.col("minute") >= first) & (F.col("minute") < last))
+        minutes.where((F.col("minute") >= first) & (F.col("minute") < last))
         .groupBy("topic", "partition")
         .agg(
             (F.unix_micros(F.min("minute")) / 1000).cast("long").alias("first_minute_ms"),
@@ -133,7 +173,7 @@ def happened(state: State, plans: list[LookupPlan], start_ms: int, end_ms: int) 
         )
         .orderBy("topic", "partition")
     )
-    return [row for row in rows.toArrow().to_pylist() if (row["topic"], row["partition"]) in wanted]
+    return [row for row in rows.toArrow().to_pylist() if covers(row["topic"], row["partition"])]
 
 
 def _covers(options: LookupOptions) -> Callable[[str, int], bool]:
@@ -151,25 +191,23 @@ def refresh(
     state: State,
     plans: list[LookupPlan],
     progress: Progress,
-    notes: list[str],
-    covers: Callable[[str, int], bool] = lambda topic, partition: True,
+    covers: Callable[[str, int], bool] = _all,
 ) -> dict[str, int]:
-    """Make the table that of the segments there are, as far as `plans` stand for their partitions; what was done."""
-    notes += [f"{plan.problem}; left out" for plan in plans if plan.problem is not None]
+    """Make the table that of the segments there are, as far as `plans` stand for their partitions; what was done.
+
+    Of a partition that cannot be listed the rows stay: nothing says that its segments are gone.
+    """
+    set_aside = {(plan.topic, plan.partition) for plan in plans if plan.problem is not None}
     with state.lock():  # from here to the write: two refreshes at once would both append
-        known = _known(state)
+        known = _known(spark, state)
         there = {(s.topic, s.partition, s.base_offset): s for plan in plans for s in _segments(plan)}
         same = {key for key, s in there.items() if known.get(key) == (s.path, s.size, s.mtime_ms)}
         new = [s for key, s in there.items() if key not in same]
-        old = [key for key in known if key not in same and covers(*key[:2])]
-        bytes_read = sum(s.size for s in new)
-        if new or old:
-            frame = _frame(spark, new, progress)
-            _write(state, frame, old)
-        problems = state.load(TIME_INDEX).where("problem IS NOT NULL").select("problem").distinct().limit(20)
-        notes += [row["problem"] for row in problems.toArrow().to_pylist()] if state.has(TIME_INDEX) else []
+        old = [key for key in known if key not in same and key[:2] not in set_aside and covers(*key[:2])]
+        if new or old or not state.has(TIME_INDEX):
+            _write(state, _frame(spark, new, progress), old)
     return {
-        "segments_read": len(new), "bytes_read": bytes_read, "segments_kept": len(same),
+        "segments_read": len(new), "bytes_read": sum(s.size for s in new), "segments_kept": len(same),
         "segments_removed": len([key for key in old if key not in there]),
     }  # fmt: skip
 
@@ -182,12 +220,12 @@ def _segments(plan: LookupPlan) -> Iterator[TimedSegment]:
         )  # fmt: skip
 
 
-def _known(state: State) -> dict[SegmentKey, tuple[str, int, int]]:
+def _known(spark: SparkSession, state: State) -> dict[SegmentKey, tuple[str, int, int]]:
     """What the table holds: path, size and time of every segment's log when it was read."""
     if not state.has(TIME_INDEX):
         return {}
     columns = (*_KEY, "path", "size_bytes", "mtime_ms")
-    rows = state.load(TIME_INDEX).select(*columns).distinct().toArrow().to_pylist()
+    rows = _table(spark, state).select(*columns).distinct().toArrow().to_pylist()
     return {
         (r["topic"], r["partition"], r["segment_base_offset"]): (r["path"], r["size_bytes"], r["mtime_ms"])
         for r in rows
@@ -195,20 +233,25 @@ def _known(state: State) -> dict[SegmentKey, tuple[str, int, int]]:
 
 
 def _frame(spark: SparkSession, segments: list[TimedSegment], progress: Progress) -> DataFrame:
-    """Rows of segments: made here where there is little to read, else in tasks."""
-    tasks = list(groups(segments, _TASK_BYTES))
+    """Rows of segments: made in threads where there is little to read, else in tasks of Spark."""
     if sum(s.size for s in segments) <= _IN_DRIVER_BYTES:
-        made = pa.concat_tables([TIME_INDEX_ROWS.empty_table(), *(time_index_rows(task) for task in tasks)])
+        small = list(groups(segments, _THREAD_BYTES))
+        progress.start("time_index", len(small), "task")
+        made = pa.concat_tables(
+            [TIME_INDEX_ROWS.empty_table(), *each(time_index_rows, small, progress, with_spark=False)]
+        )
+        progress.close()
         return spark.createDataFrame(made).coalesce(1)
+    tasks = list(groups(segments, _TASK_BYTES))
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield from time_index_rows(tasks[number]).to_batches()
 
-    empty = spark.createDataFrame(TIME_INDEX_ROWS.empty_table())
-    schema: StructType = empty.schema
-    return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(work, schema).coalesce(max(1, len(tasks) // 8))
+    schema: StructType = spark.createDataFrame(TIME_INDEX_ROWS.empty_table()).schema
+    n_spark = min(len(tasks), _FILES_A_CORE * spark.sparkContext.defaultParallelism)
+    return spark.range(0, len(tasks), 1, n_spark).mapInArrow(work, schema)
 
 
 def _write(state: State, frame: DataFrame, replaced: list[SegmentKey]) -> None:

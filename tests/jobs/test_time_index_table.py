@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
+from jobs import cli, time_index
+from jobs.errors import MissingPathError
 from jobs.lookup import archive_plans
 from jobs.options import LookupOptions
 from jobs.progress import Silent
@@ -59,20 +62,19 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
     start = min(times) // MINUTE_MS * MINUTE_MS
 
     def check():
-        plans = archive_plans(str(archive), None, [])
         for first, last in (
             (start, start + 5 * MINUTE_MS),
             (start, max(times) // MINUTE_MS * MINUTE_MS + MINUTE_MS),
             (0, start),
         ):
-            rows = happened(state, plans, first, last)
+            rows = happened(state.load(TIME_INDEX), first, last)
             found = {
                 (r["topic"], r["partition"]): (r["first_minute_ms"], r["first_offset"], r["minutes"]) for r in rows
             }
             assert found == expected(archive, first, last)
 
     def bring():
-        return refresh(spark, state, archive_plans(str(archive), None, []), Silent(), [])
+        return refresh(spark, state, archive_plans(str(archive), None, []), Silent())
 
     done = bring()
     size = sum(log.stat().st_size for log in archive.rglob("*.log"))
@@ -98,10 +100,41 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
     check()
 
 
-def test_the_job(spark, archive, tmp_path):
-    options = LookupOptions(str(archive), str(tmp_path / "store"), at="1970-01-01T00:00Z", until="2100-01-01T00:00Z")
-    report = run_at(options, archive_plans(str(archive), None, []), [], Silent())
+def test_the_job(spark, archive, tmp_path, capsys):
+    store = str(tmp_path / "store")
+    options = LookupOptions(str(archive), store, at="1970-01-01T00:00Z", until="2100-01-01T00:00Z")
+    report = run_at(options, Silent())
     assert report.exit_code == 0
     assert [row["topic"] for row in report.rows] == ["none-append", "ts-disorder"]
     assert "time_index: read 4 segments" in report.to_text()
     assert report.to_json()["refreshed"]["segments_read"] == 4
+
+    write_partition(archive / "disk" / "bad-0", "a=1~60000 | b=2~120000")
+    log = archive / "disk" / "bad-0" / "00000000000000000000.log"
+    data = bytearray(log.read_bytes())
+    data[-1] ^= 1
+    log.write_bytes(data)
+    write_partition(archive / "disk" / "ts-disorder-0", "a=1")  # a second one of this name: which is it?
+    report = run_at(options, Silent())
+    assert report.exit_code == 3
+    assert [word in problem for problem, word in zip(report.problems, ("duplicate", "crc"), strict=True)] == [True] * 2
+    assert [row["topic"] for row in report.rows] == ["bad", "none-append", "ts-disorder"]  # up to there; its rows stay
+    assert report.refreshed["segments_removed"] == 0
+    assert "problem: " in report.to_text()
+
+    report = run_at(replace(options, archive=None, refresh=False, topics="none*"), Silent())
+    assert (report.exit_code, [row["topic"] for row in report.rows]) == (0, ["none-append"])
+    assert cli.main(["lookup", "--store", store, "--at", "5"]) == 2
+    assert "give ARCHIVE" in capsys.readouterr().err
+    with pytest.raises(MissingPathError, match="made by a refresh"):
+        run_at(LookupOptions(store=str(tmp_path / "none"), at="5", refresh=False), Silent())
+
+
+def test_in_tasks_as_in_threads(spark, archive, monkeypatch):
+    segments = [s for plan in archive_plans(str(archive), None, []) for s in time_index._segments(plan)]
+    here = time_index._frame(spark, segments, Silent()).toArrow()
+    monkeypatch.setattr(time_index, "_IN_DRIVER_BYTES", 0)
+    monkeypatch.setattr(time_index, "_TASK_BYTES", 1)
+    there = time_index._frame(spark, segments, Silent())
+    keys = [("topic", "ascending"), ("segment_base_offset", "ascending"), ("minute", "ascending")]
+    assert there.toArrow().sort_by(keys) == here.sort_by(keys)
