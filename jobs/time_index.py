@@ -15,7 +15,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyarrow import fs as pafs
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
@@ -37,7 +38,8 @@ _TASK_BYTES = 256 << 20
 _FILES_A_CORE = 4  # that many tasks, at most, of a refresh, and so many files of the table
 _IN_DRIVER_BYTES = 256 << 20  # tuned: the first Python task of a session costs 4 s
 _THREAD_BYTES = 8 << 20
-_MOST_PROBLEMS = 100  # that are told of
+_MOST_PROBLEMS = 100  # that are told of, one of a partition
+_LARGE_TABLE_BYTES = 16 << 20  # tuned: 40 MB, 6 million rows, take 5 s in the session of the state, 2 s in the other
 _MOST_IN_PREDICATE = 200  # segments whose rows are replaced by name; more: the table is written anew
 _CONSTRAINT_CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 _KEY = ("topic", "partition", "segment_base_offset")
@@ -123,9 +125,8 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
         )
     report.seconds["refresh"] = time.perf_counter() - started
     at = time.perf_counter()
-    minutes = _table(spark, state)
-    report.rows = happened(minutes, start, end, covers)
-    report.problems += _problems(minutes, covers)
+    report.rows, problems = happened(_table(spark, state), start, end, covers)
+    report.problems += problems
     report.seconds["ask"] = time.perf_counter() - at
     report.seconds["total"] = time.perf_counter() - started
     return report
@@ -140,15 +141,12 @@ def _archive_of(state: State) -> str:
 
 
 def _table(spark: SparkSession, state: State) -> DataFrame:
-    """The table, in a session that takes large ones: that of `state` is made for small ones."""
+    """The table; a large one in a session for large ones, which that of `state` is not."""
+    root = state.root
+    files = root.filesystem.get_file_info(pafs.FileSelector(root.full(f"state/{TIME_INDEX}")))
+    if sum(file.size or 0 for file in files) < _LARGE_TABLE_BYTES:
+        return state.load(TIME_INDEX)
     return spark.read.format("delta").load(state.uri(TIME_INDEX))
-
-
-def _problems(minutes: DataFrame, covers: Callable[[str, int], bool]) -> list[str]:
-    """Why rows end early, of the first few segments."""
-    bad = minutes.where("problem IS NOT NULL").groupBy("topic", "partition", "problem").count().orderBy(*_KEY[:2])
-    rows = bad.limit(_MOST_PROBLEMS).toArrow().to_pylist()
-    return [row["problem"] for row in rows if covers(row["topic"], row["partition"])]
 
 
 def _all(topic: str, partition: int) -> bool:
@@ -157,23 +155,34 @@ def _all(topic: str, partition: int) -> bool:
 
 def happened(
     minutes: DataFrame, start_ms: int, end_ms: int, covers: Callable[[str, int], bool] = _all
-) -> list[dict[str, Any]]:
-    """Of each partition with data in minutes [start, end): the first of them, its first offset, how many there are."""
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Of each partition with data in minutes [start, end): the first of them, its first offset, how many there are.
+
+    And why rows of the table end early, of whichever minute: some of these problems.
+    """
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     first, last = (F.lit(epoch + timedelta(milliseconds=ms)) for ms in (start_ms, end_ms))
-    rows = (
-        minutes.where((F.col("minute") >= first) & (F.col("minute") < last))
+    asked = (F.col("minute") >= first) & (F.col("minute") < last)
+
+    def there(name: str) -> Column:
+        return F.when(asked, F.col(name))
+
+    grouped = (
+        minutes.where(asked | F.col("problem").isNotNull())
         .groupBy("topic", "partition")
         .agg(
-            (F.unix_micros(F.min("minute")) / 1000).cast("long").alias("first_minute_ms"),
-            F.min("first_offset").alias("first_offset"),
-            F.countDistinct("minute").alias("minutes"),
-            F.countDistinct("segment_base_offset").alias("segments"),
-            F.concat_ws(",", F.sort_array(F.collect_set("timestamps"))).alias("timestamps"),
+            (F.unix_micros(F.min(there("minute"))) / 1000).cast("long").alias("first_minute_ms"),
+            F.min(there("first_offset")).alias("first_offset"),
+            F.countDistinct(there("minute")).alias("minutes"),
+            F.countDistinct(there("segment_base_offset")).alias("segments"),
+            F.concat_ws(",", F.sort_array(F.collect_set(there("timestamps")))).alias("timestamps"),
+            F.min("problem").alias("problem"),
         )
         .orderBy("topic", "partition")
     )
-    return [row for row in rows.toArrow().to_pylist() if covers(row["topic"], row["partition"])]
+    rows = [row for row in grouped.toArrow().to_pylist() if covers(row["topic"], row["partition"])]
+    problems = [problem for row in rows if (problem := row.pop("problem")) is not None]
+    return [row for row in rows if row["minutes"]], problems[:_MOST_PROBLEMS]
 
 
 def _covers(options: LookupOptions) -> Callable[[str, int], bool]:

@@ -67,7 +67,8 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
             (start, max(times) // MINUTE_MS * MINUTE_MS + MINUTE_MS),
             (0, start),
         ):
-            rows = happened(state.load(TIME_INDEX), first, last)
+            rows, problems = happened(state.load(TIME_INDEX), first, last)
+            assert not problems
             found = {
                 (r["topic"], r["partition"]): (r["first_minute_ms"], r["first_offset"], r["minutes"]) for r in rows
             }
