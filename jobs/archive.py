@@ -21,6 +21,10 @@ from udfs.plan import Problem
 from udfs.scan_batches import next_offset_of
 from udfs.storage import Root, read_file, unreadable
 
+_BESIDE = (
+    names.CLEANER_OFFSET_CHECKPOINT, names.LOG_START_OFFSET_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT,
+    names.META_PROPERTIES, names.LOCK,
+)  # fmt: skip
 _MAX_DEPTH = 3  # root / disk / log directory / partition
 
 
@@ -70,6 +74,7 @@ class Archive:
     partitions: dict[tuple[str, int], ArchivedPartition] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     not_wanted: set[str] = field(default_factory=set)  # topics that are here too, and were not asked for
+    unreadable: list[Problem] = field(default_factory=list)  # folders, each with a note as well
 
 
 @dataclass
@@ -91,6 +96,23 @@ def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
     return archive
 
 
+def list_folder(root: Root, folder: str) -> Archive:
+    """The one partition of a folder right below the root, with what the log directory's checkpoints say of it.
+
+    Empty where the folder holds no log, or is not named like a partition's. One that is not there is a problem.
+    """
+    archive = Archive(root)
+    parsed = names.parse_partition_folder(folder)
+    if parsed is None or parsed.mark:
+        return archive
+    beside = root.filesystem.get_file_info([root.full(name) for name in _BESIDE])
+    directory = _read_directory(archive, "", {e.base_name for e in beside if e.type == pafs.FileType.File})
+    found = _read_partition(root, parsed, folder, directory)
+    if found is not None:
+        archive.partitions[found.key] = found
+    return archive
+
+
 def _list(root: Root, path: str) -> list[pafs.FileInfo]:
     return list(root.filesystem.get_file_info(pafs.FileSelector(root.full(path))))
 
@@ -99,7 +121,9 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
     try:
         entries = sorted(_list(archive.root, path), key=lambda e: e.base_name)
     except OSError as error:
-        archive.notes.append(f"{unreadable(path or archive.root.uri, error)}; left out")
+        damage = unreadable(path or archive.root.uri, error)
+        archive.unreadable.append(Problem.of(damage))
+        archive.notes.append(f"{damage}; left out")
         return
     files = {e.base_name for e in entries if e.type == pafs.FileType.File}
     folders = [e.base_name for e in entries if e.type == pafs.FileType.Directory]

@@ -120,6 +120,14 @@ class NoLockError(UsageError):
     hint = "where one run at a time is certain, set single.writer = true in the [job] table of the settings"
 
 
+class DataLossError(JobError):
+    """What a stream has still to read, and is not there any more."""
+
+    template = "{path}: expected {expected}, where the stream goes on, found {found}"
+    exit_code = PROBLEMS
+    hint = "failOnDataLoss=false goes on with what there is"
+
+
 class MissingFileError(JobError):
     """A file that a generation names and that is not there, or not what it was."""
 

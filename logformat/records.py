@@ -56,22 +56,27 @@ def record_batches(
     end_offset: int = 2**63 - 1,
     max_rows: int = MAX_ROWS,
     max_bytes: int = MAX_BYTES,
+    keep: NDArray[np.bool_] | None = None,
 ) -> Iterator[Any]:
     """Records of a run's wanted batches with offsets in [start_offset, end_offset), as pa.RecordBatch of `schema`.
 
-    schema: columns of RECORDS (`schemas.select`). Raises ValueError for limits that cannot be.
+    schema: columns of RECORDS (`schemas.select`). keep: bool[spans of the run], which of them; None: all. Raises
+    ValueError for limits that cannot be.
     """
     if max_rows < 1 or not 1 <= max_bytes <= _MOST_BYTES:
         raise ValueError(f"no such limits of an Arrow batch: {max_rows} rows, {max_bytes} bytes")
     body_row = np.repeat(np.arange(len(run.bodies)), run.bodies["n_records"])
-    offset = run.bodies["base_offset"][body_row] + run.spans["offset_delta"]
+    spans = run.spans
+    if keep is not None:
+        body_row, spans = body_row[keep], spans[keep]
+    offset = run.bodies["base_offset"][body_row] + spans["offset_delta"]
     row, last = (int(i) for i in np.searchsorted(offset, [start_offset, end_offset]))
-    ends = np.cumsum(run.spans["end"] - run.spans["rest"])
+    ends = np.cumsum(spans["end"] - spans["rest"])
     while row < last:
         before = int(ends[row - 1]) if row else 0
         fit = int(np.searchsorted(ends, before + max_bytes, "right"))
         end = min(last, row + max_rows, max(fit, row + 1))
-        part = _Part(run, place, run.spans[row:end], body_row[row:end], offset[row:end], "headers" in schema.names)
+        part = _Part(run, place, spans[row:end], body_row[row:end], offset[row:end], "headers" in schema.names)
         yield pa.record_batch([part.column(name) for name in schema.names], schema=schema)
         row = end
 

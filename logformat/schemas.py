@@ -106,7 +106,47 @@ PROBLEMS: Final = pa.schema(
     ]
 )
 
-SCHEMAS: Final = {"RECORDS": RECORDS, "BATCHES": BATCHES, "PROBLEMS": PROBLEMS}
+# Entries of every file beside the logs; a column that an entry's kind does not have is null.
+INDEX: Final = pa.schema(
+    [
+        _TOPIC,
+        _PARTITION,
+        _column("path", pa.string(), "of the file"),
+        _column("kind", pa.string(), "offset, time, transaction, producer (a snapshot's) or leader_epoch"),
+        _column("segment", pa.int64(), "base offset in the file's name; of a snapshot its offset", nullable=True),
+        _column("entry", pa.int32(), "number in the file, from 0"),
+        _column(
+            "offset", pa.int64(),
+            "offset, time: last one of the batch; transaction: of its ABORT marker; producer: of its last batch,"
+            " -1 none; leader_epoch: the first of the epoch", nullable=True,
+        ),
+        _column("position", pa.int64(), "offset: of the batch's first byte in the .log", unit="bytes", nullable=True),
+        _column(
+            "timestamp_ms", pa.int64(), "time: largest so far; producer: of its last batch or marker", unit="ms",
+            nullable=True,
+        ),
+        _column("producer_id", pa.int64(), "transaction, producer", nullable=True),
+        _column("producer_epoch", pa.int16(), "producer; -1: none", nullable=True),
+        _column(
+            "first_offset", pa.int64(), "transaction: its first; producer: of its open transaction, -1 none",
+            nullable=True,
+        ),
+        _column("last_stable_offset", pa.int64(), "transaction: when its marker was written", nullable=True),
+        _column("last_sequence", pa.int32(), "producer; -1: none", nullable=True),
+        _column("offset_delta", pa.int32(), "producer: last offset - base offset of its last batch", nullable=True),
+        _column("coordinator_epoch", pa.int32(), "producer: of its last marker; -1: none", nullable=True),
+        _column("leader_epoch", pa.int32(), "leader_epoch", nullable=True),
+    ]
+)  # fmt: skip
+
+# What the data sources add to a row where it is asked for
+PATH: Final = _column("path", pa.string(), "of the file", nullable=True)
+PROBLEM: Final = _column(
+    "problem", pa.struct([field for field in PROBLEMS if field.name not in ("topic", "partition")]),
+    "null: a row as it should be; else what could not be read, and the other columns are null", nullable=True,
+)  # fmt: skip
+
+SCHEMAS: Final = {"RECORDS": RECORDS, "BATCHES": BATCHES, "INDEX": INDEX, "PROBLEMS": PROBLEMS}
 
 
 def select(schema: Any, columns: Iterable[str] | None) -> Any:

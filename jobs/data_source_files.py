@@ -1,0 +1,172 @@
+"""From what a user names to partitions: archives, log directories, partitions' folders, single files, globs of them.
+
+Only names and sizes are read here, and the small text files; no log is opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Final
+
+from pyarrow import fs as pafs
+
+from jobs.archive import Archive, ArchivedPartition, list_archive, list_folder
+from jobs.data_source_options import Selection, nearest
+from jobs.errors import MissingPathError, UsageError
+from logformat import names
+from udfs.find_reads import first_offset
+from udfs.plan import Problem
+from udfs.read_plan import SourcePartition, SourceSegment
+from udfs.storage import Root, UnknownRootError, exists, normal_uri, open_root
+
+_WILD: Final = re.compile(r"[*?[]")
+
+
+def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: bool = False) -> list[SourcePartition]:
+    """The wanted partitions, by topic and number. MissingPathError: a path that is not there; UsageError: a selection
+    that nothing matches, unless `may_be_none`, and a URI that cannot be.
+    """
+    found: dict[object, SourcePartition] = {}
+    left_out: set[str] = set()
+    files: dict[str, list[SourceSegment]] = {}
+    for uri in _each_once(paths):
+        root = _root(uri)
+        kind = root.filesystem.get_file_info(root.base).type
+        if kind == pafs.FileType.NotFound:
+            raise MissingPathError(path=uri, expected="an archive, a partition's folder or a .log", found="nothing")
+        if kind == pafs.FileType.File:
+            parent, _, name = uri.rpartition("/")
+            files.setdefault(parent, []).append(_single(_root(parent), name))
+            continue
+        archive = _listed(root, selection)
+        left_out |= archive.not_wanted
+        for problem in archive.unreadable:
+            found[uri, problem.path] = SourcePartition(None, None, problem=problem)
+        for archived in archive.partitions.values():
+            _add(found, _source(archived, archive.root))
+    for parent, segments in files.items():
+        folder = names.parse_partition_folder(parent.rpartition("/")[2])
+        topic, number = (folder.topic, folder.partition) if folder is not None else (None, None)
+        ordered = sorted(segments, key=lambda segment: segment.base_offset)
+        _add(found, SourcePartition(topic, number, tuple(ordered)))
+    wanted = [p for p in found.values() if (p.topic is None and p.problem) or selection.partition(p.topic, p.partition)]
+    if not wanted and not may_be_none:
+        raise _nothing(paths, selection, {p.topic for p in found.values() if p.topic is not None} | left_out)
+    return sorted(wanted, key=lambda p: (p.topic or "", p.partition or 0))
+
+
+def _nothing(paths: Sequence[str], selection: Selection, topics: set[str]) -> Exception:
+    if not topics:
+        return MissingPathError(path=", ".join(paths), expected="folders or .log files of Kafka's logs", found="none")
+    asked = ", ".join(selection.globs or ()) or selection.pattern
+    if asked is None:
+        return UsageError(message=f"no partition of {', '.join(paths)} is among those asked for")
+    return UsageError(message=f"no topic of {', '.join(paths)} matches {asked}{nearest(asked, sorted(topics))}")
+
+
+def _root(uri: str) -> Root:
+    try:
+        return open_root(uri)
+    except UnknownRootError as error:
+        raise UsageError(message=str(error)) from error
+
+
+def _each_once(paths: Iterable[str]) -> list[str]:
+    """URIs without wildcards, in order."""
+    return list(dict.fromkeys(uri for path in paths for uri in _expand(normal_uri(path))))
+
+
+def _expand(uri: str) -> list[str]:
+    """What a pattern matches: *, ? and [...] within names. Of files only those that are named like a log's."""
+    wild = _WILD.search(uri)
+    if wild is None:
+        return [uri]
+    prefix, _, rest = uri[: wild.start()].rpartition("/")
+    parts = (rest + uri[wild.start() :]).split("/")
+    root = _root(prefix or "/")
+    found = [""]
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        below = []
+        for folder in found:
+            selector = pafs.FileSelector(root.full(folder.rstrip("/")) or "/", allow_not_found=True)
+            for entry in sorted(root.filesystem.get_file_info(selector), key=lambda entry: entry.base_name):
+                is_folder = entry.type == pafs.FileType.Directory
+                if fnmatchcase(entry.base_name, part) and (is_folder or (last and _is_log(entry.base_name))):
+                    below.append(f"{folder}{entry.base_name}{'' if last else '/'}")
+        found = below
+    if not found:
+        raise MissingPathError(path=uri, expected="a pattern that matches something", found="nothing")
+    return [f"{prefix}/{path}" for path in found]
+
+
+def _is_log(name: str) -> bool:
+    file = names.parse_segment_file(name)
+    return file is not None and file.kind == names.LOG and not file.suffix
+
+
+def _listed(root: Root, selection: Selection) -> Archive:
+    parent, _, name = root.uri.rpartition("/")
+    if names.parse_partition_folder(name) is not None:
+        archive = list_folder(_root(parent or "/"), name)
+        if archive.partitions:
+            return archive
+    return list_archive(root, selection.topic)
+
+
+def _add(found: dict[object, SourcePartition], partition: SourcePartition) -> None:
+    """One more partition; one that is there already is a problem of both."""
+    key = (partition.topic, partition.partition) if partition.topic is not None else len(found)
+    other = found.get(key)
+    if other is not None:
+        here, there = (_place(one) for one in (partition, other))
+        if here == there:
+            return
+        problem = Problem("duplicate", here, 0, "one folder for each partition", f"the same partition in {there}")
+        partition = replace(partition, problem=problem)
+    found[key] = partition
+
+
+def _place(partition: SourcePartition) -> str:
+    if not partition.segments:
+        return partition.problem.path if partition.problem is not None else partition.name
+    first = partition.segments[0]
+    return f"{first.root}/{first.path}".rpartition("/")[0]
+
+
+def _source(archived: ArchivedPartition, root: Root) -> SourcePartition:
+    segments = []
+    for s in archived.segments:
+        beside = archived.indexes.get(s.base_offset, {})
+        segments.append(
+            SourceSegment(
+                root.uri, s.path, s.base_offset, s.size, s.mtime_ms, beside.get(names.INDEX),
+                beside.get(names.TIME_INDEX), beside.get(names.TXN_INDEX),
+            )
+        )  # fmt: skip
+    return SourcePartition(
+        archived.topic, archived.partition, tuple(segments), archived.log_start_checkpoint,
+        archived.high_watermark if archived.held_by_broker else None, root.uri,
+        tuple(sorted(archived.snapshots.items())), archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
+        problem=archived.problem,
+    )  # fmt: skip
+
+
+def _single(root: Root, name: str) -> SourceSegment:
+    """One file, of any name, with the indexes that lie beside it."""
+    info = root.filesystem.get_file_info(root.full(name))
+    parsed = names.parse_segment_file(name)
+    if parsed is None:
+        return SourceSegment(root.uri, name, first_offset(root, name), int(info.size), info.mtime_ns // 1_000_000)
+    beside = {
+        kind: there if exists(root, there) else None
+        for kind in (names.INDEX, names.TIME_INDEX, names.TXN_INDEX)
+        for there in (names.segment_file(parsed.base, kind),)
+    }
+    return SourceSegment(
+        root.uri, name, parsed.base, int(info.size), info.mtime_ns // 1_000_000, beside[names.INDEX],
+        beside[names.TIME_INDEX], beside[names.TXN_INDEX],
+    )  # fmt: skip

@@ -1,0 +1,242 @@
+"""The data sources in Spark: schemas, pushed filters, SQL, errors. What they read is tested in tests/udfs."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from jobs.data_source import SOURCES
+from logformat.schemas import SPARK_COLUMNS
+from tests.builders import START_MS, write_partition
+from tests.golden import golden
+from tests.jobs.sources import read
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = "a=1 b=2 c=3 | {codec=zstd} a=4 -=5 | {pid=1 txn} b=6 | {pid=1 abort} || a=7 d=- | e=8"
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data_source") / "archive"
+    write_partition(folder / "orders-0", TEXT)
+    write_partition(folder / "orders-1", "a=10 z=11 || a=12")
+    write_partition(folder / "users-0", "u=1 | {codec=gzip} v=2")
+    return folder
+
+
+@pytest.fixture
+def pushing(spark: SparkSession):
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    yield spark
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def load(spark: SparkSession, path: Path, name: str = "kafka_log", **options: str) -> DataFrame:
+    return spark.read.format(name).options(**options).load(str(path))
+
+
+def sorted_rows(frame: DataFrame, *by: str) -> list[tuple]:
+    return [tuple(row) for row in frame.orderBy(*by).collect()]
+
+
+def test_as_sparks_own_kafka_source(spark, archive):
+    frame = load(spark, archive)
+    assert [f.name for f in frame.schema] == [f.name for f in SPARK_COLUMNS if f.name != "headers"]
+    with_headers = load(spark, archive, includeHeaders="true")
+    simple = with_headers.schema.simpleString()
+    assert simple == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,timestampType:int,"
+        "headers:array<struct<key:string,value:binary>>>"
+    )
+    assert all(field.nullable for field in with_headers.schema)
+
+
+@pytest.mark.parametrize("name", [source.source for source in SOURCES])
+@pytest.mark.parametrize("options", [{}, {"badRecords": "set_aside"}], ids=["fail", "set_aside"])
+def test_rows_come_through_spark_unchanged(spark, archive, name, options):
+    found = load(spark, archive, name, **options).toArrow()
+    ours = read(name, archive, **options)
+    assert found.schema.names == ours.schema.names
+    key = {"kafka_log": ["topic", "partition", "offset"]}.get(
+        name, ["path", "position" if "batch" in name else "entry"]
+    )
+    order = [(column, "ascending") for column in key]
+    assert found.sort_by(order).to_pylist() == ours.sort_by(order).to_pylist()
+
+
+def test_golden_records_through_spark(spark, tmp_path_factory):
+    """Codecs, legacy magics, headers, empty and null fields, timestamps out of range."""
+    cases = golden(tmp_path_factory)
+    for name in ("zstd-headers", "v1-gzip-append", "txn-zstd"):
+        folder = cases[name].folder / "input"
+        columns = {"columns": "topic,partition,offset,key,value,headers,timestamp,timestamp_ms,codec,magic,sequence"}
+        order = [("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
+        found = load(spark, folder, **columns).toArrow().sort_by(order)
+        assert found.to_pylist() == read("kafka_log", folder, **columns).sort_by(order).to_pylist()
+
+
+FILTERS = [
+    "topic = 'orders' AND offset >= 2 AND offset < 5 AND key = X'61'",
+    "timestamp >= timestamp_millis({ms}) AND timestamp < timestamp_millis({ms} + 3)",
+    "NOT topic = 'orders' OR key IS NULL",
+]
+MORE_FILTERS = [
+    "topic = 'orders' AND partition IN (0, 7)",
+    "offset >= 2 AND offset < 5",
+    "offset > 1 AND offset <= 4 AND topic <=> 'orders'",
+    "key = X'61'",
+    "key IN (X'61', X'75')",
+    "timestamp > timestamp_micros({ms}000 + 500) AND timestamp <= timestamp_micros({ms}000 + 2500)",
+    "timestamp = timestamp_millis({ms} + 1)",
+    "timestamp = timestamp_micros({ms}000 + 1500)",
+    "key IS NULL",
+    "NOT topic = 'orders'",
+    "offset = 2 OR key = X'61'",
+    "topic = 'nothing'",
+    "offset = 1 AND offset = 2",
+    "length(value) = 2",
+]
+
+
+@pytest.mark.parametrize("condition", [*FILTERS, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE_FILTERS)])
+def test_filters_give_the_same_with_and_without_being_pushed_down(pushing, archive, condition):
+    condition = condition.format(ms=START_MS)
+    rows = {}
+    for on in ("true", "false"):
+        pushing.conf.set("spark.sql.python.filterPushdown.enabled", on)
+        rows[on] = sorted_rows(load(pushing, archive).where(condition), "topic", "partition", "offset")
+    cached = read("kafka_log", archive)  # an independent evaluation: Spark on a local table
+    pushing.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    local = pushing.createDataFrame(cached).where(condition)
+    assert rows["true"] == rows["false"] == sorted_rows(local, "topic", "partition", "offset")
+
+
+def test_pushed_filters_are_told(pushing, archive):
+    plan = load(pushing, archive).where("topic = 'orders' AND offset > 3")._jdf.queryExecution().toString()
+    checked_again = plan.split("Physical Plan")[1]
+    assert "= orders" not in checked_again
+    assert "> 3" not in checked_again
+
+
+def test_schema_chooses_columns(spark, archive):
+    frame = spark.read.format("kafka_log").schema("offset LONG, key BINARY, codec STRING").load(str(archive))
+    assert frame.columns == ["offset", "key", "codec"]
+    assert frame.where("codec = 'zstd'").count() == 2
+    with pytest.raises(PySparkException, match="schema: offset: expected bigint, found string"):
+        spark.read.format("kafka_log").schema("offset STRING").load(str(archive)).collect()
+    with pytest.raises(PySparkException, match="schema: no such column: ofset; did you mean offset"):
+        spark.read.format("kafka_log").schema("ofset LONG").load(str(archive)).collect()
+
+
+def test_sql(spark, archive):
+    spark.sql(f"CREATE TEMPORARY VIEW orders USING kafka_log OPTIONS (path '{archive}', topics 'orders')")
+    found = spark.sql("SELECT string(key) AS k, max(offset) AS last FROM orders GROUP BY key ORDER BY k").collect()
+    assert [tuple(row) for row in found] == [(None, 4), ("a", 7), ("b", 5), ("c", 2), ("d", 8), ("e", 9), ("z", 1)]
+    spark.catalog.dropTempView("orders")
+
+
+def test_several_paths_globs_and_single_files(spark, archive):
+    paths = [str(archive / "orders-1"), str(archive / "users-0")]
+    assert spark.read.format("kafka_log").load(paths).count() == 5
+    assert load(spark, archive / "orders-*").count() == 12
+    assert load(spark, archive / "*" / "00000000000000000000.log").count() == 10
+    assert load(spark, archive / "orders-0" / "00000000000000000000.log").select("topic").distinct().count() == 1
+
+
+ERRORS = [
+    ({"topcis": "x"}, "kafka_log: no such option: topcis; did you mean topics"),
+    ({"topics": "ordrs"}, "no topic of .* matches ordrs; did you mean orders"),
+    (
+        {"isolationLevel": "read_comitted"},
+        "isolationLevel: expected read_uncommitted or read_committed, found 'read_com",
+    ),
+    ({"columns": "offset,vlaue"}, "columns: no such column: vlaue; did you mean value"),
+    ({"columns": "key", "includeHeaders": "true"}, "includeHeaders=true, but columns=key says otherwise"),
+    ({"includeValue": "no"}, "includeValue: expected true or false, found 'no'"),
+    ({"badRecords": "setaside"}, "badRecords: .* did you mean set_aside"),
+    ({"startingOffsets": "erliest"}, "startingOffsets: .* did you mean earliest"),
+    ({"startingOffsets": '{"orders":{"0":1}}'}, "startingOffsets: it says nothing of orders-1"),
+    ({"startingOffsets": '{"orders":[1]}'}, "startingOffsets: expected JSON as"),
+    ({"endingOffsets": "{"}, "endingOffsets: expected JSON as"),
+    ({"startingTimestamp": "yesterday"}, "no such time: yesterday"),
+    ({"partitions": "1-0"}, "partitions: expected numbers and ranges as 0,3-5, found '1-0'"),
+    ({"splitBytes": "128M"}, "splitBytes: expected a whole number from 1 on, found '128M'"),
+    ({"generation": "1"}, "generation: it needs the option store"),
+    ({"topics": "a", "subscribe": "a"}, "only one of topics, subscribe"),
+    ({"subscribePattern": "("}, "subscribePattern: not a regular expression"),
+    ({"partitions": "9"}, "no partition of .* is among those asked for"),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), ERRORS, ids=[next(iter(o)) + "=" + next(iter(o.values())) for o, _ in ERRORS]
+)
+def test_an_option_that_cannot_be(archive, options, message):
+    from jobs.errors import UsageError
+
+    with pytest.raises(UsageError, match=message):
+        read("kafka_log", archive, **options)
+
+
+def test_errors_reach_the_user(spark, archive, tmp_path):
+    with pytest.raises(AnalysisException, match="no such option: topcis; did you mean topics"):
+        load(spark, archive, topcis="x")
+    with pytest.raises(PySparkException, match=r"expected an archive, a partition's folder or a \.log, found nothing"):
+        load(spark, tmp_path / "nowhere").collect()
+    with pytest.raises(AnalysisException, match=r"Did you mean one of the following\? \[`offset`"):
+        load(spark, archive).where("ofset > 3")
+    with pytest.raises(AnalysisException, match="kafka_log_index: no such option: startingOffsets"):
+        load(spark, archive, "kafka_log_index", startingOffsets="earliest")
+    with pytest.raises(AnalysisException, match="CREATE TEMPORARY VIEW"):
+        spark.read.format("kafka_log").load()
+
+
+def test_what_sparks_kafka_source_knows_is_taken(archive):
+    """Options that only tell how to talk to brokers mean nothing; those that select mean the same."""
+    given = {
+        "kafka.bootstrap.servers": "localhost:9092", "kafkaConsumer.pollTimeoutMs": "1", "failOnDataLoss": "false",
+        "groupIdPrefix": "g", "minPartitions": "1",
+    }  # fmt: skip
+    assert read("kafka_log", archive, subscribe="users,nobody", **given).num_rows == 2
+    assert read("kafka_log", archive, subscribePattern="ord.*", **given).num_rows == 12
+    assert read("kafka_log", archive, assign='{"orders":[1],"users":[0]}', **given).num_rows == 5
+
+
+def test_nothing_here_talks_to_the_jvm():
+    for path in [*(ROOT / "jobs").glob("data_s*.py"), *ROOT.glob("pyspark_*.py")]:
+        text = path.read_text()
+        imported = {
+            name.split(".")[0]
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in ([node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+        }
+        assert not imported & {"py4j", "delta"}, path
+        assert not any(word in text for word in ("_jvm", "_jdf", "_jsc", "sparkContext", "_jsparkSession")), path
+
+
+def test_workers_import_no_session(archive):
+    """What reads in a worker imports neither a session nor anything of Delta."""
+    import subprocess
+
+    code = (
+        "import sys, udfs.read_records, udfs.read_batches, udfs.read_index;"
+        "assert not any(m.partition('.')[0] in ('pyspark', 'delta', 'deltalake', 'py4j') for m in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_out_of_range_timestamps(spark, tmp_path):
+    write_partition(tmp_path / "t-0", f"a=1~{2**62} b=2~-1")
+    rows = load(spark, tmp_path, columns="timestamp,timestamp_ms").toArrow()
+    assert rows["timestamp_ms"].to_pylist() == [2**62, -1]
+    assert rows["timestamp"].to_pylist() == [None, datetime(1970, 1, 1, tzinfo=UTC) - timedelta(milliseconds=1)]
+    assert pa.types.is_timestamp(rows["timestamp"].type)

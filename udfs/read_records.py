@@ -1,0 +1,177 @@
+"""Pieces of logs to records as Arrow record batches: what a task of the data source does.
+
+What is checked on the way is what a consumer checks and more: structure, order of offsets, checksums, the segment's
+name. A batch that cannot be is a LogFormatError, or a row in the column `problem`, and the next batch is read: by the
+length that the bad one states, or, where that cannot be believed, from the next entry of the offset index whose batch
+is there.
+
+In memory at a time: a chunk, 32 MiB of decompressed batches or one batch, and one Arrow batch.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from logformat.batch_headers import CHUNK_BYTES, Chunk, ChunkBuffer, Tail, read_chunks
+from logformat.bodies import BodyLoader, Run
+from logformat.errors import LogFormatError
+from logformat.layout import TRANSACTIONAL_MASK
+from logformat.records import MAX_ROWS, Place, record_batches
+from logformat.schemas import RECORDS, select
+from udfs.plan import Problem
+from udfs.read_committed import Outcomes
+from udfs.read_plan import Piece, ReadSpec, limited
+from udfs.read_rows import aligned, as_error, cached_root, problem_row
+from udfs.resume_position import resume_position
+from udfs.scan_batches import check_offsets
+from udfs.storage import opened
+
+_SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of what is only looked at
+
+
+def read_records(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
+    """The wanted records of all pieces as pa.RecordBatch of spec.schema.
+
+    Raises LogFormatError for what cannot be read, unless spec.set_aside; then it is a row that says so.
+    """
+    reader = _Reader(spec)
+    for piece in pieces:
+        yield from reader.read(piece)
+
+
+class _Reader:
+    """Buffers that are used again from piece to piece."""
+
+    def __init__(self, spec: ReadSpec) -> None:
+        self.spec = spec
+        self.schema = select(RECORDS, [name for name in spec.schema.names if name in RECORDS.names] or ["offset"])
+        self.loader = BodyLoader(max_batch_bytes=spec.max_batch_bytes)
+        self.buffer = ChunkBuffer(spec.chunk_bytes or CHUNK_BYTES)
+        self.searched = select(
+            RECORDS,
+            (["key"] if spec.wanted.keys is not None else []) + (["timestamp_ms"] if spec.wanted.by_time else []),
+        )
+        self.keys = None if spec.wanted.keys is None else pa.array(sorted(set(spec.wanted.keys)), pa.binary())
+
+    def read(self, piece: Piece) -> Iterator[Any]:
+        """The records of one piece."""
+        if piece.problem is not None:
+            if not self.spec.set_aside:
+                raise as_error(piece.problem)
+            yield problem_row(self.spec.schema, piece, piece.problem)
+            return
+        root = cached_root(piece.root)
+        position, previous = piece.start, -1
+        while position < piece.end:
+            tail = Tail(position)
+            try:
+                with opened(root, piece.path) as file:
+                    check_size(file, piece)
+                    outcomes = Outcomes(root, piece) if self.spec.wanted.committed else None
+                    for chunk in read_chunks(
+                        file, piece.shown, position, piece.end, self.buffer, tail, previous_last_offset=previous,
+                        check_crc=self.spec.check_crc,
+                    ):  # fmt: skip
+                        within = yield from self._within(piece, chunk)
+                        yield from self._chunk(within, chunk, outcomes)
+                        position, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
+                        if previous + 1 >= piece.end_offset:
+                            return
+                if tail.torn_bytes and not piece.torn_tail:
+                    raise torn(piece, tail)
+                return
+            except LogFormatError as error:
+                if not self.spec.set_aside:
+                    raise
+                yield problem_row(self.spec.schema, piece, Problem.of(error))
+                found = resume_position(root, piece, error, position)
+                if found is None:
+                    return
+                position = found
+
+    def _within(self, piece: Piece, chunk: Chunk) -> Generator[Any, None, Piece]:
+        """The piece, cut to its segment's offsets where the chunk has others."""
+        try:
+            check_offsets(piece.shown, piece.base_offset, piece.next_base_offset, chunk.batches)
+        except LogFormatError as error:
+            if not self.spec.set_aside:
+                raise
+            yield problem_row(self.spec.schema, piece, Problem.of(error))
+            return limited(piece)
+        return piece
+
+    def _chunk(self, piece: Piece, chunk: Chunk, outcomes: Outcomes | None) -> Iterator[Any]:
+        batches = chunk.batches
+        wanted = self.spec.wanted.batches(batches, piece.start_offset, piece.end_offset)
+        if outcomes is not None and wanted.any():
+            try:
+                wanted &= ~outcomes.aborted(chunk, wanted)
+            except LogFormatError as error:  # what lies ahead cannot be read: not known what was committed
+                if not self.spec.set_aside:
+                    raise
+                yield problem_row(self.spec.schema, piece, Problem.of(error))
+                wanted &= batches["attributes"] & TRANSACTIONAL_MASK == 0
+        row = 0
+        while row < len(batches) and wanted[row:].any():
+            try:
+                for run in self.loader.runs(
+                    chunk.raw, chunk.position, batches[row:], wanted[row:], piece.shown, backwards=False
+                ):
+                    row += len(run.batches)
+                    yield from self._run(piece, run)
+            except LogFormatError as error:  # its run was not given out: batches before the bad one come again
+                if not self.spec.set_aside:
+                    raise
+                bad = max(int(np.searchsorted(batches["position"], error.position, "right")) - 1, row)
+                wanted[bad] = False
+                yield problem_row(self.spec.schema, piece, Problem.of(error))
+
+    def _run(self, piece: Piece, run: Run) -> Iterator[Any]:
+        if not len(run.spans):
+            return
+        keep = self._keep(run) if self.searched.names else None
+        if keep is not None and not keep.any():
+            return
+        for batch in record_batches(
+            run, self.schema, Place(piece.topic, piece.partition), start_offset=piece.start_offset,
+            end_offset=piece.end_offset, max_rows=self.spec.max_rows or MAX_ROWS, keep=keep,
+        ):  # fmt: skip
+            yield aligned(batch, self.spec.schema, piece)
+
+    def _keep(self, run: Run) -> NDArray[np.bool_]:
+        """bool[spans of the run]: those with a wanted key and time. Of the others no other column is made."""
+        limits = self.spec.wanted
+        found = []
+        for records in record_batches(run, self.searched, Place(), max_rows=len(run.spans), max_bytes=_SEARCH_BYTES):
+            mask = np.ones(len(records), np.bool_)
+            if limits.by_time:
+                time = np.asarray(records.column("timestamp_ms"))
+                mask &= time >= limits.start_ms if limits.start_ms is not None else True
+                mask &= time < limits.end_ms if limits.end_ms is not None else True
+            if self.keys is not None:
+                equal = pc.is_in(records.column("key"), value_set=self.keys)
+                mask &= np.asarray(equal)
+            found.append(mask)
+        return np.concatenate(found)
+
+
+def check_size(file: Any, piece: Piece) -> None:
+    """That the file still holds the piece."""
+    size = os.fstat(file.fileno()).st_size if isinstance(file, io.FileIO) else int(file.size())
+    if size < piece.end:
+        raise LogFormatError("changed", piece.shown, size, f"{piece.end} bytes, as listed", f"{size}")
+
+
+def torn(piece: Piece, tail: Tail) -> LogFormatError:
+    """A file that ends inside a batch and is not the end of a log."""
+    return LogFormatError(
+        "torn_tail", piece.shown, tail.position, "whole batches up to the end", f"{tail.torn_bytes} bytes more"
+    )
