@@ -97,6 +97,8 @@ class Tally:
 
 
 MarkLast = Callable[[Run, np.ndarray], None]  # fills bool[len(run.spans)]
+# told of a run what was decided: kept bool[len(run.spans)], CLEANED[n]
+See = Callable[[Run, np.ndarray, np.ndarray], None]
 
 
 def clean_chunk(
@@ -109,6 +111,7 @@ def clean_chunk(
     tally: Tally,
     *,
     backwards: bool,
+    see: See | None = None,
 ) -> Iterator[Piece]:
     """Clean the batches of a chunk; pieces come in the order of the walk, last first where `backwards`."""
     batches = chunk.batches
@@ -127,6 +130,8 @@ def clean_chunk(
             rules.now_ms, rules.new_horizon_ms, keep_legacy_tombstones, rules.keep_null_keys,
             kept, cleaned, tally.counters,
         )  # fmt: skip
+        if see is not None:
+            see(run, kept, cleaned)
         if (cleaned["outcome"] != DROPPED).any():
             yield _write(run, chunk.position, kept, cleaned, tally, rules.dry_run)
 

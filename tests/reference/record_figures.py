@@ -1,0 +1,58 @@
+"""The slow twin of `udfs.profile_partition`, for topics that are not compacted: every record, one after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.reference.log import Batch
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+LAST_TIME = 253_402_300_799_999  # the end of the year 9999
+
+
+@dataclass
+class SegmentFigures:
+    """What the profile says of a segment, as far as records alone tell it."""
+
+    records: int = 0
+    null_keys: int = 0
+    control_records: int = 0
+    out_of_order: int = 0
+    largest_lag_ms: int = 0
+    without_time: int = 0
+    times: list[int] = field(default_factory=list)
+    stored: Counter[str] = field(default_factory=Counter)
+    batches: Counter[str] = field(default_factory=Counter)
+
+
+def profile(segments: list[list[Batch]]) -> tuple[list[SegmentFigures], Counter[bytes]]:
+    """Figures of each segment, and the records of each key."""
+    out, keys, largest = [], Counter[bytes](), -1
+    for batches in segments:
+        one = SegmentFigures()
+        out.append(one)
+        for batch in batches:
+            codec = CODECS[batch.codec]
+            one.batches[codec] += 1
+            one.stored[codec] += len(batch.data)
+            before = largest
+            largest = max(largest, batch.max_timestamp)
+            if batch.control:
+                one.control_records += len(batch.records)
+                continue
+            for record in batch.records:
+                one.records += 1
+                if record.key is None:
+                    one.null_keys += 1
+                else:
+                    keys[record.key] += 1
+                if not 0 <= record.timestamp <= LAST_TIME:
+                    one.without_time += 1
+                    continue
+                one.times.append(record.timestamp)
+                if record.timestamp < before:
+                    one.out_of_order += 1
+                    one.largest_lag_ms = max(one.largest_lag_ms, before - record.timestamp)
+                before = max(before, record.timestamp)
+    return out, keys
