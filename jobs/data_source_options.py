@@ -46,6 +46,8 @@ _MEANINGLESS: Final = frozenset(
     }
 )  # fmt: skip
 
+_INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
 Key = tuple[str, int]
 
 
@@ -54,7 +56,7 @@ class Selection:
     """Which partitions: all limits together."""
 
     globs: tuple[str, ...] | None = None
-    pattern: str | None = None  # a regular expression for the whole name
+    pattern: str | None = None  # a regular expression found in the name, as Spark's Kafka source does it
     assigned: frozenset[Key] | None = None
     partitions: tuple[range, ...] | None = None
 
@@ -62,7 +64,7 @@ class Selection:
         """Whether a topic is wanted."""
         return (
             (self.globs is None or any(fnmatchcase(name, glob) for glob in self.globs))
-            and (self.pattern is None or re.fullmatch(self.pattern, name) is not None)
+            and (self.pattern is None or (name not in _INTERNAL and re.search(self.pattern, name) is not None))
             and (self.assigned is None or any(name == topic for topic, _ in self.assigned))
         )
 

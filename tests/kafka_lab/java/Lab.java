@@ -28,6 +28,7 @@ public final class Lab {
         Map.entry("make_logs", MakeLogs::make),
         Map.entry("create_topics", Topics::create),
         Map.entry("consume", Consume::consume),
+        Map.entry("consume_fields", ConsumeFields::consume),
         Map.entry("seek", Consume::seek),
         Map.entry("offsets_for_times", Consume::offsetsForTimes),
         Map.entry("list_offsets", Topics::listOffsets),

@@ -1,0 +1,142 @@
+"""The data source against what reads a live topic: the real consumer, and Spark's own Kafka source, from a real broker
+that holds the same files.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden import Case, case_names, golden
+from tests.jobs.sources import read
+from tests.kafka_lab import served_by_broker
+from tests.kafka_lab.jvm import lab
+from tests.kafka_lab.spark_source import spark_kafka_jars
+
+pytestmark = pytest.mark.kafka
+
+LEVELS = ("read_uncommitted", "read_committed")
+ROOT = Path(__file__).resolve().parents[2]
+FIELDS = "topic,partition,offset,timestamp_ms,timestampType,leader_epoch,key,value,headers"
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory) -> dict[str, Case]:
+    return golden(tmp_path_factory)
+
+
+def groups(cases: dict[str, Case]) -> list[dict[str, Path]]:
+    """Partitions by name, in groups without two of the same name; before and after the cleaner."""
+    plain: dict[str, Path] = {}
+    more: dict[str, Path] = {}
+    cleaned: dict[str, Path] = {}
+    for name in case_names():
+        case = cases[name]
+        for partition in case.partitions:
+            (more if name.endswith("-more") else plain)[partition] = case.input(partition)
+            if not name.endswith("-more"):
+                cleaned[partition] = case.expected(2, partition)
+    return [plain, more, cleaned]
+
+
+def text(data: bytes | None) -> str:
+    return "-" if data is None else base64.b64encode(data).decode()
+
+
+def ours(folder: Path, isolation: str) -> list[str]:
+    rows = read("kafka_log", folder, columns=FIELDS, isolationLevel=isolation).to_pylist()
+    lines = []
+    for row in rows:
+        headers = ",".join(f"{text(h['key'].encode())}={text(h['value'])}" for h in row["headers"] or ())
+        epoch = "-" if row["leader_epoch"] < 0 else row["leader_epoch"]
+        names = FIELDS.split(",")[:5]
+        lines.append(
+            "\t".join([*(str(row[n]) for n in names), str(epoch), text(row["key"]), text(row["value"]), headers])
+        )
+    return lines
+
+
+@pytest.mark.parametrize("number", range(3), ids=["as-written", "more", "cleaned"])
+def test_every_field_of_every_record_as_a_real_consumer_reads_it(cases, tmp_path, number):
+    """All golden cases, both isolation levels: every codec and magic, transactions, headers, compacted logs."""
+    parts = groups(cases)[number]
+    n = 0
+    with served_by_broker(parts) as broker:
+        for name, folder in parts.items():
+            for isolation in LEVELS:
+                given: dict[str, Any] = {"bootstrap": broker.bootstrap, "partition": name, "isolation": isolation}
+                n += lab().call("consume_fields", **given, output=tmp_path / "lines")
+                theirs = (tmp_path / "lines").read_text("latin-1").splitlines()
+                assert ours(folder, isolation) == theirs, f"{name}: {isolation}"
+    assert n > 1000
+
+
+def test_lost_side_files_do_not_change_what_is_committed(cases, tmp_path):
+    """An archive of `.log` files alone gives what a consumer of the whole topic got."""
+    parts = {p: cases[n].input(p) for n in ("txn-zstd", "txn-none", "txn-hang", "txn-old") for p in cases[n].partitions}
+    with served_by_broker(parts) as broker:
+        for name, folder in parts.items():
+            bare = tmp_path / "bare" / name
+            bare.mkdir(parents=True)
+            for log in folder.glob("*.log"):
+                (bare / log.name).symlink_to(log)
+            lab().call(
+                "consume_fields", bootstrap=broker.bootstrap, partition=name, isolation="read_committed",
+                output=tmp_path / "lines",
+            )  # fmt: skip
+            assert ours(bare, "read_committed") == (tmp_path / "lines").read_text("latin-1").splitlines(), name
+
+
+QUERIES: list[dict[str, str]] = [
+    {},
+    {"includeHeaders": "true"},
+    {"kafka.isolation.level": "read_committed"},
+    {"startingTimestamp": "MIDDLE"},
+    {"startingTimestamp": "EARLY", "endingTimestamp": "MIDDLE"},
+    {"endingOffsetsByTimestamp": '{"ts-disorder":{"0":MIDDLE}}', "subscribe": "ts-disorder"},
+    {"startingOffsets": '{"two-parts":{"0":17,"1":-2}}', "endingOffsets": '{"two-parts":{"0":-1,"1":40}}',
+     "subscribe": "two-parts"},
+    {"assign": '{"two-parts":[1]}'},
+    {"subscribePattern": "z|^lz4.*"},
+]  # fmt: skip
+TOPICS = ("ts-disorder", "two-parts", "zstd-headers", "txn-zstd", "lz4-append")
+
+
+@pytest.mark.slow
+def test_every_row_as_sparks_own_kafka_source_reads_it(cases, tmp_path):
+    """The same options, the same schema, the same rows: a query moves over with its format's name and a path."""
+    parts = {partition: cases[name].input(partition) for name in TOPICS for partition in cases[name].partitions}
+    for name, folder in parts.items():
+        (tmp_path / "archive").mkdir(exist_ok=True)
+        (tmp_path / "archive" / name).symlink_to(folder)
+    ordered = sorted(
+        read("kafka_log", tmp_path / "archive/ts-disorder-0", columns="timestamp_ms").to_pydict()["timestamp_ms"]
+    )
+    words = {"MIDDLE": ordered[len(ordered) // 2], "EARLY": ordered[len(ordered) // 10]}
+    queries = []
+    for query in QUERIES:
+        filled = dict(query)
+        for word, time in words.items():
+            filled = {name: value.replace(word, str(time)) for name, value in filled.items()}
+        if not {"subscribe", "assign", "subscribePattern"} & set(filled):
+            filled["subscribe"] = ",".join(TOPICS)
+        queries.append({"startingOffsetsByTimestampStrategy": "latest", **filled})
+    with served_by_broker(parts) as broker:
+        given = {
+            "jars": ",".join(map(str, spark_kafka_jars())), "bootstrap": broker.bootstrap,
+            "archive": str(tmp_path / "archive"), "queries": queries,
+        }  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.kafka.compare_spark_sources", json.dumps(given)], cwd=ROOT,
+            capture_output=True, text=True, check=False, timeout=500,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:].replace("\n\n", "\n")
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert len(counts) == len(queries)
+    assert all(count > 0 for count in counts), counts
