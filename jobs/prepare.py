@@ -18,10 +18,19 @@ from jobs import session
 from jobs.submit import user_options
 
 
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "archive"
+_WITHOUT_SPARK = (
+    ("reindex", "--check"), ("lookup", "--offset", "0", "--time", "0"), ("inspect", "--print-data-log", "--json"),
+)  # fmt: skip
+
+
 def main() -> int:
     """Fetch, train, write the archive. Returns an exit code; a missing archive is none worth failing for."""
     java = session.find_java()
-    subprocess.run([sys.executable, "-c", "import udfs.preload"], check=False)  # compiles the kernels
+    subprocess.run([sys.executable, "-c", "import udfs.preload"], check=False)  # compiles the kernels of a compaction
+    for job in _WITHOUT_SPARK if EXAMPLE.is_dir() else ():  # and those of these jobs
+        command = [sys.executable, "-m", "jobs", job[0], str(EXAMPLE), *job[1:]]
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     if not session.cached_jars(Path("~/.ivy2.5.2").expanduser()):
         subprocess.run([sys.executable, "-c", "from jobs import session; session.start()"], check=False)
     archive = session.class_archive(java)
