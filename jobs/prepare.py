@@ -17,7 +17,6 @@ from pathlib import Path
 from jobs import session
 from jobs.submit import user_options
 
-
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "archive"
 _WITHOUT_SPARK = (
     ("reindex", "--check"), ("lookup", "--offset", "0", "--time", "0"), ("inspect", "--print-data-log", "--json"),
