@@ -41,3 +41,10 @@ def read(name: str, path: Path | str | None, **given: Any) -> pa.Table:
     if options.max_rows is not None:
         assert all(batch.num_rows <= options.max_rows for batch in batches)
     return pa.Table.from_batches(batches, schema=schema)
+
+
+def read_only(name: str, path: Path | str | None, **given: Any) -> int:
+    """The number of rows; none is kept."""
+    options = options_of(name, path, **given)
+    schema = columns_of(BY_NAME[name].columns, options)
+    return sum(batch.num_rows for task in plan(options) for batch in read_task(options, schema, _Partition(task)))
