@@ -26,6 +26,7 @@ from jobs.options import (
     InspectOptions,
     LookupOptions,
     ReindexOptions,
+    ReportOptions,
     RestoreOptions,
     VacuumOptions,
     VerifyOptions,
@@ -44,6 +45,7 @@ JOBS = {
     "lookup": "jobs.lookup",
     "restore": "jobs.restore",
     "vacuum": "jobs.vacuum",
+    "report": "jobs.archive_report",
 }
 
 EXIT_CODES = """
@@ -214,6 +216,21 @@ def lookup(**given: Any) -> None:
     if given["at"] is None and (given["until"] is not None or not given["refresh"]):
         raise UsageError(message="--until and --no-refresh belong to --at")
     _run("lookup", LookupOptions, **given)
+
+
+@lastkey.command("report")
+@click.argument("archive")
+@click.option("--output", metavar="FILE", required=True, help="The page: one HTML file that needs nothing else.")
+@click.option("--store", metavar="STORE", help="What its generations hold now, and its history.")
+@click.option("--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics names.")
+@click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="The clock that decides ages, lags and horizons.")
+@click.option("--hide-keys", is_flag=True, help="Show only hashes of keys.")
+@_shared
+def archive_report(now_ms: int | None, **given: Any) -> None:
+    """Show what is in ARCHIVE, and what a compaction would save, as a page for a browser."""
+    if given["cleanup_policy"] and given["topics"] is None:
+        raise UsageError(message="--cleanup-policy compact needs --topics GLOB: it says which topics it is meant for")
+    _run("report", ReportOptions, now_ms=check_now_ms(now_ms), **given)
 
 
 def _key(context: click.Context, option: click.Parameter, value: str | None) -> bytes | None:

@@ -119,3 +119,17 @@ class LookupOptions:
     at: str | None = None  # asks the table time_index
     until: str | None = None
     refresh: bool = True  # bring the table up to date first
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """`report ARCHIVE --output FILE`."""
+
+    archive: str
+    output: str  # the page
+    now_ms: int
+    config: Config = field(default_factory=Config)
+    topics: str | None = None
+    store: str | None = None  # its generations stand for what they cover, and its history is told
+    cleanup_policy: str | None = None  # as of compact
+    hide_keys: bool = False  # hashes of keys alone

@@ -22,7 +22,7 @@ _NOT_SPARKS = (
     "--offsets-decoder", "--transaction-log-decoder", "--share-group-state-decoder", "--cluster-metadata-decoder",
     "--remote-log-metadata-decoder",
     "--partition", "--offset", "--time", "--isolation", "--queries", "--sizing", "--at", "--until", "--refresh",
-    "--no-refresh",
+    "--no-refresh", "--hide-keys",
 )  # fmt: skip
 # spark-submit's options and the settings that they stand for
 _AS_CONF = {

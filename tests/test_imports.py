@@ -21,7 +21,8 @@ CODECS = {"google_crc32c", "cramjam", "zstandard", "lz4", "snappy"}
 THIRD_PARTY = {
     "logformat": {"numpy", "numba", "llvmlite", "pyarrow", *CODECS},
     "udfs": {"numpy", "numba", "pyarrow", "fastavro", *CODECS},
-    "jobs": {"numpy", "pyarrow", "pyspark", "delta", "py4j", "click", "tqdm", "google_crc32c", "deltalake"},
+    "jobs": {"numpy", "pyarrow", "pyspark", "delta", "py4j", "click", "tqdm", "google_crc32c", "deltalake",
+             "matplotlib", "jinja2", "markupsafe"},
 }
 OURS = {"logformat": {"logformat"}, "udfs": {"udfs", "logformat"}, "jobs": {"jobs", "udfs", "logformat"}}
 # What of the formats the jobs may know: names, texts and types, no reader of a log
@@ -36,6 +37,8 @@ ONLY_IN = {
     "click": {"jobs.cli"},
     "tqdm": {"jobs.progress"},
     "fastavro": {"udfs.avro"},
+    "matplotlib": {"jobs.report_plots"},
+    "jinja2": {"jobs.report_page"},
     "deltalake": {"jobs.data_source_store"},
 }
 LONGEST = 500

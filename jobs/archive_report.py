@@ -1,0 +1,256 @@
+"""`report ARCHIVE --output FILE`: what is in an archive and what a compaction would save, as one page.
+
+Every partition is profiled (`udfs.profile_partition`), in threads, or by Spark where the archive is large. With a
+store, a partition of which it holds a generation is that and what the archive holds after it, as for `compact`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from jobs.archive import Archive, ArchivedPartition, list_archive
+from jobs.config import Config, TopicSettings
+from jobs.each import WITHOUT_SPARK_BYTES, each
+from jobs.errors import DONE, PROBLEMS, MissingPathError, PolicyError, UsageError
+from jobs.options import ReportOptions
+from jobs.plan_partitions import NotPlanned, inputs_from_archive, inputs_from_generation
+from jobs.progress import Progress
+from jobs.report import count, seconds, size, table
+from udfs.plan import CleanSettings, Limits, PartitionPlan, Problem
+from udfs.profile_partition import PartitionProfile, ProfilePlan, profile_partition
+from udfs.storage import normal_uri, open_root, write_file
+
+if TYPE_CHECKING:
+    from jobs.state_rows import Checkpoint, RunRow, Segment
+
+Key = tuple[str, int]
+
+
+@dataclass
+class ArchiveReport:
+    """What was found, partition by partition."""
+
+    archive: str
+    now_ms: int
+    store: str | None = None
+    output: str = ""
+    profiles: list[PartitionProfile] = field(default_factory=list)  # by topic and partition
+    problems: list[Problem] = field(default_factory=list)  # of no partition that was profiled
+    archived_bytes: dict[Key, int] = field(default_factory=dict)  # of `.log` files in the archive, by listing
+    history: dict[Key, list[RunRow]] = field(default_factory=dict)  # of the store, newest first
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def all_problems(self) -> list[Problem]:
+        """Of partitions too."""
+        return [*self.problems, *(p.problem for p in self.profiles if p.problem is not None)]
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 3 where a partition could not be read."""
+        return PROBLEMS if self.all_problems else DONE
+
+    def total(self, column: str) -> int:
+        """Sum of a column of all segments."""
+        return sum(p.total(column) for p in self.profiles)
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; everything that was found."""
+        return {
+            "job": "report",
+            "archive": self.archive,
+            "store": self.store,
+            "output": self.output,
+            "now_ms": self.now_ms,
+            "exit_code": self.exit_code,
+            "partitions": [asdict(p) for p in self.profiles],
+            "problems": [asdict(p) for p in self.problems],
+            "history": [asdict(run) for key in sorted(self.history) for run in self.history[key]],
+            "notes": self.notes,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }
+
+    def to_text(self) -> str:
+        """For people: a row a partition."""
+        header = ("partition", "policy", "records", "keys", "dead", "tombstones", "dirty", "size", "would be", "saved")
+        rows = [partition_row(p) for p in self.profiles if p.problem is None]
+        out = [table(header, rows, left=(0, 1))] if rows else ["no partition in the archive"]
+        out += [f"problem: {p}" for p in self.all_problems]
+        out += [f"note: {note}" for note in self.notes]
+        if self.output:
+            out.append(f"the page: {self.output}")
+        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        return "\n".join(out)
+
+
+def partition_row(p: PartitionProfile) -> tuple[str, ...]:
+    """A partition's line of a table: name, policy, records, keys, dead, tombstones, dirty, size, would be, saved."""
+    after, about = p.total("bytes_after"), "~" if p.bytes_after_is_estimate else ""
+    return (
+        p.name(), "compact" if p.compacted else "delete", count(p.total("records")), count(p.distinct_keys),
+        count(p.total("dead_records")), count(p.total("tombstones")), f"{100 * p.dirty_ratio:.0f} %" if p.compacted
+        else "", size(p.size_bytes), about + size(after) if p.compacted else "",
+        about + saved(p.size_bytes, after) if p.compacted else "",
+    )  # fmt: skip
+
+
+def saved(before: int, after: int) -> str:
+    """Share that is saved."""
+    return f"{100 * (before - after) / before:.1f} %" if before else ""
+
+
+def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
+    """Profile the archive and write the page."""
+    started = time.perf_counter()
+    output = normal_uri(options.output)
+    _check_output(output)
+    report = profile_archive(options, progress)
+    at = time.perf_counter()
+    from jobs.report_page import page_of  # noqa: PLC0415 - the plot library takes a second to load
+
+    report.output = output
+    page = page_of(report).encode()
+    folder, _, name = output.rpartition("/")
+    write_file(open_root(folder or "/"), name, page)
+    report.seconds["page"] = time.perf_counter() - at
+    report.seconds["total"] = time.perf_counter() - started
+    return report
+
+
+def profile_archive(options: ReportOptions, progress: Progress) -> ArchiveReport:
+    """The report without its page."""
+    at = time.perf_counter()
+    uri = normal_uri(options.archive)
+    report = ArchiveReport(uri, options.now_ms, normal_uri(options.store) if options.store is not None else None)
+    archive = _listed(uri, options.topics)
+    report.notes += archive.notes
+    report.problems += archive.unreadable
+    report.seconds["list"] = time.perf_counter() - at
+    checkpoints: dict[Key, Checkpoint] = {}
+    manifests: dict[Key, list[Segment]] = {}
+    if report.store is not None:
+        at = time.perf_counter()
+        checkpoints, manifests = _of_the_store(report, options)
+        report.seconds["state"] = time.perf_counter() - at
+    plans = list(plans_of(archive, options, checkpoints, manifests, report))
+    at = time.perf_counter()
+    progress.start("report", len(plans))
+    total = sum(s.size for p in plans for s in p.plan.segments)
+    report.profiles += each(profile_partition, plans, progress, with_spark=total > WITHOUT_SPARK_BYTES)
+    progress.close()
+    if options.hide_keys:
+        report.profiles = [
+            replace(p, hot_keys=tuple(replace(key, text=None) for key in p.hot_keys)) for p in report.profiles
+        ]
+    report.profiles.sort(key=lambda p: (p.topic, p.partition))
+    report.notes += [f"{p.name()}: {note}" for p in report.profiles for note in p.notes]
+    report.seconds["profile"] = time.perf_counter() - at
+    return report
+
+
+def _check_output(output: str) -> None:
+    root = open_root(output.rpartition("/")[0] or "/")
+    if root.is_local:
+        root.filesystem.create_dir(root.base or "/", recursive=True)
+    if (
+        output.endswith("/")
+        or root.filesystem.get_file_info(root.full(output.rpartition("/")[2])).type.name == "Directory"
+    ):
+        raise UsageError(message=f"--output: expected a file to write the page to, found the folder {output}")
+
+
+def _listed(uri: str, topics: str | None) -> Archive:
+    try:
+        return list_archive(open_root(uri), lambda topic: topics is None or fnmatchcase(topic, topics))
+    except FileNotFoundError:
+        raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
+
+
+def _of_the_store(
+    report: ArchiveReport, options: ReportOptions
+) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
+    """Checkpoints and manifests of the current generations; the history goes into the report."""
+    from jobs import session  # noqa: PLC0415 - without a store there is no need of Spark
+    from jobs.state import open_state  # noqa: PLC0415 - as above
+
+    state = open_state(session.start(), report.store or "", single_writer=options.config.job.single_writer)
+    if not state.exists():
+        raise MissingPathError(path=report.store, expected="a store with generations", found="none")
+    checkpoints, manifests = state.current()
+    others = sorted({c.archive_uri for c in checkpoints.values()} - {report.archive})
+    if others:
+        raise UsageError(message=f"{report.store}: this store serves the archive {others[0]}, not {report.archive}")
+    histories = state.histories({topic for topic, _ in checkpoints})
+    report.history = {
+        key: runs for key, runs in histories.items() if options.topics is None or fnmatchcase(key[0], options.topics)
+    }
+    return checkpoints, manifests
+
+
+def plans_of(
+    archive: Archive,
+    options: ReportOptions,
+    checkpoints: dict[Key, Checkpoint],
+    manifests: dict[Key, list[Segment]],
+    report: ArchiveReport,
+) -> Iterable[ProfilePlan]:
+    """What each task is told; partitions that cannot be taken go into the report."""
+    secret = (secrets.randbits(64), secrets.randbits(64))
+    for key, archived in sorted(archive.partitions.items()):
+        report.notes += archived.notes
+        report.archived_bytes[key] = sum(s.size for s in archived.segments)
+        settings = _settings(options, archived)
+        if archived.problem is not None:
+            report.problems.append(archived.problem)
+            continue
+        if not archived.segments:
+            report.notes.append(f"{archived.path}: no segments")
+            continue
+        inputs = inputs_from_archive(archived)
+        if key in checkpoints:
+            try:
+                inputs = inputs_from_generation(archived, checkpoints[key], manifests[key], archive.root.uri)
+            except NotPlanned as reason:
+                report.problems.append(reason.problem)
+        yield ProfilePlan(_plan(archive, archived, report, settings, options.config, secret, inputs), settings.compacts)
+
+
+def _plan(
+    archive: Archive,
+    archived: ArchivedPartition,
+    report: ArchiveReport,
+    settings: TopicSettings,
+    config: Config,
+    secret: tuple[int, int],
+    inputs: dict[str, object],
+) -> PartitionPlan:
+    clean = CleanSettings(**{name: getattr(settings, name) for name in CleanSettings.__dataclass_fields__})
+    return PartitionPlan(
+        topic=archived.topic, partition=archived.partition, archive_uri=archive.root.uri, store_uri=report.store or "",
+        folder="", high_watermark=archived.high_watermark, sealed=False, force=False, dry_run=True,
+        now_ms=report.now_ms, settings=clean,
+        limits=Limits(config.job.chunk_bytes, config.job.task_memory_bytes, config.job.split_bytes),
+        secret=secret, **inputs,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _settings(options: ReportOptions, archived: ArchivedPartition) -> TopicSettings:
+    """Settings of a topic. One that no settings name is compacted where its broker's cleaner has been at work."""
+    settings = options.config.topic_settings(archived.topic)
+    if settings.compacts:
+        return settings
+    if options.cleanup_policy is not None:
+        if settings.named:
+            raise PolicyError(
+                topic=archived.topic, found=options.cleanup_policy, expected=",".join(settings.cleanup_policy)
+            )
+        return replace(settings, cleanup_policy=("compact",))
+    if not settings.named and archived.cleaner_checkpoint is not None:
+        return replace(settings, cleanup_policy=("compact",))
+    return settings

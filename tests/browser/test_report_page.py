@@ -1,0 +1,115 @@
+"""The report in a browser: at two widths, light and dark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs import archive_report
+from jobs.config import load_config
+from jobs.options import ReportOptions
+from jobs.progress import Silent
+from jobs.report_page import page_of
+from tests.browser.chromium import chromium, look
+from tests.builders import START_MS, write_partition
+from tests.jobs.test_archive_report import HOSTILE, large
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+SCREENS = [(width, dark) for width in (1280, 400) for dark in (False, True)]
+
+LUMINANCE = """
+const [r, g, b] = getComputedStyle(document.body).backgroundColor.match(/[\\d.]+/g).map(Number);
+return (0.2126 * r + 0.7152 * g + 0.0722 * b) / 255"""
+PLOTS = """
+return [...document.querySelectorAll('svg')].map(svg => { const box = svg.getBoundingClientRect();
+  const shut = svg.closest('details:not([open])') !== null;
+  const wide = svg.parentElement.className === 'wide';
+  return [svg.dataset.plot, wide, shut, box.width, box.height] })"""
+OUTSIDE = """
+const edge = document.documentElement.clientWidth;
+return [...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > edge + 1
+  && !e.closest('.scroll') && !e.closest('svg')).map(e => e.outerHTML.slice(0, 120))"""
+# text of a plot that another text of it lies on, and text that is cut off at its edge
+COLLISIONS = """
+const out = [];
+for (const svg of document.querySelectorAll('svg')) {
+  const frame = svg.getBoundingClientRect();
+  if (!frame.width) continue;
+  const boxes = [...svg.querySelectorAll('text')].map(t => [t.textContent, t.getBoundingClientRect()]);
+  boxes.forEach(([text, a], i) => {
+    if (a.left < frame.left - 2 || a.right > frame.right + 2) out.push(`${svg.dataset.plot}: ${text} is cut off`);
+    for (const [other, b] of boxes.slice(i + 1))
+      if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+          && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4)
+        out.push(`${svg.dataset.plot}: ${text} and ${other}`);
+  });
+}
+return out"""
+# contrast of text with what it stands on, WCAG 2: the lowest of the page
+CONTRAST = """
+const parse = c => c.match(/[\\d.]+/g).map(Number);
+const light = c => { const [r, g, b] = parse(c).map(v => v / 255).map(v => v <= .03928 ? v / 12.92
+  : Math.pow((v + .055) / 1.055, 2.4)); return .2126 * r + .7152 * g + .0722 * b };
+const behind = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+  if (parse(c)[3] !== 0) return c } return 'rgb(255, 255, 255)' };
+return Math.min(...[...document.querySelectorAll('p, h1, h2, h3, span, b, td, th, figcaption, summary, li, dt, text')]
+  .filter(e => e.textContent.trim() && e.getBoundingClientRect().width).map(e => {
+    const style = getComputedStyle(e), a = light(e.tagName === 'text' ? style.fill : style.color), b = light(behind(e));
+    return (Math.max(a, b) + .05) / (Math.min(a, b) + .05) }))"""
+
+
+@pytest.fixture(scope="module")
+def chrome():
+    with chromium() as chrome:
+        yield chrome
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory) -> dict[str, Path]:
+    """The example archive; one with hostile keys; a large one with damage."""
+    folder = tmp_path_factory.mktemp("pages")
+    settings = load_config(str(ROOT / "examples/topics.toml"))
+    out = {name: folder / f"{name}.html" for name in ("example", "hostile", "large")}
+    archive_report.run(
+        ReportOptions(str(ROOT / "examples/archive"), str(out["example"]), START_MS, config=settings), Silent()
+    )
+    write_partition(folder / "hostile/t-0", f"{HOSTILE}=1 {HOSTILE}=2 || {'long-key' * 7}=1 {'long-key' * 7}=2")
+    archive_report.run(ReportOptions(str(folder / "hostile"), str(out["hostile"]), START_MS), Silent())
+    report = large(40, 30)
+    report.notes = ["a-note-without-a-space-" * 20]
+    out["large"].write_text(page_of(report))
+    return out
+
+
+@pytest.mark.parametrize("name", ["example", "hostile", "large"])
+@pytest.mark.parametrize(("width", "dark"), SCREENS)
+def test_a_page_on_a_screen(chrome, pages, name, width, dark):
+    page = pages[name]
+    seen = look(chrome, page, width=width, dark=dark)
+    assert seen == {"requests": [page.as_uri()], "console": []}
+    chrome.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert chrome.execute_script("return document.documentElement.scrollWidth") <= width
+    assert chrome.execute_script(OUTSIDE) == []
+    plots = chrome.execute_script(PLOTS)
+    assert len(plots) >= 8
+    for plot, wide, shut, w, h in plots:
+        assert not shut
+        if wide == (width > 560):
+            assert w > 200 and h > 40, plot
+        else:
+            assert w == h == 0, plot
+    assert chrome.execute_script(COLLISIONS) == []
+    assert (chrome.execute_script(LUMINANCE) < 0.2) == dark
+    assert chrome.execute_script(CONTRAST) >= 4.5
+
+
+def test_every_plot_has_words_and_a_table(chrome, pages):
+    look(chrome, pages["example"], width=1280)
+    figures = chrome.execute_script(
+        "return [...document.querySelectorAll('figure')].map(f => [f.querySelector('svg').getAttribute('aria-label'),"
+        " f.querySelector('figcaption').textContent, f.querySelectorAll('tbody tr').length])"
+    )
+    assert figures and all(label and caption and rows for label, caption, rows in figures)

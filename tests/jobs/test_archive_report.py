@@ -1,0 +1,200 @@
+"""The report: figures, text, JSON, and a page on which nothing from the archive is markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from jobs import archive_report, cli
+from jobs.archive_report import ArchiveReport, profile_archive
+from jobs.config import Config, load_config
+from jobs.errors import UsageError
+from jobs.options import ReportOptions
+from jobs.progress import Silent
+from jobs.report_page import page_of, segment_rows
+from jobs.state_rows import RunRow
+from tests.builders import START_MS, write_partition
+from udfs.profile_partition import DAY_MS, Codec, HotKey, PartitionProfile, SegmentProfile, Times
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTILE = "<script>alert('&\"$x^$')</script>"
+
+
+def options(archive: Path, **given) -> ReportOptions:
+    given = {"output": str(archive.parent / "report.html"), "now_ms": START_MS + DAY_MS} | given
+    return ReportOptions(str(archive), **given)
+
+
+class Page(HTMLParser):
+    """Elements and whatever could ask for something else."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [v for k, v in attrs if k in ("src", "href", "xlink:href", "srcset", "data", "action") and v]
+        assert not [k for k, _ in attrs if k.startswith("on")], attrs
+
+
+def needs_nothing_else(text: str) -> None:
+    page = Page(text)
+    assert "script" not in page.tags and "iframe" not in page.tags
+    assert [link for link in page.links if not link.startswith(("#", "data:,"))] == []
+    assert set(re.findall(r"url\(([^)]*)\)", text)) == {u for u in re.findall(r"url\(([^)]*)\)", text) if u[0] == "#"}
+    assert "@import" not in text and "default-src 'none'" in text
+    ids = re.findall(r' id="([^"]*)"', text)
+    assert len(ids) == len(set(ids)), "plots must not share their clip paths"
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    folder = tmp_path / "archive"
+    write_partition(folder / "t-0", "a=1 b=1 a=2 | c=- || a=3 d=4")
+    write_partition(folder / "t-1", f"{HOSTILE}=1 {HOSTILE}=2 {HOSTILE}=3 || x=1")
+    write_partition(folder / "plain-0", "-=1 -=2 || -=3")
+    return folder
+
+
+def test_the_page_of_an_archive(archive):
+    config = Config(topics={"t": {"cleanup_policy": ("compact",)}})
+    report = archive_report.run(options(archive, config=config), Silent())
+    assert report.exit_code == 0
+    assert [(p.name(), p.compacted, p.total("dead_records")) for p in report.profiles] == [
+        ("plain-0", False, 0), ("t-0", True, 1), ("t-1", True, 2),
+    ]  # fmt: skip
+    text = (archive.parent / "report.html").read_text()
+    needs_nothing_else(text)
+    assert HOSTILE not in text and "&lt;script&gt;alert" in text
+    for title in ("Size before and after", "Dirty ratio", "Records by time", "Tombstones by age", "Hot keys, by hash",
+                  "Compression by codec", "Live and dead bytes by segment"):  # fmt: skip
+        assert title in text
+    assert text.count('role="img"') == text.count("aria-label=") - text.count('role="region"') - 1
+    said = report.to_json()
+    assert json.loads(json.dumps(said))["partitions"][1]["hot_keys"][0]["text"] == "a"
+    assert "t-1" in report.to_text() and "report.html" in report.to_text()
+
+
+def test_keys_can_be_hidden(archive):
+    report = archive_report.run(options(archive, hide_keys=True), Silent())
+    assert "alert" not in (archive.parent / "report.html").read_text()
+    assert "alert" not in json.dumps(report.to_json())
+    assert any(p.hot_keys for p in report.profiles)
+
+
+def test_a_topic_that_a_brokers_cleaner_knows_counts_as_compacted(archive):
+    (archive / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 2\n")
+    found = {p.name(): p for p in profile_archive(options(archive), Silent()).profiles}
+    assert found["t-0"].compacted and not found["plain-0"].compacted
+    assert found["t-0"].first_dirty_offset == 2
+    plain = Config(topics={"t": {"cleanup_policy": ("delete",)}})
+    found = {p.name(): p for p in profile_archive(options(archive, config=plain), Silent()).profiles}
+    assert not found["t-0"].compacted, "settings win"
+
+
+def test_damage_is_told_and_the_others_are_shown(archive):
+    log = next((archive / "t-0").glob("*.log"))
+    log.write_bytes(log.read_bytes()[:-1] + b"\xff")
+    report = archive_report.run(options(archive, topics="t", cleanup_policy="compact"), Silent())
+    assert report.exit_code == 3
+    assert [p.problem is None for p in report.profiles] == [False, True]
+    text = (archive.parent / "report.html").read_text()
+    assert "Problems" in text and log.name in text
+
+
+def test_an_archive_without_partitions_has_a_page_too(tmp_path):
+    (tmp_path / "empty").mkdir()
+    report = archive_report.run(options(tmp_path / "empty"), Silent())
+    assert report.exit_code == 0
+    needs_nothing_else((tmp_path / "report.html").read_text())
+
+
+def test_the_command(archive):
+    page = archive.parent / "new/page.html"
+    words = ["report", str(archive), "--output", str(page), "--topics", "t", "--cleanup-policy", "compact", "--json"]
+    done = CliRunner().invoke(cli.lastkey, words)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["output"] == str(page) and page.exists()
+    with pytest.raises(UsageError, match="expected a file"):
+        archive_report.run(options(archive, output=str(archive.parent)), Silent())
+
+
+def test_the_archive_that_ships_with_the_project_is_as_readme_says():
+    given = ReportOptions(
+        str(ROOT / "examples/archive"), "", START_MS, config=load_config(str(ROOT / "examples/topics.toml"))
+    )
+    found = {p.name(): p for p in profile_archive(given, Silent()).profiles}
+    shown = re.findall(r"^(\w+-\d) +clean +([\d,]+)  -> +([\d,]+)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(shown) == 4
+    for name, before, after in shown:
+        counters = found[name].counters
+        dropped = sum(n for k, n in counters.items() if k.startswith("dropped_"))
+        assert f"{counters['records_kept']:,}" == after
+        assert f"{counters['records_kept'] + dropped:,}" == before
+
+
+def a_segment(base: int) -> SegmentProfile:
+    ages = (0, 3, 0, 0, 0, 0, 0, 0)
+    return SegmentProfile(
+        base, 1 << 20, 100, 1000, True, 400, 400_000, 600, 648_576, 500, 100, 0, 400_000, 3, 0, ages,
+        0, 0, 5, 17, 0, START_MS, START_MS + DAY_MS, {"zstd": Codec(100, 1 << 20, 1 << 22)},
+    )  # fmt: skip
+
+
+def large(partitions: int, segments: int) -> ArchiveReport:
+    rows = tuple(a_segment(i * 1000) for i in range(segments))
+    keys = tuple(HotKey(100 - i, f"{i:016x}", HOSTILE) for i in range(20))
+    times = Times(DAY_MS, START_MS // DAY_MS, (1000,) * 700)
+    profiles = [
+        PartitionProfile(
+            f"a-topic-with-a-name-of-some-length-{i // 20}", i % 20, True, segments << 20, segments=rows, hot_keys=keys,
+            times=times, dirty_ratio=0.5, dirty_bytes=1 << 20, distinct_keys=1000, due=True,
+        )
+        for i in range(partitions)
+    ]  # fmt: skip
+    sizes = {(p.topic, p.partition): p.size_bytes for p in profiles}
+    return ArchiveReport("/archive", START_MS, profiles=profiles, archived_bytes=sizes)
+
+
+@pytest.mark.slow
+def test_a_large_archive_gives_a_page_of_a_few_mb():
+    text = page_of(large(1000, 100))
+    assert len(text.encode()) < 5_000_000
+    needs_nothing_else(text)
+
+
+def test_segments_of_a_table_are_joined():
+    rows = segment_rows([a_segment(i) for i in range(101)], 10)
+    assert len(rows) == 10
+    assert rows[0][0] == "0 and 10 more" and rows[0][3] == "11,000"
+
+
+def test_history_of_a_store_is_drawn_and_listed():
+    values = {
+        name: {"int": 0, "str": "", "str | None": None}[str(kind)] for name, kind in RunRow.__annotations__.items()
+    }
+    report = large(1, 2)
+    report.store = "/store"
+    key = (report.profiles[0].topic, 0)
+    for i in range(3):
+        row = {
+            **values,
+            "run_id": f"run{i}",
+            "now_ms": START_MS + i * DAY_MS,
+            "bytes_before": 4096,
+            "bytes_after": 1024,
+        }
+        report.history.setdefault(key, []).append(RunRow(**row))
+    text = page_of(report)
+    assert "Cleaning history" in text and "75.0 %" in text and "run2" in text
+    assert asdict(report.history[key][0]) in report.to_json()["history"]
+    needs_nothing_else(text)
