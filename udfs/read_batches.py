@@ -16,7 +16,7 @@ from logformat.schemas import BATCHES, select
 from logformat.sparse_headers import read_headers
 from udfs.plan import Problem
 from udfs.read_plan import Piece, ReadSpec
-from udfs.read_records import check_size, torn
+from udfs.read_records import check_size, check_tail
 from udfs.read_rows import aligned, as_error, cached_root, problem_row
 from udfs.resume_position import resume_position
 from udfs.scan_batches import check_offsets
@@ -57,8 +57,7 @@ def _read(piece: Piece, spec: ReadSpec, schema: Any, buffer: ChunkBuffer) -> Ite
                     position, previous = headers.position + headers.size, int(headers.batches["last_offset"][-1])
                     if previous + 1 >= piece.end_offset:
                         return
-            if tail.torn_bytes and not piece.torn_tail:
-                raise torn(piece, tail)
+                check_tail(file, piece, tail)
             return
         except LogFormatError as error:
             if not spec.set_aside:

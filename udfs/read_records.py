@@ -30,7 +30,7 @@ from udfs.plan import Problem
 from udfs.read_committed import Outcomes
 from udfs.read_plan import Piece, ReadSpec, limited
 from udfs.read_rows import aligned, as_error, cached_root, problem_row
-from udfs.resume_position import resume_position
+from udfs.resume_position import next_indexed, resume_position
 from udfs.scan_batches import check_offsets
 from udfs.storage import opened
 
@@ -85,8 +85,7 @@ class _Reader:
                         position, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
                         if previous + 1 >= piece.end_offset:
                             return
-                if tail.torn_bytes and not piece.torn_tail:
-                    raise torn(piece, tail)
+                    check_tail(file, piece, tail)
                 return
             except LogFormatError as error:
                 if not self.spec.set_aside:
@@ -170,8 +169,12 @@ def check_size(file: Any, piece: Piece) -> None:
         raise LogFormatError("changed", piece.shown, size, f"{piece.end} bytes, as listed", f"{size}")
 
 
-def torn(piece: Piece, tail: Tail) -> LogFormatError:
-    """A file that ends inside a batch and is not the end of a log."""
-    return LogFormatError(
-        "torn_tail", piece.shown, tail.position, "whole batches up to the end", f"{tail.torn_bytes} bytes more"
-    )
+def check_tail(file: Any, piece: Piece, tail: Tail) -> None:
+    """That the piece ends with a whole batch; at the end of a log, that nothing comes behind its torn tail.
+
+    Raises kind "torn_tail". A length that leads behind the file's end looks like a torn tail; the index knows better.
+    """
+    if tail.torn_bytes and not (piece.torn_tail and next_indexed(file, piece, tail.position) is None):
+        raise LogFormatError(
+            "torn_tail", piece.shown, tail.position, "whole batches up to the end", f"{tail.torn_bytes} bytes more"
+        )

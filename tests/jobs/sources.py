@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,21 @@ class _Partition:
         self.value = value
 
 
-def options_of(name: str, path: Path | str | None, pushed: dict[str, Any] | None = None, **given: str) -> ReadOptions:
-    if path is not None:
+def options_of(
+    name: str, path: Path | str | list[str] | None, pushed: dict[str, Any] | None = None, **given: str
+) -> ReadOptions:
+    if isinstance(path, list):
+        given["paths"] = json.dumps(path)
+    elif path is not None:
         given["path"] = str(path)
     return replace(parse(given, name), pushed=Pushed(**(pushed or {})))
 
 
-def tasks_of(name: str, path: Path | str | None, **given: Any) -> list[Task]:
+def tasks_of(name: str, path: Path | str | list[str] | None, **given: Any) -> list[Task]:
     return plan(options_of(name, path, **given))
 
 
-def read(name: str, path: Path | str | None, **given: Any) -> pa.Table:
+def read(name: str, path: Path | str | list[str] | None, **given: Any) -> pa.Table:
     """All rows; every batch has exactly the schema that is declared."""
     options = options_of(name, path, **given)
     schema = columns_of(BY_NAME[name].columns, options)
@@ -43,7 +48,7 @@ def read(name: str, path: Path | str | None, **given: Any) -> pa.Table:
     return pa.Table.from_batches(batches, schema=schema)
 
 
-def read_only(name: str, path: Path | str | None, **given: Any) -> int:
+def read_only(name: str, path: Path | str | list[str] | None, **given: Any) -> int:
     """The number of rows; none is kept."""
     options = options_of(name, path, **given)
     schema = columns_of(BY_NAME[name].columns, options)
