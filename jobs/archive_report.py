@@ -88,6 +88,11 @@ class ArchiveReport:
         out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
         return "\n".join(out)
 
+    def _repr_html_(self) -> str:
+        from jobs.report_page import report_fragment  # noqa: PLC0415 - as in run
+
+        return report_fragment(self)
+
 
 def partition_row(p: PartitionProfile) -> tuple[str, ...]:
     """A partition's line of a table: name, policy, records, keys, dead, tombstones, dirty, size, would be, saved."""
@@ -123,12 +128,14 @@ def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
     return report
 
 
-def profile_archive(options: ReportOptions, progress: Progress) -> ArchiveReport:
-    """The report without its page."""
+def profile_archive(options: ReportOptions, progress: Progress, partition: int | None = None) -> ArchiveReport:
+    """The report without its page; `partition`: only those of this number."""
     at = time.perf_counter()
     uri = normal_uri(options.archive)
     report = ArchiveReport(uri, options.now_ms, normal_uri(options.store) if options.store is not None else None)
     archive = _listed(uri, options.topics)
+    if partition is not None:
+        archive.partitions = {key: found for key, found in archive.partitions.items() if key[1] == partition}
     report.notes += archive.notes
     report.problems += archive.unreadable
     report.seconds["list"] = time.perf_counter() - at
@@ -241,7 +248,7 @@ def _plan(
 
 
 def _settings(options: ReportOptions, archived: ArchivedPartition) -> TopicSettings:
-    """Settings of a topic. One that no settings name is compacted where its broker's cleaner has been at work."""
+    """Settings of a topic, with what is known of its policy."""
     settings = options.config.topic_settings(archived.topic)
     if settings.compacts:
         return settings
@@ -251,6 +258,12 @@ def _settings(options: ReportOptions, archived: ArchivedPartition) -> TopicSetti
                 topic=archived.topic, found=options.cleanup_policy, expected=",".join(settings.cleanup_policy)
             )
         return replace(settings, cleanup_policy=("compact",))
-    if not settings.named and archived.cleaner_checkpoint is not None:
+    if is_compacted(options.config, archived):
         return replace(settings, cleanup_policy=("compact",))
     return settings
+
+
+def is_compacted(config: Config, archived: ArchivedPartition) -> bool:
+    """By its settings; a topic that none names is compacted where its broker's cleaner has been at work."""
+    settings = config.topic_settings(archived.topic)
+    return settings.compacts or (not settings.named and archived.cleaner_checkpoint is not None)

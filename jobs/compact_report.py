@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jobs.errors import DONE, PROBLEMS, ConflictError
-from jobs.report import PartitionLine, before_after_table, seconds, size
+from jobs.report import PartitionLine, ShownInNotebooks, before_after_table, seconds, size
 from udfs.plan import PartitionResult
 
 Key = tuple[str, int]
 
 
 @dataclass
-class CompactReport:
+class CompactReport(ShownInNotebooks):
     """What was done, partition by partition."""
 
     archive: str

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jobs.errors import DONE, PROBLEMS
-from jobs.report import seconds, table
+from jobs.report import ShownInNotebooks, seconds, table
 from udfs.lookup_queries import Lookup
 
 
@@ -38,7 +38,7 @@ class Looked:
 
 
 @dataclass
-class LookupReport:
+class LookupReport(ShownInNotebooks):
     """Every answer."""
 
     uri: str

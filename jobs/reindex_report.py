@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jobs.errors import DONE, PROBLEMS
-from jobs.report import count, seconds, size, table
+from jobs.report import ShownInNotebooks, count, seconds, size, table
 from udfs.reindex_write import FileReport
 
 HARMLESS = "other_entries"  # the one reason that misleads no reader
@@ -36,7 +36,7 @@ class ReindexedPartition:
 
 
 @dataclass
-class ReindexReport:
+class ReindexReport(ShownInNotebooks):
     """All of them."""
 
     archive: str

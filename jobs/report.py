@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Protocol
 
 
@@ -19,6 +20,17 @@ class Report(Protocol):
 
     def to_text(self) -> str:
         """What a person reads; ends without a newline."""
+
+
+class ShownInNotebooks:
+    """A report shows itself where a cell of a notebook ends with it: as its text."""
+
+    def to_text(self) -> str:
+        """As `Report`."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.to_text())}</pre>"
 
 
 @dataclass(frozen=True)

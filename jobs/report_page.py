@@ -40,14 +40,71 @@ class Card:
     kind: str = ""  # good, bad or nothing
 
 
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header; `text`: numbers of the columns that are no figures."""
+
+    label: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: tuple[int, ...] = ()
+
+
+_TEMPLATES: Final = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined,
+    trim_blocks=True, lstrip_blocks=True,
+)  # fmt: skip
+PARTITION_HEADER: Final = (
+    "partition", "policy", "records", "keys", "dead", "tombstones", "dirty", "size", "would be", "saved",
+)  # fmt: skip
+SEGMENT_HEADER: Final = (
+    "segment", "size", "dead bytes", "records", "dead", "tombstones", "out of order", "codecs", "first record",
+)  # fmt: skip
+
+
+def fragment_of(
+    *,
+    title: str = "",
+    cards: Sequence[Card] = (),
+    problems: Sequence[str] = (),
+    tables: Sequence[Table] = (),
+    plots: Sequence[Plot | None] = (),
+) -> str:
+    """An output of a notebook: what a page has, without one around it."""
+    return _TEMPLATES.get_template("report_fragment.html").render(
+        title=title, cards=cards, problems=problems, tables=tables, plots=[_drawn(plot) for plot in plots if plot],
+    )  # fmt: skip
+
+
+def report_fragment(report: ArchiveReport) -> str:
+    """The report in a notebook."""
+    rows = [partition_row(p) for p in report.profiles if p.problem is None]
+    return fragment_of(
+        title=report.archive, cards=cards(report), problems=[str(p) for p in report.all_problems[:_LISTED]],
+        tables=[Table("Partitions", PARTITION_HEADER, rows[:_LISTED], (1,))], plots=overview(report),
+    )  # fmt: skip
+
+
+def partition_fragment(p: PartitionProfile) -> str:
+    """One partition in a notebook."""
+    if p.problem is not None:
+        return fragment_of(title=p.name(), problems=[str(p.problem)])
+    drawn = [dead_by_segment("segments", "Live and dead bytes by segment", [p])]
+    if p.times is not None:
+        drawn.append(plots.records_by_time("times", "Records by time", p.times))
+    more = [tombstones("tombstones", [p]), compression("codec", [p]), hot_keys("hot", [p])]
+    return fragment_of(
+        title=p.name(), cards=[Card(name, value) for name, value in _facts(p)],
+        tables=[Table("Partition", PARTITION_HEADER, [partition_row(p)], (1,)),
+                Table("Segments", SEGMENT_HEADER, segment_rows(p.segments, _LISTED), (7,))],
+        plots=[*drawn, *more],
+    )  # fmt: skip
+
+
 def page_of(report: ArchiveReport) -> str:
     """The page."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
     good = [p for p in report.profiles if p.problem is None]
-    return environment.get_template("report_page.html").render(
+    return _TEMPLATES.get_template("report_page.html").render(
         title=f"Archive report: {report.archive}",
         archive=report.archive,
         store=report.store,
@@ -56,6 +113,8 @@ def page_of(report: ArchiveReport) -> str:
         problems=[str(p) for p in report.all_problems[:_LISTED]],
         more_problems=max(len(report.all_problems) - _LISTED, 0),
         plots=[_drawn(plot) for plot in overview(report)],
+        partition_header=PARTITION_HEADER,
+        segment_header=SEGMENT_HEADER,
         topics=[_topic(name, of, i, report) for i, (name, of) in enumerate(_topics(good))],
         history=_history_rows(report),
         notes=report.notes[:_LISTED],

@@ -25,7 +25,7 @@ from jobs.copy_files import copy_log, copy_small, finish
 from jobs.errors import MissingFileError, MissingPathError, NoGenerationError, NotEmptyError, UsageError
 from jobs.options import RestoreOptions
 from jobs.progress import Progress
-from jobs.report import count, seconds, size, table
+from jobs.report import ShownInNotebooks, count, seconds, size, table
 from jobs.state import Checkpoint, RunRow, Segment, State, open_state
 from logformat import names
 from logformat.checkpoints import write_clean_shutdown, write_offset_checkpoint
@@ -82,7 +82,7 @@ class RestoredPartition:
 
 
 @dataclass
-class RestoreReport:
+class RestoreReport(ShownInNotebooks):
     """What `restore` hands back."""
 
     output: str

@@ -23,7 +23,7 @@ from pyarrow import fs as pafs
 from jobs import errors, session
 from jobs.options import VacuumOptions
 from jobs.progress import Progress
-from jobs.report import count, seconds, size, table
+from jobs.report import ShownInNotebooks, count, seconds, size, table
 from jobs.restore import open_store
 from jobs.state import RunRow, State, open_state
 from logformat import names
@@ -51,7 +51,7 @@ class RunFolder:
 
 
 @dataclass
-class VacuumReport:
+class VacuumReport(ShownInNotebooks):
     """What `vacuum` hands back."""
 
     store: str

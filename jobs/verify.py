@@ -19,7 +19,7 @@ from jobs.each import WITHOUT_SPARK_BYTES, each
 from jobs.errors import DONE, PROBLEMS, MissingPathError, NoGenerationError
 from jobs.options import VerifyOptions
 from jobs.progress import Progress
-from jobs.report import count, seconds, size, table
+from jobs.report import ShownInNotebooks, count, seconds, size, table
 from jobs.state_rows import Checkpoint, RunRow, Segment
 from logformat import names
 from udfs.check_generation import GenerationPlan, check_generation
@@ -35,7 +35,7 @@ _TEXT_PROBLEMS = 200  # listed in text; JSON has all
 
 
 @dataclass
-class VerifyReport:
+class VerifyReport(ShownInNotebooks):
     """What was checked, what is wrong, what could not be checked."""
 
     side: str  # archive or store

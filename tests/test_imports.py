@@ -22,7 +22,7 @@ THIRD_PARTY = {
     "logformat": {"numpy", "numba", "llvmlite", "pyarrow", *CODECS},
     "udfs": {"numpy", "numba", "pyarrow", "fastavro", *CODECS},
     "jobs": {"numpy", "pyarrow", "pyspark", "delta", "py4j", "click", "tqdm", "google_crc32c", "deltalake",
-             "matplotlib", "jinja2", "markupsafe"},
+             "matplotlib", "jinja2", "markupsafe", "pandas"},
 }
 OURS = {"logformat": {"logformat"}, "udfs": {"udfs", "logformat"}, "jobs": {"jobs", "udfs", "logformat"}}
 # What of the formats the jobs may know: names, texts and types, no reader of a log
@@ -39,6 +39,7 @@ ONLY_IN = {
     "fastavro": {"udfs.avro"},
     "matplotlib": {"jobs.report_plots"},
     "jinja2": {"jobs.report_page"},
+    "pandas": {"jobs.notebook"},
     "deltalake": {"jobs.data_source_store"},
 }
 LONGEST = 500

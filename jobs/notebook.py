@@ -1,0 +1,185 @@
+"""An archive in a notebook, without Spark: objects that show themselves, and pandas DataFrames to go on with.
+
+    archive = open_archive("examples/archive", config="examples/topics.toml")
+    archive                               # its topics
+    archive.profile("users")              # what the page of `report` shows, of some topics
+    users = archive["users-0"]
+    users.profile()                       # of one partition
+    users.paths                           # for logformat.segment.open_segment
+
+Nothing is read before it is asked for, but names, sizes and the small files beside the logs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+import pandas as pd
+
+from jobs.archive import Archive, ArchivedPartition, list_archive
+from jobs.archive_report import ArchiveReport, is_compacted, profile_archive
+from jobs.config import Config, load_config
+from jobs.errors import MissingPathError
+from jobs.options import ReportOptions
+from jobs.progress import Silent
+from udfs.profile_partition import AGE_NAMES, PartitionProfile
+from udfs.storage import normal_uri, open_root
+
+
+def open_archive(path_or_uri: str, *, config: str | Config | None = None, now_ms: int | None = None) -> OpenedArchive:
+    """An archive: a broker's log directory, or a folder with some of them. MissingPathError where there is none.
+
+    config: a settings file, or settings: they say which topics are compacted. now_ms: the clock for ages, lags and
+    horizons; default: now.
+    """
+    uri = normal_uri(path_or_uri)
+    settings = config if isinstance(config, Config) else load_config(config)
+    try:
+        archive = list_archive(open_root(uri), lambda topic: True)
+    except FileNotFoundError:
+        raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
+    return OpenedArchive(uri, archive, settings, now_ms if now_ms is not None else time.time_ns() // 1_000_000)
+
+
+@dataclass(frozen=True, repr=False)
+class OpenedArchive(Mapping[str, "OpenedPartition"]):
+    """What was listed; partitions by their folders' names, `<topic>-<partition>`."""
+
+    uri: str
+    archive: Archive
+    config: Config
+    now_ms: int
+
+    def __getitem__(self, name: str) -> OpenedPartition:
+        for archived in self.archive.partitions.values():
+            if f"{archived.topic}-{archived.partition}" == name:
+                return OpenedPartition(self, archived)
+        near = difflib.get_close_matches(name, list(self), 3, 0.3)
+        raise KeyError(f"no partition {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([f"{topic}-{partition}" for topic, partition in sorted(self.archive.partitions)])
+
+    def __len__(self) -> int:
+        return len(self.archive.partitions)
+
+    @property
+    def partitions(self) -> pd.DataFrame:
+        """A row a partition: topic, partition, segments, bytes, policy (by settings, or a broker's cleaner), path."""
+        found = [p for _, p in sorted(self.archive.partitions.items())]
+        return pd.DataFrame(
+            {
+                "topic": [p.topic for p in found],
+                "partition": [p.partition for p in found],
+                "segments": [len(p.segments) for p in found],
+                "bytes": [sum(s.size for s in p.segments) for p in found],
+                "policy": ["compact" if is_compacted(self.config, p) else "delete" for p in found],
+                "path": [p.path for p in found],
+            }
+        )
+
+    @property
+    def topics(self) -> pd.DataFrame:
+        """A row a topic: partitions, segments, bytes, policy."""
+        return self.partitions.groupby("topic").agg(
+            partitions=("partition", "size"), segments=("segments", "sum"), bytes=("bytes", "sum"),
+            policy=("policy", "first"),
+        )  # fmt: skip
+
+    def profile(self, topics: str | None = None) -> ArchiveReport:
+        """What is in the partitions of some topics (a glob; None: all), as the job `report` finds it."""
+        return profile_archive(self._options(topics), Silent())
+
+    def _options(self, topics: str | None) -> ReportOptions:
+        return ReportOptions(self.uri, "", self.now_ms, self.config, topics)
+
+    def __repr__(self) -> str:
+        return f"OpenedArchive({self.uri!r}: {len(self)} partitions)"
+
+    def _repr_html_(self) -> str:
+        return _html(self.topics)
+
+
+@dataclass(frozen=True, repr=False)
+class OpenedPartition:
+    """One partition of an archive."""
+
+    opened: OpenedArchive
+    archived: ArchivedPartition
+
+    @property
+    def name(self) -> str:
+        """`<topic>-<partition>`."""
+        return f"{self.archived.topic}-{self.archived.partition}"
+
+    @property
+    def paths(self) -> list[str]:
+        """The `.log` files in the order of the log, as paths or URIs."""
+        return [f"{self.opened.uri}/{s.path}" for s in self.archived.segments]
+
+    @property
+    def segments(self) -> pd.DataFrame:
+        """A row a segment, by its listing: base_offset, bytes, modified, path."""
+        found = self.archived.segments
+        return pd.DataFrame(
+            {
+                "base_offset": [s.base_offset for s in found],
+                "bytes": [s.size for s in found],
+                "modified": pd.to_datetime([s.mtime_ms for s in found], unit="ms", utc=True),
+                "path": [s.path for s in found],
+            }
+        )
+
+    def profile(self) -> ProfiledPartition:
+        """Read the partition once."""
+        report = profile_archive(self.opened._options(self.archived.topic), Silent(), self.archived.partition)
+        return ProfiledPartition(report.profiles[0])
+
+    def __repr__(self) -> str:
+        return f"OpenedPartition({self.name!r}: {len(self.archived.segments)} segments)"
+
+    def _repr_html_(self) -> str:
+        return _html(self.segments)
+
+
+@dataclass(frozen=True)
+class ProfiledPartition:
+    """A partition's profile: a page's part where a cell ends with it, and its tables."""
+
+    found: PartitionProfile
+
+    @property
+    def segments(self) -> pd.DataFrame:
+        """A row a segment; columns as in SegmentProfile."""
+        rows = [asdict(s) for s in self.found.segments]
+        return pd.DataFrame([{k: v for k, v in row.items() if k not in ("codecs", "tombstone_ages")} for row in rows])
+
+    @property
+    def tombstones(self) -> pd.Series[int]:
+        """Tombstones by age."""
+        ages = [sum(s.tombstone_ages[i] for s in self.found.segments) for i in range(len(AGE_NAMES))]
+        return pd.Series(ages, index=list(AGE_NAMES), name="tombstones")
+
+    @property
+    def codecs(self) -> pd.DataFrame:
+        """Batches, stored and decompressed bytes by codec, and their ratio."""
+        rows = [{"codec": codec, **asdict(c)} for s in self.found.segments for codec, c in s.codecs.items()]
+        table = pd.DataFrame(rows, columns=["codec", "batches", "stored_bytes", "plain_bytes"]).groupby("codec").sum()
+        return table.assign(ratio=table.plain_bytes / table.stored_bytes)
+
+    @property
+    def hot_keys(self) -> pd.DataFrame:
+        """The keys with the most records: records, sha256 (first 16 digits), text."""
+        return pd.DataFrame([asdict(key) for key in self.found.hot_keys], columns=["records", "sha256", "text"])
+
+    def _repr_html_(self) -> str:
+        from jobs.report_page import partition_fragment  # noqa: PLC0415 - the plot library takes a second to load
+
+        return partition_fragment(self.found)
+
+
+def _html(table: pd.DataFrame) -> str:
+    return str(table.to_html(border=0, formatters={"bytes": "{:,}".format}))
