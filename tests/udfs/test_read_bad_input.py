@@ -149,14 +149,14 @@ def test_count_that_lies(part, change):
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
-@pytest.mark.parametrize("damage", ["cut", "noise", "bomb"])
+@pytest.mark.parametrize("damage", ["cut", "noise", pytest.param("bomb", marks=pytest.mark.slow)])
 def test_bodies_that_cannot_be_decompressed(part, codec, damage):
     log, position = part.log(INNER), part.positions(INNER)[1]
     body = {
-        "cut": compress(codec, random.Random(2).randbytes(300))[:-9],
-        "noise": random.Random(1).randbytes(200),
-        "bomb": compress(codec, bytes(300 << 20)),
-    }[damage]
+        "cut": lambda: compress(codec, random.Random(2).randbytes(300))[:-9],
+        "noise": lambda: random.Random(1).randbytes(200),
+        "bomb": lambda: compress(codec, bytes(300 << 20)),
+    }[damage]()
     edit(log, position + 22, bytes([codec]))
     replace_body(log, position, body)
     found, problems = set_aside(part)
@@ -279,7 +279,7 @@ def test_the_same_partition_twice(part, tmp_path):
 BITS: list[Callable[[random.Random], int]] = [lambda rng: rng.randrange(8, 12), lambda rng: rng.randrange(16, 300)]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 100))])
 def test_one_bit_anywhere_costs_at_most_its_batch(part, seed):
     """In bytes that a checksum covers, or in the length or magic; offsets and leader epoch have none."""
     rng = random.Random(seed)

@@ -44,11 +44,9 @@ def whole(folder: Path) -> pa.Table:
 
 QUICK = {"few-keys", "txn-zstd", "v0-gzip", "v1-gzip-append", "zstd-headers"}
 UNDER = [
-    *(pytest.param(name, {}, id=name) for name in case_names()),
-    *(
-        pytest.param(name, HOSTILE, id=f"{name}-hostile", marks=[] if name in QUICK else pytest.mark.slow)
-        for name in case_names()
-    ),
+    pytest.param(name, options, id=name + id_, marks=[] if name in QUICK else pytest.mark.slow)
+    for name in case_names()
+    for id_, options in (("", {}), ("-hostile", HOSTILE))
 ]
 
 
