@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jobs.archive import Archive, ArchivedPartition, list_archive
 from jobs.config import Config, TopicSettings
@@ -21,12 +21,11 @@ from jobs.options import ReportOptions
 from jobs.plan_partitions import NotPlanned, inputs_from_archive, inputs_from_generation
 from jobs.progress import Progress
 from jobs.report import count, seconds, size, table
+from jobs.state_rows import Checkpoint, RunRow, Segment, histories
+from udfs.partition_profile import PartitionProfile
 from udfs.plan import CleanSettings, Limits, PartitionPlan, Problem
-from udfs.profile_partition import PartitionProfile, ProfilePlan, profile_partition
+from udfs.profile_partition import ProfilePlan, profile_partition
 from udfs.storage import normal_uri, open_root, write_file
-
-if TYPE_CHECKING:
-    from jobs.state_rows import Checkpoint, RunRow, Segment
 
 Key = tuple[str, int]
 
@@ -183,21 +182,28 @@ def _of_the_store(
     report: ArchiveReport, options: ReportOptions
 ) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
     """Checkpoints and manifests of the current generations; the history goes into the report."""
-    from jobs import session  # noqa: PLC0415 - without a store there is no need of Spark
-    from jobs.state import open_state  # noqa: PLC0415 - as above
+    from jobs.data_source_store import table_rows  # noqa: PLC0415 - deltalake and pyspark: only for a store
 
-    state = open_state(session.start(), report.store or "", single_writer=options.config.job.single_writer)
-    if not state.exists():
-        raise MissingPathError(path=report.store, expected="a store with generations", found="none")
-    checkpoints, manifests = state.current()
+    store = open_root(report.store or "")
+    if store.filesystem.get_file_info(store.full("state/compaction_checkpoints")).type.name != "Directory":
+        raise MissingPathError(path=store.uri, expected="a store with generations", found="none")
+    checkpoints = {(row.topic, row.partition): row for row in table_rows(store, "compaction_checkpoints", Checkpoint)}
     others = sorted({c.archive_uri for c in checkpoints.values()} - {report.archive})
     if others:
-        raise UsageError(message=f"{report.store}: this store serves the archive {others[0]}, not {report.archive}")
-    histories = state.histories({topic for topic, _ in checkpoints})
-    report.history = {
-        key: runs for key, runs in histories.items() if options.topics is None or fnmatchcase(key[0], options.topics)
+        raise UsageError(message=f"{store.uri}: this store serves the archive {others[0]}, not {report.archive}")
+    wanted = {
+        key: row for key, row in checkpoints.items() if options.topics is None or fnmatchcase(key[0], options.topics)
     }
-    return checkpoints, manifests
+    report.history = histories(wanted, table_rows(store, "cleaner_runs", RunRow))
+    manifests: dict[Key, list[Segment]] = {key: [] for key in wanted}
+    of_runs = [("run_id", "in", sorted({row.run_id for row in wanted.values()}))]
+    for segment in table_rows(store, "log_segments", Segment, of_runs):
+        row = wanted.get((segment.topic, segment.partition))
+        if row is not None and (row.generation, row.run_id) == (segment.generation, segment.run_id):
+            manifests[segment.topic, segment.partition].append(segment)
+    for segments in manifests.values():
+        segments.sort(key=lambda segment: segment.base_offset)
+    return wanted, manifests
 
 
 def plans_of(

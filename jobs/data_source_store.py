@@ -39,7 +39,7 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     if len(options.paths) > 1:
         raise UsageError(message="store: at most one path beside it, where the archive is now")
     current: dict[Key, Checkpoint] = {
-        (row.topic, row.partition): row for row in _rows(store, "compaction_checkpoints", Checkpoint)
+        (row.topic, row.partition): row for row in table_rows(store, "compaction_checkpoints", Checkpoint)
     }
     wanted = {key: row for key, row in current.items() if options.selection.partition(*key)}
     if not wanted:
@@ -51,7 +51,7 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
         runs = _at(store, wanted, options.generation)
     manifests: dict[Key, list[Segment]] = {key: [] for key in runs}
     run_ids = sorted({run[1] for run in runs.values()})
-    for segment in _rows(store, "log_segments", Segment, [("run_id", "in", run_ids)]):
+    for segment in table_rows(store, "log_segments", Segment, [("run_id", "in", run_ids)]):
         run = runs.get((segment.topic, segment.partition))
         if run is not None and run[:2] == (segment.generation, segment.run_id):
             manifests[segment.topic, segment.partition].append(segment)
@@ -59,7 +59,8 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     return [_partition(store, key, run, manifests[key], archive) for key, run in sorted(runs.items())]
 
 
-def _rows(store: Root, name: str, kind: Any, filters: list[tuple[str, str, Any]] | None = None) -> list[Any]:
+def table_rows(store: Root, name: str, kind: Any, filters: list[tuple[str, str, Any]] | None = None) -> list[Any]:
+    """The rows of a state table, or those that pass the filters of a column, an operator and a value each."""
     uri = store.base if store.is_local else store.uri
     try:
         table = DeltaTable(f"{uri}/state/{name}").to_pyarrow_table(filters=filters)
@@ -75,7 +76,7 @@ def _as_run(row: Checkpoint | RunRow, generation: int) -> _Run:
 
 def _at(store: Root, wanted: Mapping[Key, Checkpoint], generation: int) -> dict[Key, _Run]:
     """The committed run of each partition that made a generation: along the chain of parents."""
-    rows = {(r.topic, r.partition, r.generation_after, r.run_id): r for r in _rows(store, "cleaner_runs", RunRow)}
+    rows = {(r.topic, r.partition, r.generation_after, r.run_id): r for r in table_rows(store, "cleaner_runs", RunRow)}
     runs: dict[Key, _Run] = {}
     known: set[int] = set()
     for key, checkpoint in wanted.items():

@@ -25,7 +25,7 @@ from jobs.config import Config, load_config
 from jobs.errors import MissingPathError
 from jobs.options import ReportOptions
 from jobs.progress import Silent
-from udfs.profile_partition import AGE_NAMES, PartitionProfile
+from udfs.partition_profile import AGE_NAMES, PartitionProfile
 from udfs.storage import normal_uri, open_root
 
 

@@ -21,7 +21,7 @@ from jobs import report_plots as plots
 from jobs.archive_report import ArchiveReport, partition_row, saved
 from jobs.report import count, size
 from jobs.report_plots import DEAD, LIVE, OTHER, Plot
-from udfs.profile_partition import AGE_NAMES, HotKey, PartitionProfile, SegmentProfile, join_times
+from udfs.partition_profile import AGE_NAMES, HotKey, PartitionProfile, SegmentProfile, join_times
 
 _BARS: Final = 12  # of a plot with a bar for each topic, partition, run
 _HOT: Final = 20
@@ -254,7 +254,8 @@ def history(report: ArchiveReport) -> Plot | None:
     return plots.horizontal_bars(
         "history", "Cleaning history", [plots.at(row["now_ms"]) for row in runs],
         [("before", DEAD, [r["bytes_before"] for r in runs]), ("after", LIVE, [r["bytes_after"] for r in runs])],
-        plots.bytes_of, says=f"the last {len(runs)} runs that committed", label="run (UTC)", stacked=False,
+        plots.bytes_of, says="the last runs that committed, all their partitions together",
+        label="run (UTC)", stacked=False,
     )  # fmt: skip
 
 

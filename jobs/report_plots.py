@@ -25,7 +25,7 @@ from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from jobs.report import count, size
-from udfs.profile_partition import DAY_MS, HOUR_MS, MINUTE_MS, Times
+from udfs.partition_profile import DAY_MS, HOUR_MS, MINUTE_MS, Times
 
 WIDE: Final = 560  # of a drawing, points; shown a point a pixel or so
 NARROW: Final = 340

@@ -55,6 +55,7 @@ from jobs.state_rows import (
     Segment,
     arrow_schema,
     from_arrow,
+    histories,
     to_arrow,
 )
 from udfs.storage import Root, normal_uri, open_root
@@ -194,17 +195,7 @@ class State:
         """The committed runs of every partition, newest first: the chain of parents from its checkpoint."""
         names = None if topics is None else set(topics)
         checkpoints = {key: row for key, row in self.checkpoints().items() if names is None or key[0] in names}
-        rows = {(r.topic, r.partition, r.generation_after, r.run_id): r for r in self._rows(RUNS, RunRow)}
-        chains: dict[Key, list[RunRow]] = {}
-        for key, checkpoint in checkpoints.items():
-            chain: list[RunRow] = []
-            step = rows.get((*key, checkpoint.generation, checkpoint.run_id))
-            while step is not None:
-                chain.append(step)
-                parent = step.parent_run_id
-                step = rows.get((*key, step.generation_before, parent)) if parent is not None else None
-            chains[key] = chain
-        return chains
+        return histories(checkpoints, self._rows(RUNS, RunRow))
 
     # -- writing
 

@@ -7,7 +7,7 @@ A column that is added later goes at the end and gets a default, so that older r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
@@ -154,6 +154,23 @@ class Commit:
 
 Row = TypeVar("Row", Checkpoint, Segment, PartitionState, RunRow)
 _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_()}
+
+
+def histories(
+    checkpoints: Mapping[tuple[str, int], Checkpoint], runs: Iterable[RunRow]
+) -> dict[tuple[str, int], list[RunRow]]:
+    """The committed runs of every partition, newest first: the chain of parents from its checkpoint."""
+    rows = {(r.topic, r.partition, r.generation_after, r.run_id): r for r in runs}
+    chains: dict[tuple[str, int], list[RunRow]] = {}
+    for key, checkpoint in checkpoints.items():
+        chain: list[RunRow] = []
+        step = rows.get((*key, checkpoint.generation, checkpoint.run_id))
+        while step is not None:
+            chain.append(step)
+            parent = step.parent_run_id
+            step = rows.get((*key, step.generation_before, parent)) if parent is not None else None
+        chains[key] = chain
+    return chains
 
 
 def arrow_schema(kind: type[Any]) -> pa.Schema:

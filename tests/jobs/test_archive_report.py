@@ -20,7 +20,7 @@ from jobs.progress import Silent
 from jobs.report_page import page_of, segment_rows
 from jobs.state_rows import RunRow
 from tests.builders import START_MS, write_partition
-from udfs.profile_partition import DAY_MS, Codec, HotKey, PartitionProfile, SegmentProfile, Times
+from udfs.partition_profile import DAY_MS, Codec, HotKey, PartitionProfile, SegmentProfile, Times
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "<script>alert('&\"$x^$')</script>"
@@ -198,3 +198,31 @@ def test_history_of_a_store_is_drawn_and_listed():
     assert "Cleaning history" in text and "75.0 %" in text and "run2" in text
     assert asdict(report.history[key][0]) in report.to_json()["history"]
     needs_nothing_else(text)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_store_stands_for_what_it_covers_and_large_archives_go_through_spark(spark, tmp_path, monkeypatch):
+    from jobs.compact import run as compact
+    from jobs.options import CompactOptions
+
+    uri, store = str(ROOT / "examples/archive"), str(tmp_path / "store")
+    settings = load_config(str(ROOT / "examples/topics.toml"))
+    now_ms = 1_800_000_000_000
+    done = compact(CompactOptions(uri, store, now_ms, settings, topics="users"), Silent())
+    given = ReportOptions(uri, str(tmp_path / "page.html"), now_ms, settings, store=store)
+    found = archive_report.run(given, Silent())
+    for result in done.results:
+        key = (result.topic, result.partition)
+        (profile,) = [p for p in found.profiles if (p.topic, p.partition) == key]
+        assert profile.size_bytes == result.bytes_after and not profile.due
+        assert profile.first_dirty_offset == result.first_dirty_offset
+        assert found.archived_bytes[key] == result.bytes_before
+        assert [run.run_id for run in found.history[key]] == [done.run_id]
+    assert "Cleaning history" in (tmp_path / "page.html").read_text()
+    monkeypatch.setattr(archive_report, "WITHOUT_SPARK_BYTES", 0)
+    by_spark = profile_archive(given, Silent())
+    same = [(p.counters, p.hot_keys, p.segments) for p in by_spark.profiles]
+    assert same == [(p.counters, p.hot_keys, p.segments) for p in found.profiles]
+    with pytest.raises(UsageError, match="this store serves"):
+        profile_archive(ReportOptions(str(tmp_path), "", now_ms, store=store), Silent())

@@ -14,7 +14,7 @@ from jobs.compact_report import CompactReport
 from jobs.errors import MissingPathError
 from jobs.notebook import open_archive
 from tests.builders import START_MS, write_partition
-from udfs.profile_partition import DAY_MS
+from udfs.partition_profile import DAY_MS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks/inspect.ipynb"

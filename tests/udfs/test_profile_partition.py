@@ -16,20 +16,19 @@ from tests.reference.log import decode_log
 from tests.reference.record_figures import profile as slow_profile
 from tests.udfs.folders import compact, plan_of
 from tests.udfs.test_golden import archived_at, golden_plan
-from udfs.plan import Limits, PartitionPlan
-from udfs.profile_partition import (
+from udfs.partition_profile import (
     AGE_NAMES,
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,
     PartitionProfile,
-    ProfilePlan,
     TimeBuckets,
     Times,
     join_times,
-    profile_partition,
     shown_key,
 )
+from udfs.plan import Limits, PartitionPlan
+from udfs.profile_partition import ProfilePlan, profile_partition
 
 CASES = case_names()
 OF_MAGIC_2 = [name for name in CASES if not name.startswith(("v0", "v1"))]  # what the slow reader of logs can read
