@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -240,3 +241,23 @@ def test_out_of_range_timestamps(spark, tmp_path):
     assert rows["timestamp_ms"].to_pylist() == [2**62, -1]
     assert rows["timestamp"].to_pylist() == [None, datetime(1970, 1, 1, tzinfo=UTC) - timedelta(milliseconds=1)]
     assert pa.types.is_timestamp(rows["timestamp"].type)
+
+
+def test_every_option_and_column_has_its_place_in_readme():
+    from jobs.data_source import KafkaLog
+    from jobs.data_source_options import OPTIONS
+
+    text = (ROOT / "README.md").read_text()
+    section = text.split("## Reading an archive with Spark")[1].split("\n## ")[0]
+    told = {
+        word
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for word in re.findall("`([A-Za-z]+)`", line.split("|")[1])
+    }
+    known = {name for names in OPTIONS.values() for name in names} - {"path", "paths"}
+    elsewhere = {"subscribe", "subscribePattern", "assign", "kafka.isolation.level"}
+    assert told == known - elsewhere
+    assert all(f"`{name}`" in section for name in elsewhere)
+    default = {field.name for field in SPARK_COLUMNS}
+    assert all(f"`{name}`" in section for name in set(KafkaLog.columns.names) - default)
