@@ -22,6 +22,7 @@ from udfs.plan import Problem
 from udfs.read_plan import SourcePartition, SourceSegment
 from udfs.storage import Root, UnknownRootError, exists, normal_uri, open_root
 
+_OF_FILE_SYSTEM: Final = "lost+found"  # root's own on many a disk, and no log
 _WILD: Final = re.compile(r"[*?[]")
 
 
@@ -44,6 +45,8 @@ def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: 
         archive = _listed(root, selection)
         left_out |= archive.not_wanted
         for problem in archive.unreadable:
+            if problem.path.rpartition("/")[2] == _OF_FILE_SYSTEM:
+                continue
             found[uri, problem.path] = SourcePartition(None, None, problem=problem)
         for archived in archive.partitions.values():
             _add(found, _source(archived, archive.root))

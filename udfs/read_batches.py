@@ -32,7 +32,7 @@ def read_batches(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
     Raises LogFormatError for what cannot be read, unless spec.set_aside; then it is a row that says so.
     """
     schema = select(BATCHES, [name for name in spec.schema.names if name in BATCHES.names] or ["position"])
-    buffer = ChunkBuffer(spec.chunk_bytes or _BUFFER_BYTES)
+    buffer = ChunkBuffer(_BUFFER_BYTES)
     for piece in pieces:
         yield from _read(piece, spec, schema, buffer)
 

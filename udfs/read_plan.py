@@ -19,7 +19,6 @@ from udfs.plan import Problem
 
 SPLIT_BYTES: Final = 128 << 20
 OPEN_BYTES: Final = 128 << 10  # what opening one more file counts for: a thousand tiny ones still are one task
-MAX_BATCH_BYTES: Final = 256 << 20  # a batch that decompresses to more is taken for a bomb
 
 
 @dataclass(frozen=True)
@@ -155,10 +154,7 @@ class ReadSpec:
     schema: Any  # pa.Schema: exactly what Spark expects
     wanted: Wanted = field(default_factory=Wanted)
     set_aside: bool = False  # a bad batch is a row in `problem`; else it raises
-    check_crc: bool = True
-    max_batch_bytes: int = MAX_BATCH_BYTES
-    max_rows: int | None = None  # of one Arrow batch; None: as read_records has it
-    chunk_bytes: int | None = None  # read at once; None: as batch_headers has it
+    max_rows: int | None = None  # of one Arrow batch; None: as logformat.records has it
 
 
 Task = tuple[Piece, ...]

@@ -34,6 +34,7 @@ from udfs.resume_position import next_indexed, resume_position
 from udfs.scan_batches import check_offsets
 from udfs.storage import opened
 
+MAX_BATCH_BYTES: Final = 256 << 20  # a batch that decompresses to more is taken for a bomb
 _SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of what is only looked at
 
 
@@ -53,8 +54,8 @@ class _Reader:
     def __init__(self, spec: ReadSpec) -> None:
         self.spec = spec
         self.schema = select(RECORDS, [name for name in spec.schema.names if name in RECORDS.names] or ["offset"])
-        self.loader = BodyLoader(max_batch_bytes=spec.max_batch_bytes)
-        self.buffer = ChunkBuffer(spec.chunk_bytes or CHUNK_BYTES)
+        self.loader = BodyLoader(max_batch_bytes=MAX_BATCH_BYTES)
+        self.buffer = ChunkBuffer(CHUNK_BYTES)
         self.searched = select(
             RECORDS,
             (["key"] if spec.wanted.keys is not None else []) + (["timestamp_ms"] if spec.wanted.by_time else []),
@@ -78,7 +79,6 @@ class _Reader:
                     outcomes = Outcomes(root, piece) if self.spec.wanted.committed else None
                     for chunk in read_chunks(
                         file, piece.shown, position, piece.end, self.buffer, tail, previous_last_offset=previous,
-                        check_crc=self.spec.check_crc,
                     ):  # fmt: skip
                         within = yield from self._within(piece, chunk)
                         yield from self._chunk(within, chunk, outcomes)

@@ -200,6 +200,21 @@ def test_errors_reach_the_user(spark, archive, tmp_path):
         spark.read.format("kafka_log").load()
 
 
+def test_damage_reaches_the_user(spark, tmp_path):
+    log = write_partition(tmp_path / "t-0", "a=1 | b=2 | c=3").logs[0]
+    data = bytearray(log.read_bytes())
+    data[-1] ^= 1
+    log.write_bytes(data)
+    with pytest.raises(
+        PySparkException, match=r"00000000.log at byte \d+ \(batch at offset 2\): crc: expected checksum"
+    ):
+        load(spark, tmp_path).collect()
+    rows = load(spark, tmp_path, badRecords="set_aside").orderBy("offset").collect()
+    assert [row.offset for row in rows] == [None, 0, 1]
+    assert rows[0].problem.kind == "crc"
+    assert rows[0].problem.path == str(log)
+
+
 def test_what_sparks_kafka_source_knows_is_taken(archive):
     """Options that only tell how to talk to brokers mean nothing; those that select mean the same."""
     given = {

@@ -15,9 +15,10 @@ import pytest
 
 from tests.golden import Case, case_names, golden
 from tests.jobs.sources import read
-from tests.kafka_lab import served_by_broker
+from tests.kafka_lab import Broker, make_logs, served_by_broker
 from tests.kafka_lab.jvm import lab
 from tests.kafka_lab.spark_source import spark_kafka_jars
+from tests.kafka_lab.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -91,6 +92,19 @@ def test_lost_side_files_do_not_change_what_is_committed(cases, tmp_path):
                 output=tmp_path / "lines",
             )  # fmt: skip
             assert ours(bare, "read_committed") == (tmp_path / "lines").read_text("latin-1").splitlines(), name
+
+
+def test_a_running_brokers_folder_is_read_up_to_its_high_watermark(tmp_path):
+    """What its checkpoint says at any moment; all of it once it has been written, and after a stop."""
+    with Broker(tmp_path, {"replica.high.watermark.checkpoint.interval.ms": 100}) as broker:
+        make_logs(broker.bootstrap, ["topic=live records=500 keys=40 seed=3"])
+        given = {"bootstrap": broker.bootstrap, "partition": "live-0", "isolation": "read_uncommitted"}
+        lab().call("consume_fields", **given, output=tmp_path / "lines")
+        theirs = (tmp_path / "lines").read_text("latin-1").splitlines()
+        running = ours(broker.data / "live-0", "read_uncommitted")
+        assert running == theirs[: len(running)]
+        wait_until(lambda: ours(broker.data / "live-0", "read_uncommitted") == theirs, "the checkpoint", seconds=30)
+    assert ours(broker.data / "live-0", "read_uncommitted") == theirs
 
 
 QUERIES: list[dict[str, str]] = [

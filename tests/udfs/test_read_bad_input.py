@@ -4,7 +4,6 @@ so, and every record of every batch that is whole.
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import struct
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs import archive
 from logformat.compression import compress
 from logformat.errors import LogFormatError
 from tests.builders import write_partition
@@ -257,14 +257,24 @@ def test_a_file_that_shrinks_after_it_was_listed(part):
         part.log(INNER).write_bytes(whole)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_folder_without_permission(part):
-    part.folder.chmod(0)
-    try:
-        with pytest.raises(LogFormatError, match="unreadable"):
-            read("kafka_log", part.root)
-    finally:
-        part.folder.chmod(0o755)
+@pytest.mark.parametrize("name", ["t-0", "disk2"])
+def test_a_folder_that_cannot_be_listed(part, monkeypatch, name):
+    """A partition's, or one that may hold some: what is in it would be missing without a word."""
+    (part.root / "disk2").mkdir()
+    (part.root / "lost+found").mkdir()  # of the file system: never a log's
+    listing = archive._list
+
+    def refused(root, path):
+        if path in (name, "lost+found"):
+            raise PermissionError(13, "Permission denied", path)
+        return listing(root, path)
+
+    monkeypatch.setattr(archive, "_list", refused)
+    with pytest.raises(LogFormatError, match=f"{name} at byte 0: unreadable: .* Permission denied"):
+        read("kafka_log", part.root)
+    rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()
+    assert [row["problem"]["kind"] for row in rows if row["problem"]] == ["unreadable"]
+    assert len(rows) == 1 + (len(ALL) if name == "disk2" else 0)
 
 
 def test_the_same_partition_twice(part, tmp_path):

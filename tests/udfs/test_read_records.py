@@ -17,6 +17,7 @@ from logformat.segment import open_segment
 from tests.builders import START_MS, write_partition
 from tests.golden import Case, case_names, golden
 from tests.jobs.sources import read, tasks_of
+from udfs import read_records
 
 HOSTILE = {"maxRecordsPerBatch": "3", "splitBytes": "2000"}
 ALL = (
@@ -51,7 +52,9 @@ UNDER = [
 
 
 @pytest.mark.parametrize(("name", "options"), UNDER)
-def test_every_record_as_segments_give_them(cases, name, options):
+def test_every_record_as_segments_give_them(cases, name, options, monkeypatch):
+    if options:
+        monkeypatch.setattr(read_records, "CHUNK_BYTES", 100)  # less than a batch
     case = cases[name]
     for partition in case.partitions:
         for folder in (case.input(partition), case.expected(1, partition)):

@@ -1,0 +1,35 @@
+"""What a consumer of committed data sees of a log, said plainly: the specification of read_committed."""
+
+from __future__ import annotations
+
+from tests.reference.log import Batch
+
+ABORT = 0
+
+
+def last_stable_offset(batches: list[Batch]) -> int:
+    """Offset of the first batch of the oldest transaction without a marker; else the log end."""
+    open_since: dict[int, int] = {}
+    end = 0
+    for batch in batches:
+        end = batch.last_offset + 1
+        if batch.control:
+            open_since.pop(batch.producer_id, None)
+        elif batch.transactional:
+            open_since.setdefault(batch.producer_id, batch.base_offset)
+    return min([end, *open_since.values()])
+
+
+def committed_offsets(batches: list[Batch]) -> list[int]:
+    """Offsets of the records that are delivered: data below the last stable offset, but for aborted transactions."""
+    end = last_stable_offset(batches)
+    out = []
+    for i, batch in enumerate(batches):
+        if batch.control:
+            continue
+        if batch.transactional:
+            marker = next((b for b in batches[i:] if b.control and b.producer_id == batch.producer_id), None)
+            if marker is not None and marker.marker == ABORT:
+                continue
+        out += [record.offset for record in batch.records if record.offset < end]
+    return out
