@@ -61,7 +61,9 @@ def test_as_sparks_own_kafka_source(spark, archive):
 
 
 @pytest.mark.parametrize("name", [source.source for source in SOURCES])
-@pytest.mark.parametrize("options", [{}, {"badRecords": "set_aside"}], ids=["fail", "set_aside"])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"badRecords": "set_aside"}, marks=pytest.mark.slow)], ids=["fail", "set_aside"]
+)
 def test_rows_come_through_spark_unchanged(spark, archive, name, options):
     found = load(spark, archive, name, **options).toArrow()
     ours = read(name, archive, **options)
@@ -73,6 +75,7 @@ def test_rows_come_through_spark_unchanged(spark, archive, name, options):
     assert found.sort_by(order).to_pylist() == ours.sort_by(order).to_pylist()
 
 
+@pytest.mark.slow
 def test_golden_records_through_spark(spark, tmp_path_factory):
     """Codecs, legacy magics, headers, empty and null fields, timestamps out of range."""
     cases = golden(tmp_path_factory)
@@ -85,11 +88,11 @@ def test_golden_records_through_spark(spark, tmp_path_factory):
 
 
 FILTERS = [
-    "topic = 'orders' AND offset >= 2 AND offset < 5 AND key = X'61'",
-    "timestamp >= timestamp_millis({ms}) AND timestamp < timestamp_millis({ms} + 3)",
-    "NOT topic = 'orders' OR key IS NULL",
+    "topic = 'orders' AND offset >= 2 AND offset < 5 AND key = X'61' AND timestamp >= timestamp_millis({ms})",
 ]
 MORE_FILTERS = [
+    "timestamp >= timestamp_millis({ms}) AND timestamp < timestamp_millis({ms} + 3)",
+    "NOT topic = 'orders' OR key IS NULL",
     "topic = 'orders' AND partition IN (0, 7)",
     "offset >= 2 AND offset < 5",
     "offset > 1 AND offset <= 4 AND topic <=> 'orders'",
@@ -127,6 +130,7 @@ def test_pushed_filters_are_told(pushing, archive):
     assert "> 3" not in checked_again
 
 
+@pytest.mark.slow
 def test_schema_chooses_columns(spark, archive):
     frame = spark.read.format("kafka_log").schema("offset LONG, key BINARY, codec STRING").load(str(archive))
     assert frame.columns == ["offset", "key", "codec"]
@@ -144,6 +148,7 @@ def test_sql(spark, archive):
     spark.catalog.dropTempView("orders")
 
 
+@pytest.mark.slow
 def test_several_paths_globs_and_single_files(spark, archive):
     paths = [str(archive / "orders-1"), str(archive / "users-0")]
     assert spark.read.format("kafka_log").load(paths).count() == 5
@@ -200,6 +205,7 @@ def test_errors_reach_the_user(spark, archive, tmp_path):
         spark.read.format("kafka_log").load()
 
 
+@pytest.mark.slow
 def test_damage_reaches_the_user(spark, tmp_path):
     log = write_partition(tmp_path / "t-0", "a=1 | b=2 | c=3").logs[0]
     data = bytearray(log.read_bytes())
@@ -250,6 +256,7 @@ def test_workers_import_no_session(archive):
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+@pytest.mark.slow
 def test_out_of_range_timestamps(spark, tmp_path):
     write_partition(tmp_path / "t-0", f"a=1~{2**62} b=2~-1")
     rows = load(spark, tmp_path, columns="timestamp,timestamp_ms").toArrow()

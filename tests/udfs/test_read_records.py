@@ -43,7 +43,7 @@ def whole(folder: Path) -> pa.Table:
     return plain(pa.concat_tables([open_segment(path).to_arrow(ALL.split(",")) for path in logs]))
 
 
-QUICK = {"few-keys", "txn-zstd", "v0-gzip", "v1-gzip-append", "zstd-headers"}
+QUICK = {"txn-zstd", "v1-gzip-append"}
 UNDER = [
     pytest.param(name, options, id=name + id_, marks=[] if name in QUICK else pytest.mark.slow)
     for name in case_names()
