@@ -17,7 +17,7 @@ from pyarrow import fs as pafs
 
 from jobs.data_source_options import ReadOptions, nearest
 from jobs.errors import MissingPathError, NoGenerationError, UsageError
-from jobs.state_rows import Checkpoint, RunRow, Segment, arrow_schema, from_arrow
+from jobs.state_rows import Checkpoint, RunRow, Segment, arrow_schema, from_arrow, histories
 from logformat import names
 from udfs.read_plan import SourcePartition, SourceSegment
 from udfs.storage import Root, normal_uri, open_root
@@ -76,17 +76,10 @@ def _as_run(row: Checkpoint | RunRow, generation: int) -> _Run:
 
 def _at(store: Root, wanted: Mapping[Key, Checkpoint], generation: int) -> dict[Key, _Run]:
     """The committed run of each partition that made a generation: along the chain of parents."""
-    rows = {(r.topic, r.partition, r.generation_after, r.run_id): r for r in table_rows(store, "cleaner_runs", RunRow)}
-    runs: dict[Key, _Run] = {}
-    known: set[int] = set()
-    for key, checkpoint in wanted.items():
-        step: RunRow | None = rows.get((*key, checkpoint.generation, checkpoint.run_id))
-        while step is not None:
-            known.add(step.generation_after)
-            if step.generation_after == generation:
-                runs[key] = _as_run(step, generation)
-            parent = step.parent_run_id
-            step = rows.get((*key, step.generation_before, parent)) if parent is not None else None
+    chains = histories(wanted, table_rows(store, "cleaner_runs", RunRow))
+    made = {(key, run.generation_after): run for key, chain in chains.items() for run in chain}
+    known = {number for _, number in made}
+    runs = {key: _as_run(run, generation) for (key, number), run in made.items() if number == generation}
     if not runs:
         raise NoGenerationError(
             partition="every partition", found=generation, reason="never committed",

@@ -23,7 +23,7 @@ THIRD_PARTY = {
     "udfs": {"numpy", "numba", "pyarrow", "fastavro", *CODECS},
     "jobs": {"numpy", "pyarrow", "pyspark", "delta", "py4j", "click", "tqdm", "google_crc32c", "deltalake",
              "matplotlib", "jinja2", "markupsafe", "pandas"},
-}
+}  # fmt: skip
 OURS = {"logformat": {"logformat"}, "udfs": {"udfs", "logformat"}, "jobs": {"jobs", "udfs", "logformat"}}
 # What of the formats the jobs may know: names, texts and types, no reader of a log
 FORMATS_FOR_JOBS = {"names", "schemas", "errors", "text", "checkpoints", "locations"}

@@ -22,22 +22,20 @@ from typing import Final
 
 import numpy as np
 
-from logformat import offset_index, producer_snapshot
-from logformat.batch_headers import NO_END, ChunkBuffer, Tail
+from logformat import offset_index
+from logformat.batch_headers import NO_END
 from logformat.errors import LogFormatError
 from logformat.log_files import SegmentFiles
 from logformat.partition_log import PartitionLog
-from logformat.producer_kernels import MARKER
-from logformat.producer_state import ProducerState
 from logformat.segment_search import SearchableSegment
-from logformat.sparse_headers import read_headers
+from udfs.last_stable_offset import last_stable_offset
 from udfs.plan import Problem
-from udfs.read_plan import Piece, Range, SourcePartition, SourceSegment, Wanted
+from udfs.read_plan import ListedLog, Piece, Range, SourcePartition, SourceSegment, Wanted
 from udfs.read_rows import as_error, cached_root
 from udfs.storage import Root, opened_unbuffered, read_file
 
 _NO_EXPIRATION: Final = 2**62
-_BUFFER_BYTES: Final = 1 << 20
+_LATER: Final = 8  # segments that a piece names; transactions seldom span more, and all of all pieces were quadratic
 
 
 class OutOfRangeError(ValueError):
@@ -68,10 +66,21 @@ def open_log(partition: SourcePartition, asked: Range) -> PartitionLog:
     files = [_files(segment) for segment in partition.segments]
     if asked.as_stored:
         return PartitionLog(files, topic=partition.topic, partition=partition.partition)
-    end = last_stable_offset(partition) if asked.wanted.committed else partition.high_watermark
+    end = _last_stable_offset(partition) if asked.wanted.committed else partition.high_watermark
     return PartitionLog(
         files, log_start_offset=partition.log_start_offset, topic=partition.topic, partition=partition.partition,
         end_offset=end,
+    )  # fmt: skip
+
+
+def _last_stable_offset(partition: SourcePartition) -> int:
+    segments = partition.segments
+    start = partition.log_start_offset
+    if start is None:
+        start = segments[0].base_offset if segments else 0
+    return last_stable_offset(
+        [(cached_root(segment.root), segment) for segment in segments], start, partition.high_watermark,
+        [(offset, cached_root(partition.side_root), path) for offset, path in partition.snapshots],
     )  # fmt: skip
 
 
@@ -106,36 +115,6 @@ def first_offset(root: Root, path: str) -> int:
     return max(int.from_bytes(first, "big", signed=True), 0) if len(first) == 8 else 0
 
 
-def last_stable_offset(partition: SourcePartition) -> int:
-    """First offset that is not decided: by the newest snapshot, and the headers behind it."""
-    segments = partition.segments
-    state, number = _snapshot_state(partition)
-    completed, log_end = [np.empty(0, MARKER)], segments[0].base_offset if segments else 0
-    buffer = ChunkBuffer(_BUFFER_BYTES)
-    for segment in segments[number:]:
-        log_end = max(log_end, segment.base_offset)
-        root = cached_root(segment.root)
-        with opened_unbuffered(root, segment.path) as file:
-            for headers in read_headers(file, _shown(segment), 0, segment.size, buffer, Tail()):
-                completed.append(state.append(headers.batches, _shown(segment)))
-                log_end = int(headers.batches["last_offset"][-1]) + 1
-    end = log_end if partition.high_watermark is None else min(log_end, partition.high_watermark)
-    return state.last_stable_offset(end, np.concatenate(completed).view(MARKER))
-
-
-def _snapshot_state(partition: SourcePartition) -> tuple[ProducerState, int]:
-    """Producers at the base of a segment, and its number: by the newest snapshot that can be read."""
-    bases = {segment.base_offset: number for number, segment in enumerate(partition.segments)}
-    for offset, path in reversed(partition.snapshots):
-        if offset in bases:
-            try:
-                entries = producer_snapshot.read(read_file(cached_root(partition.side_root), path), path)
-            except LogFormatError:
-                continue  # an older one, or the log itself
-            return ProducerState.from_snapshot(entries, 0, _NO_EXPIRATION), bases[offset]
-    return ProducerState(), 0
-
-
 def _pieces(partition: SourcePartition, log: PartitionLog, asked: Range) -> list[Piece]:
     start, end = _offsets(partition, log, asked)
     start, end = max(start, asked.start_offset), min(end, asked.end_offset)
@@ -155,13 +134,14 @@ def _pieces(partition: SourcePartition, log: PartitionLog, asked: Range) -> list
             torn_tail=following is None and not partition.sealed,
             index=None if segment.index is None else (segment.beside, segment.index),
             later=_later(segments[number:]) if asked.wanted.committed else (),
+            more_later=asked.wanted.committed and len(segments) - number > _LATER,
         )  # fmt: skip
         out += _cut(piece, segment, log, asked)
     return out
 
 
-def _later(segments: Sequence[SourceSegment]) -> tuple[tuple[str, int], ...]:
-    return tuple((segment.path, segment.size) for segment in segments)
+def _later(segments: Sequence[SourceSegment]) -> tuple[ListedLog, ...]:
+    return tuple(ListedLog(segment.root, segment.path, segment.size) for segment in segments[:_LATER])
 
 
 def _offsets(partition: SourcePartition, log: PartitionLog, asked: Range) -> tuple[int, int]:
@@ -276,7 +256,3 @@ def _files(segment: SourceSegment) -> SegmentFiles:
     return SegmentFiles(
         segment.base_offset, root.full(segment.path), segment.size, segment.mtime_ms, index, time_index, root.filesystem
     )
-
-
-def _shown(segment: SourceSegment) -> str:
-    return f"{segment.root}/{segment.path}"

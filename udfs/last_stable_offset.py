@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Final, Protocol
 
+import numpy as np
+
+from logformat import producer_snapshot
 from logformat.batch_headers import ChunkBuffer, Tail
+from logformat.errors import LogFormatError
+from logformat.producer_kernels import MARKER
 from logformat.producer_state import ProducerState
 from logformat.sparse_headers import read_headers
-from udfs.storage import Root, opened_unbuffered
+from udfs.storage import Root, opened_unbuffered, read_file
+
+_NO_EXPIRATION: Final = 2**62
+_BUFFER_BYTES: Final = 1 << 20
 
 
-class ListedLog(Protocol):
+class ListedSegment(Protocol):
     """A `.log` by its listing."""
 
     @property
@@ -19,25 +27,57 @@ class ListedLog(Protocol):
         """Relative to its root."""
 
     @property
+    def base_offset(self) -> int:
+        """By its name."""
+
+    @property
     def size(self) -> int:
         """Bytes when it was listed."""
 
 
 def last_stable_offset(
-    segments: Iterable[tuple[Root, ListedLog]], log_start_offset: int, high_watermark: int | None = None
+    segments: Sequence[tuple[Root, ListedSegment]],
+    log_start_offset: int,
+    high_watermark: int | None = None,
+    snapshots: Sequence[tuple[int, Root, str]] = (),
 ) -> int:
-    """Of a log, by the headers of all its batches, nothing decompressed.
+    """Of a log, by the headers of its batches from the newest of the `snapshots` on (offset, root and path, rising)
+    that can be read and lies at a segment's base; without one, of all batches. Nothing is decompressed.
 
     Rule: UnifiedLog.fetchLastStableOffsetMetadata of a broker that has just loaded the log: a producer's transaction
-    begins with its first batch that is not below the log start. Raises LogFormatError for a bad log.
+    begins with its first batch that is not below the log start, and is open until its marker is below the high
+    watermark (None: the log end). Raises LogFormatError for a bad log.
     """
-    state, end = ProducerState(), log_start_offset
-    buffer = ChunkBuffer(1 << 20)
-    for root, segment in segments:
+    state, first = _loaded(segments, snapshots, high_watermark)
+    completed, end = [np.empty(0, MARKER)], log_start_offset
+    buffer = ChunkBuffer(_BUFFER_BYTES)
+    for root, segment in segments[first:]:
+        end = max(end, segment.base_offset)
         with opened_unbuffered(root, segment.path) as file:
-            for headers in read_headers(file, segment.path, 0, segment.size, buffer, Tail()):
+            for headers in read_headers(file, f"{root.uri}/{segment.path}", 0, segment.size, buffer, Tail()):
                 batches = headers.batches
                 end = max(end, int(batches["last_offset"][-1]) + 1)
                 counts = (batches["producer_id"] >= 0) & (batches["last_offset"] >= log_start_offset)
-                state.append(batches[counts], segment.path)
-    return state.last_stable_offset(end if high_watermark is None else min(end, high_watermark))
+                completed.append(state.append(batches[counts], segment.path))
+    known = end if high_watermark is None else min(end, high_watermark)
+    found = state.last_stable_offset(known, np.concatenate(completed).view(MARKER))
+    return min(max(found, log_start_offset), known)
+
+
+def _loaded(
+    segments: Sequence[tuple[Root, ListedSegment]],
+    snapshots: Sequence[tuple[int, Root, str]],
+    high_watermark: int | None,
+) -> tuple[ProducerState, int]:
+    """Producers at the base of a segment, and its number. Of a snapshot above the high watermark it would not be known
+    which transactions were decided below it.
+    """
+    bases = {segment.base_offset: number for number, (_, segment) in enumerate(segments)}
+    for offset, root, path in reversed(snapshots):
+        if offset in bases and (high_watermark is None or offset <= high_watermark):
+            try:
+                entries = producer_snapshot.read(read_file(root, path), f"{root.uri}/{path}")
+            except LogFormatError:
+                continue  # an older one, or the log itself
+            return ProducerState.from_snapshot(entries, 0, _NO_EXPIRATION), bases[offset]
+    return ProducerState(), 0

@@ -119,7 +119,7 @@ def open_log(plan: LookupPlan) -> PartitionLog:
     end = plan.end_offset
     if plan.read_committed and segments:
         start = max(plan.log_start_offset or 0, plan.segments[0].base_offset)
-        end = last_stable_offset(((roots[s.root], s) for s in plan.segments), start, end)
+        end = last_stable_offset([(roots[s.root], s) for s in plan.segments], start, end)
     return PartitionLog(
         segments, log_start_offset=plan.log_start_offset, topic=plan.topic, partition=plan.partition,
         leader_epochs=plan.leader_epochs, end_offset=end, max_batch_bytes=plan.max_batch_bytes,

@@ -11,7 +11,7 @@ marker is data of a transaction whose marker was cleaned away, which only happen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -21,18 +21,20 @@ from logformat.batch_headers import Chunk, ChunkBuffer, Tail
 from logformat.errors import LogFormatError
 from logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
 from logformat.sparse_headers import read_headers
-from udfs.read_plan import Piece
-from udfs.storage import Root, opened_unbuffered
+from udfs.read_plan import ListedLog, Piece
+from udfs.read_rows import cached_root
+from udfs.storage import opened_unbuffered
 
 _BUFFER_BYTES: Final = 1 << 20
+LogsBehind = Callable[[ListedLog], Iterable[ListedLog]]
 _MARKER: Final = np.dtype([("producer_id", "i8"), ("offset", "i8"), ("aborted", "?")])
 
 
 class Outcomes:
     """Markers of a piece and what lies behind it, read as far as they are asked for. Chunks come in order."""
 
-    def __init__(self, root: Root, piece: Piece) -> None:
-        self._ahead = _markers(root, piece)
+    def __init__(self, piece: Piece, logs_behind: LogsBehind | None = None) -> None:
+        self._ahead = _markers(piece, logs_behind)
         self._known = np.empty(0, _MARKER)  # by producer, then offset
         self._ended: LogFormatError | bool = False  # the log has ended, or its headers cannot be read any further
 
@@ -88,15 +90,21 @@ class Outcomes:
         return at
 
 
-def _markers(root: Root, piece: Piece) -> Iterator[NDArray[np.void]]:
-    """_MARKER[m] of the piece from its start on, then of the segments behind it, stretch by stretch."""
+def _markers(piece: Piece, logs_behind: LogsBehind | None) -> Iterator[NDArray[np.void]]:
+    """_MARKER[m] of the piece's segment from its start on, then of the segments behind it, stretch by stretch."""
     buffer = ChunkBuffer(_BUFFER_BYTES)
-    own_end = next((size for path, size in piece.later if path == piece.path), piece.end)
-    files = [(piece.path, piece.start, own_end), *((path, 0, size) for path, size in piece.later if path != piece.path)]
-    for path, start, end in files:
-        with opened_unbuffered(root, path) as file:
-            for headers in read_headers(file, f"{piece.root}/{path}", start, end, buffer, Tail()):
+    start = piece.start
+    for log in _logs(piece, logs_behind):
+        with opened_unbuffered(cached_root(log.root), log.path) as file:
+            for headers in read_headers(file, f"{log.root}/{log.path}", start, log.size, buffer, Tail()):
                 yield _of(headers.batches)
+        start = 0
+
+
+def _logs(piece: Piece, logs_behind: LogsBehind | None) -> Iterator[ListedLog]:
+    yield from piece.later
+    if piece.more_later and logs_behind is not None:
+        yield from logs_behind(piece.later[-1])
 
 
 def _of(batches: NDArray[np.void]) -> NDArray[np.void]:

@@ -6,9 +6,9 @@ A stretch begins and ends at a batch border. The driver finds the borders (find_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,14 @@ class SourcePartition:
         return f"{self.topic}-{self.partition}"
 
 
+class ListedLog(NamedTuple):
+    """A `.log` by its listing, and no more: tasks carry many."""
+
+    root: str  # URI that `path` is below
+    path: str
+    size: int  # bytes
+
+
 @dataclass(frozen=True)
 class Piece:
     """A stretch of one `.log`; or a problem that stands for what cannot be read."""
@@ -90,7 +98,8 @@ class Piece:
     next_base_offset: int | None = None  # of the segment behind it; None: the last one
     torn_tail: bool = False  # the file may end inside a batch: it is the end of a log that was being written
     index: tuple[str, str] | None = None  # URI and path, to go on behind bytes that are no batches
-    later: tuple[tuple[str, int], ...] = ()  # path and size of the segments behind: where markers are looked for
+    later: tuple[ListedLog, ...] = ()  # its segment and the next ones: where markers are looked for
+    more_later: bool = False  # and there are more behind, which ReadSpec.logs_behind lists
     problem: Problem | None = None
 
     @property
@@ -155,6 +164,7 @@ class ReadSpec:
     wanted: Wanted = field(default_factory=Wanted)
     set_aside: bool = False  # a bad batch is a row in `problem`; else it raises
     max_rows: int | None = None  # of one Arrow batch; None: as logformat.records has it
+    logs_behind: Callable[[ListedLog], Iterable[ListedLog]] | None = None  # of a partition, where a piece has not all
 
 
 Task = tuple[Piece, ...]

@@ -76,7 +76,7 @@ class _Reader:
             try:
                 with opened(root, piece.path) as file:
                     check_size(file, piece)
-                    outcomes = Outcomes(root, piece) if self.spec.wanted.committed else None
+                    outcomes = Outcomes(piece, self.spec.logs_behind) if self.spec.wanted.committed else None
                     for chunk in read_chunks(
                         file, piece.shown, position, piece.end, self.buffer, tail, previous_last_offset=previous,
                     ):  # fmt: skip

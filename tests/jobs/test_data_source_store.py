@@ -97,6 +97,20 @@ def test_the_current_generation_and_an_old_one(made):
     assert batches["base_offset"].to_pylist() == [1, 4, 5]
 
 
+def test_a_marker_in_the_archive_decides_of_data_in_the_store(tmp_path):
+    lies = Store(tmp_path)
+    write_segment(lies.folder(2), "{pid=1 txn} b=2@1 | a=5@4")
+    write_partition(lies.archive / "t-0", "a=1 b=2 a=3 || c=4 a=5 || {pid=1 abort} | e=7")
+    segments = [lies.segment(2, 0, 5, "store"), lies.segment(2, 5, 7, "archive")]
+    for name, kind, rows in (
+        ("log_segments", Segment, segments), ("compaction_checkpoints", Checkpoint, [lies.checkpoint(2, 7)]),
+    ):  # fmt: skip
+        write_deltalake(str(lies.store / "state" / name), to_arrow(kind, rows), mode="overwrite")
+    given = {"store": str(lies.store), "topics": "t"}
+    assert [offset for _, offset, _ in keys(**given)] == [1, 4, 6]
+    assert [offset for _, offset, _ in keys(isolationLevel="read_committed", **given)] == [4, 6]
+
+
 def test_the_archive_may_have_moved(made, tmp_path):
     moved = Path(shutil.copytree(made.archive, tmp_path / "elsewhere"))
     shutil.rmtree(moved / "u-0")

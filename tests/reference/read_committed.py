@@ -7,17 +7,20 @@ from tests.reference.log import Batch
 ABORT = 0
 
 
-def last_stable_offset(batches: list[Batch]) -> int:
-    """Offset of the first batch of the oldest transaction without a marker; else the log end."""
+def last_stable_offset(batches: list[Batch], high_watermark: int | None = None) -> int:
+    """Offset of the first batch of the oldest transaction without a marker below the high watermark; else that, or the
+    log end.
+    """
     open_since: dict[int, int] = {}
     end = 0
     for batch in batches:
         end = batch.last_offset + 1
         if batch.control:
-            open_since.pop(batch.producer_id, None)
+            if high_watermark is None or batch.base_offset < high_watermark:
+                open_since.pop(batch.producer_id, None)
         elif batch.transactional:
             open_since.setdefault(batch.producer_id, batch.base_offset)
-    return min([end, *open_since.values()])
+    return min([end if high_watermark is None else min(end, high_watermark), *open_since.values()])
 
 
 def committed_offsets(batches: list[Batch]) -> list[int]:

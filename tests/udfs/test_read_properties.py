@@ -17,8 +17,9 @@ from tests.builders import START_MS, write_partition
 from tests.jobs.sources import read
 from tests.reference.log import decode_log
 from tests.reference.read_committed import committed_offsets, last_stable_offset
-from udfs.find_reads import last_stable_offset as ours_of
-from udfs.read_plan import SourcePartition, SourceSegment
+from udfs.last_stable_offset import last_stable_offset as ours_of
+from udfs.read_plan import SourceSegment
+from udfs.storage import open_root
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 COLUMNS = "offset,key,timestamp_ms"
@@ -89,18 +90,19 @@ def test_limits_together(tmp_path_factory, text, data):
 
 
 @settings(max_examples=60)
-@given(logs(), st.integers(0, 9))
-def test_the_last_stable_offset_by_any_snapshot(tmp_path_factory, text, lost):
+@given(logs(), st.integers(0, 9), st.integers(0, 60) | st.none())
+def test_the_last_stable_offset_by_any_snapshot(tmp_path_factory, text, lost, high_watermark):
     folder = tmp_path_factory.mktemp("stable") / "t-0"
     files = write_partition(folder, text)
     batches = [batch for log in files.logs for batch in decode_log(log.read_bytes())]
-    segments = tuple(
-        SourceSegment(str(folder), log.name, base, log.stat().st_size, 0)
+    root = open_root(str(folder))
+    segments = [
+        (root, SourceSegment(str(folder), log.name, base, log.stat().st_size, 0))
         for log, base in zip(files.logs, files.bases, strict=True)
-    )
-    snapshots = sorted((int(path.stem), path.name) for path in folder.glob("*.snapshot"))[: lost or None]
-    partition = SourcePartition("t", 0, segments, side_root=str(folder), snapshots=tuple(snapshots))
-    assert ours_of(partition) == last_stable_offset(batches)
+    ]
+    snapshots = sorted((int(path.stem), root, path.name) for path in folder.glob("*.snapshot"))[: lost or None]
+    found = ours_of(segments, files.bases[0], high_watermark, snapshots)
+    assert found == last_stable_offset(batches, high_watermark)
     shutil.rmtree(folder.parent)
 
 

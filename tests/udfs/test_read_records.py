@@ -167,6 +167,18 @@ def test_read_committed_within_offsets(tmp_path):
     assert read("kafka_log", tmp_path, **given)["value"].to_pylist() == [b"3"]
 
 
+@pytest.mark.parametrize(("end", "seen"), [("abort", [b"x"]), ("commit", [b"a", b"x", b"b"])])
+def test_a_transaction_over_more_segments_than_a_task_names(tmp_path, end, seen):
+    between = " || ".join(f"{{last={10 + i}}}" for i in range(20))
+    text = f"{{pid=1 txn}} k=a || x=x || {{pid=1 txn}} k=b || {between} || {{pid=1 {end}}}"
+    write_partition(tmp_path / "t-0", text)
+    [task] = tasks_of("kafka_log", tmp_path, isolationLevel="read_committed")
+    assert {(len(piece.later), piece.more_later) for piece in task} == {(n, False) for n in range(1, 8)} | {
+        (8, True), (8, False),
+    }  # fmt: skip
+    assert read("kafka_log", tmp_path, isolationLevel="read_committed")["value"].to_pylist() == seen
+
+
 def test_split_at_batches_and_packed(tmp_path):
     batches = " | ".join(" ".join(f"k{i}={'v' * 300}{i}" for _ in range(10)) for i in range(60))
     for number in range(3):
