@@ -297,8 +297,8 @@ def inspect(
     finally:
         shown.close()
     sys.stdout.buffer.flush()
-    for line in report.said:
-        click.echo(line, err=True)
+    for lines in report.said:
+        click.echo(lines, err=True, nl=False)
     if options.output is not None:
         click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
     raise click.exceptions.Exit(report.exit_code)

@@ -6,7 +6,8 @@ file, made in parallel: in threads where there is little, else in Spark tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +37,7 @@ class InspectReport:
 
     output: str | None
     files: list[Dumped] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)  # on stderr
+    said: Iterable[str] = ()  # whole lines for stderr, many at a time
     n_problems: int = 0
     n_mismatches: int = 0
     verified: bool = False  # indexes were asked to be right
@@ -71,7 +72,8 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
     report = InspectReport(options.output, verified=options.verify_index_only)
     if options.output is None:
         findings = dump_files(options.paths, spec, options.topics, write)
-        report.said = [*(f"Ignoring unknown file {path}" for path in findings.unknown), *findings.lines()]
+        unknown = (f"Ignoring unknown file {path}\n" for path in findings.unknown)
+        report.said = itertools.chain(unknown, findings.text())
         report.n_problems, report.n_mismatches = len(findings.all_problems), findings.n_mismatches
         return report
     output = report.output = normal_uri(options.output)

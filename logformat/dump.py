@@ -15,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyarrow import fs as pafs
 
 from logformat import dump_indexes, names, producer_snapshot, text
@@ -27,6 +29,7 @@ from logformat.locations import locate
 
 _CHECKPOINT_SUFFIX: Final = "checkpoint"  # of KRaft's snapshots: batches, as in a log
 _KINDS: Final = (*names.KINDS, _CHECKPOINT_SUFFIX)
+_LINES: Final = 1 << 16  # of findings made at once
 
 
 @dataclass(frozen=True)
@@ -65,33 +68,61 @@ class Findings:
             for of in self.indexes.values()
         )
 
-    def lines(self) -> Iterator[str]:
-        """As the tool prints them, then damage."""
+    def text(self) -> Iterator[str]:
+        """Whole lines, many at a time: as the tool prints them, then damage.
+
+        The tool has mismatches of offset indexes and gaps of offsets in the order of a hash map, each first offset
+        once; here they rise.
+        """
+        for title, form, pairs in self._pairs():
+            if len(pairs):
+                yield f"{title}\n"
+                yield from _lines(form, pairs)
+        yield from (f"problem: {problem}\n" for problem in self.all_problems)
+
+    def summary(self, most: int) -> tuple[str, ...]:
+        """At most so many lines of each kind, and how many more there are."""
+        said = [f"unknown: {path}" for path in self.unknown]
+        for title, form, pairs in self._pairs():
+            if len(pairs):
+                said += [title, *"".join(_lines(form, pairs[:most])).splitlines()]
+                said += [f"  and {len(pairs) - most} more"] if len(pairs) > most else []
+        return (*said, *(f"problem: {problem}" for problem in self.all_problems))
+
+    def _pairs(self) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
         for path, of in self.indexes.items():
-            yield from _pairs(f"Mismatches in :{path}", "  Index offset: {}, log offset: {}", of.mismatches)
+            yield f"Mismatches in :{path}", "  Index offset: {}, log offset: {}", _rising(_array(of.mismatches))
         for path, of in self.indexes.items():
-            yield from _pairs(
-                f"Found timestamp mismatch in :{path}", "  Index timestamp: {}, log timestamp: {}", of.wrong_timestamps
-            )
+            form = "  Index timestamp: {}, log timestamp: {}"
+            yield f"Found timestamp mismatch in :{path}", form, _array(of.wrong_timestamps)
         for path, of in self.indexes.items():
-            yield from _pairs(
-                f"Found out of order timestamp in :{path}",
-                "  Index timestamp: {}, Previously indexed timestamp: {}", of.out_of_order,
-            )  # fmt: skip
+            form = "  Index timestamp: {}, Previously indexed timestamp: {}"
+            yield f"Found out of order timestamp in :{path}", form, _array(of.out_of_order)
         for path, of in self.indexes.items():
-            yield from _pairs(
-                f"The following indexed offsets are not found in :{path}",
-                "Indexed offset: {}, found log offset: {}", of.not_found,
-            )  # fmt: skip
+            form = "Indexed offset: {}, found log offset: {}"
+            yield f"The following indexed offsets are not found in :{path}", form, _array(of.not_found)
         for path, log in self.logs.items():
-            yield from _pairs(f"Non-consecutive offsets in {path}", "  {} is followed by {}", log.not_consecutive)
-        yield from (f"problem: {problem}" for problem in self.all_problems)
+            gaps = np.concatenate([_array([]), *log.not_consecutive])
+            yield f"Non-consecutive offsets in {path}", "  {} is followed by {}", _rising(gaps)
 
 
-def _pairs(title: str, form: str, pairs: Pairs) -> Iterator[str]:
-    if pairs:
-        yield title
-        yield from (form.format(*pair) for pair in sorted(dict(pairs).items()))
+def _array(pairs: Pairs) -> NDArray[np.int64]:
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def _rising(pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """By the first number; of equal ones the last pair."""
+    _, last = np.unique(pairs[::-1, 0], return_index=True)
+    return pairs[::-1][last]
+
+
+def _lines(form: str, pairs: NDArray[np.int64]) -> Iterator[str]:
+    """Pairs as lines, with their ends."""
+    head, middle, tail = form.split("{}")
+    for first in range(0, len(pairs), _LINES):
+        left, right = (pa.array(column).cast(pa.string()) for column in pairs[first : first + _LINES].T)
+        lines = pc.binary_join_element_wise(head, left, middle, right, f"{tail}\n", "")
+        yield bytes(_joined(lines)).decode()
 
 
 def expand(paths: Iterable[str | Path], filesystem: Any = None) -> Iterator[tuple[Any, str, str]]:
@@ -151,11 +182,13 @@ def _file(found: Any, path: str, shown: str, options: DumpOptions, findings: Fin
 
 def _as_bytes(lines: Any) -> memoryview:
     """Lines of a pa.StringArray, each with its end."""
-    if not len(lines):
-        return memoryview(b"")
-    ended = pc.binary_join_element_wise(lines, "\n", "")
-    _, ends, data = ended.buffers()
-    first, last = (memoryview(ends).cast("i")[ended.offset + i] for i in (0, len(ended)))
+    return _joined(pc.binary_join_element_wise(lines, "\n", "")) if len(lines) else memoryview(b"")
+
+
+def _joined(texts: Any) -> memoryview:
+    """The bytes of a pa.StringArray, one after the other."""
+    _, ends, data = texts.buffers()
+    first, last = (memoryview(ends).cast("i")[texts.offset + i] for i in (0, len(texts)))
     return memoryview(data)[first:last]
 
 

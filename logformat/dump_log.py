@@ -107,17 +107,18 @@ class LogOptions:
 class LogFindings:
     """What is wrong with a log, or odd."""
 
-    not_consecutive: list[tuple[int, int]] = field(default_factory=list)  # a record's offset, the next one's
+    not_consecutive: list[NDArray[np.int64]] = field(default_factory=list)  # int64[n, 2]: an offset, the next one
     problems: list[LogFormatError] = field(default_factory=list)
-    last_offset: int = -1  # of the last record
+    last_offset: int = -1  # of the last record; as in the tool, -1 stands before the first one of every file
     invalid_bytes: int = 0  # at the end
 
     def take(self, offsets: NDArray[np.int64]) -> None:
         """The offsets of the next records."""
         if len(offsets):
-            before = np.concatenate([[self.last_offset if self.last_offset >= 0 else offsets[0] - 1], offsets[:-1]])
-            jumps = np.flatnonzero(offsets != before + 1)
-            self.not_consecutive += zip(before[jumps].tolist(), offsets[jumps].tolist(), strict=True)
+            before = np.concatenate([[self.last_offset], offsets[:-1]])
+            jumps = offsets != before + 1
+            if jumps.any():
+                self.not_consecutive.append(np.column_stack([before[jumps], offsets[jumps]]))
             self.last_offset = int(offsets[-1])
 
 

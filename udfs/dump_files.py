@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import pyarrow.compute as pc
 
@@ -15,6 +15,8 @@ from logformat.dump import DumpOptions, Findings, dump, expand
 from logformat.dump_log import NO_LIMIT, Decoder, LogOptions, Wanted, as_strings
 from udfs.decode import decode, decoder
 from udfs.storage import flush_folder, open_root, unreadable
+
+_SAID: Final = 20  # findings of a kind that are told of a file: a compacted log has a gap for every record that went
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Dumped:
     path: str
     name: str
     bytes_written: int
-    said: tuple[str, ...]  # findings and problems
+    said: tuple[str, ...]  # findings, the first ones of each kind, and problems
     n_problems: int
     n_mismatches: int = 0
 
@@ -135,9 +137,8 @@ def dump_to_file(task: DumpTask) -> Dumped:
     except OSError as error:
         raise unreadable(f"{task.output_uri}/{task.name}", error) from error
     return Dumped(
-        task.path, task.name, size, (*findings.lines(), *(f"unknown: {p}" for p in findings.unknown)),
-        len(findings.all_problems), findings.n_mismatches,
-    )  # fmt: skip
+        task.path, task.name, size, findings.summary(_SAID), len(findings.all_problems), findings.n_mismatches
+    )
 
 
 def wanted_of(

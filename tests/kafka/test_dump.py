@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import re
+import struct
+from collections import Counter
 
 import pytest
 
 from logformat.dump import DumpOptions, dump
 from logformat.dump_log import LogOptions, as_strings
 from logformat.segment_writer import SegmentWriter
-from tests.builders import Row, arrow_records
+from tests.builders import Row, arrow_records, write_partition
 from tests.golden import case_names, golden
-from tests.kafka_lab import dump_log_segments
+from tests.kafka_lab import dump_log_findings, dump_log_segments
 
 pytestmark = pytest.mark.kafka
 
@@ -79,3 +82,72 @@ def test_text_that_is_none(tmp_path):
     [log] = tmp_path.glob("*.log")
     theirs = dump_log_segments("--print-data-log", "--files", log)
     assert ours([log], DumpOptions(LogOptions(deep=True, decode=as_strings))) == theirs
+
+
+def findings_of(paths, options):
+    findings = dump(paths, options, lambda data: None)
+    assert findings.all_problems == []
+    return "".join(findings.text())
+
+
+def rising(said):
+    """Pairs sorted that the tool has in the order of a hash map."""
+    out: list[list[str]] = []
+    for line in said.splitlines(keepends=True):
+        if line.startswith(("Mismatches", "Non-consecutive", "Found", "The following")):
+            out.append([line])
+        else:
+            out[-1].append(line)
+    for block in out:
+        if block[0].startswith(("Mismatches", "Non-consecutive")):
+            block[1:] = sorted(block[1:], key=lambda line: int(re.findall(r"-?\d+", line)[0]))
+    return "".join(line for block in out for line in block)
+
+
+@pytest.mark.parametrize("mode", ["data", "verify"])
+def test_what_is_said_of_every_file_of_the_golden_cases(mode, tmp_path_factory):
+    """Of one file in one call: the order of several is that of a hash map."""
+    flags, options = MODES[mode]
+    cases, said = golden(tmp_path_factory), 0
+    for name in case_names():
+        for partition in cases[name].partitions:
+            for folder in (cases[name].input(partition), cases[name].expected(3, partition)):
+                for path in sorted(folder.iterdir()):
+                    if path.suffix in (".log", ".index", ".timeindex"):
+                        theirs = dump_log_findings(*flags, "--files", path)
+                        assert findings_of([path], options) == rising(theirs)
+                        said += bool(theirs)
+    assert said >= 10
+
+
+def test_what_is_said_of_wrong_indexes(tmp_path):
+    """Entries changed at random. A position that is no batch's is a mismatch here; there the tool reads what it finds,
+    and ends.
+    """
+    rng = random.Random(11)
+    batches = " | ".join(
+        f"{{ts={1000 + 10 * i} codec={rng.choice(['none', 'zstd'])}}} k={'v' * 3000} k=w k=x" for i in range(40)
+    )
+    folder = write_partition(tmp_path / "t-0", batches).folder
+    seen: Counter[str] = Counter()
+    for suffix, entry, fields in ((".index", struct.Struct(">ii"), 1), (".timeindex", struct.Struct(">qi"), 2)):
+        [path] = folder.glob(f"*{suffix}")
+        whole = path.read_bytes()
+        entries = list(entry.iter_unpack(whole))
+        assert len(entries) > 5
+        for _ in range(60):
+            changed = [list(values) for values in entries]
+            for _ in range(rng.randrange(1, 4)):
+                values, field = rng.choice(changed), rng.randrange(fields)
+                values[field] = max(values[field] + rng.choice([-10, -3, -1, 1, 2, 5, 100]), 0)
+            path.write_bytes(b"".join(entry.pack(*values) for values in changed))
+            for flags in ([], ["--verify-index-only"]):
+                theirs = dump_log_findings(*flags, "--files", path)
+                assert findings_of([path], DumpOptions(verify_index_only=bool(flags))) == rising(theirs)
+                seen.update(line for line in theirs.splitlines() if not line.startswith(("  ", "Indexed")))
+                assert dump_log_segments(*flags, "--files", path) == ours(
+                    [path], DumpOptions(verify_index_only=bool(flags))
+                )
+        path.write_bytes(whole)
+    assert len(seen) == 4
+    assert min(seen.values()) > 10

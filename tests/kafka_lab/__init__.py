@@ -42,6 +42,7 @@ from .oracle import (
     digest,
     digest_of,
     dump,
+    dump_log_findings,
     dump_log_segments,
     index_check,
     list_offsets,
@@ -57,8 +58,7 @@ from .oracle import (
 __all__ = [
     "Broker", "CleanRound", "CleanSpec", "Consumed", "Digest", "IndexReport", "LabError", "LoadError", "LoadReport",
     "Located", "OldBroker", "RecoverSpec", "check_served", "clean", "consume", "create_topics", "digest", "digest_of",
-    "dump", "dump_log_segments", "index_check", "kafka_jars", "list_offsets", "load_under_broker", "locate",
-    "make_logs", "recover", "recover_segments", "recovered_by_broker", "seek", "served_by_broker",
-    "start_restored",
-    "visible_lines", "without_segments",
+    "dump", "dump_log_findings", "dump_log_segments", "index_check", "kafka_jars", "list_offsets",
+    "load_under_broker", "locate", "make_logs", "recover", "recover_segments", "recovered_by_broker", "seek",
+    "served_by_broker", "start_restored", "visible_lines", "without_segments",
 ]  # fmt: skip

@@ -233,4 +233,13 @@ def consume(
 
 def dump_log_segments(*args: object) -> str:
     """What kafka-dump-log prints, for example `dump_log_segments("--deep-iteration", "--files", path)`."""
+    return str(_dumped(args)["out"])
+
+
+def dump_log_findings(*args: object) -> str:
+    """What the same says on stderr: what is wrong with indexes, and gaps of offsets."""
+    return str(_dumped(args)["err"])
+
+
+def _dumped(args: tuple[object, ...]) -> dict[str, str]:
     return lab().call("dump_log_segments", argv=[str(arg) for arg in args])

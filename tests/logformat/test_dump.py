@@ -42,7 +42,7 @@ def test_findings_of_an_index_with_an_entry_per_append(tmp_path_factory):
     case = golden(tmp_path_factory)["v1-none"]
     index = case.input("v1-none-0") / "00000000000000000000.index"
     _, findings = dumped(index)
-    assert list(findings.lines()) == [
+    assert "".join(findings.text()).splitlines() == [
         f"Mismatches in :{index}",
         "  Index offset: 271, log offset: 137",
         "  Index offset: 406, log offset: 272",
@@ -58,7 +58,7 @@ def test_findings_of_a_wrong_time_index(tmp_path):
     entries["f1"][2] -= 1
     path.write_bytes(entries.tobytes())
     _, findings = dumped(path)
-    said = list(findings.lines())
+    said = "".join(findings.text()).splitlines()
     assert said[0] == f"Found timestamp mismatch in :{path}"
     assert re.fullmatch(r"  Index timestamp: \d+, log timestamp: \d+", said[1])
     assert any("Previously indexed" in line for line in said)
@@ -71,7 +71,7 @@ def test_a_folder_and_its_checkpoints(tmp_path):
     assert f"Dumping {folder}/00000000000000000000.log\nLog starting offset: 0\nbaseOffset: 0 lastOffset: 1" in text
     assert "epoch: 0 startOffset: 0" in text
     assert "topic: t partition: 0 offset: 3" in text
-    assert not list(findings.lines())
+    assert not "".join(findings.text()).splitlines()
 
 
 def test_unknown_files_are_named(tmp_path):
@@ -85,7 +85,7 @@ def test_unknown_files_are_named(tmp_path):
 def test_sparse_offsets_are_told(tmp_path):
     log = write_segment(tmp_path, "a=1 b=2@5 | c=3@6 | d=4@9")
     _, findings = dumped(log)
-    assert list(findings.lines()) == [
+    assert "".join(findings.text()).splitlines() == [
         f"Non-consecutive offsets in {log}", "  0 is followed by 5", "  6 is followed by 9",
     ]  # fmt: skip
 

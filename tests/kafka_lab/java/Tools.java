@@ -1,4 +1,6 @@
 import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.JsonNodeFactory;
+import com.fasterxml.jackson.databind.node.ObjectNode;
 import com.fasterxml.jackson.databind.node.TextNode;
 import java.io.ByteArrayOutputStream;
 import java.io.PrintStream;
@@ -16,10 +18,19 @@ final class Tools {
         }
     }
 
-    /** kafka-dump-log. args: {argv} */
+    /** kafka-dump-log. args: {argv}; answers {out, err} */
     static JsonNode dumpLogSegments(JsonNode args) throws Exception {
         String[] argv = strings(args.get("argv"));
-        return printed(out -> org.apache.kafka.tools.DumpLogSegments.main(argv));
+        ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+        PrintStream before = System.err;
+        System.setErr(new PrintStream(bytes, true, StandardCharsets.UTF_8));
+        try {
+            TextNode out = printed(stream -> org.apache.kafka.tools.DumpLogSegments.main(argv));
+            return JsonNodeFactory.instance.objectNode().<ObjectNode>set("out", out)
+                .put("err", bytes.toString(StandardCharsets.UTF_8));
+        } finally {
+            System.setErr(before);
+        }
     }
 
     /** kafka-storage. args: {argv} */
