@@ -28,7 +28,7 @@ from logformat.schemas import RECORDS, select
 from logformat.text import RECORD_COLUMNS, batch_columns, batch_lines, json_lines, record_columns, record_lines, text_of
 
 NO_LIMIT: Final = 2**31 - 1  # of max_bytes, as in Kafka's tool
-_BATCH_BYTES: Final = 1 << 30  # of one Arrow batch: all of a run, but for giants
+_PART_ROWS, _PART_BYTES = 1 << 20, 128 << 20  # made to text at once: of Arrow's 2 GiB, at six bytes for one in JSON
 
 # (keys, values, offsets) of data records -> (key texts, payload texts); null where nothing is to be shown
 Decoder = Callable[[Any, Any, Any], tuple[Any, Any]]
@@ -205,7 +205,7 @@ def _run_lines(
     checksums = legacy_checksums(run, chunk, path) if (run.batches["magic"] < 2).any() else None
     schema = select(RECORDS, RECORD_COLUMNS)
     first_batch = first = 0
-    parts = list(record_batches(run, schema, Place(), max_rows=1 << 30, max_bytes=_BATCH_BYTES))
+    parts = list(record_batches(run, schema, Place(), max_rows=_PART_ROWS, max_bytes=_PART_BYTES))
     for i, records in enumerate(parts):
         last = first + len(records)
         last_batch = n if i == len(parts) - 1 else int(row_of[last - 1]) + 1
@@ -215,7 +215,16 @@ def _run_lines(
             fit[first_batch:last_batch],
             None if checksums is None else (checksums[0][first:last], checksums[1][first:last]),
         )  # fmt: skip
-        yield part.lines(options)
+        try:
+            yield part.lines(options)
+        except pa.ArrowCapacityError as error:
+            where = run.batches[row_of[first]]
+            findings.problems.append(
+                LogFormatError(
+                    "huge", path, int(where["position"]), "records of less than 2 GiB as text", str(error),
+                    base_offset=int(where["base_offset"]),
+                )
+            )  # fmt: skip
         first, first_batch = last, last_batch
     if not parts and (options.wanted.everything or not options.wanted.by_record):
         shown = options.wanted.batches(run.batches)

@@ -59,6 +59,7 @@ KINDS = {
     "side_file": "a snapshot, checkpoint or metadata file that cannot be parsed",
     "unreadable": "a file that cannot be opened or read",
     "changed": "a file that shrank or changed while it was read",
+    "huge": "records that are too large to be shown",
     "null_key": "records without a key in a partition that is to be compacted",
     "transaction": "control records that cannot be",
     "readback": "a written file that is not what was meant to be written",

@@ -9,7 +9,6 @@ Source: Kafka's DumpLogSegments (4.3.0).
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from logformat.binary_arrays import spans_of
 from logformat.control_records import control_record_text
 from logformat.layout import (
     CODEC_MASK,
@@ -36,8 +36,7 @@ _CONTROL_TYPES: Final = ("ABORT", "COMMIT", "LEADER_CHANGE", "SNAPSHOT_HEADER", 
                          "KRAFT_VOTERS")  # fmt: skip
 _SEQUENCES: Final = 2**31
 _EMPTY: Final = "OptionalLong.empty"
-_I16: Final = struct.Struct(">h")
-_I32: Final = struct.Struct(">i")
+_MAX_TEXT: Final = 2**31 - 2  # bytes of a pa.StringArray
 
 
 def batch_lines(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> Any:
@@ -159,7 +158,8 @@ def text_of(values: Any) -> Any:
 
 
 def _mended(values: Any) -> Any:
-    return _rewritten(pc.fill_null(values, b""), replace_malformed, 3)
+    text = _rewritten(pc.fill_null(values, b""), replace_malformed, 3)
+    return pc.if_else(pc.is_valid(values), text, None) if values.null_count else text
 
 
 def _rewritten(values: Any, kernel: Callable[..., int], most: int) -> Any:
@@ -169,11 +169,14 @@ def _rewritten(values: Any, kernel: Callable[..., int], most: int) -> Any:
     at = np.frombuffer(ends, np.int32)[first : first + n + 1].astype(np.int64)
     out, out_at = np.empty(most * int(at[-1] - at[0]), np.uint8), np.empty(n + 1, np.int32)
     size = kernel(np.frombuffer(data or b"", np.uint8), at, out, out_at)
+    if size > _MAX_TEXT:
+        raise pa.ArrowCapacityError(f"a text of {size} bytes")
     return pa.StringArray.from_buffers(n, pa.py_buffer(out_at), pa.py_buffer(out[:size]))
 
 
 def json_lines(columns: Mapping[str, Any]) -> Any:
-    """A JSON object for each row: name -> value of int, bool, text, list of texts, in Arrow or numpy; null stays so.
+    """A JSON object for each row: name -> value of int, bool, text, lists and structs of them, in Arrow or numpy; null
+    stays so.
 
     A plain str is the same in every row.
     """
@@ -188,9 +191,10 @@ def _json(column: Any) -> Any:
         return json.dumps(column)
     array = pa.array(np.ascontiguousarray(column)) if isinstance(column, np.ndarray) else column
     if pa.types.is_list(array.type):
-        escaped = _rewritten(pc.fill_null(array.values, ""), escape_json, 6)
-        texts = pc.binary_join(pa.ListArray.from_arrays(array.offsets, _joined('"', escaped, '"')), ",")
+        texts = pc.binary_join(pa.ListArray.from_arrays(array.offsets, _text(_json(array.values))), ",")
         said = _joined("[", pc.fill_null(texts, ""), "]")
+    elif pa.types.is_struct(array.type):
+        said = json_lines({field.name: array.field(field.name) for field in array.type})
     elif pa.types.is_string(array.type):
         said = _joined('"', _rewritten(pc.fill_null(array, ""), escape_json, 6), '"')
     else:
@@ -215,7 +219,9 @@ def batch_columns(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> dict[s
 
 
 def record_columns(records: Any, key: Any = None, payload: Any = None) -> dict[str, Any]:
-    """What `record_lines` says, for `json_lines`; of a control record its type and coordinator epoch."""
+    """What `record_lines` says, for `json_lines`; of a control record its type and coordinator epoch. With a key or
+    payload the headers' values too.
+    """
     kind, epoch = _markers(records)
     out = {
         "type": "record", "offset": records.column("offset"),
@@ -224,7 +230,9 @@ def record_columns(records: Any, key: Any = None, payload: Any = None) -> dict[s
         "valueSize": _size(records, "value"), "sequence": records.column("sequence"),
         "headerKeys": _header_key_lists(records), "controlType": kind, "coordinatorEpoch": epoch,
     }  # fmt: skip
-    return out | ({} if key is None else {"key": key}) | ({} if payload is None else {"payload": payload})
+    if key is None and payload is None:
+        return out
+    return out | {"headers": _headers(records), "key": key, "payload": payload}
 
 
 def _sequences(b: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -250,31 +258,40 @@ def _header_key_lists(records: Any) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), keys)
 
 
+def _headers(records: Any) -> Any:
+    """list<struct<key: string, value: string>>[n], empty where there are none."""
+    headers = records.column("headers")
+    values = headers.values
+    pairs = pa.StructArray.from_arrays([values.field("key"), text_of(values.field("value"))], ["key", "value"])
+    return pa.ListArray.from_arrays(pa.array(np.asarray(headers.offsets), pa.int32()), pairs)
+
+
 def _header_keys(records: Any) -> Any:
     lists = _header_key_lists(records)
     return pc.binary_join(lists, ",") if len(lists.values) else ""
 
 
 def _markers(records: Any) -> tuple[Any, Any]:
-    """Of each record the control type's name and the coordinator's epoch; null where there is none.
-
-    A Python loop, over control records only.
-    """
-    rows = np.flatnonzero(np.asarray(records.column("control")))
-    kinds = np.full(len(records), None, object)
-    epochs = np.full(len(records), None, object)
-    taken = [records.column(name).take(pa.array(rows)).to_pylist() for name in ("key", "value")]
-    for row, key, value in zip(rows.tolist(), *taken, strict=True):
-        kinds[row], epochs[row] = _marker(key, value)
-    return pa.array(kinds, pa.string()), pa.array(epochs, pa.int32())
+    """Of each record the control type's name and the coordinator's epoch; null where there is none."""
+    control = np.asarray(records.column("control"))
+    kinds, _ = _number_at(records.column("key"), 2, ">i2")
+    epochs, known = _number_at(records.column("value"), 2, ">i4")
+    marker = control & (kinds >= 0) & (kinds < len(END_TXN_MARKERS))
+    number = np.minimum(np.where(kinds < 0, len(_CONTROL_TYPES), kinds), len(_CONTROL_TYPES))
+    names = _names((*_CONTROL_TYPES, "UNKNOWN"), number)
+    said = pc.if_else(pa.array(marker), names, _joined(names, "(", kinds, ")"))
+    return pc.if_else(pa.array(control), said, None), pa.array(epochs, pa.int32(), mask=~(marker & known))
 
 
-def _marker(key: bytes, value: bytes | None) -> tuple[str, int | None]:
-    (kind,) = _I16.unpack_from(key, 2)
-    if kind < len(END_TXN_MARKERS):
-        (epoch,) = _I32.unpack_from(value or b"", 2)
-        return END_TXN_MARKERS[kind], epoch
-    return f"{_CONTROL_TYPES[kind] if kind < len(_CONTROL_TYPES) else 'UNKNOWN'}({kind})", None
+def _number_at(values: Any, first: int, kind: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(int64[n], bool[n]): the number that stands from byte `first` on in each value, else -1; whether there is one."""
+    data, at = spans_of(values)
+    size = np.dtype(kind).itemsize
+    there = (np.diff(at) >= first + size) & np.asarray(values.is_valid())
+    out = np.full(len(values), -1, np.int64)
+    places = at[:-1][there].astype(np.int64)[:, None] + first + np.arange(size)
+    out[there] = data[places].view(kind)[:, 0]
+    return out, there
 
 
 def _control_records(records: Any) -> Any:
@@ -285,12 +302,13 @@ def _control_records(records: Any) -> Any:
 
 
 def _kraft_records(records: Any) -> Any:
-    """Of the control records of a KRaft log what they say; null elsewhere. A Python loop, over control records only."""
+    """Of the control records of a KRaft log what they say; null elsewhere. A Python loop, over those records only."""
     said = np.full(len(records), None, object)
-    rows = np.flatnonzero(np.asarray(records.column("control")))
-    taken = [records.column(name).take(pa.array(rows)).to_pylist() for name in ("key", "value")]
-    for row, key, value in zip(rows.tolist(), *taken, strict=True):
-        text = control_record_text(_I16.unpack_from(key, 2)[0], value)
+    kinds, _ = _number_at(records.column("key"), 2, ">i2")
+    rows = np.flatnonzero(np.asarray(records.column("control")) & (kinds >= len(END_TXN_MARKERS)))
+    values = records.column("value").take(pa.array(rows)).to_pylist()
+    for row, kind, value in zip(rows.tolist(), kinds[rows].tolist(), values, strict=True):
+        text = control_record_text(kind, value)
         said[row] = None if text is None else f" {text}"
     return pa.array(said, pa.string())
 

@@ -12,7 +12,7 @@ import pytest
 from logformat.dump import DumpOptions, dump
 from logformat.dump_log import LogOptions, as_strings
 from logformat.segment_writer import SegmentWriter
-from tests.builders import Row, arrow_records, write_partition
+from tests.builders import Row, arrow_records, write_partition, write_segment
 from tests.golden import case_names, golden
 from tests.kafka_lab import dump_log_findings, dump_log_segments
 
@@ -76,12 +76,21 @@ def test_text_that_is_none(tmp_path):
     values += [
         bytes(rng.choices([*range(10), *range(11, 13), *range(14, 256)], k=rng.randrange(6))) for _ in range(3000)
     ]
-    rows = [Row(key=value, value=values[-i]) for i, value in enumerate(values)]
+    rows = [Row(key=value if i % 7 else None, value=values[-i] if i % 5 else None) for i, value in enumerate(values)]
     with SegmentWriter(tmp_path, 0) as writer:
         writer.append_records(arrow_records(rows))
     [log] = tmp_path.glob("*.log")
     theirs = dump_log_segments("--print-data-log", "--files", log)
     assert ours([log], DumpOptions(LogOptions(deep=True, decode=as_strings))) == theirs
+
+
+def test_control_records_of_another_kind(tmp_path):
+    log = write_segment(tmp_path, "a=1 | {pid=1 commit} | b=2")
+    data = log.read_bytes()
+    for kind in (7, 0x7FFF):
+        log.write_bytes(data.replace(b"\0\0\0\x01\x0c", b"\0\0" + kind.to_bytes(2, "big") + b"\x0c"))
+        text = ours([log], DumpOptions(LogOptions(deep=True, decode=as_strings)))
+        assert text == dump_log_segments("--print-data-log", "--files", log)
 
 
 def findings_of(paths, options):

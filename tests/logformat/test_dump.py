@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +14,9 @@ import pytest
 
 from logformat.dump import DumpOptions, dump, kind_of
 from logformat.dump_log import LogOptions, Wanted, as_strings
+from logformat.segment_writer import SegmentWriter
 from logformat.text import json_lines, text_of
-from tests.builders import START_MS, write_partition, write_segment
+from tests.builders import START_MS, Row, arrow_records, write_partition, write_segment
 from tests.golden import case_names, golden
 from tests.reference import java_text
 
@@ -71,7 +73,8 @@ def test_a_folder_and_its_checkpoints(tmp_path):
     assert f"Dumping {folder}/00000000000000000000.log\nLog starting offset: 0\nbaseOffset: 0 lastOffset: 1" in text
     assert "epoch: 0 startOffset: 0" in text
     assert "topic: t partition: 0 offset: 3" in text
-    assert not "".join(findings.text()).splitlines()
+    second = folder / "00000000000000000002.log"
+    assert "".join(findings.text()) == f"Non-consecutive offsets in {second}\n  -1 is followed by 2\n"
 
 
 def test_unknown_files_are_named(tmp_path):
@@ -140,7 +143,7 @@ def test_filters(tmp_path, wanted, offsets):
 def test_many_records_in_small_parts(tmp_path, monkeypatch):
     log = write_segment(tmp_path, " | ".join(" ".join(f"k{i}=v{j}" for j in range(7)) for i in range(9)))
     whole, _ = dumped(log)
-    monkeypatch.setattr("logformat.dump_log._BATCH_BYTES", 20)
+    monkeypatch.setattr("logformat.dump_log._PART_BYTES", 20)
     assert dumped(log)[0] == whole
 
 
@@ -180,6 +183,46 @@ def test_json(tmp_path):
     assert of["leaderEpoch"] == [
         {"file": f"{folder}/leader-epoch-checkpoint", "type": "leaderEpoch", "epoch": 0, "startOffset": 0}
     ]
+
+
+def test_json_has_the_values_of_headers(tmp_path):
+    headers = [[("a", b"1"), ("a", b"\xff"), ("", None)], [], [("b", b'"')]]
+    with SegmentWriter(tmp_path, 0) as writer:
+        writer.append_records(arrow_records([Row(key=b"k", value=b"v", headers=of) for of in headers]))
+    text, _ = dumped(*tmp_path.glob("*.log"), options=replace(DATA, as_json=True))
+    records = [o for o in map(json.loads, text.splitlines()) if o["type"] == "record"]
+    assert [o["headerKeys"] for o in records] == [["a", "a", ""], [], ["b"]]
+    assert [[tuple(h.values()) for h in o["headers"]] for o in records] == [
+        [("a", "1"), ("a", "\ufffd"), ("", None)], [], [("b", '"')],
+    ]  # fmt: skip
+    plain, _ = dumped(*tmp_path.glob("*.log"), options=DumpOptions(LogOptions(deep=True), as_json=True))
+    assert "headers" not in json.loads(plain.splitlines()[1])
+
+
+@pytest.mark.parametrize(("kind", "shown"), [(7, "UNKNOWN(7)"), (0x7FFF, "UNKNOWN(32767)"), (3, "SNAPSHOT_HEADER(3)")])
+def test_control_records_of_another_kind(tmp_path, kind, shown):
+    log = write_segment(tmp_path, "a=1 | {pid=1 commit} | b=2")
+    data = log.read_bytes()
+    log.write_bytes(data.replace(b"\0\0\0\x01\x0c", b"\0\0" + kind.to_bytes(2, "big") + b"\x0c"))
+    text, _ = dumped(log)
+    assert [line.split(" ")[2] for line in text.splitlines() if line.startswith("| ")] == ["0", "1", "2"]
+    assert f" controlType: {shown}\n" in text
+    text, _ = dumped(log, options=replace(DATA, as_json=True))
+    assert [o["controlType"] for o in map(json.loads, text.splitlines()) if o["type"] == "record"] == [
+        None,
+        shown,
+        None,
+    ]
+
+
+def test_a_text_that_is_too_large_for_arrow(tmp_path, monkeypatch):
+    log = write_segment(tmp_path, f"a=1 | b={'x' * 1000} | c=3")
+    monkeypatch.setattr("logformat.text._MAX_TEXT", 500)
+    monkeypatch.setattr("logformat.dump_log._PART_ROWS", 1)
+    text, findings = dumped(log, options=replace(DATA, as_json=True))
+    assert [json.loads(line).get("offset") for line in text.splitlines()] == [None, 0, None, 2]
+    [problem] = findings.all_problems
+    assert (problem.kind, problem.base_offset, problem.found) == ("huge", 1, "a text of 1000 bytes")
 
 
 def test_json_of_every_text():
