@@ -1,13 +1,13 @@
 """`inspect PATH...`: log files, indexes and side files as the lines of kafka-dump-log, or as JSON.
 
-Without `--output` the lines go to stdout, file after file, and Spark is not started. With it there is a text for each
-file, made in parallel: in threads where there is little, else in Spark tasks.
+Lines go to stdout, file after file, without Spark. With `--output` there is a text for each file. That, and a search
+for some records in more than a few files, is done in parallel: in threads where there is little, else in Spark tasks.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,15 +20,21 @@ from jobs.progress import Progress
 from jobs.report import size
 from udfs.dump_files import (
     Dumped,
+    DumpFile,
     DumpSpec,
+    Findings,
     dump_files,
     dump_options,
+    dump_tasks,
     dump_to_file,
-    file_size,
-    list_dump_tasks,
+    list_dump_files,
+    search_files,
+    search_tasks,
     wanted_of,
 )
 from udfs.storage import normal_uri, open_root
+
+_SEARCH_BYTES = 64 << 20  # below, threads cost more than they save
 
 
 @dataclass
@@ -70,22 +76,60 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
     """Dump files and folders with `write`, or into files."""
     spec = _spec(options)
     report = InspectReport(options.output, verified=options.verify_index_only)
-    if options.output is None:
-        findings = dump_files(options.paths, spec, options.topics, write)
-        unknown = (f"Ignoring unknown file {path}\n" for path in findings.unknown)
-        report.said = itertools.chain(unknown, findings.text())
-        report.n_problems, report.n_mismatches = len(findings.all_problems), findings.n_mismatches
+    if options.output is not None:
+        report.output = normal_uri(options.output)
+        _check_output(report.output)
+    files = list_dump_files(options.paths, spec, options.topics)
+    n_bytes = sum(file.size for file in files)
+    if report.output is not None:
+        _into_files(files, n_bytes, spec, report, progress)
         return report
-    output = report.output = normal_uri(options.output)
-    _check_output(output)
-    tasks = list_dump_tasks(options.paths, spec, options.topics, output)
+    if _is_search(spec, n_bytes):
+        findings = _search(files, n_bytes, spec, progress, write)
+    else:
+        findings = dump_files(files, dump_options(spec), write)
+    unknown = (f"Ignoring unknown file {path}\n" for path in findings.unknown)
+    report.said = itertools.chain(unknown, findings.text())
+    report.n_problems, report.n_mismatches = len(findings.all_problems), findings.n_mismatches
+    return report
+
+
+def _is_search(spec: DumpSpec, n_bytes: int) -> bool:
+    """Whether much is to be read for little to be shown."""
+    return not spec.wanted.everything and n_bytes > _SEARCH_BYTES
+
+
+def _search(
+    files: Sequence[DumpFile], n_bytes: int, spec: DumpSpec, progress: Progress, write: Callable[[Any], object]
+) -> Findings:
+    """In parallel; what is found is written in the order of the files."""
+    tasks = search_tasks(files, spec)
+    findings = Findings()
+    progress.start("inspect", len(tasks), "task")
+    results = each(search_files, tasks, progress, with_spark=n_bytes > WITHOUT_SPARK_BYTES)
+    for task, searched in zip(tasks, results, strict=True):
+        for file, found in zip(task.files, searched, strict=True):
+            if found.text is None:
+                findings.add(dump_files([file], dump_options(spec), write))
+            else:
+                write(found.text)
+                findings.add(found.findings)
+    progress.close()
+    return findings
+
+
+def _into_files(
+    files: Sequence[DumpFile], n_bytes: int, spec: DumpSpec, report: InspectReport, progress: Progress
+) -> None:
+    try:
+        tasks = dump_tasks(files, spec, report.output or "")
+    except ValueError as error:
+        raise UsageError(message=f"--output: {error}; give them one at a time, an output for each") from error
     progress.start("inspect", len(tasks), "file")
-    n_bytes = sum(file_size(task.path) for task in tasks)
     report.files += each(dump_to_file, tasks, progress, with_spark=n_bytes > WITHOUT_SPARK_BYTES)
     progress.close()
     report.n_problems = sum(f.n_problems for f in report.files)
     report.n_mismatches = sum(f.n_mismatches for f in report.files)
-    return report
 
 
 def _spec(options: InspectOptions) -> DumpSpec:

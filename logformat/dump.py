@@ -9,27 +9,27 @@ Source: Kafka's DumpLogSegments (4.3.0).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pyarrow import fs as pafs
 
 from logformat import dump_indexes, names, producer_snapshot, text
-from logformat.dump_indexes import IndexFindings, Pairs
-from logformat.dump_log import LogFindings, LogOptions, log_lines
+from logformat.batch_headers import NO_END
+from logformat.dump_findings import Findings
+from logformat.dump_indexes import IndexFindings
+from logformat.dump_log import LogFindings, LogOptions, Wanted, log_lines
 from logformat.errors import LogFormatError
 from logformat.locations import locate
 
 _CHECKPOINT_SUFFIX: Final = "checkpoint"  # of KRaft's snapshots: batches, as in a log
 _KINDS: Final = (*names.KINDS, _CHECKPOINT_SUFFIX)
-_LINES: Final = 1 << 16  # of findings made at once
 
 
 @dataclass(frozen=True)
@@ -42,100 +42,59 @@ class DumpOptions:
     as_json: bool = False  # an object a line, instead of the tool's lines
 
 
-@dataclass
-class Findings:
-    """What is said at the end, by path."""
+@dataclass(frozen=True)
+class DumpFile:
+    """A file to be shown."""
 
-    logs: dict[str, LogFindings] = field(default_factory=dict)
-    indexes: dict[str, IndexFindings] = field(default_factory=dict)
-    problems: list[LogFormatError] = field(default_factory=list)  # of files that cannot be read at all
-    unknown: list[str] = field(default_factory=list)
-
-    @property
-    def all_problems(self) -> list[LogFormatError]:
-        """Damage, in the order of files."""
-        return [
-            *self.problems,
-            *(p for of in self.logs.values() for p in of.problems),
-            *(p for of in self.indexes.values() for p in of.problems),
-        ]
-
-    @property
-    def n_mismatches(self) -> int:
-        """Index entries that contradict their log."""
-        return sum(
-            len(of.mismatches) + len(of.wrong_timestamps) + len(of.out_of_order) + len(of.not_found)
-            for of in self.indexes.values()
-        )
-
-    def text(self) -> Iterator[str]:
-        """Whole lines, many at a time: as the tool prints them, then damage.
-
-        The tool has mismatches of offset indexes and gaps of offsets in the order of a hash map, each first offset
-        once; here they rise.
-        """
-        for title, form, pairs in self._pairs():
-            if len(pairs):
-                yield f"{title}\n"
-                yield from _lines(form, pairs)
-        yield from (f"problem: {problem}\n" for problem in self.all_problems)
-
-    def summary(self, most: int) -> tuple[str, ...]:
-        """At most so many lines of each kind, and how many more there are."""
-        said = [f"unknown: {path}" for path in self.unknown]
-        for title, form, pairs in self._pairs():
-            if len(pairs):
-                said += [title, *"".join(_lines(form, pairs[:most])).splitlines()]
-                said += [f"  and {len(pairs) - most} more"] if len(pairs) > most else []
-        return (*said, *(f"problem: {problem}" for problem in self.all_problems))
-
-    def _pairs(self) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
-        for path, of in self.indexes.items():
-            yield f"Mismatches in :{path}", "  Index offset: {}, log offset: {}", _rising(_array(of.mismatches))
-        for path, of in self.indexes.items():
-            form = "  Index timestamp: {}, log timestamp: {}"
-            yield f"Found timestamp mismatch in :{path}", form, _array(of.wrong_timestamps)
-        for path, of in self.indexes.items():
-            form = "  Index timestamp: {}, Previously indexed timestamp: {}"
-            yield f"Found out of order timestamp in :{path}", form, _array(of.out_of_order)
-        for path, of in self.indexes.items():
-            form = "Indexed offset: {}, found log offset: {}"
-            yield f"The following indexed offsets are not found in :{path}", form, _array(of.not_found)
-        for path, log in self.logs.items():
-            gaps = np.concatenate([_array([]), *log.not_consecutive])
-            yield f"Non-consecutive offsets in {path}", "  {} is followed by {}", _rising(gaps)
+    filesystem: Any
+    path: str  # on it
+    shown: str  # as it is called in what is printed
+    size: int = 0  # bytes when it was listed
+    named: bool = True  # by itself; else it was found in a folder
+    below: str = ""  # path below the folder that was named
 
 
-def _array(pairs: Pairs) -> NDArray[np.int64]:
-    return np.array(pairs, np.int64).reshape(-1, 2)
-
-
-def _rising(pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """By the first number; of equal ones the last pair."""
-    _, last = np.unique(pairs[::-1, 0], return_index=True)
-    return pairs[::-1][last]
-
-
-def _lines(form: str, pairs: NDArray[np.int64]) -> Iterator[str]:
-    """Pairs as lines, with their ends."""
-    head, middle, tail = form.split("{}")
-    for first in range(0, len(pairs), _LINES):
-        left, right = (pa.array(column).cast(pa.string()) for column in pairs[first : first + _LINES].T)
-        lines = pc.binary_join_element_wise(head, left, middle, right, f"{tail}\n", "")
-        yield bytes(_joined(lines)).decode()
-
-
-def expand(paths: Iterable[str | Path], filesystem: Any = None) -> Iterator[tuple[Any, str, str]]:
-    """(file system, path on it, name to show) of files, and of what is in folders, at any depth, in order of names."""
+def list_files(paths: Iterable[str | Path], filesystem: Any = None) -> Iterator[DumpFile]:
+    """Files, and what is in folders, at any depth, in order of names."""
     for given in paths:
         found, path = locate(given, filesystem)
-        if found.get_file_info(path).type != pafs.FileType.Directory:
-            yield found, path, str(given)
+        info = found.get_file_info(path)
+        if info.type != pafs.FileType.Directory:
+            yield DumpFile(found, path, str(given), info.size or 0)
             continue
         infos = found.get_file_info(pafs.FileSelector(path, recursive=True))
         for info in sorted(infos, key=lambda info: info.path):
             if info.type == pafs.FileType.File and kind_of(info.path) is not None:
-                yield found, info.path, str(given).rstrip("/") + info.path[len(path.rstrip("/")) :]
+                below = info.path[len(path.rstrip("/")) :]
+                yield DumpFile(found, info.path, str(given).rstrip("/") + below, info.size, False, below[1:])
+
+
+def in_range(files: Sequence[DumpFile], wanted: Wanted) -> list[DumpFile]:
+    """With limits of records: of what was found in folders only the logs, without those that lie outside of the offsets
+    by their names and those of the logs behind them.
+    """
+    if wanted.everything:
+        return list(files)
+    logs = [file for file in files if not file.named and kind_of(file.path) == names.LOG]
+    ends = {}
+    for file, after in itertools.pairwise(logs):
+        if file.path.rpartition("/")[0] == after.path.rpartition("/")[0]:
+            ends[file.path] = _base(after.path)
+    return [
+        file
+        for file in files
+        if file.named
+        or (
+            kind_of(file.path) == names.LOG
+            and _base(file.path, 0) < wanted.end_offset
+            and ends.get(file.path, NO_END) > wanted.start_offset
+        )
+    ]
+
+
+def _base(path: str, unknown: int = NO_END) -> int:
+    file = names.parse_segment_file(path.rpartition("/")[2])
+    return unknown if file is None else file.base
 
 
 def kind_of(path: str) -> str | None:
@@ -148,48 +107,44 @@ def kind_of(path: str) -> str | None:
 
 
 def dump(
-    paths: Iterable[str | Path],
-    options: DumpOptions,
-    write: Callable[[Any], object],
-    filesystem: Any = None,
-    *,
-    wanted: Callable[[str], bool] = lambda path: True,
+    paths: Iterable[str | Path], options: DumpOptions, write: Callable[[Any], object], filesystem: Any = None
 ) -> Findings:
-    """Print every file that is `wanted` with `write` (bytes or a memoryview, valid during the call), and give what is
-    to be said at the end. Nothing that is wrong with a file raises.
+    """Print files, and what is in folders: `dump_files` of `list_files`, `in_range`."""
+    return dump_files(in_range(list(list_files(paths, filesystem)), options.log.wanted), options, write)
+
+
+def dump_files(files: Iterable[DumpFile], options: DumpOptions, write: Callable[[Any], object]) -> Findings:
+    """Print files with `write` (bytes or a memoryview, valid during the call), and give what is to be said at the end.
+
+    Nothing that is wrong with a file raises. With limits of records, a log that holds none is not spoken of.
     """
     findings = Findings()
-    for found, path, shown in expand(paths, filesystem):
-        if not wanted(path):
-            continue
-        if not options.as_json:
-            write(f"Dumping {shown}\n".encode())
-        for lines in _file(found, path, shown, options, findings):
+    for file in files:
+        head = [] if options.as_json else [f"Dumping {file.shown}"]
+        if options.log.wanted.everything:
+            write("".join(f"{line}\n" for line in head).encode())
+            head = []
+        for lines in _file(file, options, findings):
+            if len(lines) and head:
+                write(f"{head.pop()}\n".encode())
             write(_as_bytes(lines))
     return findings
 
 
-def _file(found: Any, path: str, shown: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+def _file(file: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[Any]:
     """Lines of a file; what is wrong with it is among the findings."""
     try:
-        yield from _file_lines(found, path, shown, options, findings)
+        yield from _file_lines(file.filesystem, file.path, file.shown, options, findings)
     except LogFormatError as error:
         findings.problems.append(error)
     except OSError as error:
         said = f"{type(error).__name__}: {str(error).split('Detail:')[-1].strip()}"
-        findings.problems.append(LogFormatError("unreadable", path, 0, "a readable file", said))
+        findings.problems.append(LogFormatError("unreadable", file.path, 0, "a readable file", said))
 
 
 def _as_bytes(lines: Any) -> memoryview:
     """Lines of a pa.StringArray, each with its end."""
-    return _joined(pc.binary_join_element_wise(lines, "\n", "")) if len(lines) else memoryview(b"")
-
-
-def _joined(texts: Any) -> memoryview:
-    """The bytes of a pa.StringArray, one after the other."""
-    _, ends, data = texts.buffers()
-    first, last = (memoryview(ends).cast("i")[texts.offset + i] for i in (0, len(texts)))
-    return memoryview(data)[first:last]
+    return text.bytes_of(pc.binary_join_element_wise(lines, "\n", "")) if len(lines) else memoryview(b"")
 
 
 def _file_lines(found: Any, path: str, shown: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
@@ -236,19 +191,28 @@ def _read(found: Any, path: str) -> bytes:
 
 def _log_file(found: Any, path: str, shown: str, kind: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
     name = path.rpartition("/")[2]
-    if kind == names.LOG:
-        yield from _said(f"Log starting offset: {_offset(path)}", options)
-    elif name == "bootstrap.checkpoint":
-        yield from _said("KRaft bootstrap snapshot", options)
-    else:
-        end, _, epoch = name.partition(".")[0].partition("-")
-        yield from _said(f"Snapshot end offset: {int(end)}, epoch: {int(epoch)}", options)
+    head = _said(_log_head(path, kind), options)
+    if options.log.wanted.everything:
+        yield from head
     of = findings.logs[path] = LogFindings()
     log = replace(options.log, as_json=shown if options.as_json else None)
     with found.open_input_file(path) as file:
-        yield from log_lines(file, path, file.size(), log, of)
-    if of.invalid_bytes:
+        for lines in log_lines(file, path, file.size(), log, of):
+            if len(lines):
+                yield from head
+                yield lines
+    if of.invalid_bytes and options.log.wanted.everything:
         yield from _said(f"Found {of.invalid_bytes} invalid bytes at the end of {name}", options)
+
+
+def _log_head(path: str, kind: str) -> str:
+    name = path.rpartition("/")[2]
+    if kind == names.LOG:
+        return f"Log starting offset: {_offset(path)}"
+    if name == "bootstrap.checkpoint":
+        return "KRaft bootstrap snapshot"
+    end, _, epoch = name.partition(".")[0].partition("-")
+    return f"Snapshot end offset: {int(end)}, epoch: {int(epoch)}"
 
 
 def _offset(path: str) -> int:

@@ -30,6 +30,9 @@ from logformat.text import RECORD_COLUMNS, batch_columns, batch_lines, json_line
 NO_LIMIT: Final = 2**31 - 1  # of max_bytes, as in Kafka's tool
 _PART_ROWS, _PART_BYTES = 1 << 20, 128 << 20  # made to text at once: of Arrow's 2 GiB, at six bytes for one in JSON
 
+_SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of what is only looked at
+_SHOWN: Final = select(RECORDS, RECORD_COLUMNS)
+
 # (keys, values, offsets) of data records -> (key texts, payload texts); null where nothing is to be shown
 Decoder = Callable[[Any, Any, Any], tuple[Any, Any]]
 
@@ -66,14 +69,22 @@ class Wanted:
             may &= batches["max_timestamp"] >= self.start_ms
         return np.asarray(may)
 
+    @property
+    def searched(self) -> Any:
+        """pa.Schema of the columns that decide."""
+        by_time = self.start_ms is not None or self.end_ms is not None
+        return select(
+            RECORDS, ["offset", *(["timestamp_ms"] if by_time else []), *(["key"] if self.key is not None else [])]
+        )
+
     def records(self, records: Any) -> Any:
-        """Mask of a record batch with offset, timestamp_ms and key."""
-        offset, time = records.column("offset"), records.column("timestamp_ms")
+        """Mask of a record batch of `searched`."""
+        offset = records.column("offset")
         mask = pc.and_(pc.greater_equal(offset, self.start_offset), pc.less(offset, self.end_offset))
         if self.start_ms is not None:
-            mask = pc.and_(mask, pc.greater_equal(time, self.start_ms))
+            mask = pc.and_(mask, pc.greater_equal(records.column("timestamp_ms"), self.start_ms))
         if self.end_ms is not None:
-            mask = pc.and_(mask, pc.less(time, self.end_ms))
+            mask = pc.and_(mask, pc.less(records.column("timestamp_ms"), self.end_ms))
         if self.key is not None:
             mask = pc.and_(mask, pc.fill_null(pc.equal(records.column("key"), pa.scalar(self.key, pa.binary())), False))
         return mask
@@ -135,6 +146,8 @@ def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: Lo
             may = options.wanted.batches(chunk.batches)
             if may.any():
                 yield options.batches(chunk.batches[may], _fit(chunk)[may])
+        if int(chunk.batches["last_offset"][-1]) + 1 >= options.wanted.end_offset:
+            break  # offsets rise
     if options.max_bytes < NO_LIMIT:
         findings.invalid_bytes = 0
 
@@ -200,25 +213,32 @@ def _deep(chunk: Chunk, loader: BodyLoader, path: str, options: LogOptions, find
 def _run_lines(
     run: Run, chunk: Chunk, fit: NDArray[np.bool_], path: str, options: LogOptions, findings: LogFindings
 ) -> Iterator[Any]:
-    n = len(run.batches)
-    row_of = np.repeat(np.arange(n), run.bodies["n_records"])
-    checksums = legacy_checksums(run, chunk, path) if (run.batches["magic"] < 2).any() else None
-    schema = select(RECORDS, RECORD_COLUMNS)
+    row_of = np.repeat(np.arange(len(run.batches)), run.bodies["n_records"])
+    batches, keep = run.batches, None
+    checksums = legacy_checksums(run, chunk, path) if (batches["magic"] < 2).any() else None
+    if not options.wanted.everything:
+        keep = _keep(run, options.wanted)
+        shown = np.bincount(row_of[keep], minlength=len(batches)) > 0
+        if not options.wanted.by_record:
+            shown |= run.wanted & (run.bodies["n_records"] == 0)
+        row_of = (np.cumsum(shown) - 1)[row_of[keep]]
+        batches, fit = batches[shown], fit[shown]
+        checksums = None if checksums is None else (checksums[0][keep], checksums[1][keep])
+    parts = record_batches(run, _SHOWN, Place(), max_rows=_PART_ROWS, max_bytes=_PART_BYTES, keep=keep)
     first_batch = first = 0
-    parts = list(record_batches(run, schema, Place(), max_rows=_PART_ROWS, max_bytes=_PART_BYTES))
-    for i, records in enumerate(parts):
+    for records in parts:
         last = first + len(records)
-        last_batch = n if i == len(parts) - 1 else int(row_of[last - 1]) + 1
-        findings.take(np.asarray(records.column("offset")))
+        last_batch = len(batches) if last == len(row_of) else int(row_of[last - 1]) + 1
+        if keep is None:
+            findings.take(np.asarray(records.column("offset")))
         part = _Part(
-            records, row_of[first:last] - first_batch, run.batches[first_batch:last_batch],
-            fit[first_batch:last_batch],
+            records, row_of[first:last] - first_batch, batches[first_batch:last_batch], fit[first_batch:last_batch],
             None if checksums is None else (checksums[0][first:last], checksums[1][first:last]),
         )  # fmt: skip
         try:
             yield part.lines(options)
         except pa.ArrowCapacityError as error:
-            where = run.batches[row_of[first]]
+            where = batches[row_of[first]]
             findings.problems.append(
                 LogFormatError(
                     "huge", path, int(where["position"]), "records of less than 2 GiB as text", str(error),
@@ -226,9 +246,14 @@ def _run_lines(
                 )
             )  # fmt: skip
         first, first_batch = last, last_batch
-    if not parts and (options.wanted.everything or not options.wanted.by_record):
-        shown = options.wanted.batches(run.batches)
-        yield options.batches(run.batches[shown], fit[shown])
+    if not first and len(batches):
+        yield options.batches(batches, fit)
+
+
+def _keep(run: Run, wanted: Wanted) -> NDArray[np.bool_]:
+    """bool[records of the run]: those that are wanted; of the others no other column is made."""
+    parts = record_batches(run, wanted.searched, Place(), max_rows=_PART_ROWS, max_bytes=_SEARCH_BYTES)
+    return np.concatenate([np.empty(0, np.bool_), *(np.asarray(wanted.records(records)) for records in parts)])
 
 
 @dataclass(frozen=True)
@@ -242,38 +267,25 @@ class _Part:
     checksums: tuple[NDArray[np.uint32], NDArray[np.bool_]] | None
 
     def lines(self, options: LogOptions) -> Any:
-        part = self if options.wanted.everything else self._chosen(options.wanted)
-        records, n = part.records, len(part.batches)
+        """Of the batches, each before its records."""
+        records, n = self.records, len(self.batches)
         data = pc.invert(records.column("control"))
         key = payload = None
         if options.decode is not None and len(records):
             key, payload = options.decode(records.column("key"), records.column("value"), records.column("offset"))
             key, payload = (pc.if_else(data, column, None) for column in (key, payload))
-        lines = options.batches(part.batches, part.fit)
+        lines = options.batches(self.batches, self.fit)
         if not options.deep:
             return lines
-        of_records = options.records(records, part.checksums, key, payload)
+        of_records = options.records(records, self.checksums, key, payload)
         order = np.empty(n + len(records), np.int64)
-        counts = np.bincount(np.maximum(part.row_of, 0), minlength=n) if n else np.empty(0, np.int64)
-        before = int((part.row_of < 0).sum())
+        counts = np.bincount(np.maximum(self.row_of, 0), minlength=n) if n else np.empty(0, np.int64)
+        before = int((self.row_of < 0).sum())
         counts[:1] -= before
         order[:before] = n + np.arange(before)
         order[before + np.arange(n) + np.cumsum(counts) - counts] = np.arange(n)
-        order[np.arange(before, len(records)) + part.row_of[before:] + 1] = n + np.arange(before, len(records))
+        order[np.arange(before, len(records)) + self.row_of[before:] + 1] = n + np.arange(before, len(records))
         return pa.concat_arrays([lines, of_records]).take(pa.array(order))
-
-    def _chosen(self, wanted: Wanted) -> _Part:
-        """Only the records that are wanted, and the batches that hold one."""
-        mask = np.asarray(wanted.records(self.records))
-        rows = self.row_of[mask]
-        kept = np.zeros(len(self.batches), np.bool_)
-        kept[rows[rows >= 0]] = True
-        number = np.cumsum(kept) - 1
-        checksums = None if self.checksums is None else (self.checksums[0][mask], self.checksums[1][mask])
-        return _Part(
-            self.records.filter(pa.array(mask)), np.where(rows >= 0, number[rows], -1), self.batches[kept],
-            self.fit[kept], checksums,
-        )  # fmt: skip
 
 
 def legacy_checksums(run: Run, chunk: Chunk, path: str) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:

@@ -147,6 +147,13 @@ RECORD_COLUMNS: Final = (
 )  # fmt: skip
 
 
+def bytes_of(texts: Any) -> memoryview:
+    """The bytes of a pa.StringArray, one text after the other."""
+    _, ends, data = texts.buffers()
+    first, last = (memoryview(ends).cast("i")[texts.offset + i] for i in (0, len(texts)))
+    return memoryview(data)[first:last]
+
+
 def text_of(values: Any) -> Any:
     """pa.BinaryArray as text; malformed UTF-8 becomes U+FFFD as Java's String makes it."""
     text = values.view(pa.string())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -11,11 +12,16 @@ from typing import Any, Final
 import pyarrow.compute as pc
 
 from logformat import coordinator_records, names
-from logformat.dump import DumpOptions, Findings, dump, expand
+from logformat.dump import DumpFile, DumpOptions, dump_files, in_range, list_files
+from logformat.dump_findings import Findings
 from logformat.dump_log import NO_LIMIT, Decoder, LogOptions, Wanted, as_strings
 from udfs.decode import decode, decoder
 from udfs.storage import flush_folder, open_root, unreadable
 
+__all__ = ["DumpFile", "Findings", "dump_files"]  # for jobs, beside what is defined here
+
+_TASK_BYTES: Final = 64 << 20
+_MOST_FOUND: Final = 4 << 20  # bytes of text that a search carries back of a file
 _SAID: Final = 20  # findings of a kind that are told of a file: a compacted log has a gap for every record that went
 
 
@@ -40,10 +46,26 @@ class DumpSpec:
 class DumpTask:
     """One file to be dumped into another."""
 
-    path: str  # or URI, of the file
+    file: DumpFile
     output_uri: str
     name: str  # of the text, below the output
     spec: DumpSpec
+
+
+@dataclass(frozen=True)
+class SearchTask:
+    """Files of which only some records are wanted."""
+
+    files: tuple[DumpFile, ...]
+    spec: DumpSpec
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What was found in a file."""
+
+    text: bytes | None  # None: too much to be carried
+    findings: Findings
 
 
 @dataclass(frozen=True)
@@ -97,9 +119,9 @@ def _shown(values: Any, name: str) -> Any:
     return pc.if_else(malformed, said, text)
 
 
-def dump_files(paths: Iterable[str], spec: DumpSpec, topics: str | None, write: Callable[[Any], object]) -> Findings:
-    """Print files, and what is in folders, one after the other; topics: only of partitions whose topic matches."""
-    return dump(paths, dump_options(spec), write, wanted=lambda path: _is_wanted(path, topics))
+def list_dump_files(paths: Iterable[str], spec: DumpSpec, topics: str | None) -> list[DumpFile]:
+    """What is to be shown; topics: a glob, only of partitions whose topic matches."""
+    return in_range([file for file in list_files(paths) if _is_wanted(file.path, topics)], spec.wanted)
 
 
 def _is_wanted(path: str, topics: str | None) -> bool:
@@ -107,21 +129,49 @@ def _is_wanted(path: str, topics: str | None) -> bool:
     return topics is None or (folder is not None and fnmatchcase(folder.topic, topics))
 
 
-def list_dump_tasks(paths: Iterable[str], spec: DumpSpec, topics: str | None, output_uri: str) -> list[DumpTask]:
-    """A task for each file; texts lie in the output as files do in what was given, with `.txt` or `.jsonl` behind."""
+def dump_tasks(files: Iterable[DumpFile], spec: DumpSpec, output_uri: str) -> list[DumpTask]:
+    """A task for each file; texts lie in the output by folder and name, with `.txt` or `.jsonl` behind.
+
+    Raises ValueError for two files of one name in folders of one name.
+    """
     suffix = "jsonl" if spec.as_json else "txt"
-    tasks = []
-    for _, path, shown in expand(paths):
-        if _is_wanted(path, topics):
-            folder, _, name = path.rpartition("/")
-            tasks.append(DumpTask(shown, output_uri, f"{folder.rpartition('/')[2]}/{name}.{suffix}", spec))
-    return tasks
+    tasks: dict[str, DumpTask] = {}
+    for file in files:
+        folder, _, name = file.path.rpartition("/")
+        text = f"{folder.rpartition('/')[2]}/{name}.{suffix}"
+        if text in tasks:
+            raise ValueError(f"{tasks[text].file.shown} and {file.shown} would both become {text}")
+        tasks[text] = DumpTask(file, output_uri, text, spec)
+    return list(tasks.values())
 
 
-def file_size(path: str) -> int:
-    """Bytes of a file; 0 where there is none."""
-    filesystem, located, _ = next(expand([path]))
-    return int(filesystem.get_file_info(located).size or 0)
+def search_tasks(files: Sequence[DumpFile], spec: DumpSpec) -> list[SearchTask]:
+    """Consecutive files up to a size make up a task."""
+    tasks: list[list[DumpFile]] = []
+    held = 0
+    for file in files:
+        if not tasks or held + file.size > _TASK_BYTES:
+            tasks.append([])
+            held = 0
+        tasks[-1].append(file)
+        held += file.size
+    return [SearchTask(tuple(task), spec) for task in tasks]
+
+
+def search_files(task: SearchTask) -> list[Searched]:
+    """What each file of a task holds."""
+    return [_search(file, task.spec) for file in task.files]
+
+
+def _search(file: DumpFile, spec: DumpSpec) -> Searched:
+    found = io.BytesIO()
+
+    def write(text: Any) -> None:
+        if found.tell() <= _MOST_FOUND:
+            found.write(text)
+
+    findings = dump_files([file], dump_options(spec), write)
+    return Searched(found.getvalue() if found.tell() <= _MOST_FOUND else None, findings)
 
 
 def dump_to_file(task: DumpTask) -> Dumped:
@@ -131,13 +181,13 @@ def dump_to_file(task: DumpTask) -> Dumped:
     try:
         root.filesystem.create_dir(root.full(folder), recursive=True)
         with root.filesystem.open_output_stream(root.full(task.name), compression=None) as stream:
-            findings = dump([task.path], dump_options(task.spec), stream.write)
+            findings = dump_files([task.file], dump_options(task.spec), stream.write)
             size = int(stream.tell())
         flush_folder(root, folder)
     except OSError as error:
         raise unreadable(f"{task.output_uri}/{task.name}", error) from error
     return Dumped(
-        task.path, task.name, size, findings.summary(_SAID), len(findings.all_problems), findings.n_mismatches
+        task.file.shown, task.name, size, findings.summary(_SAID), len(findings.all_problems), findings.n_mismatches
     )
 
 

@@ -70,6 +70,74 @@ def test_json_objects_stand_a_line_each(archive):
     assert [o["key"] for o in objects if o["type"] == "record"] == ["x", "a", "b", "a", "", "c"]
 
 
+LIMITS = [
+    ["--filter", "key=a"], ["--offsets", "3..9"], ["--offsets", "5.."], ["--times", f"{START_MS + 2}..{START_MS + 8}"],
+    ["--offsets", "2..30", "--filter", "key=b", "--times", f"{START_MS + 7}.."],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=" ".join)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_search_finds_what_a_whole_dump_holds(tmp_path, monkeypatch, limits, as_json):
+    """In threads, one file after the other, and where a task finds more than it may carry."""
+    text = "a=1 b=2 | {codec=zstd} a=3 c=4 || c=5 | {pid=1 txn} b=6 a=7 || {pid=1 commit} | {last=12} | a=13 b=14"
+    for number in (0, 1, 10):
+        write_partition(tmp_path / f"t-{number}", text)
+    flags = ["--print-data-log", *(["--json"] if as_json else [])]
+    whole = inspect(tmp_path, "--print-data-log", "--json")[1]
+    records = [o for o in map(json.loads, whole.splitlines()) if o["type"] == "record"]
+    expected = [(o["file"], o["offset"]) for o in records if fits(o, limits)]
+    assert expected
+    one_by_one = inspect(tmp_path, *flags, *limits)
+    if as_json:
+        found = [json.loads(line) for line in one_by_one[1].splitlines()]
+        assert [(o["file"], o["offset"]) for o in found if o["type"] == "record"] == expected
+        assert {o["file"] for o in found} == {file for file, _ in expected}
+    else:
+        assert re.findall("Dumping (.*)", one_by_one[1]) == list(dict.fromkeys(file for file, _ in expected))
+        assert len(re.findall(r"(?m)^\| offset", one_by_one[1])) == len(expected)
+    assert one_by_one[2] == ""
+    monkeypatch.setattr("jobs.inspect_log._SEARCH_BYTES", 0)
+    for task, most in ((0, 4 << 20), (1 << 20, 4 << 20), (300, 0)):
+        monkeypatch.setattr("udfs.dump_files._TASK_BYTES", task)
+        monkeypatch.setattr("udfs.dump_files._MOST_FOUND", most)
+        assert inspect(tmp_path, *flags, *limits) == one_by_one
+
+
+def fits(record, limits):
+    for option, value in zip(limits[::2], limits[1::2], strict=True):
+        if option == "--filter":
+            if record["key"] != value.removeprefix("key="):
+                return False
+            continue
+        first, _, end = value.partition("..")
+        at = record["offset" if option == "--offsets" else "timestamp"]
+        if (first and at < int(first)) or (end and at >= int(end)):
+            return False
+    return True
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_search_in_spark(spark, tmp_path, monkeypatch):
+    for number in range(3):
+        write_partition(tmp_path / f"t-{number}", "a=1 b=2 || a=3")
+    alone = inspect(tmp_path, "--print-data-log", "--filter", "key=a")
+    monkeypatch.setattr("jobs.inspect_log._SEARCH_BYTES", 0)
+    monkeypatch.setattr("jobs.inspect_log.WITHOUT_SPARK_BYTES", 0)
+    monkeypatch.setattr("jobs.session.start", lambda: spark)
+    assert inspect(tmp_path, "--print-data-log", "--filter", "key=a") == alone
+
+
+def test_two_texts_of_one_name(tmp_path, capsys):
+    for archive in "ab":
+        write_partition(tmp_path / archive / "t-0", "a=1")
+    assert cli.main(["inspect", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "texts")]) == 2
+    said = capsys.readouterr().err
+    assert "a/t-0/00000000000000000000.index and" in said
+    assert "would both become t-0/00000000000000000000.index.txt; give them one at a time" in said
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_output_has_a_text_for_each_file(archive, tmp_path, as_json):
     output = tmp_path / "texts"
