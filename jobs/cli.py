@@ -260,7 +260,8 @@ def _range(option: str, value: str | None, parse: Callable[[str], int]) -> tuple
 
 
 @lastkey.command()
-@click.argument("paths", nargs=-1, required=True)
+@click.argument("paths", nargs=-1)
+@click.option("--files", metavar="LIST", default="", help="PATHS with commas between them, as kafka-dump-log has it.")
 @click.option("--deep-iteration", is_flag=True, help="Records too, not batches alone.")
 @click.option("--print-data-log", is_flag=True, help="Records with their keys and values.")
 @click.option("--skip-record-metadata", is_flag=True, help="Of records the keys and values alone.")
@@ -282,13 +283,17 @@ def _range(option: str, value: str | None, parse: Callable[[str], int]) -> tuple
 @click.option("--output", metavar="DIR", help="An empty or absent folder: a text for each file, made in parallel.")
 @_shared
 def inspect(
-    offsets: str | None, times: str | None, config: str | None, as_json: bool, progress: bool | None, **given: Any
-) -> None:
+    paths: tuple[str, ...], files: str, offsets: str | None, times: str | None, config: str | None, as_json: bool,
+    progress: bool | None, **given: Any,
+) -> None:  # fmt: skip
     """Show what is in log files, indexes and snapshots, as kafka-dump-log does. PATHS: files and folders."""
+    paths = (*paths, *filter(None, files.split(",")))
+    if not paths:
+        raise UsageError(message="expected PATHS: files and folders")
     start, end = _range("--offsets", offsets, int)
     start_ms, end_ms = _range("--times", times, parse_time)
     options = InspectOptions(
-        config=load_config(config), start_offset=start, end_offset=end, start_ms=start_ms, end_ms=end_ms,
+        paths, config=load_config(config), start_offset=start, end_offset=end, start_ms=start_ms, end_ms=end_ms,
         as_json=as_json, **given,
     )  # fmt: skip
     shown = _progress(progress)

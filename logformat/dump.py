@@ -49,9 +49,8 @@ class DumpFile:
     filesystem: Any
     path: str  # on it
     shown: str  # as it is called in what is printed
-    size: int = 0  # bytes when it was listed
+    size: int  # bytes when it was listed; -1: there is no such file
     named: bool = True  # by itself; else it was found in a folder
-    below: str = ""  # path below the folder that was named
 
 
 def list_files(paths: Iterable[str | Path], filesystem: Any = None) -> Iterator[DumpFile]:
@@ -60,13 +59,13 @@ def list_files(paths: Iterable[str | Path], filesystem: Any = None) -> Iterator[
         found, path = locate(given, filesystem)
         info = found.get_file_info(path)
         if info.type != pafs.FileType.Directory:
-            yield DumpFile(found, path, str(given), info.size or 0)
+            yield DumpFile(found, path, str(given), -1 if info.type == pafs.FileType.NotFound else info.size or 0)
             continue
         infos = found.get_file_info(pafs.FileSelector(path, recursive=True))
         for info in sorted(infos, key=lambda info: info.path):
             if info.type == pafs.FileType.File and kind_of(info.path) is not None:
-                below = info.path[len(path.rstrip("/")) :]
-                yield DumpFile(found, info.path, str(given).rstrip("/") + below, info.size, False, below[1:])
+                shown = str(given).rstrip("/") + info.path[len(path.rstrip("/")) :]
+                yield DumpFile(found, info.path, shown, info.size, named=False)
 
 
 def in_range(files: Sequence[DumpFile], wanted: Wanted) -> list[DumpFile]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from logformat.dump_log import NO_LIMIT, Decoder, LogOptions, Wanted, as_strings
 from udfs.decode import decode, decoder
 from udfs.storage import flush_folder, open_root, unreadable
 
-__all__ = ["DumpFile", "Findings", "dump_files"]  # for jobs, beside what is defined here
+__all__ = ["DumpFile", "Findings", "dump_files", "in_range", "list_files"]  # for jobs, beside what is defined here
 
 _TASK_BYTES: Final = 64 << 20
 _MOST_FOUND: Final = 4 << 20  # bytes of text that a search carries back of a file
@@ -119,14 +118,10 @@ def _shown(values: Any, name: str) -> Any:
     return pc.if_else(malformed, said, text)
 
 
-def list_dump_files(paths: Iterable[str], spec: DumpSpec, topics: str | None) -> list[DumpFile]:
-    """What is to be shown; topics: a glob, only of partitions whose topic matches."""
-    return in_range([file for file in list_files(paths) if _is_wanted(file.path, topics)], spec.wanted)
-
-
-def _is_wanted(path: str, topics: str | None) -> bool:
-    folder = names.parse_partition_folder(path.rpartition("/")[0].rpartition("/")[2])
-    return topics is None or (folder is not None and fnmatchcase(folder.topic, topics))
+def topic_of(file: DumpFile) -> str | None:
+    """By the name of its folder."""
+    folder = names.parse_partition_folder(file.path.rpartition("/")[0].rpartition("/")[2])
+    return None if folder is None else folder.topic
 
 
 def dump_tasks(files: Iterable[DumpFile], spec: DumpSpec, output_uri: str) -> list[DumpTask]:

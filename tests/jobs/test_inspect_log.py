@@ -124,7 +124,7 @@ def test_a_search_in_spark(spark, tmp_path, monkeypatch):
         write_partition(tmp_path / f"t-{number}", "a=1 b=2 || a=3")
     alone = inspect(tmp_path, "--print-data-log", "--filter", "key=a")
     monkeypatch.setattr("jobs.inspect_log._SEARCH_BYTES", 0)
-    monkeypatch.setattr("jobs.inspect_log.WITHOUT_SPARK_BYTES", 0)
+    monkeypatch.setattr("jobs.inspect_log._SEARCH_WITHOUT_SPARK_BYTES", 0)
     monkeypatch.setattr("jobs.session.start", lambda: spark)
     assert inspect(tmp_path, "--print-data-log", "--filter", "key=a") == alone
 
@@ -189,6 +189,31 @@ def test_wrong_indexes_are_code_3_where_they_are_to_be_verified(archive):
 def test_wrong_options_say_what_is_right(archive, arguments, said, capsys):
     assert cli.main(["inspect", str(archive), *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_paths_that_hold_nothing(archive, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    for arguments, said in (
+        ([archive, tmp_path / "gone"], f"{tmp_path}/gone: expected a file or a folder, found nothing"),
+        ([tmp_path / "empty"], "expected log files, indexes, snapshots or checkpoints, found none"),
+        ([archive, "--topics", "user"], f"no topic in {archive} matches user; did you mean users?"),
+        ([], "expected PATHS"),
+    ):
+        assert cli.main(["inspect", *map(str, arguments)]) == 2
+        done = capsys.readouterr()
+        assert said in done.err
+        assert done.out == ""
+
+
+def test_files_as_kafkas_tool_has_them(archive):
+    logs = sorted(archive.rglob("*.log"))
+    assert inspect("--files", ",".join(map(str, logs))) == inspect(*logs)
+
+
+def test_a_key_alone_shows_records(archive):
+    with_data = inspect(archive, "--filter", "key=a", "--print-data-log")
+    assert inspect(archive, "--filter", "key=a") == with_data
+    assert " payload: " not in inspect(archive, "--filter", "key=a", "--deep-iteration")[1]
 
 
 def test_an_output_that_holds_something_is_refused(archive, tmp_path, capsys):
