@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import importlib
 import json
+import os
 import re
 import signal
 import sys
@@ -50,7 +51,7 @@ JOBS = {
 
 EXIT_CODES = """
 Exit codes: 0 done, or nothing due; 1 unexpected; 2 usage or configuration; 3 partitions set aside, or problems found;
-4 conflict with another run; 5 environment (Java, jars, disk full); 130, 143 interrupted.
+4 conflict with another run; 5 environment (Java, jars, disk full); 130, 143 interrupted; 141 nobody read on.
 """
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -343,9 +344,9 @@ def main(arguments: Sequence[str]) -> int:
         return _fail(message + more, _plain("UsageError", message, errors.USAGE), errors.USAGE, as_json)
     except (KeyboardInterrupt, click.Abort, TerminatedError) as error:
         return _interrupted(error, as_json)
-    except BrokenPipeError:
-        sys.stderr.close()
-        return errors.UNEXPECTED
+    except (BrokenPipeError, SystemExit):  # the second is how click says the first
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still held for stdout is nobody's
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             full = DiskFullError(path=error.filename or "disk", found=error.strerror)

@@ -25,11 +25,11 @@ from udfs.dump_files import (
     DumpFile,
     DumpSpec,
     Findings,
+    asked_for,
     dump_files,
     dump_options,
     dump_tasks,
     dump_to_file,
-    in_range,
     list_files,
     search_files,
     search_tasks,
@@ -84,7 +84,7 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
     if options.output is not None:
         report.output = normal_uri(options.output)
         _check_output(report.output)
-    files = in_range(_listed(options), spec.wanted)
+    files = asked_for(_listed(options), dump_options(spec))
     n_bytes = sum(file.size for file in files)
     if report.output is not None:
         _into_files(files, n_bytes, spec, report, progress)

@@ -24,7 +24,7 @@ from logformat import dump_indexes, names, producer_snapshot, text
 from logformat.batch_headers import NO_END
 from logformat.dump_findings import Findings
 from logformat.dump_indexes import IndexFindings
-from logformat.dump_log import LogFindings, LogOptions, Wanted, log_lines
+from logformat.dump_log import LogFindings, LogOptions, log_lines
 from logformat.errors import LogFormatError
 from logformat.locations import locate
 
@@ -68,10 +68,14 @@ def list_files(paths: Iterable[str | Path], filesystem: Any = None) -> Iterator[
                 yield DumpFile(found, info.path, shown, info.size, named=False)
 
 
-def in_range(files: Sequence[DumpFile], wanted: Wanted) -> list[DumpFile]:
-    """With limits of records: of what was found in folders only the logs, without those that lie outside of the offsets
-    by their names and those of the logs behind them.
+def asked_for(files: Sequence[DumpFile], options: DumpOptions) -> list[DumpFile]:
+    """The files that were named, and of what was found in folders: indexes alone where only they are to be checked;
+    with limits of records logs alone, without those that lie outside of the offsets by their names and those of the
+    logs behind them.
     """
+    wanted = options.log.wanted
+    if options.verify_index_only or options.index_sanity_check:
+        return [file for file in files if file.named or kind_of(file.path) in (names.INDEX, names.TIME_INDEX)]
     if wanted.everything:
         return list(files)
     logs = [file for file in files if not file.named and kind_of(file.path) == names.LOG]
@@ -108,8 +112,8 @@ def kind_of(path: str) -> str | None:
 def dump(
     paths: Iterable[str | Path], options: DumpOptions, write: Callable[[Any], object], filesystem: Any = None
 ) -> Findings:
-    """Print files, and what is in folders: `dump_files` of `list_files`, `in_range`."""
-    return dump_files(in_range(list(list_files(paths, filesystem)), options.log.wanted), options, write)
+    """Print files, and what is in folders: `dump_files` of `list_files`, as far as `asked_for`."""
+    return dump_files(asked_for(list(list_files(paths, filesystem)), options), options, write)
 
 
 def dump_files(files: Iterable[DumpFile], options: DumpOptions, write: Callable[[Any], object]) -> Findings:

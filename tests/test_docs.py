@@ -88,7 +88,7 @@ def test_exit_codes_are_those_of_the_program():
     codes = {name: value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
     table = dict(re.findall(r"^\| (\d+) \| `([A-Z]+)` \|", _section("### Exit codes"), re.MULTILINE))
     assert {name: int(code) for code, name in table.items()} == codes
-    for code in (*codes.values(), 130, 143):
+    for code in (*codes.values(), 130, 141, 143):
         assert re.search(rf"\b{code}\b", cli.EXIT_CODES), code
 
 

@@ -11,13 +11,13 @@ from typing import Any, Final
 import pyarrow.compute as pc
 
 from logformat import coordinator_records, names
-from logformat.dump import DumpFile, DumpOptions, dump_files, in_range, list_files
+from logformat.dump import DumpFile, DumpOptions, asked_for, dump_files, list_files
 from logformat.dump_findings import Findings
 from logformat.dump_log import NO_LIMIT, Decoder, LogOptions, Wanted, as_strings
 from udfs.decode import decode, decoder
 from udfs.storage import flush_folder, open_root, unreadable
 
-__all__ = ["DumpFile", "Findings", "dump_files", "in_range", "list_files"]  # for jobs, beside what is defined here
+__all__ = ["DumpFile", "Findings", "asked_for", "dump_files", "list_files"]  # for jobs, beside what is defined here
 
 _TASK_BYTES: Final = 64 << 20
 _MOST_FOUND: Final = 4 << 20  # bytes of text that a search carries back of a file

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -214,6 +216,22 @@ def test_a_key_alone_shows_records(archive):
     with_data = inspect(archive, "--filter", "key=a", "--print-data-log")
     assert inspect(archive, "--filter", "key=a") == with_data
     assert " payload: " not in inspect(archive, "--filter", "key=a", "--deep-iteration")[1]
+
+
+def test_of_a_folder_only_indexes_are_verified(archive):
+    _, out, _ = inspect(archive, "--verify-index-only")
+    assert set(re.findall(r"Dumping .*\.(\w+)", out)) == {"index", "timeindex"}
+    [log] = (archive / "orders-1").glob("*.log")
+    assert "baseOffset: 0" in inspect(log, "--verify-index-only")[1]
+
+
+def test_nobody_reads_on(archive):
+    """As `inspect ... | head` ends: no words, and the code of a closed pipe."""
+    command = [sys.executable, "-m", "jobs", "inspect", str(archive)]
+    root = Path(__file__).resolve().parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root) as process:
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 141)
 
 
 def test_an_output_that_holds_something_is_refused(archive, tmp_path, capsys):
