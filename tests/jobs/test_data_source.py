@@ -48,6 +48,7 @@ def sorted_rows(frame: DataFrame, *by: str) -> list[tuple]:
     return [tuple(row) for row in frame.orderBy(*by).collect()]
 
 
+@pytest.mark.slow
 def test_as_sparks_own_kafka_source(spark, archive):
     frame = load(spark, archive)
     assert [f.name for f in frame.schema] == [f.name for f in SPARK_COLUMNS if f.name != "headers"]
@@ -89,8 +90,6 @@ def test_golden_records_through_spark(spark, tmp_path_factory):
 
 FILTERS = [
     "topic = 'orders' AND offset >= 2 AND offset < 5 AND key = X'61' AND timestamp >= timestamp_millis({ms})",
-]
-MORE_FILTERS = [
     "timestamp >= timestamp_millis({ms}) AND timestamp < timestamp_millis({ms} + 3)",
     "NOT topic = 'orders' OR key IS NULL",
     "topic = 'orders' AND partition IN (0, 7)",
@@ -110,7 +109,8 @@ MORE_FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("condition", [*FILTERS, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE_FILTERS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("condition", FILTERS)
 def test_filters_give_the_same_with_and_without_being_pushed_down(pushing, archive, condition):
     condition = condition.format(ms=START_MS)
     rows = {}
@@ -192,6 +192,7 @@ def test_an_option_that_cannot_be(archive, options, message):
         read("kafka_log", archive, **options)
 
 
+@pytest.mark.slow
 def test_errors_reach_the_user(spark, archive, tmp_path):
     with pytest.raises(AnalysisException, match="no such option: topcis; did you mean topics"):
         load(spark, archive, topcis="x")

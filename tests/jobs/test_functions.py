@@ -77,6 +77,7 @@ def test_sql(spark, topic):
     assert [row.why is None for row in found] == [False, True, True, False]
 
 
+@pytest.mark.slow
 def test_dataframes(topic):
     made = functions()
     assert column(topic.select(made["kafka_long"]("value"))) == [None, 42, None, None]
@@ -97,6 +98,7 @@ def test_keys_of_other_types(spark, topic):
     assert list(spark.sql(f"SELECT {asked}").first()) == expected
 
 
+@pytest.mark.slow
 def test_avro_as_json_text_goes_through_from_json(spark, topic):
     types = "id bigint, note string, at timestamp, raw binary, price decimal(9,2), lines array<map<string, double>>"
     read = f"kafka_avro(kafka_payload(value), '{SCHEMA}')"
@@ -109,6 +111,7 @@ def test_avro_as_json_text_goes_through_from_json(spark, topic):
     check_order(found[0].j)
 
 
+@pytest.mark.slow
 def test_avro_as_a_struct(spark, topic):
     register_avro(spark, "orders_avro", SCHEMA)
     register_avro(spark, "orders_by_id", SCHEMA, writers={7: SCHEMA})
@@ -126,6 +129,7 @@ def check_order(order):
     assert order.lines == [{"a": 0.5}, {}]
 
 
+@pytest.mark.slow
 def test_failing(spark, topic):
     made = functions("fail")
     with pytest.raises(Exception, match="row 0 is no long: expected 8 bytes, found 2 bytes"):
@@ -142,6 +146,7 @@ def test_failing(spark, topic):
         ("kafka_long(5)", "expected a column of bytes, found int32"),
     ],
 )
+@pytest.mark.slow
 def test_errors_say_what_is_wrong(spark, topic, asked, problem):
     with pytest.raises(Exception, match=problem):
         spark.sql(f"SELECT {asked} FROM topic").collect()

@@ -189,7 +189,7 @@ def test_a_table_of_queries(spark, tmp_path, tmp_path_factory):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
+@pytest.mark.parametrize("kind", ["parquet", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "json"))])
 def test_queries_of_files(spark, tmp_path, capsys, kind):
     source, target = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
     rows = pa.table(

@@ -157,6 +157,7 @@ def test_a_wave_is_all_or_nothing(state, monkeypatch):
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_states_are_one_row_a_partition(state):
     state.set_states([_row(PartitionState, topic="t", partition=p, state="dirty") for p in range(3)])
     state.set_states([_row(PartitionState, topic="t", partition=1, state="clean", reason=None)])

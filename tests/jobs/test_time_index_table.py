@@ -101,6 +101,7 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
     check()
 
 
+@pytest.mark.slow
 def test_the_job(spark, archive, tmp_path, capsys):
     store = str(tmp_path / "store")
     options = LookupOptions(str(archive), store, at="1970-01-01T00:00Z", until="2100-01-01T00:00Z")
