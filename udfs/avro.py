@@ -236,113 +236,63 @@ def _without_logical(schema: Any) -> Any:
     return kept
 
 
-# (Arrow type, how to make of fastavro's value what the type takes; None: it is that already)
-_Kind = tuple[Any, Convert | None]
-
-
-def _kind_of(schema: Any, named: dict[str, _Kind | None]) -> _Kind:
-    """Of a part of a parsed schema, where names are full names. named: what was defined so far; None: being defined."""
+def _type_of(schema: Any, names: dict[str, Any], within: tuple[str, ...] = ()) -> Any:
+    """Arrow type of a part of a parsed schema, where names are full names. within: records that it is a part of."""
     if isinstance(schema, list):
-        return _union(schema, named)
+        return _union(schema, names, within)
+    schema = defined(schema, names)
     if isinstance(schema, str):
-        if schema in _PRIMITIVES:
-            return _PRIMITIVES[schema], None
-        found = named[schema]
-        if found is None:
-            raise AvroSchemaError(f"a recursive schema has no column type: {schema} holds itself")
-        return found
+        return _PRIMITIVES[schema]
     kind, logical = schema["type"], schema.get("logicalType")
     if kind == "record":
-        return _record(schema, named)
+        name = schema["name"]
+        if name in within:
+            raise AvroSchemaError(f"a recursive schema has no column type: {name} holds itself")
+        return pa.struct([pa.field(f["name"], _type_of(f["type"], names, (*within, name))) for f in schema["fields"]])
     if kind == "array":
-        item, convert = _kind_of(schema["items"], named)
-        if _takes_no_bytes(item) and not isinstance(schema["items"], list):
+        if _takes_no_bytes(schema["items"], names):
             raise AvroSchemaError("an array whose items take no bytes: a damaged value could claim any number of them")
-        return pa.list_(item), None if convert is None else _of_items(convert)
+        return pa.list_(_type_of(schema["items"], names, within))
     if kind == "map":
-        item, convert = _kind_of(schema["values"], named)
-        return pa.map_(pa.string(), item), None if convert is None else _of_entries(convert)
+        return pa.map_(pa.string(), _type_of(schema["values"], names, within))
     if logical == "decimal" and kind in ("bytes", "fixed"):
-        made = _decimal(schema)
-    elif kind in ("enum", "fixed"):
-        made = pa.string() if kind == "enum" else pa.binary()
-    else:
-        return (
-            (_LOGICAL[kind, logical], None)
-            if isinstance(kind, str) and (kind, logical) in _LOGICAL
-            else _kind_of(kind, named)
-        )
-    if "name" in schema:
-        named[schema["name"]] = made, None
-    return made, None
+        return _decimal(schema)
+    if kind in ("enum", "fixed"):
+        return pa.string() if kind == "enum" else pa.binary()
+    return _LOGICAL.get((kind, logical), _PRIMITIVES[kind])
 
 
-def _of_items(convert: Convert) -> Convert:
-    return lambda items: [None if item is None else convert(item) for item in items]
-
-
-def _of_entries(convert: Convert) -> Convert:
-    return lambda entries: {key: None if value is None else convert(value) for key, value in entries.items()}
-
-
-def _record(schema: Any, named: dict[str, _Kind | None]) -> _Kind:
-    named[schema["name"]] = None
-    fields, converts = [], {}
-    for field in schema["fields"]:
-        kind, convert = _kind_of(field["type"], named)
-        fields.append(pa.field(field["name"], kind))
-        if convert is not None:
-            converts[field["name"]] = convert
-
-    def converted(value: Any) -> Any:
-        changed = {name: convert(value[name]) for name, convert in converts.items() if value[name] is not None}
-        return value | changed
-
-    made = pa.struct(fields), converted if converts else None
-    named[schema["name"]] = made
-    return made
-
-
-def _union(branches: list[Any], named: dict[str, _Kind | None]) -> _Kind:
-    """Of a named type in a union fastavro gives (name, value), so that branches can be told apart."""
-    some = [branch for branch in branches if branch != "null"]
-    kinds = [_kind_of(branch, named) for branch in some]
-    names = [branch if isinstance(branch, str) else branch.get("name", branch["type"]) for branch in some]
+def _union(branches: list[Any], names: dict[str, Any], within: tuple[str, ...]) -> Any:
+    some = branches_of(branches)
+    kinds = [_type_of(branch, names, within) for branch in some]
     if not some:
-        return pa.null(), None
-    if frozenset(names) in _WIDENED:
-        return _PRIMITIVES[_WIDENED[frozenset(names)]], None
-    if len(some) == 1:
-        kind, convert = kinds[0]
-        if names[0] not in named:
-            return kind, convert
-        return kind, lambda value: value[1] if convert is None else convert(value[1])
-
-    def converted(value: Any) -> Any:
-        name, plain = value if isinstance(value, tuple) else (None, value)
-        at = names.index(name) if name else next(i for i, of in enumerate(names) if _fits(plain, of))
-        convert = kinds[at][1]
-        return {f"member{at}": convert(plain) if convert else plain}
-
-    return pa.struct([pa.field(f"member{i}", kind) for i, (kind, _) in enumerate(kinds)]), converted
-
-
-def _fits(value: Any, name: str) -> bool:
-    """Whether a value of no named type can be of this branch; an int is no boolean."""
-    return isinstance(value, _PYTHON_TYPES.get(name, ())) and (name == "boolean") == isinstance(value, bool)
+        return pa.null()
+    if not is_plain(branches):
+        return pa.struct([pa.field(f"member{i}", kind) for i, kind in enumerate(kinds)])
+    return kinds[0] if len(some) == 1 else _PRIMITIVES["long" if "long" in map(kind_of, some) else "double"]
 
 
 def _decimal(schema: Any) -> Any:
     precision, scale = schema.get("precision", 0), schema.get("scale", 0)
-    if not 0 < precision <= _MAX_PRECISION:
-        raise AvroSchemaError(f"a decimal of precision {precision}: expected 1 to {_MAX_PRECISION}")
+    if not 0 < precision <= _MAX_PRECISION or not 0 <= scale <= precision:
+        raise AvroSchemaError(
+            f"a decimal of precision {precision} and scale {scale}: expected a precision of 1 to {_MAX_PRECISION}, and"
+            " a scale of 0 to the precision"
+        )
     return pa.decimal128(precision, scale)
 
 
-def _takes_no_bytes(kind: Any) -> bool:
-    if pa.types.is_struct(kind):
-        return all(_takes_no_bytes(field.type) for field in kind)
-    return bool(pa.types.is_null(kind))
+def _takes_no_bytes(schema: Any, names: dict[str, Any], within: tuple[str, ...] = ()) -> bool:
+    schema = defined(schema, names)
+    if isinstance(schema, list):
+        return False
+    kind = kind_of(schema)
+    if kind == "record":
+        if schema["name"] in within:
+            return True  # that decides nothing
+        inner = (*within, schema["name"])
+        return all(_takes_no_bytes(field["type"], names, inner) for field in schema["fields"])
+    return kind == "null" or (kind == "fixed" and schema["size"] == 0)
 
 
 def _in_microseconds(kind: Any) -> Any:

@@ -65,6 +65,7 @@ def test_as_sparks_own_kafka_source(spark, archive):
 @pytest.mark.parametrize(
     "options", [{}, pytest.param({"badRecords": "set_aside"}, marks=pytest.mark.slow)], ids=["fail", "set_aside"]
 )
+@pytest.mark.slow
 def test_rows_come_through_spark_unchanged(spark, archive, name, options):
     found = load(spark, archive, name, **options).toArrow()
     ours = read(name, archive, **options)
@@ -123,6 +124,7 @@ def test_filters_give_the_same_with_and_without_being_pushed_down(pushing, archi
     assert rows["true"] == rows["false"] == sorted_rows(local, "topic", "partition", "offset")
 
 
+@pytest.mark.slow
 def test_pushed_filters_are_told(pushing, archive):
     plan = load(pushing, archive).where("topic = 'orders' AND offset > 3")._jdf.queryExecution().toString()
     checked_again = plan.split("Physical Plan")[1]
@@ -141,6 +143,7 @@ def test_schema_chooses_columns(spark, archive):
         spark.read.format("kafka_log").schema("ofset LONG").load(str(archive)).collect()
 
 
+@pytest.mark.slow
 def test_sql(spark, archive):
     spark.sql(f"CREATE TEMPORARY VIEW orders USING kafka_log OPTIONS (path '{archive}', topics 'orders')")
     found = spark.sql("SELECT string(key) AS k, max(offset) AS last FROM orders GROUP BY key ORDER BY k").collect()

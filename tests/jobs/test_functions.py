@@ -64,6 +64,7 @@ def column(frame):
     return [row[0] for row in frame.collect()]
 
 
+@pytest.mark.slow
 def test_sql(spark, topic):
     found = spark.sql(
         "SELECT kafka_string(key) k, kafka_long(value) l, kafka_schema_id(value) id, kafka_partition(key, 12) p,"
@@ -91,6 +92,7 @@ def test_dataframes(topic):
         assert topic.select(function(*arguments)).columns == [f"{name}({', '.join(arguments)})"]
 
 
+@pytest.mark.slow
 def test_keys_of_other_types(spark, topic):
     asked = "kafka_partition('order-17', 50), kafka_partition(17, 50), kafka_partition(17L, 50), kafka_murmur2('abc')"
     packed = (b"order-17", struct.pack(">i", 17), struct.pack(">q", 17))

@@ -157,6 +157,7 @@ def test_a_generation(store, capsys, tmp_path):
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_a_table_of_queries(spark, tmp_path, tmp_path_factory):
     case = golden(tmp_path_factory)["two-parts"]
     root = case.input(case.partitions[0]).parent
@@ -189,7 +190,8 @@ def test_a_table_of_queries(spark, tmp_path, tmp_path_factory):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("kind", ["parquet", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "json"))])
+@pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
+@pytest.mark.slow
 def test_queries_of_files(spark, tmp_path, capsys, kind):
     source, target = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
     rows = pa.table(
