@@ -1,1 +1,25 @@
-"""Kafka's log files as columns, and back: reader, writer and indexes. Knows nothing of Spark, jobs or policy."""
+"""Kafka's log files as columns, and back: reader, writer and indexes. Knows nothing of Spark, jobs or policy.
+
+    logformat.open_segment("archive/orders-0/00000000000000000000.log").to_arrow(["offset", "key"])
+    logformat.open_partition("archive/orders-0").lookup_offset(4711)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from logformat.partition_log import open_partition
+    from logformat.segment import open_segment
+
+__all__ = ["open_partition", "open_segment"]
+
+_HOMES = {"open_partition": "logformat.partition_log", "open_segment": "logformat.segment"}
+
+
+def __getattr__(name: str) -> Any:
+    """What is public here, imported when it is used: the rest of the package needs neither."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
 
+import logformat
 from logformat.errors import LogFormatError
 from logformat.schemas import RECORDS
 from logformat.segment import open_segment
@@ -24,6 +26,16 @@ TEXT = "a=1 b=2 | {codec=zstd} a=- =3 -= | {pid=7 txn} c=4 | {pid=7 abort} | {ba
 @pytest.fixture
 def log(tmp_path):
     return write_segment(tmp_path / "some-topic-5", TEXT)
+
+
+def test_what_the_package_offers():
+    """`logformat.open_segment(path)`; and `import logformat` alone loads no kernels."""
+    code = "import sys, logformat; assert 'numba' not in sys.modules; print(logformat.open_segment.__module__)"
+    root = Path(logformat.__file__).parents[1]
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True).strip() == "logformat.segment"
+    assert {name: getattr(logformat, name).__name__ for name in logformat.__all__} == {n: n for n in logformat.__all__}
+    with pytest.raises(AttributeError, match="has no attribute 'open_segmnt'"):
+        _ = logformat.open_segmnt
 
 
 def test_ways_to_say_where(log, monkeypatch):
