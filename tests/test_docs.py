@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -312,3 +313,31 @@ def test_examples_of_readme_run(tmp_path):
     assert _table(first) == _table(shown)
     for said in re.findall(r"^(?:records dropped|note|the archive).*", shown, re.MULTILINE):
         assert said in first
+
+
+def _blocks(language: str) -> list[str]:
+    """README's blocks of a language, with the examples' archive for `archive`."""
+    archive = ROOT / "examples" / "archive"
+    found = re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return [re.sub(r"(?<=[\"'])archive(?=[\"'])", str(archive), block) for block in found]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_python_and_sql_of_readme_run(spark, monkeypatch):
+    """Statement by statement; a DataFrame has rows. All blocks share one session and one namespace."""
+    monkeypatch.chdir(ROOT)
+    spark.read.format("kafka_log").load(str(ROOT / "examples" / "archive")).createOrReplaceTempView("topic")
+    names: dict[str, object] = {"spark": spark}
+    frames = []
+    for block in _blocks("python"):
+        for statement in ast.parse(block).body:
+            if isinstance(statement, ast.Expr):
+                frames.append(eval(compile(ast.Expression(statement.value), "README.md", "eval"), names))
+            else:
+                exec(compile(ast.Module([statement], []), "README.md", "exec"), names)
+    frames += [spark.sql(statement) for block in _blocks("sql") for statement in block.split(";") if statement.strip()]
+    shown = [frame for frame in frames if hasattr(frame, "isStreaming") and not frame.isStreaming and frame.columns]
+    assert len(shown) == 5
+    assert all(frame.limit(1).count() for frame in shown)
+    spark.catalog.dropTempView("orders")
