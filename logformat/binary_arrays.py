@@ -25,6 +25,13 @@ def is_bytes(kind: Any) -> bool:
     )
 
 
+def whole_array(values: Any) -> Any:
+    """A table's column (pa.ChunkedArray) in one pa.Array, and a dictionary's values in place; others are given back."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+
+
 def spans_of(values: Any) -> tuple[NDArray[np.uint8], NDArray[Any]]:
     """(data, at): value i of a pa.Array of bytes or text is data[at[i]:at[i + 1]]; int32 or int64 [n + 1].
 

@@ -38,7 +38,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from logformat.binary_arrays import is_bytes, spans_of
+from logformat.binary_arrays import is_bytes, spans_of, whole_array
 from logformat.text import text_of
 from udfs.decode_kernels import write_base64
 
@@ -72,11 +72,16 @@ def decode(values: Any, name: str, *, errors: Errors = "null") -> Any:
     then, else it is replaced, and the value is not null.
     """
     decoded, reasons = _read(values, name)
-    if errors == "fail":
+    if checked_errors(errors) == "fail":
         fail_at_first(values, reasons, name)
-    elif errors != "null":
-        raise ValueError(f'errors: expected "null" or "fail", found {errors!r}')
     return decoded
+
+
+def checked_errors(errors: str) -> str:
+    """The same, or ValueError: what `errors=` takes."""
+    if errors not in ("null", "fail"):
+        raise ValueError(f'errors: expected "null" or "fail", found {errors!r}')
+    return errors
 
 
 def problems_of(values: Any, name: str) -> Any:
@@ -105,7 +110,8 @@ def decoder(name: str) -> Decoder:
 
 
 def as_binary(values: Any) -> Any:
-    """A pa.Array of bytes or text, of whatever width, as pa.BinaryArray. TypeError for others."""
+    """A pa.Array of bytes or text, of whatever width, or a pa.ChunkedArray, as pa.BinaryArray. TypeError for others."""
+    values = whole_array(values)
     if not is_bytes(values.type) and not pa.types.is_null(values.type):
         raise TypeError(f"expected a column of bytes, found {values.type}")
     if pa.types.is_binary(values.type):
@@ -114,8 +120,6 @@ def as_binary(values: Any) -> Any:
 
 
 def _read(values: Any, name: str) -> tuple[Any, Any]:
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
     return decoder(name).read(as_binary(values))
 
 

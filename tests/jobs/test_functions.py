@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import random
 import struct
 from decimal import Decimal
 
+import fastavro
+import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from jobs.functions import functions, register, register_avro
 from tests.reference import murmur2 as twin
-from udfs.avro import AvroSchemaError
+from udfs.avro import AvroSchemaError, decode_avro, read_avro
 
 pytestmark = pytest.mark.spark
 
@@ -58,6 +63,74 @@ def java_avro(spark, schema, datum):
     avro.generic.GenericDatumWriter(parsed).write(value, encoder)
     encoder.flush()
     return bytes(out.toByteArray())
+
+
+def java_resolved(spark, written, read, value):
+    """A value of one schema, read as another one by Avro's Java library, in binary again; None: it refuses."""
+    avro = spark._jvm.org.apache.avro
+    old, new = avro.Schema.Parser().parse(written), avro.Schema.Parser().parse(read)
+    try:
+        decoder = avro.io.DecoderFactory.get().binaryDecoder(value, None)
+        datum = avro.generic.GenericDatumReader(old, new).read(None, decoder)
+        out = spark._jvm.java.io.ByteArrayOutputStream()
+        encoder = avro.io.EncoderFactory.get().binaryEncoder(out, None)
+        avro.generic.GenericDatumWriter(new).write(datum, encoder)
+        encoder.flush()
+    except Py4JJavaError:
+        return None
+    return bytes(out.toByteArray())
+
+
+def random_type(drawn, depth=0):
+    """A schema and a value of it."""
+    number = drawn.randrange(-100, 100)
+    names = drawn.choice("AB")
+    simple = [
+        ("int", number), ("long", number), ("float", number / 4), ("double", number / 4), ("string", f"s{number}"),
+        ("bytes", f"b{number}".encode()), ("boolean", number > 0),
+        ({"type": "enum", "name": f"E{names}", "symbols": drawn.sample("XYZ", 2), "default": "X"}, None),
+        ({"type": "fixed", "name": f"F{names}", "size": 1 + number % 2}, b"ab"[: 1 + number % 2]),
+    ]  # fmt: skip
+    simple[7][0]["default"] = simple[7][0]["symbols"][0]
+    simple[7] = (simple[7][0], simple[7][0]["symbols"][1])
+    pick = drawn.randrange(len(simple) + (4 if depth < 2 else 0))
+    if pick < len(simple):
+        return simple[pick]
+    inner, value = random_type(drawn, depth + 1)
+    if pick == len(simple):
+        return {"type": "array", "items": inner}, [value] * (number % 3)
+    if pick == len(simple) + 1:
+        return {"type": "map", "values": inner}, {f"k{i}": value for i in range(number % 3)}
+    if isinstance(inner, list):
+        return inner, value
+    if pick == len(simple) + 2:
+        return drawn.choice([["null", inner], [inner, "null"]]), drawn.choice([value, None])
+    other = "string" if inner != "string" else "long"
+    return drawn.choice([["null", inner, other], [other, inner]]), value
+
+
+@pytest.mark.slow
+def test_versions_of_a_schema_are_read_as_java_reads_them(spark):
+    drawn = random.Random(11)
+    agreed = 0
+    for _ in range(80):
+        written, value = random_type(drawn)
+        read = drawn.choice(
+            [random_type(drawn)[0], ["null", written] if not isinstance(written, list) else written[0],
+             written if isinstance(written, list) else ["null", "boolean", written], "double", "string"]
+        )  # fmt: skip
+        if read == ["null", "boolean", "boolean"]:
+            continue
+        old, new = ({"type": "record", "name": "R", "fields": [{"name": "a", "type": of}]} for of in (written, read))
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, fastavro.parse_schema(old), {"a": value})
+        old, new = json.dumps(old), json.dumps(new)
+        theirs = java_resolved(spark, old, new, out.getvalue())
+        ours, reasons = read_avro(pa.array([b"\0\0\0\0\1" + out.getvalue()]), new, writers={1: old})
+        expected = decode_avro(pa.array([theirs], pa.binary()), new, errors="fail")
+        assert ours.equals(expected), (old, new, value, theirs, ours.to_pylist(), reasons.to_pylist())
+        agreed += theirs is not None
+    assert agreed > 25
 
 
 def column(frame):

@@ -107,6 +107,93 @@ def test_versions_by_schema_id():
     assert "EOFError" in reasons[5].as_py()
 
 
+INNER = record(("x", "int"), name="In")
+LETTERS = {"type": "enum", "name": "L", "symbols": ["A", "B", "C"]}
+FEWER = {"type": "enum", "name": "L", "symbols": ["C", "A"], "default": "A"}
+CENTS = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+FLOAT_OF = 2**24 + 1  # no float of 32 bits
+
+
+@pytest.mark.parametrize(
+    ("old", "value", "new", "read"),
+    [
+        (INNER, {"x": 1}, ["null", INNER], {"x": 1}),
+        (["null", INNER], {"x": 1}, INNER, {"x": 1}),
+        (["null", INNER], None, INNER, None),
+        (["null", INNER], {"x": 1}, ["string", INNER], {"member0": None, "member1": {"x": 1}}),
+        (LETTERS, "B", ["null", LETTERS], "B"),
+        (["null", LETTERS], "B", LETTERS, "B"),
+        (LETTERS, "C", FEWER, "C"),
+        (LETTERS, "B", FEWER, "A"),
+        ("int", 3, ["null", "string", "long"], {"member0": None, "member1": 3}),
+        (["null", "int"], 3, ["string", "null", "double"], {"member0": None, "member1": 3.0}),
+        ("int", FLOAT_OF, "float", float(FLOAT_OF - 1)),
+        ({"type": "array", "items": "string"}, ["ä"], {"type": "array", "items": "bytes"}, ["ä".encode()]),
+        (
+            {"type": "map", "values": INNER}, {"k": {"x": 1}}, {"type": "map", "values": ["null", INNER]},
+            [("k", {"x": 1})],
+        ),
+        ("string", "1", "int", None),
+        ({"type": "fixed", "name": "F", "size": 2}, b"ab", {"type": "fixed", "name": "F", "size": 3}, None),
+    ],
+    ids=range(15),
+)  # fmt: skip
+def test_one_version_as_another_reads_it(old, value, new, read):
+    values = pa.array([b"\0\0\0\0\1" + encoded(record(("a", old)), {"a": value})[0].as_py()])
+    column, reasons = read_avro(values, record(("a", new)), writers={1: record(("a", old))})
+    assert column.to_pylist() == [None if read is None else {"a": read}]
+    assert (reasons[0].as_py() is None) == (read is not None)
+
+
+@pytest.mark.parametrize(
+    ("schema", "default", "read"),
+    [
+        ("bytes", "\u00ff", b"\xff"),
+        (CENTS, "\u00ff", Decimal("-0.01")),
+        ([LETTERS, "null"], "A", "A"),
+        (["null", LETTERS], None, None),
+        ([INNER, "string"], {"x": 5}, {"member0": {"x": 5}, "member1": None}),
+        (record(("x", "int"), ("y", ["null", "int"]), name="In") | {"z": 1}, {"x": 1, "y": None}, {"x": 1, "y": None}),
+        ({"type": "map", "values": "float"}, {"a": 1}, [("a", 1.0)]),
+        ({"type": "array", "items": {"type": "fixed", "name": "F", "size": 1}}, ["\u0001"], [b"\1"]),
+    ],
+    ids=range(8),
+)
+def test_defaults_of_fields_that_were_not_written(schema, default, read):
+    target = record(("id", "int")) | {
+        "fields": [{"name": "id", "type": "int"}, {"name": "a", "type": schema, "default": default}]
+    }
+    values = pa.array([b"\0\0\0\0\1\2"])
+    column = decode_avro(values, target, writers={1: record(("id", "int"))}, errors="fail")
+    assert column.to_pylist() == [{"id": 1, "a": read}]
+
+
+def test_what_cannot_be_read_as_the_newer_version_says_why():
+    values = pa.array([b"\0\0\0\0\1\2"])
+    for target, problem in (
+        (record(("id", "int"), ("more", "int")), "field more was not written, and has no default"),
+        (record(("id", "string")), "int was written, which is no string"),
+        (record(("id", ["null", "string"])), "int was written, which is no branch of the union"),
+    ):
+        assert problem in read_avro(values, target, writers={1: record(("id", "int"))})[1][0].as_py()
+
+
+def test_symbols_and_decimals_that_cannot_be():
+    column, reasons = read_avro(pa.array([b"\1", b"\2", b"\6"]), LETTERS)
+    assert column.to_pylist() == [None, "B", None]
+    assert ["no symbol" in (reason or "") for reason in reasons.to_pylist()] == [True, False, True]
+    values = pa.array([b"\4\x27\x0f", b"\4\x27\x10", b"\6\0\x27\x0f", b"\0"])
+    assert decode_avro(values, CENTS).to_pylist() == [Decimal("99.99"), None, Decimal("99.99"), None]
+
+
+def test_columns_of_a_table():
+    values = pa.chunked_array([["\2"], ["\4", None]])
+    assert decode_avro(values, "int").to_pylist() == [1, 2, None]
+    assert decode_avro(pa.array([b"\2", b"\2"]).dictionary_encode(), "int").to_pylist() == [1, 1]
+    with pytest.raises(ValueError, match='expected "null" or "fail"'):
+        decode_avro(values, "int", errors="ignore")
+
+
 def test_what_is_no_avro_of_the_schema():
     schema = record(("id", "int"), ("at", {"type": "long", "logicalType": "timestamp-millis"}))
     good = encoded(schema, {"id": 1, "at": 5})[0].as_py()
@@ -151,6 +238,13 @@ def test_json():
     assert [reason is None for reason in reasons.to_pylist()] == [True, False, False, True]
 
 
+def test_many_schemas():
+    """A column of schemas, each other: its cost grows with the rows, not with rows times schemas."""
+    schemas = [json.dumps(record(("id", "int"), name=f"T{i}")) for i in range(500)] * 4
+    text, _ = avro_json(pa.array([b"\2"] * 2000), pa.array(schemas))
+    assert text.to_pylist() == ['{"id": 1}'] * 2000
+
+
 def test_a_schema_a_row():
     values = pa.array([b"\2", b"\2a", b"\2", None, b"\4"])
     schemas = pa.array(['"int"', '"string"', None, '"int"', '"int"'])
@@ -169,10 +263,12 @@ def test_a_schema_a_row():
         ("5", "found 5"),
         ({"type": "array", "items": "null"}, "take no bytes"),
         ({"type": "array", "items": record(("n", "null"))}, "take no bytes"),
+        ({"type": "array", "items": {"type": "fixed", "name": "F", "size": 0}}, "take no bytes"),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 5}, "scale"),
         (record(("next", ["null", "shop.Order"])), "shop.Order holds itself"),
         ({"type": "bytes", "logicalType": "decimal", "precision": 60}, "precision"),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_schemas_that_cannot_be(schema, problem):
     with pytest.raises(AvroSchemaError, match=problem):

@@ -73,3 +73,15 @@ def test_what_cannot_be():
         partition_of(pa.array([b"a", b"b"]), pa.array([3, -3]))
     with pytest.raises(TypeError, match=r"found date32\[day\]: cast it"):
         partition_of(pa.array([1], pa.date32()), 3)
+    with pytest.raises(ValueError, match="expected at most 2147483647, found 2147483648"):
+        partition_of(pa.array([b"a"]), 2**31)
+    with pytest.raises(ValueError, match="expected one, or 3, a key one; found 2"):
+        partition_of(pa.array([b"a", b"b", b"c"]), pa.array([3, 3]))
+
+
+def test_columns_of_a_table():
+    keys = pa.chunked_array([[b"a"], [b"b", None]])
+    expected = [twin.partition_of(b"a", 12), twin.partition_of(b"b", 12), None]
+    assert partition_of(keys, np.int64(12)).to_pylist() == expected
+    assert partition_of(keys.dictionary_encode(), pa.chunked_array([[12, 12], [12]])).to_pylist() == expected
+    assert murmur2(keys).to_pylist() == [twin.murmur2(b"a"), twin.murmur2(b"b"), None]
