@@ -6,15 +6,19 @@ store, a partition of which it holds a generation is that and what the archive h
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from jobs.archive import Archive, ArchivedPartition, list_archive
 from jobs.config import Config, TopicSettings
+from jobs.data_source_options import nearest
 from jobs.each import WITHOUT_SPARK_BYTES, each
 from jobs.errors import DONE, PROBLEMS, MissingPathError, PolicyError, UsageError
 from jobs.options import ReportOptions
@@ -112,16 +116,13 @@ def saved(before: int, after: int) -> str:
 def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
     """Profile the archive and write the page."""
     started = time.perf_counter()
-    output = normal_uri(options.output)
-    _check_output(output)
+    output = _checked_output(options)
     report = profile_archive(options, progress)
     at = time.perf_counter()
     from jobs.report_page import page_of  # noqa: PLC0415 - the plot library takes a second to load
 
     report.output = output
-    page = page_of(report).encode()
-    folder, _, name = output.rpartition("/")
-    write_file(open_root(folder or "/"), name, page)
+    _write_page(output, page_of(report).encode())
     report.seconds["page"] = time.perf_counter() - at
     report.seconds["total"] = time.perf_counter() - started
     return report
@@ -160,20 +161,67 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
     return report
 
 
-def _check_output(output: str) -> None:
+def _checked_output(options: ReportOptions) -> str:
+    """Where the page goes; UsageError where it cannot, before anything is read."""
+    output = normal_uri(options.output)
     root = open_root(output.rpartition("/")[0] or "/")
-    if root.is_local:
-        root.filesystem.create_dir(root.base or "/", recursive=True)
-    if (
-        output.endswith("/")
-        or root.filesystem.get_file_info(root.full(output.rpartition("/")[2])).type.name == "Directory"
-    ):
+    name = output.rpartition("/")[2]
+    is_folder = root.filesystem.get_file_info(root.full(name)).type.name == "Directory"
+    if is_folder or options.output.endswith("/"):
         raise UsageError(message=f"--output: expected a file to write the page to, found the folder {output}")
+    for what, given in (("archive", options.archive), ("store", options.store)):
+        if given is not None and f"{_real(output)}/".startswith(f"{_real(normal_uri(given))}/"):
+            raise UsageError(message=f"--output {output} lies in the {what} {given}: give a file outside of it")
+    if root.is_local:
+        there = Path(output)
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        if not os.access(there, os.W_OK) or (str(there) != output and not there.is_dir()):
+            raise _unwritable(output, f"{there} is {'no folder' if there.is_file() else 'not to be written to'}")
+    return output
+
+
+def _real(uri: str) -> str:
+    return uri if "://" in uri else os.path.realpath(uri)
+
+
+def _unwritable(output: str, found: str) -> UsageError:
+    return UsageError(message=f"--output {output}: expected a file that can be written, found {found}")
+
+
+def _write_page(output: str, page: bytes) -> None:
+    """The whole page or none of it: on a disk under another name first, so that one that is there stays until then."""
+    root = open_root(os.path.dirname(output) or "/")  # noqa: PTH120 - a URI too
+    path = Path(os.path.realpath(output))
+    try:
+        if not root.is_local or (path.exists() and not path.is_file()):  # a device, a pipe
+            write_file(root, output.rpartition("/")[2], page)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.new")
+        try:
+            write_file(open_root(str(path.parent)), new.name, page)
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _unwritable(output, str(error).split(" Detail:")[0]) from error
 
 
 def _listed(uri: str, topics: str | None) -> Archive:
+    seen: set[str] = set()
+
+    def is_wanted(topic: str) -> bool:
+        seen.add(topic)
+        return topics is None or fnmatchcase(topic, topics)
+
     try:
-        return list_archive(open_root(uri), lambda topic: topics is None or fnmatchcase(topic, topics))
+        archive = list_archive(open_root(uri), is_wanted)
+        if topics is not None and seen and not any(fnmatchcase(topic, topics) for topic in seen):
+            raise UsageError(message=f"no topic of {uri} matches {topics}{nearest(topics, sorted(seen))}")
+        return archive
     except FileNotFoundError:
         raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
 

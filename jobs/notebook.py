@@ -15,7 +15,8 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Final
 
 import pandas as pd
 
@@ -25,8 +26,10 @@ from jobs.config import Config, load_config
 from jobs.errors import MissingPathError
 from jobs.options import ReportOptions
 from jobs.progress import Silent
-from udfs.partition_profile import AGE_NAMES, PartitionProfile
+from udfs.partition_profile import AGE_NAMES, PartitionProfile, SegmentProfile
 from udfs.storage import normal_uri, open_root
+
+_SHOWN_ROWS: Final = 200  # of a table that shows itself; the DataFrame has them all
 
 
 def open_archive(path_or_uri: str, *, config: str | Config | None = None, now_ms: int | None = None) -> OpenedArchive:
@@ -136,7 +139,13 @@ class OpenedPartition:
     def profile(self) -> ProfiledPartition:
         """Read the partition once."""
         report = profile_archive(self.opened._options(self.archived.topic), Silent(), self.archived.partition)
-        return ProfiledPartition(report.profiles[0])
+        if report.profiles:
+            return ProfiledPartition(report.profiles[0])
+        a = self.archived  # nothing to read, or not even listed
+        problem = report.problems[0] if report.problems else None
+        return ProfiledPartition(
+            PartitionProfile(a.topic, a.partition, is_compacted(self.opened.config, a), 0, problem)
+        )
 
     def __repr__(self) -> str:
         return f"OpenedPartition({self.name!r}: {len(self.archived.segments)} segments)"
@@ -154,8 +163,8 @@ class ProfiledPartition:
     @property
     def segments(self) -> pd.DataFrame:
         """A row a segment; columns as in SegmentProfile."""
-        rows = [asdict(s) for s in self.found.segments]
-        return pd.DataFrame([{k: v for k, v in row.items() if k not in ("codecs", "tombstone_ages")} for row in rows])
+        names = [f.name for f in fields(SegmentProfile) if f.name not in ("codecs", "tombstone_ages")]
+        return pd.DataFrame([[getattr(s, name) for name in names] for s in self.found.segments], columns=names)
 
     @property
     def tombstones(self) -> pd.Series[int]:
@@ -182,4 +191,4 @@ class ProfiledPartition:
 
 
 def _html(table: pd.DataFrame) -> str:
-    return str(table.to_html(border=0, formatters={"bytes": "{:,}".format}))
+    return str(table.to_html(border=0, formatters={"bytes": "{:,}".format}, max_rows=_SHOWN_ROWS, show_dimensions=True))

@@ -198,7 +198,7 @@ def dead_by_segment(name: str, title: str, profiles: Sequence[PartitionProfile])
     return plots.columns(
         name, title, labels, [("live", LIVE, live), ("dead", DEAD, dead)], plots.bytes_of,
         says=f"{len(segments):,} segments: {size(sum(live))} live, {size(sum(dead))} dead",
-        label="partition: base offset",
+        label="partition: base offset", each="segments",
     )  # fmt: skip
 
 

@@ -115,10 +115,13 @@ def columns(
     *,
     says: str,
     label: str,
+    each: str,
     ticks: int = 5,
 ) -> Plot:
-    """Stacked columns along an axis with a few labels; columns beyond what fits are joined."""
+    """Stacked columns along an axis with a few labels; columns beyond what fits are joined, which `says` then tells."""
     step = -(-len(labels) // _MAX_BARS) if labels else 1
+    if step > 1:
+        says += f"; a column is {step} {each}"
     shown = [labels[i] for i in range(0, len(labels), step)]
     joined = [
         (n, colour, [float(sum(values[i : i + step])) for i in range(0, len(values), step)])
@@ -148,7 +151,9 @@ def columns(
         axes.set_ylim(0, (max(bottom, default=0) or 1) * 1.05)
         _legend(figure, axes, joined)
 
-    rows = [(text, *(show(s[2][i]) for s in joined)) for i, text in enumerate(shown)]
+    counts = [min(step, len(labels) - i) - 1 for i in range(0, len(labels), step)]
+    names = [text + (f" and {more} more" if more else "") for text, more in zip(shown, counts, strict=True)]
+    rows = [(text, *(show(s[2][i]) for s in joined)) for i, text in enumerate(names)]
     return _plot(name, title, says, draw, _HEIGHT, (label, *(s[0] for s in joined)), rows)
 
 
@@ -163,6 +168,7 @@ def records_by_time(name: str, title: str, times: Times) -> Plot:
         name, f"{title}, by {unit} (UTC)", labels, [("records", LIVE, times.counts)], number,
         says=f"{total:,} records from {ends[0]} to {ends[1]}, without those of aborted transactions; most, {most:,}, "
         f"from {busiest} on",
+        each=f"{unit}s" if times.width_ms <= DAY_MS else f"spans of {unit}",
         label=f"{unit} from",
     )  # fmt: skip
 

@@ -51,7 +51,9 @@ class SegmentProfile:
     tombstone_ages: tuple[int, ...]  # of those, by AGE_NAMES
     null_keys: int
     control_records: int  # that were opened
-    out_of_order: int  # records below the largest timestamp of all batches before, and of records before in their own
+    # records below the largest timestamp of all batches before, and of records before in their own batch; of batches
+    # whose largest one is after the year 9999 none is known
+    out_of_order: int
     largest_lag_ms: int  # by how much, at most
     without_time: int  # records without a timestamp, or with one after the year 9999
     min_timestamp_ms: int | None

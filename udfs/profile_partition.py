@@ -34,7 +34,7 @@ from udfs.analyse_partition import Analysis, analyse
 from udfs.clean_batches import Rules, Tally, clean_chunk
 from udfs.partition_profile import Codec, HotKey, PartitionProfile, SegmentProfile, TimeBuckets, shown_key
 from udfs.plan import LastBatch, NotDue, PartitionPlan, Problem, SetAside
-from udfs.profile_kernels import N_AGES, N_SUMS, NOTHING, add_times, add_up, count_keys
+from udfs.profile_kernels import LAST_TIME, N_AGES, N_SUMS, NOTHING, add_times, add_up, count_keys
 from udfs.retain_kernels import COUNTER_NAMES
 from udfs.rewrite_segments import Source, chunk_at
 from udfs.scan_batches import SegmentScan
@@ -185,7 +185,7 @@ class _Walk:
         self.chunks: list[tuple[int, int]] = []  # (source, chunk) in the order of the walk ...
         self.last_offsets: list[int] = []  # ... and the last offset of each
         # of all batches before each source
-        maxima = [s.scan.max_timestamp for s in self.sources]
+        maxima = [self._largest(i) for i in range(len(self.sources))]
         self.largest_before = np.maximum.accumulate([-1, *maxima])[:-1].tolist()
         self._is_last = np.empty(0, np.bool_)
 
@@ -202,7 +202,7 @@ class _Walk:
                 chunk = chunk_at(file, source.path, *scan.chunks[i], self.buffer)
                 self.chunks.append((number, i))
                 self.last_offsets.append(int(chunk.batches["last_offset"][-1]))
-                largest = np.maximum.accumulate(np.append(before[i], chunk.batches["max_timestamp"]))[:-1]
+                largest = np.maximum.accumulate(np.append(before[i], _usable(chunk.batches["max_timestamp"])))[:-1]
                 see = _See(self, largest, sums, ages, codecs)
                 if cleaned and self.analysis is not None:
                     after += self._clean(chunk, source, self.analysis.rules, tally, see)
@@ -228,22 +228,29 @@ class _Walk:
             codecs={name: Codec(*codecs[:, i].tolist()) for i, name in enumerate(CODEC_NAMES) if codecs[0, i]},
         )  # fmt: skip
 
+    def _largest(self, number: int) -> int:
+        """Largest usable timestamp of a source's batches: a second look at its headers where its largest is not."""
+        largest = self.sources[number].scan.max_timestamp
+        return largest if largest <= LAST_TIME else int(self._largest_of_chunks(number).max())
+
     def _largest_before_chunks(self, number: int) -> list[int]:
         """Largest timestamp of all batches before each chunk of a source: a second look at the headers where a segment
         has several chunks, since what came before is not known to who comes from the end.
         """
+        before = int(self.largest_before[number])
+        if len(self.sources[number].scan.chunks) < 2:
+            return [before]
+        return [int(largest) for largest in np.maximum.accumulate([before, *self._largest_of_chunks(number)])]
+
+    def _largest_of_chunks(self, number: int) -> np.ndarray:
         source, scan = self.sources[number], self.sources[number].scan
-        out = [int(self.largest_before[number])]
-        if len(scan.chunks) > 1:
-            starts = np.array([position for position, _, _ in scan.chunks])
-            largest = np.full(len(starts), -1, np.int64)
-            with opened_unbuffered(source.root, source.path) as file:
-                end = scan.end_position
-                for part in read_headers(file, source.path, scan.start_position, end, self.buffer, Tail()):
-                    at = np.searchsorted(starts, part.batches["position"], "right") - 1
-                    np.maximum.at(largest, at, part.batches["max_timestamp"])
-            out = np.maximum.accumulate([*out, *largest.tolist()]).tolist()
-        return out
+        starts = np.array([position for position, _, _ in scan.chunks])
+        largest = np.full(len(starts), -1, np.int64)
+        with opened_unbuffered(source.root, source.path) as file:
+            for part in read_headers(file, source.path, scan.start_position, scan.end_position, self.buffer, Tail()):
+                at = np.searchsorted(starts, part.batches["position"], "right") - 1
+                np.maximum.at(largest, at, _usable(part.batches["max_timestamp"]))
+        return largest
 
     def _clean(self, chunk: Chunk, source: Source, rules: Rules, tally: Tally, see: _See) -> int:
         legacy = source.mtime_ms > rules.legacy_horizon_ms
@@ -292,6 +299,11 @@ class _Walk:
             if rows.num_rows
         ]
         return bytes(found[0])
+
+
+def _usable(times: np.ndarray) -> np.ndarray:
+    """Largest timestamps of batches; -1 where it is after the year 9999: one such record would make all others late."""
+    return np.where(times > LAST_TIME, -1, times)
 
 
 @dataclass(frozen=True)

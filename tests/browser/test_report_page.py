@@ -113,3 +113,18 @@ def test_every_plot_has_words_and_a_table(chrome, pages):
         " f.querySelector('figcaption').textContent, f.querySelectorAll('tbody tr').length])"
     )
     assert figures and all(label and caption and rows for label, caption, rows in figures)
+
+
+def test_on_paper_it_is_light_and_topics_are_open(chrome, pages):
+    look(chrome, pages["example"], width=1280, dark=True)
+    inside = """return [...document.querySelectorAll('details.box')].map(
+        e => getComputedStyle(e, '::details-content').contentVisibility)"""
+    assert set(chrome.execute_script(inside)) == {"visible", "hidden"}
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": features})
+    try:
+        assert set(chrome.execute_script(inside)) == {"visible"}
+        assert chrome.execute_script(LUMINANCE) > 0.99
+        assert chrome.execute_script(CONTRAST) >= 4.5
+    finally:
+        chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

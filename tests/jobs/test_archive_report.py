@@ -115,7 +115,9 @@ def test_an_archive_without_partitions_has_a_page_too(tmp_path):
     (tmp_path / "empty").mkdir()
     report = archive_report.run(options(tmp_path / "empty"), Silent())
     assert report.exit_code == 0
-    needs_nothing_else((tmp_path / "report.html").read_text())
+    text = (tmp_path / "report.html").read_text()
+    needs_nothing_else(text)
+    assert "No partition was found" in text and "Overview" not in text
 
 
 def test_the_command(archive):
@@ -126,6 +128,68 @@ def test_the_command(archive):
     assert json.loads(done.stdout)["output"] == str(page) and page.exists()
     with pytest.raises(UsageError, match="expected a file"):
         archive_report.run(options(archive, output=str(archive.parent)), Silent())
+
+
+@pytest.mark.parametrize("inside", ["t-0/00000000000000000000.log", "page.html", "new/page.html", "t-0/../page.html"])
+def test_no_page_is_written_into_the_archive(archive, inside):
+    before = {path: path.read_bytes() for path in archive.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match="lies in the archive"):
+        archive_report.run(options(archive, output=str(archive / inside)), Silent())
+    (archive.parent / "beside").symlink_to(archive)
+    with pytest.raises(UsageError, match="lies in the archive"):
+        archive_report.run(options(archive, output=str(archive.parent / "beside" / inside)), Silent())
+    assert {path: path.read_bytes() for path in archive.rglob("*") if path.is_file()} == before
+
+
+def test_an_output_that_cannot_be_is_told_before_anything_is_read(archive, monkeypatch):
+    (archive.parent / "file").write_text("mine")
+    for output, problem in (
+        (archive.parent / "file/page.html", "is no folder"), (f"{archive.parent}/new/", "expected a file"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=problem):
+            archive_report.run(options(archive, output=str(output)), Silent())
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(UsageError, match="is not to be written to"):
+        archive_report.run(options(archive), Silent())
+    assert {path.name for path in archive.parent.iterdir()} == {"archive", "file"}
+
+
+def test_the_page_that_is_there_stays_until_the_new_one_is_whole(archive, monkeypatch):
+    page = archive.parent / "report.html"
+    page.write_text("the old one")
+
+    def half(root, path, data):
+        (Path(root.base) / path).write_bytes(data[:100])
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as changed, pytest.raises(UsageError, match=r"can be written, found .*Input/output"):
+        changed.setattr(archive_report, "write_file", half)
+        archive_report.run(options(archive), Silent())
+    assert page.read_text() == "the old one"
+    archive_report.run(options(archive), Silent())
+    needs_nothing_else(page.read_text())
+    assert {path.name for path in archive.parent.iterdir()} == {"archive", "report.html"}
+    (archive.parent / "link.html").symlink_to(page)
+    archive_report.run(options(archive, output=str(archive.parent / "link.html")), Silent())
+    assert (archive.parent / "link.html").is_symlink()
+
+
+def test_a_topic_that_is_not_there_is_told_with_the_nearest(archive):
+    with pytest.raises(UsageError, match=r"no topic of .* matches plian; did you mean plain"):
+        profile_archive(options(archive, topics="plian"), Silent())
+
+
+def test_times_that_cannot_be_have_a_page(tmp_path):
+    write_partition(tmp_path / "a/t-0", f"a=1~-1 b=2~{2**62} c=3~0 d=4~253402300799999 || e=1~-5")
+    report = archive_report.run(options(tmp_path / "a"), Silent())
+    assert report.total("without_time") == 3
+    needs_nothing_else((tmp_path / "report.html").read_text())
+
+
+def test_joined_columns_say_so():
+    text = page_of(large(1, 300))
+    assert "300 segments: " in text and "; a column is 3 segments" in text and "0: 0 and 2 more" in text
+    assert "; a column is 6 days" in text
 
 
 def test_the_archive_that_ships_with_the_project_is_as_readme_says():

@@ -75,6 +75,19 @@ def test_damage_shows_itself(archive):
     assert "problem:" in archive.profile()._repr_html_()
 
 
+def test_a_partition_that_cannot_be_planned_shows_why(archive):
+    for folder in ("one", "two"):
+        write_partition(Path(archive.uri) / folder / "twice-0", "a=1")
+    profile = open_archive(archive.uri)["twice-0"].profile()
+    assert profile.segments.empty and profile.codecs.empty and profile.hot_keys.empty
+    assert profile.tombstones.sum() == 0 and "problem:" in profile._repr_html_()
+
+
+def test_an_empty_archive_shows_itself(tmp_path):
+    opened = open_archive(str(tmp_path))
+    assert opened.topics.empty and opened._repr_html_() and opened.profile()._repr_html_()
+
+
 def test_the_notebook_is_stored_without_outputs_and_machine():
     text = NOTEBOOK.read_text()
     cells = json.loads(text)["cells"]

@@ -37,7 +37,8 @@ def profile(segments: list[list[Batch]]) -> tuple[list[SegmentFigures], Counter[
             one.batches[codec] += 1
             one.stored[codec] += len(batch.data)
             before = largest
-            largest = max(largest, batch.max_timestamp)
+            if batch.max_timestamp <= LAST_TIME:
+                largest = max(largest, batch.max_timestamp)
             if batch.control:
                 one.control_records += len(batch.records)
                 continue

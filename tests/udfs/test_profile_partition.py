@@ -162,6 +162,13 @@ def test_records_out_of_order_are_held_against_all_before(tmp_path):
     assert [(s.out_of_order, s.largest_lag_ms) for s in found.segments] == [(2, 40), (1, 60)]
 
 
+@pytest.mark.parametrize("chunk_bytes", [100, 1 << 20])
+def test_a_time_that_cannot_be_makes_nothing_late(tmp_path, chunk_bytes):
+    text = f"a=1~{START_MS} b=1~{2**62} | c=1~{START_MS + 9} || d=1~{START_MS + 5} | e=1~{START_MS + 5}"
+    found = profile(replace(plan(tmp_path, text), limits=Limits(chunk_bytes=chunk_bytes)))
+    assert [(s.out_of_order, s.largest_lag_ms, s.without_time) for s in found.segments] == [(0, 0, 1), (2, 4, 0)]
+
+
 def test_damage_is_a_problem_and_nothing_else(tmp_path):
     made = plan(tmp_path, "a=1 a=2 || b=1")
     log = tmp_path / "archive" / made.segments[0].path
