@@ -123,4 +123,6 @@ def _constant(values: Any, what: str) -> Any:
     distinct = values.unique().to_pylist()
     if len(distinct) > 1:
         raise ValueError(f"{what} has to be the same in all rows, found {distinct[0]!r} and {distinct[1]!r}")
+    if distinct == [None]:
+        raise ValueError(f"{what} is NULL; there are {', '.join(DECODERS)}")
     return distinct[0] if distinct else "string"

@@ -191,4 +191,11 @@ class ProfiledPartition:
 
 
 def _html(table: pd.DataFrame) -> str:
-    return str(table.to_html(border=0, formatters={"bytes": "{:,}".format}, max_rows=_SHOWN_ROWS, show_dimensions=True))
+    return str(
+        table.to_html(
+            border=0,
+            formatters={"bytes": "{:,}".format},
+            max_rows=_SHOWN_ROWS,
+            show_dimensions=len(table) > _SHOWN_ROWS,
+        )
+    )

@@ -47,7 +47,7 @@ def partition_of(keys: Any, n_partitions: Any) -> Any:
                 f"number of partitions: expected one, or {len(keys)}, a key one; found {len(n_partitions)}"
             )
         missing = missing | np.asarray(n_partitions.is_null())
-        counts = np.asarray(n_partitions.fill_null(1))
+        counts = np.asarray(n_partitions.cast(pa.int64()).fill_null(1))
     wrong = (counts < 1) | (counts > _MAX_PARTITIONS)
     if wrong.any():
         found = counts[wrong][0]

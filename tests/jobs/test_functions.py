@@ -216,6 +216,7 @@ def test_failing(spark, topic):
     ("asked", "problem"),
     [
         ("kafka_problem(value, 'lnog')", "did you mean long"),
+        ("kafka_problem(value, NULL)", "the decoder's name is NULL; there are string"),
         ("kafka_partition(key, 0)", "number of partitions: expected 1 or more, found 0"),
         ("kafka_avro(value, '{')", "no Avro schema"),
         ("kafka_long(5)", "expected a column of bytes, found int32"),

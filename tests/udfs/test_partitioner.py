@@ -85,3 +85,4 @@ def test_columns_of_a_table():
     assert partition_of(keys, np.int64(12)).to_pylist() == expected
     assert partition_of(keys.dictionary_encode(), pa.chunked_array([[12, 12], [12]])).to_pylist() == expected
     assert murmur2(keys).to_pylist() == [twin.murmur2(b"a"), twin.murmur2(b"b"), None]
+    assert partition_of(keys, pa.nulls(3)).to_pylist() == [None] * 3
