@@ -52,6 +52,11 @@ class DumpFile:
     size: int  # bytes when it was listed; -1: there is no such file
     named: bool = True  # by itself; else it was found in a folder
 
+    @property
+    def located(self) -> str:
+        """As it is called in findings: an absolute path, as in the tool, or a URI."""
+        return self.shown if "://" in self.shown else self.path
+
 
 def list_files(paths: Iterable[str | Path], filesystem: Any = None) -> Iterator[DumpFile]:
     """Files, and what is in folders, at any depth, in order of names."""
@@ -137,12 +142,12 @@ def dump_files(files: Iterable[DumpFile], options: DumpOptions, write: Callable[
 def _file(file: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[Any]:
     """Lines of a file; what is wrong with it is among the findings."""
     try:
-        yield from _file_lines(file.filesystem, file.path, file.shown, options, findings)
+        yield from _file_lines(file, options, findings)
     except LogFormatError as error:
         findings.problems.append(error)
     except OSError as error:
         said = f"{type(error).__name__}: {str(error).split('Detail:')[-1].strip()}"
-        findings.problems.append(LogFormatError("unreadable", file.path, 0, "a readable file", said))
+        findings.problems.append(LogFormatError("unreadable", file.located, 0, "a readable file", said))
 
 
 def _as_bytes(lines: Any) -> memoryview:
@@ -150,16 +155,16 @@ def _as_bytes(lines: Any) -> memoryview:
     return text.bytes_of(pc.binary_join_element_wise(lines, "\n", "")) if len(lines) else memoryview(b"")
 
 
-def _file_lines(found: Any, path: str, shown: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
-    kind = kind_of(path)
+def _file_lines(file: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+    kind, shown, path = kind_of(file.path), file.shown, file.located
     if kind in (names.LOG, _CHECKPOINT_SUFFIX):
-        yield from _log_file(found, path, shown, kind, options, findings)
+        yield from _log_file(file, kind, options, findings)
     elif kind in (names.INDEX, names.TIME_INDEX):
-        yield from _index_file(found, path, shown, kind, options, findings)
+        yield from _index_file(file, kind, options, findings)
     elif kind is None:
         findings.unknown.append(shown)
     else:
-        data = _read(found, path)
+        data = _read(file)
         if kind == names.SNAPSHOT:
             entries = producer_snapshot.read(data, path)
             columns = text.snapshot_columns(entries) if options.as_json else {}
@@ -187,20 +192,20 @@ def _said(line: str, options: DumpOptions) -> Iterator[Any]:
         yield pa.array([line], pa.string())
 
 
-def _read(found: Any, path: str) -> bytes:
-    with found.open_input_file(path) as file:
-        return bytes(file.read())
+def _read(file: DumpFile) -> bytes:
+    with file.filesystem.open_input_file(file.path) as opened:
+        return bytes(opened.read())
 
 
-def _log_file(found: Any, path: str, shown: str, kind: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
-    name = path.rpartition("/")[2]
+def _log_file(file: DumpFile, kind: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+    path, name = file.located, file.path.rpartition("/")[2]
     head = _said(_log_head(path, kind), options)
     if options.log.wanted.everything:
         yield from head
     of = findings.logs[path] = LogFindings()
-    log = replace(options.log, as_json=shown if options.as_json else None)
-    with found.open_input_file(path) as file:
-        for lines in log_lines(file, path, file.size(), log, of):
+    log = replace(options.log, as_json=file.shown if options.as_json else None)
+    with file.filesystem.open_input_file(file.path) as opened:
+        for lines in log_lines(opened, path, opened.size(), log, of):
             if len(lines):
                 yield from head
                 yield lines
@@ -225,11 +230,10 @@ def _offset(path: str) -> int:
     return int(name)
 
 
-def _index_file(
-    found: Any, path: str, shown: str, kind: str, options: DumpOptions, findings: Findings
-) -> Iterator[Any]:
+def _index_file(file: DumpFile, kind: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+    path, shown = file.located, file.shown
     base = _offset(path)
-    data = _read(found, path)
+    data = _read(file)
     of = findings.indexes[path] = IndexFindings()
     if kind == names.INDEX and not data:
         yield from _said(f"{shown} is empty.", options)
@@ -240,20 +244,19 @@ def _index_file(
         return
     is_offset = kind == names.INDEX
     columns_of = dump_indexes.offset_index_columns if is_offset else dump_indexes.time_index_columns
-    with _log_of(found, path, of) as log:
+    with _log_of(file, of) as log:
         columns = columns_of(data, base, path, log, of)
     if not options.verify_index_only:
         yield _entries(shown, "offsetIndex" if is_offset else "timeIndex", columns, options)
 
 
 @contextmanager
-def _log_of(found: Any, path: str, findings: IndexFindings) -> Iterator[Any]:
+def _log_of(file: DumpFile, findings: IndexFindings) -> Iterator[Any]:
     """The `.log` beside an index; None, and a problem, where there is none."""
-    folder, slash, name = path.rpartition("/")
-    log = f"{folder}{slash}{name.partition('.')[0]}.{names.LOG}"
-    if found.get_file_info(log).type != pafs.FileType.File:
-        findings.problems.append(LogFormatError("unreadable", log, 0, "the log of the index", "no such file"))
+    log, shown = (f"{path.rpartition('.')[0]}.{names.LOG}" for path in (file.path, file.located))
+    if file.filesystem.get_file_info(log).type != pafs.FileType.File:
+        findings.problems.append(LogFormatError("unreadable", shown, 0, "the log of the index", "no such file"))
         yield None
         return
-    with found.open_input_file(log) as file:
-        yield file
+    with file.filesystem.open_input_file(log) as opened:
+        yield opened

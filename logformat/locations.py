@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs as pafs
 
@@ -18,6 +21,29 @@ def locate(path_or_uri: str | Path, filesystem: Any = None) -> tuple[Any, str]:
     if filesystem is not None:
         return filesystem, name
     if "://" in name:
-        found, path = pafs.FileSystem.from_uri(name)
-        return found, path
+        return file_system(name)
     return pafs.LocalFileSystem(), str(Path(name).expanduser().absolute())
+
+
+def file_system(uri: str) -> tuple[Any, str]:
+    """The same of a URI or an absolute path; pyarrow.ArrowInvalid for one that cannot be.
+
+    S3: the region, the endpoint (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, for stores that speak S3) and credentials come
+    from the environment, as for Amazon's own tools; pyarrow.fs by itself looks at no endpoint there.
+    """
+    scheme, _, rest = uri.partition("://")
+    if scheme == "s3" and rest and "?" not in rest and "@" not in rest:
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        return _s3(rest.partition("/")[0], endpoint), unquote(rest).rstrip("/")
+    found, path = pafs.FileSystem.from_uri(uri)
+    return found, path
+
+
+@cache
+def _s3(bucket: str, endpoint: str) -> Any:
+    """Kept, since each new one asks where its bucket is."""
+    if not endpoint:
+        return pafs.FileSystem.from_uri(f"s3://{bucket}")[0]
+    at = urlsplit(endpoint)
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    return pafs.S3FileSystem(endpoint_override=at.netloc or endpoint, scheme=at.scheme or "https", region=region)

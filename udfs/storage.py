@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from logformat.errors import LogFormatError
+from logformat.locations import file_system
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class UnknownRootError(ValueError):
 def open_root(uri: str) -> Root:
     """The file system of a URI or absolute path."""
     try:
-        filesystem, base = pafs.FileSystem.from_uri(uri)
+        filesystem, base = file_system(uri)
     except pa.ArrowInvalid as error:
         raise UnknownRootError(f"{uri}: expected a path, or a URI that pyarrow.fs knows, found {error}") from error
     return Root(uri, filesystem, base.rstrip("/"))

@@ -1,0 +1,215 @@
+"""Archives in a bucket: the same answers as on a disk, through pyarrow's own S3 client and a server that speaks S3."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyarrow import fs as pafs
+
+import logformat
+from jobs import cli
+from logformat.errors import LogFormatError
+from logformat.locations import file_system
+from tests.builders import write_partition
+from tests.jobs.sources import read, tasks_of
+from tests.kafka_lab.broker import free_ports
+from tests.kafka_lab.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "archive"
+BUCKET = "s3://logs"
+# What clocks say; and of local files less is read
+VARIES = re.compile(r"seconds: .*|, read [\d.]+ \w+|^read .*|[\d,]+ MB/s.*", re.MULTILINE)
+CLOCKS = ("seconds", "bytes_read", "megabytes_per_second_per_core")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bucket() -> Iterator[str]:
+    """The example archive in s3://logs/archive; a process that the tests start and stop."""
+    [port] = free_ports(1)
+    given = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "eu-central-1", "AWS_EC2_METADATA_DISABLED": "true",
+    }  # fmt: skip
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            wait_until(lambda: answers(port), "the S3 server to start", seconds=60)
+            made = pafs.S3FileSystem(endpoint_override=f"127.0.0.1:{port}", scheme="http", allow_bucket_creation=True)
+            made.create_dir("logs")
+            put(EXAMPLE, f"{BUCKET}/archive")
+            yield BUCKET
+        finally:
+            server.terminate()
+            for name, value in before.items():
+                os.environ.pop(name)
+                os.environ.update({name: value} if value is not None else {})
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+def put(folder: Path, uri: str) -> None:
+    filesystem, path = file_system(uri)
+    pafs.copy_files(str(folder), path, destination_filesystem=filesystem)
+
+
+def run(*words: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(cli.lastkey, [*map(str, words)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+def timeless(said: object) -> object:
+    """JSON without what clocks say, and without what was read: of local files only headers are."""
+    if isinstance(said, dict):
+        return {name: timeless(value) for name, value in said.items() if name not in CLOCKS}
+    return [timeless(value) for value in said] if isinstance(said, list) else said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "verify", "reindex --check", "lookup --sizing", "lookup --time 2026-11-21T02:30Z --time latest",
+        "lookup --partition orders-0 --offset 0 --offset 4711 --offset 99999 --isolation read_committed",
+        "inspect --print-data-log", "inspect --verify-index-only", "inspect --filter key=order-000835",
+        "inspect --times 2026-11-21T02:30Z.. --topics orders",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
+def test_jobs_say_the_same(words, flags):
+    job, *options = words.split()
+    uri = f"{BUCKET}/archive"
+    remote, local = (run(job, archive, *options, *flags) for archive in (uri, EXAMPLE))
+    assert remote[0] == local[0] == 0
+    assert len(local[1]) > 100 or flags
+    found, expected = remote[1].replace(uri, str(EXAMPLE)), local[1]
+    if flags and job != "inspect":
+        assert timeless(json.loads(found)) == timeless(json.loads(expected))
+    else:
+        assert VARIES.sub("", found) == VARIES.sub("", expected)
+    assert remote[2].replace(uri, str(EXAMPLE)) == local[2]
+
+
+def test_indexes_are_rebuilt_into_the_bucket(tmp_path):
+    shutil.copytree(EXAMPLE, tmp_path / "archive", ignore=shutil.ignore_patterns("*.index"))
+    put(tmp_path / "archive", f"{BUCKET}/bare")
+    assert run("reindex", f"{BUCKET}/bare", "--check")[0] == 3
+    assert run("reindex", f"{BUCKET}/bare", "--output", f"{BUCKET}/rebuilt")[0] == 0
+    assert run("reindex", EXAMPLE, "--output", tmp_path / "rebuilt")[0] == 0
+    filesystem, path = file_system(f"{BUCKET}/rebuilt")
+    infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+    written = {info.path[len(path) + 1 :]: info for info in infos if info.type == pafs.FileType.File}
+    local = tmp_path / "rebuilt"
+    assert set(written) == {p.relative_to(local).as_posix() for p in local.rglob("*") if p.is_file()}
+    for name, info in written.items():
+        with filesystem.open_input_file(info.path) as file:
+            assert file.read() == (local / name).read_bytes(), name
+
+
+def test_a_report_of_a_bucket(tmp_path):
+    given = ("--config", ROOT / "examples" / "topics.toml", "--now", 1795300000000)
+    uri = f"{BUCKET}/archive"
+    found = [
+        json.loads(run("report", archive, "--output", tmp_path / "page.html", "--json", *given)[1])["partitions"]
+        for archive in (uri, EXAMPLE)
+    ]
+    assert timeless(found[0]) == timeless(found[1])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"topics": "orders,users", "partitions": "0"}, {"startingTimestamp": "2026-11-21T02:30Z"},
+        {"topics": "orders", "startingOffsets": '{"orders":{"0":5000}}', "endingOffsets": '{"orders":{"0":5100}}'},
+        {"isolationLevel": "read_committed", "splitBytes": "50000"}, {"key": "order-000835", "topics": "orders"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rows_are_the_same(options):
+    assert read("kafka_log", f"{BUCKET}/archive", **options).equals(read("kafka_log", EXAMPLE, **options))
+
+
+@pytest.mark.parametrize("name", ["kafka_log_batches", "kafka_log_index"])
+def test_batches_and_index_entries_are_the_same(name):
+    found, expected = read(name, f"{BUCKET}/archive"), read(name, EXAMPLE)
+    assert found.drop_columns("path").equals(expected.drop_columns("path"))
+    assert set(found["path"].to_pylist()) == {
+        path.replace(str(EXAMPLE), f"{BUCKET}/archive") for path in expected["path"].to_pylist()
+    }
+
+
+def test_patterns_and_single_files():
+    for pattern in ("*s-0", "[op]*-0/0*.log", "users-1/00000000000000000000.log"):
+        local = read("kafka_log", f"{EXAMPLE}/{pattern}")
+        assert local.num_rows
+        assert read("kafka_log", f"{BUCKET}/archive/{pattern}").equals(local)
+
+
+def test_a_segment_and_a_partition():
+    path = "orders-0/00000000000000000000.log"
+    segment = logformat.open_segment(f"{BUCKET}/archive/{path}")
+    assert segment.to_arrow().equals(logformat.open_segment(EXAMPLE / path).to_arrow())
+    archives = f"{BUCKET}/archive", EXAMPLE
+    remote, local = (logformat.open_partition(f"{archive}/orders-0") for archive in archives)
+    with remote, local:
+        assert remote.lookup_offset(4711) == local.lookup_offset(4711)
+        assert remote.offsets_for_times([1795228200000]) == local.offsets_for_times([1795228200000])
+
+
+def test_what_is_not_there(tmp_path):
+    for job, uri, said in (
+        ("verify", f"{BUCKET}/nothing", "expected a folder with Kafka log directories, found none"),
+        ("verify", "s3://nobody/archive", "expected a folder with Kafka log directories, found none"),
+        ("inspect", f"{BUCKET}/nothing", "expected a file or a folder, found nothing"),
+    ):
+        with pytest.raises(Exception, match=said):
+            CliRunner().invoke(cli.lastkey, [job, uri], catch_exceptions=False, standalone_mode=False)
+    write_partition(tmp_path / "t-0", "a=1 || b=2")
+    put(tmp_path, f"{BUCKET}/shrinking")
+    planned = tasks_of("kafka_log", f"{BUCKET}/shrinking")
+    filesystem, path = file_system(f"{BUCKET}/shrinking/t-0/00000000000000000000.log")
+    filesystem.delete_file(path)
+    from jobs.data_source import columns_of
+    from jobs.data_source_read import read_task
+    from tests.jobs.sources import BY_NAME, _Partition, options_of
+
+    options = options_of("kafka_log", f"{BUCKET}/shrinking")
+    schema = columns_of(BY_NAME["kafka_log"].columns, options)
+    with pytest.raises(LogFormatError, match="expected a readable file"):
+        [list(read_task(options, schema, _Partition(task))) for task in planned]
+
+
+@pytest.mark.spark
+def test_a_bucket_is_compacted_into_a_store_on_a_disk(tmp_path):
+    """By Spark's workers, which see the environment too; the same bytes as of the archive on a disk."""
+    stores = []
+    for archive, store in ((f"{BUCKET}/archive", tmp_path / "remote"), (EXAMPLE, tmp_path / "local")):
+        words = ["compact", archive, "--store", store, "--config", "examples/topics.toml", "--now", "1795300000000"]
+        command = [str(ROOT / "spark-submit.sh"), *map(str, words)]
+        env = {**os.environ, "LASTKEY_VENV": sys.prefix}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        logs = sorted((store / "segments").rglob("*.log"))
+        stores.append({f"{p.parent.parent.name}/{p.name}": p.read_bytes() for p in logs})
+    assert len(stores[0]) > 4
+    assert stores[0] == stores[1]
+    assert run("verify", "--store", tmp_path / "remote", "--topics", "orders")[0] == 0
