@@ -133,7 +133,7 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
     at = time.perf_counter()
     uri = normal_uri(options.archive)
     report = ArchiveReport(uri, options.now_ms, normal_uri(options.store) if options.store is not None else None)
-    archive = _listed(uri, options.topics)
+    archive, topics = _listed(uri, options.topics)
     if partition is not None:
         archive.partitions = {key: found for key, found in archive.partitions.items() if key[1] == partition}
     report.notes += archive.notes
@@ -145,6 +145,12 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
         at = time.perf_counter()
         checkpoints, manifests = _of_the_store(report, options)
         report.seconds["state"] = time.perf_counter() - at
+    given, known = options.topics, topics | {topic for topic, _ in checkpoints}
+    if given is not None and known and not any(fnmatchcase(topic, given) for topic in known):
+        raise UsageError(message=f"no topic of {uri} matches {given}{nearest(given, sorted(known))}")
+    for key in sorted(checkpoints.keys() - archive.partitions.keys()) if partition is None else ():
+        held = f"the store its generation {checkpoints[key].generation}"
+        report.notes.append(f"{key[0]}-{key[1]}: the archive holds it no more, {held}: left out")
     plans = list(plans_of(archive, options, checkpoints, manifests, report))
     at = time.perf_counter()
     progress.start("report", len(plans))
@@ -210,7 +216,8 @@ def _write_page(output: str, page: bytes) -> None:
         raise _unwritable(output, str(error).split(" Detail:")[0]) from error
 
 
-def _listed(uri: str, topics: str | None) -> Archive:
+def _listed(uri: str, topics: str | None) -> tuple[Archive, set[str]]:
+    """What the archive holds of the wanted topics, and the names of all topics."""
     seen: set[str] = set()
 
     def is_wanted(topic: str) -> bool:
@@ -218,10 +225,7 @@ def _listed(uri: str, topics: str | None) -> Archive:
         return topics is None or fnmatchcase(topic, topics)
 
     try:
-        archive = list_archive(open_root(uri), is_wanted)
-        if topics is not None and seen and not any(fnmatchcase(topic, topics) for topic in seen):
-            raise UsageError(message=f"no topic of {uri} matches {topics}{nearest(topics, sorted(seen))}")
-        return archive
+        return list_archive(open_root(uri), is_wanted), seen
     except FileNotFoundError:
         raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
 
@@ -266,7 +270,7 @@ def plans_of(
     for key, archived in sorted(archive.partitions.items()):
         report.notes += archived.notes
         report.archived_bytes[key] = sum(s.size for s in archived.segments)
-        settings = _settings(options, archived)
+        settings = _settings(options, archived, has_generation=key in checkpoints)
         if archived.problem is not None:
             report.problems.append(archived.problem)
             continue
@@ -301,7 +305,7 @@ def _plan(
     )  # fmt: skip
 
 
-def _settings(options: ReportOptions, archived: ArchivedPartition) -> TopicSettings:
+def _settings(options: ReportOptions, archived: ArchivedPartition, *, has_generation: bool) -> TopicSettings:
     """Settings of a topic, with what is known of its policy."""
     settings = options.config.topic_settings(archived.topic)
     if settings.compacts:
@@ -312,7 +316,7 @@ def _settings(options: ReportOptions, archived: ArchivedPartition) -> TopicSetti
                 topic=archived.topic, found=options.cleanup_policy, expected=",".join(settings.cleanup_policy)
             )
         return replace(settings, cleanup_policy=("compact",))
-    if is_compacted(options.config, archived):
+    if is_compacted(options.config, archived) or (has_generation and not settings.named):
         return replace(settings, cleanup_policy=("compact",))
     return settings
 

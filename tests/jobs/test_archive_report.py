@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from deltalake import DeltaTable
 
 from jobs import archive_report, cli
 from jobs.archive_report import ArchiveReport, profile_archive
@@ -264,6 +266,10 @@ def test_history_of_a_store_is_drawn_and_listed():
     needs_nothing_else(text)
 
 
+def found_table(store: str) -> DeltaTable:
+    return DeltaTable(f"{store}/state/compaction_checkpoints")
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_store_stands_for_what_it_covers_and_large_archives_go_through_spark(spark, tmp_path, monkeypatch):
@@ -288,5 +294,13 @@ def test_a_store_stands_for_what_it_covers_and_large_archives_go_through_spark(s
     by_spark = profile_archive(given, Silent())
     same = [(p.counters, p.hot_keys, p.segments) for p in by_spark.profiles]
     assert same == [(p.counters, p.hot_keys, p.segments) for p in found.profiles]
+    copy = tmp_path / "copy"
+    shutil.copytree(uri, copy)
+    shutil.rmtree(copy / "users-1")
+    table = found_table(store)
+    table.update(updates={"archive_uri": f"'{copy}'"})
+    unnamed = profile_archive(ReportOptions(str(copy), "", now_ms, topics="users", store=store), Silent())
+    assert [(p.name(), p.compacted) for p in unnamed.profiles] == [("users-0", True)], "by its generation"
+    assert any(note.startswith("users-1: the archive holds it no more") for note in unnamed.notes)
     with pytest.raises(UsageError, match="this store serves"):
         profile_archive(ReportOptions(str(tmp_path), "", now_ms, store=store), Silent())
