@@ -114,7 +114,15 @@ def list_folder(root: Root, folder: str) -> Archive:
 
 
 def _list(root: Root, path: str) -> list[pafs.FileInfo]:
-    return list(root.filesystem.get_file_info(pafs.FileSelector(root.full(path))))
+    return [entry for entry in root.filesystem.get_file_info(pafs.FileSelector(root.full(path))) if _is_text(entry)]
+
+
+def _is_text(entry: pafs.FileInfo) -> bool:
+    """Whether a name is UTF-8: pyarrow raises where it is none, and a file of Kafka's is ASCII."""
+    try:
+        return bool(entry.base_name)
+    except UnicodeDecodeError:
+        return False
 
 
 def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool], pool: ThreadPoolExecutor) -> None:
