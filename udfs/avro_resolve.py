@@ -6,8 +6,8 @@ unions found again, symbols that the reader does not know. A pair of schemas is 
 nothing has to be changed there is none.
 
 Not left to fastavro (1.13), because with a reader's schema it leaves defaults of bytes as text, and says of a union's
-branch what it is only where the writer too had a union; and it takes an enum's index below 0 for one from the end,
-which only a damaged value has. Of a union's index it does so too: that is not seen here.
+branch what it is only where the writer too had a union; and it takes the index of an enum or a union below 0, which
+only a damaged value has, for one from the end. (Of a union's index that takes more than one byte it still does.)
 
 Source: Apache Avro's specification 1.12, "Schema Resolution"; records at a place in both schemas are matched whatever
 their names, as Avro's Java library does, and in unions by their names without namespace.
@@ -34,6 +34,7 @@ _PYTHON_TYPES: Final[dict[str, type]] = {
     "array": list, "map": dict,
 }  # fmt: skip
 _WIDENED: Final = {frozenset(("int", "long")), frozenset(("float", "double"))}
+_NO_BRANCH: Final = "the union has {} branches, and not the one that was written"
 _EXACT: Final = Context(prec=38)
 
 
@@ -184,18 +185,23 @@ def _of_branches(writer: list[Any], reader: Any, written: Names, read: Names) ->
         if kind == "null" or kind in _PYTHON_TYPES
     ]
     by_type = dict(reversed(plain))  # of int and long either: both are promoted alike
-    if not named and all(convert is None for convert in converts):
-        return None
+
+    def as_it_is(value: Any) -> Any:
+        if type(value) is tuple:
+            raise ValueError(_NO_BRANCH.format(len(writer)))
+        return value
 
     def converted(value: Any) -> Any:
-        if isinstance(value, tuple):
+        if type(value) is tuple:
             name, value = value
+            if name not in named:
+                raise ValueError(_NO_BRANCH.format(len(writer)))
             convert = named[name]
         else:
             convert = by_type[type(value)]
         return value if convert is None else convert(value)
 
-    return converted
+    return as_it_is if not named and all(convert is None for convert in converts) else converted
 
 
 def _into_branch(writer: Any, reader: list[Any], written: Names, read: Names) -> Convert | None:
@@ -242,12 +248,23 @@ def _record(writer: Any, reader: Any, written: Names, read: Names) -> Convert | 
             return _refused(f"field {field['name']} was not written, and has no default")
     if not constant and all(name == before and convert is None for name, before, convert in taken):
         return None  # what was written besides, Arrow leaves out
+    if not constant and all(name == before for name, before, _ in taken):
+        return _in_place([(name, convert) for name, _, convert in taken if convert is not None])
 
     def converted(value: Any) -> Any:
         out = dict(constant)
         for name, before, convert in taken:
             out[name] = value[before] if convert is None else convert(value[before])
         return out
+
+    return converted
+
+
+def _in_place(converts: list[tuple[str, Convert]]) -> Convert:
+    def converted(value: Any) -> Any:
+        for name, convert in converts:
+            value[name] = convert(value[name])
+        return value
 
     return converted
 
