@@ -18,9 +18,9 @@ from typing import Any
 
 from jobs.archive import Archive, ArchivedPartition, list_archive
 from jobs.config import Config, TopicSettings
-from jobs.data_source_options import nearest
 from jobs.each import WITHOUT_SPARK_BYTES, each
 from jobs.errors import DONE, PROBLEMS, MissingPathError, PolicyError, UsageError
+from jobs.nearest import no_such_topic
 from jobs.options import ReportOptions
 from jobs.plan_partitions import NotPlanned, inputs_from_archive, inputs_from_generation
 from jobs.progress import Progress
@@ -147,7 +147,7 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
         report.seconds["state"] = time.perf_counter() - at
     given, known = options.topics, topics | {topic for topic, _ in checkpoints}
     if given is not None and known and not any(fnmatchcase(topic, given) for topic in known):
-        raise UsageError(message=f"no topic of {uri} matches {given}{nearest(given, sorted(known))}")
+        raise no_such_topic(given, known, uri)
     for key in sorted(checkpoints.keys() - archive.partitions.keys()) if partition is None else ():
         held = f"the store its generation {checkpoints[key].generation}"
         report.notes.append(f"{key[0]}-{key[1]}: the archive holds it no more, {held}: left out")

@@ -9,7 +9,6 @@ Each setting is declared once, below: name, type, default, what is allowed. `con
 
 from __future__ import annotations
 
-import difflib
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import BadSettingError, ConfigFileError, NowError, UnknownSettingError
+from jobs.nearest import nearest
 
 MAX_LONG = 2**63 - 1
 MAX_INT = 2**31 - 1
@@ -190,7 +190,7 @@ def parse_config(tables: Mapping[str, Any], path: str = "settings") -> Config:
     """Check parsed TOML tables."""
     for table, content in tables.items():
         if table not in TABLES:
-            raise UnknownSettingError(path=path, table="top level", found=table, expected=_nearest(table, TABLES))
+            raise UnknownSettingError(path=path, table="top level", found=table, expected=nearest(table, TABLES))
         if not isinstance(content, dict):
             raise BadSettingError(path=path, table="top level", setting=table, expected="a table", found=content)
     topics = {}
@@ -212,8 +212,7 @@ def _check(
     checked = {}
     for setting, value in _flatten(content).items():
         if setting not in checks:
-            nearest = _nearest(setting, checks)
-            raise UnknownSettingError(path=path, table=table, found=setting, expected=nearest)
+            raise UnknownSettingError(path=path, table=table, found=setting, expected=nearest(setting, checks))
         try:
             checked[_attribute(setting)] = checks[setting](value)
         except _BadValueError as error:
@@ -227,11 +226,6 @@ def _flatten(content: Mapping[str, object], prefix: str = "") -> dict[str, objec
     for key, value in content.items():
         flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
-
-
-def _nearest(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.5)
-    return f" (nearest: {' or '.join(near)})" if near else ""
 
 
 def check_now_ms(now_ms: int | None) -> int:

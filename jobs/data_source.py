@@ -27,9 +27,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from jobs.data_source_options import ReadOptions, Source, nearest, parse
+from jobs.data_source_options import ReadOptions, Source, parse
 from jobs.data_source_read import read_task
 from jobs.errors import UsageError
+from jobs.nearest import nearest
 from logformat.schemas import BATCHES, INDEX, PATH, PROBLEM, RECORDS, SPARK_COLUMNS
 
 if TYPE_CHECKING:

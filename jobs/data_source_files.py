@@ -14,8 +14,9 @@ from typing import Final
 from pyarrow import fs as pafs
 
 from jobs.archive import Archive, ArchivedPartition, list_archive, list_folder
-from jobs.data_source_options import Selection, nearest
+from jobs.data_source_options import Selection
 from jobs.errors import MissingPathError, UsageError
+from jobs.nearest import no_such_topic
 from logformat import names
 from udfs.find_reads import first_offset
 from udfs.plan import Problem
@@ -67,7 +68,7 @@ def _nothing(paths: Sequence[str], selection: Selection, topics: set[str]) -> Ex
     asked = ", ".join(selection.globs or ()) or selection.pattern
     if asked is None:
         return UsageError(message=f"no partition of {', '.join(paths)} is among those asked for")
-    return UsageError(message=f"no topic of {', '.join(paths)} matches {asked}{nearest(asked, sorted(topics))}")
+    return no_such_topic(asked, topics, ", ".join(paths))
 
 
 def _root(uri: str) -> Root:

@@ -6,15 +6,15 @@ a path; what only tells how to talk to a broker (`kafka.*` and the like) is take
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
 from jobs.errors import UsageError
+from jobs.nearest import nearest
 from jobs.times import parse_time
 from logformat.names import MAX_OFFSET
 from udfs.read_plan import EARLIEST, LATEST, SPLIT_BYTES, Bound, Wanted
@@ -195,17 +195,8 @@ def _named(given: Mapping[str, str], source: Source) -> dict[str, str]:
             out[known[lower]] = value
         elif not (lower.startswith("kafka.") or lower in _MEANINGLESS):
             shown = elsewhere.get(lower, name)  # Spark hands names over in small letters
-            raise UsageError(message=f"{source}: no such option: {shown}{nearest(name, known, known.get)}")
+            raise UsageError(message=f"{source}: no such option: {shown}{nearest(lower, known, known.__getitem__)}")
     return out
-
-
-def nearest(found: str, known: Iterable[str], shown: Callable[[str], Any] = str) -> str:
-    """`; did you mean ...?`, or what there is."""
-    names = list(known)
-    near = difflib.get_close_matches(found.lower(), names, n=2, cutoff=0.5)
-    if near:
-        return f"; did you mean {' or '.join(str(shown(name)) for name in near)}?"
-    return f"; there are {', '.join(str(shown(name)) for name in names)}"
 
 
 class _Values:

@@ -15,8 +15,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs as pafs
 
-from jobs.data_source_options import ReadOptions, nearest
+from jobs.data_source_options import ReadOptions
 from jobs.errors import MissingPathError, NoGenerationError, UsageError
+from jobs.nearest import nearest
 from jobs.state_rows import Checkpoint, RunRow, Segment, arrow_schema, from_arrow, histories
 from logformat import names
 from udfs.read_plan import SourcePartition, SourceSegment

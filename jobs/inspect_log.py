@@ -14,9 +14,9 @@ from typing import Any
 
 from pyarrow import fs as pafs
 
-from jobs.data_source_options import nearest
 from jobs.each import WITHOUT_SPARK_BYTES, each
 from jobs.errors import DONE, PROBLEMS, MissingPathError, NotEmptyError, UsageError
+from jobs.nearest import no_such_topic
 from jobs.options import InspectOptions
 from jobs.progress import Progress
 from jobs.report import size
@@ -113,8 +113,7 @@ def _listed(options: InspectOptions) -> list[DumpFile]:
     topics = [topic_of(file) or "" for file in files]
     chosen = [file for file, topic in zip(files, topics, strict=True) if topic and fnmatchcase(topic, options.topics)]
     if not chosen:
-        near = nearest(options.topics, sorted({topic for topic in topics if topic}))
-        raise UsageError(message=f"no topic in {', '.join(options.paths)} matches {options.topics}{near}")
+        raise no_such_topic(options.topics, filter(None, topics), ", ".join(options.paths))
     return chosen
 
 

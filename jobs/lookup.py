@@ -20,6 +20,7 @@ from jobs.archive import Archive, ArchivedPartition, list_archive
 from jobs.errors import MissingPathError, UsageError
 from jobs.lookup_report import Looked, LookupReport, Query
 from jobs.lookup_sizing import SizingReport, run_sizing
+from jobs.nearest import nearest, no_such_topic
 from jobs.options import LookupOptions
 from jobs.progress import Progress
 from jobs.report import Report
@@ -101,7 +102,7 @@ def archive_plans(uri: str, topics: str | None, notes: list[str]) -> list[Lookup
     archive = listed(uri, topics)
     notes += archive.notes
     if not archive.partitions and archive.not_wanted:
-        raise no_such_topic(topics or "", archive.not_wanted)
+        raise no_such_topic(topics or "", archive.not_wanted, uri)
     plans = []
     for archived in archive.partitions.values():
         notes += [note for note in archived.notes if names.REBUILT not in note]
@@ -135,26 +136,11 @@ def archived_plan(archived: ArchivedPartition, root: Root) -> LookupPlan:
     )  # fmt: skip
 
 
-def no_such_topic(topics: str, known: Iterable[str]) -> UsageError:
-    """A --topics that none of the known ones matches."""
-    names_of = sorted(set(known))
-    return UsageError(message=f"--topics: no topic matches {topics}; {_nearest(topics, names_of)}")
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3)
-    return f"did you mean {' or '.join(near)}?" if near else f"there are {_some(known)}"
-
-
 def _chosen(plans: Iterable[LookupPlan], wanted: Sequence[str]) -> list[LookupPlan]:
     by_name = {plan.name: plan for plan in sorted(plans, key=lambda plan: (plan.topic, plan.partition))}
     if not by_name:
         raise UsageError(message="no partition to look into")
     for name in wanted:
         if name not in by_name:
-            raise UsageError(message=f"no such partition: {name}; {_nearest(name, list(by_name))}")
+            raise UsageError(message=f"no such partition: {name}{nearest(name, by_name)}")
     return [by_name[name] for name in dict.fromkeys(wanted)] if wanted else list(by_name.values())
-
-
-def _some(shown: Sequence[str]) -> str:
-    return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 from jobs import session
 from jobs.errors import MissingPathError, NoGenerationError
-from jobs.lookup import no_such_topic
+from jobs.nearest import no_such_topic
 from jobs.options import LookupOptions
 from jobs.state import open_state
 from jobs.state_rows import Checkpoint, RunRow
@@ -25,7 +25,7 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
     runs: dict[tuple[str, int], RunRow] = {}
     current = state.checkpoints()
     if options.topics is not None and not any(fnmatchcase(topic, options.topics) for topic, _ in current):
-        raise no_such_topic(options.topics, (topic for topic, _ in current))
+        raise no_such_topic(options.topics, (topic for topic, _ in current), store_uri)
     for key, checkpoint in current.items():
         if options.topics is not None and not fnmatchcase(key[0], options.topics):
             continue

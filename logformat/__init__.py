@@ -1,7 +1,7 @@
 """Kafka's log files as columns, and back: reader, writer and indexes. Knows nothing of Spark, jobs or policy.
 
-    logformat.open_segment("archive/orders-0/00000000000000000000.log").to_arrow(["offset", "key"])
-    logformat.open_partition("archive/orders-0").lookup_offset(4711)
+logformat.open_segment("archive/orders-0/00000000000000000000.log").to_arrow(["offset", "key"])
+logformat.open_partition("archive/orders-0").lookup_offset(4711)
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_unquoted_dotted_keys_mean_the_same():
     ],
 )
 def test_an_unknown_name_brings_the_nearest(tables, near):
-    with pytest.raises(UnknownSettingError, match=f"nearest: {near}") as raised:
+    with pytest.raises(UnknownSettingError, match=f"did you mean {near}") as raised:
         parse_config(tables, "my.toml")
     assert raised.value.exit_code == 2
     assert str(raised.value).startswith("my.toml: ")

@@ -198,7 +198,7 @@ def test_paths_that_hold_nothing(archive, tmp_path, capsys):
     for arguments, said in (
         ([archive, tmp_path / "gone"], f"{tmp_path}/gone: expected a file or a folder, found nothing"),
         ([tmp_path / "empty"], "expected log files, indexes, snapshots or checkpoints, found none"),
-        ([archive, "--topics", "user"], f"no topic in {archive} matches user; did you mean users?"),
+        ([archive, "--topics", "user"], f"no topic of {archive} matches user; did you mean users?"),
         ([], "expected PATHS"),
     ):
         assert cli.main(["inspect", *map(str, arguments)]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,13 @@ def test_a_partition_that_cannot_be_listed_is_said_not_to_be_checked(tmp_path: P
 def test_no_such_archive(tmp_path: Path) -> None:
     with pytest.raises(MissingPathError):
         verify(tmp_path / "nowhere")
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    """No file or folder of Kafka's is called so; pyarrow raises where such a name is asked for."""
+    part = build(tmp_path / "archive")
+    for folder in (part.root, part.log(0).parent):
+        (folder / os.fsdecode(b"\xff-0")).mkdir()
+    report = verify(part.root)
+    assert report.exit_code == DONE
+    assert report.to_json()["checked"]["records"] == 48
