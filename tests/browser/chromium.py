@@ -21,8 +21,12 @@ def found_or_installed() -> tuple[str, str]:
     """Paths of Chromium and its driver; root on Debian gets them, anybody else is told what to install."""
     paths = shutil.which("chromium"), shutil.which("chromedriver")
     if None in paths and os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "update", "-q"], check=True, capture_output=True)
-        subprocess.run(INSTALL.split(), check=True, capture_output=True)
+        for command in ("apt-get update -q", INSTALL):
+            done = subprocess.run(
+                command.split(), env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, f"{command}: {done.stdout[-1000:]}{done.stderr[-1000:]}"
         paths = shutil.which("chromium"), shutil.which("chromedriver")
     if paths[0] is None or paths[1] is None:
         raise FileNotFoundError(f"these tests need Chromium and its driver: {INSTALL}")
