@@ -56,8 +56,9 @@ class _Source(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of these columns."""
-        kind = PushingReader if _asks_for_filters() else Reader
-        return kind(self.parsed(), arrow_schema(self.columns, self.parsed(), schema))
+        options = self.parsed()
+        kind = PushingReader if options.push_filters and _asks_for_filters() else Reader
+        return kind(options, arrow_schema(self.columns, options, schema))
 
     def parsed(self) -> ReadOptions:
         """The options, understood."""
@@ -184,7 +185,11 @@ class Reader(DataSourceReader):
 
 
 class PushingReader(Reader):
-    """The same where the session lets filters be pushed down."""
+    """The same where the session lets filters be pushed down, and the option says that they may be.
+
+    The option, since Spark 4.2 keeps what a filtered query reads, and reads only that for every later query of the same
+    DataFrame or view that has no filter of its own: rows would be missing without a word.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Take what narrows the reading; what is given back, Spark checks again."""

@@ -23,7 +23,7 @@ Source = Literal["kafka_log", "kafka_log_batches", "kafka_log_index"]
 
 _WHERE: Final = ("path", "paths", "store", "generation")
 _WHAT: Final = ("topics", "subscribe", "subscribePattern", "assign", "partitions", "badRecords", "columns")
-_SPEED: Final = ("splitBytes", "minPartitions", "maxRecordsPerBatch")
+_SPEED: Final = ("splitBytes", "minPartitions", "maxRecordsPerBatch", "pushFilters")
 _RANGE: Final = (
     "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp",
     "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "failOnDataLoss",
@@ -140,6 +140,7 @@ class ReadOptions:
     split_bytes: int = SPLIT_BYTES
     min_partitions: int = 1
     max_rows: int | None = None
+    push_filters: bool = False
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     pushed: Pushed = Pushed()
@@ -180,6 +181,7 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
         set_aside=take.one_of(("badRecords",), ("fail", "set_aside")) == "set_aside",
         kinds=take.several("kinds", KINDS), split_bytes=take.number("splitBytes", 1) or SPLIT_BYTES,
         min_partitions=take.number("minPartitions", 1) or 1, max_rows=take.number("maxRecordsPerBatch", 1),
+        push_filters=take.flag("pushFilters", default=False),
         max_offsets_per_trigger=take.number("maxOffsetsPerTrigger", 1),
         max_bytes_per_trigger=take.number("maxBytesPerTrigger", 1),
     )  # fmt: skip

@@ -117,7 +117,8 @@ def test_filters_give_the_same_with_and_without_being_pushed_down(pushing, archi
     rows = {}
     for on in ("true", "false"):
         pushing.conf.set("spark.sql.python.filterPushdown.enabled", on)
-        rows[on] = sorted_rows(load(pushing, archive).where(condition), "topic", "partition", "offset")
+        frame = load(pushing, archive, pushFilters="true")
+        rows[on] = sorted_rows(frame.where(condition), "topic", "partition", "offset")
     cached = read("kafka_log", archive)  # an independent evaluation: Spark on a local table
     pushing.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     local = pushing.createDataFrame(cached).where(condition)
@@ -126,10 +127,34 @@ def test_filters_give_the_same_with_and_without_being_pushed_down(pushing, archi
 
 @pytest.mark.slow
 def test_pushed_filters_are_told(pushing, archive):
-    plan = load(pushing, archive).where("topic = 'orders' AND offset > 3")._jdf.queryExecution().toString()
-    checked_again = plan.split("Physical Plan")[1]
-    assert "= orders" not in checked_again
-    assert "> 3" not in checked_again
+    for options, pushed in (({}, False), ({"pushFilters": "true"}, True)):
+        frame = load(pushing, archive, **options).where("topic = 'orders' AND offset > 3")
+        checked_again = frame._jdf.queryExecution().toString().split("Physical Plan")[1]
+        assert ("= orders" not in checked_again) == pushed
+        assert ("> 3" not in checked_again) == pushed
+
+
+@pytest.mark.slow
+def test_a_filter_of_one_query_is_not_that_of_the_next(pushing, archive):
+    """Also where Spark's setting is on, and Spark 4.2 itself mixes them up: a DataFrame, a join with itself, a view."""
+    frame = load(pushing, archive)
+    n = frame.count()
+    assert frame.where("offset > 2").count() < n == frame.count() == frame.select().count()
+    one = frame.where("topic = 'orders' AND offset = 1").select("topic", "partition")
+    assert frame.join(one, ["topic", "partition"]).count() == frame.where("topic = 'orders'").count() > 1
+    pushing.sql(f"CREATE OR REPLACE TEMPORARY VIEW looked_at USING kafka_log OPTIONS (path '{archive}')")
+    counts = [pushing.sql(f"SELECT 1 FROM looked_at {where}").count() for where in ("", "WHERE offset = 0", "")]
+    assert counts[0] == counts[2] == n > counts[1]
+    pushing.catalog.dropTempView("looked_at")
+
+
+@pytest.mark.slow
+def test_spark_still_mixes_up_filters(pushing, archive):
+    """Why the option pushFilters is false by default. When this fails Spark has been mended: make it true."""
+    frame = load(pushing, archive, pushFilters="true")
+    n = frame.count()
+    assert frame.where("offset > 2").count() < n
+    assert frame.count() < n
 
 
 @pytest.mark.slow

@@ -33,7 +33,8 @@ def main(archive: str) -> None:
         "entries": spark.read.format("kafka_log_index").load(archive).count(),
     }
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    out["filtered"] = records.where("topic = 't' AND offset >= 1 AND key = X'62'").count()
+    pushing = spark.read.format("kafka_log").option("pushFilters", "true").load(archive)
+    out["filtered"] = pushing.where("topic = 't' AND offset >= 1 AND key = X'62'").count()
     spark.sql(f"CREATE TEMPORARY VIEW log USING kafka_log OPTIONS (path '{archive}', topics 't')")
     out["sql"] = [
         list(row) for row in spark.sql("SELECT string(key), max(offset) FROM log GROUP BY 1 ORDER BY 1").collect()
