@@ -26,7 +26,8 @@ from jobs.data_source_plan import each, range_of, source_partitions
 from jobs.data_source_read import read_task
 from jobs.errors import DataLossError, UsageError
 from logformat.errors import LogFormatError
-from udfs.find_reads import bytes_behind, end_of, first_to_read
+from udfs.find_reads import first_to_read
+from udfs.read_end import bytes_behind, end_of
 from udfs.read_plan import LATEST, Bound, Range, SourcePartition, pack
 
 Key = tuple[str, int]
@@ -77,10 +78,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch."""
         begin, until = _from_json(start), _from_json(end)
-        found = {_key(p): p for p in source_partitions(self.options, may_be_none=True) if p.problem is None}
-        moved = [key for key in until if key in found and begin.get(key, -1) < until[key]]
+        found = {_key(p): p for p in source_partitions(self.options, may_be_none=True)}
+        moved = [key for key in until if begin.get(key, -1) < until[key]]
+        for key in moved:  # a restart plans the last micro-batch again, perhaps long after: nothing is passed over
+            if key not in found and self.options.fail_on_data_loss:
+                raise _no_such_partition(key, begin.get(key, 0))
+        moved = [key for key in moved if key in found]
         ranges = []
         for key in moved:
+            if found[key].problem is not None and not self.options.set_aside:
+                raise _as_error(found[key])
             first = Bound("offset", begin[key]) if key in begin else Bound("earliest")
             asked = Range(
                 first, Bound("offset", until[key]), wanted=self.options.wanted(), split_bytes=self.options.split_bytes,
@@ -118,7 +125,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 if partition.problem is not None:
                     raise _as_error(partition)
-                first, end = end_of(partition, committed=self.options.committed)
+                first, end = end_of(partition, committed=self.options.committed, set_aside=self.options.set_aside)
             except LogFormatError:
                 if not self.options.set_aside:
                     raise
@@ -128,13 +135,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return out
 
     def _check_loss(self, begin: Mapping[Key, int], logs: Mapping[Key, _Log]) -> None:
-        if not self.options.fail_on_data_loss or self.options.set_aside:
+        if not self.options.fail_on_data_loss:
             return
         for (topic, number), offset in begin.items():
             log = logs.get((topic, number))
+            if log is None and self.options.set_aside:
+                continue  # it cannot be read, for now
             if log is None:
-                raise DataLossError(path=f"{topic}-{number}", expected=f"offset {offset}", found="no such partition")
-            if not log.first <= offset <= log.end:
+                raise _no_such_partition((topic, number), offset)
+            if offset < log.first or (offset > log.end and not self.options.set_aside):
                 found = f"offsets from {log.first} to {log.end}"
                 raise DataLossError(path=f"{topic}-{number}", expected=f"offset {offset}", found=found)
 
@@ -147,13 +156,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             most, total = limit.max_rows, sum(sizes.values())
         elif isinstance(limit, ReadMaxBytes):
             most = limit.max_bytes
-            total = sum(bytes_behind(logs[key].partition, first[key]) for key, size in sizes.items() if size)
+            total = sum(
+                bytes_behind(logs[key].partition, first[key], set_aside=self.options.set_aside)
+                for key, size in sizes.items()
+                if size
+            )
         else:
             return dict(end)
         if total <= most:
             return dict(end)
         # At least one offset of each: none may wait for ever behind a large one
         return {key: min(first[key] + max(sizes[key] * most // total, 1), end[key]) for key in end}
+
+
+def _no_such_partition(key: Key, offset: int) -> DataLossError:
+    return DataLossError(path=f"{key[0]}-{key[1]}", expected=f"offset {offset}", found="no such partition")
 
 
 def _as_error(partition: SourcePartition) -> LogFormatError:

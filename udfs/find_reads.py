@@ -25,16 +25,14 @@ import numpy as np
 from logformat import offset_index
 from logformat.batch_headers import NO_END
 from logformat.errors import LogFormatError
-from logformat.log_files import SegmentFiles
 from logformat.partition_log import PartitionLog
 from logformat.segment_search import SearchableSegment
-from udfs.last_stable_offset import last_stable_offset
 from udfs.plan import Problem
-from udfs.read_plan import ListedLog, Piece, Range, SourcePartition, SourceSegment, Wanted
+from udfs.read_end import open_log, segment_files
+from udfs.read_plan import Bound, ListedLog, Piece, Range, SourcePartition, SourceSegment, Wanted
 from udfs.read_rows import as_error, cached_root
 from udfs.storage import Root, opened_unbuffered, read_file
 
-_NO_EXPIRATION: Final = 2**62
 _LATER: Final = 8  # segments that a piece names; transactions seldom span more, and all of all pieces were quadratic
 
 
@@ -53,57 +51,20 @@ def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
     try:
         if partition.problem is not None:
             raise as_error(partition.problem)
-        with open_log(partition, asked) as log:
-            return _pieces(partition, log, asked)
+        log, damage = open_log(partition, asked)
+        with log:
+            return _pieces(partition, log, asked, damage)
     except LogFormatError as error:
         if not asked.set_aside:
             raise
         return [Piece(partition.topic, partition.partition, problem=Problem.of(error))]
 
 
-def open_log(partition: SourcePartition, asked: Range) -> PartitionLog:
-    """The log up to where it may be read; with `asked.wanted.committed` up to the last stable offset."""
-    files = [_files(segment) for segment in partition.segments]
-    if asked.as_stored:
-        return PartitionLog(files, topic=partition.topic, partition=partition.partition)
-    end = _last_stable_offset(partition) if asked.wanted.committed else partition.high_watermark
-    return PartitionLog(
-        files, log_start_offset=partition.log_start_offset, topic=partition.topic, partition=partition.partition,
-        end_offset=end,
-    )  # fmt: skip
-
-
-def _last_stable_offset(partition: SourcePartition) -> int:
-    segments = partition.segments
-    start = partition.log_start_offset
-    if start is None:
-        start = segments[0].base_offset if segments else 0
-    return last_stable_offset(
-        [(cached_root(segment.root), segment) for segment in segments], start, partition.high_watermark,
-        [(offset, cached_root(partition.side_root), path) for offset, path in partition.snapshots],
-    )  # fmt: skip
-
-
-def end_of(partition: SourcePartition, *, committed: bool) -> tuple[int, int]:
-    """(log start, where reading ends): what a stream may read up to now."""
-    with open_log(partition, Range(wanted=Wanted(committed=committed))) as log:
-        return log.earliest, log.latest
-
-
 def first_to_read(partition: SourcePartition, asked: Range) -> int:
     """The offset that reading begins with. OutOfRangeError and NoSuchTimeError as `asked` says."""
-    with open_log(partition, asked) as log:
+    log, _ = open_log(partition, asked)
+    with log:
         return _offsets(partition, log, asked)[0]
-
-
-def bytes_behind(partition: SourcePartition, offset: int) -> int:
-    """Bytes of log from an offset on, about: whole where its segment has no index."""
-    with open_log(partition, Range()) as log:
-        found = log.lookup_offset(offset)
-    if found is None:
-        return 0
-    behind = sum(s.size for s in partition.segments if s.base_offset >= found.segment_base_offset)
-    return behind - found.position
 
 
 def first_offset(root: Root, path: str) -> int:
@@ -115,11 +76,16 @@ def first_offset(root: Root, path: str) -> int:
     return max(int.from_bytes(first, "big", signed=True), 0) if len(first) == 8 else 0
 
 
-def _pieces(partition: SourcePartition, log: PartitionLog, asked: Range) -> list[Piece]:
+def _pieces(partition: SourcePartition, log: PartitionLog, asked: Range, damage: LogFormatError | None) -> list[Piece]:
+    if damage is not None:  # no offset is known to be behind the log's end
+        asked = replace(asked, start=_at_most(asked.start, log.latest), end=_at_most(asked.end, log.latest))
     start, end = _offsets(partition, log, asked)
     start, end = max(start, asked.start_offset), min(end, asked.end_offset)
+    told = []  # where reading ends before the damage, it does not come by itself
+    if damage is not None and start <= log.latest <= end < NO_END:
+        told = [Piece(partition.topic, partition.partition, problem=Problem.of(damage))]
     if start >= end:
-        return []
+        return told
     by_base = {segment.base_offset: segment for segment in partition.segments}
     segments = [by_base[files.base_offset] for files in log.segments]
     first = max(int(np.searchsorted([s.base_offset for s in segments], start, "right")) - 1, 0)
@@ -137,7 +103,11 @@ def _pieces(partition: SourcePartition, log: PartitionLog, asked: Range) -> list
             more_later=asked.wanted.committed and len(segments) - number > _LATER,
         )  # fmt: skip
         out += _cut(piece, segment, log, asked)
-    return out
+    return out + told
+
+
+def _at_most(bound: Bound, offset: int) -> Bound:
+    return Bound("offset", min(bound.value, offset)) if bound.kind == "offset" else bound
 
 
 def _later(segments: Sequence[SourceSegment]) -> tuple[ListedLog, ...]:
@@ -218,7 +188,7 @@ def _within(piece: Piece, segment: SourceSegment, log: PartitionLog, wanted: Wan
             end = found.position + found.size if inside else found.position
             piece = replace(piece, end=end, torn_tail=False)
     if wanted.start_ms is not None:
-        times = SearchableSegment(_files(segment), lambda _: None)
+        times = SearchableSegment(segment_files(segment), lambda _: None)
         if times.largest().timestamp < wanted.start_ms:
             return None
         first = times.find_times(np.array([wanted.start_ms]), piece.start_offset)
@@ -245,14 +215,3 @@ def _borders(piece: Piece, segment: SourceSegment, log: PartitionLog, split_byte
         if found is not None and found.segment_base_offset == segment.base_offset and found.position == position:
             out.append(position)
     return [position for position in out if piece.start < position < piece.end]
-
-
-def _files(segment: SourceSegment) -> SegmentFiles:
-    root, side = cached_root(segment.root), cached_root(segment.beside)
-    index, time_index = (
-        None if path is None or not side.filesystem.equals(root.filesystem) else side.full(path)
-        for path in (segment.index, segment.time_index)
-    )
-    return SegmentFiles(
-        segment.base_offset, root.full(segment.path), segment.size, segment.mtime_ms, index, time_index, root.filesystem
-    )

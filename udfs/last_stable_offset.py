@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -40,25 +40,38 @@ def last_stable_offset(
     log_start_offset: int,
     high_watermark: int | None = None,
     snapshots: Sequence[tuple[int, Root, str]] = (),
+    resume: Callable[[Any, LogFormatError, int], int | None] | None = None,
 ) -> int:
     """Of a log, by the headers of its batches from the newest of the `snapshots` on (offset, root and path, rising)
     that can be read and lies at a segment's base; without one, of all batches. Nothing is decompressed.
 
     Rule: UnifiedLog.fetchLastStableOffsetMetadata of a broker that has just loaded the log: a producer's transaction
     begins with its first batch that is not below the log start, and is open until its marker is below the high
-    watermark (None: the log end). Raises LogFormatError for a bad log.
+    watermark (None: the log end). Raises LogFormatError for a bad log, unless there is `resume`: of a segment, what is
+    wrong with its batch at a position, and that position it gives the next batch's, None: go on in the next segment.
+    What was open before the damage is then not known to be open; who reads it finds no marker this side of the damage.
     """
     state, first = _loaded(segments, snapshots, high_watermark)
     completed, end = [np.empty(0, MARKER)], log_start_offset
     buffer = ChunkBuffer(_BUFFER_BYTES)
     for root, segment in segments[first:]:
         end = max(end, segment.base_offset)
-        with opened_unbuffered(root, segment.path) as file:
-            for headers in read_headers(file, f"{root.uri}/{segment.path}", 0, segment.size, buffer, Tail()):
-                batches = headers.batches
-                end = max(end, int(batches["last_offset"][-1]) + 1)
-                counts = (batches["producer_id"] >= 0) & (batches["last_offset"] >= log_start_offset)
-                completed.append(state.append(batches[counts], segment.path))
+        position: int | None = 0
+        while position is not None and position < segment.size:
+            try:
+                with opened_unbuffered(root, segment.path) as file:
+                    shown = f"{root.uri}/{segment.path}"
+                    for headers in read_headers(file, shown, position, segment.size, buffer, Tail()):
+                        batches = headers.batches
+                        position = headers.position + headers.size
+                        end = max(end, int(batches["last_offset"][-1]) + 1)
+                        counts = (batches["producer_id"] >= 0) & (batches["last_offset"] >= log_start_offset)
+                        completed.append(state.append(batches[counts], segment.path))
+                break
+            except LogFormatError as error:
+                if resume is None:
+                    raise
+                state, position = ProducerState(), resume(segment, error, position)
     known = end if high_watermark is None else min(end, high_watermark)
     found = state.last_stable_offset(known, np.concatenate(completed).view(MARKER))
     return min(max(found, log_start_offset), known)

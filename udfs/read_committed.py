@@ -38,17 +38,17 @@ class Outcomes:
         self._known = np.empty(0, _MARKER)  # by producer, then offset
         self._ended: LogFormatError | bool = False  # the log has ended, or its headers cannot be read any further
 
-    def aborted(self, chunk: Chunk, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def aborted(self, chunk: Chunk, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], LogFormatError | None]:
         """bool[n]: which of the chunk's batches are data of aborted transactions; decided for the wanted ones only.
 
-        Raises LogFormatError where what lies ahead cannot be read.
+        With an error, what lies ahead cannot be read: those that it would have decided are among them.
         """
         batches = chunk.batches
         out = np.zeros(len(batches), np.bool_)
         kind = batches["attributes"] & (TRANSACTIONAL_MASK | CONTROL_MASK)
         rows = np.flatnonzero(wanted & (kind == TRANSACTIONAL_MASK))
         if not len(rows):
-            return out
+            return out, None
         producers, offsets = batches["producer_id"][rows], batches["last_offset"][rows]
         self._known = self._known[self._known["offset"] >= int(batches["base_offset"][rows[0]])]
         at = self._next(producers, offsets)
@@ -57,11 +57,11 @@ class Outcomes:
             if len(found):
                 self._known = np.sort(np.concatenate([self._known, found]), order=["producer_id", "offset"])
                 at = self._next(producers, offsets)
-        if (at < 0).any() and isinstance(self._ended, LogFormatError):
-            raise self._ended
         known = at >= 0
         out[rows[known]] = self._known["aborted"][at[known]]
-        return out
+        error = self._ended if isinstance(self._ended, LogFormatError) and not known.all() else None
+        out[rows[~known]] = error is not None
+        return out, error
 
     def _read_on(self) -> NDArray[np.void]:
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +24,6 @@ from numpy.typing import NDArray
 from logformat.batch_headers import CHUNK_BYTES, Chunk, ChunkBuffer, Tail, read_chunks
 from logformat.bodies import BodyLoader, Run
 from logformat.errors import LogFormatError
-from logformat.layout import TRANSACTIONAL_MASK
 from logformat.records import MAX_ROWS, Place, record_batches
 from logformat.schemas import RECORDS, select
 from udfs.plan import Problem
@@ -76,7 +76,7 @@ class _Reader:
             try:
                 with opened(root, piece.path) as file:
                     check_size(file, piece)
-                    outcomes = Outcomes(piece, self.spec.logs_behind) if self.spec.wanted.committed else None
+                    outcomes = self._outcomes(piece, position)
                     for chunk in read_chunks(
                         file, piece.shown, position, piece.end, self.buffer, tail, previous_last_offset=previous,
                     ):  # fmt: skip
@@ -96,6 +96,12 @@ class _Reader:
                     return
                 position = found
 
+    def _outcomes(self, piece: Piece, position: int) -> Outcomes | None:
+        """Of what comes from a position on: behind damage its own, since no marker is looked for across it."""
+        if not self.spec.wanted.committed:
+            return None
+        return Outcomes(replace(piece, start=position), self.spec.logs_behind)
+
     def _within(self, piece: Piece, chunk: Chunk) -> Generator[Any, None, Piece]:
         """The piece, cut to its segment's offsets where the chunk has others."""
         try:
@@ -111,13 +117,12 @@ class _Reader:
         batches = chunk.batches
         wanted = self.spec.wanted.batches(batches, piece.start_offset, piece.end_offset)
         if outcomes is not None and wanted.any():
-            try:
-                wanted &= ~outcomes.aborted(chunk, wanted)
-            except LogFormatError as error:  # what lies ahead cannot be read: not known what was committed
+            aborted, unknown = outcomes.aborted(chunk, wanted)
+            if unknown is not None:
                 if not self.spec.set_aside:
-                    raise
-                yield problem_row(self.spec.schema, piece, Problem.of(error))
-                wanted &= batches["attributes"] & TRANSACTIONAL_MASK == 0
+                    raise unknown
+                yield problem_row(self.spec.schema, piece, Problem.of(unknown))
+            wanted &= ~aborted
         row = 0
         while row < len(batches) and wanted[row:].any():
             try:

@@ -8,13 +8,18 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
-from jobs.data_source import KafkaLog
+from jobs.data_source import KafkaLog, columns_of
 from jobs.data_stream import StreamReader
 from jobs.errors import DataLossError, UsageError
+from logformat.errors import LogFormatError
 from logformat.schemas import RECORDS
 from tests.builders import TextWriter, parse, write_partition
 
 SCHEMA = pa.schema([pa.field(name, RECORDS.field(name).type) for name in ("topic", "partition", "offset", "value")])
+
+
+def problem_field() -> pa.Field:
+    return columns_of(KafkaLog.columns, KafkaLog({"path": "x", "badRecords": "set_aside"}).parsed()).field("problem")
 
 
 class Growing:
@@ -186,6 +191,55 @@ def test_what_is_lost_is_told(tmp_path):
     assert end == {"t": {"0": 4}, "u": {"0": 3}}
     assert rows(lenient, {"t": {"0": 1}}, end) == ["3", "4"]
     assert lenient.latestOffset({"t": {"0": 9}}, ReadAllAvailable()) == {"t": {"0": 9}}
+
+
+def test_a_restart_passes_nothing_over(tmp_path):
+    """Its first micro-batch is planned again: what is gone by then would count as read."""
+    archive = tmp_path / "archive"
+    Growing(archive / "t-0", "a=1 | b=2")
+    Growing(archive / "t-1", "c=3")
+    start, end = {"t": {"0": 0, "1": 0}}, {"t": {"0": 2, "1": 1}}
+    assert rows(reader(archive), start, end) == ["1", "2", "3"]
+    (archive / "t-1").rename(tmp_path / "t-1")  # as a disk that is not there for a while
+    with pytest.raises(
+        DataLossError, match="t-1: expected offset 0, where the stream goes on, found no such partition"
+    ):
+        rows(reader(archive), start, end)
+    assert rows(reader(archive, failOnDataLoss="false"), start, end) == ["1", "2"]
+    (tmp_path / "t-1").rename(archive / "t-1")
+    (archive / "u").mkdir()
+    write_partition(archive / "u" / "t-1", "c=3")
+    several = KafkaLog({"paths": f'["{archive}", "{archive / "u"}"]'}).parsed()
+    with pytest.raises(LogFormatError, match="duplicate"):
+        rows(StreamReader(several, SCHEMA), start, end)
+
+
+def test_damage_that_hides_the_end(tmp_path):
+    """What lies before it is read, and it is told; what comes in a new segment is read."""
+    archive = tmp_path / "archive"
+    log = Growing(archive / "t-0", "a=1 | b=2 | c=3")
+    path = archive / "t-0" / "00000000000000000000.log"
+    data = bytearray(path.read_bytes())
+    data[70 + 8 : 70 + 12] = b"\xff\xff\xff\xff"
+    path.write_bytes(data)
+    with pytest.raises(LogFormatError, match="at byte 70"):
+        reader(archive).latestOffset({"t": {"0": 0}}, ReadAllAvailable())
+    told = pa.schema([SCHEMA.field("value"), problem_field()])
+    stream = StreamReader(KafkaLog({"path": str(archive), "badRecords": "set_aside"}).parsed(), told)
+
+    def found(start: dict, end: dict) -> list:
+        batches = [batch for task in stream.partitions(start, end) for batch in stream.read(task)]
+        return [row["value"] or row["problem"]["position"] for batch in batches for row in batch.to_pylist()]
+
+    end = stream.latestOffset({"t": {"0": 0}}, ReadAllAvailable())
+    assert (end, found({"t": {"0": 0}}, end)) == ({"t": {"0": 1}}, [b"1", 70])
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
+    log.add("d=4", roll=True)
+    last = stream.latestOffset(end, ReadAllAvailable())
+    assert (last, found(end, last)) == ({"t": {"0": 4}}, [70, b"4"])
+    with pytest.raises(DataLossError, match="expected offset 0"):  # set aside is damage, not what is gone
+        path.unlink()
+        stream.latestOffset({"t": {"0": 0}}, ReadAllAvailable())
 
 
 def test_what_a_stream_has_not(tmp_path):
