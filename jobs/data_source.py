@@ -142,12 +142,19 @@ def _for_spark(field: Any) -> Any:
 def arrow_schema(known: Any, options: ReadOptions, schema: StructType) -> Any:
     """What Spark expects of each Arrow batch, pa.Schema. UsageError: .schema(...) with other columns or types."""
     expected = to_arrow_schema(schema, timezone="UTC")
-    for field in expected:
+    if not len(expected):
+        raise UsageError(message="schema: it has no column; .select() of a DataFrame with one counts rows as well")
+    for number, field in enumerate(expected):
         if field.name not in known.names:
             raise UsageError(message=f"schema: no such column: {field.name}{nearest(field.name, known.names)}")
         kind = _for_spark(known.field(field.name)).type
         if field.type != kind:
-            raise UsageError(message=f"schema: {field.name}: expected {_type_name(kind)}, found {field.type}")
+            found = schema[number].dataType.simpleString()
+            raise UsageError(message=f"schema: {field.name}: expected {_type_name(kind)}, found {found}")
+        if not field.nullable:
+            raise UsageError(message=f"schema: {field.name}: expected a column that may be null, found NOT NULL")
+    if len(set(expected.names)) < len(expected):
+        raise UsageError(message=f"schema: each column once, found {', '.join(expected.names)}")
     if options.set_aside and PROBLEM.name not in expected.names:
         raise UsageError(message="badRecords=set_aside needs the column problem in .schema(...)")
     return expected

@@ -24,6 +24,7 @@ from udfs.read_plan import SourcePartition, SourceSegment
 from udfs.storage import Root, UnknownRootError, exists, normal_uri, open_root
 
 _OF_FILE_SYSTEM: Final = "lost+found"  # root's own on many a disk, and no log
+_NO_LOGS: Final = frozenset((*names.PARTITION_SIDE_FILES, *names.OFFSET_CHECKPOINTS))
 _WILD: Final = re.compile(r"[*?[]")
 
 
@@ -89,9 +90,11 @@ def _expand(uri: str) -> list[str]:
     if wild is None:
         return [uri]
     prefix, _, rest = uri[: wild.start()].rpartition("/")
+    literal = _root(prefix or "/")
+    if literal.filesystem.get_file_info(literal.full(rest + uri[wild.start() :])).type != pafs.FileType.NotFound:
+        return [uri]  # a name that only looks like a pattern
     parts = (rest + uri[wild.start() :]).split("/")
-    root = _root(prefix or "/")
-    found = [""]
+    root, found = literal, [""]
     for number, part in enumerate(parts):
         last = number == len(parts) - 1
         below = []
@@ -163,6 +166,8 @@ def _single(root: Root, name: str) -> SourceSegment:
     """One file, of any name, with the indexes that lie beside it."""
     info = root.filesystem.get_file_info(root.full(name))
     parsed = names.parse_segment_file(name)
+    if (parsed is not None and parsed.kind != names.LOG) or name in _NO_LOGS:
+        raise MissingPathError(path=f"{root.uri}/{name}", expected="a .log, or a folder", found="a file beside a log")
     if parsed is None:
         return SourceSegment(root.uri, name, first_offset(root, name), int(info.size), info.mtime_ns // 1_000_000)
     beside = {

@@ -46,6 +46,7 @@ _MEANINGLESS: Final = frozenset(
     }
 )  # fmt: skip
 
+_MAX_TIME: Final = 2**63 - 1  # of a Java long
 _INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 Key = tuple[str, int]
@@ -264,7 +265,13 @@ class _Values:
 def _paths(take: _Values) -> tuple[str, ...]:
     several = take.text("paths")  # what .load([...]) becomes
     one = take.text("path")
-    return (*(json.loads(several) if several else ()), *((one,) if one else ()))
+    try:
+        found = json.loads(several) if several else []
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
+        raise UsageError(message=f'paths: expected JSON as ["a","b"], which .load([...]) makes, found {several!r}')
+    return (*found, *((one,) if one else ()))
 
 
 def _selection(take: _Values) -> Selection:
@@ -278,8 +285,11 @@ def _selection(take: _Values) -> Selection:
             raise UsageError(message=f"subscribePattern: not a regular expression: {pattern!r}: {error}") from error
     assigned = None
     if take.text("assign") is not None:
-        found = _json(take, "assign", '{"topicA":[0,1],"topicB":[2]}')
-        assigned = frozenset((topic, int(number)) for topic, numbers in found.items() for number in numbers)
+        example = '{"topicA":[0,1],"topicB":[2]}'
+        found = _json(take, "assign", example)
+        if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in found.values()):
+            raise UsageError(message=f"assign: expected JSON as {example}, found {take.text('assign')!r}")
+        assigned = frozenset((topic, number) for topic, numbers in found.items() for number in numbers)
     return Selection(take.names("topics") or take.names("subscribe"), pattern, assigned, _numbers(take))
 
 
@@ -346,8 +356,8 @@ def _json(take: _Values, name: str, example: str) -> dict[str, Any]:
 
 def _time(name: str, value: Any) -> int:
     moment = value if isinstance(value, int) and not isinstance(value, bool) else parse_time(str(value))
-    if moment < 0:
-        raise UsageError(message=f"{name}: expected milliseconds since 1970, found {value}")
+    if not 0 <= moment <= _MAX_TIME:
+        raise UsageError(message=f"{name}: expected milliseconds since 1970, from 0 to {_MAX_TIME}, found {value}")
     return moment
 
 

@@ -32,7 +32,8 @@ def plan(options: ReadOptions) -> list[Task]:
     found = source_partitions(options)
     partitions = [p for p in found if p.problem is not None or options.pushed.partition(p.topic, p.partition)]
     if options.source == "kafka_log_index":
-        return pack([piece for p in partitions for piece in index_pieces(p, options.kinds)])
+        pieces = [piece for p in partitions for piece in index_pieces(p, options.kinds)]
+        return pack(pieces, options.split_bytes, options.min_partitions)
     size = sum(segment.size for partition in partitions for segment in partition.segments)
     ranges = [range_of(options, partition, size) for partition in partitions]
     return pack(each(partitions, ranges), ranges[0].split_bytes if ranges else 1, options.min_partitions)

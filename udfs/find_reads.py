@@ -205,7 +205,7 @@ def _borders(piece: Piece, segment: SourceSegment, log: PartitionLog, split_byte
         return []
     data = read_file(cached_root(segment.beside), segment.index)
     entries = offset_index.read(data, segment.base_offset, segment.index)
-    n = -(-size // split_bytes)
+    n = min(-(-size // split_bytes), len(entries) + 1)
     targets = piece.start + np.arange(1, n) * (size // n)
     at = np.unique(np.searchsorted(entries["position"], targets))
     chosen = entries[at[at < len(entries)]]

@@ -14,29 +14,31 @@ from logformat.schemas import INDEX
 from udfs.plan import Problem
 from udfs.read_plan import Piece, ReadSpec, SourcePartition
 from udfs.read_rows import aligned, as_error, cached_root, problem_row
-from udfs.storage import file_size, read_file
+from udfs.storage import read_file
 
+_LOG_PER_INDEX: Final = 4096 // 12  # bytes of log for a byte of index: an entry each index.interval.bytes
 _MAX_ROWS: Final = 1 << 16
 Columns = Mapping[str, Any]
 
 
 def index_pieces(partition: SourcePartition, kinds: Sequence[str]) -> list[Piece]:
-    """A piece for each file of the wanted kinds."""
+    """A piece for each file of the wanted kinds, its size by that of its log: no file is asked for its own."""
     if partition.problem is not None:
         return [Piece(partition.topic, partition.partition, problem=partition.problem)]
     files = []
     for segment in partition.segments:
         beside = {"offset": segment.index, "time": segment.time_index, "transaction": segment.transaction_index}
         files += [
-            (segment.beside, path, segment.base_offset) for kind, path in beside.items() if kind in kinds and path
+            (segment.beside, path, segment.base_offset, segment.size // _LOG_PER_INDEX)
+            for kind, path in beside.items()
+            if kind in kinds and path
         ]
     if "producer" in kinds:
-        files += [(partition.side_root, path, offset) for offset, path in partition.snapshots]
+        files += [(partition.side_root, path, offset, 0) for offset, path in partition.snapshots]
     if "leader_epoch" in kinds and partition.leader_epochs is not None:
-        files.append((partition.side_root, partition.leader_epochs, -1))
+        files.append((partition.side_root, partition.leader_epochs, -1, 0))
     return [
-        Piece(partition.topic, partition.partition, root, path, base, 0, file_size(cached_root(root), path) or 0)
-        for root, path, base in files
+        Piece(partition.topic, partition.partition, root, path, base, 0, size) for root, path, base, size in files
     ]
 
 

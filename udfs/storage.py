@@ -38,6 +38,8 @@ def normal_uri(path_or_uri: str) -> str:
     """A URI, or an absolute local path, of what a user typed."""
     if "://" in path_or_uri:
         return path_or_uri.rstrip("/")
+    if path_or_uri.startswith("file:/"):  # as Hadoop writes local paths
+        path_or_uri = path_or_uri.removeprefix("file:")
     return str(Path(path_or_uri).expanduser().absolute())
 
 

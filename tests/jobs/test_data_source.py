@@ -12,12 +12,14 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType, TimestampNTZType
 
-from jobs.data_source import SOURCES
+from jobs.data_source import SOURCES, KafkaLog, arrow_schema
+from jobs.errors import MissingPathError
 from logformat.schemas import SPARK_COLUMNS
 from tests.builders import START_MS, write_partition
 from tests.golden import golden
-from tests.jobs.sources import read
+from tests.jobs.sources import options_of, read
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,6 +170,39 @@ def test_schema_chooses_columns(spark, archive):
         spark.read.format("kafka_log").schema("ofset LONG").load(str(archive)).collect()
 
 
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ("partition BIGINT", "partition: expected int, found bigint"),
+        ("timestamp TIMESTAMP_NTZ", "timestamp: expected timestamp, found timestamp_ntz"),
+        ("offset LONG, key BINARY NOT NULL", "key: expected a column that may be null, found NOT NULL"),
+        ("offset LONG, key BINARY, offset LONG", "each column once, found offset, key, offset"),
+        ("", "it has no column"),
+    ],
+)
+def test_a_schema_that_cannot_be(archive, columns, message):
+    """Spark reads nulls of a column that may be none as a NullPointerException, and no columns as no rows."""
+    from jobs.errors import UsageError
+
+    names = {"LONG": LongType(), "BIGINT": LongType(), "BINARY": BinaryType(), "TIMESTAMP_NTZ": TimestampNTZType()}
+    words = [column.split() for column in columns.split(", ") if column]
+    schema = StructType([StructField(name, names[kind], not rest) for name, kind, *rest in words])
+    with pytest.raises(UsageError, match=f"schema: {message}"):
+        arrow_schema(KafkaLog.columns, options_of("kafka_log", archive), schema)
+
+
+def test_names_that_look_like_something_else(archive, tmp_path):
+    """A folder with a pattern's characters; a local path as Hadoop writes it; files beside a log, which are none."""
+    folder = tmp_path / "copy [of] orders?"
+    write_partition(folder / "orders-0", "a=1 | b=2")
+    assert read("kafka_log", folder).num_rows == 2
+    assert read("kafka_log", f"{tmp_path}/copy*").num_rows == 2
+    assert read("kafka_log", f"file:{archive}").num_rows == read("kafka_log", f"file://{archive}").num_rows == 14
+    for name in ("00000000000000000000.timeindex", "leader-epoch-checkpoint"):
+        with pytest.raises(MissingPathError, match=r"expected a \.log, or a folder, found a file beside a log"):
+            read("kafka_log", archive / "orders-0" / name)
+
+
 @pytest.mark.slow
 def test_sql(spark, archive):
     spark.sql(f"CREATE TEMPORARY VIEW orders USING kafka_log OPTIONS (path '{archive}', topics 'orders')")
@@ -207,6 +242,10 @@ ERRORS = [
     ({"topics": "a", "subscribe": "a"}, "only one of topics, subscribe"),
     ({"subscribePattern": "("}, "subscribePattern: not a regular expression"),
     ({"partitions": "9"}, "no partition of .* is among those asked for"),
+    ({"assign": '{"orders":0}'}, "assign: expected JSON as"),
+    ({"assign": '{"orders":[0.5]}'}, "assign: expected JSON as"),
+    ({"startingTimestamp": "99999999999999999999"}, "startingTimestamp: expected milliseconds since 1970, from 0 to 9"),
+    ({"paths": "a"}, r"paths: expected JSON as .*, found 'a'"),
 ]
 
 
@@ -295,7 +334,6 @@ def test_out_of_range_timestamps(spark, tmp_path):
 
 
 def test_every_option_and_column_has_its_place_in_readme():
-    from jobs.data_source import KafkaLog
     from jobs.data_source_options import OPTIONS
 
     text = (ROOT / "README.md").read_text()

@@ -88,21 +88,20 @@ def timeless(said: object) -> object:
 @pytest.mark.parametrize(
     "words",
     [
-        "verify", "reindex --check", "lookup --sizing", "lookup --time 2026-11-21T02:30Z --time latest",
-        "lookup --partition orders-0 --offset 0 --offset 4711 --offset 99999 --isolation read_committed",
-        "inspect --print-data-log", "inspect --verify-index-only", "inspect --filter key=order-000835",
-        "inspect --times 2026-11-21T02:30Z.. --topics orders",
+        "verify --json", "reindex --check --json", "reindex --check", "lookup --sizing --json",
+        "lookup --time 2026-11-21T02:30Z --time latest", "inspect --print-data-log", "inspect --verify-index-only",
+        "lookup --partition orders-0 --offset 0 --offset 4711 --offset 99999 --isolation read_committed --json",
+        "inspect --filter key=order-000835 --json", "inspect --times 2026-11-21T02:30Z.. --topics orders",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
-def test_jobs_say_the_same(words, flags):
+def test_jobs_say_the_same(words):
     job, *options = words.split()
     uri = f"{BUCKET}/archive"
-    remote, local = (run(job, archive, *options, *flags) for archive in (uri, EXAMPLE))
+    remote, local = (run(job, archive, *options) for archive in (uri, EXAMPLE))
     assert remote[0] == local[0] == 0
-    assert len(local[1]) > 100 or flags
+    assert len(local[1]) > 100
     found, expected = remote[1].replace(uri, str(EXAMPLE)), local[1]
-    if flags and job != "inspect":
+    if "--json" in options and job != "inspect":
         assert timeless(json.loads(found)) == timeless(json.loads(expected))
     else:
         assert VARIES.sub("", found) == VARIES.sub("", expected)

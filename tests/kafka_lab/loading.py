@@ -32,7 +32,7 @@ _SEGMENT_FILE = re.compile(r"(\d{20})\.(log|index|timeindex|txnindex)$")
 _HARMLESS = re.compile(
     r"log\.cleaner\.enable` is deprecated"
     r"|\((org\.apache\.kafka\.(controller|raft|clients|image|network|common\.network)|kafka\.(raft|network))\.[\w.$]+\)$"
-    r"|\([\w.]*\.(BrokerLifecycleManager|NodeToController\w+)\)$"
+    r"|\([\w.]*\.(BrokerLifecycleManager|NodeToController\w+|ControllerApis)\)$"
 )
 # Leader epochs of the data are above those of the new cluster: the broker cuts its epoch cache, the log stays as it is.
 _NEW_EPOCHS = re.compile(r"caused truncation of conflicting")

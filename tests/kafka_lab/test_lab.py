@@ -167,12 +167,12 @@ def test_a_log_directory_that_was_not_shut_down_cleanly_is_refused(written, tmp_
 def test_the_jvm_outlives_a_failed_command_and_is_replaced_when_it_died():
     with pytest.raises(LabError, match="no command"):
         lab().call("fly")
-    assert lab().call("dump_log_segments", argv=["--version"]).startswith("4.3.0")
+    assert dump_log_segments("--version").startswith("4.3.0")
     before = lab()
     before._process.kill()
     before._process.wait()
     assert lab() is not before
-    assert lab().call("dump_log_segments", argv=["--version"]).startswith("4.3.0")
+    assert dump_log_segments("--version").startswith("4.3.0")
 
 
 def test_a_jvm_that_dies_in_a_command_is_an_error():
