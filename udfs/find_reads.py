@@ -205,10 +205,12 @@ def _borders(piece: Piece, segment: SourceSegment, log: PartitionLog, split_byte
         return []
     data = read_file(cached_root(segment.beside), segment.index)
     entries = offset_index.read(data, segment.base_offset, segment.index)
-    n = min(-(-size // split_bytes), len(entries) + 1)
-    targets = piece.start + np.arange(1, n) * (size // n)
-    at = np.unique(np.searchsorted(entries["position"], targets))
-    chosen = entries[at[at < len(entries)]]
+    n = -(-size // split_bytes)
+    chosen = entries
+    if n <= len(entries):  # else there is not one for each split
+        targets = piece.start + np.arange(1, n) * (size // n)
+        at = np.unique(np.searchsorted(entries["position"], targets))
+        chosen = entries[at[at < len(entries)]]
     out = []
     for position, offset in zip(chosen["position"].tolist(), chosen["offset"].tolist(), strict=True):
         found = log.lookup_offset(offset)

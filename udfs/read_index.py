@@ -37,9 +37,7 @@ def index_pieces(partition: SourcePartition, kinds: Sequence[str]) -> list[Piece
         files += [(partition.side_root, path, offset, 0) for offset, path in partition.snapshots]
     if "leader_epoch" in kinds and partition.leader_epochs is not None:
         files.append((partition.side_root, partition.leader_epochs, -1, 0))
-    return [
-        Piece(partition.topic, partition.partition, root, path, base, 0, size) for root, path, base, size in files
-    ]
+    return [Piece(partition.topic, partition.partition, root, path, base, 0, size) for root, path, base, size in files]
 
 
 def read_index(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
