@@ -28,7 +28,7 @@ from logformat.errors import LogFormatError
 from logformat.partition_log import PartitionLog
 from logformat.segment_search import SearchableSegment
 from udfs.plan import Problem
-from udfs.read_end import open_log, segment_files
+from udfs.read_end import OpenedLog, open_log, segment_files
 from udfs.read_plan import Bound, ListedLog, Piece, Range, SourcePartition, SourceSegment, Wanted
 from udfs.read_rows import as_error, cached_root
 from udfs.storage import Root, opened_unbuffered, read_file
@@ -51,9 +51,9 @@ def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
     try:
         if partition.problem is not None:
             raise as_error(partition.problem)
-        log, damage = open_log(partition, asked)
-        with log:
-            return _pieces(partition, log, asked, damage)
+        opened = open_log(partition, asked)
+        with opened.log:
+            return _pieces(partition, opened, asked)
     except LogFormatError as error:
         if not asked.set_aside:
             raise
@@ -62,8 +62,7 @@ def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
 
 def first_to_read(partition: SourcePartition, asked: Range) -> int:
     """The offset that reading begins with. OutOfRangeError and NoSuchTimeError as `asked` says."""
-    log, _ = open_log(partition, asked)
-    with log:
+    with open_log(partition, asked).log as log:
         return _offsets(partition, log, asked)[0]
 
 
@@ -76,7 +75,8 @@ def first_offset(root: Root, path: str) -> int:
     return max(int.from_bytes(first, "big", signed=True), 0) if len(first) == 8 else 0
 
 
-def _pieces(partition: SourcePartition, log: PartitionLog, asked: Range, damage: LogFormatError | None) -> list[Piece]:
+def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list[Piece]:
+    log, damage, doubtful = opened
     if damage is not None:  # no offset is known to be behind the log's end
         asked = replace(asked, start=_at_most(asked.start, log.latest), end=_at_most(asked.end, log.latest))
     start, end = _offsets(partition, log, asked)
@@ -100,7 +100,7 @@ def _pieces(partition: SourcePartition, log: PartitionLog, asked: Range, damage:
             torn_tail=following is None and not partition.sealed,
             index=None if segment.index is None else (segment.beside, segment.index),
             later=_later(segments[number:]) if asked.wanted.committed else (),
-            more_later=asked.wanted.committed and len(segments) - number > _LATER,
+            more_later=asked.wanted.committed and len(segments) - number > _LATER, doubtful=doubtful,
         )  # fmt: skip
         out += _cut(piece, segment, log, asked)
     return out + told

@@ -64,7 +64,7 @@ def last_stable_offset(
                     for headers in read_headers(file, shown, position, segment.size, buffer, Tail()):
                         batches = headers.batches
                         position = headers.position + headers.size
-                        end = max(end, int(batches["last_offset"][-1]) + 1)
+                        end = int(batches["last_offset"][-1]) + 1
                         counts = (batches["producer_id"] >= 0) & (batches["last_offset"] >= log_start_offset)
                         completed.append(state.append(batches[counts], segment.path))
                 break
@@ -72,6 +72,7 @@ def last_stable_offset(
                 if resume is None:
                     raise
                 state, position = ProducerState(), resume(segment, error, position)
+    end = max(end, log_start_offset)
     known = end if high_watermark is None else min(end, high_watermark)
     found = state.last_stable_offset(known, np.concatenate(completed).view(MARKER))
     return min(max(found, log_start_offset), known)

@@ -6,7 +6,8 @@ drops the data first, and the marker later). The headers ahead of a chunk are re
 usually a little, and never twice.
 
 What is above the last stable offset is not read at all: the plan ends there (find_reads). Below it, a batch without a
-marker is data of a transaction whose marker was cleaned away, which only happens to committed ones.
+marker is data of a transaction whose marker was cleaned away, which only happens to committed ones; or, where the log
+has damage that is set aside, of one that nobody can tell: it is withheld.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Outcomes:
     """Markers of a piece and what lies behind it, read as far as they are asked for. Chunks come in order."""
 
     def __init__(self, piece: Piece, logs_behind: LogsBehind | None = None) -> None:
-        self._ahead = _markers(piece, logs_behind)
+        self._ahead, self._doubtful = _markers(piece, logs_behind), piece.doubtful
         self._known = np.empty(0, _MARKER)  # by producer, then offset
         self._ended: LogFormatError | bool = False  # the log has ended, or its headers cannot be read any further
 
@@ -60,7 +61,7 @@ class Outcomes:
         known = at >= 0
         out[rows[known]] = self._known["aborted"][at[known]]
         error = self._ended if isinstance(self._ended, LogFormatError) and not known.all() else None
-        out[rows[~known]] = error is not None
+        out[rows[~known]] = self._doubtful or error is not None
         return out, error
 
     def _read_on(self) -> NDArray[np.void]:

@@ -3,12 +3,14 @@
 Damage that hides the batches behind it (a length that cannot be, and no entry of the index that leads on) hides the
 log's end too. Where what is damaged is set aside, the log then ends there for all that has to know its end: limits by
 offset, committed data, streams. What asks for no end reads on to the last byte, and meets the damage itself.
+
+Headers are read here, and no checksum is checked: what is wrong in a header, and yet may be, is believed.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from logformat.batch_headers import NO_END, ChunkBuffer, Tail
 from logformat.errors import LogFormatError
@@ -24,75 +26,98 @@ from udfs.storage import opened_unbuffered
 _BUFFER_BYTES: Final = 1 << 20
 
 
-def open_log(partition: SourcePartition, asked: Range) -> tuple[PartitionLog, LogFormatError | None]:
+class OpenedLog(NamedTuple):
+    """A log to be searched, and what of it is not known."""
+
+    log: PartitionLog
+    damage: LogFormatError | None = None  # behind its last batch: nobody can say what comes then
+    doubtful: bool = False  # markers may be lost in damage: of a batch that has none it is not known what became of it
+
+
+def open_log(partition: SourcePartition, asked: Range) -> OpenedLog:
     """The log up to where it may be read; with `asked.wanted.committed` up to the last stable offset.
 
-    With `asked.set_aside` a log ends where damage hides the batches behind it, and that damage comes beside it; where
-    reading goes on to the last byte, nothing is asked of the end here.
+    Raises LogFormatError for damage on the way to its end, unless `asked.set_aside`. Where reading goes on to the last
+    byte, nothing is asked of the end here.
     """
     if asked.as_stored:
-        return _log(replace(partition, log_start_offset=None), None), None
-    end = _last_stable_offset(partition, asked) if asked.wanted.committed else partition.high_watermark
+        return OpenedLog(_log(replace(partition, log_start_offset=None), None))
+    end, lost, doubtful = partition.high_watermark, None, False
+    if asked.wanted.committed:
+        end, lost, doubtful = _last_stable_offset(partition, asked)
     log = _log(partition, end)
     to_the_last_byte = end is None and asked.start.kind == "earliest" and asked.end.kind == "latest"
     if not asked.set_aside or (to_the_last_byte and asked.end_offset == NO_END):
-        return log, None
+        return OpenedLog(log, None, doubtful)
     try:
         log.latest  # noqa: B018 - looked for now
-    except LogFormatError as error:
-        cut, damage = _up_to_damage(partition)
-        if damage is None:
-            raise error from None
-        return _log(cut, end), damage
-    return log, None
+    except LogFormatError:
+        known, damage = _end_across_damage(partition)
+        return OpenedLog(_log(partition, end, known), damage or lost, doubtful)
+    return OpenedLog(log, lost, doubtful)
 
 
 def end_of(partition: SourcePartition, *, committed: bool, set_aside: bool = False) -> tuple[int, int]:
     """(log start, where reading ends): what a stream may read up to now."""
-    log, _ = open_log(partition, Range(start=LATEST, wanted=Wanted(committed=committed), set_aside=set_aside))
-    with log:
+    asked = Range(start=LATEST, wanted=Wanted(committed=committed), set_aside=set_aside)
+    with open_log(partition, asked).log as log:
         return log.earliest, log.latest
 
 
 def bytes_behind(partition: SourcePartition, offset: int, *, set_aside: bool = False) -> int:
     """Bytes of log from an offset on, about: whole where its segment has no index."""
-    log, _ = open_log(partition, Range(start=LATEST, set_aside=set_aside))
-    with log:
-        found = log.lookup_offset(offset)
+    with open_log(partition, Range(start=LATEST, set_aside=set_aside)).log as log:
+        try:
+            found = log.lookup_offset(offset)
+        except LogFormatError:
+            if not set_aside:
+                raise
+            return sum(s.size for s in partition.segments[-1:])
     if found is None:
         return 0
     behind = sum(s.size for s in partition.segments if s.base_offset >= found.segment_base_offset)
     return behind - found.position
 
 
-def _log(partition: SourcePartition, end: int | None) -> PartitionLog:
-    files = [segment_files(segment) for segment in partition.segments]
-    return PartitionLog(
-        files, log_start_offset=partition.log_start_offset, topic=partition.topic, partition=partition.partition,
-        end_offset=end,
+class _KnownEnd(PartitionLog):
+    """One whose end is known from elsewhere, since a search for it does not get past damage."""
+
+    known = 0
+
+    def _ends(self) -> tuple[int, int]:
+        log_end = max(self.known, self.earliest)
+        bound = log_end if self._end_offset is None else min(self._end_offset, log_end)
+        return log_end, max(bound, self.earliest)
+
+
+def _log(partition: SourcePartition, end: int | None, known: int | None = None) -> PartitionLog:
+    log = (PartitionLog if known is None else _KnownEnd)(
+        [segment_files(segment) for segment in partition.segments], log_start_offset=partition.log_start_offset,
+        topic=partition.topic, partition=partition.partition, end_offset=end,
     )  # fmt: skip
+    if isinstance(log, _KnownEnd):
+        log.known = known or 0
+    return log
 
 
-def _up_to_damage(partition: SourcePartition) -> tuple[SourcePartition, LogFormatError | None]:
-    """The partition without what nobody can find in its last segment, and why not; None: its headers hold."""
-    if not partition.segments:
-        return partition, None
+def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError | None]:
+    """Offset behind the last batch that can be found, and what hides those behind it; None: nothing does."""
     last = partition.segments[-1]
-    position, buffer = 0, ChunkBuffer(_BUFFER_BYTES)
+    end, position, buffer = last.base_offset, 0, ChunkBuffer(_BUFFER_BYTES)
     while position < last.size:
         try:
             with opened_unbuffered(cached_root(last.root), last.path) as file:
                 shown = f"{last.root}/{last.path}"
                 for headers in read_headers(file, shown, position, last.size, buffer, Tail()):
                     position = headers.position + headers.size
+                    end = int(headers.batches["last_offset"][-1]) + 1  # not the largest, which may be the damage
             break
         except LogFormatError as error:
             found = _resume(last, error, position)
             if found is None:
-                cut = replace(last, size=position)
-                return replace(partition, segments=(*partition.segments[:-1], cut)), error
+                return end, error
             position = found
-    return partition, None
+    return end, None
 
 
 def _resume(segment: SourceSegment, error: LogFormatError, position: int) -> int | None:
@@ -101,16 +126,26 @@ def _resume(segment: SourceSegment, error: LogFormatError, position: int) -> int
     return resume_position(cached_root(segment.root), piece, error, position)
 
 
-def _last_stable_offset(partition: SourcePartition, asked: Range) -> int:
-    segments = partition.segments
+def _last_stable_offset(partition: SourcePartition, asked: Range) -> tuple[int, LogFormatError | None, bool]:
+    """That offset, what hides the batches behind it, and whether damage was met on the way to it."""
+    segments, met, ends = partition.segments, False, None
+
+    def resume(segment: SourceSegment, error: LogFormatError, position: int) -> int | None:
+        nonlocal met, ends
+        found, met = _resume(segment, error, position), True
+        if found is None and segment is segments[-1]:
+            ends = error
+        return found
+
     start = partition.log_start_offset
     if start is None:
         start = segments[0].base_offset if segments else 0
-    return last_stable_offset(
+    found = last_stable_offset(
         [(cached_root(segment.root), segment) for segment in segments], start, partition.high_watermark,
         [(offset, cached_root(partition.side_root), path) for offset, path in partition.snapshots],
-        _resume if asked.set_aside else None,
+        resume if asked.set_aside else None,
     )  # fmt: skip
+    return found, ends, met
 
 
 def segment_files(segment: SourceSegment) -> SegmentFiles:

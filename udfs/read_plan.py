@@ -100,6 +100,7 @@ class Piece:
     index: tuple[str, str] | None = None  # URI and path, to go on behind bytes that are no batches
     later: tuple[ListedLog, ...] = ()  # its segment and the next ones: where markers are looked for
     more_later: bool = False  # and there are more behind, which ReadSpec.logs_behind lists
+    doubtful: bool = False  # a marker may be lost in damage: data of transactions that has none is withheld
     problem: Problem | None = None
 
     @property
