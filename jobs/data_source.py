@@ -60,6 +60,10 @@ class _Source(DataSource):
         kind = PushingReader if options.push_filters and _asks_for_filters() else Reader
         return kind(options, arrow_schema(self.columns, options, schema))
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """None: only records come as a stream."""
+        return NoStream(UsageError(message=f"{self.source}: no stream; spark.read reads it, readStream kafka_log"))
+
     def parsed(self) -> ReadOptions:
         """The options, understood."""
         return parse(self.options, self.source)
@@ -75,7 +79,10 @@ class KafkaLog(_Source):
         """A reader of what is added to the archive."""
         from jobs.data_stream import StreamReader  # noqa: PLC0415 - a batch query needs none of it
 
-        return StreamReader(self.parsed(), arrow_schema(self.columns, self.parsed(), schema))
+        try:
+            return StreamReader(self.parsed(), arrow_schema(self.columns, self.parsed(), schema))
+        except UsageError as error:
+            return NoStream(error)
 
 
 class KafkaLogBatches(_Source):
@@ -189,6 +196,31 @@ class Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """pa.RecordBatch of exactly the declared columns."""
         return read_task(self.options, self.schema, partition)
+
+
+class NoStream(DataSourceStreamReader):
+    """Says why there is no stream when it is asked something. Raised where it is made, Spark 4.2 shows an error of its
+    own instead (a reader that it wants to stop, and has not).
+    """
+
+    def __init__(self, error: UsageError) -> None:
+        self.error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """No."""
+        raise self.error
+
+    def latestOffset(self, *_: Any) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """No."""
+        raise self.error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """No."""
+        raise self.error
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """No."""
+        raise self.error
 
 
 class PushingReader(Reader):

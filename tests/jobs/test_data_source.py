@@ -274,6 +274,22 @@ def test_errors_reach_the_user(spark, archive, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("kafka_log_batches", {}, "kafka_log_batches: no stream; spark.read reads it"),
+        ("kafka_log", {"endingOffsets": '{"orders":{"0":1}}'}, "endingOffsets: a stream has no end"),
+    ],
+)
+def test_why_there_is_no_stream_reaches_the_user(spark, archive, name, options, message):
+    frame = spark.readStream.format(name).options(**options).load(str(archive))
+    query = frame.writeStream.format("noop").trigger(availableNow=True).start()
+    with pytest.raises(PySparkException, match=rf"UsageError: {message}.*\n"):
+        query.awaitTermination(60)
+    assert "UnboundLocalError" not in str(query.exception())
+
+
+@pytest.mark.slow
 def test_damage_reaches_the_user(spark, tmp_path):
     log = write_partition(tmp_path / "t-0", "a=1 | b=2 | c=3").logs[0]
     data = bytearray(log.read_bytes())
