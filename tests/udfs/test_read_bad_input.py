@@ -244,6 +244,20 @@ def test_committed_data_on_both_sides_of_damage(tmp_path, in_last):
     assert {row["problem"]["position"] for row in rows if row["problem"]} == {at}
 
 
+def test_data_without_a_marker_is_withheld_where_headers_are_damaged(tmp_path):
+    """A bad last offset hides, from who reads headers alone, that the next batch opens a transaction."""
+    files = write_partition(
+        tmp_path / "archive" / "t-0", "x=1 | {pid=1 txn} a=2 | y=3 || {pid=2 txn} b=4 | {pid=2 commit}"
+    )
+    edit(files.logs[0], 23, b"\x00\x00\x00\x09")
+    for snapshot in (tmp_path / "archive" / "t-0").glob("*.snapshot"):
+        snapshot.unlink()
+    given = {"isolationLevel": "read_committed", "badRecords": "set_aside"}
+    rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
+    assert [row["value"] for row in rows if row["value"]] == [b"3", b"4"]
+    assert {row["problem"]["position"] for row in rows if row["problem"]} == {0}
+
+
 @pytest.mark.parametrize(
     "given",
     [{"endingOffsets": '{"t":{"0":8}}'}, {"isolationLevel": "read_committed"}, {"startingOffsets": '{"t":{"0":1}}'}],
