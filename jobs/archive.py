@@ -12,14 +12,16 @@ import struct
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from pyarrow import fs as pafs
 
+from jobs.errors import MissingPathError
 from logformat import checkpoints, names
 from logformat.errors import LogFormatError
 from udfs.plan import Problem
 from udfs.scan_batches import next_offset_of
-from udfs.storage import Root, read_file, unreadable
+from udfs.storage import Root, open_root, read_file, unreadable
 
 _BESIDE = (
     names.CLEANER_OFFSET_CHECKPOINT, names.LOG_START_OFFSET_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT,
@@ -84,6 +86,19 @@ class _LogDirectory:
     high_watermark: dict[tuple[str, int], int] | None = None
     cluster_id: str | None = None
     held_by_broker: bool = False
+
+
+def archive_at(uri: str, wanted: Callable[[str], bool]) -> Archive:
+    """`list_archive` of a path or URI that a user gave. MissingPathError: no folder is there."""
+    try:
+        return list_archive(open_root(uri), wanted)
+    except FileNotFoundError:
+        raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
+
+
+def matching(topics: str | None) -> Callable[[str], bool]:
+    """Whether a topic matches a glob; None: all do."""
+    return lambda topic: topics is None or fnmatchcase(topic, topics)
 
 
 def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:

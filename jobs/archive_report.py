@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from jobs.archive import Archive, ArchivedPartition, list_archive
+from jobs.archive import Archive, ArchivedPartition, archive_at, matching
 from jobs.config import Config, TopicSettings
 from jobs.each import WITHOUT_SPARK_BYTES, each
 from jobs.errors import DONE, PROBLEMS, MissingPathError, PolicyError, UsageError
@@ -222,12 +222,9 @@ def _listed(uri: str, topics: str | None) -> tuple[Archive, set[str]]:
 
     def is_wanted(topic: str) -> bool:
         seen.add(topic)
-        return topics is None or fnmatchcase(topic, topics)
+        return matching(topics)(topic)
 
-    try:
-        return list_archive(open_root(uri), is_wanted), seen
-    except FileNotFoundError:
-        raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
+    return archive_at(uri, is_wanted), seen
 
 
 def _of_the_store(

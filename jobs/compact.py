@@ -20,11 +20,11 @@ from pyspark.sql import SparkSession
 
 from jobs import session as spark_session
 from jobs import state as store_state
-from jobs.archive import Archive, ArchivedPartition, list_archive
+from jobs.archive import Archive, ArchivedPartition, archive_at, matching
 from jobs.compact_commit import check_files, commit_of, state_of
 from jobs.compact_report import CompactReport
 from jobs.config import Config, TopicSettings
-from jobs.errors import ConflictError, MissingPathError, PolicyError, UsageError
+from jobs.errors import ConflictError, PolicyError, UsageError
 from jobs.options import CompactOptions
 from jobs.plan_partitions import NotPlanned, inputs_from_archive, inputs_from_generation
 from jobs.progress import Progress
@@ -127,11 +127,7 @@ def _listed(
     options: CompactOptions, archive_uri: str, report: CompactReport
 ) -> tuple[Archive, dict[str, TopicSettings]]:
     """The partitions whose topic is named and whose policy says compact, and the settings of their topics."""
-    root = open_root(archive_uri)
-    try:
-        archive = list_archive(root, lambda topic: options.topics is None or fnmatchcase(topic, options.topics))
-    except FileNotFoundError:
-        raise MissingPathError(path=archive_uri, expected="a folder with Kafka log directories", found="none") from None
+    archive = archive_at(archive_uri, matching(options.topics))
     settings = {topic: _settings(options, topic) for topic in sorted({t for t, _ in archive.partitions})}
     others = sorted(topic for topic, s in settings.items() if not s.compacts)
     archive.partitions = {k: p for k, p in archive.partitions.items() if settings[k[0]].compacts}

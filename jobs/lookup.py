@@ -12,12 +12,11 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 import numpy as np
 
-from jobs.archive import Archive, ArchivedPartition, list_archive
-from jobs.errors import MissingPathError, UsageError
+from jobs.archive import ArchivedPartition, archive_at, matching
+from jobs.errors import UsageError
 from jobs.lookup_report import Looked, LookupReport, Query
 from jobs.lookup_sizing import SizingReport, run_sizing
 from jobs.nearest import nearest, no_such_topic
@@ -27,7 +26,7 @@ from jobs.report import Report
 from jobs.times import parse_time
 from logformat import names
 from udfs.lookup_queries import SPECIAL_TIMES, LogSegment, LookupPlan, Queries, lookup
-from udfs.storage import Root, normal_uri, open_root
+from udfs.storage import Root, normal_uri
 
 
 def run(options: LookupOptions, progress: Progress) -> Report:
@@ -99,7 +98,7 @@ def list_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
 
 def archive_plans(uri: str, topics: str | None, notes: list[str]) -> list[LookupPlan]:
     """The logs of an archive."""
-    archive = listed(uri, topics)
+    archive = archive_at(uri, matching(topics))
     notes += archive.notes
     if not archive.partitions and archive.not_wanted:
         raise no_such_topic(topics or "", archive.not_wanted, uri)
@@ -108,14 +107,6 @@ def archive_plans(uri: str, topics: str | None, notes: list[str]) -> list[Lookup
         notes += [note for note in archived.notes if names.REBUILT not in note]
         plans.append(archived_plan(archived, archive.root))
     return plans
-
-
-def listed(uri: str, topics: str | None) -> Archive:
-    """The partitions of an archive whose topics match."""
-    try:
-        return list_archive(open_root(uri), lambda topic: topics is None or fnmatchcase(topic, topics))
-    except FileNotFoundError:
-        raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
 
 
 def archived_plan(archived: ArchivedPartition, root: Root) -> LookupPlan:

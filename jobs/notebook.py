@@ -20,14 +20,13 @@ from typing import Final
 
 import pandas as pd
 
-from jobs.archive import Archive, ArchivedPartition, list_archive
+from jobs.archive import Archive, ArchivedPartition, archive_at, matching
 from jobs.archive_report import ArchiveReport, is_compacted, profile_archive
 from jobs.config import Config, load_config
-from jobs.errors import MissingPathError
 from jobs.options import ReportOptions
 from jobs.progress import Silent
 from udfs.partition_profile import AGE_NAMES, PartitionProfile, SegmentProfile
-from udfs.storage import normal_uri, open_root
+from udfs.storage import normal_uri
 
 _SHOWN_ROWS: Final = 200  # of a table that shows itself; the DataFrame has them all
 
@@ -40,10 +39,7 @@ def open_archive(path_or_uri: str, *, config: str | Config | None = None, now_ms
     """
     uri = normal_uri(path_or_uri)
     settings = config if isinstance(config, Config) else load_config(config)
-    try:
-        archive = list_archive(open_root(uri), lambda topic: True)
-    except FileNotFoundError:
-        raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
+    archive = archive_at(uri, matching(None))
     return OpenedArchive(uri, archive, settings, now_ms if now_ms is not None else time.time_ns() // 1_000_000)
 
 

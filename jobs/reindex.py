@@ -12,20 +12,20 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pyarrow import fs as pafs
 
-from jobs.archive import Archive, ArchivedPartition, ArchivedSegment, list_archive
+from jobs.archive import Archive, ArchivedPartition, ArchivedSegment, archive_at, matching
 from jobs.config import Config
 from jobs.each import WITHOUT_SPARK_BYTES, each
-from jobs.errors import LogDirectoryInUseError, MissingPathError, NotEmptyError, OutputFullError, UsageError
+from jobs.errors import LogDirectoryInUseError, NotEmptyError, OutputFullError, UsageError
 from jobs.log_directory_lock import locked
 from jobs.options import ReindexOptions
 from jobs.progress import Progress
 from jobs.reindex_report import ReindexedPartition, ReindexReport
 from logformat import names
+from udfs.groups import groups
 from udfs.plan import Problem
 from udfs.reindex_segment import ReindexSegment, ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
 from udfs.reindex_side_files import SideFilesPlan, reindex_side_files
@@ -47,7 +47,7 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
     uri = normal_uri(options.archive)
     target = _target(options, uri)
     report = ReindexReport(uri, target.mode, target.output_uri or None)
-    archive = _listed(options, uri)
+    archive = archive_at(uri, matching(options.topics))
     report.notes += archive.notes
     wanted = [
         archived
@@ -86,13 +86,6 @@ def _target(options: ReindexOptions, uri: str) -> Target:
         if inside:
             raise NotEmptyError(path=output, found=f"{inside[0].base_name} and {len(inside) - 1} more")
     return Target("output", uri, output)
-
-
-def _listed(options: ReindexOptions, uri: str) -> Archive:
-    try:
-        return list_archive(open_root(uri), lambda topic: options.topics is None or fnmatchcase(topic, options.topics))
-    except FileNotFoundError:
-        raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
 
 
 def _directories(root: Root, wanted: Sequence[ArchivedPartition]) -> set[Path]:
@@ -173,7 +166,7 @@ def _plan(options: ReindexOptions, target: Target, root: Root, archived: Archive
     settings = _settings(options, archived.topic)
     tasks = [
         ReindexTask(target, archived.path, tuple(_input(archived, i, segments) for i in group), settings)
-        for group in _groups([s.size for s in segments])
+        for group in groups(range(len(segments)), lambda i: segments[i].size, _TASK_BYTES)
     ]
     return _Planned(archived, segments, tasks, report)
 
@@ -215,20 +208,6 @@ def _input(archived: ArchivedPartition, i: int, segments: Sequence[ArchivedSegme
     return ReindexSegment(
         segment.path, segment.base_offset, segment.size, after, indexes.get(names.INDEX), indexes.get(names.TIME_INDEX)
     )
-
-
-def _groups(sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Numbers of consecutive segments that make up a task."""
-    group: list[int] = []
-    held = 0
-    for i, n in enumerate(sizes):
-        if group and held + n > _TASK_BYTES:
-            yield group
-            group, held = [], 0
-        group.append(i)
-        held += n
-    if group:
-        yield group
 
 
 def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], config: Config) -> ReindexedPartition:

@@ -30,9 +30,10 @@ from jobs.progress import Progress
 from jobs.report import count, seconds, size, table
 from jobs.state import TIME_INDEX, State, open_state
 from jobs.times import parse_time
+from udfs.groups import groups
 from udfs.lookup_queries import LookupPlan
 from udfs.storage import normal_uri
-from udfs.time_index_rows import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, groups, time_index_rows
+from udfs.time_index_rows import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, time_index_rows
 
 _TASK_BYTES = 256 << 20
 _FILES_A_CORE = 4  # that many tasks, at most, of a refresh, and so many files of the table
@@ -244,14 +245,14 @@ def _known(spark: SparkSession, state: State) -> dict[SegmentKey, tuple[str, int
 def _frame(spark: SparkSession, segments: list[TimedSegment], progress: Progress) -> DataFrame:
     """Rows of segments: made in threads where there is little to read, else in tasks of Spark."""
     if sum(s.size for s in segments) <= _IN_DRIVER_BYTES:
-        small = list(groups(segments, _THREAD_BYTES))
+        small = list(groups(segments, lambda segment: segment.size, _THREAD_BYTES))
         progress.start("time_index", len(small), "task")
         made = pa.concat_tables(
             [TIME_INDEX_ROWS.empty_table(), *each(time_index_rows, small, progress, with_spark=False)]
         )
         progress.close()
         return spark.createDataFrame(made).coalesce(1)
-    tasks = list(groups(segments, _TASK_BYTES))
+    tasks = list(groups(segments, lambda segment: segment.size, _TASK_BYTES))
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

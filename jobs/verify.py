@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from jobs.archive import Archive, ArchivedPartition, list_archive
+from jobs.archive import Archive, ArchivedPartition, archive_at, matching
 from jobs.config import Config
 from jobs.each import WITHOUT_SPARK_BYTES, each
 from jobs.errors import DONE, PROBLEMS, MissingPathError, NoGenerationError
@@ -136,7 +136,7 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
     uri = normal_uri(options.archive or "")
     report = VerifyReport("archive", uri)
     at = time.perf_counter()
-    archive = _listed(uri, options.topics)
+    archive = archive_at(uri, matching(options.topics))
     report.notes += archive.notes
     report.seconds["list"] = time.perf_counter() - at
     plans = []
@@ -158,13 +158,6 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
     report.results += _each(check_partition, plans, sum(s.size for p in plans for s in p.segments), progress)
     report.seconds["check"] = time.perf_counter() - at
     return report
-
-
-def _listed(uri: str, topics: str | None) -> Archive:
-    try:
-        return list_archive(open_root(uri), lambda topic: topics is None or fnmatchcase(topic, topics))
-    except FileNotFoundError:
-        raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
 
 
 def plan_archived(archived: ArchivedPartition, root: Root, config: Config, *, sealed: bool) -> CheckPlan:
@@ -254,7 +247,7 @@ def _archive_of(options: VerifyOptions, run: RunRow) -> str:
 
 def _archive_now(uri: str, topics: str | None) -> Archive | None:
     try:
-        return _listed(uri, topics)
+        return archive_at(uri, matching(topics))
     except (MissingPathError, OSError):
         return None
 

@@ -128,13 +128,7 @@ def dump_files(files: Iterable[DumpFile], options: DumpOptions, write: Callable[
     """
     findings = Findings()
     for file in files:
-        head = [] if options.as_json else [f"Dumping {file.shown}"]
-        if options.log.wanted.everything:
-            write("".join(f"{line}\n" for line in head).encode())
-            head = []
-        for lines in _file(file, options, findings):
-            if len(lines) and head:
-                write(f"{head.pop()}\n".encode())
+        for lines in _headed(f"Dumping {file.shown}", _file(file, options, findings), options):
             write(_as_bytes(lines))
     return findings
 
@@ -192,6 +186,17 @@ def _said(line: str, options: DumpOptions) -> Iterator[Any]:
         yield pa.array([line], pa.string())
 
 
+def _headed(head: str, lines: Iterator[Any], options: DumpOptions) -> Iterator[Any]:
+    """Lines behind their head, which with limits of records is only said where there are some."""
+    said = _said(head, options)
+    if options.log.wanted.everything:
+        yield from said
+    for part in lines:
+        if len(part):
+            yield from said
+            yield part
+
+
 def _read(file: DumpFile) -> bytes:
     with file.filesystem.open_input_file(file.path) as opened:
         return bytes(opened.read())
@@ -199,16 +204,15 @@ def _read(file: DumpFile) -> bytes:
 
 def _log_file(file: DumpFile, kind: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
     path, name = file.located, file.path.rpartition("/")[2]
-    head = _said(_log_head(path, kind), options)
-    if options.log.wanted.everything:
-        yield from head
+    head = _log_head(path, kind)
     of = findings.logs[path] = LogFindings()
     log = replace(options.log, as_json=file.shown if options.as_json else None)
-    with file.filesystem.open_input_file(file.path) as opened:
-        for lines in log_lines(opened, path, opened.size(), log, of):
-            if len(lines):
-                yield from head
-                yield lines
+
+    def lines() -> Iterator[Any]:
+        with file.filesystem.open_input_file(file.path) as opened:
+            yield from log_lines(opened, path, opened.size(), log, of)
+
+    yield from _headed(head, lines(), options)
     if of.invalid_bytes and options.log.wanted.everything:
         yield from _said(f"Found {of.invalid_bytes} invalid bytes at the end of {name}", options)
 

@@ -145,7 +145,8 @@ def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: Lo
         else:
             may = options.wanted.batches(chunk.batches)
             if may.any():
-                yield options.batches(chunk.batches[may], _fit(chunk)[may])
+                shown = chunk.batches[may]
+                yield options.batches(shown, _fit(chunk, shown))
         if int(chunk.batches["last_offset"][-1]) + 1 >= options.wanted.end_offset:
             break  # offsets rise
     if options.max_bytes < NO_LIMIT:
@@ -188,31 +189,28 @@ def _size(file: Any, path: str, position: int, end: int) -> int | None:
     return size if length >= MIN_LEGACY_SIZE and position + size <= end else None
 
 
-def _fit(chunk: Chunk) -> NDArray[np.bool_]:
-    fit = np.empty(len(chunk.batches), np.bool_)
-    checksums_fit(chunk.raw, chunk.position, chunk.batches, fit)
+def _fit(chunk: Chunk, batches: NDArray[np.void]) -> NDArray[np.bool_]:
+    """bool[n]: which of some batches of the chunk have the checksum of their bytes."""
+    fit = np.empty(len(batches), np.bool_)
+    checksums_fit(chunk.raw, chunk.position, batches, fit)
     return fit
 
 
 def _deep(chunk: Chunk, loader: BodyLoader, path: str, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
-    fit, wanted = _fit(chunk), options.wanted.batches(chunk.batches)
-    row = 0
+    wanted, row = options.wanted.batches(chunk.batches), 0
     while row < len(chunk.batches):
         rest = chunk.batches[row:]
         try:
             for run in loader.runs(chunk.raw, chunk.position, rest, wanted[row:], path, backwards=False):
-                n = len(run.batches)
-                yield from _run_lines(run, chunk, fit[row : row + n], path, options, findings)
-                row += n
+                yield from _run_lines(run, chunk, path, options, findings)
+                row += len(run.batches)
         except LogFormatError as error:
             findings.problems.append(error)
             bad = int(np.searchsorted(chunk.batches["position"], error.position, "right")) - 1
             wanted[max(bad, row)] = False
 
 
-def _run_lines(
-    run: Run, chunk: Chunk, fit: NDArray[np.bool_], path: str, options: LogOptions, findings: LogFindings
-) -> Iterator[Any]:
+def _run_lines(run: Run, chunk: Chunk, path: str, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
     row_of = np.repeat(np.arange(len(run.batches)), run.bodies["n_records"])
     batches, keep = run.batches, None
     checksums = legacy_checksums(run, chunk, path) if (batches["magic"] < 2).any() else None
@@ -222,8 +220,9 @@ def _run_lines(
         if not options.wanted.by_record:
             shown |= run.wanted & (run.bodies["n_records"] == 0)
         row_of = (np.cumsum(shown) - 1)[row_of[keep]]
-        batches, fit = batches[shown], fit[shown]
+        batches = batches[shown]
         checksums = None if checksums is None else (checksums[0][keep], checksums[1][keep])
+    fit = _fit(chunk, batches)
     parts = record_batches(run, _SHOWN, Place(), max_rows=_PART_ROWS, max_bytes=_PART_BYTES, keep=keep)
     first_batch = first = 0
     for records in parts:

@@ -114,8 +114,8 @@ class PartitionLog:
 
     log_start_offset: first offset that can be read; None: the first segment's base. leader_epochs: (epoch, its start),
     rising, for the answers EARLIEST and LATEST. end_offset: nothing at or above it is an answer (a high watermark, or
-    last stable offset); None: the log end. max_open: segments to keep mapped; max_batch_bytes: refuse a batch that
-    decompresses to more.
+    last stable offset); None: the log end. log_end_offset: where the log ends, if that is known; None: the last segment
+    is asked. max_open: segments to keep mapped; max_batch_bytes: refuse a batch that decompresses to more.
 
     A batch that cannot be, met on the way, and a file that is gone or shorter than listed raise LogFormatError with
     path and position. The checksum of a batch is checked where its records are read (by time), not by offset.
@@ -130,6 +130,7 @@ class PartitionLog:
         partition: int | None = None,
         leader_epochs: Sequence[tuple[int, int]] = (),
         end_offset: int | None = None,
+        log_end_offset: int | None = None,
         max_open: int = MAX_OPEN,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
@@ -143,7 +144,7 @@ class PartitionLog:
         self.segments = tuple(ordered[below:])
         self.leader_epochs = tuple(leader_epochs)
         self._bases, self._base_array = bases[below:], np.array(bases[below:], np.int64)
-        self._log_start, self._end_offset = start, end_offset
+        self._log_start, self._end_offset, self._known_end = start, end_offset, log_end_offset
         self._end: tuple[int, int] | None = None
         self._open: OrderedDict[int, SearchableSegment] = OrderedDict()
         self._max_open = max(max_open, 1)
@@ -328,9 +329,10 @@ class PartitionLog:
     def _ends(self) -> tuple[int, int]:
         """The log end offset, and where reading ends."""
         if self._end is None:
-            log_end = self._log_start
-            if self._bases:
-                log_end = max(log_end, self._segment(len(self._bases) - 1).next_offset())
+            found = self._known_end
+            if found is None:
+                found = self._segment(len(self._bases) - 1).next_offset() if self._bases else 0
+            log_end = max(found, self._log_start)
             bound = log_end if self._end_offset is None else min(self._end_offset, log_end)
             self._end = log_end, max(bound, self._log_start)
         return self._end

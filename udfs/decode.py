@@ -128,8 +128,6 @@ def _read(values: Any, name: str) -> tuple[Any, Any]:
 
 def _string(values: Any) -> tuple[Any, Any]:
     text = text_of(values)
-    if values.null_count:
-        text = pc.if_else(values.is_valid(), text, pa.scalar(None, pa.string()))
     changed = pc.fill_null(pc.not_equal(text.view(pa.binary()), values), False)
     reasons = pc.if_else(changed, "expected UTF-8, found bytes that are none", pa.scalar(None, pa.string()))
     return text, reasons

@@ -15,6 +15,7 @@ from logformat.dump import DumpFile, DumpOptions, asked_for, dump_files, list_fi
 from logformat.dump_findings import Findings
 from logformat.dump_log import NO_LIMIT, Decoder, LogOptions, Wanted, as_strings
 from udfs.decode import decode, decoder
+from udfs.groups import groups
 from udfs.storage import flush_folder, open_root, unreadable
 
 __all__ = ["DumpFile", "Findings", "asked_for", "dump_files", "list_files"]  # for jobs, beside what is defined here
@@ -142,15 +143,7 @@ def dump_tasks(files: Iterable[DumpFile], spec: DumpSpec, output_uri: str) -> li
 
 def search_tasks(files: Sequence[DumpFile], spec: DumpSpec) -> list[SearchTask]:
     """Consecutive files up to a size make up a task."""
-    tasks: list[list[DumpFile]] = []
-    held = 0
-    for file in files:
-        if not tasks or held + file.size > _TASK_BYTES:
-            tasks.append([])
-            held = 0
-        tasks[-1].append(file)
-        held += file.size
-    return [SearchTask(tuple(task), spec) for task in tasks]
+    return [SearchTask(group, spec) for group in groups(files, lambda file: file.size, _TASK_BYTES)]
 
 
 def search_files(task: SearchTask) -> list[Searched]:

@@ -66,7 +66,7 @@ def last_stable_offset(
                         position = headers.position + headers.size
                         end = int(batches["last_offset"][-1]) + 1
                         counts = (batches["producer_id"] >= 0) & (batches["last_offset"] >= log_start_offset)
-                        completed.append(state.append(batches[counts], segment.path))
+                        completed.append(state.append(batches[counts], shown))
                 break
             except LogFormatError as error:
                 if resume is None:

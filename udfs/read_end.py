@@ -79,25 +79,11 @@ def bytes_behind(partition: SourcePartition, offset: int, *, set_aside: bool = F
     return behind - found.position
 
 
-class _KnownEnd(PartitionLog):
-    """One whose end is known from elsewhere, since a search for it does not get past damage."""
-
-    known = 0
-
-    def _ends(self) -> tuple[int, int]:
-        log_end = max(self.known, self.earliest)
-        bound = log_end if self._end_offset is None else min(self._end_offset, log_end)
-        return log_end, max(bound, self.earliest)
-
-
 def _log(partition: SourcePartition, end: int | None, known: int | None = None) -> PartitionLog:
-    log = (PartitionLog if known is None else _KnownEnd)(
+    return PartitionLog(
         [segment_files(segment) for segment in partition.segments], log_start_offset=partition.log_start_offset,
-        topic=partition.topic, partition=partition.partition, end_offset=end,
+        topic=partition.topic, partition=partition.partition, end_offset=end, log_end_offset=known,
     )  # fmt: skip
-    if isinstance(log, _KnownEnd):
-        log.known = known or 0
-    return log
 
 
 def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError | None]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from logformat.names import MAX_OFFSET as NO_END
+from udfs.groups import groups
 from udfs.plan import Problem
 
 SPLIT_BYTES: Final = 128 << 20
@@ -173,17 +174,12 @@ Task = tuple[Piece, ...]
 
 def pack(pieces: Sequence[Piece], split_bytes: int = SPLIT_BYTES, min_tasks: int = 1) -> list[Task]:
     """Consecutive pieces as tasks of about split_bytes each, at least min_tasks where there are enough pieces."""
-    cost = [piece.end - piece.start + OPEN_BYTES for piece in pieces]
-    limit = max(min(split_bytes, sum(cost) // max(min_tasks, 1)), 1)
-    tasks: list[list[Piece]] = []
-    filled = 0
-    for piece, bytes_ in zip(pieces, cost, strict=True):
-        if not tasks or filled + bytes_ > limit + OPEN_BYTES:
-            tasks.append([])
-            filled = 0
-        tasks[-1].append(piece)
-        filled += bytes_
-    return [tuple(task) for task in tasks]
+    limit = max(min(split_bytes, sum(map(_cost, pieces)) // max(min_tasks, 1)), 1)
+    return list(groups(pieces, _cost, limit + OPEN_BYTES))
+
+
+def _cost(piece: Piece) -> int:
+    return piece.end - piece.start + OPEN_BYTES
 
 
 def limited(piece: Piece) -> Piece:

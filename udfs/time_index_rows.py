@@ -9,7 +9,7 @@ timestamp, are in no minute. A segment without rows has one of nulls, so that it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -157,15 +157,3 @@ class FirstOffsets:
         minutes, offsets = np.full(slots, kernels.FREE, np.int64), np.empty(slots, np.int64)
         kernels.enter_all(self._minutes, self._offsets, minutes, offsets)
         self._minutes, self._offsets = minutes, offsets
-
-
-def groups(segments: list[TimedSegment], most_bytes: int) -> Iterator[tuple[TimedSegment, ...]]:
-    """Consecutive segments of about so many bytes, for a task each."""
-    group: list[TimedSegment] = []
-    for segment in segments:
-        if group and sum(s.size for s in group) + segment.size > most_bytes:
-            yield tuple(group)
-            group = []
-        group.append(segment)
-    if group:
-        yield tuple(group)

@@ -11,7 +11,8 @@ from tests.builders import write_segment
 from tests.golden import case_names, golden
 from tests.reference.time_index import first_offsets
 from udfs import time_index_rows as module
-from udfs.time_index_rows import CREATE_TIME, LOG_APPEND_TIME, MINUTE_MS, TimedSegment, groups, time_index_rows
+from udfs.groups import groups
+from udfs.time_index_rows import CREATE_TIME, LOG_APPEND_TIME, MINUTE_MS, TimedSegment, time_index_rows
 
 
 def rows_of(log):
@@ -101,4 +102,4 @@ def test_a_bad_log_says_so(tmp_path):
 
 def test_groups():
     segments = [TimedSegment("t", 0, "", i, "", size, 0) for i, size in enumerate([5, 5, 20, 1, 1])]
-    assert [[s.base_offset for s in group] for group in groups(segments, 10)] == [[0, 1], [2], [3, 4]]
+    assert [[s.base_offset for s in group] for group in groups(segments, lambda s: s.size, 10)] == [[0, 1], [2], [3, 4]]
