@@ -51,6 +51,7 @@ class ArchivedPartition:
     snapshots: dict[int, str] = field(default_factory=dict)  # offset -> path
     txn_indexes: dict[int, str] = field(default_factory=dict)  # base -> path
     indexes: dict[int, dict[str, str]] = field(default_factory=dict)  # base -> kind -> path, .txnindex too
+    orphans: dict[int, str] = field(default_factory=dict)  # base -> path of an index whose .log is not there
     side_files: dict[str, str] = field(default_factory=dict)  # name -> path
     topic_id: str | None = None  # as Kafka writes it, 22 characters
     cluster_id: str | None = None
@@ -238,7 +239,13 @@ def _read_partition(
     except LogFormatError as error:
         out.problem = Problem.of(error)
     if out.problem is None and not out.segments:
-        return None
+        if not out.orphans:
+            return None
+        base, orphan = next(iter(out.orphans.items()))
+        found = f"none, in the whole folder, from offset {base} on"
+        out.problem = Problem(
+            "gap", orphan, 0, "the .log of this index", found, state="gap", hint="bring the files back"
+        )
     key = out.key
     out.cluster_id = directory.cluster_id
     out.held_by_broker = directory.held_by_broker
@@ -270,6 +277,7 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
         out.indexes[base] = {kind: f"{out.path}/{file.name}" for kind, file in files.items() if kind != names.LOG}
         if names.TXN_INDEX in files:
             out.txn_indexes[base] = f"{out.path}/{files[names.TXN_INDEX].name}"
+    out.orphans = {base: f"{out.path}/{file.name}" for base, file in resolution.orphans.items()}
     out.snapshots = {offset: f"{out.path}/{file.name}" for offset, file in resolution.snapshots.items()}
     out.side_files = {name: f"{out.path}/{name}" for name in resolution.side_files}
     if names.PARTITION_METADATA in resolution.side_files:

@@ -277,7 +277,9 @@ def plans_of(
         inputs = inputs_from_archive(archived)
         if key in checkpoints:
             try:
-                inputs = inputs_from_generation(archived, checkpoints[key], manifests[key], archive.root.uri)
+                inputs = inputs_from_generation(
+                    archived, checkpoints[key], manifests[key], archive.root.uri, settings.gaps
+                )
             except NotPlanned as reason:
                 report.problems.append(reason.problem)
         yield ProfilePlan(_plan(archive, archived, report, settings, options.config, secret, inputs), settings.compacts)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import click
 
 from jobs import errors
-from jobs.config import NULL_KEYS, check_now_ms, load_config
+from jobs.config import GAPS, NULL_KEYS, check_now_ms, load_config
 from jobs.errors import DiskFullError, JobError, UsageError
 from jobs.options import (
     CompactOptions,
@@ -104,9 +104,10 @@ def _partitions(context: click.Context, option: click.Parameter, value: str | No
 @click.option("--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics names.")
 @click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="The clock that decides lags and horizons.")
 @click.option("--null-keys", type=click.Choice(NULL_KEYS), help="Records without a key.  [default: fail]")
+@click.option("--gaps", type=click.Choice(GAPS), help="Offsets that are in no segment.  [default: fail]")
 @click.option("--sealed", is_flag=True, help="Nothing is appended to this archive any more: no active segment.")
 @click.option("--force", is_flag=True, help="Every partition, due or not, from its log start.")
-@click.option("--reset", metavar="GLOB", help="Begin anew with diverged partitions of these topics.")
+@click.option("--reset", metavar="GLOB", help="Begin anew with partitions of these topics that diverged or have a gap.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
 @_shared
 def compact(now_ms: int | None, **given: Any) -> None:
@@ -121,6 +122,7 @@ def compact(now_ms: int | None, **given: Any) -> None:
 @click.option("--store", metavar="STORE", help="Verify a generation of this store instead of an archive.")
 @click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
 @click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now.")
+@click.option("--gaps", type=click.Choice(GAPS), help="Offsets that are in no segment.  [default: fail]")
 @click.option("--sealed", is_flag=True, help="The archive has no active segment.")
 @_shared
 def verify(**given: Any) -> None:

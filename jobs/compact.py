@@ -145,7 +145,7 @@ def _settings(options: CompactOptions, topic: str) -> TopicSettings:
         if settings.named:
             raise PolicyError(topic=topic, found=options.cleanup_policy, expected=",".join(settings.cleanup_policy))
         settings = replace(settings, cleanup_policy=("compact",))
-    return settings if options.null_keys is None else replace(settings, null_keys=options.null_keys)
+    return replace(settings, null_keys=options.null_keys or settings.null_keys, gaps=options.gaps or settings.gaps)
 
 
 def _plans(
@@ -170,7 +170,9 @@ def _plans(
             if checkpoint is None:
                 inputs = inputs_from_archive(archived)
             else:
-                inputs = inputs_from_generation(archived, checkpoint, manifests[key], archive.root.uri)
+                inputs = inputs_from_generation(
+                    archived, checkpoint, manifests[key], archive.root.uri, settings[key[0]].gaps
+                )
         except NotPlanned as reason:
             if checkpoint is None or not _begins_anew(options, key, reason.problem):
                 report.results.append(PartitionResult(*key, "set_aside", problem=reason.problem))
@@ -192,11 +194,13 @@ def _plans(
             yield plan
 
 
-def _anew(plan: PartitionPlan, archived: ArchivedPartition) -> PartitionPlan:
-    """The plan of a partition that turned out to be another log, from what the archive holds alone."""
+def _anew(plan: PartitionPlan, archived: ArchivedPartition, *, checkpoints: bool) -> PartitionPlan:
+    """The plan of a partition that turned out to be another log, from what the archive holds alone; without its
+    checkpoints where they contradict the log.
+    """
     return replace(
-        plan, known_until=None, known_last_batch=LastBatch(), identity_segment=None,
-        **inputs_from_archive(archived),  # type: ignore[arg-type]
+        plan, known_until=None, known_last_batch=LastBatch(), identity_segment=None, known_gaps=(),
+        **inputs_from_archive(archived, checkpoints=checkpoints),  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -235,7 +239,9 @@ def _surely_not_due(plan: PartitionPlan) -> PartitionResult | None:
     last = plan.segments[-1].base_offset
     end = max(last + 1, plan.known_until or 0)
     active = end if plan.sealed else last
-    dirty = first_dirty_offset(plan.checkpoint, plan.log_start_offset, 2**63 - 1)
+    if max(plan.cleaned_until, plan.log_start_offset, plan.log_start_checkpoint or 0) > end:
+        return None  # whether the log reaches that far is seen only in it
+    dirty = first_dirty_offset(plan.checkpoint, plan.log_start_offset, end)
     if plan.sealed and any(s.from_offset for s in plan.segments):
         return None  # whether the rest of a cut segment holds anything is seen only in it
     cleanable = cleanable_range(
@@ -282,10 +288,11 @@ def _run_waves(
             for plan in batch:
                 result = next(r for r in results if (r.topic, r.partition) == (plan.topic, plan.partition))
                 key = (plan.topic, plan.partition)
-                if plan.known_until is not None and _begins_anew(options, key, result.problem):
+                wrong = result.problem is not None and result.problem.kind == "side_file"
+                if (plan.known_until is not None or wrong) and _begins_anew(options, key, result.problem):
                     report.anew.add(key)
                     results.remove(result)
-                    todo.append(_anew(plan, archive.partitions[key]))
+                    todo.append(_anew(plan, archive.partitions[key], checkpoints=not wrong))
             report.results += results
             if committing is not None:
                 commit_seconds += _committed(committing, report)
@@ -377,22 +384,30 @@ def _wave_committer(state: State, commits: list[Commit], wave: int, report: Comp
 
 def _archive_needed(
     report: CompactReport, checkpoints: dict[Key, Checkpoint], manifests: dict[Key, list[Segment]]
-) -> bool:
-    """Whether anything that the archive holds lives in it still: a partition, wholly or in part, or a topic that this
-    run did not look at.
-    """
-    if report.not_compacted or not report.results:
-        return True
-    for r in report.results:
-        key = (r.topic, r.partition)
-        if key in report.generations:
-            if any(s.root == "archive" and s.size_bytes for s in r.segments):
-                return True
-        elif (
-            r.problem is not None
-            or key not in checkpoints
-            or any(s.root == "archive" and s.size_bytes for s in manifests.get(key, []))
-            or r.next_offset != checkpoints[key].next_offset
-        ):
-            return True
-    return False
+) -> str:
+    """Why the archive is still needed; "": all that it holds is in the store, and there was nothing to note."""
+    if report.not_compacted:
+        return "it holds other topics"
+    if not report.results:
+        return "nothing was compacted"
+    reasons = [_needed_for(report, r, checkpoints.get((r.topic, r.partition)), manifests) for r in report.results]
+    if report.notes or any(r.notes for r in report.results):
+        reasons.append("see the notes")
+    return next(filter(None, reasons), "")
+
+
+def _needed_for(
+    report: CompactReport, r: PartitionResult, checkpoint: Checkpoint | None, manifests: dict[Key, list[Segment]]
+) -> str:
+    key = (r.topic, r.partition)
+    committed = key in report.generations
+    if r.problem is not None or (checkpoint is None and not committed):
+        return "partitions have no generation, or were set aside"
+    segments = r.segments if committed else manifests.get(key, [])
+    if any(s.root == "archive" and s.size_bytes for s in segments):
+        return "generations use segments of it"
+    if checkpoint is not None and not committed and r.next_offset != checkpoint.next_offset:
+        return "it may hold more than the generations"
+    if r.gaps or (checkpoint is not None and not committed and checkpoint.gaps):
+        return "generations pass over offsets that may still come back"
+    return ""

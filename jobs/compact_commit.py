@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from importlib.metadata import version
 from typing import Any
 
@@ -53,7 +53,8 @@ def commit_of(
         checkpoint=Checkpoint(
             topic=r.topic, partition=r.partition, generation=generation, run_id=run_id,
             first_dirty_offset=r.first_dirty_offset, log_start_offset=r.log_start_offset, next_offset=r.next_offset,
-            log_end_timestamp_ms=r.log_end_timestamp_ms, now_ms=now_ms, **identity,
+            log_end_timestamp_ms=r.log_end_timestamp_ms, now_ms=now_ms,
+            gaps=json.dumps([astuple(gap) for gap in r.gaps]) if r.gaps else None, **identity,
         ),
         segments=[_segment(s, r, generation, run_id) for s in r.segments],
         run=RunRow(

@@ -24,7 +24,7 @@ class CompactReport(ShownInNotebooks):
     results: list[PartitionResult] = field(default_factory=list)
     generations: dict[Key, int] = field(default_factory=dict)  # those that were committed
     anew: set[Key] = field(default_factory=set)  # begun from the archive again, by --reset
-    archive_needed: bool = True
+    archive_needed: str = "nothing was compacted"  # why; "": it is not
     not_compacted: list[str] = field(default_factory=list)  # other topics of the archive
     expired_nothing: list[str] = field(default_factory=list)  # topics of policy compact,delete
     notes: list[str] = field(default_factory=list)
@@ -48,7 +48,8 @@ class CompactReport(ShownInNotebooks):
             "now_ms": self.now_ms,
             "dry_run": self.dry_run,
             "exit_code": self.exit_code,
-            "archive_needed": self.archive_needed,
+            "archive_needed": bool(self.archive_needed),
+            "archive_needed_because": self.archive_needed or None,
             "conflict": self.conflict or None,
             "partitions": [self._partition(r) for r in self.results],
             "not_compacted": self.not_compacted,
@@ -79,6 +80,7 @@ class CompactReport(ShownInNotebooks):
             "recompressed_bytes": r.recompressed_bytes,
             "segments_before": r.segments_before,
             "segments_after": len(r.segments),
+            "gaps": [[gap.first, gap.last] for gap in r.gaps],
             **r.counters,
             "splits": r.splits,
             "peak_memory_bytes": r.peak_memory_bytes,
@@ -129,8 +131,8 @@ class CompactReport(ShownInNotebooks):
         if self.dry_run:
             out.append("dry run: nothing was written; ~ marks sizes that recompression decides")
         elif cleaned or self.generations:
-            why = "it holds other topics" if self.not_compacted else "generations use segments of it"
-            out.append(f"the archive is {f'still needed: {why}' if self.archive_needed else 'no longer needed'}")
+            needed = f"still needed: {self.archive_needed}" if self.archive_needed else "no longer needed"
+            out.append(f"the archive is {needed}")
         out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
         return "\n".join(out)
 

@@ -23,6 +23,7 @@ from jobs.nearest import nearest
 MAX_LONG = 2**63 - 1
 MAX_INT = 2**31 - 1
 NULL_KEYS = ("fail", "keep", "drop")
+GAPS = ("fail", "accept")
 POLICIES = ("compact", "delete")
 
 
@@ -62,10 +63,13 @@ def _policy(value: object) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _null_keys(value: object) -> str:
-    if value not in NULL_KEYS:
-        raise _BadValueError("one of " + ", ".join(f'"{name}"' for name in NULL_KEYS))
-    return str(value)
+def _one_of(names: tuple[str, ...]) -> Callable[[object], str]:
+    def check(value: object) -> str:
+        if value not in names:
+            raise _BadValueError("one of " + ", ".join(f'"{name}"' for name in names))
+        return str(value)
+
+    return check
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class TopicSettings:
     time_index_interval_ms: int = 0
     producer_id_expiration_ms: int = 86_400_000
     null_keys: str = "fail"
+    gaps: str = "fail"
     max_decompressed_batch_bytes: int = 256 << 20
     named: bool = False
 
@@ -123,7 +128,8 @@ TOPIC_CHECKS: dict[str, Callable[[object], Any]] = {
     "index.interval.bytes": _integer(0, MAX_INT),
     "time.index.interval.ms": _integer(0, MAX_LONG),
     "producer.id.expiration.ms": _integer(1, MAX_INT),
-    "null.keys": _null_keys,
+    "null.keys": _one_of(NULL_KEYS),
+    "gaps": _one_of(GAPS),
     "max.decompressed.batch.bytes": _integer(1 << 20, MAX_INT),
 }
 JOB_CHECKS: dict[str, Callable[[object], Any]] = {

@@ -19,6 +19,7 @@ class CompactOptions:
     topics: str | None = None  # None: every topic
     cleanup_policy: str | None = None  # "compact" applies to the topics that `topics` names
     null_keys: str | None = None  # fail, keep, drop; wins over the setting null.keys
+    gaps: str | None = None  # fail, accept; wins over the setting gaps
     sealed: bool = False  # the archive has no active segment
     force: bool = False  # due or not, from the log start of the last generation
     reset: str | None = None  # diverged partitions of these topics begin anew
@@ -35,6 +36,7 @@ class VerifyOptions:
     topics: str | None = None
     generation: int | None = None  # None: the current one
     archive_moved: str | None = None  # with `store`: where the archive is now
+    gaps: str | None = None  # fail, accept; wins over the setting gaps
     sealed: bool = False
 
 

@@ -4,12 +4,14 @@ generation"; COMPACTION.md, "Where a run begins").
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jobs.archive import ArchivedPartition
+from jobs.archive import ArchivedPartition, ArchivedSegment
+from logformat import names
 from logformat.names import partition_folder, segment_file
-from udfs.plan import LastBatch, Problem, SegmentInput, SideFile
+from udfs.plan import Gap, LastBatch, Problem, SegmentInput, SideFile
 
 if TYPE_CHECKING:
     from jobs.state_rows import Checkpoint, Segment
@@ -25,13 +27,21 @@ class NotPlanned(Exception):
         self.problem = problem
 
 
-def inputs_from_archive(archived: ArchivedPartition) -> dict[str, object]:
-    """Fields of the plan for a partition that the store does not know."""
+def inputs_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True) -> dict[str, object]:
+    """Fields of the plan for a partition that the store does not know. Without `checkpoints`, as if the archive had no
+    cleaner and no log start checkpoint: they contradict the log, and somebody said to begin at its first segment.
+    """
     first = archived.segments[0].base_offset
+    cleaner, log_start = archived.cleaner_checkpoint, archived.log_start_checkpoint
+    if not checkpoints:
+        cleaner = log_start = None
     return {
-        "segments": tuple(_input(s.path, s.base_offset, s.size, s.mtime_ms) for s in archived.segments),
-        "log_start_offset": max(first, archived.log_start_checkpoint or 0),
-        "checkpoint": archived.cleaner_checkpoint,
+        "segments": tuple(_input(archived, s) for s in archived.segments),
+        "log_start_offset": max(first, log_start or 0),
+        "log_start_checkpoint": log_start,
+        "checkpoint": cleaner,
+        "cleaner_checkpoint": cleaner,
+        "orphans": tuple(SideFile("archive", path, base) for base, path in archived.orphans.items()),
         "snapshots": tuple(SideFile("archive", path, offset) for offset, path in archived.snapshots.items()),
         "txn_indexes": tuple(SideFile("archive", path, base) for base, path in archived.txn_indexes.items()),
         "leader_epochs": archived.leader_epochs,
@@ -39,16 +49,21 @@ def inputs_from_archive(archived: ArchivedPartition) -> dict[str, object]:
     }
 
 
-def _input(path: str, base_offset: int, size: int, mtime_ms: int) -> SegmentInput:
-    return SegmentInput("archive", path, base_offset, size, mtime_ms)
+def _input(archived: ArchivedPartition, s: ArchivedSegment, from_offset: int = 0) -> SegmentInput:
+    of = archived.indexes.get(s.base_offset, {})
+    return SegmentInput(
+        "archive", s.path, from_offset or s.base_offset, s.size, s.mtime_ms, from_offset,
+        of.get(names.INDEX), of.get(names.TIME_INDEX),
+    )  # fmt: skip
 
 
 def inputs_from_generation(
-    archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment], archive_uri: str
+    archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment], archive_uri: str, gaps: str
 ) -> dict[str, object]:
     """Fields of the plan for a partition of which the store holds a generation: that, and the archive after it.
 
-    Raises NotPlanned where the archive is another log now, or lacks what comes next.
+    gaps: the setting. Raises NotPlanned where the archive is another log now, lacks what comes next, or holds again
+    what the generation passed over.
     """
     _check_identity(archived, checkpoint, archive_uri)
     ours = [s for s in manifest if s.root == "store"]
@@ -56,7 +71,9 @@ def inputs_from_generation(
     covered = ours[-1].next_offset if ours else min((s.base_offset for s in theirs), default=checkpoint.next_offset)
     log_start = max(checkpoint.log_start_offset, archived.log_start_checkpoint or 0)
     _check_still_there(archived, checkpoint, theirs, log_start)
-    after, identity = _archive_after(archived, covered, checkpoint, log_start)
+    known_gaps = gaps_of(checkpoint)
+    _check_nothing_came_back(archived, checkpoint, known_gaps)
+    after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
     folder = f"segments/{partition_folder(checkpoint.topic, checkpoint.partition)}"
     folder = f"{folder}/{checkpoint.generation}-{checkpoint.run_id}"
     segments = [
@@ -81,6 +98,12 @@ def inputs_from_generation(
             checkpoint.last_batch_base_offset, checkpoint.last_batch_leader_epoch, checkpoint.last_batch_crc
         ),
         "identity_segment": identity,
+        "cleaner_checkpoint": archived.cleaner_checkpoint,
+        "log_start_checkpoint": archived.log_start_checkpoint,
+        "orphans": tuple(
+            SideFile("archive", path, base) for base, path in archived.orphans.items() if base >= checkpoint.next_offset
+        ),
+        "known_gaps": known_gaps,
     }
 
 
@@ -107,6 +130,27 @@ def _check_still_there(
         )  # fmt: skip
 
 
+def gaps_of(checkpoint: Checkpoint) -> tuple[Gap, ...]:
+    """What a generation passed over."""
+    return tuple(Gap(*gap) for gap in json.loads(checkpoint.gaps or "[]"))
+
+
+def _check_nothing_came_back(archived: ArchivedPartition, checkpoint: Checkpoint, gaps: Sequence[Gap]) -> None:
+    """That no file holds now what was missing when the generation was made: it would never be read."""
+    for gap in gaps:
+        for s in archived.segments:
+            came = gap.first <= s.base_offset <= gap.last and s.size > 0
+            if came or (s.base_offset == gap.before and s.size > gap.size):
+                raise NotPlanned(
+                    Problem(
+                        "gap", s.path, 0,
+                        f"no offsets from {gap.first} to {gap.last}, as generation {checkpoint.generation} was made",
+                        f"{s.size} bytes from offset {s.base_offset} on", state="gap",
+                        hint="what was missing has come back: --reset to begin anew from what the archive holds",
+                    )
+                )  # fmt: skip
+
+
 def _check_identity(archived: ArchivedPartition, checkpoint: Checkpoint, archive_uri: str) -> None:
     for what, known, found in (
         ("topic id", checkpoint.topic_id, archived.topic_id),
@@ -119,33 +163,29 @@ def _check_identity(archived: ArchivedPartition, checkpoint: Checkpoint, archive
 
 
 def _archive_after(
-    archived: ArchivedPartition, covered: int, checkpoint: Checkpoint, log_start: int
+    archived: ArchivedPartition, covered: int, checkpoint: Checkpoint, log_start: int, gaps: str
 ) -> tuple[list[SegmentInput], SegmentInput | None]:
     """The archive's segments from offset `covered` on, and the one that shows its identity if none of them does."""
     after = [s for s in archived.segments if s.base_offset >= covered]
     before = [s for s in archived.segments if s.base_offset < covered]
-    inputs = [_input(s.path, s.base_offset, s.size, s.mtime_ms) for s in after]
+    inputs = [_input(archived, s) for s in after]
     straddling = before[-1] if before else None
     if straddling is not None and straddling.size and (not after or after[0].base_offset > covered):
         # The segment may hold offsets on both sides: the task cuts it at the batch border.
-        inputs.insert(
-            0,
-            SegmentInput(
-                "archive", straddling.path, covered, straddling.size, straddling.mtime_ms, from_offset=covered
-            ),
-        )
+        inputs.insert(0, _input(archived, straddling, covered))
     elif not after and straddling is None:
         return [], None
-    if inputs and inputs[0].base_offset > max(covered, log_start) and straddling is None:
+    if gaps == "fail" and inputs and inputs[0].base_offset > max(covered, log_start) and straddling is None:
         raise NotPlanned(
             Problem(
                 "gap", archived.path, 0, f"offsets from {covered} on, where generation {checkpoint.generation} ends",
                 f"a first segment at {inputs[0].base_offset}", state="gap",
-                hint="bring the missing segments back, or --reset to begin anew from what the archive holds",
+                hint="bring the missing segments back; or --gaps accept where they are known to be lost, and the "
+                "generation goes on with what comes next; or --reset to begin anew from what the archive holds",
             )
         )  # fmt: skip
     shown = covered < checkpoint.next_offset
     identity = None
     if not shown and straddling is not None:
-        identity = _input(straddling.path, straddling.base_offset, straddling.size, straddling.mtime_ms)
+        identity = _input(archived, straddling)
     return inputs, identity

@@ -352,6 +352,7 @@ class State:
             .merge(self._frame(table).alias("s"), "t.topic = s.topic AND t.partition = s.partition")
             .whenMatchedUpdate(set=dict(updated))
             .whenNotMatchedInsert(values=dict(inserted))
+            .withSchemaEvolution()  # a store of an older version has fewer columns
             .execute()
         )
 

@@ -36,6 +36,7 @@ class Checkpoint:
     last_batch_crc: int
     log_end_timestamp_ms: int
     now_ms: int
+    gaps: str | None = None  # JSON [[first, last, before, size], ...] (udfs.plan.Gap): offsets that it passes over
 
 
 @dataclass(frozen=True)

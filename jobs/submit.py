@@ -15,7 +15,7 @@ _SWITCHES = ("--supervise", "--verbose", "-v")
 # Ours: where one stands before the job's name, the command line says so, instead of taking it for one of Spark's
 _NOT_SPARKS = (
     "--help", "-h", "--version", "--store", "--topics", "--cleanup-policy", "--config", "--now", "--null-keys",
-    "--sealed", "--force", "--reset", "--dry-run", "--json", "--progress", "--no-progress", "--generation",
+    "--gaps", "--sealed", "--force", "--reset", "--dry-run", "--json", "--progress", "--no-progress", "--generation",
     "--output", "--archive", "--grace-hours", "--check", "--in-place", "--partitions", "--skip-crc", "--exact",
     "--deep-iteration", "--print-data-log", "--skip-record-metadata", "--max-bytes", "--verify-index-only",
     "--index-sanity-check", "--key-decoder", "--value-decoder", "--filter", "--offsets", "--times",

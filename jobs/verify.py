@@ -145,7 +145,9 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
         if archived.problem is not None:
             report.problems.append(archived.problem)
         if archived.segments and (archived.problem is None or archived.problem.kind == "duplicate"):
-            plans.append(plan_archived(archived, archive.root, options.config, sealed=options.sealed))
+            plans.append(
+                plan_archived(archived, archive.root, options.config, sealed=options.sealed, gaps=options.gaps)
+            )
         else:
             report.not_checked.append(f"{archived.path}: its segments")
         if archived.high_watermark is not None and archived.held_by_broker:
@@ -160,7 +162,9 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
     return report
 
 
-def plan_archived(archived: ArchivedPartition, root: Root, config: Config, *, sealed: bool) -> CheckPlan:
+def plan_archived(
+    archived: ArchivedPartition, root: Root, config: Config, *, sealed: bool, gaps: str | None = None
+) -> CheckPlan:
     """What a task is told of an archived partition."""
     settings = config.topic_settings(archived.topic)
 
@@ -184,6 +188,8 @@ def plan_archived(archived: ArchivedPartition, root: Root, config: Config, *, se
         metadata=side_file(archived.side_files.get(names.PARTITION_METADATA)),
         log_start_offset=archived.log_start_checkpoint, cleaner_checkpoint=archived.cleaner_checkpoint,
         high_watermark=archived.high_watermark, sealed=sealed,
+        orphans=tuple(SideFile("archive", path, base) for base, path in archived.orphans.items()),
+        gaps_accepted=(gaps or settings.gaps) == "accept",
         index_interval_bytes=settings.index_interval_bytes, max_index_bytes=settings.segment_index_bytes,
         max_batch_bytes=settings.max_decompressed_batch_bytes, chunk_bytes=config.job.chunk_bytes,
     )  # fmt: skip

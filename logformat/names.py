@@ -157,6 +157,7 @@ class Resolution:
 
     segments: dict[int, dict[str, LogFile]] = field(default_factory=dict)  # base -> kind -> file, bases ascending
     snapshots: dict[int, LogFile] = field(default_factory=dict)  # offset -> file, ascending
+    orphans: dict[int, LogFile] = field(default_factory=dict)  # base -> an index whose .log is missing, ascending
     side_files: dict[str, int] = field(default_factory=dict)  # PARTITION_SIDE_FILES present -> size
     ignored: dict[str, str] = field(default_factory=dict)  # name -> why it is no part of the log
     notes: list[str] = field(default_factory=list)  # what to tell the user: an index that is missing, a swap finished
@@ -173,7 +174,8 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
 
     The rules are LogLoader's, in its order: `.deleted` goes; `.cleaned` goes, and with it every `.swap` at or above the
     lowest `.cleaned` base (the renaming had not ended); what the remaining `.log.swap` files span replaces everything
-    else there, snapshots too; then each `.swap` takes its final name. An index file without its log goes.
+    else there, snapshots too; then each `.swap` takes its final name. An index file without its log goes; where
+    no `.deleted` log shows that the broker was about to delete it too, it is an orphan: a broker never leaves one.
     """
     sizes = dict(files)
     out = Resolution()
@@ -213,6 +215,8 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
     if swap:
         out.notes.append(f"{len(swap)} .swap files are taken as final: a swap had not ended")
 
+    # A broker renames the .log first, then its indexes: a crash in between leaves these behind.
+    going = {file.base for file in parsed.values() if file.kind == LOG and file.suffix == DELETED}
     for (base, kind), name in sorted(finals.items()):
         if kind == SNAPSHOT:
             out.snapshots[base] = LogFile(name, sizes[name], base, kind)
@@ -220,6 +224,8 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
             out.segments.setdefault(base, {})[kind] = LogFile(name, sizes[name], base, kind)
         else:
             out.ignored[name] = "an index without its log"
+            if base not in going:
+                out.orphans.setdefault(base, LogFile(name, sizes[name], base, kind))
     for base, segment in out.segments.items():
         missing = [segment_file(base, kind) for kind in (INDEX, TIME_INDEX) if kind not in segment]
         if missing:

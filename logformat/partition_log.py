@@ -36,6 +36,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from logformat import checkpoints
 from logformat import lookup_kernels as k
+from logformat.errors import LogFormatError
 from logformat.log_files import SegmentFiles, list_partition
 from logformat.lookup_kernels import LOCATION
 from logformat.record_search import RecordSearch
@@ -117,8 +118,9 @@ class PartitionLog:
     last stable offset); None: the log end. log_end_offset: where the log ends, if that is known; None: the last segment
     is asked. max_open: segments to keep mapped; max_batch_bytes: refuse a batch that decompresses to more.
 
-    A batch that cannot be, met on the way, and a file that is gone or shorter than listed raise LogFormatError with
-    path and position. The checksum of a batch is checked where its records are read (by time), not by offset.
+    A batch that cannot be, met on the way, a file that is gone or shorter than listed, and a log start above the log
+    end raise LogFormatError with path and position. The checksum of a batch is checked where its records are read (by
+    time), not by offset.
     """
 
     def __init__(
@@ -332,6 +334,11 @@ class PartitionLog:
             found = self._known_end
             if found is None:
                 found = self._segment(len(self._bases) - 1).next_offset() if self._bases else 0
+            if found < self._log_start and self._bases:
+                raise LogFormatError(
+                    "side_file", self.segments[-1].log, 0, f"a log start up to the log end, {found}",
+                    f"{self._log_start}, by its checkpoint", hint="the checkpoint belongs to another log",
+                )  # fmt: skip
             log_end = max(found, self._log_start)
             bound = log_end if self._end_offset is None else min(self._end_offset, log_end)
             self._end = log_end, max(bound, self._log_start)

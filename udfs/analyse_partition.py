@@ -17,10 +17,11 @@ from logformat.producer_state import ProducerState, aborted_transactions
 from udfs import cleaner
 from udfs.clean_batches import Rules
 from udfs.cleaner import CleanableRange, LastBatches, SegmentFacts
-from udfs.plan import LastBatch, NotDue, OutputSegment, PartitionPlan, PartitionResult
+from udfs.gaps import check_gaps
+from udfs.plan import Gap, LastBatch, NotDue, OutputSegment, PartitionPlan, PartitionResult
 from udfs.rewrite_segments import Group, PieceStack, Source
 from udfs.scan_batches import SegmentScan
-from udfs.scan_partition import check_gaps, check_identity, check_tails, root_of, source_of, until_high_watermark
+from udfs.scan_partition import check_checkpoints, check_identity, check_tails, root_of, source_of, until_high_watermark
 from udfs.storage import read_file
 from udfs.transactions import TXN_BATCH, discardable_batches
 
@@ -39,6 +40,7 @@ class Analysis:
     kept_aborts: np.ndarray  # ABORTED_TXN[k]: whose markers stay in the cleaned range
     last_batch: LastBatch
     notes: tuple[str, ...]
+    gaps: tuple[Gap, ...] = ()  # that the log is worked through with
 
     @property
     def untouched(self) -> range:
@@ -71,8 +73,9 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     check_tails(plan, scans, notes)
     sources = [source_of(plan, number, scan) for number, scan in enumerate(scans)]
     log_end = max(scans[-1].base_offset, scans[-1].last_offset + 1)
-    check_gaps(plan, scans, notes)
     last_batch = check_identity(plan, scans, identity, log_end)
+    check_checkpoints(plan, log_end)
+    gaps = check_gaps(plan, scans, log_end, notes)
     producers, aborted = _replay(scans)
     final = _final_producers(plan, scans, log_end, notes)
     producers[-1] = final.entries()
@@ -82,6 +85,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         plan.topic, plan.partition, "not_due", notes=tuple(notes), first_dirty_before=dirty, first_dirty_offset=dirty,
         log_start_offset=plan.log_start_offset, next_offset=log_end, last_batch=last_batch,
         dirty_ratio=cleanable.ratio, clean_bytes=cleanable.clean_bytes, dirty_bytes=cleanable.cleanable_bytes,
+        gaps=gaps,
     )  # fmt: skip
     if not due:
         raise NotDue(result)
@@ -109,6 +113,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         kept_aborts=aborted[kept_abort[kept_abort >= 0]],
         last_batch=last_batch,
         notes=tuple(notes),
+        gaps=gaps,
     )
 
 
@@ -274,6 +279,7 @@ def result_of(
         clean_bytes=analysis.cleanable.clean_bytes,
         dirty_bytes=analysis.cleanable.cleanable_bytes,
         segments=out,
+        gaps=analysis.gaps,
         segments_before=len(analysis.sources),
         counters=counters,
         bytes_read=read + before,

@@ -5,7 +5,7 @@ fill their batches; then the indexes against the log, and the side files. Nothin
 files are read through `logformat`. Whatever is wrong is a row, and one bad batch does not hide the next.
 
 What is not wrong is a note: a torn tail of a log that was being written, the zeros of preallocated files, offsets that
-are in no segment, indexes as an older broker made them, leader epochs that fall (a log restored into another cluster).
+a cleaner took, indexes as an older broker made them, leader epochs that fall (a log restored into another cluster).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from logformat.errors import LogFormatError
 from logformat.layout import CODEC_MASK, CODEC_NAMES, CONTROL_MASK
 from logformat.producer_state import merge, merge_all, summarize
 from udfs.check_batches import LogWalk, read_records, walk_log
+from udfs.check_gaps import Thinned, gap_problems
 from udfs.check_indexes import IndexCheck
 from udfs.check_transactions import TXN_ROW, check_txn_index, completed_transactions, transaction_rows
 from udfs.plan import LastBatch, Problem, SideFile
@@ -57,6 +58,8 @@ class CheckPlan:
     log_start_offset: int | None = None  # by a checkpoint
     cleaner_checkpoint: int | None = None
     high_watermark: int | None = None
+    orphans: tuple[SideFile, ...] = ()  # indexes whose .log is not there
+    gaps_accepted: bool = False  # offsets that are in no segment are a note
     sealed: bool = False  # no segment is active: nothing may be torn or preallocated
     generation: bool = False  # files of ours: every index is there, exactly as a broker would rebuild it
     index_interval_bytes: int = 4096
@@ -85,6 +88,7 @@ class SegmentFacts:
     codecs: int = 0  # bits
     checksum: int = 0  # CRC-32C of what was read
     damaged: bool = False
+    thinned_offset: int = -1  # the last at which a cleaner's work is seen
     last_batch: LastBatch = LastBatch()
 
     @property
@@ -186,7 +190,7 @@ def _check_segment(
     )  # fmt: skip
     walk = LogWalk(path, segment.size, indexes.positions)
     loader = BodyLoader(max_batch_bytes=plan.max_batch_bytes)
-    placed = _Placed(path, base, after)
+    placed, thinned = _Placed(path, base, after), Thinned(base)
     rows = []
     try:
         with opened(plan.root_of(segment.log), path) as file:
@@ -194,6 +198,7 @@ def _check_segment(
                 raise LogFormatError("changed", path, file.size(), f"{segment.size} bytes, as listed", "fewer")
             for chunk in walk_log(file, walk, buffer):
                 placed.check(chunk.batches, walk)
+                thinned.see(chunk.batches)
                 epochs.check(path, chunk.batches)
                 indexes.feed(chunk.batches, chunk.position, len(chunk.raw))
                 producers.check(chunk.batches, walk)
@@ -203,7 +208,7 @@ def _check_segment(
                     _count_records(facts, run)
     except LogFormatError as error:
         walk.add(error)
-    facts.damaged = walk.n_problems > 0
+    facts.damaged, facts.thinned_offset = walk.n_problems > 0, thinned.last
     problems, notes = indexes.finish(
         active=active, exact=plan.generation, damaged=facts.damaged or walk.torn_bytes > 0,
         missing_ok=not plan.generation,
@@ -351,17 +356,20 @@ def _check_tail(walk: LogWalk, active: bool, found: Findings) -> None:
 
 
 def _check_gaps(plan: CheckPlan, found: Findings) -> None:
-    covered = max(plan.log_start_offset or 0, plan.cleaner_checkpoint or 0)
-    gaps = []
-    for facts, after in zip(found.facts[:-1], found.facts[1:], strict=True):
-        end = max(facts.base_offset, facts.last_offset + 1)
-        if not facts.damaged and after.base_offset > max(end, covered) and not plan.generation:
-            gaps.append(f"{end} to {after.base_offset - 1}")
-    if gaps:
-        more = f" and {len(gaps) - 3} more ranges" if len(gaps) > 3 else ""
-        found.notes.append(
-            f"{plan.name}: no segment holds offsets {', '.join(gaps[:3])}{more}: compacted away, or a file is missing"
-        )
+    if plan.generation:
+        return
+    rows = [
+        (f.path, f.base_offset, max(f.base_offset, f.last_offset + 1), f.thinned_offset, not f.damaged)
+        for f in found.facts
+    ]
+    for gap in gap_problems(
+        plan.name, rows, plan.orphans, log_start_offset=plan.log_start_offset or 0,
+        cleaned_until=plan.cleaner_checkpoint or 0,
+    ):  # fmt: skip
+        if isinstance(gap, str) or plan.gaps_accepted:
+            found.notes.append(str(gap))
+        else:
+            found.problems.append(Problem.of(gap, "gap"))
 
 
 def _check_txn_indexes(plan: CheckPlan, found: Findings) -> None:

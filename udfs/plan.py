@@ -8,6 +8,7 @@ from typing import Literal
 from logformat.errors import LogFormatError
 
 NullKeys = Literal["fail", "keep", "drop"]
+Gaps = Literal["fail", "accept"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class CleanSettings:
     producer_id_expiration_ms: int = 86_400_000
     max_decompressed_batch_bytes: int = 256 << 20
     null_keys: NullKeys = "fail"
+    gaps: Gaps = "fail"
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,13 @@ class SegmentInput:
     size: int  # bytes when it was listed
     mtime_ms: int
     from_offset: int = 0  # batches below are not part of the log: they are in the generation already
+    offset_index: str | None = None  # of the archive, where there is one: what it says of the end of the .log ...
+    time_index: str | None = None  # ... (`gaps.indexed_end`); nothing else of it is used
 
 
 @dataclass(frozen=True)
 class SideFile:
-    """A small file that is read where it is there: a `.snapshot` or `.txnindex`."""
+    """A small file that is read where it is there: a `.snapshot` or `.txnindex`; or an index without its `.log`."""
 
     root: Literal["archive", "store"]
     path: str
@@ -64,6 +68,16 @@ class LastBatch:
     base_offset: int = -1
     leader_epoch: int = -1
     crc: int = -1
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Offsets that no segment held when a generation was made, which passed over them."""
+
+    first: int
+    last: int
+    before: int = -1  # base offset of the segment that ended too early; -1: a cleaner took them, or there is none
+    size: int = -1  # its bytes then
 
 
 @dataclass(frozen=True)
@@ -93,13 +107,25 @@ class PartitionPlan:
     known_until: int | None = None  # next_offset of the last generation
     known_last_batch: LastBatch = LastBatch()
     identity_segment: SegmentInput | None = None  # of the archive, where known_last_batch lies in none of `segments`
+    cleaner_checkpoint: int | None = None  # of the archive, whoever `checkpoint` is by
+    log_start_checkpoint: int | None = None  # of the archive
+    orphans: tuple[SideFile, ...] = ()  # indexes of the archive whose .log is not there, by offset
+    known_gaps: tuple[Gap, ...] = ()  # of the last generation
 
     @property
     def read_until(self) -> int | None:
-        """Offset that the high watermark lets us read to; never below the last generation, which was safe when made
-        (the checkpoint of a high watermark may be older than the log beside it). None: to the end.
+        """Offset that the high watermark lets us read to; never below the last generation, or what the broker cleaned
+        or gave up, which was safe then (the checkpoint of a high watermark may be older than the log beside it). None:
+        to the end.
         """
-        return None if self.high_watermark is None else max(self.high_watermark, self.known_until or 0)
+        if self.high_watermark is None:
+            return None
+        return max(self.high_watermark, self.known_until or 0, self.cleaned_until, self.log_start_checkpoint or 0)
+
+    @property
+    def cleaned_until(self) -> int:
+        """Below this offset the log was cleaned, by us or by the archive's broker."""
+        return max(self.checkpoint or 0, self.cleaner_checkpoint or 0)
 
 
 @dataclass(frozen=True)
@@ -179,6 +205,7 @@ class PartitionResult:
     clean_bytes: int = 0
     dirty_bytes: int = 0
     segments: tuple[OutputSegment, ...] = ()
+    gaps: tuple[Gap, ...] = ()  # that the new generation passes over
     segments_before: int = 0
     counters: dict[str, int] = field(default_factory=dict)
     bytes_read: int = 0

@@ -32,13 +32,14 @@ from logformat.sparse_headers import read_headers
 from udfs import profile_kernels as sums_of
 from udfs.analyse_partition import Analysis, analyse
 from udfs.clean_batches import Rules, Tally, clean_chunk
+from udfs.gaps import check_gaps
 from udfs.partition_profile import Codec, HotKey, PartitionProfile, SegmentProfile, TimeBuckets, shown_key
 from udfs.plan import LastBatch, NotDue, PartitionPlan, Problem, SetAside
 from udfs.profile_kernels import LAST_TIME, N_AGES, N_SUMS, NOTHING, add_times, add_up, count_keys
 from udfs.retain_kernels import COUNTER_NAMES
 from udfs.rewrite_segments import Source, chunk_at
 from udfs.scan_batches import SegmentScan
-from udfs.scan_partition import check_gaps, check_tails, scan_all, scan_identity, source_of, until_high_watermark
+from udfs.scan_partition import check_checkpoints, check_tails, scan_all, scan_identity, source_of, until_high_watermark
 from udfs.storage import opened, opened_unbuffered
 
 HOT_KEYS: Final = 20
@@ -118,7 +119,9 @@ def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
     else:
         kept = until_high_watermark(plan, scans, notes)
         check_tails(plan, kept, notes)
-        check_gaps(plan, kept, notes)
+        end = max(kept[-1].base_offset, kept[-1].last_offset + 1)
+        check_checkpoints(plan, end)
+        check_gaps(plan, kept, end, notes)
         out = PartitionProfile(plan.topic, plan.partition, False, 0, notes=tuple(notes))
     scans = list(until_high_watermark(plan, scans, []))
     sources = [source_of(plan, number, scan) for number, scan in enumerate(scans)]

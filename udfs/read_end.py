@@ -46,6 +46,8 @@ def open_log(partition: SourcePartition, asked: Range) -> OpenedLog:
     if asked.wanted.committed:
         end, lost, doubtful = _last_stable_offset(partition, asked)
     log = _log(partition, end)
+    if partition.segments and log.earliest > partition.segments[-1].base_offset:
+        log.latest  # noqa: B018 - raises where the log does not reach its start: else it would be read as empty
     to_the_last_byte = end is None and asked.start.kind == "earliest" and asked.end.kind == "latest"
     if not asked.set_aside or (to_the_last_byte and asked.end_offset == NO_END):
         return OpenedLog(log, None, doubtful)

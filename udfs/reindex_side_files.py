@@ -14,7 +14,7 @@ beyond the log is then no fault; what contradicts a batch that is there is. Rule
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -65,13 +65,27 @@ class SideFilesDone:
 
 def reindex_side_files(plan: SideFilesPlan, outcomes: Sequence[SegmentOutcome]) -> SideFilesDone:
     """Fold the segments' outcomes, in order; rebuild, compare and put the partition's side files."""
-    fold = _Fold(plan)
+    note = _log_start_beyond(plan, outcomes)
+    fold = _Fold(replace(plan, log_start_offset=None) if note else plan)
+    fold.done.notes += [note] if note else []
     make_folder(plan.target, plan.folder)
     for outcome in outcomes:
         fold.segment(outcome)
     fold.end(outcomes)
     finish_folder(plan.target, plan.folder, fold.done.files)
     return fold.done
+
+
+def _log_start_beyond(plan: SideFilesPlan, outcomes: Sequence[SegmentOutcome]) -> str:
+    """What to say of a log start checkpoint above the log end, which is another log's; "": it is not."""
+    if plan.log_start_offset is None or not plan.ends_here or not outcomes or outcomes[-1].problem is not None:
+        return ""
+    end = max(outcomes[-1].base_offset, outcomes[-1].next_offset)
+    if plan.log_start_offset <= end:
+        return ""
+    return (
+        f"{plan.folder}: the log start is {plan.log_start_offset} by its checkpoint, above the log end {end}; not used"
+    )
 
 
 class _Fold:

@@ -7,7 +7,7 @@ batches. Segments can be scanned in any order, and in parallel.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from logformat.producer_state import ProducerSummary, merge, merge_all, summariz
 from udfs.plan import LastBatch, Limits, SegmentInput
 from udfs.storage import Root, opened
 from udfs.transactions import TXN_BATCH, transactional_batches
+
+_NOT_KNOWN: Final = -2
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ class SegmentScan:
     checksum: int
     offset_index: bytes
     time_index: bytes
+    thinned_offset: int = -1  # the last at which a cleaner's work is seen (`thinned_offset`); -1: none
+    indexed_end: int = (
+        0  # by the archive's own indexes, where that is behind the end (`gaps.indexed_end`); 0: it is not
+    )
 
     @property
     def size(self) -> int:
@@ -63,11 +69,12 @@ class SegmentScan:
 class _Collected:
     n_batches: int = 0
     n_records: int = 0
-    last_offset: int = -1
+    last_offset: int = -1  # before the first batch: the offset before it, or _NOT_KNOWN
     max_timestamp: int = -1
     first_timestamp: int = -1
     codecs: int = 0  # bits
     checksum: int = 0
+    thinned_offset: int = -1
     chunks: list[tuple[int, int, int]] = field(default_factory=list)
     transactional: list[np.ndarray] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)
@@ -97,7 +104,7 @@ def scan_segment(
     this offset. Raises LogFormatError for whatever Kafka would not have written.
     """
     base = segment.base_offset
-    out = _Collected()
+    out = _Collected(last_offset=base - 1 if not segment.from_offset else _NOT_KNOWN)
     producers = merge_all([])
     indexes = IndexBuilder(base, index_interval_bytes, max_index_bytes, segment.path)
     tail = Tail()
@@ -122,7 +129,7 @@ def scan_segment(
         reached_end_offset=tail.reached_end_offset,
         n_batches=out.n_batches,
         n_records=out.n_records,
-        last_offset=out.last_offset,
+        last_offset=out.last_offset if out.n_batches else -1,
         max_timestamp=out.max_timestamp,
         first_timestamp=out.first_timestamp,
         chunks=tuple(out.chunks),
@@ -135,6 +142,7 @@ def scan_segment(
         checksum=out.checksum,
         offset_index=offset_index,
         time_index=time_index,
+        thinned_offset=out.thinned_offset,
     )
 
 
@@ -162,6 +170,7 @@ def _collect(out: _Collected, position: int, size: int, batches: np.ndarray, mar
     out.n_batches += len(batches)
     out.n_records += int(np.maximum(batches["records_count"], 0).sum(dtype=np.int64))
     out.n_records += int((batches["records_count"] < 0).sum())
+    out.thinned_offset = max(out.thinned_offset, thinned_offset(batches, out.last_offset))
     out.last_offset = int(batches["last_offset"][-1])
     out.max_timestamp = max(out.max_timestamp, int(batches["max_timestamp"].max()))
     out.codecs |= int(np.bitwise_or.reduce(1 << (batches["attributes"] & CODEC_MASK)))
@@ -175,6 +184,20 @@ def _collect(out: _Collected, position: int, size: int, batches: np.ndarray, mar
         before = int(np.searchsorted(batches["last_offset"], mark))
         if before:
             out.marked_batch = _identity(batches[before - 1])
+
+
+def thinned_offset(batches: np.ndarray, previous_last_offset: int) -> int:
+    """The last offset of BATCH[n], n > 0, at which a cleaner's work is seen; -1: none is.
+
+    previous_last_offset: of the batch before them, or the segment's base - 1; _NOT_KNOWN. Where a compressed batch
+    of magic 0 or 1 begins its header does not say, so nothing is seen at it.
+    """
+    base, last = batches["base_offset"], batches["last_offset"]
+    before = np.concatenate([[previous_last_offset], last[:-1]])
+    thinned = (before != _NOT_KNOWN) & (base != before + 1)
+    thinned |= batches["records_count"] < last - base + 1
+    found = np.flatnonzero(thinned & (base >= 0))
+    return int(last[found[-1]]) if len(found) else -1
 
 
 def _identity(batch: np.void) -> LastBatch:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from logformat.batch_headers import NO_END, ChunkBuffer
 from logformat.errors import LogFormatError
+from logformat.names import MAX_OFFSET
+from udfs.gaps import indexed_end
 from udfs.plan import LastBatch, PartitionPlan, Problem, SegmentInput, SetAside, SideFile
 from udfs.rewrite_segments import Source
 from udfs.scan_batches import SegmentScan, scan_segment
@@ -37,8 +40,9 @@ def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentSc
     """Scan one of the plan's segments; a task of its own where the partition is large."""
     segment = plan.segments[number]
     after = plan.segments[number + 1].base_offset if number + 1 < len(plan.segments) else None
-    return scan_segment(
-        root_of(plan, segment),
+    root = root_of(plan, segment)
+    scan = scan_segment(
+        root,
         segment,
         buffer,
         next_base_offset=after,
@@ -47,6 +51,10 @@ def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentSc
         end_offset=NO_END if plan.read_until is None else plan.read_until,
         mark=plan.known_until,
     )
+    if scan.reached_end_offset or (after is None and not plan.sealed):
+        return scan  # the index of an active segment may be younger than the copy of its log
+    end = indexed_end(root, segment, scan, MAX_OFFSET if after is None else after)
+    return replace(scan, indexed_end=end) if end else scan
 
 
 def until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> Sequence[SegmentScan]:
@@ -78,21 +86,19 @@ def check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[s
         )
 
 
-def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> None:
-    """Offsets in no segment: a gap behind the last generation sets the partition aside; elsewhere compaction may have
-    left them (below the checkpoint), or a file is missing, which is worth a note.
-    """
-    for i, scan in enumerate(scans[:-1]):
-        end, after = max(scan.base_offset, scan.last_offset + 1), scans[i + 1].base_offset
-        if after <= max(end, plan.log_start_offset, plan.checkpoint or 0):
-            continue
-        if plan.segments[i].from_offset:
+def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
+    """A checkpoint beyond the log end belongs to another log. A broker begins at the log start then, or deletes all."""
+    for what, offset in (
+        ("log start", max(plan.log_start_offset, plan.log_start_checkpoint or 0)),
+        ("first dirty offset", plan.cleaned_until),
+    ):
+        if offset > log_end:
             raise SetAside(
-                Problem("gap", plan.segments[i + 1].path, 0, f"offsets from {end} on, where the last generation ends",
-                        f"a segment that begins at {after}", state="gap",
-                        hint="bring the missing segments back, or --reset to begin anew from what the archive holds")
+                Problem("side_file", f"{plan.topic}-{plan.partition}", 0,
+                        f"a {what} up to the log end, {log_end}", f"{offset}, by its checkpoint", state="diverged",
+                        hint="the log was replaced, or is not whole: bring back what belongs to it, or --reset to "
+                        "begin at its first segment")
             )  # fmt: skip
-        notes.append(f"{plan.segments[i + 1].path}: offsets {end} to {after - 1} are in no segment before it")
 
 
 def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:

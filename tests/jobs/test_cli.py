@@ -59,14 +59,15 @@ def test_compact_takes_every_option_of_its_contract(job, capsys, tmp_path):
     config.write_text('[topics."o-*"]\n"cleanup.policy" = "compact"\n')
     code = cli.main(
         ["compact", "A", "--store", "S", "--topics", "o-*", "--cleanup-policy", "compact", "--config", str(config),
-         "--now", "1700000000000", "--null-keys", "drop", "--sealed", "--force", "--reset", "x*", "--dry-run", "--json"]
+         "--now", "1700000000000", "--null-keys", "drop", "--gaps", "accept", "--sealed", "--force",
+         "--reset", "x*", "--dry-run", "--json"]
     )  # fmt: skip
     assert code == 0
     assert json.loads(capsys.readouterr().out) == {"kept": 3}
     (options,) = job.seen
     assert options.config.topic_settings("o-1").compacts
     assert options == CompactOptions(
-        "A", "S", 1_700_000_000_000, options.config, "o-*", "compact", "drop", True, True, "x*", True
+        "A", "S", 1_700_000_000_000, options.config, "o-*", "compact", "drop", "accept", True, True, "x*", True
     )
 
 

@@ -53,6 +53,7 @@ def plan_of(
     sealed: bool = False,
     force: bool = True,
     null_keys: str = "drop",
+    gaps: str = "accept",
     limits: Limits = Limits(),  # noqa: B008 - frozen
     min_dirty_ratio: float = 0.0,
     dry_run: bool = False,
@@ -70,6 +71,7 @@ def plan_of(
             segment_index_bytes=settings.segment_index_bytes,
             index_interval_bytes=settings.index_interval_bytes,
             null_keys=null_keys,  # type: ignore[arg-type]
+            gaps=gaps,  # type: ignore[arg-type]
         ),
         limits=limits, secret=secret, snapshots=tuple(archived.snapshots), txn_indexes=tuple(archived.txn_indexes),
     )  # fmt: skip

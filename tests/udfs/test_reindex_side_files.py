@@ -89,6 +89,9 @@ def test_as_the_twin_folds(folder, batches, cuts, log_start, bad):
         return  # a contradiction within a segment: of reindex_segment
     plan = SideFilesPlan(Target("output", str(folder), str(folder)), "t-0", log_start, {}, {}, None, None)
     done = reindex_side_files(plan, outcomes)
+    if outcomes[-1].problem is None and log_start > max(outcomes[-1].base_offset, outcomes[-1].next_offset):
+        assert any("not used" in note for note in done.notes)  # the checkpoint is another log's
+        log_start = 0
     snapshots, indexes, impossible = by_the_twin(segments, log_start, bad)
     told = {file.path.rpartition("/")[2] for file in done.files if file.status == "impossible"}
     made = {path.name: path.read_bytes() for path in (folder / "t-0").iterdir()}
