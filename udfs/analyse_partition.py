@@ -236,7 +236,9 @@ def _rules(
         now_ms=plan.now_ms,
         delete_retention_ms=plan.settings.delete_retention_ms,
         first_uncleanable_offset=cleanable.first_uncleanable_offset,
-        legacy_horizon_ms=before[-1].mtime_ms - plan.settings.delete_retention_ms if before else 0,
+        legacy_horizon_ms=before[-1].mtime_ms - plan.settings.delete_retention_ms
+        if before
+        else cleaner.NO_LEGACY_HORIZON,
         keep_null_keys=plan.settings.null_keys == "keep",
         producers=LastBatches(entries["producer_id"], entries["last_offset"], entries["producer_epoch"]),
         txn_base_offsets=rows["base_offset"].copy(),

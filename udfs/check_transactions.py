@@ -12,11 +12,11 @@ import numpy as np
 
 from logformat import transaction_index
 from logformat.errors import LogFormatError
-from logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
+from logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, MAX_LAST_OFFSET, TRANSACTIONAL_MASK
 from logformat.transaction_index import ENTRY
 
 OPEN: Final = -1  # no marker follows: not decided
-_NEVER: Final = 2**63 - 1
+_NEVER: Final = MAX_LAST_OFFSET + 1  # offset behind all of data
 
 # What is remembered of a batch that is transactional or a marker.
 TXN_ROW = np.dtype([("base_offset", "i8"), ("last_offset", "i8"), ("producer_id", "i8"), ("marker", "i1")])

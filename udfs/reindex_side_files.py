@@ -35,7 +35,6 @@ from udfs.storage import Root, open_root, read_file
 
 _TXN_SIZE: Final = TXN_INDEX_ENTRY.itemsize
 _MOST_SIDE_BYTES: Final = 64 << 20  # of a file that should be small, and of which nothing says how small
-_NEVER: Final = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class _Fold:
             return
         if (entries["last_offset"] >= offset).any() or (entries["current_txn_first_offset"] >= offset).any():
             return
-        self.state = ProducerState.from_snapshot(entries, 0, _NEVER)
+        self.state = ProducerState.from_snapshot(entries)
         self.first_offset, self.dense = offset, False
         self.done.notes.append(
             f"{archived}: taken as it is, since the log before it is bad; what follows goes on from it"
