@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import click
 
 from jobs import errors
-from jobs.config import GAPS, NULL_KEYS, check_now_ms, load_config
+from jobs.config import GAPS, MAX_LONG, NULL_KEYS, check_now_ms, load_config
 from jobs.errors import DiskFullError, JobError, UsageError
 from jobs.options import (
     CompactOptions,
@@ -54,6 +54,7 @@ Exit codes: 0 done, or nothing due; 1 unexpected; 2 usage or configuration; 3 pa
 4 conflict with another run; 5 environment (Java, jars, disk full); 130, 143 interrupted; 141 nobody read on.
 """
 
+_OFFSET = click.IntRange(-MAX_LONG, MAX_LONG)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -182,7 +183,9 @@ def vacuum(**given: Any) -> None:
 @click.option("--store", metavar="STORE", help="A generation of this store instead of an archive; with --at its table.")
 @click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
 @click.option("--partition", "partitions", metavar="TOPIC-N", multiple=True, help="Only this one; may be repeated.")
-@click.option("--offset", "offsets", type=int, multiple=True, help="Where a fetch from this offset begins; repeatable.")
+@click.option(
+    "--offset", "offsets", type=_OFFSET, multiple=True, help="Where a fetch from this offset begins; repeatable."
+)
 @click.option("--time", "times", metavar="TIME", multiple=True, help="The first record from then on; repeatable.")
 @click.option(
     "--isolation",
@@ -257,7 +260,7 @@ def _range(option: str, value: str | None, parse: Callable[[str], int]) -> tuple
         ends = (parse(start) if start else None, parse(end) if end else None)
     except ValueError:
         dots = ""
-    if not dots:
+    if not dots or any(end is not None and abs(end) > MAX_LONG for end in ends):
         raise UsageError(message=f"{option}: expected FROM..TO, FROM.. or ..TO, found {value!r}")
     return ends
 

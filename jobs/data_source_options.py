@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from jobs.errors import UsageError
 from jobs.nearest import nearest
-from jobs.times import parse_time
+from jobs.times import MAX_TIME_MS, parse_time
 from logformat.names import MAX_OFFSET
 from udfs.read_plan import EARLIEST, LATEST, SPLIT_BYTES, Bound, Wanted
 
@@ -46,7 +46,6 @@ _MEANINGLESS: Final = frozenset(
     }
 )  # fmt: skip
 
-_MAX_TIME: Final = 2**63 - 1  # of a Java long
 _INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 Key = tuple[str, int]
@@ -356,8 +355,8 @@ def _json(take: _Values, name: str, example: str) -> dict[str, Any]:
 
 def _time(name: str, value: Any) -> int:
     moment = value if isinstance(value, int) and not isinstance(value, bool) else parse_time(str(value))
-    if not 0 <= moment <= _MAX_TIME:
-        raise UsageError(message=f"{name}: expected milliseconds since 1970, from 0 to {_MAX_TIME}, found {value}")
+    if not 0 <= moment <= MAX_TIME_MS:
+        raise UsageError(message=f"{name}: expected milliseconds since 1970, from 0 to {MAX_TIME_MS}, found {value}")
     return moment
 
 

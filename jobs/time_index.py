@@ -32,6 +32,7 @@ from jobs.state import TIME_INDEX, State, open_state
 from jobs.times import parse_time
 from udfs.groups import groups
 from udfs.lookup_queries import LookupPlan
+from udfs.profile_kernels import LAST_TIME
 from udfs.storage import normal_uri
 from udfs.time_index_rows import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, time_index_rows
 
@@ -108,6 +109,8 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
     if until <= start:
         raise UsageError(message=f"--until {options.until} is not behind --at {options.at}")
     end = -(-until // MINUTE_MS) * MINUTE_MS
+    if not 0 <= start < end <= LAST_TIME:
+        raise UsageError(message=f"--at {options.at}: expected times from 1970 to the year 9999")
     store = normal_uri(options.store or "")
     report = AtReport(options.archive, store, start, end)
     plans = list_plans(options, report.notes) if options.refresh and options.archive is not None else None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Final
 
 from jobs.errors import UsageError
+
+MAX_TIME_MS: Final = 2**63 - 1  # of a Java long: what a record's timestamp can be
 
 
 def parse_time(text: str) -> int:
@@ -13,6 +16,8 @@ def parse_time(text: str) -> int:
     Anything else is a UsageError.
     """
     if text.lstrip("-").isdecimal():
+        if abs(int(text)) > MAX_TIME_MS:
+            raise UsageError(message=f"no such time: {text}; expected milliseconds up to {MAX_TIME_MS}")
         return int(text)
     try:
         moment = datetime.fromisoformat(text)

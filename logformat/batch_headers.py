@@ -14,10 +14,10 @@ import numpy as np
 
 from logformat import batch_kernels as walk
 from logformat.errors import LogFormatError
-from logformat.layout import BATCH, LOG_OVERHEAD, MAX_SEGMENT_BYTES
+from logformat.layout import BATCH, LOG_OVERHEAD, MAX_LAST_OFFSET, MAX_SEGMENT_BYTES
 
 CHUNK_BYTES: Final = 8 << 20  # tuned: 1 to 32 MiB made no difference above 4 MiB (page faults, cache)
-NO_END: Final = 2**63 - 1
+NO_END: Final = MAX_LAST_OFFSET + 1  # as end_offset: no batch reaches it
 _SMALLEST_BATCH: Final = 26  # a magic 0 message without key and value
 
 
@@ -149,6 +149,9 @@ def batch_problem(path: str, position: int, status: int, expected: int, found: i
         walk.BAD_CODEC: ("codec", f"codec 0 to {expected}, zstd only in magic 2", f"codec {found}"),
         walk.BAD_COUNT: ("count", f"0 to {expected} records, by the offsets of the batch", f"{found} in its header"),
         walk.BAD_OFFSETS: ("offsets", f"an offset of {expected} or more", f"{found}"),
+        walk.BAD_LAST_OFFSET: (
+            "offsets", f"a base offset up to {expected}, so that the last one is below 2^63 - 1", f"{found}",
+        ),
         walk.BAD_CONTROL: ("transaction", "a control record with a version and a type", "something else"),
-    }[status]
+    }[status]  # fmt: skip
     return LogFormatError(kind, path, position, want, got, base_offset=max(base, -1))

@@ -33,6 +33,7 @@ from logformat.layout import (
     CRC_START,
     LOG_OVERHEAD,
     MAGIC_OFFSET,
+    MAX_LAST_OFFSET,
     MIN_LEGACY_SIZE,
     TIMESTAMP_TYPE_MASK,
 )
@@ -50,6 +51,7 @@ BAD_COUNT: Final = 5
 BAD_OFFSETS: Final = 6
 BAD_CONTROL: Final = 7
 REACHED_END: Final = 8  # the next batch ends at or above `end_offset`
+BAD_LAST_OFFSET: Final = 10  # the batch ends above layout.MAX_LAST_OFFSET (9: pread_kernels.SHORT_READ)
 
 
 @kernel
@@ -133,8 +135,9 @@ def read_header(
         attributes = np.int64(buf[position + ATTRIBUTES_OFFSET + 1])
         last_delta = np.int64(load_i32(buf, position + LAST_DELTA_OFFSET))
         count = np.int64(load_i32(buf, position + COUNT_OFFSET))
-        if last_delta < 0 or first < 0:
-            return BAD_OFFSETS, 0, min(last_delta, first)
+        status, expected, found = check_range(first, last_delta)
+        if status != FRAMED:
+            return status, expected, found
         if count < 0 or count > last_delta + 1:
             return BAD_COUNT, last_delta + 1, count
         row.base_offset = first
@@ -174,8 +177,9 @@ def read_header(
         row.producer_epoch = -1
         row.base_sequence = -1
         row.records_count = -1 if compressed else 1
-        if first < 0:
-            return BAD_OFFSETS, 0, first
+        status, expected, found = check_range(first, np.int64(0))
+        if status != FRAMED:
+            return status, expected, found
     if first <= previous:
         return BAD_OFFSETS, previous + 1, first
     row.attributes = attributes
@@ -185,6 +189,20 @@ def read_header(
     if row.last_offset >= end_offset:
         return REACHED_END, end_offset, row.last_offset
     return FRAMED, 0, 0
+
+
+@inline
+def check_range(first: int, last_delta: int) -> tuple[int, int, int]:
+    """Whether a batch can have these offsets, whatever lies before it: (FRAMED, 0, 0), or (status, expected, found).
+
+    The base offset lies outside of the checksum. One that leads above MAX_LAST_OFFSET is refused here, for every walk:
+    so NO_END and its like (2^63 - 1) are never an offset of data, and last offset + 1 never wraps around.
+    """
+    if last_delta < 0 or first < 0:
+        return BAD_OFFSETS, np.int64(0), min(last_delta, first)
+    if first > MAX_LAST_OFFSET - last_delta:
+        return BAD_LAST_OFFSET, np.int64(MAX_LAST_OFFSET - last_delta), first
+    return FRAMED, np.int64(0), np.int64(0)
 
 
 @kernel

@@ -36,7 +36,7 @@ def read_offset_checkpoint(data: bytes, path: str) -> dict[tuple[str, int], int]
     offsets: dict[tuple[str, int], int] = {}
     for position, fields in _entries(data, path, 3):
         topic, partition, offset = fields
-        offsets[topic, _integer(partition, position, path)] = _integer(offset, position, path)
+        offsets[topic, _integer(partition, position, path, 32)] = _integer(offset, position, path)
     return offsets
 
 
@@ -52,7 +52,7 @@ def read_leader_epochs(data: bytes, path: str) -> list[EpochEntry]:
     """
     epochs: list[EpochEntry] = []
     for position, (epoch, start) in _entries(data, path, 2):
-        entry = _integer(epoch, position, path), _integer(start, position, path)
+        entry = _integer(epoch, position, path, 32), _integer(start, position, path)
         if min(entry) < 0:
             raise LogFormatError("side_file", path, position, "an epoch and an offset from 0 on", f"{epoch} {start}")
         epochs = assign(epochs, *entry)
@@ -161,7 +161,7 @@ def read_meta_properties(data: bytes, path: str) -> MetaProperties:
         raise LogFormatError("side_file", path, 0, "version 0 or 1", version)
     node_id = found.get("broker.id" if version == "0" else "node.id", "-1")
     return MetaProperties(
-        int(version), _integer(node_id, 0, path), found.get("cluster.id", ""), found.get("directory.id", "")
+        int(version), _integer(node_id, 0, path, 32), found.get("cluster.id", ""), found.get("directory.id", "")
     )
 
 
@@ -208,9 +208,10 @@ def _text(data: bytes, path: str) -> str:
         raise LogFormatError("side_file", path, error.start, "UTF-8 text", f"byte {data[error.start]:#04x}") from error
 
 
-def _integer(text: str, position: int, path: str) -> int:
-    if re.fullmatch(r"\s*-?[0-9]{1,19}\s*", text) is None:
-        raise LogFormatError("side_file", path, position, "an integer", repr(text[:40]))
+def _integer(text: str, position: int, path: str, bits: int = 64) -> int:
+    """A number that Java's long or, of 32 bits, int can hold."""
+    if re.fullmatch(r"\s*-?[0-9]{1,19}\s*", text) is None or not -(2 ** (bits - 1)) <= int(text) < 2 ** (bits - 1):
+        raise LogFormatError("side_file", path, position, f"an integer of {bits} bits", repr(text[:40]))
     return int(text)
 
 

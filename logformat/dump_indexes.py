@@ -45,7 +45,7 @@ def offset_index_columns(data: bytes, base_offset: int, path: str, log: Any, fin
     if log is not None and len(entries):
         headers = _headers(log, path, findings)
         found = _log_offsets(headers, entries["position"])
-        wrong = found != entries["offset"]
+        wrong = (found != entries["offset"]) | (found < 0)  # an entry can say -1 too
         findings.mismatches += zip(entries["offset"][wrong].tolist(), found[wrong].tolist(), strict=True)
     return {"offset": entries["offset"], "position": entries["position"]}
 
@@ -71,7 +71,7 @@ def _verify_times(entries: NDArray[np.void], log: Any, path: str, findings: Inde
     last_offset, largest = _largest_timestamps(log, path, entries["offset"], findings)
     row = np.searchsorted(last_offset, entries["offset"])
     ends, times = np.append(last_offset, -1)[row], np.append(largest, NO_TIMESTAMP)[row]
-    exact = ends == entries["offset"]
+    exact = (ends == entries["offset"]) & (ends >= 0)  # an entry can say -1 too
     findings.not_found += zip(entries["offset"][~exact].tolist(), ends[~exact].tolist(), strict=True)
     wrong = exact & (times != entries["timestamp"])
     findings.wrong_timestamps += zip(entries["timestamp"][wrong].tolist(), times[wrong].tolist(), strict=True)

@@ -166,7 +166,8 @@ def _chunks(file: Any, path: str, end: int, findings: LogFindings) -> Iterator[C
                 at, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
                 yield chunk
         except LogFormatError as error:
-            findings.problems.append(error)
+            if [str(error)] != [str(problem) for problem in findings.problems[-1:]]:  # else it was read once more
+                findings.problems.append(error)
             if error.kind == "offsets" and previous >= 0:  # the batch by itself may be whole
                 position, previous = at, -1
                 continue

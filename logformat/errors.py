@@ -60,6 +60,7 @@ KINDS = {
     "unreadable": "a file that cannot be opened or read",
     "changed": "a file that shrank or changed while it was read",
     "huge": "records that are too large to be shown",
+    "keys": "more keys than a task may hold",
     "null_key": "records without a key in a partition that is to be compacted",
     "transaction": "control records that cannot be",
     "readback": "a written file that is not what was meant to be written",

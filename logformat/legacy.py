@@ -29,7 +29,7 @@ _PROBLEMS: Final = {
     legacy_kernels.BAD_FIELD: ("record", "a key and a value inside the message", "one that runs past its end"),
     legacy_kernels.EMPTY: ("count", "at least one inner message", "none"),
     legacy_kernels.BAD_WRAPPER_OFFSET: ("offsets", "a wrapper's offset of 0, or its last record's", "a lower one"),
-    legacy_kernels.BAD_OFFSET: ("offsets", "inner offsets within 2^31 of the first", "one further away"),
+    legacy_kernels.BAD_OFFSET: ("offsets", "inner offsets from 0 on, within 2^31 of the first", "another"),
 }
 
 

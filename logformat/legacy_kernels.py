@@ -40,7 +40,7 @@ NESTED: Final = 3  # an inner message is compressed
 BAD_FIELD: Final = 4  # a key or value runs past its message
 EMPTY: Final = 5  # no inner message
 BAD_WRAPPER_OFFSET: Final = 6  # of magic 1: not 0, and below the last inner offset
-BAD_OFFSET: Final = 7  # an inner offset too far from the first for an offset delta
+BAD_OFFSET: Final = 7  # an inner offset below 0, or too far from the first for an offset delta
 
 _SIZE: Final = field_offset(PREFIX, "length")
 _ATTRIBUTES: Final = LOG_OVERHEAD + field_offset(MESSAGE_V0, "attributes")
@@ -121,6 +121,8 @@ def transcode_messages(
         if n == 0:
             first = offset
         delta = offset - first
+        if offset < 0:  # then neither the delta nor what is made of it can wrap around
+            return BAD_OFFSET, 0, 0, 0, 0, 0, pos
         if delta > _MAX_DELTA or delta < -_MAX_DELTA - 1:
             return BAD_OFFSET, 0, 0, 0, 0, 0, pos
         magic = src[pos + MAGIC_OFFSET]

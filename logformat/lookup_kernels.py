@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.batch_kernels import BAD_OFFSETS, FRAMED, frame_batch
+from logformat.batch_kernels import BAD_OFFSETS, FRAMED, check_range, frame_batch
 from logformat.header_kernels import LAST_DELTA_OFFSET
 from logformat.jit import inline, kernel
 from logformat.layout import BATCH_OVERHEAD, CODEC_MASK, MAGIC_OFFSET
@@ -94,14 +94,13 @@ def read_batch(buf: np.ndarray, origin: int, end: int, position: int, previous: 
     if size > there:
         return NONE, none, none, none, none, none, none
     first = np.int64(load_i64(buf, at))
-    last = first
-    if buf[at + MAGIC_OFFSET] == 2:
-        last = first + np.int64(load_i32(buf, at + LAST_DELTA_OFFSET))
-        if last < first:
-            return BAD_BATCH, none, none, none, np.int64(BAD_OFFSETS), none, last - first
+    last_delta = np.int64(load_i32(buf, at + LAST_DELTA_OFFSET)) if buf[at + MAGIC_OFFSET] == 2 else none
+    problem, expected, found = check_range(first, last_delta)
+    if problem != FRAMED:
+        return BAD_BATCH, none, none, none, np.int64(problem), np.int64(expected), np.int64(found)
     if first <= previous:
         return BAD_BATCH, none, none, none, np.int64(BAD_OFFSETS), previous + 1, first
-    return FOUND, first, last, np.int64(size), none, none, none
+    return FOUND, first, first + last_delta, np.int64(size), none, none, none
 
 
 @inline

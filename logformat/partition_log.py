@@ -232,7 +232,8 @@ class PartitionLog:
         order = _order(targets)
         ordered = targets if order is None else targets[order]
         rows = np.arange(len(targets)) if order is None else order
-        first, beyond, last = (int(i) for i in np.searchsorted(ordered, [self._log_start, end, log_end + 1]))
+        first, beyond = (int(i) for i in np.searchsorted(ordered, [self._log_start, end]))
+        last = int(np.searchsorted(ordered, log_end, "right"))
         out["status"][rows[first:last]] = END
         numbers = np.searchsorted(self._base_array, ordered[first:beyond], "right") - 1
         borders = first + np.append(np.flatnonzero(np.diff(numbers, prepend=-1)), len(numbers))

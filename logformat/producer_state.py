@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from logformat import producer_kernels as kernels
 from logformat import producer_snapshot, transaction_index
 from logformat.errors import LogFormatError
-from logformat.layout import CONTROL_MASK
+from logformat.layout import CONTROL_MASK, MAX_LAST_OFFSET
 from logformat.producer_kernels import MARKER, PRODUCER_SUMMARY
 
-_NEVER: Final = 2**63 - 1
+_NEVER: Final = MAX_LAST_OFFSET + 1  # offset behind all of data
 _LAST_BATCH: Final = ["last_offset", "last_sequence", "offset_delta"]
 _EMPTY: Final = np.empty(0, PRODUCER_SUMMARY)
 
@@ -88,12 +88,18 @@ class ProducerState:
         self._producers: NDArray[np.void] = _EMPTY  # PRODUCER_SUMMARY[p], by producer_id
 
     @classmethod
-    def from_snapshot(cls, entries: NDArray[np.void], now_ms: int, expiration_ms: int) -> ProducerState:
+    def from_snapshot(
+        cls, entries: NDArray[np.void], now_ms: int = 0, expiration_ms: int | None = None
+    ) -> ProducerState:
         """State of producer_snapshot.ENTRY[n], without the producers that a broker drops when it loads it.
 
         Those: without an open transaction, and idle for producer.id.expiration.ms (86400000 by default) at `now_ms`.
+        None: no producer is dropped.
         """
-        kept = entries[(entries["current_txn_first_offset"] >= 0) | (now_ms - entries["timestamp"] < expiration_ms)]
+        kept = entries
+        if expiration_ms is not None:
+            idle_ms = now_ms - entries["timestamp"]  # wraps around as Kafka's does
+            kept = entries[(entries["current_txn_first_offset"] >= 0) | (idle_ms < expiration_ms)]
         kept = kept[np.argsort(kept["producer_id"])]
         producers = np.zeros(len(kept), PRODUCER_SUMMARY)
         for name in kept.dtype.names or ():

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from logformat import records_kernels as kernels
+from logformat.batch_headers import NO_END
 from logformat.bodies import Run
 from logformat.layout import (
     CODEC_MASK,
@@ -53,7 +54,7 @@ def record_batches(
     place: Place,
     *,
     start_offset: int = 0,
-    end_offset: int = 2**63 - 1,
+    end_offset: int = NO_END,
     max_rows: int = MAX_ROWS,
     max_bytes: int = MAX_BYTES,
     keep: NDArray[np.bool_] | None = None,

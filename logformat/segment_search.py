@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from logformat import batch_kernels as walk
 from logformat import index_kernels
 from logformat import lookup_kernels as k
-from logformat.batch_headers import ChunkBuffer, Tail, batch_problem, only_zeros
+from logformat.batch_headers import NO_END, ChunkBuffer, Tail, batch_problem, only_zeros
 from logformat.errors import LogFormatError
 from logformat.index_builder import INDEX_INTERVAL_BYTES
 from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
@@ -80,7 +80,7 @@ class SearchableSegment:
 
     def next_offset(self) -> int:
         """Last offset + 1; the base offset of an empty segment."""
-        beyond, row = np.full(1, 2**63 - 1), np.zeros(1, np.int64)
+        beyond, row = np.full(1, NO_END), np.zeros(1, np.int64)
         return int(self._find_offsets(beyond, row, np.empty(1, LOCATION))[k.PREVIOUS]) + 1
 
     def find_times(

@@ -69,6 +69,15 @@ def sanity_check(entries: NDArray[np.void], base_offset: int, path: str) -> None
     _check(stable > last + 1, "a last stable offset up to marker + 1", stable, path)
 
 
+def wrong_entry(path: str, row: int, expected: str, entry: np.void) -> LogFormatError:
+    """What is wrong with an entry (a row of ENTRY[n]), kind "index"."""
+    found = (
+        f"producer {entry['producer_id']}, offsets {entry['first_offset']} to {entry['last_offset']}, "
+        f"last stable {entry['last_stable_offset']}"
+    )
+    return LogFormatError("index", path, row * _SIZE, expected, found)
+
+
 def _check(wrong: NDArray[np.bool_], expected: str, values: NDArray[np.int64], path: str) -> None:
     if wrong.any():
         row = int(wrong.argmax())

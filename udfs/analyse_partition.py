@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from logformat import producer_snapshot, transaction_index
 from logformat.errors import LogFormatError
-from logformat.layout import CONTROL_ABORT
 from logformat.producer_kernels import MARKER
 from logformat.producer_state import ProducerState, aborted_transactions
 from udfs import cleaner
@@ -23,7 +23,9 @@ from udfs.rewrite_segments import Group, PieceStack, Source
 from udfs.scan_batches import SegmentScan
 from udfs.scan_partition import check_checkpoints, check_identity, check_tails, root_of, source_of, until_high_watermark
 from udfs.storage import read_file
-from udfs.transactions import TXN_BATCH, discardable_batches
+from udfs.transactions import TXN_BATCH, abort_markers, contradictions, discardable_batches, same_marker
+
+_MOST_ENTRIES_NAMED: Final = 3  # of one `.txnindex`, in notes
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Analysis:
     rules: Rules
     groups: list[range]  # numbers of the sources that become one; all below the first uncleanable offset
     producers: list[np.ndarray]  # snapshot entries at the base of each source, and at the log end
-    aborted: np.ndarray  # ABORTED_TXN[m]: of the whole log
-    kept_aborts: np.ndarray  # ABORTED_TXN[k]: whose markers stay in the cleaned range
+    aborted: np.ndarray  # transaction_index.ENTRY[m], to be written: of the whole log
+    kept_aborts: np.ndarray  # ENTRY[k], to be written: whose markers stay in the cleaned range
     last_batch: LastBatch
     notes: tuple[str, ...]
     gaps: tuple[Gap, ...] = ()  # that the log is worked through with
@@ -90,7 +92,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     if not due:
         raise NotDue(result)
     end = cleanable.first_uncleanable_offset
-    aborted, index_only = _with_index_entries(plan, scans, aborted, notes)
+    in_index, index_only = _with_index_entries(plan, scans, aborted, log_end, notes)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.base_offset < end)])
     discardable, kept_abort = discardable_batches(rows, aborted)
     numbers = [i for i, s in enumerate(scans) if s.base_offset < end]
@@ -109,8 +111,8 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
             max_index_bytes=plan.settings.segment_index_bytes,
         ),
         producers=producers,
-        aborted=_by_marker(np.concatenate([aborted, index_only])),
-        kept_aborts=aborted[kept_abort[kept_abort >= 0]],
+        aborted=_by_marker(np.concatenate([in_index, index_only])),
+        kept_aborts=in_index[kept_abort[kept_abort >= 0]],
         last_batch=last_batch,
         notes=tuple(notes),
         gaps=gaps,
@@ -183,16 +185,17 @@ def _cleanable(
 
 
 def _with_index_entries(
-    plan: PartitionPlan, scans: Sequence[SegmentScan], aborted: np.ndarray, notes: list[str]
+    plan: PartitionPlan, scans: Sequence[SegmentScan], aborted: np.ndarray, log_end: int, notes: list[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Take the archive's own entry for a transaction where its index has one: the first offset and the last stable
-    offset in it are those of the time before any cleaning.
+    """What the new `.txnindex` files say of the aborted transactions (ENTRY[m], by replay): the archive's own entry
+    where its index has one, whose first offset and last stable offset are those of the time before any cleaning.
+    Nothing is decided by it. An entry that the log contradicts is passed over, with a note.
 
-    Also the entries of transactions of which nothing but the ABORT marker is left: they decide nothing any more, but
-    a broker leaves them in the segments that it does not clean.
+    Also the entries of transactions of which nothing but the ABORT marker is left: a broker leaves them in the
+    segments that it does not clean.
     """
     out = aborted.copy()
-    markers = np.concatenate([s.transactional[s.transactional["control_type"] == CONTROL_ABORT] for s in scans])
+    markers, before = abort_markers(np.concatenate([s.transactional for s in scans]))
     index_only = [out[:0]]
     for file in plan.txn_indexes:
         try:
@@ -200,24 +203,22 @@ def _with_index_entries(
         except LogFormatError as error:
             notes.append(f"{error}; rebuilt from the log")
             continue
-        known, at = _same_marker(out["last_offset"], out["producer_id"], entries)
-        there, _ = _same_marker(markers["base_offset"], markers["producer_id"], entries)
-        index_only.append(entries[there & ~known])
-        same = np.flatnonzero(known)
-        same = same[entries["first_offset"][same] <= out["first_offset"][at[same]]]
+        unread = (entries["last_offset"] >= log_end) & (file.offset >= scans[-1].base_offset)
+        wrong = contradictions(entries, aborted, markers, before)
+        right = np.ones(len(entries), np.bool_)
+        right[list(wrong)] = False
+        said = [i for i in wrong if not unread[i]]
+        for i in said[:_MOST_ENTRIES_NAMED]:
+            problem = transaction_index.wrong_entry(file.path, i, wrong[i], entries[i])
+            notes.append(f"{problem}; what the log says is taken")
+        if len(said) > _MOST_ENTRIES_NAMED:
+            notes.append(f"{file.path}: {len(said) - _MOST_ENTRIES_NAMED} more entries that the log contradicts")
+        known, at = same_marker(out["last_offset"], out["producer_id"], entries)
+        index_only.append(entries[right & ~known])
+        same = right & known
         for name in ("first_offset", "last_stable_offset"):
             out[name][at[same]] = entries[name][same]
     return out, _by_marker(np.concatenate(index_only))
-
-
-def _same_marker(offset: np.ndarray, producer_id: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(bool[n]: whether each entry's marker is among those at `offset`, rising; int64[n]: its row, where it is)."""
-    at = np.searchsorted(offset, entries["last_offset"])
-    found = np.flatnonzero(at < len(offset))
-    same = np.zeros(len(entries), np.bool_)
-    same[found] = offset[at[found]] == entries["last_offset"][found]
-    same[found] &= producer_id[at[found]] == entries["producer_id"][found]
-    return same, at
 
 
 def _by_marker(entries: np.ndarray) -> np.ndarray:
@@ -241,7 +242,9 @@ def _rules(
         now_ms=plan.now_ms,
         delete_retention_ms=plan.settings.delete_retention_ms,
         first_uncleanable_offset=cleanable.first_uncleanable_offset,
-        legacy_horizon_ms=before[-1].mtime_ms - plan.settings.delete_retention_ms if before else 0,
+        legacy_horizon_ms=before[-1].mtime_ms - plan.settings.delete_retention_ms
+        if before
+        else cleaner.NO_LEGACY_HORIZON,
         keep_null_keys=plan.settings.null_keys == "keep",
         producers=LastBatches(entries["producer_id"], entries["last_offset"], entries["producer_epoch"]),
         txn_base_offsets=rows["base_offset"].copy(),

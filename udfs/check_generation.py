@@ -147,7 +147,7 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
     before = [s for s in plan.parent if s.base_offset < plan.first_dirty_offset]
     rules = Rules(
         now_ms=plan.now_ms,
-        legacy_horizon_ms=before[-1].mtime_ms - plan.delete_retention_ms if before else 0,
+        legacy_horizon_ms=before[-1].mtime_ms - plan.delete_retention_ms if before else -(2**63),
         null_keys_stay=plan.null_keys == "keep",
     )
     differences = compare(

@@ -26,7 +26,13 @@ from logformat.producer_state import merge, merge_all, summarize
 from udfs.check_batches import LogWalk, read_records, walk_log
 from udfs.check_gaps import Thinned, gap_problems
 from udfs.check_indexes import IndexCheck
-from udfs.check_transactions import TXN_ROW, check_txn_index, completed_transactions, transaction_rows
+from udfs.check_transactions import (
+    TXN_ROW,
+    check_txn_index,
+    completed_transactions,
+    previous_markers,
+    transaction_rows,
+)
 from udfs.plan import LastBatch, Problem, SideFile
 from udfs.storage import Root, open_root, opened, read_file
 
@@ -89,6 +95,7 @@ class SegmentFacts:
     checksum: int = 0  # CRC-32C of what was read
     damaged: bool = False
     thinned_offset: int = -1  # the last at which a cleaner's work is seen
+    dense: bool = True  # every offset from the base to the last one is in a batch
     last_batch: LastBatch = LastBatch()
 
     @property
@@ -244,6 +251,8 @@ def _count(facts: SegmentFacts, batches: np.ndarray, raw: np.ndarray) -> None:
     facts.batches += len(batches)
     facts.size += len(raw)
     facts.headers_records += int(np.abs(batches["records_count"]).sum(dtype=np.int64))
+    ends = np.concatenate([[max(facts.last_offset, facts.base_offset - 1)], batches["last_offset"]])
+    facts.dense = facts.dense and bool((batches["base_offset"] == ends[:-1] + 1).all())
     facts.last_offset = max(facts.last_offset, int(batches["last_offset"].max()))
     facts.max_timestamp_ms = max(facts.max_timestamp_ms, int(batches["max_timestamp"].max()))
     facts.codecs |= int(np.bitwise_or.reduce(1 << (batches["attributes"] & CODEC_MASK)))
@@ -381,6 +390,8 @@ def _check_txn_indexes(plan: CheckPlan, found: Findings) -> None:
     by_marker = np.argsort(completed["last_offset"], kind="stable")
     completed, aborted = completed[by_marker], aborted[by_marker]
     markers = rows[rows["marker"] >= 0]
+    previous, _ = previous_markers(markers, markers[:0])
+    dense_from = found.facts[0].base_offset if all(f.dense for f in found.facts) and _joined(found.facts) else None
     for i, segment in enumerate(plan.segments):
         low = segment.log.offset
         high = plan.segments[i + 1].log.offset if i + 1 < len(plan.segments) else found.log_end_offset
@@ -388,8 +399,16 @@ def _check_txn_indexes(plan: CheckPlan, found: Findings) -> None:
         here = (markers["base_offset"] >= low) & (markers["base_offset"] < high)
         data = _data(plan, segment.txn_index, found)
         path = _path_of(segment.txn_index, segment.log.path, "txnindex")
-        for error in check_txn_index(data or b"", path, completed[inside], aborted[inside], markers[here]):
+        for error in check_txn_index(
+            data or b"", path, completed[inside], aborted[inside], markers[here], previous[here], dense_from
+        ):
             found.add(error)
+
+
+def _joined(facts: list[SegmentFacts]) -> bool:
+    """Whether each segment begins where the one before it ends."""
+    ends = [max(f.base_offset, f.last_offset + 1) for f in facts]
+    return all(f.base_offset == end for f, end in zip(facts[1:], ends[:-1], strict=True))
 
 
 def _check_snapshot(plan: CheckPlan, file: SideFile) -> None:

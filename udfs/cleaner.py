@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK, MAX_RELATIVE_OFFSET
 from udfs.retain_kernels import DELETE, DELETE_EMPTY, RETAIN_EMPTY
+
+NO_LEGACY_HORIZON: Final = -(2**63)  # no segment is clean yet: no file is so old that its legacy tombstones may go
 
 
 @dataclass(frozen=True)

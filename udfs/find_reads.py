@@ -181,7 +181,8 @@ def _within(piece: Piece, segment: SourceSegment, log: PartitionLog, wanted: Wan
         if found is None or found.segment_base_offset != segment.base_offset:
             return None  # nothing at or behind the start in this one
         piece = replace(piece, start=found.position)
-    if piece.end_offset <= (piece.next_base_offset or NO_END) and piece.end_offset != NO_END:
+    after = NO_END if piece.next_base_offset is None else piece.next_base_offset
+    if piece.end_offset <= after and piece.end_offset != NO_END:
         found = log.lookup_offset(piece.end_offset)
         if found is not None and found.segment_base_offset == segment.base_offset:
             inside = found.base_offset < piece.end_offset  # -1, not known: it may begin before

@@ -15,7 +15,6 @@ from logformat.producer_state import ProducerState
 from logformat.sparse_headers import read_headers
 from udfs.storage import Root, opened_unbuffered, read_file
 
-_NO_EXPIRATION: Final = 2**62
 _BUFFER_BYTES: Final = 1 << 20
 
 
@@ -93,5 +92,5 @@ def _loaded(
                 entries = producer_snapshot.read(read_file(root, path), f"{root.uri}/{path}")
             except LogFormatError:
                 continue  # an older one, or the log itself
-            return ProducerState.from_snapshot(entries, 0, _NO_EXPIRATION), bases[offset]
+            return ProducerState.from_snapshot(entries), bases[offset]
     return ProducerState(), 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from logformat.batch_headers import Chunk
+from logformat.batch_headers import NO_END, Chunk
 from logformat.batch_kernels import walk_batches
 from logformat.bodies import BodyLoader, Run
 from logformat.crc32c import crc32c_extend
@@ -32,7 +32,7 @@ def load_kernels() -> None:
     raw = np.zeros(BATCH_OVERHEAD, np.uint8)
     assemble_batches(raw, 0, header, cleaned, raw, offsets, raw)
     batches = np.empty(1, BATCH)
-    walk_batches(raw, len(raw), 0, -1, 2**63 - 1, True, batches)
+    walk_batches(raw, len(raw), 0, -1, NO_END, True, batches)
     crc32c_extend(0, raw)
     indexes = IndexBuilder(0, 4096, 1 << 20)
     indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])

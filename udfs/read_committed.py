@@ -47,7 +47,7 @@ class Outcomes:
         batches = chunk.batches
         out = np.zeros(len(batches), np.bool_)
         kind = batches["attributes"] & (TRANSACTIONAL_MASK | CONTROL_MASK)
-        rows = np.flatnonzero(wanted & (kind == TRANSACTIONAL_MASK))
+        rows = np.flatnonzero(wanted & (kind == TRANSACTIONAL_MASK) & (batches["producer_id"] >= 0))
         if not len(rows):
             return out, None
         producers, offsets = batches["producer_id"][rows], batches["last_offset"][rows]

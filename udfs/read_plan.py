@@ -13,8 +13,8 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from logformat.batch_headers import NO_END
 from logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
-from logformat.names import MAX_OFFSET as NO_END
 from udfs.groups import groups
 from udfs.plan import Problem
 

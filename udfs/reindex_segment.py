@@ -25,7 +25,7 @@ from logformat.index_builder import IndexBuilder
 from logformat.layout import CONTROL_ABORT, CONTROL_MASK
 from logformat.producer_state import ProducerSummary, merge, merge_all, summarize
 from logformat.sparse_headers import read_headers
-from udfs.check_transactions import TXN_ROW, transaction_rows
+from udfs.check_transactions import TXN_ROW, previous_markers, transaction_rows
 from udfs.classify_index import IndexJudge, SideBytes, Verdict, read_bounded, unparsed
 from udfs.plan import Problem
 from udfs.reindex_write import FileReport, SideFilePlace, Target, finish_folder, impossible, make_folder, settle
@@ -86,7 +86,10 @@ class SegmentOutcome:
     max_timestamp: int = -1  # ms
     dense: bool = True  # each batch begins where the one before it ends
     producers: ProducerSummary = field(default_factory=lambda: merge_all([]))  # markers: those that abort only
-    aborts: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TXN_ROW))  # every ABORT marker
+    aborts: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TXN_ROW))  # every ABORT marker ...
+    # ... of each the offset of its producer's marker before it, in this log; -1: none
+    previous: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    last_markers: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TXN_ROW))  # of each producer
     epochs: tuple[EpochEntry, ...] = ()  # (leader epoch, base offset of its first batch)
     bytes_read: int = 0
     bytes_written: int = 0
@@ -179,6 +182,8 @@ def scan(
     producers = merge_all([])
     producer_problem: Problem | None = None
     aborts: list[NDArray[np.void]] = []
+    before_aborts: list[NDArray[np.int64]] = []
+    last_markers = np.empty(0, TXN_ROW)
     epochs: list[EpochEntry] = []
     first, last, max_timestamp, n_batches, bytes_read, dense = -1, -1, -1, 0, 0, True
     tail = Tail()
@@ -196,7 +201,9 @@ def scan(
                 producer_problem = Problem.of(error)
             markers = owned[(owned["attributes"] & CONTROL_MASK) != 0]
             rows = transaction_rows(markers)
+            previous, last_markers = previous_markers(rows, last_markers)
             aborts.append(rows[rows["marker"] == CONTROL_ABORT])
+            before_aborts.append(previous[rows["marker"] == CONTROL_ABORT])
         epochs = assign_batches(epochs, batches["partition_leader_epoch"], batches["base_offset"])
         starts, ends = batches["base_offset"], batches["last_offset"]
         dense = dense and (n_batches == 0 or int(starts[0]) == last + 1)
@@ -214,8 +221,9 @@ def scan(
     return SegmentOutcome(
         base, path, producer_problem=producer_problem, end_position=tail.position, torn_bytes=tail.torn_bytes,
         n_batches=n_batches, first_offset=first, last_offset=last, max_timestamp=max_timestamp, dense=dense,
-        producers=producers, aborts=np.concatenate([np.empty(0, TXN_ROW), *aborts]), epochs=tuple(epochs),
-        bytes_read=bytes_read,
+        producers=producers, aborts=np.concatenate([np.empty(0, TXN_ROW), *aborts]),
+        previous=np.concatenate([np.empty(0, np.int64), *before_aborts]), last_markers=last_markers,
+        epochs=tuple(epochs), bytes_read=bytes_read,
     )  # fmt: skip
 
 

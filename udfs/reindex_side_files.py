@@ -25,7 +25,7 @@ from logformat.checkpoints import EpochEntry
 from logformat.errors import LogFormatError
 from logformat.layout import SNAPSHOT_ENTRY, TXN_INDEX_ENTRY
 from logformat.producer_state import ProducerState, aborted_transactions
-from udfs.check_transactions import check_txn_index
+from udfs.check_transactions import TXN_ROW, check_txn_index, previous_markers
 from udfs.classify_index import SAME, Reason, SideBytes, Verdict, read_bounded, unparsed
 from udfs.judge_snapshot import Known, judge_snapshot
 from udfs.plan import Problem
@@ -35,7 +35,6 @@ from udfs.storage import Root, open_root, read_file
 
 _TXN_SIZE: Final = TXN_INDEX_ENTRY.itemsize
 _MOST_SIDE_BYTES: Final = 64 << 20  # of a file that should be small, and of which nothing says how small
-_NEVER: Final = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,7 @@ class _Fold:
         self.first_offset = 0  # from which on the state was replayed
         self.dense = True  # every offset from there on was in a batch
         self.end_offset = 0  # of the segments so far
+        self.last_markers = np.empty(0, TXN_ROW)  # of each producer, in the segments so far
         self.expected: set[int] = set()  # offsets at which a snapshot is looked at
         self.log = ""
 
@@ -131,6 +131,7 @@ class _Fold:
         starts_at_base = empty or outcome.first_offset == base
         self.dense = self.dense and outcome.dense and starts_at_base
         self._txn_index(outcome, entries)
+        _, self.last_markers = previous_markers(outcome.last_markers, self.last_markers)
 
     def _txn_index(self, outcome: SegmentOutcome, entries: NDArray[np.void] | None) -> None:
         archived = self.plan.txn_indexes.get(outcome.base_offset)
@@ -145,7 +146,9 @@ class _Fold:
             return  # the file appears with its first entry
         try:
             file = None if archived is None else self._read(archived, max(1 << 20, outcome.end_position // 2))
-            verdict = judge_txn_index(file, entries, outcome)
+            earlier, _ = previous_markers(outcome.aborts, self.last_markers)
+            dense_from = self.first_offset if self.dense else None
+            verdict = judge_txn_index(file, entries, outcome, np.maximum(outcome.previous, earlier), dense_from)
         except LogFormatError as error:
             verdict = unparsed(error)
         if archived is not None and not data and not verdict.reason and self.plan.target.mode == "output":
@@ -186,7 +189,7 @@ class _Fold:
             return
         if (entries["last_offset"] >= offset).any() or (entries["current_txn_first_offset"] >= offset).any():
             return
-        self.state = ProducerState.from_snapshot(entries, 0, _NEVER)
+        self.state = ProducerState.from_snapshot(entries)
         self.first_offset, self.dense = offset, False
         self.done.notes.append(
             f"{archived}: taken as it is, since the log before it is bad; what follows goes on from it"
@@ -259,12 +262,21 @@ class _Fold:
         self.done.bytes_written += written
 
 
-def judge_txn_index(file: SideBytes | None, entries: NDArray[np.void], outcome: SegmentOutcome) -> Verdict:
-    """What is to be said of a `.txnindex`; entries: transaction_index.ENTRY[n], what replay of the log gives.
+def judge_txn_index(
+    file: SideBytes | None,
+    entries: NDArray[np.void],
+    outcome: SegmentOutcome,
+    previous: NDArray[np.int64],
+    dense_from: int | None = None,
+) -> Verdict:
+    """What is to be said of a `.txnindex`; entries: transaction_index.ENTRY[n], what replay of the log gives; previous:
+    int64[k], for each of the segment's ABORT markers that of its producer before it, -1 none; dense_from: from here on
+    every offset is in a batch, None: some may have been cleaned away.
 
     On a compacted log the archived file can know more: transactions whose data is gone, an earlier first offset. That
-    is `other_entries`, as long as every replayed entry is covered and each of the others has its ABORT marker (else a
-    reader would go on to drop what its producer wrote later).
+    is `other_entries`, as long as every replayed entry is covered, each of the others has its ABORT marker (else a
+    reader would go on to drop what its producer wrote later), and none begins before its producer's marker before (else
+    a reader would drop what was committed there).
     """
     rebuilt = transaction_index.write(entries)
     if file is None:
@@ -285,7 +297,9 @@ def judge_txn_index(file: SideBytes | None, entries: NDArray[np.void], outcome: 
         said = _txn_text(found[i]) if i < n else "no entry"
         return Verdict(reason, i * _TXN_SIZE, i, expected or right, said)
 
-    problems = check_txn_index(file.head[:whole], file.path, entries, np.ones(len(entries), np.bool_), outcome.aborts)
+    problems = check_txn_index(
+        file.head[:whole], file.path, entries, np.ones(len(entries), np.bool_), outcome.aborts, previous, dense_from
+    )
     ended = n < len(entries) and rebuilt.startswith(file.head[:whole])
     if problems and not ended:
         outside = (found["last_offset"] < outcome.base_offset) | (found["last_offset"] > outcome.last_offset)

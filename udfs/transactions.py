@@ -1,8 +1,9 @@
 """Which transactional batches and markers may go (semantics §4.6; Kafka's Cleaner.CleanedTransactionMetadata).
 
 Works on the batches that matter to it alone: data batches of transactions, and control batches, of the whole range that
-is cleaned, in order. Differences from Kafka: aborted transactions are found by replaying the log, so a lost .txnindex
-does not turn aborted data into committed data; where the index file is there its entries are used as they are.
+is cleaned, in order. Difference from Kafka: the markers in the log alone say which transactions were aborted, and where
+each begins. A `.txnindex` has no checksum, and decides nothing: a lost one does not turn aborted data into committed
+data, nor a wrong field in it committed data into aborted. COMPACTION.md says why the markers are enough.
 """
 
 from __future__ import annotations
@@ -65,6 +66,64 @@ def discardable_batches(rows: np.ndarray, aborted: np.ndarray) -> tuple[np.ndarr
         has = kept_abort >= 0
         kept_abort[has] = order[kept_abort[has]]
     return discardable, kept_abort
+
+
+def abort_markers(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ABORT markers among TXN_BATCH[n] in log order, as TXN_BATCH[m], and of each the offset of its producer's
+    marker before it, int64[m]; -1: there is none.
+    """
+    markers = rows[(rows["control_type"] == CONTROL_ABORT) | (rows["control_type"] == CONTROL_COMMIT)]
+    order = np.lexsort((markers["base_offset"], markers["producer_id"]))
+    producer, offset = markers["producer_id"][order], markers["base_offset"][order]
+    same = producer[1:] == producer[:-1]
+    before = np.full(len(markers), NONE, np.int64)
+    before[order[1:][same]] = offset[:-1][same]
+    aborts = markers["control_type"] == CONTROL_ABORT
+    return markers[aborts], before[aborts]
+
+
+def contradictions(
+    entries: np.ndarray, aborted: np.ndarray, markers: np.ndarray, markers_before: np.ndarray
+) -> dict[int, str]:
+    """Row -> what is expected, of each entry of a `.txnindex`, ENTRY[n], that the log denies, rising.
+
+    aborted: ENTRY[m] by replay of the log; markers, markers_before: of abort_markers; both by marker. What a cleaning
+    took from the log is no contradiction: an entry may begin before what is left of its transaction, but not before
+    the transaction of its producer that ended last; and no transaction can have been open longer than it says.
+    """
+    out: dict[int, str] = {}
+
+    def say(wrong: np.ndarray, expected: str, values: np.ndarray | None = None) -> None:
+        for i in np.flatnonzero(wrong):  # a loop over what is wrong
+            out.setdefault(int(i), expected if values is None else expected.format(int(values[i])))
+
+    first, last, stable = entries["first_offset"], entries["last_offset"], entries["last_stable_offset"]
+    has_marker, at = same_marker(markers["base_offset"], markers["producer_id"], entries)
+    say(~has_marker, "the ABORT marker of its producer at its last offset")
+    rows = np.flatnonzero(has_marker)
+    falls = np.zeros(len(entries), np.bool_)
+    falls[rows[1:]] = last[rows[1:]] <= last[rows[:-1]]
+    say(falls, "markers that rise")
+    before = np.append(markers_before, NONE)[at]
+    say((before >= 0) & (first <= before), "a first offset above {}, its producer's marker before", before)
+    say(first < 0, "a first offset from 0 on")
+    known, at = same_marker(aborted["last_offset"], aborted["producer_id"], entries)
+    replayed = np.append(aborted, np.zeros(1, aborted.dtype))[at]
+    begins = np.where(known, replayed["first_offset"], last - 1)
+    say(first > begins, "a first offset up to {}", begins)
+    most = np.where(known, replayed["last_stable_offset"], last + 1)
+    say((stable < 0) | (stable > most), "a last stable offset from 0 to {}", most)
+    return dict(sorted(out.items()))
+
+
+def same_marker(offset: np.ndarray, producer_id: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(bool[n]: whether each entry's marker is among those at `offset`, rising; int64[n]: its row, where it is)."""
+    at = np.searchsorted(offset, entries["last_offset"])
+    found = np.flatnonzero(at < len(offset))
+    same = np.zeros(len(entries), np.bool_)
+    same[found] = offset[at[found]] == entries["last_offset"][found]
+    same[found] &= producer_id[at[found]] == entries["producer_id"][found]
+    return same, at
 
 
 @kernel

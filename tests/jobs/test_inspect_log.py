@@ -184,6 +184,8 @@ def test_wrong_indexes_are_code_3_where_they_are_to_be_verified(archive):
     [
         (["--filter", "a"], "expected key=TEXT"),
         (["--offsets", "5"], "expected FROM..TO"),
+        (["--offsets", "5..9223372036854775808"], "expected FROM..TO"),
+        (["--times", "..9223372036854775808"], "expected milliseconds up to"),
         (["--times", "yesterday.."], "no such time: yesterday"),
         (["--key-decoder", "strin"], "did you mean string?"),
     ],

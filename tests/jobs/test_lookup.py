@@ -98,6 +98,8 @@ def test_a_partition_in_two_places_is_a_problem(tmp_path, capsys):
         (["--partition", "order-0", "--offset", "1"], "did you mean orders-0"),
         (["--time", "latests"], "did you mean latest?"),
         (["--time", "noon"], "no such time: noon"),
+        (["--time", "9223372036854775808"], "expected milliseconds up to 9223372036854775807"),
+        (["--offset", "9223372036854775808"], "9223372036854775808 is not in the range"),
         (["--topics", "user", "--offset", "1"], "did you mean users?"),
         (["--topics", "none*", "--offset", "1"], "there are __transaction_state, clicks, orders, prices, users"),
         ([], "lookup needs one of"),

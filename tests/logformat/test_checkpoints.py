@@ -60,7 +60,8 @@ def test_any_space_separates():
     [
         (b"1\n0\n", 0), (b"x", 0), (b"0\nx\n", 2), (b"0\n1\na 1\n", 4), (b"0\n1\na 1 2 3\n", 4), (b"0\n2\na 1 2\n", 10),
         (b"0\n0\na 1 2\n", 10), (b"0\n1\na b 2\n", 4), (b"0\n1\na 1 2.5\n", 4), (b"0\n2\na 1 2\n\n", 10),
-        (b"0\n1\n\xff 1 2\n", 4),
+        (b"0\n1\n\xff 1 2\n", 4), (b"0\n1\na 1 9223372036854775808\n", 4),
+        (b"0\n1\na 1 -9223372036854775809\n", 4), (b"0\n1\na 2147483648 2\n", 4),
     ],
 )  # fmt: skip
 def test_offset_checkpoint_that_is_none(data, position):
@@ -74,7 +75,10 @@ def test_leader_epochs_that_do_not_rise_are_taken_as_a_broker_does():
     assert checkpoints.read_leader_epochs(b"0\n2\n1 5\n2 5\n", "p") == [(2, 5)]
 
 
-@pytest.mark.parametrize("data", [b"0\n1\n1 5 6\n", b"0\n1\n-1 6\n", b"0\n1\n1 -6\n"])
+@pytest.mark.parametrize(
+    "data",
+    [b"0\n1\n1 5 6\n", b"0\n1\n-1 6\n", b"0\n1\n1 -6\n", b"0\n1\n2147483648 6\n", b"0\n1\n1 9223372036854775808\n"],
+)
 def test_leader_epochs_that_are_none(data):
     with pytest.raises(LogFormatError) as caught:
         checkpoints.read_leader_epochs(data, "p")

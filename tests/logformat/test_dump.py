@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+import struct
 from dataclasses import replace
 
 import numpy as np
@@ -64,6 +65,30 @@ def test_findings_of_a_wrong_time_index(tmp_path):
     assert said[0] == f"Found timestamp mismatch in :{path}"
     assert re.fullmatch(r"  Index timestamp: \d+, log timestamp: \d+", said[1])
     assert any("Previously indexed" in line for line in said)
+
+
+def test_an_index_entry_that_says_what_stands_for_none(tmp_path):
+    """Offset -1, below the base, where no batch begins: a mismatch as any other."""
+    write_segment(tmp_path, "a=1 | b=2")
+    index, times = tmp_path / "00000000000000000000.index", tmp_path / "00000000000000000000.timeindex"
+    index.write_bytes(struct.pack(">ii", -1, 7))
+    times.write_bytes(struct.pack(">qi", -1, -1))
+    _, findings = dumped(index)
+    assert findings.indexes[str(index)].mismatches == [(-1, -1)]
+    (tmp_path / "00000000000000000000.log").write_bytes(b"")
+    _, findings = dumped(times)
+    assert findings.indexes[str(times)].not_found == [(-1, -1)]
+
+
+def test_a_batch_that_is_read_once_more_is_told_of_once(tmp_path):
+    log = write_segment(tmp_path, "a=1 | b=2 | c=3")
+    data = bytearray(log.read_bytes())
+    second = int(re.findall(r"position: (\d+)", dumped(log)[0])[1])
+    data[second : second + 8] = struct.pack(">q", 2**63 - 1)
+    log.write_bytes(data)
+    text, findings = dumped(log)
+    assert [(p.kind, p.position) for p in findings.all_problems] == [("offsets", second)]
+    assert [line.split(" ")[2] for line in text.splitlines() if line.startswith("| ")] == ["0", "2"]
 
 
 def test_a_folder_and_its_checkpoints(tmp_path):

@@ -235,6 +235,12 @@ def test_expiry_on_load():
     assert state.entries().tolist() == rows[1:3]
 
 
+@pytest.mark.parametrize("timestamp", [-(2**63), -(2**63) + 1, -1, 2**63 - 1])
+def test_no_expiry_keeps_every_producer(timestamp):
+    rows = np.array([(7, 0, 3, 5, 0, timestamp, -1, -1)], producer_snapshot.ENTRY)
+    assert ProducerState.from_snapshot(rows).entries().tolist() == rows.tolist()
+
+
 def test_a_failed_append_changes_nothing():
     state = ProducerState()
     state.append(words("1t 2d"))

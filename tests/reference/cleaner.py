@@ -335,7 +335,7 @@ def clean(log: Log, settings: Settings, checkpoint: int | None, now_ms: int) -> 
     rounds = Round(
         log, settings, cleanable, now_ms,
         newest=offset_map(log, cleanable.first_dirty_offset, end),
-        legacy_horizon_ms=before[-1].mtime_ms - settings.delete_retention_ms if before else 0,
+        legacy_horizon_ms=before[-1].mtime_ms - settings.delete_retention_ms if before else -(2**63),  # Kafka: 0
     )  # fmt: skip
     sources = [s for s in log.segments if s.base_offset < end]
     transactions, queued, out = Transactions(), set(), []

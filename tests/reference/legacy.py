@@ -77,6 +77,8 @@ def inner_records(
             raise Bad("length")
         if size > len(content) - 12:
             break
+        if offset < 0:  # Kafka takes it, and lets numbers wrap around; nobody writes it
+            raise Bad("offsets")
         if records and not -(2**31) <= offset - records[0].offset < 2**31:
             raise Bad("offsets")
         magic, _, timestamp, key, value = parse(content[12 : 12 + size])

@@ -181,6 +181,51 @@ def test_damage_without_an_index_leaves_bytes_unread_and_says_so(part: Partition
     assert checked.not_checked == (f"t-0/{name_of(INNER)}: {left} bytes behind damage, where no batch could be found",)
 
 
+# -- offsets at the end of all numbers: the base offset lies outside of the checksum
+
+
+@pytest.mark.parametrize(
+    "past", [1, RECORDS], ids=["the log would end behind 2^63 - 1", "the last offset wraps around"]
+)
+@pytest.mark.parametrize(("base", "number"), [(INNER, 1), (ACTIVE, 1), (ACTIVE, 2)])
+def test_a_last_offset_that_no_log_can_hold(part: Partition, base: int, number: int, past: int) -> None:
+    position = part.positions(base)[number]
+    found = 2**63 - 1 - RECORDS + past
+    edit(part.log(base), position, struct.pack(">q", found))
+    problem = expect(part, "offsets", position, base=base)
+    assert problem.expected.startswith(f"a base offset up to {2**63 - 1 - RECORDS}")
+    assert problem.found == str(found)
+
+
+def test_the_largest_last_offset_of_all_is_compacted(tmp_path: Path) -> None:
+    part = Partition(tmp_path / "archive", tmp_path / "store")
+    part.folder.mkdir(parents=True)
+    end = 2**63 - 1  # of the log: an offset
+
+    def ending(n: int) -> Batch:
+        return data_batch(end - n, [(START_MS - i, b"key-%d" % (i % 10), b"value") for i in range(n, n - RECORDS, -1)])
+
+    part.write(end - 3 * RECORDS, [ending(3 * RECORDS)])
+    part.write(end - 2 * RECORDS, [ending(2 * RECORDS), ending(RECORDS)])
+    assert not part.verify(sealed=True).problems
+    result = part.compact(sealed=True)
+    assert result.status == "cleaned", result.problem
+    assert (result.next_offset, result.first_dirty_offset) == (end, end)
+    assert max(s.last_offset for s in result.segments) == end - 1
+    assert sum(s.records for s in result.segments) == 10  # of 12 records, of 10 keys
+
+
+@pytest.mark.parametrize("mtime_s", [0, -5, 1])
+def test_a_legacy_tombstone_stays_while_nothing_is_clean_whatever_the_time_of_its_file(
+    part: Partition, mtime_s: int
+) -> None:
+    part.write(0, [data_batch(0, [(START_MS, b"only here", None)], magic=1)])
+    os.utime(part.log(0), (mtime_s, mtime_s))
+    result = part.compact()
+    assert result.status == "cleaned", result.problem
+    assert (result.counters["tombstones_kept"], result.counters["dropped_tombstones"]) == (1, 0)
+
+
 # -- counts, records, codecs
 
 

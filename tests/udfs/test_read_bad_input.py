@@ -87,6 +87,18 @@ def test_flipped_bit(tmp_path, codec, at):
     expect(part, "crc", position, SECOND)
 
 
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+@pytest.mark.parametrize("past", [1, RECORDS])
+def test_a_last_offset_that_no_log_can_hold(part, past, isolation):
+    position = part.positions(INNER)[1]
+    edit(part.log(INNER), position, struct.pack(">q", 2**63 - 1 - RECORDS + past))
+    fails(part, "offsets", name_of(INNER), position, isolationLevel=isolation)
+    kept = [offset for offset in ALL if offset not in SECOND]
+    for options in ({}, HOSTILE):
+        found = set_aside(part, isolationLevel=isolation, **options)
+        assert found == (kept, [("offsets", position)]), options
+
+
 def test_one_bad_batch_does_not_hide_the_next(part):
     positions = part.positions(INNER)
     for position in positions:
