@@ -202,7 +202,7 @@ class _Walk:
         before = self._largest_before_chunks(number)
         with opened(source.root, source.path) as file:
             for i in reversed(range(len(scan.chunks))):
-                chunk = chunk_at(file, source.path, *scan.chunks[i], self.buffer)
+                chunk = chunk_at(file, source.path, scan.chunks[i], self.buffer)
                 self.chunks.append((number, i))
                 self.last_offsets.append(int(chunk.batches["last_offset"][-1]))
                 largest = np.maximum.accumulate(np.append(before[i], _usable(chunk.batches["max_timestamp"])))[:-1]
@@ -247,7 +247,7 @@ class _Walk:
 
     def _largest_of_chunks(self, number: int) -> np.ndarray:
         source, scan = self.sources[number], self.sources[number].scan
-        starts = np.array([position for position, _, _ in scan.chunks])
+        starts = np.array([chunk.position for chunk in scan.chunks])
         largest = np.full(len(starts), -1, np.int64)
         with opened_unbuffered(source.root, source.path) as file:
             for part in read_headers(file, source.path, scan.start_position, scan.end_position, self.buffer, Tail()):
@@ -291,7 +291,7 @@ class _Walk:
         number, i = self.chunks[len(self.chunks) - 1 - at]
         source = self.sources[number]
         with opened(source.root, source.path) as file:
-            chunk = chunk_at(file, source.path, *source.scan.chunks[i], self.buffer)
+            chunk = chunk_at(file, source.path, source.scan.chunks[i], self.buffer)
         wanted = np.zeros(len(chunk.batches), np.bool_)
         wanted[np.searchsorted(chunk.batches["last_offset"], offset)] = True
         columns = select(RECORD_COLUMNS, ["key"])
