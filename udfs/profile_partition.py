@@ -22,7 +22,6 @@ import numpy as np
 
 from logformat.batch_headers import Chunk, ChunkBuffer, Tail
 from logformat.bodies import BodyLoader, Run
-from logformat.errors import LogFormatError
 from logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
 from logformat.record_kernels import COPIED
 from logformat.records import Place, record_batches
@@ -31,6 +30,7 @@ from logformat.schemas import select
 from logformat.sparse_headers import read_headers
 from udfs import profile_kernels as sums_of
 from udfs.analyse_partition import Analysis, analyse
+from udfs.attempt import attempt
 from udfs.clean_batches import Rules, Tally, clean_chunk
 from udfs.gaps import check_gaps
 from udfs.partition_profile import Codec, HotKey, PartitionProfile, SegmentProfile, TimeBuckets, shown_key
@@ -96,16 +96,13 @@ class KeyCounts:
 
 
 def profile_partition(given: ProfilePlan) -> PartitionProfile:
-    """Profile one partition. Damage to data becomes `problem`; only the unexpected is raised."""
+    """Profile one partition. Whatever stops it becomes `problem`."""
     start = time.perf_counter()
     plan = given.plan
     size = sum(s.size for s in plan.segments)
-    try:
-        profile = _profile(plan, given.compacted)
-    except SetAside as reason:
-        profile = PartitionProfile(plan.topic, plan.partition, given.compacted, size, reason.problem)
-    except LogFormatError as error:
-        profile = PartitionProfile(plan.topic, plan.partition, given.compacted, size, Problem.of(error))
+    profile = attempt(f"{plan.topic}-{plan.partition}", lambda: _profile(plan, given.compacted))
+    if isinstance(profile, Problem):
+        profile = PartitionProfile(plan.topic, plan.partition, given.compacted, size, profile)
     return replace(profile, seconds=time.perf_counter() - start)
 
 
@@ -267,7 +264,9 @@ class _Walk:
 
     def _count(self, chunk: Chunk, source: Source, see: _See) -> None:
         wanted = np.ones(len(chunk.batches), np.bool_)
-        for run in self.loader.runs(chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True):
+        for run in self.loader.runs(
+            chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True, before=chunk.before
+        ):
             self._mark(run, np.empty(len(run.spans), np.bool_))
             see.run(run, np.ones(len(run.spans), np.bool_), np.full(len(run.batches), COPIED, np.int8))
 

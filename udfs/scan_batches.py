@@ -36,6 +36,7 @@ class ScannedChunk(NamedTuple):
     position: int
     size: int
     batches: int
+    offset_before: int  # last offset of the batch before the chunk; of the first one the segment's base - 1
     before: int  # the checksum of what was scanned before the chunk
     checksum: int  # of that and the chunk: CRC-32C
 
@@ -134,8 +135,11 @@ def scan_segment(
             indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
             producers = merge(producers, summarize(batches, segment.path), segment.path)
             before, out.checksum = out.checksum, crc32c_extend(out.checksum, chunk.raw)
+            scanned = ScannedChunk(
+                chunk.position, len(chunk.raw), len(batches), max(chunk.before, base - 1), before, out.checksum
+            )
+            out.chunks.append(scanned)
             _collect(out, batches, mark)
-            out.chunks.append(ScannedChunk(chunk.position, len(chunk.raw), len(batches), before, out.checksum))
     offset_index, time_index = indexes.finish()
     return SegmentScan(
         base_offset=base,

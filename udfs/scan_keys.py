@@ -77,7 +77,9 @@ def scan_keys(
                     rules.first_uncleanable_offset, rules.now_ms,
                 )  # fmt: skip
                 wanted = ~drop & ((chunk.batches["attributes"] & CONTROL_MASK) == 0)
-                for run in loader.runs(chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True):
+                for run in loader.runs(
+                    chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True, before=chunk.before
+                ):
                     yield _rows(run, table, first_dirty_offset, group)
 
 

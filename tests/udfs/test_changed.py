@@ -17,8 +17,10 @@ from logformat.batch_headers import Chunk
 from logformat.errors import LogFormatError
 from logformat.layout import BATCH
 from tests.faults import Fault, faults, happened
+from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import data_batch
 from tests.udfs.damage import RECORDS, SEGMENT_OFFSETS, START_MS, Partition, build
+from tests.udfs.folders import lay_out, plan_of
 from tests.udfs.test_splits import compact_in_splits
 from udfs.clean_batches import OUT_BATCH, Piece
 from udfs.compact_partition import compact_partition
@@ -162,3 +164,21 @@ def test_pending_output_that_comes_back_otherwise(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(LogFormatError, match="temporary file") as found:
         list(again.drain([]))
     assert found.value.kind == "readback"
+
+
+def test_a_file_that_is_copied_under_an_earlier_base_is_read_back(tmp_path: Path) -> None:
+    """Several splits: of the first groups nothing survives, and the next file is copied under their base."""
+    values = [[(5, b"a", b"1")], [(6, b"a", b"2")], [(7, b"a", b"3"), (8, b"b", b"4")], [(9, b"c", b"5")]]
+    segments = [Segment(o, (data_batch(o, v),), 100 + o) for o, v in zip([10, 11, 12, 14], values, strict=True)]
+    plan = plan_of(
+        lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(segment_bytes=1, index_interval_bytes=0),
+        now_ms=10**6, log_start_offset=10,
+    )  # fmt: skip
+    copy = tmp_path / "store" / plan.folder / f"{10:020d}.log"
+    with (
+        faults(tmp_path, Fault("read", str(copy), flip=(70, 0x01))),
+        pytest.raises(LogFormatError) as found,
+    ):
+        compact_in_splits(plan)
+    assert happened(tmp_path) == [1]
+    assert (found.value.kind, found.value.path) == ("readback", f"{plan.folder}/{copy.name}")
