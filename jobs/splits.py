@@ -18,12 +18,10 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from jobs.tasks import RESULT, StoppedTask, carried_problem, for_this_attempt, result_batch, run_tasks
+from jobs.tasks import RESULT, StoppedTask, carried_problem, for_this_attempt, is_sparks, result_batch, run_tasks
 from logformat.errors import stopped
 from logformat.names import LOG, segment_file
 from udfs.analyse_partition import Analysis, analyse, result_of
@@ -46,7 +44,7 @@ def compact_in_splits(spark: SparkSession, plan: PartitionPlan) -> PartitionResu
     """As `udfs.compact_partition`, over many tasks."""
     clock = Clock()
     done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(spark, plan, clock))
-    if isinstance(done, PySparkException | Py4JError):
+    if isinstance(done, Exception):
         raise done
     if isinstance(done, PartitionResult):
         return done if done.status == "not_due" else replace(done, seconds=clock.seconds)
@@ -54,15 +52,15 @@ def compact_in_splits(spark: SparkSession, plan: PartitionPlan) -> PartitionResu
     return PartitionResult(plan.topic, plan.partition, "set_aside", problem=done)
 
 
-def _compact_if_due(
-    spark: SparkSession, plan: PartitionPlan, clock: Clock
-) -> PartitionResult | PySparkException | Py4JError:
+def _compact_if_due(spark: SparkSession, plan: PartitionPlan, clock: Clock) -> PartitionResult | Exception:
     """The result; an error of Spark's, or of the machine's through it, is no problem of this partition."""
     try:
         return _compact(spark, plan, clock)
     except NotDue as reason:
         return reason.result
-    except (PySparkException, Py4JError) as error:
+    except Exception as error:
+        if not is_sparks(error):
+            raise
         problem = carried_problem(error)
         if problem is None:
             return error

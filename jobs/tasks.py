@@ -91,6 +91,12 @@ class StoppedTask(Exception):
         super().__init__(f"{_CARRIED}{base64.b64encode(json.dumps(asdict(problem)).encode()).decode()}.")
 
 
+def is_sparks(error: Exception) -> bool:
+    """Whether Spark failed, or the way to it: a task's error, a JVM that is gone."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return isinstance(error, ConnectionError) or bool(packages & {"pyspark", "py4j"})
+
+
 def carried_problem(error: BaseException) -> Problem | None:
     """The problem that a task's error carries; None: Spark itself failed, or the machine."""
     found = re.search(f"{_CARRIED}([A-Za-z0-9+/=]+)\\.", str(error))
