@@ -18,10 +18,10 @@ from pyarrow import fs as pafs
 
 from jobs.errors import MissingPathError
 from logformat import checkpoints, names
-from logformat.errors import LogFormatError
+from logformat.errors import LogFormatError, unreadable
 from udfs.plan import Problem
 from udfs.scan_batches import next_offset_of
-from udfs.storage import Root, open_root, read_file, unreadable
+from udfs.storage import Root, open_root, read_file
 
 _BESIDE = (
     names.CLEANER_OFFSET_CHECKPOINT, names.LOG_START_OFFSET_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT,

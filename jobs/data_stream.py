@@ -25,7 +25,7 @@ from jobs.data_source_options import ReadOptions
 from jobs.data_source_plan import each, range_of, source_partitions
 from jobs.data_source_read import read_task
 from jobs.errors import DataLossError, UsageError
-from logformat.errors import LogFormatError
+from logformat.errors import LogFormatError, stopped
 from udfs.find_reads import first_to_read
 from udfs.read_end import bytes_behind, end_of
 from udfs.read_plan import LATEST, Bound, Range, SourcePartition, pack
@@ -126,9 +126,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if partition.problem is not None:
                     raise _as_error(partition)
                 first, end = end_of(partition, committed=self.options.committed, set_aside=self.options.set_aside)
-            except LogFormatError:
+            except Exception as found:  # of whatever kind: the other logs go on
+                error = stopped(found, partition.name)
                 if not self.options.set_aside:
-                    raise
+                    raise error from error.__cause__
                 continue
             if partition.topic is not None:
                 out[_key(partition)] = _Log(partition, first, end)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 # The exit codes of every job. Others script against them.
 DONE = 0  # done, or nothing due
-UNEXPECTED = 1  # a defect of ours: a traceback follows
+UNEXPECTED = 1  # a defect of ours, outside of any partition: a traceback follows
 USAGE = 2  # a wrong option, setting or path
 PROBLEMS = 3  # partitions set aside, or verify or restore found problems
 CONFLICT = 4  # another run was there first

@@ -25,6 +25,7 @@ from jobs.options import ReindexOptions
 from jobs.progress import Progress
 from jobs.reindex_report import ReindexedPartition, ReindexReport
 from logformat import names
+from udfs.attempt import attempt
 from udfs.groups import groups
 from udfs.plan import Problem
 from udfs.reindex_segment import ReindexSegment, ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
@@ -230,7 +231,10 @@ def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], con
         archived.leader_epochs, archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
         config.topic_settings(archived.topic).producer_id_expiration_ms, ends_here=not archived.held_by_broker,
     )  # fmt: skip
-    done = reindex_side_files(plan, outcomes)
+    done = attempt(archived.path, lambda: reindex_side_files(plan, outcomes))
+    if isinstance(done, Problem):
+        report.files.append(_nothing_done(archived.path, done))
+        return report
     report.files += done.files
     report.files.sort(key=lambda file: file.path.rpartition("/")[2])
     report.notes += done.notes

@@ -21,10 +21,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from jobs.tasks import RESULT, for_this_attempt, result_batch, run_tasks
-from logformat.errors import LogFormatError
+from jobs.tasks import RESULT, StoppedTask, carried_problem, for_this_attempt, is_sparks, result_batch, run_tasks
+from logformat.errors import stopped
 from logformat.names import LOG, segment_file
 from udfs.analyse_partition import Analysis, analyse, result_of
+from udfs.attempt import attempt
 from udfs.clean_batches import Tally
 from udfs.compact_partition import Clock, check_null_keys
 from udfs.plan import NotDue, OutputSegment, PartitionPlan, PartitionResult, Problem, SetAside
@@ -42,30 +43,39 @@ _SENTINEL = -1  # offset of a row that says only: this group exists
 def compact_in_splits(spark: SparkSession, plan: PartitionPlan) -> PartitionResult:
     """As `udfs.compact_partition`, over many tasks."""
     clock = Clock()
+    done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(spark, plan, clock))
+    if isinstance(done, Exception):
+        raise done
+    if isinstance(done, PartitionResult):
+        return done if done.status == "not_due" else replace(done, seconds=clock.seconds)
+    remove_folder(plan)
+    return PartitionResult(plan.topic, plan.partition, "set_aside", problem=done)
+
+
+def _compact_if_due(spark: SparkSession, plan: PartitionPlan, clock: Clock) -> PartitionResult | Exception:
+    """The result; an error of Spark's, or of the machine's through it, is no problem of this partition."""
     try:
-        return replace(_compact(spark, plan, clock), seconds=clock.seconds)
+        return _compact(spark, plan, clock)
     except NotDue as reason:
         return reason.result
-    except SetAside as reason:
-        problem = reason.problem
-    except LogFormatError as error:
-        problem = Problem.of(error)
-    remove_folder(plan)
-    return PartitionResult(plan.topic, plan.partition, "set_aside", problem=problem)
+    except Exception as error:
+        if not is_sparks(error):
+            raise
+        problem = carried_problem(error)
+        if problem is None:
+            return error
+        raise SetAside(problem) from error
 
 
-def _scan(plan: PartitionPlan, number: int) -> SegmentScan | LogFormatError:
-    try:
-        return scan_one(plan, number, chunk_buffer(plan.limits))
-    except LogFormatError as error:
-        return error
+def _scan(plan: PartitionPlan, number: int) -> SegmentScan | Problem:
+    return attempt(plan.segments[number].path, lambda: scan_one(plan, number, chunk_buffer(plan.limits)))
 
 
 def _scans(spark: SparkSession, plan: PartitionPlan) -> list[SegmentScan]:
     out: list[SegmentScan] = []
     for scan in run_tasks(spark, lambda number: _scan(plan, number), range(len(plan.segments))):
-        if isinstance(scan, LogFormatError):
-            raise scan
+        if isinstance(scan, Problem):
+            raise SetAside(scan)
         out.append(scan)
         if scan.reached_end_offset:
             break
@@ -104,7 +114,10 @@ def key_offsets(spark: SparkSession, plan: PartitionPlan, analysis: Analysis) ->
             for number in batch.column(0).to_pylist():
                 split = splits[number]
                 sources = [source_of(plan, i, scans[i]) for i in split.numbers]
-                yield from scan_keys(plan, sources, split, rules, first_dirty)
+                try:
+                    yield from scan_keys(plan, sources, split, rules, first_dirty)
+                except Exception as error:
+                    raise StoppedTask(Problem.of(stopped(error, f"{plan.topic}-{plan.partition}"))) from error
 
     return spark.range(0, len(splits), 1, len(splits)).mapInArrow(work, _KEYS), len(splits)
 
@@ -123,14 +136,16 @@ def _rewrite(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, survi
     members_of = analysis.groups
     rules, kept_aborts = analysis.rules, analysis.kept_aborts
 
-    def one(number: int, offsets: Iterator[np.ndarray]) -> GroupResult | LogFormatError:
+    def one(number: int, offsets: Iterator[np.ndarray]) -> GroupResult | Problem:
         start = time.perf_counter()
         mine = for_this_attempt(plan, segment_file(groups[number].base_offset, LOG))
         sources = [source_of(plan, i, scans[i]) for i in members_of[number]]
-        try:
-            result = rewrite_group(mine, number, groups[number], sources, rules, kept_aborts, offsets)
-        except LogFormatError as error:
-            return error
+        result = attempt(
+            f"{plan.topic}-{plan.partition}",
+            lambda: rewrite_group(mine, number, groups[number], sources, rules, kept_aborts, offsets),
+        )
+        if isinstance(result, Problem):
+            return result
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return replace(result, peak_memory_bytes=peak, seconds=time.perf_counter() - start)
 
@@ -148,8 +163,8 @@ def _rewrite(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, survi
     )
     results = [pickle.loads(row) for row in frame.toArrow().column("result").to_pylist()]
     for result in results:
-        if isinstance(result, LogFormatError):
-            raise result
+        if isinstance(result, Problem):
+            raise SetAside(result)
     return sorted(results, key=lambda r: r.number)
 
 

@@ -5,25 +5,29 @@ The functions that the tasks run are those of `udfs`; what is here only carries 
 
 from __future__ import annotations
 
+import base64
+import json
 import pickle
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from udfs.plan import PartitionPlan
+from udfs.plan import PartitionPlan, Problem
 from udfs.storage import exists, open_root
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 RESULT = "result binary"
+_CARRIED = "lastkey-problem "
 _RESULT_ARROW = pa.schema([pa.field("result", pa.binary())])
 
 
@@ -78,6 +82,25 @@ def _watched(spark: SparkSession, on_done: Callable[[int], None]) -> Iterator[No
 def result_batch(value: object) -> pa.RecordBatch:
     """A row that carries one value."""
     return pa.record_batch([pa.array([pickle.dumps(value)], pa.binary())], schema=_RESULT_ARROW)
+
+
+class StoppedTask(Exception):
+    """Carries a problem out of a task whose rows are no results: Spark hands on the text of an error, nothing else."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(f"{_CARRIED}{base64.b64encode(json.dumps(asdict(problem)).encode()).decode()}.")
+
+
+def is_sparks(error: Exception) -> bool:
+    """Whether Spark failed, or the way to it: a task's error, a JVM that is gone."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return isinstance(error, ConnectionError) or bool(packages & {"pyspark", "py4j"})
+
+
+def carried_problem(error: BaseException) -> Problem | None:
+    """The problem that a task's error carries; None: Spark itself failed, or the machine."""
+    found = re.search(f"{_CARRIED}([A-Za-z0-9+/=]+)\\.", str(error))
+    return None if found is None else Problem(**json.loads(base64.b64decode(found[1])))
 
 
 def for_this_attempt(plan: PartitionPlan, file: str = "") -> PartitionPlan:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from logformat import batch_kernels as walk
-from logformat.errors import LogFormatError
+from logformat.errors import LogFormatError, unreadable
 from logformat.layout import BATCH, LOG_OVERHEAD, MAX_LAST_OFFSET, MAX_SEGMENT_BYTES
 
 CHUNK_BYTES: Final = 8 << 20  # tuned: 1 to 32 MiB made no difference above 4 MiB (page faults, cache)
@@ -28,6 +28,7 @@ class Chunk:
     position: int  # of raw[0] in the file
     raw: np.ndarray  # uint8, exactly the bytes of `batches`
     batches: np.ndarray  # BATCH[n]
+    before: int = -1  # last offset of the batch before them; -1: not known
 
 
 @dataclass
@@ -56,11 +57,19 @@ class ChunkBuffer:
 
 
 def read_exactly(file: Any, path: str, position: int, out: np.ndarray) -> None:
-    """Fill `out` (uint8) from `position` of an open pyarrow file; a file that shrank raises kind "changed"."""
-    file.seek(position)
+    """Fill `out` (uint8) from `position` of an open pyarrow file, or an io.FileIO.
+
+    A file that shrank raises kind "changed", one that cannot be read there "unreadable".
+    """
     filled = 0
     while filled < len(out):
-        n = file.readinto(out.data[filled:])
+        try:
+            file.seek(position + filled)
+            n = file.readinto(out.data[filled:])
+        except InterruptedError:  # a signal: Arrow does not try again by itself, as Python does
+            continue
+        except OSError as error:
+            raise unreadable(path, error, position + filled) from error
         if n <= 0:
             raise LogFormatError("changed", path, position + filled, f"{len(out) - filled} more bytes", "end of file")
         filled += n
@@ -94,8 +103,8 @@ def read_chunks(
                 buffer.raw[done:take], take - done, position + done, previous, end_offset, check_crc, buffer.rows
             )
             if n:
-                previous = int(buffer.rows["last_offset"][n - 1])
-                yield Chunk(position + done, buffer.raw[done : done + consumed], buffer.rows[:n])
+                before, previous = previous, int(buffer.rows["last_offset"][n - 1])
+                yield Chunk(position + done, buffer.raw[done : done + consumed], buffer.rows[:n], before)
             done += consumed
             if n < len(buffer.rows):
                 break

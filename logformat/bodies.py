@@ -49,16 +49,26 @@ class BodyLoader:
         self._spans = np.empty(1 << 12, SPAN)
 
     def runs(
-        self, raw: np.ndarray, raw_position: int, batches: np.ndarray, wanted: np.ndarray, path: str, *, backwards: bool
+        self,
+        raw: np.ndarray,
+        raw_position: int,
+        batches: np.ndarray,
+        wanted: np.ndarray,
+        path: str,
+        *,
+        backwards: bool,
+        before: int = -1,
     ) -> Iterator[Run]:
         """All of `batches`, as runs whose decompressed bodies fit; last run first where `backwards`.
 
-        raw: uint8, bytes of the file from raw_position on; batches: BATCH[n] within them; wanted: bool[n].
+        raw: uint8, bytes of the file from raw_position on; batches: BATCH[n] within them; wanted: bool[n]; before: last
+        offset of the batch before them, where that is known.
         """
         lo, hi = 0, len(batches)
         while lo < hi:
             first, last = self._load(raw, raw_position, batches, wanted, path, lo, hi, backwards)
             bodies = self._bodies[first - lo : last - lo]
+            _check_first_offsets(batches, wanted, bodies, first, before, path)
             yield self._decode(
                 raw, raw_position, batches[first:last], wanted[first:last], bodies, self._scratch.array, path, first
             )
@@ -163,6 +173,28 @@ class BodyLoader:
         if status != record_kernels.OK:
             raise _problem(path, raw_position, batches[row], bodies[row], status, where)
         return Run(first, batches, wanted, bodies, spans, raw, scratch)
+
+
+def _check_first_offsets(
+    batches: np.ndarray, wanted: np.ndarray, bodies: np.ndarray, first: int, before: int, path: str
+) -> None:
+    """That compressed batches of magic 0 and 1, whose headers do not say it, begin behind the batch before them.
+
+    bodies: BODY[m] of batches[first : first + m].
+    """
+    part = slice(first, first + len(bodies))
+    wrappers = np.flatnonzero(wanted[part] & (batches["base_offset"][part] < 0))
+    if not len(wrappers):
+        return
+    previous = np.concatenate([[before], batches["last_offset"]])[part][wrappers]
+    begin = bodies["base_offset"][wrappers]
+    wrong = np.flatnonzero(begin <= previous)
+    if len(wrong):
+        batch, i = batches[part][wrappers[wrong[0]]], int(wrong[0])
+        raise LogFormatError(
+            "offsets", path, int(batch["position"]), f"a first record at offset {int(previous[i]) + 1} or more",
+            f"one at {int(begin[i])} in the compressed batch that ends at {int(batch['last_offset'])}",
+        )  # fmt: skip
 
 
 def _problem(path: str, raw_position: int, batch: np.void, body: np.void, status: int, where: int) -> LogFormatError:

@@ -25,7 +25,7 @@ from logformat.batch_headers import NO_END
 from logformat.dump_findings import Findings
 from logformat.dump_indexes import IndexFindings
 from logformat.dump_log import LogFindings, LogOptions, log_lines
-from logformat.errors import LogFormatError
+from logformat.errors import LogFormatError, stopped, unreadable
 from logformat.locations import locate
 
 _CHECKPOINT_SUFFIX: Final = "checkpoint"  # of KRaft's snapshots: batches, as in a log
@@ -134,14 +134,13 @@ def dump_files(files: Iterable[DumpFile], options: DumpOptions, write: Callable[
 
 
 def _file(file: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[Any]:
-    """Lines of a file; what is wrong with it is among the findings."""
+    """Lines of a file; what is wrong with it, and what stopped the reading of it, is among the findings."""
     try:
         yield from _file_lines(file, options, findings)
-    except LogFormatError as error:
-        findings.problems.append(error)
     except OSError as error:
-        said = f"{type(error).__name__}: {str(error).split('Detail:')[-1].strip()}"
-        findings.problems.append(LogFormatError("unreadable", file.located, 0, "a readable file", said))
+        findings.problems.append(unreadable(file.located, error))
+    except Exception as error:  # the other files go on
+        findings.problems.append(stopped(error, file.located))
 
 
 def _as_bytes(lines: Any) -> memoryview:

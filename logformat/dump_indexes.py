@@ -19,6 +19,7 @@ from logformat.batch_headers import ChunkBuffer, Tail, read_chunks
 from logformat.bodies import BodyLoader
 from logformat.errors import LogFormatError
 from logformat.layout import BATCH, MAX_SEGMENT_BYTES, NO_TIMESTAMP, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from logformat.names import LOG
 from logformat.records import Place, record_batches
 from logformat.schemas import RECORDS, select
 
@@ -88,6 +89,7 @@ def _largest_timestamps(
     """
     ends, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     loader = BodyLoader(max_batch_bytes=MAX_SEGMENT_BYTES)
+    path = _log_of(path)
     try:
         for chunk in read_chunks(log, path, 0, log.size(), ChunkBuffer(), Tail(), check_crc=False):
             ends.append(chunk.batches["last_offset"].copy())
@@ -163,11 +165,16 @@ def _whole(data: bytes, entry: int, path: str, findings: IndexFindings) -> bytes
     return data[: len(data) - torn]
 
 
+def _log_of(path: str) -> str:
+    """The `.log` beside an index: what is wrong with it lies there."""
+    return f"{path.rpartition('.')[0]}.{LOG}"
+
+
 def _headers(log: Any, path: str, findings: IndexFindings) -> NDArray[np.void]:
-    """BATCH[n] of the whole log, up to where it can be read."""
+    """BATCH[n] of the whole log, up to where it can be read; path: of the index, as everywhere here."""
     rows = [np.empty(0, BATCH)]
     try:
-        for chunk in read_chunks(log, path, 0, log.size(), ChunkBuffer(), Tail(), check_crc=False):
+        for chunk in read_chunks(log, _log_of(path), 0, log.size(), ChunkBuffer(), Tail(), check_crc=False):
             rows.append(chunk.batches.copy())
     except LogFormatError as error:
         findings.problems.append(error)

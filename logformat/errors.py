@@ -1,6 +1,15 @@
-"""What can be wrong with a log file. One root, so that a caller can set a partition aside on any of them."""
+"""What can be wrong with a log file. One root, so that a caller can set a partition aside on any of them.
+
+`stopped` is the one place that decides what an exception costs: the work that it stopped, or the whole job.
+"""
 
 from __future__ import annotations
+
+import errno
+import logging
+import traceback
+
+_LOG = logging.getLogger(__name__)
 
 
 class LogFormatError(Exception):
@@ -37,6 +46,55 @@ def _rebuild(
     return LogFormatError(kind, path, position, expected, found, base_offset=base_offset, hint=hint)
 
 
+def unreadable(path: str, error: OSError, position: int = 0) -> LogFormatError:
+    """What stands for an operating-system error while a file is opened or read."""
+    return LogFormatError("unreadable", path, position, "a readable file", _said(error))
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a disk, or a quota, is full: no file's fault, and all that write meet it."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def stopped(error: Exception, name: str) -> LogFormatError:
+    """What stands for an exception that stopped the work on one thing: a partition, a segment or a file of this name.
+
+    LogFormatError: itself. An OSError, since all that read make LogFormatError of theirs: "unwritable". MemoryError:
+    "memory", for hostile bytes may want any amount, and what they took is free again. Any other: "defect", with the
+    traceback in the log. A full disk is raised again: it is the machine's. KeyboardInterrupt, SystemExit and their
+    like are no Exception, and never come here.
+    """
+    if isinstance(error, LogFormatError):
+        return error
+    if is_full(error):
+        raise error
+    out = _stopped(error, name)
+    out.__cause__ = error
+    return out
+
+
+def _stopped(error: Exception, name: str) -> LogFormatError:
+    if isinstance(error, OSError):
+        return LogFormatError("unwritable", str(error.filename or name), 0, "a file that can be written", _said(error))
+    if isinstance(error, MemoryError):
+        return LogFormatError(
+            "memory", name, 0, "memory enough for this work", str(error) or "none left",
+            hint="more memory, or lower chunk.bytes and max.decompressed.batch.bytes",
+        )  # fmt: skip
+    _LOG.error("%s: unexpected, please report this:", name, exc_info=error)
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = "".join(f" in {frame.name}, line {frame.lineno} of {frame.filename.rpartition('/')[2]}" for frame in last)
+    return LogFormatError(
+        "defect", name, 0, "work that comes to its end", f"{type(error).__name__}: {error}{where}",
+        hint="please report this with the traceback in the log; nothing of it was used",
+    )  # fmt: skip
+
+
+def _said(error: OSError) -> str:
+    """Type, errno and text; of Arrow's, which say all twice, the last."""
+    return f"{type(error).__name__}: {str(error).rpartition('Detail:')[2].strip()}"
+
+
 # kind -> what it says of the file
 KINDS = {
     "length": "a size field that cannot be, or runs past the end of the file",
@@ -64,4 +122,8 @@ KINDS = {
     "null_key": "records without a key in a partition that is to be compacted",
     "transaction": "control records that cannot be",
     "readback": "a written file that is not what was meant to be written",
+    "unwritable": "a file that cannot be written; a full disk is no such problem, it ends the job",
+    "keys": "more keys than the memory of a task holds",
+    "memory": "more memory was wanted than there is",
+    "defect": "not the file: an error of this program, which should be reported",
 }

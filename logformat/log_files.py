@@ -12,7 +12,7 @@ from pyarrow import fs as pafs
 
 from logformat import checkpoints, names
 from logformat.batch_headers import ChunkBuffer, Tail
-from logformat.errors import LogFormatError
+from logformat.errors import LogFormatError, unreadable
 from logformat.locations import locate
 from logformat.sparse_headers import read_headers
 
@@ -86,12 +86,6 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
             notes.append(f"{error}; as if it were not there")
     topic, partition = (folder.topic, folder.partition) if folder is not None else (None, None)
     return PartitionListing(path, topic, partition, tuple(segments), log_start, epochs, tuple(notes))
-
-
-def unreadable(path: str, error: OSError) -> LogFormatError:
-    """What stands for an operating-system error on a file of a log."""
-    found = f"{type(error).__name__}: {str(error).split('Detail:')[-1].strip()}"
-    return LogFormatError("unreadable", path, 0, "a readable file", found)
 
 
 def _read(filesystem: Any, path: str) -> bytes:

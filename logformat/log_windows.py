@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from pyarrow import fs as pafs
 
 from logformat.batch_headers import read_exactly
-from logformat.errors import LogFormatError
+from logformat.errors import LogFormatError, unreadable
 from logformat.layout import BATCH_OVERHEAD
-from logformat.log_files import SegmentFiles, unreadable
+from logformat.log_files import SegmentFiles
 from logformat.time_lookup_kernels import copy_batches
 
 WINDOW_BYTES: Final = 128 << 10  # read at once where a file cannot be mapped: a request costs more than its bytes

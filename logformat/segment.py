@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from logformat import batch_kernels as walk
 from logformat.batch_headers import CHUNK_BYTES, NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
 from logformat.bodies import SOFT_BYTES, BodyLoader
-from logformat.errors import LogFormatError
+from logformat.errors import LogFormatError, unreadable
 from logformat.layout import BATCH
 from logformat.locations import locate
 from logformat.names import LOG, parse_partition_folder, parse_segment_file
@@ -198,8 +198,7 @@ class Segment:
             with self.filesystem.open_input_file(self.path) as file:
                 yield file
         except OSError as error:
-            found = f"{type(error).__name__}: {str(error).split('Detail:')[-1].strip()}"
-            raise LogFormatError("unreadable", self.path, 0, "a readable file", found) from error
+            raise unreadable(self.path, error) from error
 
     def _chunks(self, file: Any) -> Iterator[Chunk]:
         """Whole batches of the file, checked against its name; at the end it is known what the file ends with."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from logformat import batch_kernels as walk
 from logformat.batch_headers import NO_END, ChunkBuffer, Tail, batch_problem, only_zeros, read_chunks
-from logformat.errors import LogFormatError
+from logformat.errors import LogFormatError, unreadable
 from logformat.pread_kernels import SHORT_READ, walk_headers
 
 WINDOW_BYTES: Final = 64 << 10  # tuned: from 16 KiB on it made no difference
@@ -56,7 +56,7 @@ def read_headers(
         ):  # fmt: skip
             yield Headers(chunk.position, len(chunk.raw), chunk.batches, len(chunk.raw))
         return
-    position, previous = start, previous_last_offset
+    position, previous, failed_at = start, previous_last_offset, -1
     window = buffer.raw[:WINDOW_BYTES] if len(buffer.raw) >= WINDOW_BYTES else np.empty(WINDOW_BYTES, np.uint8)
     rows = buffer.rows[:_ROWS]
     while True:
@@ -71,14 +71,26 @@ def read_headers(
             tail.reached_end_offset = True
             return
         if status == SHORT_READ:
-            os.pread(file.fileno(), 1, stopped)  # raises what the C library only counts
-            raise LogFormatError("changed", path, stopped, f"{expected} more bytes", f"{max(found, 0)}")
+            again = len(_pread(file, path, stopped, expected))  # raises what the C library only counts
+            if again < expected:
+                raise LogFormatError("changed", path, stopped, f"{expected} more bytes", f"{again}")
+            if failed_at == stopped:
+                raise LogFormatError("unreadable", path, stopped, "a readable file", "reads that fail now and then")
+            failed_at = stopped  # a signal, or a disk that came back: once more from here
+            continue
         if status != walk.MORE:
             if status == walk.BAD_LENGTH and found == 0 and only_zeros(file, path, stopped, end, buffer):
                 tail.torn_bytes = end - stopped
                 return
-            first = np.frombuffer(os.pread(file.fileno(), 8, stopped), np.uint8)
+            first = np.frombuffer(_pread(file, path, stopped, 8), np.uint8)
             raise batch_problem(path, stopped, status, expected, found, first)
         if n < len(rows):
             tail.torn_bytes = end - stopped
             return
+
+
+def _pread(file: io.FileIO, path: str, position: int, size: int) -> bytes:
+    try:
+        return os.pread(file.fileno(), size, position)
+    except OSError as error:
+        raise unreadable(path, error, position) from error

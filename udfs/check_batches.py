@@ -39,6 +39,7 @@ class LogWalk:
     end_position: int = 0  # first byte behind the last batch, good or bad
     torn_bytes: int = 0  # incomplete batch, or zeros, at the very end
     zeros: bool = False  # those torn bytes are all zero
+    base_offset: int = 0  # by its name
     unread_bytes: int = 0  # passed over, because nothing said where the next batch begins
 
     def add(self, error: LogFormatError, hint: str = "") -> None:
@@ -71,8 +72,8 @@ def walk_log(file: Any, found: LogWalk, buffer: ChunkBuffer) -> Iterator[Chunk]:
                 raw, take - done, position + done, previous, NO_END, True, buffer.rows
             )
             if n:
-                previous = int(buffer.rows["last_offset"][n - 1])
-                yield Chunk(position + done, raw[:consumed], buffer.rows[:n])
+                before, previous = previous, int(buffer.rows["last_offset"][n - 1])
+                yield Chunk(position + done, raw[:consumed], buffer.rows[:n], before)
             done += consumed
             if status == walk.MORE and n == len(buffer.rows):
                 buffer.grow_rows()
@@ -202,8 +203,9 @@ def read_records(loader: BodyLoader, chunk: Chunk, found: LogWalk) -> Iterator[R
             part = batches[lo:hi]
             try:
                 for run in loader.runs(
-                    chunk.raw, chunk.position, part, np.ones(len(part), np.bool_), path, backwards=False
-                ):
+                    chunk.raw, chunk.position, part, np.ones(len(part), np.bool_), path, backwards=False,
+                    before=int(batches["last_offset"][lo - 1]) if lo else max(chunk.before, found.base_offset - 1),
+                ):  # fmt: skip
                     yield run
                     lo += len(run.batches)
             except LogFormatError as error:

@@ -11,9 +11,10 @@ from logformat.batch_headers import ChunkBuffer
 from logformat.errors import LogFormatError
 from logformat.layout import CODEC_NAMES
 from logformat.names import segment_file
+from udfs.attempt import attempt
 from udfs.check_parent import Rules, Side, compare, scan_headers
 from udfs.check_segments import CheckPlan, CheckResult, Findings, SegmentFacts, check_side, result_of
-from udfs.plan import LastBatch, OutputSegment, SegmentInput
+from udfs.plan import LastBatch, OutputSegment, Problem, SegmentInput
 from udfs.storage import file_size, open_root
 
 
@@ -39,21 +40,29 @@ class GenerationPlan:
 
 
 def check_generation(plan: GenerationPlan) -> CheckResult:
-    """Check one generation. Damage is never raised."""
+    """Check one generation. Whatever is wrong, or stops the check, is a row."""
     started = time.perf_counter()
-    found = check_side(plan.side)
-    _check_manifest(plan, found)
-    _check_files(plan, found)
+    found = Findings()
+
+    def own_files() -> None:
+        check_side(plan.side, found)
+        _check_manifest(plan, found)
+        _check_files(plan, found)
+
+    found.attempt(own_files, plan.side.name)
     compared = 0
     if plan.parent_gone:
         found.not_checked.append(f"{plan.side.name}: against what it was made of: {plan.parent_gone}")
     elif found.problems:
         found.not_checked.append(f"{plan.side.name}: against what it was made of, since its own files have problems")
     else:
-        try:
-            compared = _check_parent(plan, found)
-        except LogFormatError as error:
-            found.not_checked.append(f"{plan.side.name}: against what it was made of: {error}")
+        done = attempt(plan.side.name, lambda: _check_parent(plan, found))
+        if not isinstance(done, Problem):
+            compared = done
+        elif done.kind == "defect":
+            found.problems.append(done)
+        else:
+            found.not_checked.append(f"{plan.side.name}: against what it was made of: {done}")
     return result_of(plan.side, found, time.perf_counter() - started, compared)
 
 

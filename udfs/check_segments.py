@@ -23,6 +23,7 @@ from logformat.crc32c import crc32c_extend
 from logformat.errors import LogFormatError
 from logformat.layout import CODEC_MASK, CODEC_NAMES, CONTROL_MASK
 from logformat.producer_state import merge, merge_all, summarize
+from udfs.attempt import attempt
 from udfs.check_batches import LogWalk, read_records, walk_log
 from udfs.check_gaps import Thinned, gap_problems
 from udfs.check_indexes import IndexCheck
@@ -136,18 +137,18 @@ class Findings:
         """One more row."""
         self.problems.append(Problem.of(error))
 
-    def attempt(self, step: Callable[[], object]) -> None:
-        """Run a step; what it raises is a row."""
-        try:
-            step()
-        except LogFormatError as error:
-            self.add(error)
+    def attempt(self, step: Callable[[], object], name: str) -> None:
+        """Run a step of the check of `name`; what it raises is a row."""
+        problem = attempt(name, step)
+        if isinstance(problem, Problem):
+            self.problems.append(problem)
 
 
 def check_partition(plan: CheckPlan) -> CheckResult:
-    """Check one side. Damage is never raised."""
+    """Check one side. Whatever is wrong, or stops the check, is a row."""
     started = time.perf_counter()
-    found = check_side(plan)
+    found = Findings()
+    found.attempt(lambda: check_side(plan, found), plan.name)
     return result_of(plan, found, time.perf_counter() - started)
 
 
@@ -161,9 +162,8 @@ def result_of(plan: CheckPlan, found: Findings, seconds: float, compared_records
     )  # fmt: skip
 
 
-def check_side(plan: CheckPlan) -> Findings:
-    """All checks of one side."""
-    found = Findings()
+def check_side(plan: CheckPlan, found: Findings) -> None:
+    """All checks of one side, into `found`."""
     buffer = ChunkBuffer(plan.chunk_bytes)
     rows: list[np.ndarray] = []
     epochs, producers = _Epochs(plan, found), _Producers()
@@ -175,9 +175,8 @@ def check_side(plan: CheckPlan) -> Findings:
     found.transactions = np.concatenate([np.empty(0, TXN_ROW), *rows])
     _check_txn_indexes(plan, found)
     for snapshot in plan.snapshots:
-        found.attempt(lambda s=snapshot: _check_snapshot(plan, s))  # type: ignore[misc]
+        found.attempt(lambda s=snapshot: _check_snapshot(plan, s), snapshot.path)  # type: ignore[misc]
     _check_text_files(plan, found)
-    return found
 
 
 def _check_segment(
@@ -195,7 +194,7 @@ def _check_segment(
         _path_of(segment.time_index, path, "timeindex"), _data(plan, segment.time_index, found),
         plan.index_interval_bytes, plan.max_index_bytes,
     )  # fmt: skip
-    walk = LogWalk(path, segment.size, indexes.positions)
+    walk = LogWalk(path, segment.size, indexes.positions, base_offset=base)
     loader = BodyLoader(max_batch_bytes=plan.max_batch_bytes)
     placed, thinned = _Placed(path, base, after), Thinned(base)
     rows = []
@@ -305,7 +304,7 @@ class _Epochs:
     def __init__(self, plan: CheckPlan, found: Findings) -> None:
         self.found, self.latest, self.listed = found, -1, np.empty((0, 2), np.int64)
         if plan.leader_epochs is not None:
-            found.attempt(lambda: self._read(plan, plan.leader_epochs))  # type: ignore[arg-type]
+            found.attempt(lambda: self._read(plan, plan.leader_epochs), plan.leader_epochs.path)  # type: ignore[arg-type]
 
     def _read(self, plan: CheckPlan, file: SideFile) -> None:
         data = read_file(plan.root_of(file), file.path)
@@ -426,7 +425,9 @@ def _check_snapshot(plan: CheckPlan, file: SideFile) -> None:
 def _check_text_files(plan: CheckPlan, found: Findings) -> None:
     if plan.metadata is not None:
         file = plan.metadata
-        found.attempt(lambda: checkpoints.read_partition_metadata(read_file(plan.root_of(file), file.path), file.path))
+        found.attempt(
+            lambda: checkpoints.read_partition_metadata(read_file(plan.root_of(file), file.path), file.path), file.path
+        )
     if any(f.damaged for f in found.facts):
         return  # where the log ends is not certain
     end = found.log_end_offset

@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logformat import offset_index, time_index
-from logformat.errors import LogFormatError
+from logformat.errors import LogFormatError, unreadable
 from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from udfs.index_entries import EntryCheck, falls
-from udfs.storage import Root, opened, unreadable
+from udfs.storage import Root, opened
 
 Reason = Literal["", "missing", "torn", "padded", "stale", "wrong", "foreign", "huge", "other_entries"]
 

@@ -119,7 +119,7 @@ def clean_chunk(
     retention, drop = batch_retention(
         batches, discardable, rules.producers, rules.first_uncleanable_offset, rules.now_ms
     )
-    for run in loader.runs(chunk.raw, chunk.position, batches, ~drop, path, backwards=backwards):
+    for run in loader.runs(chunk.raw, chunk.position, batches, ~drop, path, backwards=backwards, before=chunk.before):
         part = slice(run.first, run.first + len(run.batches))
         is_last = np.empty(len(run.spans), np.bool_)
         mark_last(run, is_last)

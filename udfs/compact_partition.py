@@ -19,8 +19,8 @@ import numpy as np
 
 from logformat.batch_headers import ChunkBuffer
 from logformat.bodies import BodyLoader, Run
-from logformat.errors import LogFormatError
 from udfs.analyse_partition import Analysis, analyse, result_of
+from udfs.attempt import attempt
 from udfs.clean_batches import Tally
 from udfs.last_offset_kernels import KeyTable, mark_last_offsets
 from udfs.plan import NotDue, OutputSegment, PartitionPlan, PartitionResult, Problem, SetAside
@@ -55,22 +55,26 @@ class Clock:
 
 
 def compact_partition(plan: PartitionPlan) -> PartitionResult:
-    """Compact one partition, or say why not. Damage to data becomes a result; only the unexpected is raised."""
+    """Compact one partition, or say why not: whatever stops it becomes a result. Only a full disk raises OSError."""
     clock = Clock()
-    try:
-        result = _compact(plan, clock)
-    except SetAside as reason:
-        result = PartitionResult(plan.topic, plan.partition, "set_aside", problem=reason.problem)
-    except LogFormatError as error:
-        result = PartitionResult(plan.topic, plan.partition, "set_aside", problem=Problem.of(error))
-    except NotDue as reason:
-        result = reason.result
-    except TooManyKeys:
-        result = PartitionResult(plan.topic, plan.partition, "too_large")
+    done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(plan, clock))
+    if isinstance(done, Problem):
+        result = PartitionResult(plan.topic, plan.partition, "set_aside", problem=done)
+    else:
+        result = done
     if result.status in ("set_aside", "too_large"):
         remove_folder(plan)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return replace(result, seconds=clock.seconds, peak_memory_bytes=peak)
+
+
+def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:
+    try:
+        return _compact(plan, clock)
+    except NotDue as reason:
+        return reason.result
+    except TooManyKeys:
+        return PartitionResult(plan.topic, plan.partition, "too_large")
 
 
 def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:

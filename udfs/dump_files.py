@@ -14,9 +14,11 @@ from logformat import coordinator_records, names
 from logformat.dump import DumpFile, DumpOptions, asked_for, dump_files, list_files
 from logformat.dump_findings import Findings
 from logformat.dump_log import NO_LIMIT, Decoder, LogOptions, Wanted, as_strings
+from udfs.attempt import attempt
 from udfs.decode import decode, decoder
 from udfs.groups import groups
-from udfs.storage import flush_folder, open_root, unreadable
+from udfs.plan import Problem
+from udfs.storage import flush_folder, open_root
 
 __all__ = ["DumpFile", "Findings", "asked_for", "dump_files", "list_files"]  # for jobs, beside what is defined here
 
@@ -163,17 +165,19 @@ def _search(file: DumpFile, spec: DumpSpec) -> Searched:
 
 
 def dump_to_file(task: DumpTask) -> Dumped:
-    """One file as a file of text or JSON lines."""
+    """One file as a file of text or JSON lines. Only a full disk raises OSError."""
+    done = attempt(f"{task.output_uri}/{task.name}", lambda: _dump_to_file(task))
+    return Dumped(task.file.shown, task.name, 0, (str(done),), 1) if isinstance(done, Problem) else done
+
+
+def _dump_to_file(task: DumpTask) -> Dumped:
     root = open_root(task.output_uri)
     folder = task.name.rpartition("/")[0]
-    try:
-        root.filesystem.create_dir(root.full(folder), recursive=True)
-        with root.filesystem.open_output_stream(root.full(task.name), compression=None) as stream:
-            findings = dump_files([task.file], dump_options(task.spec), stream.write)
-            size = int(stream.tell())
-        flush_folder(root, folder)
-    except OSError as error:
-        raise unreadable(f"{task.output_uri}/{task.name}", error) from error
+    root.filesystem.create_dir(root.full(folder), recursive=True)
+    with root.filesystem.open_output_stream(root.full(task.name), compression=None) as stream:
+        findings = dump_files([task.file], dump_options(task.spec), stream.write)
+        size = int(stream.tell())
+    flush_folder(root, folder)
     return Dumped(
         task.file.shown, task.name, size, findings.summary(_SAID), len(findings.all_problems), findings.n_mismatches
     )

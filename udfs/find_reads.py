@@ -24,7 +24,7 @@ import numpy as np
 
 from logformat import offset_index
 from logformat.batch_headers import NO_END
-from logformat.errors import LogFormatError
+from logformat.errors import LogFormatError, stopped, unreadable
 from logformat.partition_log import PartitionLog
 from logformat.segment_search import SearchableSegment
 from udfs.plan import Problem
@@ -54,9 +54,12 @@ def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
         opened = open_log(partition, asked)
         with opened.log:
             return _pieces(partition, opened, asked)
-    except LogFormatError as error:
+    except (OutOfRangeError, NoSuchTimeError):
+        raise
+    except Exception as found:  # of whatever kind: it is told with the partition
+        error = stopped(found, partition.name)
         if not asked.set_aside:
-            raise
+            raise error from error.__cause__
         return [Piece(partition.topic, partition.partition, problem=Problem.of(error))]
 
 
@@ -71,7 +74,10 @@ def first_offset(root: Root, path: str) -> int:
     magic 0 or 1 it is the last offset.
     """
     with opened_unbuffered(root, path) as file:
-        first = file.read(8)
+        try:
+            first = file.read(8)
+        except OSError as error:
+            raise unreadable(path, error) from error
     return max(int.from_bytes(first, "big", signed=True), 0) if len(first) == 8 else 0
 
 

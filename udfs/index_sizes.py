@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logformat.batch_headers import ChunkBuffer, Tail
-from logformat.errors import LogFormatError
+from logformat.errors import stopped
 from logformat.index_builder import IndexBuilder
 from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from logformat.sparse_headers import read_headers
@@ -96,8 +96,8 @@ def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
                     seconds = _merged(seconds, rows["max_timestamp"])
                     batches, bytes_read = batches + len(rows), bytes_read + headers.bytes_read
                     n_bytes += headers.size
-        except LogFormatError as error:
-            problem = problem or Problem.of(error)
+        except Exception as error:  # the other segments go on
+            problem = problem or Problem.of(stopped(error, segment.path))
         offset_index, time_index = builder.finish()
         minutes = np.unique(seconds // (_MINUTE // _SECOND))
         days |= set((np.unique(minutes // (_DAY // _MINUTE))).tolist())

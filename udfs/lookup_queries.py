@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from logformat.errors import LogFormatError
 from logformat.log_files import SegmentFiles
 from logformat.names import LOG, segment_file
 from logformat.partition_log import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE, PartitionLog
+from udfs.attempt import attempt
 from udfs.last_stable_offset import last_stable_offset
 from udfs.plan import Problem
 from udfs.storage import open_root
@@ -130,13 +130,17 @@ def lookup(plan: LookupPlan, queries: Queries) -> Lookup:
     """Answers of one partition. What is wrong with its files is `problem`, and the status of every row."""
     problem = plan.problem
     if problem is None:
-        try:
-            with open_log(plan) as log:
-                answers = _answers(log, queries)
-                return Lookup(plan.topic, plan.partition, answers, log.earliest, log.latest, log.notes)
-        except LogFormatError as error:
-            problem = Problem.of(error)
+        done = attempt(plan.name, lambda: _looked_up(plan, queries))
+        if isinstance(done, Lookup):
+            return done
+        problem = done
     return Lookup(plan.topic, plan.partition, no_answers(problem.kind, len(queries.targets)), problem=problem)
+
+
+def _looked_up(plan: LookupPlan, queries: Queries) -> Lookup:
+    with open_log(plan) as log:
+        answers = _answers(log, queries)
+        return Lookup(plan.topic, plan.partition, answers, log.earliest, log.latest, log.notes)
 
 
 def no_answers(status: str, n: int) -> Any:
@@ -245,13 +249,16 @@ def _of_partition(
     if plan is None or plan.problem is not None:
         return no_answers("no_partition" if plan is None or plan.problem is None else plan.problem.kind, len(targets))
     key = plan.topic, plan.partition
-    try:
+    valid = asked & ~(by_time & (targets < MAX_TIMESTAMP))
+
+    def answer() -> Any:
         if key not in logs:
             logs[key] = open_log(plan)
-        valid = asked & ~(by_time & (targets < MAX_TIMESTAMP))
-        answers = _answers(logs[key], Queries(np.where(valid, targets, 0), by_time & valid))
-    except LogFormatError as error:
-        return no_answers(error.kind, len(targets))
+        return _answers(logs[key], Queries(np.where(valid, targets, 0), by_time & valid))
+
+    answers = attempt(plan.name, answer)
+    if isinstance(answers, Problem):
+        return no_answers(answers.kind, len(targets))
     if valid.all():
         return answers
     blank = no_answers("no_query", len(targets))

@@ -22,7 +22,6 @@ import numpy as np
 
 from logformat.batch_headers import Chunk, ChunkBuffer, Tail
 from logformat.bodies import BodyLoader, Run
-from logformat.errors import LogFormatError
 from logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
 from logformat.record_kernels import COPIED
 from logformat.records import Place, record_batches
@@ -31,6 +30,7 @@ from logformat.schemas import select
 from logformat.sparse_headers import read_headers
 from udfs import profile_kernels as sums_of
 from udfs.analyse_partition import Analysis, analyse
+from udfs.attempt import attempt
 from udfs.clean_batches import Rules, Tally, clean_chunk
 from udfs.gaps import check_gaps
 from udfs.partition_profile import Codec, HotKey, PartitionProfile, SegmentProfile, TimeBuckets, shown_key
@@ -96,16 +96,13 @@ class KeyCounts:
 
 
 def profile_partition(given: ProfilePlan) -> PartitionProfile:
-    """Profile one partition. Damage to data becomes `problem`; only the unexpected is raised."""
+    """Profile one partition. Whatever stops it becomes `problem`."""
     start = time.perf_counter()
     plan = given.plan
     size = sum(s.size for s in plan.segments)
-    try:
-        profile = _profile(plan, given.compacted)
-    except SetAside as reason:
-        profile = PartitionProfile(plan.topic, plan.partition, given.compacted, size, reason.problem)
-    except LogFormatError as error:
-        profile = PartitionProfile(plan.topic, plan.partition, given.compacted, size, Problem.of(error))
+    profile = attempt(f"{plan.topic}-{plan.partition}", lambda: _profile(plan, given.compacted))
+    if isinstance(profile, Problem):
+        profile = PartitionProfile(plan.topic, plan.partition, given.compacted, size, profile)
     return replace(profile, seconds=time.perf_counter() - start)
 
 
@@ -202,7 +199,7 @@ class _Walk:
         before = self._largest_before_chunks(number)
         with opened(source.root, source.path) as file:
             for i in reversed(range(len(scan.chunks))):
-                chunk = chunk_at(file, source.path, *scan.chunks[i], self.buffer)
+                chunk = chunk_at(file, source.path, scan.chunks[i], self.buffer)
                 self.chunks.append((number, i))
                 self.last_offsets.append(int(chunk.batches["last_offset"][-1]))
                 largest = np.maximum.accumulate(np.append(before[i], _usable(chunk.batches["max_timestamp"])))[:-1]
@@ -247,7 +244,7 @@ class _Walk:
 
     def _largest_of_chunks(self, number: int) -> np.ndarray:
         source, scan = self.sources[number], self.sources[number].scan
-        starts = np.array([position for position, _, _ in scan.chunks])
+        starts = np.array([chunk.position for chunk in scan.chunks])
         largest = np.full(len(starts), -1, np.int64)
         with opened_unbuffered(source.root, source.path) as file:
             for part in read_headers(file, source.path, scan.start_position, scan.end_position, self.buffer, Tail()):
@@ -267,7 +264,9 @@ class _Walk:
 
     def _count(self, chunk: Chunk, source: Source, see: _See) -> None:
         wanted = np.ones(len(chunk.batches), np.bool_)
-        for run in self.loader.runs(chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True):
+        for run in self.loader.runs(
+            chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True, before=chunk.before
+        ):
             self._mark(run, np.empty(len(run.spans), np.bool_))
             see.run(run, np.ones(len(run.spans), np.bool_), np.full(len(run.batches), COPIED, np.int8))
 
@@ -291,7 +290,7 @@ class _Walk:
         number, i = self.chunks[len(self.chunks) - 1 - at]
         source = self.sources[number]
         with opened(source.root, source.path) as file:
-            chunk = chunk_at(file, source.path, *source.scan.chunks[i], self.buffer)
+            chunk = chunk_at(file, source.path, source.scan.chunks[i], self.buffer)
         wanted = np.zeros(len(chunk.batches), np.bool_)
         wanted[np.searchsorted(chunk.batches["last_offset"], offset)] = True
         columns = select(RECORD_COLUMNS, ["key"])

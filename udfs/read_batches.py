@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from logformat.batch_headers import ChunkBuffer, Tail
-from logformat.errors import LogFormatError
+from logformat.errors import stopped
 from logformat.records import Place, header_batch
 from logformat.schemas import BATCHES, select
 from logformat.sparse_headers import read_headers
@@ -59,9 +59,10 @@ def _read(piece: Piece, spec: ReadSpec, schema: Any, buffer: ChunkBuffer) -> Ite
                         return
                 check_tail(file, piece, tail)
             return
-        except LogFormatError as error:
+        except Exception as found_error:  # of whatever kind: it is told with the file it was in
+            error = stopped(found_error, piece.shown)
             if not spec.set_aside:
-                raise
+                raise error from error.__cause__
             yield problem_row(spec.schema, piece, Problem.of(error))
             found = resume_position(root, piece, error, position)
             if found is None:

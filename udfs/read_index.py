@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from logformat import checkpoints, names, offset_index, producer_snapshot, time_index, transaction_index
-from logformat.errors import LogFormatError
+from logformat.errors import stopped
 from logformat.schemas import INDEX
 from udfs.plan import Problem
 from udfs.read_plan import Piece, ReadSpec, SourcePartition
@@ -50,9 +50,10 @@ def read_index(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
             if piece.problem is not None:
                 raise as_error(piece.problem)
             columns, n = _entries(piece)
-        except LogFormatError as error:
+        except Exception as found:  # of whatever kind: it is told with the file it was in
+            error = stopped(found, piece.shown)
             if not spec.set_aside:
-                raise
+                raise error from error.__cause__
             yield problem_row(spec.schema, piece, Problem.of(error))
             continue
         table = pa.record_batch([_filled(columns, field, n) for field in INDEX], names=INDEX.names)

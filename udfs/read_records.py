@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from logformat.batch_headers import CHUNK_BYTES, Chunk, ChunkBuffer, Tail, read_chunks
 from logformat.bodies import BodyLoader, Run
-from logformat.errors import LogFormatError
+from logformat.errors import LogFormatError, stopped
 from logformat.records import MAX_ROWS, Place, record_batches
 from logformat.schemas import RECORDS, select
 from udfs.plan import Problem
@@ -87,9 +87,10 @@ class _Reader:
                             return
                     check_tail(file, piece, tail)
                 return
-            except LogFormatError as error:
+            except Exception as found_error:  # of whatever kind: it is told with the file it was in
+                error = stopped(found_error, piece.shown)
                 if not self.spec.set_aside:
-                    raise
+                    raise error from error.__cause__
                 yield problem_row(self.spec.schema, piece, Problem.of(error))
                 found = resume_position(root, piece, error, position)
                 if found is None:

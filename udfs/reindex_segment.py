@@ -20,18 +20,20 @@ from numpy.typing import NDArray
 from logformat import names
 from logformat.batch_headers import ChunkBuffer, Tail, read_chunks
 from logformat.checkpoints import EpochEntry, assign_batches
-from logformat.errors import LogFormatError
+from logformat.errors import LogFormatError, unreadable
 from logformat.index_builder import IndexBuilder
 from logformat.layout import CONTROL_ABORT, CONTROL_MASK
 from logformat.producer_state import ProducerSummary, merge, merge_all, summarize
 from logformat.sparse_headers import read_headers
+from udfs.attempt import attempt
 from udfs.check_transactions import TXN_ROW, previous_markers, transaction_rows
 from udfs.classify_index import IndexJudge, SideBytes, Verdict, read_bounded, unparsed
 from udfs.plan import Problem
 from udfs.reindex_write import FileReport, SideFilePlace, Target, finish_folder, impossible, make_folder, settle
 from udfs.scan_batches import check_offsets
-from udfs.storage import Root, open_root, opened, unreadable
+from udfs.storage import Root, open_root, opened
 
+_OURS: Final = (names.INDEX, names.TIME_INDEX)
 _MORE: Final = 4096  # bytes of an index that are looked at behind the most that can be right
 
 
@@ -102,34 +104,45 @@ class SegmentOutcome:
 
 
 def reindex_segments(task: ReindexTask) -> list[SegmentOutcome]:
-    """Rebuild the two indexes of each segment, and put them where the task says. Damage is never raised."""
+    """Rebuild the two indexes of each segment, and put them where the task says.
+
+    Whatever stops the work on a segment is its problem. Only a full disk raises OSError.
+    """
     buffer = ChunkBuffer(task.settings.chunk_bytes)
-    make_folder(task.target, task.folder)
-    outcomes = [_reindex(task, segment, buffer) for segment in task.segments]
-    finish_folder(task.target, task.folder, (file for outcome in outcomes for file in outcome.files))
+    made = attempt(task.folder, lambda: make_folder(task.target, task.folder))
+    if isinstance(made, Problem):
+        return [_stopped(task, segment, made) for segment in task.segments]
+    outcomes = []
+    for segment in task.segments:
+        started = time.perf_counter()
+        done = attempt(segment.log, lambda s=segment: _reindex(task, s, buffer))  # type: ignore[misc]
+        outcome = _stopped(task, segment, done) if isinstance(done, Problem) else done
+        outcomes.append(replace(outcome, seconds=time.perf_counter() - started))
+    files = [file for outcome in outcomes for file in outcome.files]
+    flushed = attempt(task.folder, lambda: finish_folder(task.target, task.folder, files))
+    if isinstance(flushed, Problem):
+        return [_stopped(task, segment, flushed) for segment in task.segments]
     return outcomes
 
 
+def _stopped(task: ReindexTask, segment: ReindexSegment, problem: Problem) -> SegmentOutcome:
+    places = [_place(task.folder, segment, kind) for kind in _OURS]
+    files = tuple(impossible(place, problem) for place in places)
+    return SegmentOutcome(segment.base_offset, segment.log, problem, files=files)
+
+
 def _reindex(task: ReindexTask, segment: ReindexSegment, buffer: ChunkBuffer) -> SegmentOutcome:
-    started = time.perf_counter()
     root, settings = open_root(task.target.archive_uri), task.settings
-    places = [_place(task.folder, segment, kind) for kind in (names.INDEX, names.TIME_INDEX)]
+    places = [_place(task.folder, segment, kind) for kind in _OURS]
     archived = [_read_index(root, place, settings.segment_index_bytes) for place in places]
     files_read = [file if isinstance(file, SideBytes) else None for file in archived]
-    try:
-        judge = IndexJudge(segment.base_offset, files_read[0], files_read[1])
-        builder = IndexBuilder(
-            segment.base_offset, settings.index_interval_bytes, settings.segment_index_bytes, segment.log,
-            settings.time_index_interval_ms,
-        )  # fmt: skip
-        found = scan(root, segment, settings, buffer, builder, judge)
-        rebuilt = builder.finish()
-    except (LogFormatError, OSError) as error:
-        problem = Problem.of(error if isinstance(error, LogFormatError) else unreadable(segment.log, error))
-        return SegmentOutcome(
-            segment.base_offset, segment.log, problem, files=tuple(impossible(place, problem) for place in places),
-            seconds=time.perf_counter() - started,
-        )  # fmt: skip
+    judge = IndexJudge(segment.base_offset, files_read[0], files_read[1])
+    builder = IndexBuilder(
+        segment.base_offset, settings.index_interval_bytes, settings.segment_index_bytes, segment.log,
+        settings.time_index_interval_ms,
+    )  # fmt: skip
+    found = scan(root, segment, settings, buffer, builder, judge)
+    rebuilt = builder.finish()
     limit = settings.segment_index_bytes
     verdicts = judge.offset_index(rebuilt[0], limit), judge.time_index(rebuilt[1], limit)
     files, written = [], 0
@@ -138,10 +151,7 @@ def _reindex(task: ReindexTask, segment: ReindexSegment, buffer: ChunkBuffer) ->
         files.append(report)
         written += n
     read = sum(len(file.head) for file in files_read if file is not None)
-    return replace(
-        found, files=tuple(files), bytes_read=found.bytes_read + read, bytes_written=written,
-        seconds=time.perf_counter() - started,
-    )  # fmt: skip
+    return replace(found, files=tuple(files), bytes_read=found.bytes_read + read, bytes_written=written)
 
 
 def _place(folder: str, segment: ReindexSegment, kind: str) -> SideFilePlace:

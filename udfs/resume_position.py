@@ -14,7 +14,7 @@ from udfs.read_plan import Piece
 from udfs.read_rows import cached_root
 from udfs.storage import Root, opened, read_file
 
-_ENDS: Final = frozenset({"unreadable", "changed"})  # nothing behind such a problem can be told
+_ENDS: Final = frozenset({"unreadable", "changed", "defect", "memory"})  # nothing behind such a problem can be told
 # The walk believed the length before it found these
 _BY_LENGTH: Final = frozenset({"crc", "codec", "count", "offsets", "transaction"})
 _MAX_MAGIC: Final = 2

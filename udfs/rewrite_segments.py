@@ -2,7 +2,8 @@
 
 Two ways in, the same bytes out: `clean_backwards` decides with the key table while it reads from the end (one split),
 `clean_forwards` is told the surviving offsets (several splits). Pieces of a backward walk wait on a stack, in memory up
-to a limit and then in an unnamed temporary file; whole copied runs wait as references and are read again.
+to a limit and then in an unnamed temporary file; whole copied runs wait as references and are read again. What is read
+again is held against a checksum of what was seen before: nothing is signed, or copied, that was not checked.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from logformat.batch_headers import Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
+from logformat.batch_headers import NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
 from logformat.batch_kernels import walk_batches
 from logformat.bodies import BodyLoader
 from logformat.crc32c import crc32c_extend
@@ -27,10 +28,11 @@ from logformat.names import segment_file
 from logformat.record_kernels import digest_records
 from udfs.clean_batches import OUT_BATCH, MarkLast, Piece, Rules, Tally, clean_chunk
 from udfs.plan import CleanSettings, OutputSegment
-from udfs.scan_batches import SegmentScan
+from udfs.scan_batches import CHANGED_HINT, ScannedChunk, SegmentScan, read_again
 from udfs.storage import Root, flush, opened
 
 _COPY_BYTES = 4 << 20
+_SPILL = "the temporary file of pending output"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,18 @@ class Source:
     mtime_ms: int
 
 
+class _Waiting(NamedTuple):
+    """A piece on the stack. Its bytes are `data`, or lie in the spill file from `place` on, or (-1) in its source."""
+
+    source: int
+    rows: np.ndarray  # OUT_BATCH[m]
+    data: np.ndarray | None
+    place: int
+    position: int  # in its source
+    size: int
+    checksum: int  # CRC-32C of bytes that are read again
+
+
 class PieceStack:
     """Pieces of one output segment, pushed last first and read first to last."""
 
@@ -50,7 +64,7 @@ class PieceStack:
         self.max_bytes = max_bytes
         self.held_bytes = 0
         self.digest = 0
-        self._pieces: list[tuple[int, Piece, int]] = []  # source, piece, place in the spill file or -1
+        self._pieces: list[_Waiting] = []
         self._spill: Any = None
 
     def __len__(self) -> int:
@@ -59,55 +73,72 @@ class PieceStack:
     @property
     def last_offset(self) -> int:
         """Of the last surviving batch; -1 where nothing survives."""
-        return int(self._pieces[0][1].rows["last_offset"][-1]) if self._pieces else -1
+        return int(self._pieces[0].rows["last_offset"][-1]) if self._pieces else -1
 
-    def push(self, source: int, piece: Piece) -> None:
-        """Put a piece of source number `source` before all that are there."""
+    def push(self, source: int, piece: Piece, chunk: Chunk) -> None:
+        """Put a piece of `chunk` of source number `source` before all that are there."""
         self.digest = (self.digest + piece.digest) & (2**64 - 1)
-        place = -1
-        if piece.data is not None and self.held_bytes + piece.size > self.max_bytes:
+        data, place, checksum = piece.data, -1, 0
+        if data is not None and self.held_bytes + piece.size > self.max_bytes:
             if self._spill is None:
                 self._spill = tempfile.TemporaryFile(prefix="lastkey-")  # noqa: SIM115 - lives as long as the stack
             place = self._spill.seek(0, os.SEEK_END)
-            self._spill.write(piece.data.data)
-            piece = Piece(piece.rows, None, -1, piece.size, piece.digest)
-        elif piece.data is not None:
+            self._spill.write(data.data)
+            checksum, data = crc32c_extend(0, data), None
+        elif data is not None:
             self.held_bytes += piece.size
-        self._pieces.append((source, piece, place))
+        elif piece.position >= 0:
+            start = piece.position - chunk.position
+            checksum = crc32c_extend(0, chunk.raw[start : start + piece.size])
+        self._pieces.append(_Waiting(source, piece.rows, data, place, piece.position, piece.size, checksum))
 
     def rows(self) -> np.ndarray:
         """OUT_BATCH[n] of all pieces, in the order of the log."""
         if not self._pieces:
             return np.empty(0, OUT_BATCH)
-        return np.concatenate([piece.rows for _, piece, _ in reversed(self._pieces)])
+        return np.concatenate([piece.rows for piece in reversed(self._pieces)])
 
     def drain(self, sources: list[Source]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(OUT_BATCH rows, bytes) in the order of the log; rows come with the first bytes of their piece."""
+        """(OUT_BATCH rows, bytes) in the order of the log; rows come with the first bytes of their piece.
+
+        Raises LogFormatError behind the last bytes of a piece that are not those that were pushed.
+        """
         none = np.empty(0, OUT_BATCH)
-        with ExitStack() as files:
+        with self._spill or nullcontext(), ExitStack() as files:
             opened_at, file = -1, None
             while self._pieces:
-                source, piece, place = self._pieces.pop()
+                piece = self._pieces.pop()
                 if piece.data is not None:
                     self.held_bytes -= piece.size
                     yield piece.rows, piece.data
                     continue
-                rows = piece.rows
+                rows, checksum = piece.rows, 0
                 for start in range(0, piece.size, _COPY_BYTES):
                     part = np.empty(min(_COPY_BYTES, piece.size - start), np.uint8)
-                    if place >= 0:
-                        self._spill.seek(place + start)
-                        self._spill.readinto(part.data)
+                    if piece.place >= 0:
+                        read_exactly(self._spill, _SPILL, piece.place + start, part)
                     else:
-                        if source != opened_at:
+                        one = sources[piece.source]
+                        if piece.source != opened_at:
                             files.close()  # a group may have thousands of sources
-                            file = files.enter_context(opened(sources[source].root, sources[source].path))
-                            opened_at = source
-                        read_exactly(file, sources[source].path, piece.position + start, part)
+                            file = files.enter_context(opened(one.root, one.path))
+                            opened_at = piece.source
+                        read_exactly(file, one.path, piece.position + start, part)
+                    checksum = crc32c_extend(checksum, part)
                     yield rows, part
                     rows = none
-        if self._spill is not None:
-            self._spill.close()
+                if checksum != piece.checksum:
+                    raise _not_as_pushed(piece, sources, checksum)
+
+
+def _not_as_pushed(piece: _Waiting, sources: list[Source], found: int) -> LogFormatError:
+    kind, path, position = "readback", _SPILL, piece.place
+    if piece.place < 0:
+        kind, path, position = "changed", sources[piece.source].path, piece.position
+    return LogFormatError(
+        kind, path, position, f"{piece.size} bytes with CRC-32C {piece.checksum:#010x}, as before", f"{found:#010x}",
+        hint=CHANGED_HINT,
+    )  # fmt: skip
 
 
 @dataclass
@@ -162,20 +193,16 @@ class SegmentOutput:
         return rows, offset_index, time_index
 
 
-def chunk_at(file: Any, path: str, position: int, size: int, n: int, buffer: ChunkBuffer) -> Chunk:
-    """The chunk that a scan saw at `position`, read again; its checksums were checked then, and are after the write."""
-    if size > len(buffer.raw):
-        buffer.grow_raw(size)
-    while n > len(buffer.rows):
+def chunk_at(file: Any, path: str, scanned: ScannedChunk, buffer: ChunkBuffer) -> Chunk:
+    """A chunk that a scan saw, read again: the same bytes, or LogFormatError kind "changed"."""
+    if scanned.size > len(buffer.raw):
+        buffer.grow_raw(scanned.size)
+    while scanned.batches > len(buffer.rows):
         buffer.grow_rows()
-    raw = buffer.raw[:size]
-    read_exactly(file, path, position, raw)
-    got, consumed, _, _, _ = walk_batches(raw, size, position, -1, 2**63 - 1, False, buffer.rows)
-    if got != n or consumed != size:
-        raise LogFormatError(
-            "changed", path, position, f"{n} batches in {size} bytes, as before", f"{got} in {consumed}"
-        )
-    return Chunk(position, raw, buffer.rows[:n])
+    raw = buffer.raw[: scanned.size]
+    read_again(file, path, scanned, raw)
+    walk_batches(raw, scanned.size, scanned.position, -1, NO_END, False, buffer.rows)  # as the scan did
+    return Chunk(scanned.position, raw, buffer.rows[: scanned.batches], scanned.offset_before)
 
 
 def clean_backwards(
@@ -192,10 +219,10 @@ def clean_backwards(
     one = sources[source]
     keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
     with opened(one.root, one.path) as file:
-        for position, size, n in reversed(one.scan.chunks):
-            chunk = chunk_at(file, one.path, position, size, n, buffer)
+        for scanned in reversed(one.scan.chunks):
+            chunk = chunk_at(file, one.path, scanned, buffer)
             for piece in clean_chunk(chunk, one.path, loader, rules, keep_legacy, mark_last, tally, backwards=True):
-                stack.push(source, piece)
+                stack.push(source, piece, chunk)
 
 
 def clean_forwards(
@@ -209,8 +236,8 @@ def clean_forwards(
     """Clean one source segment from its start; (piece, its bytes)."""
     keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
     with opened(one.root, one.path) as file:
-        for position, size, n in one.scan.chunks:
-            chunk = chunk_at(file, one.path, position, size, n, buffer)
+        for scanned in one.scan.chunks:
+            chunk = chunk_at(file, one.path, scanned, buffer)
             for piece in clean_chunk(chunk, one.path, loader, rules, keep_legacy, mark_last, tally, backwards=False):
                 if piece.data is not None:
                     yield piece, piece.data

@@ -7,22 +7,38 @@ batches. Segments can be scanned in any order, and in parallel.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from logformat.batch_headers import NO_END, ChunkBuffer, Tail, read_chunks, read_exactly
+from logformat.batch_kernels import MORE, REACHED_END, walk_batches
 from logformat.checkpoints import assign_batches
 from logformat.crc32c import crc32c_extend
 from logformat.errors import LogFormatError
 from logformat.index_builder import IndexBuilder
-from logformat.layout import CODEC_MASK, CODEC_NAMES, MAX_RELATIVE_OFFSET
+from logformat.layout import BATCH, CODEC_MASK, CODEC_NAMES, LOG_OVERHEAD, MAX_RELATIVE_OFFSET, MIN_LEGACY_SIZE
 from logformat.producer_state import ProducerSummary, merge, merge_all, summarize
 from udfs.plan import LastBatch, Limits, SegmentInput
 from udfs.storage import Root, opened
 from udfs.transactions import TXN_BATCH, transactional_batches
 
 _NOT_KNOWN: Final = -2
+CHANGED_HINT: Final = "something writes to this file, or the disk errs: look into that, then run again"
+_SMALLEST_BATCH: Final = LOG_OVERHEAD + MIN_LEGACY_SIZE
+
+
+class ScannedChunk(NamedTuple):
+    """Whole batches as a scan read and checked them. The checksum is that of the segment, from its first byte that was
+    scanned up to the end of the chunk; so it stands for every byte, those too that no batch's own checksum covers.
+    """
+
+    position: int
+    size: int
+    batches: int
+    offset_before: int  # last offset of the batch before the chunk; of the first one the segment's base - 1
+    before: int  # the checksum of what was scanned before the chunk
+    checksum: int  # of that and the chunk: CRC-32C
 
 
 @dataclass(frozen=True)
@@ -39,7 +55,7 @@ class SegmentScan:
     last_offset: int  # -1: empty
     max_timestamp: int  # ms, -1: none
     first_timestamp: int  # ms, the largest of the first batch; -1: none
-    chunks: tuple[tuple[int, int, int], ...]  # position, bytes, batches
+    chunks: tuple[ScannedChunk, ...]
     codecs: str
     transactional: np.ndarray  # TXN_BATCH[m]
     producers: ProducerSummary
@@ -75,7 +91,7 @@ class _Collected:
     codecs: int = 0  # bits
     checksum: int = 0
     thinned_offset: int = -1
-    chunks: list[tuple[int, int, int]] = field(default_factory=list)
+    chunks: list[ScannedChunk] = field(default_factory=list)
     transactional: list[np.ndarray] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)
     last_batch: LastBatch = LastBatch()
@@ -118,8 +134,12 @@ def scan_segment(
             check_offsets(segment.path, base, next_base_offset, batches)
             indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
             producers = merge(producers, summarize(batches, segment.path), segment.path)
-            out.checksum = crc32c_extend(out.checksum, chunk.raw)
-            _collect(out, chunk.position, len(chunk.raw), batches, mark)
+            before, out.checksum = out.checksum, crc32c_extend(out.checksum, chunk.raw)
+            scanned = ScannedChunk(
+                chunk.position, len(chunk.raw), len(batches), max(chunk.before, base - 1), before, out.checksum
+            )
+            out.chunks.append(scanned)
+            _collect(out, batches, mark)
     offset_index, time_index = indexes.finish()
     return SegmentScan(
         base_offset=base,
@@ -146,6 +166,26 @@ def scan_segment(
     )
 
 
+def read_again(file: Any, path: str, chunk: ScannedChunk, out: np.ndarray) -> None:
+    """Fill `out` (uint8[chunk.size]) with a scanned chunk: the very bytes that were checked, or kind "changed"."""
+    read_exactly(file, path, chunk.position, out)
+    found = crc32c_extend(chunk.before, out)
+    if found != chunk.checksum:
+        raise LogFormatError(
+            "changed", path, _first_bad(out, chunk.position),
+            f"the bytes that were checked: CRC-32C {chunk.checksum:#010x} up to byte {chunk.position + chunk.size}",
+            f"other bytes when they were read again: {found:#010x}",
+            hint=CHANGED_HINT,
+        )  # fmt: skip
+
+
+def _first_bad(raw: np.ndarray, position: int) -> int:
+    """Position of the first batch in `raw` that cannot be; of raw itself where each, taken alone, could be."""
+    rows = np.empty(len(raw) // _SMALLEST_BATCH + 1, BATCH)
+    _, consumed, status, _, _ = walk_batches(raw, len(raw), position, -1, NO_END, True, rows)
+    return position + (consumed if status not in (MORE, REACHED_END) else 0)
+
+
 def _cut(file: Any, segment: SegmentInput, buffer: ChunkBuffer) -> int:
     """Position of the first batch that reaches `from_offset`; it must begin there or later."""
     tail = Tail()
@@ -164,7 +204,7 @@ def _cut(file: Any, segment: SegmentInput, buffer: ChunkBuffer) -> int:
     return tail.position
 
 
-def _collect(out: _Collected, position: int, size: int, batches: np.ndarray, mark: int | None) -> None:
+def _collect(out: _Collected, batches: np.ndarray, mark: int | None) -> None:
     if out.n_batches == 0:
         out.first_timestamp = int(batches["max_timestamp"][0])
     out.n_batches += len(batches)
@@ -174,7 +214,6 @@ def _collect(out: _Collected, position: int, size: int, batches: np.ndarray, mar
     out.last_offset = int(batches["last_offset"][-1])
     out.max_timestamp = max(out.max_timestamp, int(batches["max_timestamp"].max()))
     out.codecs |= int(np.bitwise_or.reduce(1 << (batches["attributes"] & CODEC_MASK)))
-    out.chunks.append((position, size, len(batches)))
     transactional = transactional_batches(batches)
     if len(transactional):
         out.transactional.append(transactional)

@@ -70,14 +70,16 @@ def scan_keys(
     table = KeyTable(plan.limits.task_memory_bytes // 2)
     for source, group in zip(reversed(sources), reversed(split.groups), strict=True):
         with opened(source.root, source.path) as file:
-            for position, size, n in reversed(source.scan.chunks):
-                chunk = chunk_at(file, source.path, position, size, n, buffer)
+            for scanned in reversed(source.scan.chunks):
+                chunk = chunk_at(file, source.path, scanned, buffer)
                 _, drop = batch_retention(
                     chunk.batches, rules.discardable(chunk.batches), rules.producers,
                     rules.first_uncleanable_offset, rules.now_ms,
                 )  # fmt: skip
                 wanted = ~drop & ((chunk.batches["attributes"] & CONTROL_MASK) == 0)
-                for run in loader.runs(chunk.raw, position, chunk.batches, wanted, source.path, backwards=True):
+                for run in loader.runs(
+                    chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True, before=chunk.before
+                ):
                     yield _rows(run, table, first_dirty_offset, group)
 
 

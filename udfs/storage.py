@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs as pafs
 
-from logformat.errors import LogFormatError
+from logformat.errors import unreadable
 from logformat.locations import file_system
 
 
@@ -82,17 +82,13 @@ def opened_unbuffered(root: Root, path: str) -> Iterator[Any]:
         yield descriptor
 
 
-def unreadable(path: str, error: OSError) -> LogFormatError:
-    """The problem that stands for an operating-system error on a file of the archive."""
-    return LogFormatError(
-        "unreadable", path, 0, "a readable file", type(error).__name__ + ": " + str(error).split("Detail:")[-1].strip()
-    )
-
-
 def read_file(root: Root, path: str) -> bytes:
-    """A small file, whole."""
+    """A small file, whole. Raises LogFormatError kind "unreadable"."""
     with opened(root, path) as file:
-        return bytes(file.read())
+        try:
+            return bytes(file.read())
+        except OSError as error:
+            raise unreadable(path, error) from error
 
 
 def write_file(root: Root, path: str, data: bytes) -> None:
@@ -123,10 +119,17 @@ def flush_folder(root: Root, folder: str) -> None:
 
 def exists(root: Root, path: str) -> bool:
     """Whether there is a file or folder of this name."""
-    return bool(root.filesystem.get_file_info(root.full(path)).type != pafs.FileType.NotFound)
+    return bool(_info(root, path).type != pafs.FileType.NotFound)
 
 
 def file_size(root: Root, path: str) -> int | None:
     """Bytes of a file; None where there is none."""
-    info = root.filesystem.get_file_info(root.full(path))
+    info = _info(root, path)
     return int(info.size) if info.type == pafs.FileType.File else None
+
+
+def _info(root: Root, path: str) -> Any:
+    try:
+        return root.filesystem.get_file_info(root.full(path))
+    except OSError as error:
+        raise unreadable(path, error) from error

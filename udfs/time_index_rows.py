@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from logformat.batch_headers import ChunkBuffer, Tail, read_chunks
 from logformat.bodies import BodyLoader, Run
-from logformat.errors import LogFormatError
+from logformat.errors import stopped
 from logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from logformat.sparse_headers import read_headers
 from udfs import time_index_kernels as kernels
@@ -77,8 +77,8 @@ def _rows(segment: TimedSegment) -> Any:
         if not said:
             first = FirstOffsets()
             _by_records(root, segment, first)
-    except LogFormatError as error:
-        problem = str(error)
+    except Exception as error:  # the other segments go on; rows up to there stay
+        problem = str(stopped(error, segment.path))
     minutes, offsets = first.sorted()
     n = max(len(minutes), 1)
     same = {

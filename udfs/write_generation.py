@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Final
 
 import numpy as np
 
@@ -22,8 +22,11 @@ from logformat.names import segment_file
 from udfs.analyse_partition import Analysis
 from udfs.plan import OutputSegment, PartitionPlan, SideFile
 from udfs.rewrite_segments import Group, SegmentOutput, Source, manifest_row, read_back
+from udfs.scan_batches import read_again
 from udfs.scan_partition import root_of
 from udfs.storage import Root, exists, flush, flush_folder, open_root, opened, read_file, write_file
+
+_PART_BYTES: Final = 8 << 20
 
 
 def make_folder(plan: PartitionPlan) -> Root:
@@ -151,6 +154,7 @@ def _placed(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
         return segment
     store.filesystem.copy_file(store.full(segment.path), store.full(path))
     flush(store, path)
+    _check_written(store, path, segment.size_bytes, segment.checksum)  # the one that was read back goes
     offset_index = _shifted(store, folder, written, segment.base_offset, "index", OFFSET_INDEX_ENTRY)
     time_index = _shifted(store, folder, written, segment.base_offset, "timeindex", TIME_INDEX_ENTRY)
     txn_index = b""
@@ -214,21 +218,26 @@ def _copy_rest(source: Source, store: Root, path: str) -> None:
         opened(source.root, source.path) as file,
         store.filesystem.open_output_stream(store.full(path), compression=None) as stream,
     ):
-        for position, size, _ in scan.chunks:
-            stream.write(_part(file, source.path, position, size).data)
+        for chunk in scan.chunks:
+            part = np.empty(chunk.size, np.uint8)
+            read_again(file, source.path, chunk, part)
+            stream.write(part.data)
     flush(store, path)
-    checksum = 0
+    _check_written(store, path, scan.size, scan.checksum)
+
+
+def _check_written(store: Root, path: str, size: int, checksum: int) -> None:
+    """Read a copied `.log` back, and hold it against the checksum of what was to be copied."""
+    found = 0
     with opened(store, path) as file:
-        for position, size, _ in scan.chunks:
-            checksum = crc32c_extend(checksum, _part(file, path, position - scan.start_position, size))
-    if checksum != scan.checksum:
-        raise LogFormatError("readback", path, 0, f"checksum {scan.checksum:#010x}, as scanned", f"{checksum:#010x}")
-
-
-def _part(file: Any, path: str, position: int, size: int) -> np.ndarray:
-    part = np.empty(size, np.uint8)
-    read_exactly(file, path, position, part)
-    return part
+        if file.size() != size:
+            raise LogFormatError("readback", path, 0, f"{size} bytes", f"{file.size()}")
+        for start in range(0, size, _PART_BYTES):
+            part = np.empty(min(_PART_BYTES, size - start), np.uint8)
+            read_exactly(file, path, start, part)
+            found = crc32c_extend(found, part)
+    if found != checksum:
+        raise LogFormatError("readback", path, 0, f"checksum {checksum:#010x}, as scanned", f"{found:#010x}")
 
 
 def _write_snapshots(plan: PartitionPlan, analysis: Analysis, store: Root, bases: Sequence[int]) -> None:

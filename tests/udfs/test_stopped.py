@@ -1,0 +1,395 @@
+"""What stops the work on one partition is a problem of that partition, in every job; a full disk is not."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs import archive
+from jobs.archive_report import profile_archive
+from jobs.lookup import archive_plans
+from jobs.options import ReportOptions
+from jobs.progress import Silent
+from logformat.dump import DumpOptions, dump
+from logformat.dump_log import LogOptions
+from logformat.errors import KINDS, LogFormatError, stopped
+from tests.faults import Fault, faults, happened
+from tests.jobs.sources import read
+from tests.udfs.damage import SEGMENT_OFFSETS, Partition, build
+from udfs.attempt import attempt
+from udfs.compact_partition import compact_partition
+from udfs.dump_files import DumpSpec, dump_tasks, dump_to_file, list_files
+from udfs.index_sizes import IndexSizesPlan, index_sizes
+from udfs.lookup_queries import Queries, lookup
+from udfs.plan import Problem, SetAside
+from udfs.profile_partition import ProfilePlan, profile_partition
+from udfs.reindex_segment import ReindexSegment, ReindexSettings, ReindexTask, reindex_segments
+from udfs.reindex_write import Target
+from udfs.time_index_rows import TimedSegment, time_index_rows
+
+READ_ERRORS = ["EIO", "ESTALE", "EACCES"]
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Partition:
+    return build(tmp_path / "archive")
+
+
+def log_of(part: Partition, number: int = 1) -> Path:
+    return part.log(number * SEGMENT_OFFSETS)
+
+
+def unreadable(problem: Problem | LogFormatError | None, path: str, error: str) -> None:
+    """The problem says path and errno."""
+    assert problem is not None
+    assert (problem.kind, problem.path) == ("unreadable", path)
+    assert f"rrno {getattr(errno, error)}]" in problem.found
+
+
+def nothing_left(part: Partition) -> bool:
+    return not part.store.exists() or not [p for p in part.store.rglob("*") if p.is_file()]
+
+
+# -- compact
+
+
+@pytest.mark.parametrize("error", READ_ERRORS)
+@pytest.mark.parametrize("nth", [1, 2])
+def test_compact_reading(part: Partition, tmp_path: Path, error: str, nth: int) -> None:
+    log = log_of(part)
+    plan = part.plan()
+    with faults(tmp_path, Fault("read", str(log), nth=nth, error=error)):
+        result = compact_partition(plan)
+    assert happened(tmp_path) == [1]
+    assert result.status == "set_aside"
+    unreadable(result.problem, f"t-0/{log.name}", error)
+    assert nothing_left(part)
+
+
+def test_the_position_where_reading_failed(part: Partition, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    log = log_of(part)
+    position = part.positions(SEGMENT_OFFSETS)[1]
+    small = replace(part.plan(), limits=replace(part.limits, chunk_bytes=position + 20))
+    with faults(tmp_path, Fault("read", str(log), at=position + 30, error="EIO")):
+        problem = compact_partition(small).problem
+    assert happened(tmp_path) == [1]
+    assert problem is not None
+    assert problem.position == position
+
+
+def test_a_read_that_a_signal_broke_off_is_tried_again(part: Partition, tmp_path: Path) -> None:
+    expected = compact_partition(part.plan())
+    bytes_expected = part.cleaned_bytes(expected)
+    with faults(tmp_path, Fault("read", "*.log", times=3, error="EINTR")):
+        result = compact_partition(part.plan())
+    assert happened(tmp_path) == [3]
+    assert result.status == "cleaned"
+    assert part.cleaned_bytes(result) == bytes_expected
+
+
+@pytest.mark.parametrize("on", ["create", "write", "fsync"])
+@pytest.mark.parametrize("error", ["EIO", "EACCES", "EROFS"])
+def test_compact_writing(part: Partition, tmp_path: Path, on: Any, error: str) -> None:
+    plan = part.plan()
+    with faults(tmp_path, Fault(on, f"{part.store}/*", nth=2, error=error)):
+        result = compact_partition(plan)
+    assert happened(tmp_path) == [1]
+    assert result.problem is not None
+    assert (result.status, result.problem.kind) == ("set_aside", "unwritable")
+    assert str(part.store) in result.problem.path
+    assert f"[Errno {getattr(errno, error)}]" in result.problem.found
+    assert nothing_left(part)
+
+
+@pytest.mark.parametrize("on", ["create", "write", "fsync"])
+@pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT"])
+def test_a_full_disk_ends_the_job(part: Partition, tmp_path: Path, on: Any, error: str) -> None:
+    plan = part.plan()
+    with faults(tmp_path, Fault(on, f"{part.store}/*", nth=2, error=error)), pytest.raises(OSError) as found:
+        compact_partition(plan)
+    assert found.value.errno == getattr(errno, error)
+    assert happened(tmp_path) == [1]
+
+
+# -- the other jobs
+
+
+@pytest.mark.parametrize("error", READ_ERRORS)
+def test_verify(part: Partition, tmp_path: Path, error: str) -> None:
+    log = log_of(part)
+    with faults(tmp_path, Fault("read", str(log), error=error)):
+        checked = part.verify()
+    (problem,) = checked.problems
+    unreadable(problem, f"t-0/{log.name}", error)
+    assert (checked.segments, checked.records) == (4, 36)  # those of the others
+
+
+def test_verify_side_files(part: Partition, tmp_path: Path) -> None:
+    names = (log_of(part).with_suffix(".index"), part.folder / "leader-epoch-checkpoint")
+    given = [Fault("read", str(path), nth=2 if "leader" in path.name else 1, error="EIO") for path in names]
+    with faults(tmp_path, *given):
+        checked = part.verify()
+    assert happened(tmp_path) == [1, 1]
+    assert sorted(p.path for p in checked.problems if p.kind == "unreadable") == sorted(
+        str(path.relative_to(part.root)) for path in names
+    )
+    assert checked.records == 48
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_report(part: Partition, tmp_path: Path, nth: int) -> None:
+    plan = part.plan()
+    with faults(tmp_path, Fault("read", str(log_of(part)), nth=nth, error="EIO")):
+        profile = profile_partition(ProfilePlan(plan, compacted=True))
+    unreadable(profile.problem, f"t-0/{log_of(part).name}", "EIO")
+
+
+def reindexed(part: Partition, target: Target, *, check_crc: bool = True) -> list[Any]:
+    listed = part.listed()
+    segments = tuple(
+        ReindexSegment(
+            s.path, s.base_offset, s.size, None if s is listed.segments[-1] else s.base_offset + SEGMENT_OFFSETS,
+            listed.indexes[s.base_offset]["index"], listed.indexes[s.base_offset]["timeindex"],
+        )
+        for s in listed.segments
+    )  # fmt: skip
+    settings = ReindexSettings(index_interval_bytes=0, check_crc=check_crc)
+    return reindex_segments(ReindexTask(target, "t-0", segments, settings))
+
+
+def test_reindex_reading(part: Partition, tmp_path: Path) -> None:
+    with faults(tmp_path, Fault("read", str(log_of(part)), error="EIO")):
+        outcomes = reindexed(part, Target("check", str(part.root)))
+    assert [o.problem is None for o in outcomes] == [True, False, True, True]
+    unreadable(outcomes[1].problem, f"t-0/{log_of(part).name}", "EIO")
+    assert {f.status for f in outcomes[1].files} == {"impossible"}
+
+
+@pytest.mark.parametrize("on", ["create", "write", "fsync"])
+def test_reindex_writing(part: Partition, tmp_path: Path, on: Any) -> None:
+    output = tmp_path / "out"
+    target = Target("output", str(part.root), str(output))
+    with faults(tmp_path, Fault(on, f"{output}/t-0/{log_of(part).stem}.index", error="EIO")):
+        outcomes = reindexed(part, target)
+    assert happened(tmp_path) == [1]
+    reasons = {f.path.rpartition("/")[2]: f.reason for o in outcomes for f in o.files if f.status == "impossible"}
+    assert reasons == {f"{log_of(part).stem}.index": "unwritable"}
+    more = tmp_path / "more"
+    more.mkdir()
+    target = Target("output", str(part.root), str(more / "out"))
+    with faults(more, Fault(on, f"{more}/out/*", error="ENOSPC")), pytest.raises(OSError, match="No space"):
+        reindexed(part, target)
+
+
+def test_reindex_folder_that_cannot_be_flushed(part: Partition, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with faults(tmp_path, Fault("fsync", f"{output}/t-0", error="EIO")):
+        outcomes = reindexed(part, Target("output", str(part.root), str(output)))
+    assert happened(tmp_path) == [1]
+    assert {o.problem.kind for o in outcomes} == {"unwritable"}
+
+
+def test_lookup(part: Partition, tmp_path: Path) -> None:
+    (plan,) = archive_plans(str(part.root), None, [])
+    queries = Queries(np.array([3, 15]), np.zeros(2, np.bool_))
+    with faults(tmp_path, Fault("open", str(log_of(part, 3)), error="EIO")):
+        found = lookup(plan, queries)
+    assert happened(tmp_path) == [1]
+    unreadable(found.problem, str(log_of(part, 3)), "EIO")
+    assert found.answers.column("status").to_pylist() == ["unreadable"] * 2
+
+
+def test_sizing_and_time_index(part: Partition, tmp_path: Path) -> None:
+    (plan,) = archive_plans(str(part.root), None, [])
+    log = log_of(part)
+    with faults(tmp_path, Fault("open", str(log), times=2, error="ESTALE")):
+        sizes = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
+        segments = [
+            TimedSegment("t", 0, str(part.root), s.base_offset, s.path, s.size, s.mtime_ms) for s in plan.segments
+        ]
+        rows = time_index_rows(segments).to_pylist()
+    assert happened(tmp_path) == [2]
+    unreadable(sizes.problem, f"t-0/{log.name}", "ESTALE")
+    assert sizes.batches == 9
+    (told,) = {row["problem"] for row in rows} - {None}
+    assert f"t-0/{log.name}" in told
+    assert len({row["segment_base_offset"] for row in rows if row["problem"] is None}) == 3
+
+
+def test_inspect(part: Partition, tmp_path: Path) -> None:
+    log, written = log_of(part), bytearray()
+    with faults(tmp_path, Fault("read", str(log), error="EIO")):
+        findings = dump([part.folder], DumpOptions(LogOptions(deep=True)), written.extend)
+    assert happened(tmp_path) == [1]
+    (problem,) = findings.all_problems
+    unreadable(problem, str(log), "EIO")
+    assert b"baseOffset: 0 " in written
+    assert b"baseOffset: 24 " in written
+
+
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_inspect_into_files(part: Partition, tmp_path: Path, error: str) -> None:
+    output = tmp_path / "out"
+    tasks = dump_tasks(list_files([str(part.folder)]), DumpSpec(), str(output))
+    bad = next(task for task in tasks if task.name == f"t-0/{log_of(part).name}.txt")
+    with faults(tmp_path, Fault("write", f"{output}/{bad.name}", error=error)):
+        if error == "ENOSPC":
+            with pytest.raises(OSError, match="No space"):
+                dump_to_file(bad)
+            return
+        done = [dump_to_file(task) for task in tasks]
+    (failed,) = [d for d in done if d.n_problems]
+    assert (failed.name, failed.n_problems) == (bad.name, 1)
+    assert "unwritable" in failed.said[0]
+
+
+def test_data_source_set_aside(part: Partition, tmp_path: Path) -> None:
+    log = log_of(part)
+    with faults(tmp_path, Fault("read", str(log), error="EIO")):
+        rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()
+    (told,) = [row for row in rows if row["problem"]]
+    assert told["problem"]["kind"] == "unreadable"
+    assert told["problem"]["path"] == str(log)
+    assert "Errno 5" in told["problem"]["found"]
+    assert len(rows) == 1 + 36
+
+
+def test_data_source_fails(part: Partition, tmp_path: Path) -> None:
+    log = log_of(part)
+    with faults(tmp_path, Fault("read", str(log), error="EIO")), pytest.raises(LogFormatError) as found:
+        read("kafka_log", part.root)
+    unreadable(found.value, str(log), "EIO")
+
+
+def test_listing(part: Partition, tmp_path: Path) -> None:
+    """A folder that cannot be listed is its partition's problem; the others are there."""
+    from tests.udfs.damage import name_of
+
+    (part.root / "u-0").mkdir()
+    (part.root / "u-0" / name_of(0)).write_bytes(part.log(0).read_bytes())
+    with faults(tmp_path, Fault("list", str(part.folder), error="EIO")):
+        found = archive.archive_at(str(part.root), lambda _: True)
+    unreadable(found.partitions["t", 0].problem, "t-0", "EIO")
+    assert found.partitions["u", 0].problem is None
+
+
+# -- what nobody thought of
+
+
+def boom(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def _profile(part: Partition) -> Any:
+    return profile_partition(ProfilePlan(part.plan(), compacted=True))
+
+
+def _lookup(part: Partition) -> Any:
+    (plan,) = archive_plans(str(part.root), None, [])
+    return lookup(plan, Queries(np.array([3]), np.zeros(1, np.bool_)))
+
+
+def _first_problem(part: Partition) -> Any:
+    rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()
+    told = next(row["problem"] for row in rows if row["problem"])
+    return Problem(**{name: told[name] for name in ("kind", "path", "position", "expected", "found", "hint")})
+
+
+def _inspect(part: Partition) -> Any:
+    return dump([log_of(part)], DumpOptions(), lambda _: None).all_problems[0]
+
+
+PLACES = {
+    "compact": ("udfs.compact_partition.analyse", lambda part: compact_partition(part.plan()).problem),
+    "verify": ("udfs.check_segments._check_gaps", lambda part: part.verify().problems[-1]),
+    "report": ("udfs.profile_partition._Walk", lambda part: _profile(part).problem),
+    "reindex": (
+        "udfs.reindex_segment.scan", lambda part: reindexed(part, Target("check", str(part.root)))[0].problem,
+    ),
+    "lookup": ("udfs.lookup_queries._answers", lambda part: _lookup(part).problem),
+    "data source": ("udfs.read_records.record_batches", _first_problem),
+    "inspect": ("logformat.dump_log.batch_lines", _inspect),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("job", PLACES)
+def test_a_defect_is_the_partitions_problem(
+    part: Partition, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, job: str
+) -> None:
+    where, run = PLACES[job]
+    monkeypatch.setattr(where, boom(KeyError("what nobody thought of")))
+    problem = run(part)
+    assert problem.kind == "defect"
+    assert "t-0" in problem.path
+    assert "KeyError" in problem.found
+    assert "in fail, line" in problem.found
+    assert "report this" in problem.hint
+    assert "Traceback" in caplog.text
+    assert "what nobody thought of" in caplog.text
+
+
+@pytest.mark.parametrize("job", PLACES)
+def test_memory_that_is_not_there_is_the_partitions_problem(
+    part: Partition, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    where, run = PLACES[job]
+    monkeypatch.setattr(where, boom(MemoryError("Unable to allocate 8.00 EiB")))
+    problem = run(part)
+    assert (problem.kind, problem.found) == ("memory", "Unable to allocate 8.00 EiB")
+
+
+@pytest.mark.parametrize("job", PLACES)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_who_wants_to_stop_is_let_stop(
+    part: Partition, monkeypatch: pytest.MonkeyPatch, job: str, error: BaseException
+) -> None:
+    where, run = PLACES[job]
+    monkeypatch.setattr(where, boom(error))
+    with pytest.raises(type(error)):
+        run(part)
+
+
+def test_attempt() -> None:
+    assert attempt("t-0", lambda: 7) == 7
+    problem = Problem("gap", "t-0", 0, "a", "b", state="gap")
+    assert attempt("t-0", boom(SetAside(problem))) is problem
+    assert stopped(LogFormatError("crc", "x", 1, "a", "b"), "t-0").kind == "crc"
+    for kind in ("defect", "memory", "unwritable", "keys"):
+        assert kind in KINDS
+        assert kind in str(Problem(kind, "t-0", 0, "a", "b"))  # a report says it
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space"):
+        attempt("t-0", boom(full))
+
+
+def test_report_says_that_keys_do_not_fit(tmp_path: Path) -> None:
+    """Its kind of problem was none, so that the report ended where it was to be shown."""
+    import dataclasses
+
+    from jobs.config import Config
+
+    part = build(tmp_path / "archive")
+    config = Config()
+    config = dataclasses.replace(config, job=dataclasses.replace(config.job, task_memory_bytes=1000))
+    rows = [(1_700_000_000_000 + i, b"key-%d" % i, b"v") for i in range(20_000)]
+    from tests.reference.log import data_batch
+
+    part.write(0, [data_batch(0, rows)])
+    for base in (12, 24, 36):
+        for kind in ("log", "index", "timeindex"):
+            part.log(base).with_suffix(f".{kind}").unlink()
+    report = profile_archive(
+        ReportOptions(archive=str(part.root), output="", now_ms=1_800_000_000_000, config=config), Silent()
+    )
+    assert "keys: expected keys that fit" in report.to_text()
