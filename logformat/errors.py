@@ -123,7 +123,6 @@ KINDS = {
     "transaction": "control records that cannot be",
     "readback": "a written file that is not what was meant to be written",
     "unwritable": "a file that cannot be written; a full disk is no such problem, it ends the job",
-    "keys": "more keys than the memory of a task holds",
     "memory": "more memory was wanted than there is",
     "defect": "not the file: an error of this program, which should be reported",
 }

@@ -66,9 +66,7 @@ class SegmentScan:
     offset_index: bytes
     time_index: bytes
     thinned_offset: int = -1  # the last at which a cleaner's work is seen (`thinned_offset`); -1: none
-    indexed_end: int = (
-        0  # by the archive's own indexes, where that is behind the end (`gaps.indexed_end`); 0: it is not
-    )
+    indexed_end: int = 0  # by the archive's own indexes, where that is behind the end; 0: it is not (`gaps`)
 
     @property
     def size(self) -> int:
