@@ -78,6 +78,7 @@ class Archive:
     notes: list[str] = field(default_factory=list)
     not_wanted: set[str] = field(default_factory=set)  # topics that are here too, and were not asked for
     unreadable: list[Problem] = field(default_factory=list)  # folders, each with a note as well
+    folders: set[str] = field(default_factory=set)  # every one that was looked into for partitions
 
 
 @dataclass
@@ -151,6 +152,7 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
         return
     files = {e.base_name for e in entries if e.type == pafs.FileType.File}
     folders = [e.base_name for e in entries if e.type == pafs.FileType.Directory]
+    archive.folders.add(path)
     here: list[tuple[names.PartitionFolder, str]] = []
     for folder in folders:
         below = f"{path}/{folder}" if path else folder

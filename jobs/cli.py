@@ -170,6 +170,7 @@ def restore(**given: Any) -> None:
 @click.option(
     "--grace-hours", type=click.FloatRange(min=0), default=168.0, show_default=True, help="Age that is spared."
 )
+@click.option("--before-reset", metavar="GLOB", help="Of these topics, what was before a --reset is not kept either.")
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted; delete nothing.")
 @_shared
 def vacuum(**given: Any) -> None:

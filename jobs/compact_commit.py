@@ -33,7 +33,9 @@ def commit_of(
     r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None, archive_uri: str, now_ms: int,
     settings: CleanSettings, *, anew: bool = False,
 ) -> Commit:  # fmt: skip
-    """What a cleaned partition brings to its wave. `anew`: a reset: nothing is taken over from the one before."""
+    """What a cleaned partition brings to its wave. `anew`: a reset: nothing is taken over from the one before, which
+    stays its parent, so that it can be restored and vacuum knows it.
+    """
     generation = (before.generation if before else 0) + 1
     run_id = r.folder.rpartition("/")[2].partition("-")[2]
     identity: dict[str, Any] = {
@@ -59,13 +61,13 @@ def commit_of(
         segments=[_segment(s, r, generation, run_id) for s in r.segments],
         run=RunRow(
             run_id=run_id, topic=r.topic, partition=r.partition, generation_before=generation - 1,
-            generation_after=generation, parent_run_id=before.run_id if before and not anew else None, now_ms=now_ms,
+            generation_after=generation, parent_run_id=before.run_id if before else None, now_ms=now_ms,
             started_ms=time.time_ns() // 1_000_000, first_dirty_offset=r.first_dirty_before,
             end_offset=r.first_dirty_offset, log_start_offset=r.log_start_offset, next_offset=r.next_offset,
             settings=json.dumps(asdict(settings)),
             bytes_read=r.bytes_read, bytes_before=r.bytes_before, bytes_after=r.bytes_after,
             bytes_written=r.bytes_written, seconds=json.dumps(r.seconds), splits=r.splits,
-            versions=json.dumps(_versions()), **identity, **counters,
+            versions=json.dumps(_versions()), anew=anew and before is not None, **identity, **counters,
         ),
     )  # fmt: skip
 

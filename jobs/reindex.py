@@ -22,6 +22,7 @@ from jobs.each import WITHOUT_SPARK_BYTES, each
 from jobs.errors import LogDirectoryInUseError, NotEmptyError, OutputFullError, UsageError
 from jobs.log_directory_lock import locked
 from jobs.options import ReindexOptions
+from jobs.places import Place, check_apart, check_outside
 from jobs.progress import Progress
 from jobs.reindex_report import ReindexedPartition, ReindexReport
 from logformat import names
@@ -48,6 +49,8 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
     target = _target(options, uri)
     report = ReindexReport(uri, target.mode, target.output_uri or None)
     archive = archive_at(uri, matching(options.topics))
+    if target.mode == "output":
+        check_outside(Place("--output", target.output_uri), archive)
     report.notes += archive.notes
     wanted = [
         archived
@@ -75,8 +78,7 @@ def _target(options: ReindexOptions, uri: str) -> Target:
     if options.mode != "output":
         return Target("in_place" if options.mode == "in_place" else "check", uri, exact=options.exact)
     output = normal_uri(options.output or "")
-    if f"{output}/".startswith(f"{uri}/"):
-        raise UsageError(message=f"--output {output} lies in the archive {uri}: give a folder outside of it")
+    check_apart(Place("--output", output), Place("the archive", uri))
     root = open_root(output)
     kind = root.filesystem.get_file_info(root.full("")).type
     if kind == pafs.FileType.File:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -20,10 +20,11 @@ from typing import Any
 from pyarrow import fs as pafs
 
 from jobs import errors, session
-from jobs.archive import list_archive
+from jobs.archive import Archive, list_archive, matching
 from jobs.copy_files import copy_log, copy_small, finish
 from jobs.errors import MissingFileError, MissingPathError, NoGenerationError, NotEmptyError, UsageError
 from jobs.options import RestoreOptions
+from jobs.places import Place, check_apart, check_outside, is_same
 from jobs.progress import Progress
 from jobs.report import ShownInNotebooks, count, seconds, size, table
 from jobs.state import Checkpoint, RunRow, Segment, State, open_state
@@ -129,12 +130,15 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     output = open_root(normal_uri(options.output))
     _check_empty(output)
     store = open_store(options.store)
+    check_apart(Place("--output", output.uri), Place("the store", store.uri))
     state = open_state(session.start(), options.store)
     targets = choose(state, options.topics, options.generation)
     manifests = state.manifests({t.key: (t.generation, t.run_id) for t in targets})
     archives = {t.archive_uri: open_root(normal_uri(options.archive or t.archive_uri)) for t in targets}
+    listed = _apart(output, archives, options)
     side_files = _check_files(state, store, archives, targets, manifests)
     report = RestoreReport(output.uri)
+    report.notes += _before_resets(state, targets) if options.generation is not None else []
     report.seconds["plan"] = round(time.monotonic() - began, 3)
     progress.start("restore", sum(s.size_bytes for rows in manifests.values() for s in rows), "B")
     try:
@@ -155,7 +159,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     except BaseException:  # interrupted as well: half a log directory must not look like one
         output.filesystem.delete_dir_contents(output.base, missing_dir_ok=True)
         raise
-    _list_beyond(report, archives, targets, manifests, options)
+    _list_beyond(report, listed, targets, manifests)
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
@@ -189,6 +193,20 @@ def choose(state: State, topics: str | None, generation: int | None) -> list[Tar
     return targets
 
 
+def _before_resets(state: State, targets: Sequence[Target]) -> Iterator[str]:
+    """Which of the generations come before one that began anew: then the archive holds another log, or a part of it."""
+    chains = state.histories({t.topic for t in targets})
+    for target in targets:
+        later = [
+            r.generation_after for r in chains[target.key] if r.began_anew and r.generation_after > target.generation
+        ]
+        if later:
+            yield (
+                f"{target.name}: generation {target.generation} is of before the --reset that began generation "
+                f"{min(later)} anew: what the archive holds now need not follow it"
+            )
+
+
 def _target(row: Checkpoint | RunRow, generation: int, first_dirty_offset: int) -> Target:
     return Target(
         row.topic, row.partition, generation, row.run_id, first_dirty_offset, row.log_start_offset, row.next_offset,
@@ -204,6 +222,23 @@ def _check_empty(output: Root) -> None:
         inside = output.filesystem.get_file_info(pafs.FileSelector(output.base))
         if inside:
             raise NotEmptyError(path=output.uri, found=f"{inside[0].base_name} and {len(inside) - 1} more")
+
+
+def _apart(output: Root, archives: Mapping[str, Root], options: RestoreOptions) -> dict[str, Archive | None]:
+    """The archives' listings, each archive's once (None: it cannot be read). Raises where the output is in one."""
+    written = Place("--output", output.uri)
+    listed: dict[str, Archive | None] = {}
+    for root in archives.values():
+        if any(is_same(root.uri, known) for known in listed):
+            continue
+        check_apart(written, Place("the archive", root.uri))
+        try:
+            listed[root.uri] = list_archive(root, matching(options.topics))
+        except OSError:
+            listed[root.uri] = None
+    for archive in filter(None, listed.values()):
+        check_outside(written, archive)
+    return listed
 
 
 def _check_files(
@@ -317,20 +352,16 @@ def _write_checkpoints(output: Root, targets: Sequence[Target], manifests: Mappi
 
 
 def _list_beyond(
-    report: RestoreReport, archives: Mapping[str, Root], targets: Sequence[Target],
-    manifests: Mapping[Key, Sequence[Segment]], options: RestoreOptions,
+    report: RestoreReport, listed: Mapping[str, Archive | None], targets: Sequence[Target],
+    manifests: Mapping[Key, Sequence[Segment]],
 ) -> None:  # fmt: skip
     """What lies in the archive at or beyond each partition's end, and partitions that the store does not hold."""
     ends = {t.key: t.next_offset for t in targets}
-    for archive in archives.values():
-        try:
-            listed = list_archive(archive, lambda topic: options.topics is None or fnmatchcase(topic, options.topics))
-        except OSError:
-            report.notes.append(
-                f"{archive.uri}: the archive cannot be read; what it holds beyond the store is not known"
-            )
+    for uri, archive in listed.items():
+        if archive is None:
+            report.notes.append(f"{uri}: the archive cannot be read; what it holds beyond the store is not known")
             continue
-        for key, partition in sorted(listed.partitions.items()):
+        for key, partition in sorted(archive.partitions.items()):
             if key not in ends:
                 total = sum(s.size for s in partition.segments)
                 report.beyond.append(f"{partition.path}: {len(partition.segments)} segments, {size(total)}")

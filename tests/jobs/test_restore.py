@@ -84,6 +84,16 @@ def test_an_older_generation_and_a_glob(two_generations):
         _restore(two_generations, topics="x", output=str(two_generations.folder / "out2"))
 
 
+def test_a_generation_of_before_a_reset(two_generations):
+    two_generations.generation("t", 0, 3, {0: A}, anew=True)
+    report = _restore(two_generations, generation=2, topics="t")
+    logs = [data for path, data in tree(two_generations.folder / "out").items() if path.endswith(".log")]
+    assert logs == [B, B, C]
+    assert any("t-0: generation 2 is of before the --reset that began generation 3 anew" in n for n in report.notes)
+    assert "t-0: generation 2 is of before" in report.to_text()
+    assert _restore(two_generations, topics="t", output=str(two_generations.folder / "now")).notes == []
+
+
 def test_an_archive_that_has_moved(two_generations):
     moved = two_generations.folder / "elsewhere"
     two_generations.archive.rename(moved)
