@@ -353,6 +353,8 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             full = DiskFullError(path=error.filename or "disk", found=error.strerror)
+            for note in getattr(error, "__notes__", ()):
+                full.add_note(note)
             return _fail(full.line(), full.to_json(), full.exit_code, as_json)
         return _unexpected(error, as_json)
     except Exception as error:  # the last resort, and the one place for it
@@ -372,7 +374,7 @@ def _interrupted(error: BaseException, as_json: bool) -> int:
     kind, said, code = ("Terminated", "terminated", 143) if isinstance(error, TerminatedError) else (
         "Interrupted", "interrupted", 130,
     )  # fmt: skip
-    message = f"{said}; what was committed stays, run again to go on"
+    message = "; ".join((said, *getattr(error, "__notes__", ()), "what was committed stays, run again to go on"))
     return _fail(message, _plain(kind, message, code), code, as_json)
 
 

@@ -40,12 +40,13 @@ class JobError(Exception):
 
     def line(self) -> str:
         """The one line that is shown to a person."""
-        return f"{self}; {self.advice}" if self.advice else str(self)
+        return "; ".join(filter(None, (str(self), *getattr(self, "__notes__", ()), self.advice)))
 
     def to_json(self) -> dict[str, object]:
         """The same for a program."""
         return {
-            "kind": type(self).__name__, "exit_code": self.exit_code, "message": str(self), "hint": self.advice,
+            "kind": type(self).__name__, "exit_code": self.exit_code,
+            "message": "; ".join((str(self), *getattr(self, "__notes__", ()))), "hint": self.advice,
             **{key: self.fields.get(key) for key in ("path", "position", "expected", "found")},
         }  # fmt: skip
 

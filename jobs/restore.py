@@ -4,7 +4,8 @@
   every file is there, at least as long as its row says -> copies, checksum by checksum, partitions in parallel
   -> recovery-point, high watermark, cleaner and log-start checkpoints -> .kafka_cleanshutdown, last of all
 
-The archive and the store are only read. A restore that fails takes away what it wrote.
+The archive and the store are only read. A restore that fails takes away what it wrote, and nothing else: what somebody
+else put into the folder meanwhile stays, and the error names it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pyarrow import fs as pafs
 
 from jobs import errors, session
 from jobs.archive import Archive, list_archive, matching
-from jobs.copy_files import copy_log, copy_small, finish
+from jobs.copy_files import Made, copy_log, copy_small, finish
 from jobs.errors import MissingFileError, MissingPathError, NoGenerationError, NotEmptyError, UsageError
 from jobs.options import RestoreOptions
 from jobs.places import Place, check_apart, check_outside, is_same
@@ -141,13 +142,12 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     report.notes += _before_resets(state, targets) if options.generation is not None else []
     report.seconds["plan"] = round(time.monotonic() - began, 3)
     progress.start("restore", sum(s.size_bytes for rows in manifests.values() for s in rows), "B")
+    made = Made(output)
     try:
-        output.filesystem.create_dir(output.base, recursive=True)
+        made.folder("")
         with ThreadPoolExecutor(_THREADS) as pool:
             jobs = [
-                pool.submit(
-                    _restore_partition, t, manifests[t.key], side_files[t.key], store, archives, output, progress
-                )
+                pool.submit(_restore_partition, t, manifests[t.key], side_files[t.key], store, archives, made, progress)
                 for t in targets
             ]
             try:
@@ -155,9 +155,11 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        _write_checkpoints(output, targets, manifests)
-    except BaseException:  # interrupted as well: half a log directory must not look like one
-        output.filesystem.delete_dir_contents(output.base, missing_dir_ok=True)
+        _write_checkpoints(made, targets, manifests)
+    except BaseException as error:  # interrupted as well: half a log directory must not look like one
+        left = made.take_back()
+        if left:
+            error.add_note(f"left in {output.uri}: {_first(left)}")
         raise
     _list_beyond(report, listed, targets, manifests)
     report.seconds["total"] = round(time.monotonic() - began, 3)
@@ -272,13 +274,15 @@ def _check_files(
         archived = [s for s in manifests[target.key] if s.root == "archive"]
         missing += [f"{archive.uri}/{path}" for path in _absent(archive, archived)]
     if missing:
-        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise MissingFileError(
-            path=", ".join(missing[:_NAMED]) + more,
-            expected="the files that the generation names",
-            found="no such file",
+            path=_first(missing), expected="the files that the generation names", found="no such file"
         )
     return side_files
+
+
+def _first(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return ", ".join(paths[:_NAMED]) + more
 
 
 def _absent(root: Root, segments: Sequence[Segment]) -> list[str]:
@@ -308,17 +312,17 @@ def _still_there(state: State, chain: Sequence[RunRow]) -> list[int]:
 
 def _restore_partition(
     target: Target, segments: Sequence[Segment], side_files: Sequence[str], store: Root, archives: Mapping[str, Root],
-    output: Root, progress: Progress,
+    made: Made, progress: Progress,
 ) -> RestoredPartition:  # fmt: skip
     out = RestoredPartition(
         target.topic, target.partition, target.generation, target.log_start_offset, target.next_offset
     )
-    output.filesystem.create_dir(output.full(target.name), recursive=True)
+    output = made.folder(target.name)
     mtimes = {s.base_offset: s.mtime_ms for s in segments}
     for segment in segments:
         source = store if segment.root == "store" else archives[target.archive_uri]
         to = f"{target.name}/{names.segment_file(segment.base_offset, names.LOG)}"
-        out.reflinked += copy_log(source, segment.path, output, to, segment.size_bytes, segment.checksum)
+        out.reflinked += copy_log(source, segment.path, output, made.file(to), segment.size_bytes, segment.checksum)
         finish(output, to, segment.mtime_ms)
         out.segments += 1
         out.from_archive += segment.root == "archive"
@@ -326,14 +330,14 @@ def _restore_partition(
         progress.advance(segment.size_bytes)
     for name in side_files:
         to = f"{target.name}/{name}"
-        out.bytes += copy_small(store, f"{target.folder}/{name}", output, to)
+        out.bytes += copy_small(store, f"{target.folder}/{name}", output, made.file(to))
         file = names.parse_segment_file(name)
         finish(output, to, mtimes.get(file.base) if file is not None and file.kind != names.SNAPSHOT else None)
     finish(output, target.name, None)
     return out
 
 
-def _write_checkpoints(output: Root, targets: Sequence[Target], manifests: Mapping[Key, Sequence[Segment]]) -> None:
+def _write_checkpoints(made: Made, targets: Sequence[Target], manifests: Mapping[Key, Sequence[Segment]]) -> None:
     ends = {t.key: t.next_offset for t in targets}
     starts = {  # Kafka writes those above the first segment's base only: the others are known from it
         t.key: t.log_start_offset for t in targets
@@ -345,10 +349,10 @@ def _write_checkpoints(output: Root, targets: Sequence[Target], manifests: Mappi
         (names.CLEANER_OFFSET_CHECKPOINT, {t.key: t.first_dirty_offset for t in targets}),
         (names.LOG_START_OFFSET_CHECKPOINT, starts),
     ):
-        write_file(output, name, write_offset_checkpoint(offsets))
+        write_file(made.root, made.file(name), write_offset_checkpoint(offsets))
     # Last: with it a broker trusts everything above, without it it looks at every segment itself.
-    write_file(output, names.CLEAN_SHUTDOWN, write_clean_shutdown())
-    finish(output, "", None)
+    write_file(made.root, made.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())
+    finish(made.root, "", None)
 
 
 def _list_beyond(

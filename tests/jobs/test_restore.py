@@ -141,6 +141,43 @@ def test_a_damaged_file_leaves_no_half_output(two_generations, cut):
     assert tree(two_generations.folder / "out") == {}
 
 
+class _Neighbour(Silent):
+    """Somebody who puts files into the output while a restore works."""
+
+    def __init__(self, out):
+        self.out = out
+
+    def advance(self, n=1):
+        if not (self.out / "t-0").exists():
+            return  # u-3 was first; the first segment of t-0 comes here too
+        (self.out / "t-0" / "mine").write_bytes(b"x")
+        (self.out / "new").mkdir(exist_ok=True)
+        (self.out / "new" / "mine too").write_bytes(b"y")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_only_what_a_failed_restore_wrote_goes(two_generations, is_there):
+    out = two_generations.folder / "not" / "there" / "out"
+    if is_there:
+        out.mkdir(parents=True)
+    path = two_generations.run_folder("t", 0, 1) / "00000000000000000100.log"  # the second segment of t-0
+    path.write_bytes(B[:-1] + b"?")
+    with pytest.raises(MissingFileError, match="CRC-32C") as raised:
+        restore.run(RestoreOptions(str(two_generations.store), str(out)), _Neighbour(out))
+    assert tree(out) == {"t-0/mine": b"x", "new/mine too": b"y"}
+    assert sorted(p.name for p in out.iterdir()) == ["new", "t-0"]
+    assert f"left in {out}: new/mine too, t-0/mine;" in raised.value.line()
+    assert "left in" in raised.value.to_json()["message"]
+
+    clean = two_generations.folder / "no" / "neighbour"
+    if is_there:
+        clean.mkdir(parents=True)
+    with pytest.raises(MissingFileError) as raised:
+        _restore(two_generations, output=str(clean))
+    assert clean.exists() is clean.parent.exists() is is_there  # and the folders above that it made
+    assert "left in" not in raised.value.line()
+
+
 def test_a_generation_whose_files_are_gone_names_those_still_there(two_generations):
     first = two_generations.run_folder("t", 0, 1)
     (first / "00000000000000000000.log").unlink()  # vacuum keeps the .log that generation 2 names
