@@ -21,7 +21,7 @@ import click
 
 from jobs import errors
 from jobs.config import GAPS, NULL_KEYS, check_now_ms, load_config
-from jobs.errors import DiskFullError, JobError, UsageError
+from jobs.errors import DiskFullError, JobError, JvmEndedError, UsageError
 from jobs.options import (
     CompactOptions,
     InspectOptions,
@@ -48,6 +48,8 @@ JOBS = {
     "vacuum": "jobs.vacuum",
     "report": "jobs.archive_report",
 }
+
+_PATIENCE_SECONDS = 10.0  # for a JVM to end after the connection to it broke
 
 EXIT_CODES = """
 Exit codes: 0 done, or nothing due; 1 unexpected; 2 usage or configuration; 3 partitions set aside, or problems found;
@@ -383,9 +385,24 @@ def _unexpected(error: Exception, as_json: bool) -> int:
     if "No space left on device" in text:  # from the JVM, or a worker, as text
         full = DiskFullError(path="disk", found="No space left on device")
         return _fail(full.line(), full.to_json(), full.exit_code, as_json)
+    ended = _how_the_jvm_ended(error, text)
+    if ended is not None:
+        gone = JvmEndedError(found=ended)
+        return _fail(gone.line(), gone.to_json(), gone.exit_code, as_json)
     traceback.print_exc()
     message = f"unexpected: {text.splitlines()[0]}; please report this with the lines above"
     return _fail(message, _plain(type(error).__name__, text, errors.UNEXPECTED), errors.UNEXPECTED, as_json)
+
+
+def _how_the_jvm_ended(error: Exception, text: str) -> str | None:
+    """None: it did not. Python hears of its end first as a connection that broke."""
+    session = sys.modules.get("jobs.session")
+    if session is None:
+        return None
+    lost = isinstance(error, ConnectionError | EOFError) or type(error).__name__ in ("Py4JError", "Py4JNetworkError")
+    full = re.search(r"java\.lang\.OutOfMemoryError[^\n]*", text)
+    ended: str | None = session.how_the_jvm_ended(_PATIENCE_SECONDS if lost else 0)
+    return full[0] if full else ended
 
 
 def _plain(kind: str, message: str, code: int) -> dict[str, object]:

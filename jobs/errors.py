@@ -179,6 +179,16 @@ class SparkStartError(MachineError):
     hint = "check --driver-memory and the options before the job's name"
 
 
+class JvmEndedError(MachineError):
+    """Spark's JVM ended while a job worked."""
+
+    template = "Spark's JVM ended in the middle of the job: {found}"
+    hint = (
+        "what was committed stays, run again; was it out of memory? The kernel's log (dmesg) says whom it killed: then "
+        "fewer cores (--master), else more memory for it (--driver-memory)"
+    )
+
+
 class DiskFullError(MachineError):
     """No space left."""
 

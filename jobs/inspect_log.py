@@ -22,6 +22,7 @@ from jobs.places import Place, check_apart
 from jobs.progress import Progress
 from jobs.report import size
 from logformat import names
+from logformat.locations import first_of
 from udfs.dump_files import (
     Dumped,
     DumpFile,
@@ -87,7 +88,9 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
         report.output = normal_uri(options.output)
         check_apart(Place("--output", report.output), *_places(options.paths))
         _check_output(report.output)
-    files = asked_for(_listed(options), dump_options(spec))
+    ignored: list[str] = []
+    files = asked_for(_listed(options, ignored), dump_options(spec))
+    report.said = unseen = [f"Ignoring {what}\n" for what in ignored]
     n_bytes = sum(file.size for file in files)
     if report.output is not None:
         _into_files(files, n_bytes, spec, report, progress)
@@ -97,14 +100,14 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
     else:
         findings = dump_files(files, dump_options(spec), write)
     unknown = (f"Ignoring unknown file {path}\n" for path in findings.unknown)
-    report.said = itertools.chain(unknown, findings.text())
+    report.said = itertools.chain(unseen, unknown, findings.text())
     report.n_problems, report.n_mismatches = len(findings.all_problems), findings.n_mismatches
     return report
 
 
-def _listed(options: InspectOptions) -> list[DumpFile]:
+def _listed(options: InspectOptions, ignored: list[str]) -> list[DumpFile]:
     """All that is to be shown. MissingPathError, UsageError: a path that is not there, or nothing at all."""
-    files = list(list_files(options.paths))
+    files = list(list_files(options.paths, ignored=ignored))
     for file in files:
         if file.size < 0:
             raise MissingPathError(path=file.shown, expected="a file or a folder", found="nothing")
@@ -200,4 +203,4 @@ def _check_output(output: str) -> None:
     if info.type == pafs.FileType.Directory:
         inside = root.filesystem.get_file_info(pafs.FileSelector(root.full("")))
         if inside:
-            raise NotEmptyError(path=output, found=f"{inside[0].base_name} and {len(inside) - 1} more")
+            raise NotEmptyError(path=output, found=first_of(inside))

@@ -26,6 +26,7 @@ from jobs.places import Place, check_apart, check_outside
 from jobs.progress import Progress
 from jobs.reindex_report import ReindexedPartition, ReindexReport
 from logformat import names
+from logformat.locations import first_of
 from udfs.groups import groups
 from udfs.plan import Problem
 from udfs.reindex_segment import ReindexSegment, ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
@@ -86,7 +87,7 @@ def _target(options: ReindexOptions, uri: str) -> Target:
     if kind == pafs.FileType.Directory:
         inside = root.filesystem.get_file_info(pafs.FileSelector(root.full("")))
         if inside:
-            raise NotEmptyError(path=output, found=f"{inside[0].base_name} and {len(inside) - 1} more")
+            raise NotEmptyError(path=output, found=first_of(inside))
     return Target("output", uri, output)
 
 

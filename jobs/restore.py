@@ -31,6 +31,7 @@ from jobs.report import ShownInNotebooks, count, seconds, size, table
 from jobs.state import Checkpoint, RunRow, Segment, State, open_state
 from logformat import names
 from logformat.checkpoints import write_clean_shutdown, write_offset_checkpoint
+from logformat.locations import first_of, text_entries
 from udfs.storage import Root, normal_uri, open_root, write_file
 
 Key = tuple[str, int]
@@ -223,7 +224,7 @@ def _check_empty(output: Root) -> None:
     if found.type == pafs.FileType.Directory:
         inside = output.filesystem.get_file_info(pafs.FileSelector(output.base))
         if inside:
-            raise NotEmptyError(path=output.uri, found=f"{inside[0].base_name} and {len(inside) - 1} more")
+            raise NotEmptyError(path=output.uri, found=first_of(inside))
 
 
 def _apart(output: Root, archives: Mapping[str, Root], options: RestoreOptions) -> dict[str, Archive | None]:
@@ -252,7 +253,7 @@ def _check_files(
     missing: list[str] = []
     for target in targets:
         listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(target.folder), allow_not_found=True))
-        here = {info.base_name for info in listed if info.type == pafs.FileType.File}
+        here = {info.base_name for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
         absent = _absent(store, [s for s in manifests[target.key] if s.root == "store"])
         expected = {names.segment_file(s.base_offset, names.INDEX) for s in manifests[target.key]}
         absent += [f"{target.folder}/{name}" for name in sorted(expected - here)]

@@ -30,12 +30,14 @@ from jobs.report import ShownInNotebooks, count, seconds, size, table
 from jobs.restore import open_store
 from jobs.state import RunRow, Segment, State, open_state
 from logformat import names
+from logformat.locations import text_entries
 from udfs.storage import Root
 
 Key = tuple[str, int]
 Run = tuple[Key, int, str]  # partition, generation, run id
 
-_RUN_FOLDER = re.compile(r"(?P<generation>[1-9][0-9]{0,18})-(?P<run_id>[0-9a-f]{32})")
+# With what jobs.tasks.for_this_attempt puts behind it: a part of the run id where that task's files were committed
+_RUN_FOLDER = re.compile(r"(?P<generation>[1-9][0-9]{0,18})-(?P<run_id>[0-9a-f]{32}(\.[0-9]{1,19})?)")
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class RunFolder:
     run_id: str
     path: str  # below the store
     files: tuple[pafs.FileInfo, ...]
+    whole: bool = True  # nothing else is in it; else it is left alone
 
     @property
     def newest_ms(self) -> float:
@@ -127,30 +130,33 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
 
 def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
     """Every run's folder below segments/; what else lies there is noted."""
-    for partition in _entries(store, "segments"):
+    for partition in _entries(store, "segments", notes):
         parsed = names.parse_partition_folder(partition.base_name)
         path = f"segments/{partition.base_name}"
         if partition.type != pafs.FileType.Directory or parsed is None or parsed.mark:
             notes.append(f"{path}: not a partition's folder; left alone")
             continue
-        for entry in _entries(store, path):
+        for entry in _entries(store, path, notes):
             match = _RUN_FOLDER.fullmatch(entry.base_name)
             below = f"{path}/{entry.base_name}"
             if entry.type != pafs.FileType.Directory or match is None:
                 notes.append(f"{below}: not a run's folder; left alone")
                 continue
-            listed = _entries(store, below)
+            n_notes = len(notes)
+            listed = _entries(store, below, notes)
             files = tuple(info for info in listed if info.type == pafs.FileType.File)
             if len(files) < len(listed):
                 notes.append(f"{below}: holds folders; left alone")
-                continue
-            key = parsed.topic, parsed.partition
-            yield RunFolder(key, int(match["generation"]), match["run_id"], below, files)
+            key, whole = (parsed.topic, parsed.partition), len(notes) == n_notes
+            yield RunFolder(key, int(match["generation"]), match["run_id"], below, files, whole)
 
 
-def _entries(store: Root, path: str) -> list[pafs.FileInfo]:
+def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:
     listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(path), allow_not_found=True))
-    return sorted(listed, key=lambda info: str(info.base_name))
+    found, others = text_entries(listed)
+    if others:
+        notes.append(f"{path}: {count(others)} names that are no UTF-8; left alone")
+    return sorted(found, key=lambda info: str(info.base_name))
 
 
 @dataclass(frozen=True)
@@ -206,7 +212,8 @@ def _replaced_lately(key: Key, chain: Sequence[RunRow], newest: Mapping[Run, flo
 
 
 def _clean(store: Root, folder: RunFolder, kept: _Kept, young_ms: float, report: VacuumReport) -> None:
-    if (folder.key, folder.generation, folder.run_id) in kept.runs or folder.newest_ms > young_ms:
+    is_live = (folder.key, folder.generation, folder.run_id) in kept.runs
+    if is_live or folder.newest_ms > young_ms or not folder.whole:
         return
     gone = [info for info in folder.files if f"{folder.path}/{info.base_name}" not in kept.paths]
     if not report.dry_run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,13 @@ def text_entries(listed: Iterable[Any]) -> tuple[list[Any], int]:
             out.append(info)
         others += not is_text
     return out, others
+
+
+def first_of(listed: Sequence[Any]) -> str:
+    """What is in a folder that should be empty, in short: the first name, and how many others there are."""
+    found, _ = text_entries(listed)
+    name = found[0].base_name if found else "a name that is no UTF-8"
+    return f"{name} and {len(listed) - 1} more"
 
 
 @cache

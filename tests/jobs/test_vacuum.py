@@ -84,6 +84,40 @@ def test_a_generation_that_was_replaced_within_the_grace_stays(three_generations
     assert not (maker.run_folder("t", 0, 1) / "00000000000000000000.log").exists()
 
 
+def test_a_folder_of_which_not_all_is_known_still_says_when_it_replaced_the_one_before(three_generations):
+    maker = three_generations
+    maker.age(WEEK + 1, maker.run_folder("t", 0, 1), maker.run_folder("t", 0, 2))
+    (maker.run_folder("t", 0, 3) / "mine").mkdir()  # generation 3 was committed just now
+    report = _vacuum(maker)
+    assert any("holds folders; left alone" in note for note in report.notes)
+    assert maker.run_folder("t", 0, 2).exists()
+
+
+def test_folders_of_tasks_that_were_tried_again(three_generations):
+    """A task's second try has a folder of its own: that of a generation where it was committed, else garbage."""
+    maker = three_generations
+    retried = maker.run_folder("t", 0, 3).rename(maker.run_folder("t", 0, 3).with_name(f"3-{run_id(3)}.17"))
+    again = {"run_id": f"{run_id(3)}.17"}
+    maker.state.current_rows["t", 0] = replace(maker.state.current_rows["t", 0], **again)
+    maker.state.chains["t", 0][0] = replace(maker.state.chains["t", 0][0], **again)
+    paths = {str(maker.run_folder("t", 0, 3).relative_to(maker.store)): str(retried.relative_to(maker.store))}
+    maker.state.rows = [
+        replace(s, **again, path=s.path.replace(*next(iter(paths.items())))) if s.generation == 3 else s
+        for s in maker.state.rows
+    ]
+    first_try = retried.with_name(f"3-{run_id(3)}")
+    shutil.copytree(retried, first_try)
+    died = retried.with_name(f"3-{run_id(3)}.9")
+    shutil.copytree(retried, died)
+    maker.age(WEEK + 1, retried, first_try, died, maker.run_folder("t", 0, 2), maker.run_folder("t", 0, 1))
+    report = _vacuum(maker)
+    assert not any("not a run's folder" in note for note in report.notes if "mine" not in note)
+    assert retried.exists()
+    assert not first_try.exists()
+    assert not died.exists()
+    assert (maker.run_folder("t", 0, 1) / "00000000000000000100.log").exists()
+
+
 def test_a_run_at_work_is_spared_while_its_newest_file_is_young(three_generations):
     maker = three_generations
     maker.age(WEEK + 1, maker.dead)
