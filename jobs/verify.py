@@ -99,7 +99,7 @@ class VerifyReport(ShownInNotebooks):
         out += [f"note: {note}" for note in [*self.notes, *(n for r in self.results for n in r.notes)]]
         out += [f"not checked: {n}" for n in [*self.not_checked, *(n for r in self.results for n in r.not_checked)]]
         compared = self._total("compared_records")
-        more = f", {compared:,} of them against the generation before" if compared else ""
+        more = f", {compared:,} of them against what they were made of" if compared else ""
         beside = f", {self.side_files} files of log directories" if self.side_files else ""
         out.append(
             f"checked {len(self.results)} partitions: {self._total('segments'):,} segments, "
