@@ -126,9 +126,10 @@ class CompactReport(ShownInNotebooks):
                 out.append(f"set aside: {r.name()}: {r.problem}")
         for topic, partition in sorted(self.anew & self.generations.keys()):
             generation = self.generations[topic, partition]
+            before = f"generation {generation - 1} stays in the store, restore --generation {generation - 1} copies it"
             out.append(
-                f"began anew: {topic}-{partition}: generation {generation}, of the archive alone; generation "
-                f"{generation - 1} stays in the store, restore --generation {generation - 1} copies it"
+                f"began anew: {topic}-{partition}: generation {generation}, of the archive alone"
+                + (f"; {before}" if generation > 1 else "")
             )
         if self.expired_nothing:
             out.append(f"policy compact,delete: only compacted, nothing was expired: {', '.join(self.expired_nothing)}")
