@@ -19,6 +19,7 @@ from pyarrow import fs as pafs
 from jobs.errors import MissingPathError
 from logformat import checkpoints, names
 from logformat.errors import LogFormatError, unreadable
+from logformat.locations import text_entries
 from udfs.plan import Problem
 from udfs.scan_batches import next_offset_of
 from udfs.storage import Root, open_root, read_file
@@ -78,6 +79,7 @@ class Archive:
     notes: list[str] = field(default_factory=list)
     not_wanted: set[str] = field(default_factory=set)  # topics that are here too, and were not asked for
     unreadable: list[Problem] = field(default_factory=list)  # folders, each with a note as well
+    folders: set[str] = field(default_factory=set)  # every one that was looked into for partitions
 
 
 @dataclass
@@ -129,28 +131,25 @@ def list_folder(root: Root, folder: str) -> Archive:
     return archive
 
 
-def _list(root: Root, path: str) -> list[pafs.FileInfo]:
-    return [entry for entry in root.filesystem.get_file_info(pafs.FileSelector(root.full(path))) if _is_text(entry)]
-
-
-def _is_text(entry: pafs.FileInfo) -> bool:
-    """Whether a name is UTF-8: pyarrow raises where it is none, and a file of Kafka's is ASCII."""
-    try:
-        return bool(entry.base_name)
-    except UnicodeDecodeError:
-        return False
+def _list(root: Root, path: str) -> tuple[list[pafs.FileInfo], int]:
+    """What is in a folder, and how many names there are no UTF-8: a file of Kafka's is ASCII."""
+    return text_entries(root.filesystem.get_file_info(pafs.FileSelector(root.full(path))))
 
 
 def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool], pool: ThreadPoolExecutor) -> None:
     try:
-        entries = sorted(_list(archive.root, path), key=lambda e: e.base_name)
+        listed, others = _list(archive.root, path)
     except OSError as error:
         damage = unreadable(path or archive.root.uri, error)
         archive.unreadable.append(Problem.of(damage))
         archive.notes.append(f"{damage}; left out")
         return
+    if others:  # of folders, perhaps, in which partitions lie
+        archive.notes.append(f"{path or archive.root.uri}: {others:,} names that are no UTF-8; left out")
+    entries = sorted(listed, key=lambda e: e.base_name)
     files = {e.base_name for e in entries if e.type == pafs.FileType.File}
     folders = [e.base_name for e in entries if e.type == pafs.FileType.Directory]
+    archive.folders.add(path)
     here: list[tuple[names.PartitionFolder, str]] = []
     for folder in folders:
         below = f"{path}/{folder}" if path else folder
@@ -261,7 +260,7 @@ def _read_partition(
 
 
 def _fill(root: Root, out: ArchivedPartition) -> None:
-    listed = _list(root, out.path)
+    listed, _ = _list(root, out.path)
     _check_kinds(root, out.path, listed)
     entries = {e.base_name: e for e in listed if e.type == pafs.FileType.File}
     resolution = names.resolve_leftovers(

@@ -22,6 +22,7 @@ from jobs.each import WITHOUT_SPARK_BYTES, each
 from jobs.errors import DONE, PROBLEMS, MissingPathError, PolicyError, UsageError
 from jobs.nearest import no_such_topic
 from jobs.options import ReportOptions
+from jobs.places import Place, check_apart, is_same
 from jobs.plan_partitions import NotPlanned, inputs_from_archive, inputs_from_generation
 from jobs.progress import Progress
 from jobs.report import count, seconds, size, table
@@ -175,9 +176,8 @@ def _checked_output(options: ReportOptions) -> str:
     is_folder = root.filesystem.get_file_info(root.full(name)).type.name == "Directory"
     if is_folder or options.output.endswith("/"):
         raise UsageError(message=f"--output: expected a file to write the page to, found the folder {output}")
-    for what, given in (("archive", options.archive), ("store", options.store)):
-        if given is not None and f"{_real(output)}/".startswith(f"{_real(normal_uri(given))}/"):
-            raise UsageError(message=f"--output {output} lies in the {what} {given}: give a file outside of it")
+    given = (Place("the archive", options.archive), Place("the store", options.store or ""))
+    check_apart(Place("--output", output), *(place for place in given if place.uri))
     if root.is_local:
         there = Path(output)
         while not there.exists() and there != there.parent:
@@ -185,10 +185,6 @@ def _checked_output(options: ReportOptions) -> str:
         if not os.access(there, os.W_OK) or (str(there) != output and not there.is_dir()):
             raise _unwritable(output, f"{there} is {'no folder' if there.is_file() else 'not to be written to'}")
     return output
-
-
-def _real(uri: str) -> str:
-    return uri if "://" in uri else os.path.realpath(uri)
 
 
 def _unwritable(output: str, found: str) -> UsageError:
@@ -237,13 +233,18 @@ def _of_the_store(
     if store.filesystem.get_file_info(store.full("state/compaction_checkpoints")).type.name != "Directory":
         raise MissingPathError(path=store.uri, expected="a store with generations", found="none")
     checkpoints = {(row.topic, row.partition): row for row in table_rows(store, "compaction_checkpoints", Checkpoint)}
-    others = sorted({c.archive_uri for c in checkpoints.values()} - {report.archive})
+    others = sorted({c.archive_uri for c in checkpoints.values() if not is_same(c.archive_uri, report.archive)})
     if others:
         raise UsageError(message=f"{store.uri}: this store serves the archive {others[0]}, not {report.archive}")
     wanted = {
         key: row for key, row in checkpoints.items() if options.topics is None or fnmatchcase(key[0], options.topics)
     }
     report.history = histories(wanted, table_rows(store, "cleaner_runs", RunRow))
+    report.notes += [
+        f"{run.topic}-{run.partition}: generation {run.generation_after} began anew (--reset); what was before is "
+        f"generation {run.generation_before}, which the store holds until vacuum --before-reset takes it"
+        for _, chain in sorted(report.history.items()) for run in chain if run.began_anew
+    ]  # fmt: skip
     manifests: dict[Key, list[Segment]] = {key: [] for key in wanted}
     of_runs = [("run_id", "in", sorted({row.run_id for row in wanted.values()}))]
     for segment in table_rows(store, "log_segments", Segment, of_runs):

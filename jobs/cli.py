@@ -21,7 +21,7 @@ import click
 
 from jobs import errors
 from jobs.config import GAPS, MAX_LONG, NULL_KEYS, check_now_ms, load_config
-from jobs.errors import DiskFullError, JobError, UsageError
+from jobs.errors import DiskFullError, JobError, JvmEndedError, UsageError
 from jobs.options import (
     CompactOptions,
     InspectOptions,
@@ -48,6 +48,8 @@ JOBS = {
     "vacuum": "jobs.vacuum",
     "report": "jobs.archive_report",
 }
+
+_PATIENCE_SECONDS = 10.0  # for a JVM to end after the connection to it broke
 
 EXIT_CODES = """
 Exit codes: 0 done, or nothing due; 1 unexpected; 2 usage or configuration; 3 partitions set aside, or problems found;
@@ -171,6 +173,7 @@ def restore(**given: Any) -> None:
 @click.option(
     "--grace-hours", type=click.FloatRange(min=0), default=168.0, show_default=True, help="Age that is spared."
 )
+@click.option("--before-reset", metavar="GLOB", help="Of these topics, what was before a --reset is not kept either.")
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted; delete nothing.")
 @_shared
 def vacuum(**given: Any) -> None:
@@ -355,6 +358,8 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             full = DiskFullError(path=error.filename or "disk", found=error.strerror)
+            for note in getattr(error, "__notes__", ()):
+                full.add_note(note)
             return _fail(full.line(), full.to_json(), full.exit_code, as_json)
         return _unexpected(error, as_json)
     except Exception as error:  # the last resort, and the one place for it
@@ -374,7 +379,7 @@ def _interrupted(error: BaseException, as_json: bool) -> int:
     kind, said, code = ("Terminated", "terminated", 143) if isinstance(error, TerminatedError) else (
         "Interrupted", "interrupted", 130,
     )  # fmt: skip
-    message = f"{said}; what was committed stays, run again to go on"
+    message = "; ".join((said, *getattr(error, "__notes__", ()), "what was committed stays, run again to go on"))
     return _fail(message, _plain(kind, message, code), code, as_json)
 
 
@@ -383,9 +388,24 @@ def _unexpected(error: Exception, as_json: bool) -> int:
     if "No space left on device" in text:  # from the JVM, or a worker, as text
         full = DiskFullError(path="disk", found="No space left on device")
         return _fail(full.line(), full.to_json(), full.exit_code, as_json)
+    ended = _how_the_jvm_ended(error, text)
+    if ended is not None:
+        gone = JvmEndedError(found=ended)
+        return _fail(gone.line(), gone.to_json(), gone.exit_code, as_json)
     traceback.print_exc()
     message = f"unexpected: {text.splitlines()[0]}; please report this with the lines above"
     return _fail(message, _plain(type(error).__name__, text, errors.UNEXPECTED), errors.UNEXPECTED, as_json)
+
+
+def _how_the_jvm_ended(error: Exception, text: str) -> str | None:
+    """None: it did not. Python hears of its end first as a connection that broke."""
+    session = sys.modules.get("jobs.session")
+    if session is None:
+        return None
+    lost = isinstance(error, ConnectionError | EOFError) or type(error).__name__ in ("Py4JError", "Py4JNetworkError")
+    full = re.search(r"java\.lang\.OutOfMemoryError[^\n]*", text)
+    ended: str | None = session.how_the_jvm_ended(_PATIENCE_SECONDS if lost else 0)
+    return full[0] if full else ended
 
 
 def _plain(kind: str, message: str, code: int) -> dict[str, object]:

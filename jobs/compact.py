@@ -26,6 +26,7 @@ from jobs.compact_report import CompactReport
 from jobs.config import Config, TopicSettings
 from jobs.errors import ConflictError, PolicyError, UsageError
 from jobs.options import CompactOptions
+from jobs.places import Place, check_apart, check_outside, is_same
 from jobs.plan_partitions import NotPlanned, inputs_from_archive, inputs_from_generation
 from jobs.progress import Progress
 from jobs.splits import compact_in_splits
@@ -100,14 +101,12 @@ def _check_options(options: CompactOptions, archive_uri: str, store_uri: str) ->
         raise UsageError(message="--cleanup-policy needs --topics: it applies to the topics that are named there")
     if options.cleanup_policy not in (None, "compact"):
         raise UsageError(message=f"--cleanup-policy: expected compact, found {options.cleanup_policy}")
-    inside = f"{store_uri}/".startswith(f"{archive_uri}/") or f"{archive_uri}/".startswith(f"{store_uri}/")
-    if inside:
-        raise UsageError(message=f"the store {store_uri} and the archive {archive_uri} must not lie in one another")
+    check_apart(Place("the store", store_uri), Place("the archive", archive_uri))
 
 
 def _check_one_archive(options: CompactOptions, archive_uri: str, checkpoints: dict[Key, Checkpoint]) -> None:
     for key, checkpoint in checkpoints.items():
-        if checkpoint.archive_uri != archive_uri and not _is_reset(options, key):
+        if not is_same(checkpoint.archive_uri, archive_uri) and not _is_reset(options, key):
             raise UsageError(
                 message=f"{options.store}: this store serves the archive {checkpoint.archive_uri}, not {archive_uri}; "
                 "give each archive a store of its own, or --reset the topics that have moved"
@@ -136,6 +135,7 @@ def _listed(
     report.not_compacted = sorted({*others, *archive.not_wanted})
     report.expired_nothing = sorted(t for t, s in settings.items() if s.compacts and s.expires)
     report.notes += archive.notes
+    check_outside(Place("the store", report.store), archive)
     return archive, settings
 
 

@@ -64,6 +64,7 @@ class CompactReport(ShownInNotebooks):
             "partition": r.partition,
             "status": self._status(r),
             "generation": self.generations.get((r.topic, r.partition)),
+            "anew": (r.topic, r.partition) in self.anew,
             "problem": asdict(r.problem) if r.problem else None,
             "first_dirty_offset_before": r.first_dirty_before,
             "first_dirty_offset": r.first_dirty_offset,
@@ -123,6 +124,13 @@ class CompactReport(ShownInNotebooks):
         for r in self.results:
             if r.problem is not None:
                 out.append(f"set aside: {r.name()}: {r.problem}")
+        for topic, partition in sorted(self.anew & self.generations.keys()):
+            generation = self.generations[topic, partition]
+            before = f"generation {generation - 1} stays in the store, restore --generation {generation - 1} copies it"
+            out.append(
+                f"began anew: {topic}-{partition}: generation {generation}, of the archive alone"
+                + (f"; {before}" if generation > 1 else "")
+            )
         if self.expired_nothing:
             out.append(f"policy compact,delete: only compacted, nothing was expired: {', '.join(self.expired_nothing)}")
         out += [f"note: {note}" for note in [*self.notes, *(n for r in self.results for n in r.notes)]]

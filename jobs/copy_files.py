@@ -5,17 +5,73 @@ A broker that starts on a hard link appends to the original. A reflink shares th
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import google_crc32c
+from pyarrow import fs as pafs
 
 from jobs.errors import MissingFileError
+from logformat.locations import text_entries
 from udfs.storage import Root
 
 _CHUNK_BYTES = 8 << 20
 _FICLONE = 0x40049409  # ioctl of Linux: share the blocks of another file (btrfs, XFS, overlayfs above them)
+
+
+@dataclass
+class Made:
+    """The files and folders that a run makes below a root, so that it can take back these and no others.
+
+    They are noted before they are made, from any thread.
+    """
+
+    root: Root
+    files: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)  # as the file system wants them; each before those in it
+
+    def file(self, path: str) -> str:
+        """The path of a file that is about to be written."""
+        self.files.append(path)
+        return path
+
+    def folder(self, path: str) -> Root:
+        """Make a folder, and those above it that are not there; the root."""
+        missing = []
+        above = self.root.full(path)
+        while above and self.root.filesystem.get_file_info(above).type == pafs.FileType.NotFound:
+            missing.append(above)
+            above = above.rpartition("/")[0]
+        self.folders += missing[::-1]
+        self.root.filesystem.create_dir(self.root.full(path), recursive=True)
+        return self.root
+
+    def take_back(self) -> list[str]:
+        """Remove what was made: files, and folders that hold nothing then. What is left below the root; it is not ours,
+        or could not be removed.
+        """
+        for path in self.files:
+            with contextlib.suppress(OSError):  # it was not written yet, or cannot be removed: then it is told
+                self.root.filesystem.delete_file(self.root.full(path))
+        for folder in reversed(self.folders):
+            with contextlib.suppress(OSError):
+                self._remove_empty(folder)
+        with contextlib.suppress(OSError):
+            below = pafs.FileSelector(self.root.base, recursive=True, allow_not_found=True)
+            found, _ = text_entries(self.root.filesystem.get_file_info(below))
+            return sorted(
+                info.path.removeprefix(f"{self.root.base}/") for info in found if info.type == pafs.FileType.File
+            )
+        return []
+
+    def _remove_empty(self, folder: str) -> None:
+        if self.root.is_local:
+            os.rmdir(folder)  # noqa: PTH106 - fails where it holds something, at whichever moment that came
+        elif not self.root.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True)):
+            self.root.filesystem.delete_dir(folder)
 
 
 def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum: int) -> bool:

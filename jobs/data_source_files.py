@@ -18,6 +18,7 @@ from jobs.data_source_options import Selection
 from jobs.errors import MissingPathError, UsageError
 from jobs.nearest import no_such_topic
 from logformat import names
+from logformat.locations import text_entries
 from udfs.find_reads import first_offset
 from udfs.plan import Problem
 from udfs.read_plan import SourcePartition, SourceSegment
@@ -100,7 +101,8 @@ def _expand(uri: str) -> list[str]:
         below = []
         for folder in found:
             selector = pafs.FileSelector(root.full(folder.rstrip("/")) or "/", allow_not_found=True)
-            for entry in sorted(root.filesystem.get_file_info(selector), key=lambda entry: entry.base_name):
+            entries, _ = text_entries(root.filesystem.get_file_info(selector))  # no pattern matches another name
+            for entry in sorted(entries, key=lambda entry: entry.base_name):
                 is_folder = entry.type == pafs.FileType.Directory
                 if fnmatchcase(entry.base_name, part) and (is_folder or (last and _is_log(entry.base_name))):
                     below.append(f"{folder}{entry.base_name}{'' if last else '/'}")

@@ -20,6 +20,7 @@ from jobs.errors import MissingPathError, NoGenerationError, UsageError
 from jobs.nearest import nearest
 from jobs.state_rows import Checkpoint, RunRow, Segment, arrow_schema, from_arrow, histories
 from logformat import names
+from logformat.locations import text_entries
 from udfs.read_plan import SourcePartition, SourceSegment
 from udfs.storage import Root, normal_uri, open_root
 
@@ -93,7 +94,7 @@ def _partition(store: Root, key: Key, run: _Run, manifest: list[Segment], archiv
     generation, run_id, archive_uri, log_start, next_offset = run
     folder = f"segments/{names.partition_folder(*key)}/{generation}-{run_id}"
     listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(folder), allow_not_found=True))
-    beside = {info.base_name for info in listed if info.type == pafs.FileType.File}
+    beside = {info.base_name for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
     for segment in manifest:
         if segment.root == "store" and segment.path.rpartition("/")[2] not in beside:
             raise NoGenerationError(

@@ -40,12 +40,13 @@ class JobError(Exception):
 
     def line(self) -> str:
         """The one line that is shown to a person."""
-        return f"{self}; {self.advice}" if self.advice else str(self)
+        return "; ".join(filter(None, (str(self), *getattr(self, "__notes__", ()), self.advice)))
 
     def to_json(self) -> dict[str, object]:
         """The same for a program."""
         return {
-            "kind": type(self).__name__, "exit_code": self.exit_code, "message": str(self), "hint": self.advice,
+            "kind": type(self).__name__, "exit_code": self.exit_code,
+            "message": "; ".join((str(self), *getattr(self, "__notes__", ()))), "hint": self.advice,
             **{key: self.fields.get(key) for key in ("path", "position", "expected", "found")},
         }  # fmt: skip
 
@@ -176,6 +177,16 @@ class SparkStartError(MachineError):
 
     template = "Spark did not start: {found}"
     hint = "check --driver-memory and the options before the job's name"
+
+
+class JvmEndedError(MachineError):
+    """Spark's JVM ended while a job worked."""
+
+    template = "Spark's JVM ended in the middle of the job: {found}"
+    hint = (
+        "what was committed stays, run again; was it out of memory? The kernel's log (dmesg) says whom it killed: then "
+        "fewer cores (--master), else more memory for it (--driver-memory)"
+    )
 
 
 class DiskFullError(MachineError):

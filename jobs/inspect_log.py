@@ -7,7 +7,7 @@ for some records in more than a few files, is done in parallel: in threads where
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -18,8 +18,11 @@ from jobs.each import WITHOUT_SPARK_BYTES, each
 from jobs.errors import DONE, PROBLEMS, MissingPathError, NotEmptyError, UsageError
 from jobs.nearest import no_such_topic
 from jobs.options import InspectOptions
+from jobs.places import Place, check_apart
 from jobs.progress import Progress
 from jobs.report import size
+from logformat import names
+from logformat.locations import first_of
 from udfs.dump_files import (
     Dumped,
     DumpFile,
@@ -36,7 +39,7 @@ from udfs.dump_files import (
     topic_of,
     wanted_of,
 )
-from udfs.storage import normal_uri, open_root
+from udfs.storage import exists, normal_uri, open_root
 
 _SEARCH_BYTES = 64 << 20  # up to this, file after file
 _SEARCH_WITHOUT_SPARK_BYTES = 8 << 30  # measured: about 1 s a GiB in two threads, and 9 s for a session
@@ -83,8 +86,11 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
     report = InspectReport(options.output, verified=options.verify_index_only)
     if options.output is not None:
         report.output = normal_uri(options.output)
+        check_apart(Place("--output", report.output), *_places(options.paths))
         _check_output(report.output)
-    files = asked_for(_listed(options), dump_options(spec))
+    ignored: list[str] = []
+    files = asked_for(_listed(options, ignored), dump_options(spec))
+    report.said = unseen = [f"Ignoring {what}\n" for what in ignored]
     n_bytes = sum(file.size for file in files)
     if report.output is not None:
         _into_files(files, n_bytes, spec, report, progress)
@@ -94,14 +100,14 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
     else:
         findings = dump_files(files, dump_options(spec), write)
     unknown = (f"Ignoring unknown file {path}\n" for path in findings.unknown)
-    report.said = itertools.chain(unknown, findings.text())
+    report.said = itertools.chain(unseen, unknown, findings.text())
     report.n_problems, report.n_mismatches = len(findings.all_problems), findings.n_mismatches
     return report
 
 
-def _listed(options: InspectOptions) -> list[DumpFile]:
+def _listed(options: InspectOptions, ignored: list[str]) -> list[DumpFile]:
     """All that is to be shown. MissingPathError, UsageError: a path that is not there, or nothing at all."""
-    files = list(list_files(options.paths))
+    files = list(list_files(options.paths, ignored=ignored))
     for file in files:
         if file.size < 0:
             raise MissingPathError(path=file.shown, expected="a file or a folder", found="nothing")
@@ -174,6 +180,21 @@ def _spec(options: InspectOptions) -> DumpSpec:
     return spec
 
 
+def _places(paths: Iterable[str]) -> Iterator[Place]:
+    """The folders that are read: those that are named; of a file its partition's; and the log directory of both."""
+    for path in sorted(set(map(normal_uri, paths))):
+        root = open_root(path)
+        is_folder = root.filesystem.get_file_info(root.full("") or "/").type == pafs.FileType.Directory
+        folder = path if is_folder else path.rpartition("/")[0]
+        parent, _, name = folder.rpartition("/")
+        is_partition = names.parse_partition_folder(name) is not None
+        if is_folder or is_partition:
+            yield Place("the folder", folder)
+        beside = (names.META_PROPERTIES, *names.OFFSET_CHECKPOINTS)
+        if is_partition and any(exists(open_root(parent or "/"), file) for file in beside):
+            yield Place("the log directory", parent or "/")
+
+
 def _check_output(output: str) -> None:
     root = open_root(output)
     info = root.filesystem.get_file_info(root.full(""))
@@ -182,4 +203,4 @@ def _check_output(output: str) -> None:
     if info.type == pafs.FileType.Directory:
         inside = root.filesystem.get_file_info(pafs.FileSelector(root.full("")))
         if inside:
-            raise NotEmptyError(path=output, found=f"{inside[0].base_name} and {len(inside) - 1} more")
+            raise NotEmptyError(path=output, found=first_of(inside))

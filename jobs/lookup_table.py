@@ -20,6 +20,7 @@ from pyspark.sql.types import IntegralType, StringType, StructType, TimestampNTZ
 from jobs import session
 from jobs.errors import DONE, MissingPathError, NotEmptyError, UsageError
 from jobs.options import LookupOptions
+from jobs.places import Place, check_apart
 from jobs.progress import Progress
 from jobs.report import count, seconds, table
 from udfs.lookup_queries import ANSWER, LookupPlan, lookup_table
@@ -69,6 +70,9 @@ def run_table(options: LookupOptions, plans: list[LookupPlan], notes: list[str],
     """Answer every row."""
     started = time.perf_counter()
     source, target = normal_uri(options.queries or ""), normal_uri(options.output or "")
+    given = (Place("the archive", options.archive or ""), Place("the store", options.store or ""))
+    archives = (Place("the archive", uri) for uri in sorted({plan.archive_uri for plan in plans}))
+    check_apart(Place("--output", target), *(place for place in (*given, *archives) if place.uri))
     kinds = _format(source, "--queries"), _format(target, "--output")
     if not exists(open_root(source), ""):
         raise MissingPathError(path=source, expected="a table of queries", found="none")

@@ -60,6 +60,7 @@ class VacuumOptions:
     config: Config = field(default_factory=Config)
     topics: str | None = None
     grace_hours: float = 168.0
+    before_reset: str | None = None  # of these topics also generations that are kept since a reset came after them
     dry_run: bool = False
 
 

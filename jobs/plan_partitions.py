@@ -83,8 +83,10 @@ def inputs_from_generation(
     for base in [s.base_offset for s in manifest if s.base_offset > log_start] + [checkpoint.next_offset]:
         snapshots[base] = SideFile("store", f"{folder}/{segment_file(base, 'snapshot')}", base)
     txn_indexes = [SideFile("archive", p, b) for b, p in archived.txn_indexes.items() if b >= covered] + [
-        SideFile("store", s.path.removesuffix(".log") + ".txnindex", s.base_offset) for s in ours if s.txn_index_bytes
-    ]
+        # not beside the .log: that may be an older run's, of which vacuum leaves the .log alone
+        SideFile("store", f"{folder}/{segment_file(s.base_offset, 'txnindex')}", s.base_offset)
+        for s in ours if s.txn_index_bytes
+    ]  # fmt: skip
     return {
         "segments": tuple(segments),
         "log_start_offset": log_start,

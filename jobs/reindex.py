@@ -22,9 +22,11 @@ from jobs.each import WITHOUT_SPARK_BYTES, each
 from jobs.errors import LogDirectoryInUseError, NotEmptyError, OutputFullError, UsageError
 from jobs.log_directory_lock import locked
 from jobs.options import ReindexOptions
+from jobs.places import Place, check_apart, check_outside
 from jobs.progress import Progress
 from jobs.reindex_report import ReindexedPartition, ReindexReport
 from logformat import names
+from logformat.locations import first_of
 from udfs.attempt import attempt
 from udfs.groups import groups
 from udfs.plan import Problem
@@ -49,6 +51,8 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
     target = _target(options, uri)
     report = ReindexReport(uri, target.mode, target.output_uri or None)
     archive = archive_at(uri, matching(options.topics))
+    if target.mode == "output":
+        check_outside(Place("--output", target.output_uri), archive)
     report.notes += archive.notes
     wanted = [
         archived
@@ -76,8 +80,7 @@ def _target(options: ReindexOptions, uri: str) -> Target:
     if options.mode != "output":
         return Target("in_place" if options.mode == "in_place" else "check", uri, exact=options.exact)
     output = normal_uri(options.output or "")
-    if f"{output}/".startswith(f"{uri}/"):
-        raise UsageError(message=f"--output {output} lies in the archive {uri}: give a folder outside of it")
+    check_apart(Place("--output", output), Place("the archive", uri))
     root = open_root(output)
     kind = root.filesystem.get_file_info(root.full("")).type
     if kind == pafs.FileType.File:
@@ -85,7 +88,7 @@ def _target(options: ReindexOptions, uri: str) -> Target:
     if kind == pafs.FileType.Directory:
         inside = root.filesystem.get_file_info(pafs.FileSelector(root.full("")))
         if inside:
-            raise NotEmptyError(path=output, found=f"{inside[0].base_name} and {len(inside) - 1} more")
+            raise NotEmptyError(path=output, found=first_of(inside))
     return Target("output", uri, output)
 
 

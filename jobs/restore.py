@@ -4,14 +4,15 @@
   every file is there, at least as long as its row says -> copies, checksum by checksum, partitions in parallel
   -> recovery-point, high watermark, cleaner and log-start checkpoints -> .kafka_cleanshutdown, last of all
 
-The archive and the store are only read. A restore that fails takes away what it wrote.
+The archive and the store are only read. A restore that fails takes away what it wrote, and nothing else: what somebody
+else put into the folder meanwhile stays, and the error names it.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -20,15 +21,17 @@ from typing import Any
 from pyarrow import fs as pafs
 
 from jobs import errors, session
-from jobs.archive import list_archive
-from jobs.copy_files import copy_log, copy_small, finish
+from jobs.archive import Archive, list_archive, matching
+from jobs.copy_files import Made, copy_log, copy_small, finish
 from jobs.errors import MissingFileError, MissingPathError, NoGenerationError, NotEmptyError, UsageError
 from jobs.options import RestoreOptions
+from jobs.places import Place, check_apart, check_outside, is_same
 from jobs.progress import Progress
 from jobs.report import ShownInNotebooks, count, seconds, size, table
 from jobs.state import Checkpoint, RunRow, Segment, State, open_state
 from logformat import names
 from logformat.checkpoints import write_clean_shutdown, write_offset_checkpoint
+from logformat.locations import first_of, text_entries
 from udfs.storage import Root, normal_uri, open_root, write_file
 
 Key = tuple[str, int]
@@ -129,21 +132,23 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     output = open_root(normal_uri(options.output))
     _check_empty(output)
     store = open_store(options.store)
+    check_apart(Place("--output", output.uri), Place("the store", store.uri))
     state = open_state(session.start(), options.store)
     targets = choose(state, options.topics, options.generation)
     manifests = state.manifests({t.key: (t.generation, t.run_id) for t in targets})
     archives = {t.archive_uri: open_root(normal_uri(options.archive or t.archive_uri)) for t in targets}
+    listed = _apart(output, archives, options)
     side_files = _check_files(state, store, archives, targets, manifests)
     report = RestoreReport(output.uri)
+    report.notes += _before_resets(state, targets) if options.generation is not None else []
     report.seconds["plan"] = round(time.monotonic() - began, 3)
     progress.start("restore", sum(s.size_bytes for rows in manifests.values() for s in rows), "B")
+    made = Made(output)
     try:
-        output.filesystem.create_dir(output.base, recursive=True)
+        made.folder("")
         with ThreadPoolExecutor(_THREADS) as pool:
             jobs = [
-                pool.submit(
-                    _restore_partition, t, manifests[t.key], side_files[t.key], store, archives, output, progress
-                )
+                pool.submit(_restore_partition, t, manifests[t.key], side_files[t.key], store, archives, made, progress)
                 for t in targets
             ]
             try:
@@ -151,11 +156,13 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        _write_checkpoints(output, targets, manifests)
-    except BaseException:  # interrupted as well: half a log directory must not look like one
-        output.filesystem.delete_dir_contents(output.base, missing_dir_ok=True)
+        _write_checkpoints(made, targets, manifests)
+    except BaseException as error:  # interrupted as well: half a log directory must not look like one
+        left = made.take_back()
+        if left:
+            error.add_note(f"left in {output.uri}: {_first(left)}")
         raise
-    _list_beyond(report, archives, targets, manifests, options)
+    _list_beyond(report, listed, targets, manifests)
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
@@ -189,6 +196,20 @@ def choose(state: State, topics: str | None, generation: int | None) -> list[Tar
     return targets
 
 
+def _before_resets(state: State, targets: Sequence[Target]) -> Iterator[str]:
+    """Which of the generations come before one that began anew: then the archive holds another log, or a part of it."""
+    chains = state.histories({t.topic for t in targets})
+    for target in targets:
+        later = [
+            r.generation_after for r in chains[target.key] if r.began_anew and r.generation_after > target.generation
+        ]
+        if later:
+            yield (
+                f"{target.name}: generation {target.generation} is of before the --reset that began generation "
+                f"{min(later)} anew: what the archive holds now need not follow it"
+            )
+
+
 def _target(row: Checkpoint | RunRow, generation: int, first_dirty_offset: int) -> Target:
     return Target(
         row.topic, row.partition, generation, row.run_id, first_dirty_offset, row.log_start_offset, row.next_offset,
@@ -203,7 +224,24 @@ def _check_empty(output: Root) -> None:
     if found.type == pafs.FileType.Directory:
         inside = output.filesystem.get_file_info(pafs.FileSelector(output.base))
         if inside:
-            raise NotEmptyError(path=output.uri, found=f"{inside[0].base_name} and {len(inside) - 1} more")
+            raise NotEmptyError(path=output.uri, found=first_of(inside))
+
+
+def _apart(output: Root, archives: Mapping[str, Root], options: RestoreOptions) -> dict[str, Archive | None]:
+    """The archives' listings, each archive's once (None: it cannot be read). Raises where the output is in one."""
+    written = Place("--output", output.uri)
+    listed: dict[str, Archive | None] = {}
+    for root in archives.values():
+        if any(is_same(root.uri, known) for known in listed):
+            continue
+        check_apart(written, Place("the archive", root.uri))
+        try:
+            listed[root.uri] = list_archive(root, matching(options.topics))
+        except OSError:
+            listed[root.uri] = None
+    for archive in filter(None, listed.values()):
+        check_outside(written, archive)
+    return listed
 
 
 def _check_files(
@@ -215,7 +253,7 @@ def _check_files(
     missing: list[str] = []
     for target in targets:
         listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(target.folder), allow_not_found=True))
-        here = {info.base_name for info in listed if info.type == pafs.FileType.File}
+        here = {info.base_name for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
         absent = _absent(store, [s for s in manifests[target.key] if s.root == "store"])
         expected = {names.segment_file(s.base_offset, names.INDEX) for s in manifests[target.key]}
         absent += [f"{target.folder}/{name}" for name in sorted(expected - here)]
@@ -237,13 +275,15 @@ def _check_files(
         archived = [s for s in manifests[target.key] if s.root == "archive"]
         missing += [f"{archive.uri}/{path}" for path in _absent(archive, archived)]
     if missing:
-        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise MissingFileError(
-            path=", ".join(missing[:_NAMED]) + more,
-            expected="the files that the generation names",
-            found="no such file",
+            path=_first(missing), expected="the files that the generation names", found="no such file"
         )
     return side_files
+
+
+def _first(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return ", ".join(paths[:_NAMED]) + more
 
 
 def _absent(root: Root, segments: Sequence[Segment]) -> list[str]:
@@ -273,17 +313,17 @@ def _still_there(state: State, chain: Sequence[RunRow]) -> list[int]:
 
 def _restore_partition(
     target: Target, segments: Sequence[Segment], side_files: Sequence[str], store: Root, archives: Mapping[str, Root],
-    output: Root, progress: Progress,
+    made: Made, progress: Progress,
 ) -> RestoredPartition:  # fmt: skip
     out = RestoredPartition(
         target.topic, target.partition, target.generation, target.log_start_offset, target.next_offset
     )
-    output.filesystem.create_dir(output.full(target.name), recursive=True)
+    output = made.folder(target.name)
     mtimes = {s.base_offset: s.mtime_ms for s in segments}
     for segment in segments:
         source = store if segment.root == "store" else archives[target.archive_uri]
         to = f"{target.name}/{names.segment_file(segment.base_offset, names.LOG)}"
-        out.reflinked += copy_log(source, segment.path, output, to, segment.size_bytes, segment.checksum)
+        out.reflinked += copy_log(source, segment.path, output, made.file(to), segment.size_bytes, segment.checksum)
         finish(output, to, segment.mtime_ms)
         out.segments += 1
         out.from_archive += segment.root == "archive"
@@ -291,14 +331,14 @@ def _restore_partition(
         progress.advance(segment.size_bytes)
     for name in side_files:
         to = f"{target.name}/{name}"
-        out.bytes += copy_small(store, f"{target.folder}/{name}", output, to)
+        out.bytes += copy_small(store, f"{target.folder}/{name}", output, made.file(to))
         file = names.parse_segment_file(name)
         finish(output, to, mtimes.get(file.base) if file is not None and file.kind != names.SNAPSHOT else None)
     finish(output, target.name, None)
     return out
 
 
-def _write_checkpoints(output: Root, targets: Sequence[Target], manifests: Mapping[Key, Sequence[Segment]]) -> None:
+def _write_checkpoints(made: Made, targets: Sequence[Target], manifests: Mapping[Key, Sequence[Segment]]) -> None:
     ends = {t.key: t.next_offset for t in targets}
     starts = {  # Kafka writes those above the first segment's base only: the others are known from it
         t.key: t.log_start_offset for t in targets
@@ -310,27 +350,23 @@ def _write_checkpoints(output: Root, targets: Sequence[Target], manifests: Mappi
         (names.CLEANER_OFFSET_CHECKPOINT, {t.key: t.first_dirty_offset for t in targets}),
         (names.LOG_START_OFFSET_CHECKPOINT, starts),
     ):
-        write_file(output, name, write_offset_checkpoint(offsets))
+        write_file(made.root, made.file(name), write_offset_checkpoint(offsets))
     # Last: with it a broker trusts everything above, without it it looks at every segment itself.
-    write_file(output, names.CLEAN_SHUTDOWN, write_clean_shutdown())
-    finish(output, "", None)
+    write_file(made.root, made.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())
+    finish(made.root, "", None)
 
 
 def _list_beyond(
-    report: RestoreReport, archives: Mapping[str, Root], targets: Sequence[Target],
-    manifests: Mapping[Key, Sequence[Segment]], options: RestoreOptions,
+    report: RestoreReport, listed: Mapping[str, Archive | None], targets: Sequence[Target],
+    manifests: Mapping[Key, Sequence[Segment]],
 ) -> None:  # fmt: skip
     """What lies in the archive at or beyond each partition's end, and partitions that the store does not hold."""
     ends = {t.key: t.next_offset for t in targets}
-    for archive in archives.values():
-        try:
-            listed = list_archive(archive, lambda topic: options.topics is None or fnmatchcase(topic, options.topics))
-        except OSError:
-            report.notes.append(
-                f"{archive.uri}: the archive cannot be read; what it holds beyond the store is not known"
-            )
+    for uri, archive in listed.items():
+        if archive is None:
+            report.notes.append(f"{uri}: the archive cannot be read; what it holds beyond the store is not known")
             continue
-        for key, partition in sorted(listed.partitions.items()):
+        for key, partition in sorted(archive.partitions.items()):
             if key not in ends:
                 total = sum(s.size for s in partition.segments)
                 report.beyond.append(f"{partition.path}: {len(partition.segments)} segments, {size(total)}")

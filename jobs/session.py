@@ -18,6 +18,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -96,6 +97,18 @@ def cancel_jobs() -> None:
     context = SparkContext._active_spark_context
     if context is not None:
         context.cancelAllJobs()
+
+
+def how_the_jvm_ended(patience_seconds: float = 0.0) -> str | None:
+    """What became of the JVM that we launched, within that time; None: it runs, or is not ours."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return None
+    try:
+        code = process.wait(patience_seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    return f"exit code {code}" if code >= 0 else f"killed by signal {-code} ({signal.Signals(-code).name})"
 
 
 def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[str, str]:

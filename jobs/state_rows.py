@@ -133,6 +133,12 @@ class RunRow:
     seconds: str  # JSON: phase -> seconds
     splits: int
     versions: str  # JSON: what ran
+    anew: bool = False  # --reset: made of the archive alone; the generation before may be the only copy of its records
+
+    @property
+    def began_anew(self) -> bool:
+        """Whether nothing of the generation before is in it. Runs of before the column `anew` named no parent then."""
+        return self.anew or (self.parent_run_id is None and self.generation_before > 0)
 
 
 @dataclass(frozen=True)
@@ -160,18 +166,26 @@ _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_
 def histories(
     checkpoints: Mapping[tuple[str, int], Checkpoint], runs: Iterable[RunRow]
 ) -> dict[tuple[str, int], list[RunRow]]:
-    """The committed runs of every partition, newest first: the chain of parents from its checkpoint."""
-    rows = {(r.topic, r.partition, r.generation_after, r.run_id): r for r in runs}
+    """The committed runs of every partition, newest first: the chain of parents from its checkpoint, past resets."""
+    rows: dict[tuple[str, int, int], dict[str, RunRow]] = {}
+    for row in runs:
+        rows.setdefault((row.topic, row.partition, row.generation_after), {})[row.run_id] = row
     chains: dict[tuple[str, int], list[RunRow]] = {}
     for key, checkpoint in checkpoints.items():
         chain: list[RunRow] = []
-        step = rows.get((*key, checkpoint.generation, checkpoint.run_id))
+        step = rows.get((*key, checkpoint.generation), {}).get(checkpoint.run_id)
         while step is not None:
             chain.append(step)
-            parent = step.parent_run_id
-            step = rows.get((*key, step.generation_before, parent)) if parent is not None else None
+            step = _before(step, rows.get((*key, step.generation_before), {}))
         chains[key] = chain
     return chains
+
+
+def _before(row: RunRow, runs: Mapping[str, RunRow]) -> RunRow | None:
+    """The parent of a run, among the runs by id that made the generation before, committed or not."""
+    if row.parent_run_id is not None:
+        return runs.get(row.parent_run_id)
+    return next(iter(runs.values())) if row.began_anew and len(runs) == 1 else None  # two: one died, which is not known
 
 
 def arrow_schema(kind: type[Any]) -> pa.Schema:
@@ -191,6 +205,12 @@ def to_arrow(kind: type[Row], rows: Iterable[Row]) -> pa.Table:
 
 
 def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:
-    """An Arrow table of these columns, and perhaps others, as rows."""
+    """An Arrow table of these columns, and perhaps others, as rows. Where a column is missing, or null as in rows that
+    are older than it, its default counts.
+    """
     names = [f.name for f in dataclasses.fields(kind) if f.name in table.column_names]
-    return [kind(**row) for row in table.select(names).to_pylist()]
+    late = {f.name: f.default for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING}
+    rows = table.select(names).to_pylist()
+    for row in rows:
+        row.update({name: value for name, value in late.items() if row.get(name) is None})
+    return [kind(**row) for row in rows]

@@ -26,6 +26,7 @@ from jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
 from jobs.lookup import list_plans
 from jobs.lookup_report import moment
 from jobs.options import LookupOptions
+from jobs.places import Place, check_apart, is_same
 from jobs.progress import Progress
 from jobs.report import count, seconds, size, table
 from jobs.state import TIME_INDEX, State, open_state
@@ -121,6 +122,7 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
         if plans is None:
             report.archive = _archive_of(state)
             plans = list_plans(replace(options, archive=report.archive), report.notes)
+        check_apart(Place("the store", store), Place("the archive", report.archive or ""))
         report.problems += [str(plan.problem) for plan in plans if plan.problem is not None]
         report.refreshed = refresh(spark, state, plans, progress, covers)
     elif not state.has(TIME_INDEX):
@@ -138,7 +140,10 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
 
 def _archive_of(state: State) -> str:
     """The archive that a store serves, where nobody says it."""
-    archives = {row.archive_uri for row in state.checkpoints().values()} if state.exists() else set()
+    archives: list[str] = []
+    for row in state.checkpoints().values() if state.exists() else ():
+        if not any(is_same(row.archive_uri, known) for known in archives):
+            archives.append(row.archive_uri)
     if len(archives) != 1:
         raise UsageError(message=f"{state.root.uri} does not say which archive it serves: give ARCHIVE too")
     return archives.pop()

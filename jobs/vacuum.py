@@ -3,6 +3,8 @@
 Kept, whatever its age:
 - every file that a current generation names, and its run's folder;
 - the same of a generation that was replaced less than the grace ago: a restore or a reader may be at it;
+- the same of the last generation before each --reset: the archive may not hold its records any more, so it may be their
+  only copy. --before-reset GLOB gives it up;
 - a run's folder whose newest file is younger than the grace: a run may be writing it;
 - what is not named as a run's folder is: it is not ours to judge.
 The clock is the wall clock: --now never decides what is deleted. Then Delta's own VACUUM goes over the state tables.
@@ -13,7 +15,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -22,16 +24,20 @@ from pyarrow import fs as pafs
 
 from jobs import errors, session
 from jobs.options import VacuumOptions
+from jobs.places import Place, check_apart
 from jobs.progress import Progress
 from jobs.report import ShownInNotebooks, count, seconds, size, table
 from jobs.restore import open_store
-from jobs.state import RunRow, State, open_state
+from jobs.state import RunRow, Segment, State, open_state
 from logformat import names
+from logformat.locations import text_entries
 from udfs.storage import Root
 
 Key = tuple[str, int]
+Run = tuple[Key, int, str]  # partition, generation, run id
 
-_RUN_FOLDER = re.compile(r"(?P<generation>[1-9][0-9]{0,18})-(?P<run_id>[0-9a-f]{32})")
+# With what jobs.tasks.for_this_attempt puts behind it: a part of the run id where that task's files were committed
+_RUN_FOLDER = re.compile(r"(?P<generation>[1-9][0-9]{0,18})-(?P<run_id>[0-9a-f]{32}(\.[0-9]{1,19})?)")
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class RunFolder:
     run_id: str
     path: str  # below the store
     files: tuple[pafs.FileInfo, ...]
+    whole: bool = True  # nothing else is in it; else it is left alone
 
     @property
     def newest_ms(self) -> float:
@@ -59,6 +66,7 @@ class VacuumReport(ShownInNotebooks):
     deleted: dict[Key, list[str]] = field(default_factory=dict)
     bytes: dict[Key, int] = field(default_factory=dict)
     state_files: int = 0  # known in a dry run only: Delta does not say how many it deleted
+    kept_before_reset: list[dict[str, Any]] = field(default_factory=list)  # generations that only their reset keeps
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -73,13 +81,19 @@ class VacuumReport(ShownInNotebooks):
                 for key in sorted(self.deleted)
             ],
             "bytes": sum(self.bytes.values()), "files": sum(map(len, self.deleted.values())),
-            "state_files": self.state_files if self.dry_run else None, "notes": self.notes, "seconds": self.seconds,
+            "state_files": self.state_files if self.dry_run else None, "kept_before_reset": self.kept_before_reset,
+            "notes": self.notes, "seconds": self.seconds,
         }  # fmt: skip
 
     def to_text(self) -> str:
         """For people."""
         rows = [(f"{k[0]}-{k[1]}", count(len(v)), size(self.bytes[k])) for k, v in sorted(self.deleted.items())]
         lines = [table(("partition", "files", "bytes"), rows, left=(0,)), ""] if rows else []
+        lines += [
+            f"kept: {g['topic']}-{g['partition']}: generation {g['generation']}, {size(g['bytes'])}: a --reset came "
+            f"after it, and it may be the only copy of its records; --before-reset '{g['topic']}' gives it up"
+            for g in self.kept_before_reset
+        ]
         lines += [f"note: {note}" for note in self.notes]
         verb = "would be deleted" if self.dry_run else "deleted"
         total = sum(map(len, self.deleted.values()))
@@ -94,6 +108,8 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
     began = time.monotonic()
     store = open_store(options.store)
     state = open_state(session.start(), options.store, single_writer=options.config.job.single_writer)
+    for uri in sorted({row.archive_uri for row in state.checkpoints().values()}):
+        check_apart(Place("the store", store.uri), Place("the archive", uri))
     report = VacuumReport(store.uri, options.dry_run)
     with state.lock():  # no commit comes between the look at the state and the last deletion
         folders = [
@@ -101,7 +117,7 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
             if options.topics is None or fnmatchcase(folder.key[0], options.topics)
         ]  # fmt: skip
         young_ms = time.time() * 1000 - options.grace_hours * 3_600_000
-        kept = _kept(state, folders, young_ms)
+        kept = _kept(state, folders, young_ms, options, report)
         progress.start("vacuum", len(folders), "folder")
         for folder in folders:
             _clean(store, folder, kept, young_ms, report)
@@ -114,56 +130,81 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
 
 def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
     """Every run's folder below segments/; what else lies there is noted."""
-    for partition in _entries(store, "segments"):
+    for partition in _entries(store, "segments", notes):
         parsed = names.parse_partition_folder(partition.base_name)
         path = f"segments/{partition.base_name}"
         if partition.type != pafs.FileType.Directory or parsed is None or parsed.mark:
             notes.append(f"{path}: not a partition's folder; left alone")
             continue
-        for entry in _entries(store, path):
+        for entry in _entries(store, path, notes):
             match = _RUN_FOLDER.fullmatch(entry.base_name)
             below = f"{path}/{entry.base_name}"
             if entry.type != pafs.FileType.Directory or match is None:
                 notes.append(f"{below}: not a run's folder; left alone")
                 continue
-            listed = _entries(store, below)
+            n_notes = len(notes)
+            listed = _entries(store, below, notes)
             files = tuple(info for info in listed if info.type == pafs.FileType.File)
             if len(files) < len(listed):
                 notes.append(f"{below}: holds folders; left alone")
-                continue
-            key = parsed.topic, parsed.partition
-            yield RunFolder(key, int(match["generation"]), match["run_id"], below, files)
+            key, whole = (parsed.topic, parsed.partition), len(notes) == n_notes
+            yield RunFolder(key, int(match["generation"]), match["run_id"], below, files, whole)
 
 
-def _entries(store: Root, path: str) -> list[pafs.FileInfo]:
+def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:
     listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(path), allow_not_found=True))
-    return sorted(listed, key=lambda info: str(info.base_name))
+    found, others = text_entries(listed)
+    if others:
+        notes.append(f"{path}: {count(others)} names that are no UTF-8; left alone")
+    return sorted(found, key=lambda info: str(info.base_name))
 
 
 @dataclass(frozen=True)
 class _Kept:
-    runs: frozenset[tuple[Key, int, str]]  # run folders of live generations: all their side files are needed
+    runs: frozenset[Run]  # run folders of live generations: all their side files are needed
     paths: frozenset[str]  # .log files that live generations name, wherever they lie
 
 
-def _kept(state: State, folders: Sequence[RunFolder], young_ms: float) -> _Kept:
-    """Current generations, and those that were replaced less than the grace ago."""
+def _kept(
+    state: State, folders: Sequence[RunFolder], young_ms: float, options: VacuumOptions, report: VacuumReport
+) -> _Kept:
+    """Current generations, those that were replaced less than the grace ago, and those before a reset."""
     current = state.checkpoints()
     live = {(key, row.generation, row.run_id) for key, row in current.items()}
     newest = {(f.key, f.generation, f.run_id): f.newest_ms for f in folders}
+    before_resets: set[Run] = set()
     for key, chain in state.histories().items():
         live |= set(_replaced_lately(key, chain, newest, young_ms))
-    rows = state.segments_of_runs({run_id for _, _, run_id in live})
-    paths = {
-        row.path for row in rows
-        if row.root == "store" and ((row.topic, row.partition), row.generation, row.run_id) in live
-    }  # fmt: skip
-    return _Kept(frozenset(live), frozenset(paths))
+        if options.before_reset is None or not fnmatchcase(key[0], options.before_reset):
+            before_resets |= set(_before_resets(key, chain, newest))
+    before_resets = (before_resets - live) & newest.keys()
+    rows = [
+        row for row in state.segments_of_runs({run_id for _, _, run_id in live | before_resets})
+        if row.root == "store" and _run_of(row) in live | before_resets
+    ]  # fmt: skip
+    for run in sorted(before_resets):
+        (topic, partition), generation, run_id = run
+        report.kept_before_reset.append(
+            {"topic": topic, "partition": partition, "generation": generation, "run_id": run_id,
+             "bytes": sum(row.size_bytes for row in rows if _run_of(row) == run)}
+        )  # fmt: skip
+    return _Kept(frozenset(live | before_resets), frozenset(row.path for row in rows))
 
 
-def _replaced_lately(
-    key: Key, chain: Sequence[RunRow], newest: Mapping[tuple[Key, int, str], float], young_ms: float
-) -> Iterator[tuple[Key, int, str]]:
+def _run_of(row: Segment) -> Run:
+    return (row.topic, row.partition), row.generation, row.run_id
+
+
+def _before_resets(key: Key, chain: Sequence[RunRow], folders: Iterable[Run]) -> Iterator[Run]:
+    """The last generation before each reset. Where a run of an older version does not name it: all of that number."""
+    for row in chain:
+        if row.began_anew and row.parent_run_id is not None:
+            yield key, row.generation_before, row.parent_run_id
+        elif row.began_anew:
+            yield from (f for f in folders if f[:2] == (key, row.generation_before))
+
+
+def _replaced_lately(key: Key, chain: Sequence[RunRow], newest: Mapping[Run, float], young_ms: float) -> Iterator[Run]:
     """A generation was replaced when the next one's files were complete; those whose folder is gone: long ago."""
     for after, before in itertools.pairwise(chain):
         if newest.get((key, after.generation_after, after.run_id), 0.0) > young_ms:
@@ -171,7 +212,8 @@ def _replaced_lately(
 
 
 def _clean(store: Root, folder: RunFolder, kept: _Kept, young_ms: float, report: VacuumReport) -> None:
-    if (folder.key, folder.generation, folder.run_id) in kept.runs or folder.newest_ms > young_ms:
+    is_live = (folder.key, folder.generation, folder.run_id) in kept.runs
+    if is_live or folder.newest_ms > young_ms or not folder.whole:
         return
     gone = [info for info in folder.files if f"{folder.path}/{info.base_name}" not in kept.paths]
     if not report.dry_run:

@@ -99,7 +99,7 @@ class VerifyReport(ShownInNotebooks):
         out += [f"note: {note}" for note in [*self.notes, *(n for r in self.results for n in r.notes)]]
         out += [f"not checked: {n}" for n in [*self.not_checked, *(n for r in self.results for n in r.not_checked)]]
         compared = self._total("compared_records")
-        more = f", {compared:,} of them against the generation before" if compared else ""
+        more = f", {compared:,} of them against what they were made of" if compared else ""
         beside = f", {self.side_files} files of log directories" if self.side_files else ""
         out.append(
             f"checked {len(self.results)} partitions: {self._total('segments'):,} segments, "
@@ -224,7 +224,10 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     histories = state.histories({topic for topic, _ in checkpoints})
     runs = _runs(options, checkpoints, histories, report)
     manifests = state.manifests({key: (run.generation_after, run.run_id) for key, run in runs.items()})
-    parents = {key: (r.generation_before, r.parent_run_id) for key, r in runs.items() if r.parent_run_id is not None}
+    parents = {
+        key: (r.generation_before, r.parent_run_id)
+        for key, r in runs.items() if r.parent_run_id is not None and not r.began_anew
+    }  # fmt: skip
     before = state.manifests(parents) if parents else {}
     archives = {uri: _archive_now(uri, options.topics) for uri in {_archive_of(options, r) for r in runs.values()}}
     report.seconds["state"] = time.perf_counter() - at
@@ -232,6 +235,11 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     plans = []
     for key, run in sorted(runs.items()):
         report.generations[key] = run.generation_after
+        if run.began_anew:
+            report.notes.append(
+                f"{key[0]}-{key[1]}: generation {run.generation_after} began anew (--reset): compared with the archive "
+                f"that it was made of, not with generation {run.generation_before}"
+            )
         uri = _archive_of(options, run)
         previous = next((r for r in histories[key] if r.generation_after == run.generation_before), None)
         plans.append(

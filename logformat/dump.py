@@ -26,7 +26,7 @@ from logformat.dump_findings import Findings
 from logformat.dump_indexes import IndexFindings
 from logformat.dump_log import LogFindings, LogOptions, log_lines
 from logformat.errors import LogFormatError, stopped, unreadable
-from logformat.locations import locate
+from logformat.locations import locate, text_entries
 
 _CHECKPOINT_SUFFIX: Final = "checkpoint"  # of KRaft's snapshots: batches, as in a log
 _KINDS: Final = (*names.KINDS, _CHECKPOINT_SUFFIX)
@@ -58,15 +58,19 @@ class DumpFile:
         return self.shown if "://" in self.shown else self.path
 
 
-def list_files(paths: Iterable[str | Path], filesystem: Any = None) -> Iterator[DumpFile]:
-    """Files, and what is in folders, at any depth, in order of names."""
+def list_files(
+    paths: Iterable[str | Path], filesystem: Any = None, ignored: list[str] | None = None
+) -> Iterator[DumpFile]:
+    """Files, and what is in folders, at any depth, in order of names; in `ignored`: what was left out for its name."""
     for given in paths:
         found, path = locate(given, filesystem)
         info = found.get_file_info(path)
         if info.type != pafs.FileType.Directory:
             yield DumpFile(found, path, str(given), -1 if info.type == pafs.FileType.NotFound else info.size or 0)
             continue
-        infos = found.get_file_info(pafs.FileSelector(path, recursive=True))
+        infos, others = text_entries(found.get_file_info(pafs.FileSelector(path, recursive=True)))
+        if others and ignored is not None:
+            ignored.append(f"{given}: {others:,} files and folders whose names are no UTF-8")
         for info in sorted(infos, key=lambda info: info.path):
             if info.type == pafs.FileType.File and kind_of(info.path) is not None:
                 shown = str(given).rstrip("/") + info.path[len(path.rstrip("/")) :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,31 @@ def file_system(uri: str) -> tuple[Any, str]:
         return _s3(rest.partition("/")[0], endpoint), unquote(rest).rstrip("/")
     found, path = pafs.FileSystem.from_uri(uri)
     return found, path
+
+
+def text_entries(listed: Iterable[Any]) -> tuple[list[Any], int]:
+    """Of a listing (pyarrow.fs.FileInfo) the entries whose paths are text, and how many others there are.
+
+    Names on a disk are bytes; of one that is no UTF-8 pyarrow raises wherever it is looked at.
+    """
+    out = []
+    others = 0
+    for info in listed:
+        try:
+            is_text = bool(info.path)
+        except UnicodeDecodeError:
+            is_text = False
+        if is_text:
+            out.append(info)
+        others += not is_text
+    return out, others
+
+
+def first_of(listed: Sequence[Any]) -> str:
+    """What is in a folder that should be empty, in short: the first name, and how many others there are."""
+    found, _ = text_entries(listed)
+    name = found[0].base_name if found else "a name that is no UTF-8"
+    return f"{name} and {len(listed) - 1} more"
 
 
 @cache

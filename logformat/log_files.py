@@ -13,7 +13,7 @@ from pyarrow import fs as pafs
 from logformat import checkpoints, names
 from logformat.batch_headers import ChunkBuffer, Tail
 from logformat.errors import LogFormatError, unreadable
-from logformat.locations import locate
+from logformat.locations import locate, text_entries
 from logformat.sparse_headers import read_headers
 
 
@@ -52,7 +52,7 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
     """
     found, path = locate(path_or_uri, filesystem)
     path = path.rstrip("/")
-    listed = list(found.get_file_info(pafs.FileSelector(path)))
+    listed, _ = text_entries(found.get_file_info(pafs.FileSelector(path)))  # a file of Kafka's is ASCII
     _check_kinds(found, path, listed)
     entries = {info.base_name: info for info in listed if info.type == pafs.FileType.File}
     resolution = names.resolve_leftovers(

@@ -102,7 +102,7 @@ class StoreMaker:
         path.write_bytes(data)
         return path
 
-    def generation(self, topic, partition, generation, written, kept=(), archived=(), end=300, start=0):
+    def generation(self, topic, partition, generation, written, kept=(), archived=(), end=300, start=0, anew=False):
         """Commit a generation.
 
         `written`: base -> bytes, in this run's folder; `kept`: segments of an earlier one; `archived`: base -> bytes
@@ -135,7 +135,7 @@ class StoreMaker:
         checkpoint = row(Checkpoint, **shared, **facts, first_dirty_offset=end - 10)
         run_row = row(
             RunRow, **shared, **facts, generation_before=generation - 1, generation_after=generation,
-            parent_run_id=parent, end_offset=end - 10,
+            parent_run_id=parent, end_offset=end - 10, anew=anew,
         )  # fmt: skip
         commit = Commit(topic, partition, generation - 1, parent, checkpoint, segments, run_row)
         self.state.commit_wave([commit], generation)

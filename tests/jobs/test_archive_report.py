@@ -246,7 +246,8 @@ def test_segments_of_a_table_are_joined():
 
 def test_history_of_a_store_is_drawn_and_listed():
     values = {
-        name: {"int": 0, "str": "", "str | None": None}[str(kind)] for name, kind in RunRow.__annotations__.items()
+        name: {"int": 0, "str": "", "str | None": None, "bool": False}[str(kind)]
+        for name, kind in RunRow.__annotations__.items()
     }
     report = large(1, 2)
     report.store = "/store"

@@ -6,12 +6,16 @@ import json
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
+from jobs import vacuum
+from jobs.options import VacuumOptions
+from jobs.progress import Silent
 from tests.golden import golden
 from tests.jobs.archives import Lab, offset_checkpoint, only_input, put, tree
-from tests.jobs.stopping import start
+from tests.jobs.stopping import descendants, start
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -150,6 +154,54 @@ def test_a_worker_that_dies_is_an_error_and_commits_nothing(begun, now_ms, tmp_p
     error = json.loads(out)["error"]
     assert error["exit_code"] == 1
     assert "worker" in error["message"].lower(), error
+    assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}
+    assert mine.run(now_ms).exit_code == 0
+    assert _result(mine) == expected
+    assert tree(lab.archive) == archive
+
+
+def test_a_jvm_that_is_killed_is_an_environment_that_failed(begun, now_ms, tmp_path):
+    """As the kernel does for want of memory."""
+    lab, archive, expected = begun
+    mine = _copy(lab, tmp_path.name)
+    arguments = _arguments(mine, tmp_path, now_ms)
+    run = start(tmp_path / "run", arguments, "before jobs.state:State._switch", held=True)
+    run.wait_until_reached()
+    [jvm] = [
+        pid for pid in descendants(run.process.pid) if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "java\n"
+    ]
+    os.kill(jvm, signal.SIGKILL)
+    run.let_go()
+    code, out, err = run.finish()
+    assert code == 5, err
+    error = json.loads(out)["error"]
+    assert (error["kind"], error["exit_code"]) == ("JvmEndedError", 5)
+    assert "killed by signal 9" in error["message"]
+    assert "--driver-memory" in error["hint"]
+    assert "please report" not in err
+    assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}
+    assert mine.run(now_ms).exit_code == 0
+    assert _result(mine) == expected
+    assert tree(lab.archive) == archive
+
+
+def test_a_vacuum_without_grace_beside_a_run_is_a_conflict(begun, now_ms, tmp_path):
+    """It takes files that no generation names yet; the run sees it before it commits, and the next one succeeds."""
+    lab, archive, expected = begun
+    mine = _copy(lab, tmp_path.name)
+    arguments = _arguments(mine, tmp_path, now_ms)
+    run = start(tmp_path / "run", arguments, "before jobs.state:State.commit_wave", held=True)
+    run.wait_until_reached()
+    taken = vacuum.run(VacuumOptions(str(mine.store), grace_hours=0), Silent())
+    assert set(taken.deleted) == {("grown", 0), ("new", 0), ("new", 1)}
+    run.let_go()
+    code, out, err = run.finish()
+    assert code == 4, err
+    said = json.loads(out)
+    assert "just before the commit" in said["conflict"]
+    assert "no such file" in said["conflict"]
+    assert {p["status"] for p in said["partitions"]} == {"conflict"}
+    assert "Traceback" not in err
     assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}
     assert mine.run(now_ms).exit_code == 0
     assert _result(mine) == expected

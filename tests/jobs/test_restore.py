@@ -84,6 +84,16 @@ def test_an_older_generation_and_a_glob(two_generations):
         _restore(two_generations, topics="x", output=str(two_generations.folder / "out2"))
 
 
+def test_a_generation_of_before_a_reset(two_generations):
+    two_generations.generation("t", 0, 3, {0: A}, anew=True)
+    report = _restore(two_generations, generation=2, topics="t")
+    logs = [data for path, data in tree(two_generations.folder / "out").items() if path.endswith(".log")]
+    assert logs == [B, B, C]
+    assert any("t-0: generation 2 is of before the --reset that began generation 3 anew" in n for n in report.notes)
+    assert "t-0: generation 2 is of before" in report.to_text()
+    assert _restore(two_generations, topics="t", output=str(two_generations.folder / "now")).notes == []
+
+
 def test_an_archive_that_has_moved(two_generations):
     moved = two_generations.folder / "elsewhere"
     two_generations.archive.rename(moved)
@@ -129,6 +139,43 @@ def test_a_damaged_file_leaves_no_half_output(two_generations, cut):
     assert raised.value.exit_code == 3
     assert ("CRC-32C" in str(raised.value)) is not cut
     assert tree(two_generations.folder / "out") == {}
+
+
+class _Neighbour(Silent):
+    """Somebody who puts files into the output while a restore works."""
+
+    def __init__(self, out):
+        self.out = out
+
+    def advance(self, n=1):
+        if not (self.out / "t-0").exists():
+            return  # u-3 was first; the first segment of t-0 comes here too
+        (self.out / "t-0" / "mine").write_bytes(b"x")
+        (self.out / "new").mkdir(exist_ok=True)
+        (self.out / "new" / "mine too").write_bytes(b"y")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_only_what_a_failed_restore_wrote_goes(two_generations, is_there):
+    out = two_generations.folder / "not" / "there" / "out"
+    if is_there:
+        out.mkdir(parents=True)
+    path = two_generations.run_folder("t", 0, 1) / "00000000000000000100.log"  # the second segment of t-0
+    path.write_bytes(B[:-1] + b"?")
+    with pytest.raises(MissingFileError, match="CRC-32C") as raised:
+        restore.run(RestoreOptions(str(two_generations.store), str(out)), _Neighbour(out))
+    assert tree(out) == {"t-0/mine": b"x", "new/mine too": b"y"}
+    assert sorted(p.name for p in out.iterdir()) == ["new", "t-0"]
+    assert f"left in {out}: new/mine too, t-0/mine;" in raised.value.line()
+    assert "left in" in raised.value.to_json()["message"]
+
+    clean = two_generations.folder / "no" / "neighbour"
+    if is_there:
+        clean.mkdir(parents=True)
+    with pytest.raises(MissingFileError) as raised:
+        _restore(two_generations, output=str(clean))
+    assert clean.exists() is clean.parent.exists() is is_there  # and the folders above that it made
+    assert "left in" not in raised.value.line()
 
 
 def test_a_generation_whose_files_are_gone_names_those_still_there(two_generations):

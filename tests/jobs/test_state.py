@@ -236,3 +236,24 @@ state.commit_wave([make_commit(0, 2, "killed", "r1", segments=7)], 0, stop)
     state.commit_wave([make_commit(0, 2, "killed", "r1", segments=7)], 0)  # the same run again: its rows are there once
     assert len(state.manifest("t", 0)) == 7
     assert [run.run_id for run in state.history("t", 0)] == ["killed", "r1"]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_store_of_before_the_column_anew_is_read_and_written(state, spark):
+    """`cleaner_runs` as an older version made it; read by Spark and by delta-rs, before and after a new row."""
+    from jobs.data_source_store import table_rows
+
+    old, new = make_commit(0, 1, "r1"), make_commit(0, 2, "r2", "r1")
+    state.commit_wave([old], 0)
+    table = to_arrow(RunRow, [old.run]).drop_columns(["anew"])
+    spark.createDataFrame(table).write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(
+        state.uri("cleaner_runs")
+    )
+    assert "anew" not in state.load("cleaner_runs").columns
+    assert [run.anew for run in state.history("t", 0)] == [False]
+    assert [run.anew for run in table_rows(state.root, "cleaner_runs", RunRow)] == [False]
+    state.commit_wave([dataclasses.replace(new, run=dataclasses.replace(new.run, anew=True))], 0)
+    assert [(run.run_id, run.anew) for run in state.history("t", 0)] == [("r2", True), ("r1", False)]
+    found = {run.run_id: run.anew for run in table_rows(state.root, "cleaner_runs", RunRow)}
+    assert found == {"r1": False, "r2": True}

@@ -1,0 +1,123 @@
+"""Names on a disk are bytes, and pyarrow raises where one is no UTF-8: no job ends of it, and what is left out is said.
+
+`verify` has its own test.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import logformat
+from jobs import archive_report, inspect_log, lookup, reindex, restore, vacuum
+from jobs.archive import archive_at, matching
+from jobs.data_source_files import find_partitions
+from jobs.data_source_options import Selection
+from jobs.errors import NotEmptyError
+from jobs.options import (
+    InspectOptions,
+    LookupOptions,
+    ReindexOptions,
+    ReportOptions,
+    RestoreOptions,
+    VacuumOptions,
+)
+from jobs.progress import Silent
+from tests.jobs.stores import StoreMaker, run_id, tree
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "archive"
+NAMES = [os.fsdecode(name) for name in (b"\xff-0", b"caf\xe9", b"\xff.log")]
+
+
+def spoil(*folders: Path) -> None:
+    """A folder, a folder with a file, and a file of such names."""
+    for folder in folders:
+        (folder / NAMES[0]).mkdir()
+        (folder / NAMES[1]).mkdir()
+        (folder / NAMES[1] / "00000000000000000000.log").write_bytes(b"x")
+        (folder / NAMES[2]).write_bytes(b"x")
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    shutil.copytree(EXAMPLE / "users-0", tmp_path / "archive" / "users-0")
+    spoil(tmp_path / "archive", tmp_path / "archive" / "users-0")
+    return tmp_path / "archive"
+
+
+def test_an_archive_says_what_it_leaves_out(archive):
+    found = archive_at(str(archive), matching(None))
+    assert list(found.partitions) == [("users", 0)]
+    assert found.notes == [f"{archive}: 3 names that are no UTF-8; left out"]
+
+
+def test_jobs_that_read_an_archive(archive, tmp_path):
+    said = "3 names that are no UTF-8"
+    checked = reindex.run(ReindexOptions(str(archive), "check"), Silent())
+    assert (checked.exit_code, said in checked.to_text()) == (0, True)
+    page = archive_report.run(ReportOptions(str(archive), str(tmp_path / "page.html"), 1_790_000_000_000), Silent())
+    assert (page.exit_code, said in page.to_text()) == (0, True)
+    looked = lookup.run(LookupOptions(archive=str(archive), times=("earliest",)), Silent())
+    assert (looked.exit_code, said in looked.to_text()) == (0, True)
+    assert len(find_partitions([f"{archive}/*/*.log"], Selection())) == 1
+    assert len(find_partitions([str(archive)], Selection())) == 1
+    assert logformat.open_partition(archive / "users-0").segments
+
+
+@pytest.mark.parametrize("below", ["", "users-0"])
+def test_inspect(archive, tmp_path, below):
+    shown: list[bytes] = []
+    report = inspect_log.run(InspectOptions((str(archive / below),)), Silent(), shown.append)
+    want: list[bytes] = []
+    inspect_log.run(InspectOptions((str(EXAMPLE / "users-0"),)), Silent(), want.append)
+    assert b"".join(shown).count(b"\n") == b"".join(want).count(b"\n")
+    left_out = 4 * (1 if below else 2)  # the file in a folder of such a name too
+    assert f"Ignoring {archive / below}: {left_out} files and folders whose names are no UTF-8\n" in "".join(
+        report.said
+    )
+    written = inspect_log.run(InspectOptions((str(archive),), output=str(tmp_path / "out")), Silent(), shown.append)
+    assert "Ignoring" in "".join(written.said)
+    assert all(path.startswith("users-0/") for path in tree(tmp_path / "out"))
+
+
+def test_an_output_that_holds_such_a_name(archive, tmp_path, monkeypatch):
+    (tmp_path / "made").mkdir()
+    maker = StoreMaker(tmp_path / "made")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / NAMES[0]).mkdir()
+    out = str(tmp_path / "out")
+    for job in (
+        lambda: reindex.run(ReindexOptions(str(archive), "output", output=out), Silent()),
+        lambda: inspect_log.run(InspectOptions((str(archive),), output=out), Silent(), print),
+        lambda: restore.run(RestoreOptions(str(maker.store), out), Silent()),
+    ):
+        with pytest.raises(NotEmptyError, match="a name that is no UTF-8 and 0 more"):
+            job()
+
+
+def test_a_store(tmp_path, monkeypatch):
+    """Nothing is deleted with a folder of which not all is seen; a restore does not mind it."""
+    maker = StoreMaker(tmp_path)
+    for job in (restore, vacuum):
+        monkeypatch.setattr(job.session, "start", lambda: None)
+    monkeypatch.setattr(restore, "open_state", lambda spark, store: maker.state)
+    monkeypatch.setattr(vacuum, "open_state", lambda spark, store, single_writer: maker.state)
+    maker.archived("t", 0, 0, b"x")
+    maker.generation("t", 0, 1, {0: b"x"})
+    dead = maker.store / "segments" / "t-0" / f"2-{run_id(9, 9)}"
+    shutil.copytree(maker.run_folder("t", 0, 1), dead)
+    segments = maker.store / "segments"
+    spoil(segments, segments / "t-0", dead, maker.run_folder("t", 0, 1))
+    before = tree(maker.store)
+    report = vacuum.run(VacuumOptions(str(maker.store), grace_hours=0), Silent())
+    assert tree(maker.store) == before
+    assert [note for note in report.notes if "UTF-8" in note] == [
+        f"{path}: 3 names that are no UTF-8; left alone"
+        for path in ("segments", "segments/t-0", f"segments/t-0/1-{run_id(1)}", f"segments/t-0/{dead.name}")
+    ]
+    assert "\udcff" not in report.to_text()
+    restored = restore.run(RestoreOptions(str(maker.store), str(tmp_path / "out")), Silent())
+    assert restored.exit_code == 0
