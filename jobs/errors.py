@@ -137,6 +137,14 @@ class MissingFileError(JobError):
     hint = "give --archive URI where the archive has moved, or restore these files from a copy"
 
 
+class LogStartError(JobError):
+    """A generation whose log start lies above its end: one of a version that believed any checkpoint."""
+
+    template = "{path}: expected a log start of at most {expected}, where the generation ends, found {found}"
+    exit_code = PROBLEMS
+    hint = "a broker would delete it all: give another --generation, or begin anew with compact --reset"
+
+
 class ConflictError(JobError):
     """Another run committed first, or still writes."""
 

@@ -23,7 +23,7 @@ from pyarrow import fs as pafs
 from jobs import errors, session
 from jobs.archive import Archive, list_archive, matching
 from jobs.copy_files import Made, copy_log, copy_small, finish
-from jobs.errors import MissingFileError, MissingPathError, NoGenerationError, NotEmptyError, UsageError
+from jobs.errors import LogStartError, MissingFileError, MissingPathError, NoGenerationError, NotEmptyError, UsageError
 from jobs.options import RestoreOptions
 from jobs.places import Place, check_apart, check_outside, is_same
 from jobs.progress import Progress
@@ -135,6 +135,10 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     check_apart(Place("--output", output.uri), Place("the store", store.uri))
     state = open_state(session.start(), options.store)
     targets = choose(state, options.topics, options.generation)
+    for target in targets:
+        if target.log_start_offset > target.next_offset:
+            shown = f"{target.name}, generation {target.generation}"
+            raise LogStartError(path=shown, expected=target.next_offset, found=target.log_start_offset)
     manifests = state.manifests({t.key: (t.generation, t.run_id) for t in targets})
     archives = {t.archive_uri: open_root(normal_uri(options.archive or t.archive_uri)) for t in targets}
     listed = _apart(output, archives, options)

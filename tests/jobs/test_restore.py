@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from jobs import copy_files, restore
-from jobs.errors import MissingFileError, MissingPathError, NoGenerationError, NotEmptyError, UsageError
+from jobs.errors import LogStartError, MissingFileError, MissingPathError, NoGenerationError, NotEmptyError, UsageError
 from jobs.options import RestoreOptions
 from jobs.progress import Silent
 from logformat.checkpoints import read_offset_checkpoint
@@ -92,6 +92,15 @@ def test_a_generation_of_before_a_reset(two_generations):
     assert any("t-0: generation 2 is of before the --reset that began generation 3 anew" in n for n in report.notes)
     assert "t-0: generation 2 is of before" in report.to_text()
     assert _restore(two_generations, topics="t", output=str(two_generations.folder / "now")).notes == []
+
+
+def test_a_log_start_above_the_end(two_generations):
+    """An older version committed it; a broker that finds it deletes the log."""
+    two_generations.generation("t", 0, 3, {0: A}, start=1_000_000, end=300)
+    with pytest.raises(LogStartError, match="t-0, generation 3: expected a log start of at most 300") as raised:
+        _restore(two_generations, topics="t")
+    assert raised.value.exit_code == 3
+    assert not (two_generations.folder / "out").exists()
 
 
 def test_an_archive_that_has_moved(two_generations):
