@@ -35,6 +35,7 @@ from jobs.options import (
 from jobs.progress import Bar, Progress, Silent
 from jobs.report import Report
 from jobs.times import parse_time
+from logformat.errors import UnsafeFolderError
 from udfs.storage import UnknownRootError
 
 # command -> module with run(options, progress) -> Report; imported when the command runs, so that help is fast
@@ -343,7 +344,7 @@ def main(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else errors.DONE
     except JobError as error:
         return _fail(error.line(), error.to_json(), error.exit_code, as_json)
-    except UnknownRootError as error:
+    except (UnknownRootError, UnsafeFolderError) as error:
         return _fail(str(error), _plain("UsageError", str(error), errors.USAGE), errors.USAGE, as_json)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
@@ -392,6 +393,9 @@ def _unexpected(error: Exception, as_json: bool) -> int:
     if ended is not None:
         gone = JvmEndedError(found=ended)
         return _fail(gone.line(), gone.to_json(), gone.exit_code, as_json)
+    unsafe = re.search(rf"{UnsafeFolderError.__name__}: (.*)", text)
+    if unsafe:  # that executors were told to use
+        return _fail(unsafe[1], _plain("UsageError", unsafe[1], errors.USAGE), errors.USAGE, as_json)
     traceback.print_exc()
     message = f"unexpected: {text.splitlines()[0]}; please report this with the lines above"
     return _fail(message, _plain(type(error).__name__, text, errors.UNEXPECTED), errors.UNEXPECTED, as_json)
