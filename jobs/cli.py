@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import itertools
 import json
 import os
 import re
@@ -36,6 +37,7 @@ from jobs.progress import Bar, Progress, Silent
 from jobs.report import Report
 from jobs.times import parse_time
 from logformat.errors import UnsafeFolderError
+from logformat.locations import SecretInUriError, refuse_secrets
 from udfs.storage import UnknownRootError
 
 # command -> module with run(options, progress) -> Report; imported when the command runs, so that help is fast
@@ -339,12 +341,13 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     as_json = "--json" in arguments
     try:
+        _refuse_secrets(arguments)
         code = lastkey.main(list(arguments), prog_name="spark-submit.sh", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else errors.DONE
     except JobError as error:
         return _fail(error.line(), error.to_json(), error.exit_code, as_json)
-    except (UnknownRootError, UnsafeFolderError) as error:
+    except (UnknownRootError, SecretInUriError, UnsafeFolderError) as error:
         return _fail(str(error), _plain("UsageError", str(error), errors.USAGE), errors.USAGE, as_json)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
@@ -366,6 +369,13 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:  # the last resort, and the one place for it
         asked = _asked_to_end(error)
         return _interrupted(asked, as_json) if asked else _unexpected(error, as_json)
+
+
+def _refuse_secrets(arguments: Sequence[str]) -> None:
+    """Before anything, click's own errors too, can repeat a URI. A key that is looked for may be one."""
+    for before, argument in itertools.pairwise(["", *arguments]):
+        if before != "--filter" and not argument.startswith("--filter="):
+            refuse_secrets(argument)
 
 
 def _asked_to_end(error: BaseException) -> BaseException | None:

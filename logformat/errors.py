@@ -61,8 +61,8 @@ def stopped(error: Exception, name: str) -> LogFormatError:
 
     LogFormatError: itself. An OSError, since all that read make LogFormatError of theirs: "unwritable". MemoryError:
     "memory", for hostile bytes may want any amount, and what they took is free again. Any other: "defect", with the
-    traceback in the log. A full disk is raised again: it is the machine's; so is UnsafeFolderError. KeyboardInterrupt, SystemExit and their
-    like are no Exception, and never come here.
+    traceback in the log. A full disk and UnsafeFolderError are raised again: they are the machine's. KeyboardInterrupt,
+    SystemExit and their like are no Exception, and never come here.
     """
     if isinstance(error, LogFormatError):
         return error
