@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 
@@ -36,6 +36,7 @@ from jobs.options import (
 from jobs.progress import Bar, Progress, Silent
 from jobs.report import Report
 from jobs.times import parse_time
+from logformat.control_characters import visible, visible_bytes
 from logformat.errors import UnsafeFolderError
 from logformat.locations import SecretInUriError, refuse_secrets
 from udfs.storage import UnknownRootError
@@ -310,15 +311,27 @@ def inspect(
     )  # fmt: skip
     shown = _progress(progress)
     try:
-        report = importlib.import_module(JOBS["inspect"]).run(options, shown, sys.stdout.buffer.write)
+        report = importlib.import_module(JOBS["inspect"]).run(options, shown, _lines_to_stdout())
     finally:
         shown.close()
     sys.stdout.buffer.flush()
     for lines in report.said:
-        click.echo(lines, err=True, nl=False)
+        _say(lines, sys.stderr)
     if options.output is not None:
-        click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
+        _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
     raise click.exceptions.Exit(report.exit_code)
+
+
+def _say(text: str, stream: TextIO) -> None:
+    """Whole lines. On a terminal control characters are made visible, for names and keys come from the archive."""
+    stream.write(visible(text) if stream.isatty() else text)
+    stream.flush()
+
+
+def _lines_to_stdout() -> Callable[[Any], object]:
+    """What writes lines of `inspect`, as bytes, as `_say` does."""
+    write = sys.stdout.buffer.write
+    return (lambda lines: write(visible_bytes(lines))) if sys.stdout.isatty() else write
 
 
 def _progress(asked: bool | None) -> Progress:
@@ -332,7 +345,7 @@ def _run(job: str, kind: type[Any], *, config: str | None, as_json: bool, progre
         report: Report = importlib.import_module(JOBS[job]).run(options, shown)
     finally:
         shown.close()
-    click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
+    _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
     raise click.exceptions.Exit(report.exit_code)
 
 
@@ -406,7 +419,7 @@ def _unexpected(error: Exception, as_json: bool) -> int:
     unsafe = re.search(rf"{UnsafeFolderError.__name__}: (.*)", text)
     if unsafe:  # that executors were told to use
         return _fail(unsafe[1], _plain("UsageError", unsafe[1], errors.USAGE), errors.USAGE, as_json)
-    traceback.print_exc()
+    _say(traceback.format_exc(), sys.stderr)
     message = f"unexpected: {text.splitlines()[0]}; please report this with the lines above"
     return _fail(message, _plain(type(error).__name__, text, errors.UNEXPECTED), errors.UNEXPECTED, as_json)
 
@@ -428,9 +441,9 @@ def _plain(kind: str, message: str, code: int) -> dict[str, object]:
 
 
 def _fail(line: str, error: dict[str, object], code: int, as_json: bool) -> int:
-    click.echo(f"error: {line}", err=True)
+    _say(f"error: {line}\n", sys.stderr)
     if as_json:
-        click.echo(json.dumps({"error": error}, indent=2, default=str))
+        _say(f"{json.dumps({'error': error}, indent=2, default=str)}\n", sys.stdout)
     return code
 
 

@@ -7,12 +7,14 @@ import json
 import random
 import re
 import struct
+import unicodedata
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from logformat.control_characters import visible, visible_bytes
 from logformat.dump import DumpOptions, dump, kind_of
 from logformat.dump_log import LogOptions, Wanted, as_strings
 from logformat.segment_writer import SegmentWriter
@@ -248,6 +250,24 @@ def test_a_text_that_is_too_large_for_arrow(tmp_path, monkeypatch):
     assert [json.loads(line).get("offset") for line in text.splitlines()] == [None, 0, None, 2]
     [problem] = findings.all_problems
     assert (problem.kind, problem.base_offset, problem.found) == ("huge", 1, "a text of 1000 bytes")
+
+
+def test_json_holds_no_control_character():
+    """All of Unicode, by Python's own tables; what is escaped is what `visible` shows, and tab and newline."""
+    every = [chr(n) for n in range(0x110000) if not 0xD800 <= n < 0xE000]
+    texts = ["".join(every[i : i + 4096]) for i in range(0, len(every), 4096)]
+    lines = json_lines({"text": pa.array(texts)}).to_pylist()
+    assert [json.loads(line)["text"] for line in lines] == texts
+    active = {c for c in every if unicodedata.category(c) == "Cc" or unicodedata.bidirectional(c) in BIDI}
+    active |= {"\u200e", "\u200f", "\u061c", "\u2028", "\u2029"}
+    held = set("".join(lines))
+    assert set(every) - held == active
+    assert {c for c in every if visible(c) != c} == active - {"\t", "\n"}
+    assert visible("a\x1b[1m\x9b\u202e\udc9b\t\n\\") == r"a\x1b[1m\x9b\u202e\udc9b" + "\t\n\\"
+    assert visible_bytes(memoryview("\u20ac\x00".encode() + b"\x9b")) == "\u20ac\\x00\\udc9b".encode()
+
+
+BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
 def test_json_of_every_text():
