@@ -281,3 +281,42 @@ def test_json_of_every_text():
     ]
     sliced = json_lines({"text": pa.array(texts)[2:5]}).to_pylist()
     assert [json.loads(line)["text"] for line in sliced] == texts[2:5]
+
+
+ZEROS = [  # log, suffix, entries of zeros -> what is printed behind the first line, what is said, problems
+    ("", ".index", 1, "", "", 1),
+    ("", ".index", 3, "", "", 1),
+    ("", ".timeindex", 3, "timestamp: 0 offset: 0\n", "The following .*\nIndexed offset: 0, found log offset: -1\n", 0),
+    ("a=1 b=2 | c=3", ".index", 3, "offset: 0 position: 0\n", "Mismatches .*\n  Index offset: 0, log offset: 1\n", 0),
+    ("a=1 b=2 | c=3", ".timeindex", 3, "timestamp: 0 offset: 0\n", "The .*\nIndexed offset: 0, found .*: 1\n", 0),
+    ("a=1 | c=3", ".index", 3, "offset: 0 position: 0\n", "", 0),
+    ("a=1 | c=3", ".timeindex", 1, "timestamp: 0 offset: 0\n", "Found timestamp .*\n  Index timestamp: 0, log .*\n", 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("batches", "suffix", "n", "printed", "said", "problems"), ZEROS)
+def test_an_index_of_zeros(tmp_path, batches, suffix, n, printed, said, problems):
+    """As kafka-dump-log 4.3.0 (tests/kafka asks it); where we have a problem it ends with a stack trace."""
+    log = write_segment(tmp_path, batches) if batches else tmp_path / "00000000000000000000.log"
+    log.touch()
+    index = log.with_suffix(suffix)
+    index.write_bytes(bytes((8 if suffix == ".index" else 12) * n))
+    for verify in (False, True):
+        text, findings = dumped(index, options=DumpOptions(verify_index_only=verify))
+        assert text == f"Dumping {index}\n" + ("" if verify else printed)
+        assert re.fullmatch(said, "".join(line for line in findings.text() if not line.startswith("problem")))
+        told = [(p.kind, p.position, p.expected) for p in findings.all_problems]
+        assert told == [("index", 0, "a batch at byte 0 of the log")] * problems
+
+
+def test_entries_behind_the_end_of_a_log_are_one_problem(tmp_path):
+    folder = write_partition(tmp_path / "t-0", " | ".join(f"k={'v' * 5000}" for _ in range(9))).folder
+    [log], [index] = folder.glob("*.log"), folder.glob("*.index")
+    whole, _ = dumped(index)
+    log.write_bytes(log.read_bytes()[:20000])
+    text, findings = dumped(index)
+    assert whole.startswith(text)
+    assert text.count("\n") == 1 + 3
+    [problem] = findings.all_problems
+    assert (problem.kind, problem.position, problem.expected) == ("index", 24, "a batch at byte 20284 of the log")
+    assert problem.found == "the end of the log at byte 20000, by 5 entries"
