@@ -9,6 +9,7 @@ import errno
 import importlib
 import itertools
 import json
+import logging
 import os
 import re
 import signal
@@ -328,6 +329,14 @@ def _say(text: str, stream: TextIO) -> None:
     stream.flush()
 
 
+class _Visible(logging.Formatter):
+    """Messages of the log as `_say` writes text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return visible(text) if sys.stderr.isatty() else text
+
+
 def _lines_to_stdout() -> Callable[[Any], object]:
     """What writes lines of `inspect`, as bytes, as `_say` does."""
     write = sys.stdout.buffer.write
@@ -352,6 +361,8 @@ def _run(job: str, kind: type[Any], *, config: str | None, as_json: bool, progre
 def main(arguments: Sequence[str]) -> int:
     """Run one command; the exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    if logging.lastResort is not None:  # what writes tracebacks of defects to stderr
+        logging.lastResort.setFormatter(_Visible())
     as_json = "--json" in arguments
     try:
         _refuse_secrets(arguments)

@@ -41,8 +41,8 @@ class IndexFindings:
 
 
 def offset_index_columns(data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings) -> Columns:
-    """Of a `.index`: the zeros at its end are left out, but for a first entry of zeros, and so are, as a problem, entries
-    that point behind the log's end. log: open pyarrow file of the `.log`; None: not verified.
+    """Of a `.index`: zeros at its end are left out, but for a first entry of zeros; so are entries that point behind
+    the log's end, as a problem. log: open pyarrow file of the `.log`; None: not verified.
     """
     stored = _stored(_whole(data, OFFSET_INDEX_ENTRY.itemsize, path, findings), OFFSET_INDEX_ENTRY)
     entries = np.empty(len(stored), offset_index.ENTRY)

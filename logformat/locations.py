@@ -112,7 +112,7 @@ def file_system(uri: str) -> tuple[Any, str]:
     """
     refuse_secrets(uri)
     scheme, _, rest = uri.partition("://")
-    if scheme == "s3" and rest and "?" not in rest and "@" not in rest:
+    if scheme == "s3" and rest and "?" not in rest:
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
         if "@" in endpoint:
             raise SecretInUriError("an endpoint (AWS_ENDPOINT_URL)")

@@ -39,13 +39,13 @@ def archive(tmp_path):
     return tmp_path / "archive"
 
 
-def on_a_terminal(*words) -> tuple[int, str, str]:
+def on_a_terminal(*words, module=("-m", "jobs")) -> tuple[int, str, str]:
     """(exit code, stdout, stderr), each a terminal of its own that changes nothing of what is written to it."""
     ends, texts, threads = [pty.openpty(), pty.openpty()], [bytearray(), bytearray()], []
     for _, inner in ends:
         tty.setraw(inner)
     process = subprocess.Popen(
-        [sys.executable, "-m", "jobs", *map(str, words)], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=ends[0][1],
+        [sys.executable, *module, *map(str, words)], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=ends[0][1],
         stderr=ends[1][1], env={**os.environ, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"},
     )  # fmt: skip
     for (outer, inner), text in zip(ends, texts, strict=True):
@@ -121,6 +121,15 @@ def test_an_error_of_a_path_that_is_not_there(tmp_path):
     assert r"no\x1b[5mwhere" in err
     assert active(out + err) == set()
     assert "no\x1b[5mwhere" in json.loads(out)["error"]["path"]
+
+
+def test_what_is_logged_of_a_defect():
+    """In a process of its own: pytest has a handler, which the command line's process has not."""
+    code = "import sys; from jobs import cli; from logformat.errors import stopped; cli.main(['--version']);"
+    code += "stopped(ValueError('bad \\x1b[2J'), 'dir\\x1b[31m\\u202e')"
+    _, _, err = on_a_terminal("-c", code, module=())
+    assert r"dir\x1b[31m\u202e: unexpected" in err and r"ValueError: bad \x1b[2J" in err
+    assert active(err) == set()
 
 
 def test_the_page_and_a_notebook_hold_none(archive):
