@@ -2,7 +2,8 @@
 # Runs one job: ./spark-submit.sh [spark options] JOB ARGS...      ./spark-submit.sh --help
 # Runs the tests: ./spark-submit.sh test [pytest arguments]
 #
-# Makes a Python environment (.venv beside this file, packages as pinned in pyproject.toml) when there is none.
+# Makes a Python environment (.venv beside this file) when there is none, of the packages in requirements/: each file that
+# pip takes must have one of the hashes there.
 #   LASTKEY_VENV    an existing environment to use instead
 #   LASTKEY_PYTHON  the Python 3.11+ to make .venv with
 # Exit codes are the job's; 5 where Python, Java or a package is missing.
@@ -43,19 +44,9 @@ check_java() {
     fail "Spark needs Java 17 or newer, found ${version:-an unknown version} at $(command -v "$java"); install one (Debian: apt install openjdk-17-jre-headless) and set JAVA_HOME or PATH"
 }
 
-# The pins of pyproject.toml, one a line; with "dev" those of the tests too. Only plain text is read: any Python can do it.
-requirements() {
-  "$1" - "$here/pyproject.toml" "${2:-}" <<'PY'
-import sys, tomllib
-with open(sys.argv[1], "rb") as file:
-    project = tomllib.load(file)
-print("\n".join([*project["project"]["dependencies"], *(project["dependency-groups"]["dev"] if sys.argv[2] else [])]))
-PY
-}
-
 make_venv() {
   local python mark="$venv/.lastkey-pins"
-  exec 9<"$here/pyproject.toml"
+  exec 9<"$here/requirements/run.txt"
   flock 9 2>/dev/null || true # two first runs: the second waits. No flock (macOS): they had better not collide
   if up_to_date; then
     exec 9>&-
@@ -66,7 +57,7 @@ make_venv() {
   printf 'making the Python environment in %s (once, a minute or two)\n' "$venv" >&2
   rm -f -- "$mark"
   "$python" -m venv --clear -- "$venv" >&2 || fail "the environment could not be made with $python; see above"
-  install_packages "$dev"
+  install_packages "${dev:-run}"
   "$venv/bin/python" -m compileall -q "$here/jobs" "$here/logformat" "$here/udfs" >/dev/null 2>&1 || true
   printf 'preparing Spark (once, half a minute)\n' >&2
   (cd "$here" && PYTHONPATH="$here" "$venv/bin/python" -m jobs.prepare 9>&-) >&2 || true # only time depends on it
@@ -74,11 +65,11 @@ make_venv() {
   exec 9>&-
 }
 
+# Nothing comes without a hash: not what pyspark's source is built with either, which pip would fetch by itself
 install_packages() {
-  local pins
-  pins="$(requirements "$venv/bin/python" "$1")"
-  printf '%s\n' "$pins" >"$venv/requirements.txt"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$venv/requirements.txt" >&2 ||
+  local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes)
+  { "${pip[@]}" --only-binary :all: --requirement "$here/requirements/build.txt" &&
+    "${pip[@]}" --no-build-isolation --requirement "$here/requirements/$1.txt"; } >&2 ||
     fail "the packages could not be installed; see above"
 }
 
@@ -90,10 +81,10 @@ add_dev() {
 }
 
 pins_mark() {
-  printf '%s%s\n' "$(cksum <"$here/pyproject.toml")" "${1:+ $1}"
+  printf '%s%s\n' "$(cat -- "$here"/requirements/{build,run,dev}.txt | cksum)" "${1:+ $1}"
 }
 
-# Whether the environment was made from the pins as they are now; with "dev": with the packages of the tests too
+# Whether the environment was made from the lock files as they are now; with "dev": with the packages of the tests too
 up_to_date() {
   local mark="$venv/.lastkey-pins" found
   [ -x "$venv/bin/python" ] && [ -f "$mark" ] || return 1

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import importlib
+import itertools
 import json
+import logging
 import os
 import re
 import signal
@@ -15,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 
@@ -35,6 +37,9 @@ from jobs.options import (
 from jobs.progress import Bar, Progress, Silent
 from jobs.report import Report
 from jobs.times import parse_time
+from logformat.control_characters import visible, visible_bytes
+from logformat.errors import UnsafeFolderError
+from logformat.locations import SecretInUriError, refuse_secrets
 from udfs.storage import UnknownRootError
 
 # command -> module with run(options, progress) -> Report; imported when the command runs, so that help is fast
@@ -307,15 +312,35 @@ def inspect(
     )  # fmt: skip
     shown = _progress(progress)
     try:
-        report = importlib.import_module(JOBS["inspect"]).run(options, shown, sys.stdout.buffer.write)
+        report = importlib.import_module(JOBS["inspect"]).run(options, shown, _lines_to_stdout())
     finally:
         shown.close()
     sys.stdout.buffer.flush()
     for lines in report.said:
-        click.echo(lines, err=True, nl=False)
+        _say(lines, sys.stderr)
     if options.output is not None:
-        click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
+        _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
     raise click.exceptions.Exit(report.exit_code)
+
+
+def _say(text: str, stream: TextIO) -> None:
+    """Whole lines. On a terminal control characters are made visible, for names and keys come from the archive."""
+    stream.write(visible(text) if stream.isatty() else text)
+    stream.flush()
+
+
+class _Visible(logging.Formatter):
+    """Messages of the log as `_say` writes text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return visible(text) if sys.stderr.isatty() else text
+
+
+def _lines_to_stdout() -> Callable[[Any], object]:
+    """What writes lines of `inspect`, as bytes, as `_say` does."""
+    write = sys.stdout.buffer.write
+    return (lambda lines: write(visible_bytes(lines))) if sys.stdout.isatty() else write
 
 
 def _progress(asked: bool | None) -> Progress:
@@ -329,21 +354,24 @@ def _run(job: str, kind: type[Any], *, config: str | None, as_json: bool, progre
         report: Report = importlib.import_module(JOBS[job]).run(options, shown)
     finally:
         shown.close()
-    click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
+    _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
     raise click.exceptions.Exit(report.exit_code)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command; the exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    if logging.lastResort is not None:  # what writes tracebacks of defects to stderr
+        logging.lastResort.setFormatter(_Visible())
     as_json = "--json" in arguments
     try:
+        _refuse_secrets(arguments)
         code = lastkey.main(list(arguments), prog_name="spark-submit.sh", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else errors.DONE
     except JobError as error:
         return _fail(error.line(), error.to_json(), error.exit_code, as_json)
-    except UnknownRootError as error:
+    except (UnknownRootError, SecretInUriError, UnsafeFolderError) as error:
         return _fail(str(error), _plain("UsageError", str(error), errors.USAGE), errors.USAGE, as_json)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
@@ -365,6 +393,13 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:  # the last resort, and the one place for it
         asked = _asked_to_end(error)
         return _interrupted(asked, as_json) if asked else _unexpected(error, as_json)
+
+
+def _refuse_secrets(arguments: Sequence[str]) -> None:
+    """Before anything, click's own errors too, can repeat a URI. A key that is looked for may be one."""
+    for before, argument in itertools.pairwise(["", *arguments]):
+        if before != "--filter" and not argument.startswith("--filter="):
+            refuse_secrets(argument)
 
 
 def _asked_to_end(error: BaseException) -> BaseException | None:
@@ -392,7 +427,10 @@ def _unexpected(error: Exception, as_json: bool) -> int:
     if ended is not None:
         gone = JvmEndedError(found=ended)
         return _fail(gone.line(), gone.to_json(), gone.exit_code, as_json)
-    traceback.print_exc()
+    unsafe = re.search(rf"{UnsafeFolderError.__name__}: (.*)", text)
+    if unsafe:  # that executors were told to use
+        return _fail(unsafe[1], _plain("UsageError", unsafe[1], errors.USAGE), errors.USAGE, as_json)
+    _say(traceback.format_exc(), sys.stderr)
     message = f"unexpected: {text.splitlines()[0]}; please report this with the lines above"
     return _fail(message, _plain(type(error).__name__, text, errors.UNEXPECTED), errors.UNEXPECTED, as_json)
 
@@ -414,9 +452,9 @@ def _plain(kind: str, message: str, code: int) -> dict[str, object]:
 
 
 def _fail(line: str, error: dict[str, object], code: int, as_json: bool) -> int:
-    click.echo(f"error: {line}", err=True)
+    _say(f"error: {line}\n", sys.stderr)
     if as_json:
-        click.echo(json.dumps({"error": error}, indent=2, default=str))
+        _say(f"{json.dumps({'error': error}, indent=2, default=str)}\n", sys.stdout)
     return code
 
 

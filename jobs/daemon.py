@@ -10,10 +10,12 @@ import contextlib
 
 from pyspark.daemon import manager
 
+from logformat.errors import UnsafeFolderError
+
 
 def _import_shared() -> None:
     for name in ("numpy", "pyarrow", "numba", "pyspark.worker", "udfs.preload"):
-        with contextlib.suppress(ImportError):  # a worker that needs it says so itself
+        with contextlib.suppress(ImportError, UnsafeFolderError):  # a worker that needs it says so itself
             __import__(name)
 
 

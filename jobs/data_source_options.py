@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from jobs.errors import UsageError
 from jobs.nearest import nearest
 from jobs.times import MAX_TIME_MS, parse_time
+from logformat.locations import SecretInUriError, has_secret
 from logformat.names import MAX_OFFSET
 from udfs.read_plan import EARLIEST, LATEST, SPLIT_BYTES, Bound, Wanted
 
@@ -158,6 +159,9 @@ class ReadOptions:
 
 def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
     """Options as Spark hands them over. UsageError: one that is unknown, or cannot be, alone or beside another."""
+    for name, value in given.items():
+        if name.lower() in _WHERE and has_secret(value):
+            raise UsageError(message=f"{name}: {SecretInUriError()}")
     values = _named(given, source)
     take = _Values(values)
     paths = _paths(take)

@@ -25,6 +25,7 @@ from jobs.archive_report import ArchiveReport, is_compacted, profile_archive
 from jobs.config import Config, load_config
 from jobs.options import ReportOptions
 from jobs.progress import Silent
+from logformat.control_characters import visible
 from udfs.partition_profile import AGE_NAMES, PartitionProfile, SegmentProfile
 from udfs.storage import normal_uri
 
@@ -187,7 +188,7 @@ class ProfiledPartition:
 
 
 def _html(table: pd.DataFrame) -> str:
-    return str(
+    return visible(
         table.to_html(
             border=0,
             formatters={"bytes": "{:,}".format},

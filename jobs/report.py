@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Protocol
 
+from logformat.control_characters import visible
+
 
 class Report(Protocol):
     """What `run(options, progress)` of a job returns."""
@@ -30,7 +32,7 @@ class ShownInNotebooks:
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(self.to_text())}</pre>"
+        return f"<pre>{escape(visible(self.to_text()))}</pre>"
 
 
 @dataclass(frozen=True)

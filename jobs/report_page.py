@@ -1,8 +1,8 @@
 """The report as one HTML page that needs nothing else: no script, no font, no request; its policy forbids them too.
 
-Everything that stems from the archive (names, keys, notes) is escaped by the template (jinja2, autoescape). What grows
-with the archive is joined: tables of segments and plots hold a bounded number of rows, so 1,000 partitions with 100,000
-segments give a few MB; `--json` has every segment.
+Everything that stems from the archive (names, keys, notes) is escaped by the template (jinja2, autoescape), and its
+control characters are made visible. What grows with the archive is joined: tables of segments and plots hold a bounded
+number of rows, so 1,000 partitions with 100,000 segments give a few MB; `--json` has every segment.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from jobs import report_plots as plots
 from jobs.archive_report import ArchiveReport, partition_row, saved
 from jobs.report import count, size
 from jobs.report_plots import DEAD, LIVE, OTHER, Plot
+from logformat.control_characters import visible
 from udfs.partition_profile import AGE_NAMES, HotKey, PartitionProfile, SegmentProfile, join_times
 
 _BARS: Final = 12  # of a plot with a bar for each topic, partition, run
@@ -71,9 +72,15 @@ def fragment_of(
     plots: Sequence[Plot | None] = (),
 ) -> str:
     """An output of a notebook: what a page has, without one around it."""
-    return _TEMPLATES.get_template("report_fragment.html").render(
-        title=title, cards=cards, problems=problems, tables=tables, plots=[_drawn(plot) for plot in plots if plot],
+    return _rendered(
+        "report_fragment.html", title=title, cards=cards, problems=problems, tables=tables,
+        plots=[_drawn(plot) for plot in plots if plot],
     )  # fmt: skip
+
+
+def _rendered(template: str, **values: Any) -> str:
+    """HTML in which control characters are visible: escaping leaves them as they are."""
+    return visible(_TEMPLATES.get_template(template).render(**values))
 
 
 def report_fragment(report: ArchiveReport) -> str:
@@ -104,7 +111,8 @@ def partition_fragment(p: PartitionProfile) -> str:
 def page_of(report: ArchiveReport) -> str:
     """The page."""
     good = [p for p in report.profiles if p.problem is None]
-    return _TEMPLATES.get_template("report_page.html").render(
+    return _rendered(
+        "report_page.html",
         title=f"Archive report: {report.archive}",
         archive=report.archive,
         store=report.store,

@@ -34,6 +34,7 @@ from pyspark.sql import SparkSession
 
 from jobs.errors import JarsError, JavaError, SparkStartError
 from jobs.submit import CONF, UserOptions, from_environment, launch_arguments, read_properties
+from logformat.control_characters import visible
 
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 # Of what the resolver brings, all that Spark's own jars do not hold already (in the same or a newer version)
@@ -213,7 +214,7 @@ class _Output:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
+    sys.stderr.write((visible(line) if sys.stderr.isatty() else line) + "\n")
     sys.stderr.flush()
 
 

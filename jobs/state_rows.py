@@ -13,6 +13,8 @@ from typing import Any, TypeVar, get_type_hints
 
 import pyarrow as pa
 
+from logformat.locations import without_secrets
+
 INT32 = frozenset({"partition", "last_batch_leader_epoch", "splits"})
 STATES = ("clean", "dirty", "uncleanable", "diverged", "gap", "running")
 
@@ -206,11 +208,14 @@ def to_arrow(kind: type[Row], rows: Iterable[Row]) -> pa.Table:
 
 def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:
     """An Arrow table of these columns, and perhaps others, as rows. Where a column is missing, or null as in rows that
-    are older than it, its default counts.
+    are older than it, its default counts. URIs that older versions took with credentials come without them: they are
+    shown, and compared with those that are given now.
     """
     names = [f.name for f in dataclasses.fields(kind) if f.name in table.column_names]
     late = {f.name: f.default for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING}
     rows = table.select(names).to_pylist()
     for row in rows:
         row.update({name: value for name, value in late.items() if row.get(name) is None})
+        if "archive_uri" in row:
+            row["archive_uri"] = without_secrets(row["archive_uri"])
     return [kind(**row) for row in rows]

@@ -2,7 +2,8 @@
 
 Source: Kafka's DumpLogSegments (4.3.0): dumpIndex, dumpTimeIndex, dumpTxnIndex, dumpProducerIdSnapshot. Differences:
 the log's headers are walked once, and an entry whose position is no batch's is a mismatch, where the tool reads
-whatever stands there; a time index is held against the log alone, the tool needs the offset index too.
+whatever stands there; one behind the log's end, where the tool ends with a stack trace, is a problem; a time index is
+held against the log alone, the tool needs the offset index too.
 """
 
 from __future__ import annotations
@@ -40,15 +41,43 @@ class IndexFindings:
 
 
 def offset_index_columns(data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings) -> Columns:
-    """Of a `.index`, its zeros at the end left out. log: open pyarrow file of the `.log`; None: not verified."""
-    whole = _whole(data, OFFSET_INDEX_ENTRY.itemsize, path, findings)
-    entries = offset_index.read(whole, base_offset, path)
+    """Of a `.index`: zeros at its end are left out, but for a first entry of zeros; so are entries that point behind
+    the log's end, as a problem. log: open pyarrow file of the `.log`; None: not verified.
+    """
+    stored = _stored(_whole(data, OFFSET_INDEX_ENTRY.itemsize, path, findings), OFFSET_INDEX_ENTRY)
+    entries = np.empty(len(stored), offset_index.ENTRY)
+    entries["offset"] = stored["relative_offset"].astype(np.int64) + base_offset
+    entries["position"] = stored["position"]
     if log is not None and len(entries):
+        entries = _within(entries, log.size(), path, findings)
         headers = _headers(log, path, findings)
         found = _log_offsets(headers, entries["position"])
         wrong = (found != entries["offset"]) | (found < 0)  # an entry can say -1 too
         findings.mismatches += zip(entries["offset"][wrong].tolist(), found[wrong].tolist(), strict=True)
     return {"offset": entries["offset"], "position": entries["position"]}
+
+
+def _stored(data: bytes, dtype: Any) -> NDArray[np.void]:
+    """The entries that the tool looks at: up to one of relative offset 0 other than the first."""
+    stored = np.frombuffer(data, dtype)
+    stop = np.flatnonzero(stored["relative_offset"][1:] == 0)
+    return stored[: stop[0] + 1] if len(stop) else stored
+
+
+def _within(entries: NDArray[np.void], log_bytes: int, path: str, findings: IndexFindings) -> NDArray[np.void]:
+    """offset_index.ENTRY[n] without those whose position is not in the log; of the first of these a problem."""
+    behind = np.flatnonzero(entries["position"] >= log_bytes)
+    if len(behind):
+        first = int(behind[0])
+        found = f"the end of the log at byte {log_bytes}"
+        found += f", by {len(behind)} entries" if len(behind) > 1 else ""
+        findings.problems.append(
+            LogFormatError(
+                "index", path, first * OFFSET_INDEX_ENTRY.itemsize,
+                f"a batch at byte {entries['position'][first]} of the log", found,
+            )
+        )  # fmt: skip
+    return np.delete(entries, behind)
 
 
 def _log_offsets(headers: NDArray[np.void], positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -61,8 +90,10 @@ def _log_offsets(headers: NDArray[np.void], positions: NDArray[np.int64]) -> NDA
 
 def time_index_columns(data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings) -> Columns:
     """Of a `.timeindex`, as `offset_index_columns`."""
-    whole = _whole(data, TIME_INDEX_ENTRY.itemsize, path, findings)
-    entries = time_index.read(whole, base_offset, path)
+    stored = _stored(_whole(data, TIME_INDEX_ENTRY.itemsize, path, findings), TIME_INDEX_ENTRY)
+    entries = np.empty(len(stored), time_index.ENTRY)
+    entries["timestamp"] = stored["timestamp"]
+    entries["offset"] = stored["relative_offset"].astype(np.int64) + base_offset
     if log is not None and len(entries):
         _verify_times(entries, log, path, findings)
     return {"timestamp": entries["timestamp"], "offset": entries["offset"]}

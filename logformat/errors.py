@@ -61,12 +61,12 @@ def stopped(error: Exception, name: str) -> LogFormatError:
 
     LogFormatError: itself. An OSError, since all that read make LogFormatError of theirs: "unwritable". MemoryError:
     "memory", for hostile bytes may want any amount, and what they took is free again. Any other: "defect", with the
-    traceback in the log. A full disk is raised again: it is the machine's. KeyboardInterrupt, SystemExit and their
-    like are no Exception, and never come here.
+    traceback in the log. A full disk and UnsafeFolderError are raised again: they are the machine's. KeyboardInterrupt,
+    SystemExit and their like are no Exception, and never come here.
     """
     if isinstance(error, LogFormatError):
         return error
-    if is_full(error):
+    if is_full(error) or isinstance(error, UnsafeFolderError):
         raise error
     out = _stopped(error, name)
     out.__cause__ = error
@@ -93,6 +93,20 @@ def _stopped(error: Exception, name: str) -> LogFormatError:
 def _said(error: OSError) -> str:
     """Type, errno and text; of Arrow's, which say all twice, the last."""
     return f"{type(error).__name__}: {str(error).rpartition('Detail:')[2].strip()}"
+
+
+class UnsafeFolderError(Exception):
+    """A folder for compiled kernels, named by the user, in which others could put code that would run as the user."""
+
+    def __init__(self, path: str, found: str) -> None:
+        self.path, self.found = path, found
+        super().__init__(path, found)
+
+    def __str__(self) -> str:
+        return (
+            f"NUMBA_CACHE_DIR={self.path}: expected a folder that nobody else can write, found that {self.found}; what "
+            "lies there is run as code: name a folder of your own (mode 0700), or unset the variable"
+        )
 
 
 # kind -> what it says of the file

@@ -1,43 +1,97 @@
-"""The one numba decorator, so that its flags stand in one place, and the place where compiled kernels are kept.
+"""The one numba decorator, so that its flags stand in one place, and the cache of compiled kernels.
 
 Numba's cache on disk looks at the file of a kernel alone: a change in a function that the kernel inlines, or in a
 constant it imports, would leave the old machine code in use. So the cache of each state of the kernels' sources has a
-folder of its own, beside the sources, or below NUMBA_CACHE_DIR where that is set.
+folder of its own, in one of those that `cache_folder` knows to be safe. Numba's own ways to find a folder look at
+nobody's rights, and are not taken.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import caching
+
+from logformat import cache_folder
+from logformat.cache_folder import ROOT
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_ROOT = Path(__file__).resolve().parent.parent
-
+_config: Any = numba.config
+_caching: Any = caching  # half of it has types
 
 _SOURCES = ("*/*_kernels.py", "logformat/layout.py", "logformat/crc32*.py", "logformat/jit.py", "udfs/transactions.py")
 
 
+@functools.cache
 def _state_of_sources() -> str:
     """Changes when a kernel, or what it is made of, does: a hash of names, sizes and times."""
-    files = sorted(path for pattern in _SOURCES for path in _ROOT.glob(pattern) if path.parent.name != "tests")
+    files = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern) if path.parent.name != "tests")
     stamp = "".join(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns} " for path in files)
     return hashlib.sha256(stamp.encode()).hexdigest()[:16]
 
 
-_config: Any = numba.config
-_config.CACHE_DIR = str(Path(_config.CACHE_DIR or _ROOT / ".numba") / _state_of_sources())
+class _Locator(_caching.UserProvidedCacheLocator):  # type: ignore[misc]
+    """A safe folder, in which the kernel can be kept, or is."""
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> _Locator | None:
+        if not Path(py_file).is_file():  # in a zip
+            return None
+        named = str(_config.CACHE_DIR or "")
+        if named:
+            cache_folder.refuse_if_unsafe(named)
+        why = []
+        for folder in cache_folder.folders(named):
+            path = folder / _state_of_sources() / cls.get_suitable_cache_subpath(py_file)
+            try:
+                kept = cache_folder.usable(path) or any(path.glob(f"{Path(py_file).stem}.{py_func.__qualname__}-*.nbi"))
+            except OSError as error:
+                why.append(f"{folder}: {error.strerror}")
+                continue
+            if kept:
+                locator = cls(py_func, py_file)
+                locator._cache_path = str(path)
+                return locator
+            why.append(f"{folder}: cannot be written")
+        cache_folder.say_nowhere(", ".join(why) or "there is no folder for them")
+        return None
+
+
+class _Implementation(_caching.CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = (_Locator,)
+
+
+class _Cache(_caching.FunctionCache):  # type: ignore[misc]
+    _impl_class = _Implementation
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with contextlib.suppress(OSError):  # a full disk, a folder that is only read: it costs time, nothing else
+            super().save_overload(sig, data)
+
+
+def _compiled(function: F, **flags: Any) -> F:
+    dispatcher: Any = numba.njit(nogil=True, error_model="numpy", **flags)(function)
+    if not _config.DISABLE_JIT:
+        with contextlib.suppress(RuntimeError):  # no folder
+            dispatcher._cache = _Cache(function)
+    return cast(F, dispatcher)
 
 
 def kernel(function: F) -> F:
-    """Compile `function` for arrays: no Python objects, no GIL, compiled code kept on disk."""
-    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    """Compile `function` for arrays: no Python objects, no GIL, compiled code kept on disk.
+
+    Raises UnsafeFolderError where NUMBA_CACHE_DIR is a folder that others can write.
+    """
+    return _compiled(function)
 
 
 def inline(function: F) -> F:
     """As `kernel`, for a few lines called in an inner loop: always inlined by LLVM."""
-    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(function))
+    return _compiled(function, forceinline=True)

@@ -1,15 +1,92 @@
-"""Where a file or folder lies: a path or URI, on which file system."""
+"""Where a file or folder lies: a path or URI, on which file system; and no URI with a secret in it.
+
+A URI is repeated in reports, errors, logs and tables, so credentials have no place there. The user part of an authority
+is refused where it is one, or may be (`s3://KEY:SECRET@bucket`), and so are parameters of a query that are named like a
+secret (`?secret_key=`). What stays is a name: `hdfs://user@host`, `abfs://container@account`, `gs://anonymous@bucket`.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs as pafs
+
+# Wherever a URI begins, in a text too; of stores also with too few slashes
+_URI: Final = re.compile(
+    r"(?:(?P<scheme>[a-z][a-z0-9+.-]*)://|(?<![^=,\s])(?P<store>s3[an]?|gs|hdfs|abfss?|wasbs?):/?)"
+    r"(?P<authority>[^/?#,\s]*)",
+    re.IGNORECASE,
+)
+_PARAMETER: Final = re.compile(r"[?&#](?P<name>[^=&#/?\s]+)=(?P<value>[^&#\s]*)")
+_SECRET_NAME: Final = re.compile(
+    r"secret|passw|pwd|token|key(?!tab)|credential(?!_kind)|^sig$|signature|^sas|auth(?!ority)", re.IGNORECASE
+)
+# Schemes whose authority may begin with a name, which is no secret
+_NAMED: Final = {"hdfs", "viewfs", "webhdfs", "abfs", "abfss", "wasb", "wasbs", "sftp"}
+_BUCKETS: Final = {"s3", "s3a", "s3n", "gs"}  # with nothing but a bucket's name, in which there is no colon
+
+
+class SecretInUriError(ValueError):
+    """A URI that holds credentials, or seems to. What it says does not repeat any of it."""
+
+    def __init__(self, what: str = "a URI") -> None:
+        self.what = what
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        return (
+            f"expected {self.what} without credentials, found some in it (not repeated here); give them by environment "
+            "variables (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; GOOGLE_APPLICATION_CREDENTIALS), a profile "
+            "(AWS_PROFILE) or the machine's role; and change those that were typed: shells and process lists keep them"
+        )
+
+
+def refuse_secrets(text: str) -> None:
+    """SecretInUriError where a URI in `text` holds credentials."""
+    if has_secret(text):
+        raise SecretInUriError
+
+
+def has_secret(text: str) -> bool:
+    """Whether there is a URI with credentials in `text`, as far as they can be told by their place."""
+    found = False
+    for uri in _URI.finditer(text):
+        scheme, authority = (uri["scheme"] or uri["store"]).lower(), unquote(uri["authority"])
+        found = found or _is_secret(scheme, authority)
+        found = found or any(
+            _SECRET_NAME.search(unquote(parameter["name"])) or "@" in unquote(parameter["value"])
+            for parameter in _PARAMETER.finditer(text, uri.end())
+        )
+    return found
+
+
+def _is_secret(scheme: str, authority: str) -> bool:
+    user, at, host = authority.rpartition("@")
+    if scheme in _BUCKETS:
+        return ":" in authority or (bool(at) and (scheme, user) != ("gs", "anonymous"))
+    port = host.rpartition("]")[2].partition(":")[2]  # behind the brackets of IPv6; a secret with a slash ends here
+    return ":" in user or (bool(user) and scheme not in _NAMED) or not re.fullmatch("[0-9]*", port)
+
+
+def without_secrets(uri: str) -> str:
+    """The same URI as it is given without its credentials; for what was stored before they were refused."""
+    if not has_secret(uri):
+        return uri
+    scheme, _, rest = uri.partition("://")
+    address, _, query = rest.partition("?")
+    authority, slash, path = address.partition("/")
+    user, _, host = authority.rpartition("@")
+    name = unquote(user).partition(":")[0]
+    kept = [p for p in query.split("&") if p and not has_secret(f"{scheme}://host?{p}")]
+    plain = f"{scheme}://{name + '@' if name and scheme in _NAMED else ''}{host}{slash}{path}"
+    plain += f"?{'&'.join(kept)}" if kept else ""
+    return f"{scheme}://***" if has_secret(plain) else plain
 
 
 def locate(path_or_uri: str | Path, filesystem: Any = None) -> tuple[Any, str]:
@@ -21,20 +98,24 @@ def locate(path_or_uri: str | Path, filesystem: Any = None) -> tuple[Any, str]:
     name = str(path_or_uri)
     if filesystem is not None:
         return filesystem, name
+    refuse_secrets(name)
     if "://" in name:
         return file_system(name)
     return pafs.LocalFileSystem(), str(Path(name).expanduser().absolute())
 
 
 def file_system(uri: str) -> tuple[Any, str]:
-    """The same of a URI or an absolute path; pyarrow.ArrowInvalid for one that cannot be.
+    """The same of a URI or an absolute path; pyarrow.ArrowInvalid for one that cannot be, SecretInUriError.
 
     S3: the region, the endpoint (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, for stores that speak S3) and credentials come
     from the environment, as for Amazon's own tools; pyarrow.fs by itself looks at no endpoint there.
     """
+    refuse_secrets(uri)
     scheme, _, rest = uri.partition("://")
-    if scheme == "s3" and rest and "?" not in rest and "@" not in rest:
+    if scheme == "s3" and rest and "?" not in rest:
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        if "@" in endpoint:
+            raise SecretInUriError("an endpoint (AWS_ENDPOINT_URL)")
         return _s3(rest.partition("/")[0], endpoint), unquote(rest).rstrip("/")
     found, path = pafs.FileSystem.from_uri(uri)
     return found, path

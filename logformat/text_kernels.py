@@ -85,25 +85,53 @@ def escape_json(
     """Each text data[at[i]:at[i + 1]] as it stands between the quotes of a JSON string (RFC 8259, section 7).
 
     data: uint8, UTF-8; at: int64[n + 1]; out: uint8[>= 6 x the bytes of all texts]; out_at: int32[n + 1], written.
-    Returns the bytes written. Quote, backslash and control characters are escaped, nothing else.
+    Returns the bytes written. Escaped are quote, backslash, what `control_characters` names, tab and newline.
     """
     n = 0
     out_at[0] = 0
     for i in range(at.shape[0] - 1):
-        for position in range(at[i], at[i + 1]):
+        position, end = at[i], at[i + 1]
+        while position < end:
             byte = data[position]
-            if byte in (0x22, 0x5C):
+            if byte >= 0x20 and byte not in (0x22, 0x5C, 0x7F, 0xC2, 0xD8, 0xE2):  # nearly all
+                out[n] = byte
+                n += 1
+                position += 1
+                continue
+            size, active = _active(data, position, end)
+            if active >= 0:
+                out[n], out[n + 1] = 0x5C, 0x75  # \u
+                for k in range(4):
+                    out[n + 2 + k] = _hex((active >> (12 - 4 * k)) & 15)
+                n += 6
+            elif byte in (0x22, 0x5C):
                 out[n], out[n + 1] = 0x5C, byte
                 n += 2
-            elif byte < 0x20 or byte == 0x7F:
-                out[n], out[n + 1], out[n + 2], out[n + 3] = 0x5C, 0x75, 0x30, 0x30  # \u00
-                out[n + 4], out[n + 5] = _hex(byte >> 4), _hex(byte & 15)
-                n += 6
             else:
                 out[n] = byte
                 n += 1
+            position += size
         out_at[i + 1] = n
     return n
+
+
+@inline
+def _active(data: NDArray[np.uint8], at: int, end: int) -> tuple[int, int]:
+    """(bytes, character) of a control character in data[at:end]; (1, -1) where there is another."""
+    byte = data[at]
+    if byte < 0x20 or byte == 0x7F:
+        return 1, np.int64(byte)
+    if byte == 0xC2 and end - at > 1 and data[at + 1] < 0xA0:
+        return 2, np.int64(data[at + 1])
+    if byte == 0xD8 and end - at > 1 and data[at + 1] == 0x9C:
+        return 2, np.int64(0x61C)
+    if byte == 0xE2 and end - at > 2:
+        second, third = data[at + 1], np.int64(data[at + 2])
+        if second == 0x80 and (third in (0x8E, 0x8F) or 0xA8 <= third <= 0xAE):
+            return 3, 0x2000 | (third & 0x3F)
+        if second == 0x81 and 0xA6 <= third <= 0xA9:
+            return 3, 0x2040 | (third & 0x3F)
+    return 1, np.int64(-1)
 
 
 @inline

@@ -211,7 +211,8 @@ def test_tables_and_states():
 
 
 def test_messages_of_the_troubleshooting_table_are_real():
-    files = [*(ROOT / "jobs").glob("*.py"), *(ROOT / "udfs").glob("*.py"), ROOT / "spark-submit.sh"]
+    packages = ("jobs", "udfs", "logformat")
+    files = [*(path for name in packages for path in (ROOT / name).glob("*.py")), ROOT / "spark-submit.sh"]
     sources = "\n".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text()) for path in files)  # strings in two parts
     table = _section("## When something goes wrong")
     cells = re.findall(r"^\| (.*?) \| ", table, re.MULTILINE)[1:]

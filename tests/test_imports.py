@@ -26,9 +26,9 @@ THIRD_PARTY = {
 }  # fmt: skip
 OURS = {"logformat": {"logformat"}, "udfs": {"udfs", "logformat"}, "jobs": {"jobs", "udfs", "logformat"}}
 # What of the formats the jobs may know: names, texts and types, no reader of a log
-FORMATS_FOR_JOBS = {"names", "schemas", "errors", "text", "checkpoints", "locations"}
+FORMATS_FOR_JOBS = {"names", "schemas", "errors", "text", "checkpoints", "locations", "control_characters"}
 # In logformat: modules that import nothing of ours ...
-LEAVES = {"layout", "names", "schemas", "errors", "jit"}
+LEAVES = {"layout", "names", "schemas", "errors", "control_characters"}
 # ... and those that kernels may import beside other kernels: what checksums are made of is inlined into them
 FOR_KERNELS = {"layout", "jit", "crc32", "crc32c"}
 ONLY_IN = {

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from logformat.errors import unreadable
-from logformat.locations import file_system
+from logformat.locations import file_system, refuse_secrets
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Root:
 
 
 def normal_uri(path_or_uri: str) -> str:
-    """A URI, or an absolute local path, of what a user typed."""
+    """A URI, or an absolute local path, of what a user typed. SecretInUriError: it holds credentials."""
+    refuse_secrets(path_or_uri)
     if "://" in path_or_uri:
         return path_or_uri.rstrip("/")
     if path_or_uri.startswith("file:/"):  # as Hadoop writes local paths
@@ -48,7 +49,7 @@ class UnknownRootError(ValueError):
 
 
 def open_root(uri: str) -> Root:
-    """The file system of a URI or absolute path."""
+    """The file system of a URI or absolute path. UnknownRootError, SecretInUriError."""
     try:
         filesystem, base = file_system(uri)
     except pa.ArrowInvalid as error:

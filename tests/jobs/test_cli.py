@@ -16,6 +16,7 @@ from jobs import cli, errors, submit
 from jobs.errors import ConflictError, JobError, MissingFileError
 from jobs.options import CompactOptions, RestoreOptions, VacuumOptions, VerifyOptions
 from jobs.report import PartitionLine, before_after_table, size
+from logformat.errors import UnsafeFolderError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -258,3 +259,46 @@ def test_an_environment_that_is_none_is_exit_code_5(tmp_path):
     done = _script("--help", LASTKEY_VENV=str(tmp_path))
     assert done.returncode == errors.ENVIRONMENT
     assert "LASTKEY_VENV" in done.stderr
+
+
+SECRET_ARGUMENTS = [
+    ["compact", "s3://AKIA:hush@bucket/a", "--store", "S"],
+    ["compact", "A", "--store", "s3://AKIA:hush@bucket/s"],
+    ["compact", "A", "--store=s3://AKIA:hush@bucket/s", "--json"],
+    ["compact", "s3://AKIA:hu/sh@bucket/a"],  # and no store
+    ["verify", "s3://bucket/a?secret_key=hush"],
+    ["verify", "--store", "S", "--archive", "s3://AKIA:hush@bucket/a", "--json"],
+    ["reindex", "hdfs://me:hush@host/a", "--check"],
+    ["reindex", "A", "--output", "s3://AKIA:hush@bucket/o"],
+    ["inspect", "A", "--files", "B,s3://AKIA:hush@bucket/a"],
+    ["inspect", "A", "--output", "s3://AKIA:hush@bucket/o"],
+    ["lookup", "A", "--queries", "s3://AKIA:hush@bucket/q.csv", "--output", "o.csv"],
+    ["report", "A", "--output", "s3://AKIA:hush@bucket/o.html"],
+    ["restore", "--store", "s3://AKIA:hush@bucket/s", "--output", "O"],
+    ["vacuum", "s3://AKIA:hush@bucket/s", "--store", "S"],  # click would say which word is too many
+    ["s3://AKIA:hush@bucket/a"],
+]
+
+
+@pytest.mark.parametrize("words", SECRET_ARGUMENTS, ids=lambda words: words[0])
+def test_credentials_in_a_uri_are_a_mistake_that_nobody_repeats(words, capsys):
+    assert cli.main(words) == errors.USAGE
+    out, err = capsys.readouterr()
+    assert "without credentials" in err
+    for secret in ("hush", "hu/sh", "AKIA", "me:"):
+        assert secret not in out + err
+    if "--json" in words:
+        assert json.loads(out)["error"]["exit_code"] == errors.USAGE
+
+
+def test_a_key_that_is_looked_for_may_look_like_one(capsys):
+    for words in (["--filter", "key=http://me:hush@host"], ["--filter=key=http://me:hush@host"]):
+        assert cli.main(["inspect", str(ROOT / "examples/archive/orders-0"), *words]) == errors.DONE
+    assert capsys.readouterr().err == ""
+
+
+def test_what_executors_say_of_their_folder_for_kernels_is_a_mistake_of_use(job, capsys):
+    said = UnsafeFolderError("/x", "Y")
+    job.outcome = RuntimeError(f"Job aborted\nlogformat.errors.UnsafeFolderError: {said}\n\tat x")
+    assert cli.main(["verify", "A"]) == errors.USAGE
+    assert capsys.readouterr().err == f"error: {said}\n"

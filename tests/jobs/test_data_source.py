@@ -259,6 +259,25 @@ def test_an_option_that_cannot_be(archive, options, message):
         read("kafka_log", archive, **options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"path": "s3://AKIA:hush@bucket/a"},
+        {"paths": '["b", "s3://AKIA:hush@bucket/a"]'},
+        {"paths": "s3://AKIA:hush@bucket/a"},
+        {"store": "s3://bucket/s?secret_key=hush"},
+        {"path": "s3://AKIA:hush@bucket/a", "topcis": "x"},
+    ],
+)
+def test_credentials_are_refused_and_not_repeated(options):
+    from jobs.data_source_options import parse
+    from jobs.errors import UsageError
+
+    with pytest.raises(UsageError, match=r"^(path|paths|store): expected a URI without credentials") as refused:
+        parse(options, "kafka_log")
+    assert "hush" not in str(refused.value)
+
+
 @pytest.mark.slow
 def test_errors_reach_the_user(spark, archive, tmp_path):
     with pytest.raises(AnalysisException, match="no such option: topcis; did you mean topics"):
@@ -271,6 +290,9 @@ def test_errors_reach_the_user(spark, archive, tmp_path):
         load(spark, archive, "kafka_log_index", startingOffsets="earliest")
     with pytest.raises(AnalysisException, match="CREATE TEMPORARY VIEW"):
         spark.read.format("kafka_log").load()
+    with pytest.raises(AnalysisException, match="path: expected a URI without credentials") as refused:
+        spark.read.format("kafka_log").load("s3://AKIA:hush@bucket/a")
+    assert "hush" not in str(refused.value)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 from jobs.compact_report import CompactReport
 from jobs.errors import MissingPathError
 from jobs.notebook import open_archive
+from logformat.locations import SecretInUriError
 from tests.builders import START_MS, write_partition
 from udfs.partition_profile import DAY_MS
 
@@ -45,6 +46,12 @@ def test_a_misspelt_partition_gets_the_nearest(archive):
         archive["t-00"]
     with pytest.raises(MissingPathError):
         open_archive(archive.uri + "/missing")
+
+
+def test_credentials_are_refused_and_not_repeated():
+    with pytest.raises(SecretInUriError) as refused:
+        open_archive("s3://AKIA:hush@bucket/a")
+    assert "hush" not in str(refused.value)
 
 
 def test_a_profile_and_its_tables(archive):

@@ -47,6 +47,12 @@ def test_rows_and_columns_agree():
     assert arrow_schema(Segment).field("cleaned").type == pa.bool_()
 
 
+def test_a_uri_that_was_stored_with_credentials_is_known_without_them():
+    for kind in (Checkpoint, RunRow):
+        table = to_arrow(kind, [_row(kind, topic="t", archive_uri="s3://AKIA:hush@bucket/a"), _row(kind, topic="u")])
+        assert [row.archive_uri for row in from_arrow(kind, table)] == ["s3://bucket/a", _row(kind).archive_uri]
+
+
 def test_a_store_without_a_lock_is_refused_unless_one_writer_is_promised(tmp_path):
     from jobs.state import State
     from udfs.storage import Root

@@ -15,6 +15,7 @@ from logformat.segment_writer import SegmentWriter
 from tests.builders import Row, arrow_records, write_partition, write_segment
 from tests.golden import case_names, golden
 from tests.kafka_lab import dump_log_findings, dump_log_segments
+from tests.kafka_lab.errors import LabError
 
 pytestmark = pytest.mark.kafka
 
@@ -160,3 +161,23 @@ def test_what_is_said_of_wrong_indexes(tmp_path):
         path.write_bytes(whole)
     assert len(seen) == 4
     assert min(seen.values()) > 10
+
+
+@pytest.mark.parametrize("batches", ["", "a=1 b=2 | c=3", "a=1 | c=3"])
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_an_index_of_zeros(tmp_path, batches, suffix, n):
+    log = write_segment(tmp_path, batches) if batches else tmp_path / "00000000000000000000.log"
+    log.touch()
+    for each, size in ((".index", 8), (".timeindex", 12)):  # the tool looks into both
+        log.with_suffix(each).write_bytes(bytes(size * n))
+    index = log.with_suffix(suffix)
+    for flags in ([], ["--verify-index-only"]):
+        options = DumpOptions(verify_index_only=bool(flags))
+        if not batches and suffix == ".index":
+            with pytest.raises(LabError, match="NoSuchElementException"):
+                dump_log_segments(*flags, "--files", index)
+            assert [p.kind for p in dump([index], options, lambda data: None).all_problems] == ["index"]
+            continue
+        assert ours([index], options) == dump_log_segments(*flags, "--files", index)
+        assert findings_of([index], options) == rising(dump_log_findings(*flags, "--files", index))

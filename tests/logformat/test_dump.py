@@ -7,12 +7,14 @@ import json
 import random
 import re
 import struct
+import unicodedata
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from logformat.control_characters import visible, visible_bytes
 from logformat.dump import DumpOptions, dump, kind_of
 from logformat.dump_log import LogOptions, Wanted, as_strings
 from logformat.segment_writer import SegmentWriter
@@ -250,6 +252,24 @@ def test_a_text_that_is_too_large_for_arrow(tmp_path, monkeypatch):
     assert (problem.kind, problem.base_offset, problem.found) == ("huge", 1, "a text of 1000 bytes")
 
 
+def test_json_holds_no_control_character():
+    """All of Unicode, by Python's own tables; what is escaped is what `visible` shows, and tab and newline."""
+    every = [chr(n) for n in range(0x110000) if not 0xD800 <= n < 0xE000]
+    texts = ["".join(every[i : i + 4096]) for i in range(0, len(every), 4096)]
+    lines = json_lines({"text": pa.array(texts)}).to_pylist()
+    assert [json.loads(line)["text"] for line in lines] == texts
+    active = {c for c in every if unicodedata.category(c) == "Cc" or unicodedata.bidirectional(c) in BIDI}
+    active |= {"\u200e", "\u200f", "\u061c", "\u2028", "\u2029"}
+    held = set("".join(lines))
+    assert set(every) - held == active
+    assert {c for c in every if visible(c) != c} == active - {"\t", "\n"}
+    assert visible("a\x1b[1m\x9b\u202e\udc9b\t\n\\") == r"a\x1b[1m\x9b\u202e\udc9b" + "\t\n\\"
+    assert visible_bytes(memoryview("\u20ac\x00".encode() + b"\x9b")) == "\u20ac\\x00\\udc9b".encode()
+
+
+BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
 def test_json_of_every_text():
     texts = ["", "a", '"\\/', "".join(map(chr, range(130))), "\u20ac\U0001f600\ufffd", None]
     lists = [[], ["a", '"'], None, ["\n"], [""], []]
@@ -261,3 +281,42 @@ def test_json_of_every_text():
     ]
     sliced = json_lines({"text": pa.array(texts)[2:5]}).to_pylist()
     assert [json.loads(line)["text"] for line in sliced] == texts[2:5]
+
+
+ZEROS = [  # log, suffix, entries of zeros -> what is printed behind the first line, what is said, problems
+    ("", ".index", 1, "", "", 1),
+    ("", ".index", 3, "", "", 1),
+    ("", ".timeindex", 3, "timestamp: 0 offset: 0\n", "The following .*\nIndexed offset: 0, found log offset: -1\n", 0),
+    ("a=1 b=2 | c=3", ".index", 3, "offset: 0 position: 0\n", "Mismatches .*\n  Index offset: 0, log offset: 1\n", 0),
+    ("a=1 b=2 | c=3", ".timeindex", 3, "timestamp: 0 offset: 0\n", "The .*\nIndexed offset: 0, found .*: 1\n", 0),
+    ("a=1 | c=3", ".index", 3, "offset: 0 position: 0\n", "", 0),
+    ("a=1 | c=3", ".timeindex", 1, "timestamp: 0 offset: 0\n", "Found timestamp .*\n  Index timestamp: 0, log .*\n", 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("batches", "suffix", "n", "printed", "said", "problems"), ZEROS)
+def test_an_index_of_zeros(tmp_path, batches, suffix, n, printed, said, problems):
+    """As kafka-dump-log 4.3.0 (tests/kafka asks it); where we have a problem it ends with a stack trace."""
+    log = write_segment(tmp_path, batches) if batches else tmp_path / "00000000000000000000.log"
+    log.touch()
+    index = log.with_suffix(suffix)
+    index.write_bytes(bytes((8 if suffix == ".index" else 12) * n))
+    for verify in (False, True):
+        text, findings = dumped(index, options=DumpOptions(verify_index_only=verify))
+        assert text == f"Dumping {index}\n" + ("" if verify else printed)
+        assert re.fullmatch(said, "".join(line for line in findings.text() if not line.startswith("problem")))
+        told = [(p.kind, p.position, p.expected) for p in findings.all_problems]
+        assert told == [("index", 0, "a batch at byte 0 of the log")] * problems
+
+
+def test_entries_behind_the_end_of_a_log_are_one_problem(tmp_path):
+    folder = write_partition(tmp_path / "t-0", " | ".join(f"k={'v' * 5000}" for _ in range(9))).folder
+    [log], [index] = folder.glob("*.log"), folder.glob("*.index")
+    whole, _ = dumped(index)
+    log.write_bytes(log.read_bytes()[:20000])
+    text, findings = dumped(index)
+    assert whole.startswith(text)
+    assert text.count("\n") == 1 + 3
+    [problem] = findings.all_problems
+    assert (problem.kind, problem.position, problem.expected) == ("index", 24, "a batch at byte 20284 of the log")
+    assert problem.found == "the end of the log at byte 20000, by 5 entries"

@@ -1,0 +1,28 @@
+"""Characters that do something where they are printed, made visible: keys, values and names of an archive may hold any.
+
+On a terminal ESC begins commands, and so do the C1 controls (U+0080 to U+009F); characters that set the direction of
+text make it read as what it is not. Which: Unicode's general category Cc but for tab and newline, the property
+Bidi_Control, the separators U+2028 and U+2029, and surrogates (what Python makes of names that are no UTF-8).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+_ACTIVE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    r"""The text with `\x1b` or `\u202e` for such a character."""
+    return _ACTIVE.sub(_shown, text)
+
+
+def visible_bytes(lines: Any) -> bytes:
+    """The same of UTF-8, as bytes or a memoryview; bytes that are none are shown too."""
+    return visible(bytes(lines).decode("utf-8", "surrogateescape")).encode()
+
+
+def _shown(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

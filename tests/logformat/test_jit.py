@@ -1,0 +1,207 @@
+"""Where compiled kernels are kept: pickles, so nobody else may be able to write there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from logformat import cache_folder
+from logformat.cache_folder import weakness
+
+ROOT = Path(cache_folder.__file__).resolve().parents[1]
+US = frozenset((0, os.getuid()))
+
+KERNELS = """
+from logformat.jit import kernel
+
+@kernel
+def twice(n):
+    return n + n
+"""
+RUN = """
+import kernels
+assert kernels.twice(21) == 42
+print(sum(kernels.twice.stats.cache_hits.values()), kernels.twice.stats.cache_path)
+"""
+
+
+@pytest.fixture
+def closed(tmp_path):
+    """A folder of which every part is safe, however the machine's temporary folder stands."""
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o700)
+    assert weakness(folder, US) == ""
+    return folder
+
+
+def _folder(path: Path, mode: int) -> Path:
+    path.mkdir()
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o500])
+def test_a_folder_that_only_its_owner_writes_is_safe(closed, mode):
+    assert weakness(_folder(closed / "a", mode), US) == ""
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702, 0o1777])
+def test_a_folder_in_which_others_write_is_not(closed, mode):
+    folder = _folder(closed / "a", mode)
+    assert weakness(folder, US) == f"others may write in {folder} (mode {mode:04o})"
+
+
+def test_one_whose_place_others_may_take_is_not(closed):
+    above = _folder(closed / "a", 0o777)
+    inside = _folder(above / "b", 0o700)
+    assert weakness(inside, US) == f"others may write in {above} (mode 0777)"
+    assert weakness(above / "not yet" / "there", US) == f"others may write in {above} (mode 0777)"
+    above.chmod(0o1777)  # as /tmp: what is ours stays ours
+    assert weakness(inside, US) == ""
+
+
+def test_one_of_somebody_else_is_not(closed):
+    trusted = {Path("/").stat().st_uid} - {os.getuid()}
+    assert weakness(closed, trusted).endswith(f"belongs to user {os.getuid()}")
+
+
+def test_links_are_followed_and_judged_on_the_way(closed):
+    bad = _folder(closed / "bad", 0o777)
+    good = _folder(closed / "good", 0o700)
+    (good / "to_bad").symlink_to("../bad/inner")
+    inner = _folder(bad / "inner", 0o700)
+    assert weakness(good / "to_bad", US) == f"others may write in {bad} (mode 0777)"
+    (bad / "hop").symlink_to(good)  # ends in a good place, by way of a link that others may exchange
+    (good / "to_hop").symlink_to(bad / "hop")
+    assert weakness(good / "to_hop", US) == f"others may write in {bad} (mode 0777)"
+    (closed / "fine").symlink_to("good/../good")
+    assert weakness(closed / "fine", US) == ""
+    (closed / "round").symlink_to("round")
+    assert "Too many levels" in weakness(closed / "round", US)
+    assert inner.is_dir()
+
+
+def test_a_file_is_no_folder(closed):
+    (closed / "a").touch()
+    assert weakness(closed / "a", US) == f"{closed / 'a'} is no folder"
+
+
+# -- numba, in processes of its own
+
+
+def _run(tmp_path, root=ROOT, umask=-1, preexec=None, **environment):
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA", "XDG"))}
+    env |= {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)]), "HOME": "/dev/null"} | environment
+    return subprocess.run(
+        [sys.executable, "-c", RUN], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, umask=umask,
+        preexec_fn=preexec,
+    )  # fmt: skip
+
+
+def _hits(done) -> tuple[int, str]:
+    assert done.returncode == 0, done.stderr
+    hits, _, path = done.stdout.strip().partition(" ")
+    return int(hits), path
+
+
+def _copy(folder: Path) -> Path:
+    """The sources, in a place of our choice."""
+    shutil.copytree(ROOT / "logformat", folder / "logformat", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+class _Bomb:
+    def __init__(self, told: Path) -> None:
+        self.told = told
+
+    def __reduce__(self):
+        return Path.touch, (self.told,)
+
+
+def test_no_code_of_others_is_run_out_of_a_folder_that_they_made_first(closed):
+    cache, told = closed / "cache", closed / "told"
+    assert _hits(_run(closed, NUMBA_CACHE_DIR=str(cache)))[0] == 0
+    assert {stat.S_IMODE(path.stat().st_mode) for path in [cache, *cache.rglob("*")] if path.is_dir()} == {0o700}
+    for index in cache.rglob("*.nbi"):
+        index.write_bytes(pickle.dumps(_Bomb(told)))
+    cache.chmod(0o777)
+    done = _run(closed, NUMBA_CACHE_DIR=str(cache))
+    assert not told.exists()
+    assert done.returncode != 0
+    assert f"UnsafeFolderError: NUMBA_CACHE_DIR={cache}: expected a folder that nobody else can write" in done.stderr
+    cache.chmod(0o700)  # the bomb is one: else nothing would be shown here
+    _run(closed, NUMBA_CACHE_DIR=str(cache))
+    assert told.exists()
+
+
+def test_the_command_line_says_it_as_a_mistake_of_use(closed):
+    cache = _folder(closed / "cache", 0o777)
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs", "inspect", "examples/archive", "--json"], cwd=ROOT, check=False,
+        env={**os.environ, "NUMBA_CACHE_DIR": str(cache)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"error: NUMBA_CACHE_DIR={cache}: expected" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_beside_the_sources_whatever_the_umask(closed):
+    root = _copy(closed)
+    assert _hits(_run(closed, root, umask=0))[1].startswith(str(root / ".numba"))
+    assert stat.S_IMODE((root / ".numba").stat().st_mode) == 0o700
+    assert _hits(_run(closed, root))[0] == 1
+
+
+def test_else_in_the_users_own_folder(closed):
+    root = _copy(_folder(closed / "open", 0o777))
+    home = _folder(closed / "home", 0o700)
+    own = home / ".cache" / "lastkey" / str(os.getuid())
+    for hits in (0, 1):
+        done = _run(closed, root, HOME=str(home))
+        assert _hits(done)[0] == hits
+        assert _hits(done)[1].startswith(str(own))
+        assert done.stderr == ""
+    assert not (root / ".numba").exists()
+    other = _hits(_run(closed, root, HOME=str(home), XDG_CACHE_HOME=str(closed / "xdg")))
+    assert other[1].startswith(str(closed / "xdg" / "lastkey"))
+
+
+def test_else_nowhere_which_is_said_once_and_harms_nothing(closed):
+    root = _copy(_folder(closed / "open", 0o777))
+    done = _run(closed, root, HOME=str(_folder(closed / "home", 0o777)))
+    assert _hits(done) == (0, "None")
+    assert done.stderr.count("compiled kernels are not kept") == 1
+    assert f"others may write in {closed / 'open'} (mode 0777)" in done.stderr
+    assert not list(closed.rglob("*.nbi"))
+
+
+def test_a_read_only_installation_gives_the_kernels_that_it_holds(closed):
+    root = _copy(closed)
+    _hits(_run(closed, root))
+    for path in [*(root / ".numba").rglob("*"), root / ".numba"]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    done = _run(closed, root, preexec=_without_roots_power)
+    assert _hits(done)[0] == 1
+    assert done.stderr == ""
+    for index in (root / ".numba").rglob("*.nb*"):
+        index.parent.chmod(0o755)
+        index.unlink()
+        index.parent.chmod(0o555)
+    done = _run(closed, root, preexec=_without_roots_power)
+    assert _hits(done) == (0, "None")
+    assert f"{root / '.numba'}: cannot be written" in done.stderr
+
+
+def _without_roots_power() -> None:
+    """In the child: root, too, is bound to the rights of files (prctl PR_CAPBSET_DROP, CAP_DAC_OVERRIDE)."""
+    if os.geteuid() == 0 and ctypes.CDLL(None).prctl(24, 1, 0, 0, 0):
+        os._exit(99)

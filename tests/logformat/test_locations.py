@@ -1,0 +1,94 @@
+"""URIs with credentials are told by their place, and never repeated."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from pyarrow import fs as pafs
+
+import logformat
+from logformat.dump import list_files
+from logformat.locations import SecretInUriError, file_system, has_secret, locate, without_secrets
+from udfs.storage import normal_uri, open_root
+
+SECRETS = {  # URI -> what may be shown of it
+    "s3://AKIA:hush@bucket/a": "s3://bucket/a",
+    "s3://AKIA:hush@bucket": "s3://bucket",
+    "S3://AKIA:hush@bucket/a": "S3://bucket/a",
+    "s3://hush@bucket/a": "s3://bucket/a",
+    "s3://AKIA%3Ahush@bucket/a": "s3://bucket/a",
+    "s3://AKIA:hu/sh@bucket/a": "s3://***",  # no URI, but what people type: half of all keys hold a slash
+    "s3://AKIA:hu?sh@bucket/a": "s3://***",
+    "s3://AKIA:hu,sh@bucket/a": "s3://bucket/a",
+    "s3a://AKIA:hush@bucket/a": "s3a://bucket/a",
+    "gs://hush@bucket/a": "gs://bucket/a",
+    "hdfs://me:hush@host:8020/a": "hdfs://me@host:8020/a",
+    "hdfs://me:hu/sh@host/a": "hdfs://***",
+    "abfs://data:hush@account.dfs.core.windows.net/a": "abfs://data@account.dfs.core.windows.net/a",
+    "abfs://:hush@account.blob.core.windows.net/a": "abfs://account.blob.core.windows.net/a",
+    "https://hush@host/a": "https://host/a",
+    "ftp://me:hush@host/a": "ftp://host/a",
+    "s3://bucket/a?access_key=hush&region=eu": "s3://bucket/a?region=eu",
+    "s3://bucket/a?region=eu&Secret%5FKey=hush": "s3://bucket/a?region=eu",
+    "s3://bucket/a?session_token=hush": "s3://bucket/a",
+    "s3://bucket/a?endpoint_override=http://me:hush@host:9000": "s3://bucket/a",
+    "abfs://data@account/a?client_secret=hush&tenant_id=1": "abfs://data@account/a?tenant_id=1",
+    "abfs://data@account/a?sv=2024&sig=hush": "abfs://data@account/a?sv=2024",
+}
+PLAIN = [
+    "s3://bucket/a", "s3://bucket/topic@home/a", "s3://bucket/a?region=eu&scheme=http", "s3://bucket/a/key=1/b",
+    "s3://bucket/a?endpoint_override=127.0.0.1:9000", "gs://bucket/a", "gs://anonymous@bucket/a", "hdfs:///a",
+    "hdfs://host:8020/a", "hdfs://me@host:8020/a", "hdfs://[::1]:8020/a", "abfs://data@account.dfs.core.windows.net/a",
+    "abfs://data@account/a?credential_kind=cli&blob_storage_authority=.x", "file:///a@b", "/a/b:c@d", "a:b@c/d",
+    "/logs/gs:12:30/a", "s3://bucket/2026-01-01T10:00/a", "s3://bucket/ar?hive/token=1", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("uri", SECRETS)
+def test_credentials_are_refused_and_not_repeated(uri, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for look in (normal_uri, open_root, file_system, locate, logformat.open_segment, logformat.open_partition):
+        with pytest.raises(SecretInUriError) as refused:
+            look(uri)
+        assert "hu" not in str(refused.value)
+        assert "AKIA" not in repr(refused.value)
+    with pytest.raises(SecretInUriError):
+        list(list_files([uri]))
+
+
+@pytest.mark.parametrize(("uri", "shown"), SECRETS.items())
+def test_of_stored_ones_the_rest_is_shown(uri, shown):
+    assert without_secrets(uri) == shown
+    assert not has_secret(shown)
+
+
+@pytest.mark.parametrize("uri", PLAIN)
+def test_others_stay_as_they_are(uri):
+    assert not has_secret(uri)
+    assert without_secrets(uri) == uri
+
+
+@pytest.mark.parametrize(
+    "text", ["--store=s3://AKIA:hush@b", "a,s3://AKIA:hush@b/x", "s3:/AKIA:hush@b", "s3:AKIA:hush@b", " gs://hush@b"]
+)
+def test_anywhere_in_an_argument(text):
+    assert has_secret(text)
+
+
+def test_pyarrow_takes_what_is_refused():
+    """Why it must be: the credentials would be used, so nobody would notice."""
+    taken, path = pafs.FileSystem.from_uri("abfs://data:aHVzaA==@account.dfs.core.windows.net/a")
+    assert (taken.type_name, path) == ("abfs", "data/a")
+
+
+def test_of_an_endpoint_in_the_environment_too(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://AKIA:hush@127.0.0.1:1")
+    with pytest.raises(SecretInUriError, match=r"an endpoint \(AWS_ENDPOINT_URL\) without credentials"):
+        file_system("s3://bucket/a")
+
+
+def test_crosses_processes():
+    error = pickle.loads(pickle.dumps(SecretInUriError()))
+    assert isinstance(error, SecretInUriError)
+    assert str(error) == str(SecretInUriError())

@@ -1,0 +1,106 @@
+"""The lock files: what pyproject.toml asks for and all that it needs, by hashes; nothing else is installed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCKS = ("requirements/run.txt", "requirements/dev.txt", "requirements/build.txt", "requirements/uv.txt",
+         "examples/airflow/requirements.txt")  # fmt: skip
+AIRFLOW_PINS = [line for line in (ROOT / "examples/airflow/requirements.in").read_text().splitlines() if "==" in line]
+
+
+def _locked(path: str) -> dict[str, set[str]]:
+    """Name -> versions: a package may have one for some Pythons, another for the others."""
+    found: dict[str, set[str]] = {}
+    for entry in (ROOT / path).read_text().replace("\\\n", " ").splitlines():
+        if entry and not entry.startswith("#"):
+            name, version, hashes = re.fullmatch(
+                r"([a-z0-9.-]+)==(\S+)(?: ; [^\\]*?)?((?: +--hash=sha256:[0-9a-f]{64})+)", entry
+            ).groups()
+            assert len(set(hashes.split())) == len(hashes.split())
+            found.setdefault(name, set()).add(version)
+    return found
+
+
+def _pins() -> dict[str, list[str]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    run, groups = project["project"]["dependencies"], project["dependency-groups"]
+    return dict(zip(LOCKS, (run, run + groups["dev"], groups["build"], groups["lock"], AIRFLOW_PINS), strict=True))
+
+
+@pytest.mark.parametrize("path", LOCKS)
+def test_every_pin_is_locked_and_every_package_has_hashes(path):
+    locked, pins = _locked(path), _pins()[path]
+    assert pins
+    for pin in pins:
+        name, version = re.sub(r"\[.*\]", "", pin).split("==")
+        assert locked.get(name) == {version}, f"{pin}: run requirements/renew.sh"
+
+
+def test_the_jobs_run_with_what_is_tested():
+    dev = _locked("requirements/dev.txt")
+    assert all(dev.get(name) == versions for name, versions in _locked("requirements/run.txt").items())
+
+
+@pytest.mark.parametrize("path", [*LOCKS, "requirements/renew.sh"])
+def test_no_index_is_named(path):
+    assert not re.search(r"://|--(extra-)?index|--find-links|--trusted", (ROOT / path).read_text())
+
+
+def _wheel(folder: Path, name: str) -> str:
+    """A package of nothing; its line of a lock file."""
+    path = folder / f"{name}-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        info = f"{name}-1.dist-info"
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return f"{name}==1 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "said"),
+    [
+        ("", ""), ("build", "DO NOT MATCH THE HASHES"), ("run", "DO NOT MATCH THE HASHES"),
+        ("unlocked", "--require-hashes mode"),
+    ],
+)  # fmt: skip
+def test_a_file_with_another_hash_is_not_installed(tmp_path, spoilt, said):
+    """spark-submit.sh in a checkout of which the environment is made of two packages that lie beside it."""
+    checkout, wheels, java = tmp_path / "checkout", tmp_path / "wheels", tmp_path / "java" / "bin" / "java"
+    for folder in (checkout / "requirements", wheels, java.parent):
+        folder.mkdir(parents=True)
+    shutil.copy(ROOT / "spark-submit.sh", checkout)
+    java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
+    java.chmod(0o755)
+    for name in ("build", "run", "dev"):
+        line = _wheel(wheels, f"lastkey-test-{name}".replace("-", "_"))
+        line = re.sub("sha256:.*", "sha256:" + "0" * 64, line) if name == spoilt else line
+        line = line.split(" --")[0] + "\n" if (name, spoilt) == ("run", "unlocked") else line
+        (checkout / "requirements" / f"{name}.txt").write_text(line)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PIP", "LASTKEY", "PYTHON"))}
+    env |= {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheels),
+        "PIP_CONFIG_FILE": os.devnull,
+        "JAVA_HOME": str(tmp_path / "java"),
+    }
+    done = subprocess.run(
+        [checkout / "spark-submit.sh", "--help"], env=env, capture_output=True, text=True, check=False
+    )
+    assert said in done.stderr
+    made = (checkout / ".venv" / ".lastkey-pins").exists()
+    assert made == (not spoilt), done.stderr
+    assert (done.returncode == 5) == bool(spoilt)
+    site = next((checkout / ".venv").glob("lib/python*/site-packages"))
+    assert (site / "lastkey_test_run-1.dist-info").exists() == (not spoilt)
