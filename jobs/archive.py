@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from pyarrow import fs as pafs
@@ -28,6 +28,7 @@ _BESIDE = (
     names.CLEANER_OFFSET_CHECKPOINT, names.LOG_START_OFFSET_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT,
     names.META_PROPERTIES, names.LOCK,
 )  # fmt: skip
+_NO_HIGH_WATERMARK = "it says how far the cluster may not undo the log any more: bring it back, or take it away where all of the log counts"
 _MAX_DEPTH = 3  # root / disk / log directory / partition
 
 
@@ -60,6 +61,7 @@ class ArchivedPartition:
     cleaner_checkpoint: int | None = None
     log_start_checkpoint: int | None = None
     high_watermark: int | None = None
+    high_watermark_problem: Problem | None = None  # it has a checkpoint, which cannot be read
     held_by_broker: bool = False
     notes: list[str] = field(default_factory=list)
     problem: Problem | None = None
@@ -75,6 +77,7 @@ class _LogDirectory:
     cleaner: dict[tuple[str, int], int] | None = None
     log_start: dict[tuple[str, int], int] | None = None
     high_watermark: dict[tuple[str, int], int] | None = None
+    high_watermark_problem: Problem | None = None
     cluster_id: str | None = None
     held_by_broker: bool = False
 
@@ -256,6 +259,8 @@ def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _Log
         try:
             return checkpoints.read_offset_checkpoint(read_file(archive.root, full), full)
         except LogFormatError as error:
+            if name == names.HIGH_WATERMARK_CHECKPOINT:
+                out.high_watermark_problem = replace(Problem.of(error), hint=_NO_HIGH_WATERMARK)
             archive.notes.append(f"{error}; as if it were not there")
             return None
 
@@ -316,6 +321,7 @@ def _read_partition(
     out.cleaner_checkpoint = (directory.cleaner or {}).get(key)
     out.log_start_checkpoint = (directory.log_start or {}).get(key)
     out.high_watermark = (directory.high_watermark or {}).get(key)
+    out.high_watermark_problem = directory.high_watermark_problem
     if directory.held_by_broker and out.high_watermark is None:
         out.high_watermark = 0
         out.notes.append(

@@ -165,6 +165,8 @@ def _plans(
         try:
             if archived.problem is not None:
                 raise NotPlanned(archived.problem)
+            if archived.high_watermark_problem is not None:
+                raise NotPlanned(archived.high_watermark_problem)
             if options.sealed and archived.held_by_broker:
                 raise NotPlanned(_held(archived))
             if checkpoint is None:

@@ -128,6 +128,21 @@ def test_a_checkpoint_of_another_log(lab, case, now_ms, name):
     assert contents(mine) == contents(theirs)
 
 
+def test_a_high_watermark_that_cannot_be_read(lab, case, now_ms):
+    """What lies above it may still be undone, and must supersede nothing."""
+    put(only_input(case), lab.archive / "t-0")
+    checkpoint = lab.archive / "replication-offset-checkpoint"
+    checkpoint.write_text("0\n1\nt 0 2")  # cut short: the offset was 2500
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-2])
+    report = lab.run(now_ms)
+    assert (report.exit_code, report.generations) == (3, {})
+    problem = report.results[0].problem
+    assert (problem.kind, problem.path) == ("side_file", "replication-offset-checkpoint")
+    assert "take it away" in problem.hint
+    checkpoint.unlink()
+    assert lab.run(now_ms).exit_code == 0
+
+
 def test_a_store_of_the_last_release(lab, case, now_ms):
     """Its checkpoints have no column for gaps: it is read, and grows the column."""
     put(only_input(case), lab.archive / "t-0", segments=1, batches=2)
