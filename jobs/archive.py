@@ -28,7 +28,9 @@ _BESIDE = (
     names.CLEANER_OFFSET_CHECKPOINT, names.LOG_START_OFFSET_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT,
     names.META_PROPERTIES, names.LOCK,
 )  # fmt: skip
-_NO_HIGH_WATERMARK = "it says how far the cluster may not undo the log any more: bring it back, or take it away where all of the log counts"
+_NO_HIGH_WATERMARK = (
+    "it says how far the log is safe from being undone: bring it back, or take it away where all of the log counts"
+)
 _MAX_DEPTH = 3  # root / disk / log directory / partition
 
 
