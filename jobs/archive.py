@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -22,7 +22,7 @@ from logformat.errors import LogFormatError, unreadable
 from logformat.locations import text_entries
 from udfs.plan import Problem
 from udfs.scan_batches import next_offset_of
-from udfs.storage import Root, open_root, read_file
+from udfs.storage import Root, folder_identity, is_link, no_files, open_root, read_file
 
 _BESIDE = (
     names.CLEANER_OFFSET_CHECKPOINT, names.LOG_START_OFFSET_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT,
@@ -71,6 +71,23 @@ class ArchivedPartition:
 
 
 @dataclass
+class _LogDirectory:
+    cleaner: dict[tuple[str, int], int] | None = None
+    log_start: dict[tuple[str, int], int] | None = None
+    high_watermark: dict[tuple[str, int], int] | None = None
+    cluster_id: str | None = None
+    held_by_broker: bool = False
+
+
+@dataclass(frozen=True)
+class _Link:
+    path: str  # of the folder that it lies in
+    name: str
+    depth: int
+    files: frozenset[str]  # beside it
+
+
+@dataclass
 class Archive:
     """All that was found."""
 
@@ -80,15 +97,9 @@ class Archive:
     not_wanted: set[str] = field(default_factory=set)  # topics that are here too, and were not asked for
     unreadable: list[Problem] = field(default_factory=list)  # folders, each with a note as well
     folders: set[str] = field(default_factory=set)  # every one that was looked into for partitions
-
-
-@dataclass
-class _LogDirectory:
-    cleaner: dict[tuple[str, int], int] | None = None
-    log_start: dict[tuple[str, int], int] | None = None
-    high_watermark: dict[tuple[str, int], int] | None = None
-    cluster_id: str | None = None
-    held_by_broker: bool = False
+    seen: dict[tuple[int, int], str] = field(default_factory=dict)  # real folders that count -> their paths
+    links: list[_Link] = field(default_factory=list)  # to folders: looked into behind all real ones
+    directories: dict[str, _LogDirectory] = field(default_factory=dict)  # log directories by path
 
 
 def archive_at(uri: str, wanted: Callable[[str], bool]) -> Archive:
@@ -111,6 +122,9 @@ def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
         raise FileNotFoundError(root.uri)
     with ThreadPoolExecutor(16) as pool:
         _walk(archive, "", 0, wanted, pool)
+        while archive.links:  # behind all real folders, so that those keep their own names
+            archive.links.sort(key=lambda link: (link.depth, link.path, link.name))
+            _walk_link(archive, archive.links.pop(0), wanted, pool)
     return archive
 
 
@@ -136,9 +150,27 @@ def _list(root: Root, path: str) -> tuple[list[pafs.FileInfo], int]:
     return text_entries(root.filesystem.get_file_info(pafs.FileSelector(root.full(path))))
 
 
+def _is_new(archive: Archive, path: str) -> bool:
+    """Whether a real folder is met for the first time: one that several names lead to counts once."""
+    try:
+        identity = folder_identity(archive.root, path)
+    except OSError:
+        return True  # who reads it says what is wrong
+    if identity is None:
+        return True
+    first = archive.seen.setdefault(identity, path)
+    if first != path:
+        archive.notes.append(f"{path}: the same folder as {first or archive.root.uri}; it counts once")
+    return first == path
+
+
 def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool], pool: ThreadPoolExecutor) -> None:
+    """A folder that is no partition's, and all below it; links to folders are noted for later."""
+    if not _is_new(archive, path):
+        return
     try:
         listed, others = _list(archive.root, path)
+        odd = no_files(archive.root, path, listed)
     except OSError as error:
         damage = unreadable(path or archive.root.uri, error)
         archive.unreadable.append(Problem.of(damage))
@@ -146,30 +178,63 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
         return
     if others:  # of folders, perhaps, in which partitions lie
         archive.notes.append(f"{path or archive.root.uri}: {others:,} names that are no UTF-8; left out")
+    archive.notes += [
+        f"{_below(path, name)}: {kind}; left out" for name, kind in odd.items() if not names.is_ignorable(name)
+    ]
     entries = sorted(listed, key=lambda e: e.base_name)
-    files = {e.base_name for e in entries if e.type == pafs.FileType.File}
-    folders = [e.base_name for e in entries if e.type == pafs.FileType.Directory]
+    files = frozenset(e.base_name for e in entries if e.type == pafs.FileType.File)
     archive.folders.add(path)
-    here: list[tuple[names.PartitionFolder, str]] = []
-    for folder in folders:
-        below = f"{path}/{folder}" if path else folder
+    here: list[str] = []
+    for folder in (e.base_name for e in entries if e.type == pafs.FileType.Directory):
+        below = _below(path, folder)
         parsed = names.parse_partition_folder(folder)
         if parsed is not None and parsed.topic != names.CLUSTER_METADATA:
             if parsed.mark:
                 archive.notes.append(f"{below}: a folder marked -{parsed.mark}; left out")
-            elif wanted(parsed.topic):
-                here.append((parsed, below))
-            else:
+            elif not wanted(parsed.topic):
                 archive.not_wanted.add(parsed.topic)
-        elif parsed is None and not names.is_ignorable(folder):
-            if depth < _MAX_DEPTH:
-                _walk(archive, below, depth + 1, wanted, pool)
+            elif is_link(archive.root, below):
+                archive.links.append(_Link(path, folder, depth, files))
             else:
+                here.append(folder)
+        elif parsed is None and not names.is_ignorable(folder):
+            if depth >= _MAX_DEPTH:
                 archive.notes.append(f"{below}: not a partition's folder; left out")
+            elif is_link(archive.root, below):
+                archive.links.append(_Link(path, folder, depth, files))
+            else:
+                _walk(archive, below, depth + 1, wanted, pool)
+    _partitions(archive, path, here, files, pool)
+
+
+def _walk_link(archive: Archive, link: _Link, wanted: Callable[[str], bool], pool: ThreadPoolExecutor) -> None:
+    """What a link to a folder leads to, as if it lay there."""
+    if names.parse_partition_folder(link.name) is None:
+        _walk(archive, _below(link.path, link.name), link.depth + 1, wanted, pool)
+    else:
+        _partitions(archive, link.path, [link.name], link.files, pool)
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def _partitions(
+    archive: Archive, path: str, folders: Sequence[str], files: frozenset[str], pool: ThreadPoolExecutor
+) -> None:
+    """Partitions' folders in a log directory, which holds these files."""
+    here = [folder for folder in folders if _is_new(archive, _below(path, folder))]
     if not here:
         return
-    directory = _read_directory(archive, path, files)
-    for found in pool.map(lambda one: _read_partition(archive.root, one[0], one[1], directory), here):
+    directory = archive.directories.get(path)
+    if directory is None:
+        directory = archive.directories[path] = _read_directory(archive, path, files)
+
+    def read(folder: str) -> ArchivedPartition | None:
+        parsed = names.parse_partition_folder(folder)
+        return None if parsed is None else _read_partition(archive.root, parsed, _below(path, folder), directory)
+
+    for found in pool.map(read, here):
         if found is None:
             continue
         other = archive.partitions.get(found.key)
@@ -181,7 +246,7 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
         archive.partitions[found.key] = found
 
 
-def _read_directory(archive: Archive, path: str, files: set[str]) -> _LogDirectory:
+def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _LogDirectory:
     out = _LogDirectory()
 
     def offsets(name: str) -> dict[tuple[str, int], int] | None:
@@ -216,7 +281,7 @@ def _read_directory(archive: Archive, path: str, files: set[str]) -> _LogDirecto
 def _is_locked(path: str) -> bool:
     """Whether another process holds Kafka's lock (a POSIX record lock); asks without ever taking it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:
@@ -261,7 +326,7 @@ def _read_partition(
 
 def _fill(root: Root, out: ArchivedPartition) -> None:
     listed, _ = _list(root, out.path)
-    _check_kinds(root, out.path, listed)
+    out.notes += _check_kinds(root, out.path, listed)
     entries = {e.base_name: e for e in listed if e.type == pafs.FileType.File}
     resolution = names.resolve_leftovers(
         ((name, int(e.size)) for name, e in entries.items()), lambda name: next_offset_of(root, f"{out.path}/{name}")
@@ -293,15 +358,14 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
             out.notes.append(f"{error}; rebuilt from the log")
 
 
-def _check_kinds(root: Root, path: str, listed: Iterable[pafs.FileInfo]) -> None:
-    """What is named like a `.log` must be a file: a folder, or a link to nothing, would be a segment that is missing
-    without a word (the listing of a local folder does not even name such a link).
+def _check_kinds(root: Root, path: str, listed: Iterable[pafs.FileInfo]) -> list[str]:
+    """What is named like a `.log` must be a file: a folder, a pipe, or a link to nothing would be a segment that is
+    missing without a word. Notes on the others that are none.
     """
-    kinds = {e.base_name: "a folder" for e in listed if e.type != pafs.FileType.File}
-    if root.is_local:
-        known = {e.base_name for e in listed}
-        kinds |= {name: "a link to nothing" for name in os.listdir(root.full(path)) if name not in known}  # noqa: PTH208
+    odd = no_files(root, path, listed)
+    kinds = {e.base_name: "a folder" for e in listed if e.type == pafs.FileType.Directory} | odd
     for name, kind in sorted(kinds.items()):
         file = names.parse_segment_file(name)
         if file is not None and file.kind == names.LOG and file.suffix not in (names.DELETED, names.CLEANED):
             raise LogFormatError("unreadable", f"{path}/{name}", 0, "a readable file", kind)
+    return [f"{path}/{name}: {kind}; as if it were not there" for name, kind in odd.items()]

@@ -16,7 +16,7 @@ from pyarrow import fs as pafs
 
 from jobs.errors import MissingFileError
 from logformat.locations import text_entries
-from udfs.storage import Root
+from udfs.storage import Root, open_file
 
 _CHUNK_BYTES = 8 << 20
 _FICLONE = 0x40049409  # ioctl of Linux: share the blocks of another file (btrfs, XFS, overlayfs above them)
@@ -77,12 +77,12 @@ class Made:
 def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum: int) -> bool:
     """Copy the first `size` bytes of a `.log` and check their CRC-32C; whether it became a reflink."""
     shown = f"{source.uri}/{path}"
-    reflinked = source.is_local and target.is_local and _reflink(source.full(path), target.full(to), size)
+    reflinked = source.is_local and target.is_local and _reflink(source, path, target.full(to), size)
     if reflinked:
         found = _checksum(target, to, size)
     else:
         with (
-            source.filesystem.open_input_stream(source.full(path), compression=None) as read,
+            open_file(source, path) as read,
             target.filesystem.open_output_stream(target.full(to), compression=None) as write,
         ):
             found = left = 0
@@ -103,7 +103,7 @@ def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum
 
 def copy_small(source: Root, path: str, target: Root, to: str) -> int:
     """Copy a side file, whole; its size."""
-    with source.filesystem.open_input_stream(source.full(path), compression=None) as read:
+    with open_file(source, path) as read:
         data = read.read()
     with target.filesystem.open_output_stream(target.full(to), compression=None) as write:
         write.write(data)
@@ -123,8 +123,8 @@ def finish(target: Root, path: str, mtime_ms: int | None) -> None:
         os.close(descriptor)
 
 
-def _reflink(source: str, target: str, size: int) -> bool:
-    with Path(source).open("rb") as read, Path(target).open("wb") as write:
+def _reflink(source: Root, path: str, target: str, size: int) -> bool:
+    with open_file(source, path) as read, Path(target).open("wb") as write:
         try:
             fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
         except OSError:  # another file system, or one without reflinks
@@ -137,7 +137,7 @@ def _reflink(source: str, target: str, size: int) -> bool:
 
 def _checksum(root: Root, path: str, size: int) -> int:
     found = 0
-    with root.filesystem.open_input_stream(root.full(path), compression=None) as read:
+    with open_file(root, path) as read:
         while size:
             data = read.read(min(size, _CHUNK_BYTES))
             if not data:

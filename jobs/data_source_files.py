@@ -22,7 +22,7 @@ from logformat.locations import text_entries
 from udfs.find_reads import first_offset
 from udfs.plan import Problem
 from udfs.read_plan import SourcePartition, SourceSegment
-from udfs.storage import Root, UnknownRootError, exists, normal_uri, open_root
+from udfs.storage import Root, UnknownRootError, exists, folder_identity, normal_uri, open_root
 
 _OF_FILE_SYSTEM: Final = "lost+found"  # root's own on many a disk, and no log
 _NO_LOGS: Final = frozenset((*names.PARTITION_SIDE_FILES, *names.OFFSET_CHECKPOINTS))
@@ -35,7 +35,7 @@ def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: 
     """
     found: dict[object, SourcePartition] = {}
     left_out: set[str] = set()
-    files: dict[str, list[SourceSegment]] = {}
+    files: dict[object, dict[str, SourceSegment]] = {}
     for uri in _each_once(paths):
         root = _root(uri)
         kind = root.filesystem.get_file_info(root.base).type
@@ -43,8 +43,12 @@ def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: 
             raise MissingPathError(path=uri, expected="an archive, a partition's folder or a .log", found="nothing")
         if kind == pafs.FileType.File:
             parent, _, name = uri.rpartition("/")
-            files.setdefault(parent, []).append(_single(_root(parent), name))
+            folder = _root(parent)
+            single = files.setdefault(folder_identity(folder, "") or parent, {})
+            single.setdefault(name, _single(folder, name))
             continue
+        if kind != pafs.FileType.Directory:
+            raise MissingPathError(path=uri, expected="a file or a folder", found="something else")
         archive = _listed(root, selection)
         left_out |= archive.not_wanted
         for problem in archive.unreadable:
@@ -53,10 +57,10 @@ def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: 
             found[uri, problem.path] = SourcePartition(None, None, problem=problem)
         for archived in archive.partitions.values():
             _add(found, _source(archived, archive.root))
-    for parent, segments in files.items():
-        folder = names.parse_partition_folder(parent.rpartition("/")[2])
-        topic, number = (folder.topic, folder.partition) if folder is not None else (None, None)
-        ordered = sorted(segments, key=lambda segment: segment.base_offset)
+    for single in files.values():
+        ordered = sorted(single.values(), key=lambda segment: segment.base_offset)
+        parsed = names.parse_partition_folder(ordered[0].root.rpartition("/")[2])
+        topic, number = (parsed.topic, parsed.partition) if parsed is not None else (None, None)
         _add(found, SourcePartition(topic, number, tuple(ordered)))
     wanted = [p for p in found.values() if (p.topic is None and p.problem) or selection.partition(p.topic, p.partition)]
     if not wanted and not may_be_none:
@@ -132,7 +136,7 @@ def _add(found: dict[object, SourcePartition], partition: SourcePartition) -> No
     other = found.get(key)
     if other is not None:
         here, there = (_place(one) for one in (partition, other))
-        if here == there:
+        if here == there or _same_folder(here, there):
             return
         problem = Problem("duplicate", here, 0, "one folder for each partition", f"the same partition in {there}")
         partition = replace(partition, problem=problem)
@@ -144,6 +148,15 @@ def _place(partition: SourcePartition) -> str:
         return partition.problem.path if partition.problem is not None else partition.name
     first = partition.segments[0]
     return f"{first.root}/{first.path}".rpartition("/")[0]
+
+
+def _same_folder(here: str, there: str) -> bool:
+    """Whether two names lead to one local folder."""
+    try:
+        identities = {folder_identity(_root(place), "") for place in (here, there)}
+    except (OSError, UsageError):
+        return False
+    return len(identities) == 1 and None not in identities
 
 
 def _source(archived: ArchivedPartition, root: Root) -> SourcePartition:

@@ -27,6 +27,7 @@ from logformat.dump_indexes import IndexFindings
 from logformat.dump_log import LogFindings, LogOptions, log_lines
 from logformat.errors import LogFormatError, stopped, unreadable
 from logformat.locations import locate, text_entries
+from logformat.regular_files import files_below, open_input
 
 _CHECKPOINT_SUFFIX: Final = "checkpoint"  # of KRaft's snapshots: batches, as in a log
 _KINDS: Final = (*names.KINDS, _CHECKPOINT_SUFFIX)
@@ -61,14 +62,16 @@ class DumpFile:
 def list_files(
     paths: Iterable[str | Path], filesystem: Any = None, ignored: list[str] | None = None
 ) -> Iterator[DumpFile]:
-    """Files, and what is in folders, at any depth, in order of names; in `ignored`: what was left out for its name."""
+    """Files, and what is in folders, at any depth, in order of names; in `ignored`: what was left out for its name. A
+    folder that has several names counts once.
+    """
     for given in paths:
         found, path = locate(given, filesystem)
         info = found.get_file_info(path)
         if info.type != pafs.FileType.Directory:
             yield DumpFile(found, path, str(given), -1 if info.type == pafs.FileType.NotFound else info.size or 0)
             continue
-        infos, others = text_entries(found.get_file_info(pafs.FileSelector(path, recursive=True)))
+        infos, others = text_entries(files_below(found, path))
         if others and ignored is not None:
             ignored.append(f"{given}: {others:,} files and folders whose names are no UTF-8")
         for info in sorted(infos, key=lambda info: info.path):
@@ -201,7 +204,7 @@ def _headed(head: str, lines: Iterator[Any], options: DumpOptions) -> Iterator[A
 
 
 def _read(file: DumpFile) -> bytes:
-    with file.filesystem.open_input_file(file.path) as opened:
+    with open_input(file.filesystem, file.path) as opened:
         return bytes(opened.read())
 
 
@@ -212,7 +215,7 @@ def _log_file(file: DumpFile, kind: str, options: DumpOptions, findings: Finding
     log = replace(options.log, as_json=file.shown if options.as_json else None)
 
     def lines() -> Iterator[Any]:
-        with file.filesystem.open_input_file(file.path) as opened:
+        with open_input(file.filesystem, file.path) as opened:
             yield from log_lines(opened, path, opened.size(), log, of)
 
     yield from _headed(head, lines(), options)
@@ -265,5 +268,5 @@ def _log_of(file: DumpFile, findings: IndexFindings) -> Iterator[Any]:
         findings.problems.append(LogFormatError("unreadable", shown, 0, "the log of the index", "no such file"))
         yield None
         return
-    with file.filesystem.open_input_file(log) as opened:
+    with open_input(file.filesystem, log) as opened:
         yield opened

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from logformat import checkpoints, names
 from logformat.batch_headers import ChunkBuffer, Tail
 from logformat.errors import LogFormatError, unreadable
 from logformat.locations import locate, text_entries
+from logformat.regular_files import odd_entries, open_input
 from logformat.sparse_headers import read_headers
 
 
@@ -90,7 +90,7 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
 
 def _read(filesystem: Any, path: str) -> bytes:
     try:
-        with filesystem.open_input_file(path) as file:
+        with open_input(filesystem, path) as file:
             return bytes(file.read())
     except OSError as error:
         raise unreadable(path, error) from error
@@ -101,7 +101,7 @@ def _next_offset(filesystem: Any, path: str) -> int:
     parsed = names.parse_segment_file(path.rpartition("/")[2])
     last = (parsed.base if parsed is not None else 0) - 1
     try:
-        with filesystem.open_input_file(path) as file:
+        with open_input(filesystem, path) as file:
             for headers in read_headers(file, path, 0, file.size(), ChunkBuffer(), Tail()):
                 last = int(headers.batches["last_offset"][-1])
     except OSError as error:
@@ -111,10 +111,8 @@ def _next_offset(filesystem: Any, path: str) -> int:
 
 def _check_kinds(filesystem: Any, path: str, listed: Iterable[pafs.FileInfo]) -> None:
     """What is named like a `.log` must be a file: else a segment would be missing without a word."""
-    kinds = {info.base_name: "a folder" for info in listed if info.type != pafs.FileType.File}
-    if isinstance(filesystem, pafs.LocalFileSystem):
-        known = {info.base_name for info in listed}
-        kinds |= {name: "a link to nothing" for name in os.listdir(path) if name not in known}  # noqa: PTH208
+    kinds = {info.base_name: "a folder" for info in listed if info.type == pafs.FileType.Directory}
+    kinds |= odd_entries(filesystem, path, listed)
     for name, kind in sorted(kinds.items()):
         file = names.parse_segment_file(name)
         if file is not None and file.kind == names.LOG and file.suffix not in (names.DELETED, names.CLEANED):

@@ -6,7 +6,6 @@ archive's are not; of a live broker's folder only the segments below the active 
 
 from __future__ import annotations
 
-import io
 import itertools
 import mmap
 import os
@@ -23,6 +22,7 @@ from logformat.batch_headers import read_exactly
 from logformat.errors import LogFormatError, unreadable
 from logformat.layout import BATCH_OVERHEAD
 from logformat.log_files import SegmentFiles
+from logformat.regular_files import open_input, open_local
 from logformat.time_lookup_kernels import copy_batches
 
 WINDOW_BYTES: Final = 128 << 10  # read at once where a file cannot be mapped: a request costs more than its bytes
@@ -65,7 +65,7 @@ class WindowedLog:
     def __init__(self, files: SegmentFiles) -> None:
         self._path, self._size = files.log, files.size
         try:
-            self._file = files.filesystem.open_input_file(files.log)
+            self._file = open_input(files.filesystem, files.log)
             _check_size(files.log, files.size, int(self._file.size()))
         except OSError as error:
             raise unreadable(files.log, error) from error
@@ -118,7 +118,7 @@ def read_index(files: SegmentFiles, path: str, most: int) -> tuple[Bytes, int]:
             mapped = _map(path, min(size, most))
             if mapped is not None:
                 return mapped, size
-        with files.filesystem.open_input_file(path) as file:
+        with open_input(files.filesystem, path) as file:
             size = int(file.size())
             out = np.empty(min(size, most), np.uint8)
             read_exactly(file, path, 0, out)
@@ -136,10 +136,7 @@ def is_local(files: SegmentFiles) -> bool:
 def opened(files: SegmentFiles) -> Iterator[Any]:
     """The log as a file: an io.FileIO if it is local (of which headers alone can be read), else one of pyarrow's."""
     try:
-        if is_local(files):
-            file: Any = io.FileIO(files.log)
-        else:
-            file = files.filesystem.open_input_file(files.log)
+        file = open_input(files.filesystem, files.log)
     except OSError as error:
         raise unreadable(files.log, error) from error
     with file:
@@ -149,7 +146,7 @@ def opened(files: SegmentFiles) -> Iterator[Any]:
 def _map(path: str, size: int) -> Bytes | None:
     """The first `size` bytes of a local file; None where the file system cannot map files, or memory has a limit."""
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        with open_local(path) as file:
             _check_size(path, size, os.fstat(file.fileno()).st_size)
             if size == 0:
                 return _fixed(np.empty(0, np.uint8))

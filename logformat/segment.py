@@ -28,6 +28,7 @@ from logformat.layout import BATCH
 from logformat.locations import locate
 from logformat.names import LOG, parse_partition_folder, parse_segment_file
 from logformat.records import MAX_BYTES, MAX_ROWS, Place, header_batch, record_batches
+from logformat.regular_files import open_input
 from logformat.schemas import BATCHES, RECORDS, select
 
 MAX_BATCH_BYTES: Final = 256 << 20  # a batch that decompresses to more is taken for a bomb
@@ -195,7 +196,7 @@ class Segment:
     @contextmanager
     def _open(self) -> Iterator[Any]:
         try:
-            with self.filesystem.open_input_file(self.path) as file:
+            with open_input(self.filesystem, self.path) as file:
                 yield file
         except OSError as error:
             raise unreadable(self.path, error) from error

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -24,6 +23,7 @@ from logformat.errors import LogFormatError, unreadable
 from logformat.index_builder import IndexBuilder
 from logformat.layout import CONTROL_ABORT, CONTROL_MASK
 from logformat.producer_state import ProducerSummary, merge, merge_all, summarize
+from logformat.regular_files import open_local
 from logformat.sparse_headers import read_headers
 from udfs.attempt import attempt
 from udfs.check_transactions import TXN_ROW, previous_markers, transaction_rows
@@ -243,7 +243,7 @@ def _parts(
     path = segment.log
     if not settings.check_crc and root.is_local:
         try:
-            with Path(root.full(path)).open("rb", buffering=0) as raw:
+            with open_local(root.full(path)) as raw:
                 _check_size(path, os.fstat(raw.fileno()).st_size, segment.size)
                 for headers in read_headers(raw, path, 0, segment.size, buffer, tail):
                     yield _Part(headers.position, headers.size, headers.batches, headers.bytes_read)

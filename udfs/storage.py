@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from pyarrow import fs as pafs
 
 from logformat.errors import unreadable
 from logformat.locations import file_system, refuse_secrets
+from logformat.regular_files import odd_entries, open_input, open_local
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,18 @@ def open_root(uri: str) -> Root:
     return Root(uri, filesystem, base.rstrip("/"))
 
 
+def open_file(root: Root, path: str) -> Any:
+    """An open file for reading, as pyarrow's are. OSError for what is no regular file, and what cannot be opened."""
+    return open_input(root.filesystem, root.full(path))
+
+
 @contextmanager
 def opened(root: Root, path: str) -> Iterator[Any]:
-    """An open pyarrow file for reading; what cannot be opened raises LogFormatError kind "unreadable"."""
+    """An open file for reading, as pyarrow's are; what cannot be opened, or is no regular file, raises LogFormatError
+    kind "unreadable".
+    """
     try:
-        file = root.filesystem.open_input_file(root.full(path))
+        file = open_file(root, path)
     except OSError as error:
         raise unreadable(path, error) from error
     with file:
@@ -76,11 +84,11 @@ def opened_unbuffered(root: Root, path: str) -> Iterator[Any]:
             yield file
         return
     try:
-        descriptor = open(root.full(path), "rb", buffering=0)  # noqa: PTH123, SIM115 - closed below
+        file = open_local(root.full(path))
     except OSError as error:
         raise unreadable(path, error) from error
-    with descriptor:
-        yield descriptor
+    with file:
+        yield file
 
 
 def read_file(root: Root, path: str) -> bytes:
@@ -116,6 +124,24 @@ def flush_folder(root: Root, folder: str) -> None:
         if not folder:
             return
         folder = folder.rpartition("/")[0]
+
+
+def no_files(root: Root, path: str, listed: Iterable[pafs.FileInfo]) -> dict[str, str]:
+    """Name -> what it is, of what lies in a folder and is neither a file nor a folder (`regular_files.odd_entries`)."""
+    return odd_entries(root.filesystem, root.full(path), listed)
+
+
+def folder_identity(root: Root, path: str) -> tuple[int, int] | None:
+    """Which local folder it is, whatever names lead to it; None on other file systems, which have no links."""
+    if not root.is_local:
+        return None
+    found = Path(root.full(path)).stat()
+    return found.st_dev, found.st_ino
+
+
+def is_link(root: Root, path: str) -> bool:
+    """Whether the name is a symbolic link."""
+    return root.is_local and Path(root.full(path)).is_symlink()
 
 
 def exists(root: Root, path: str) -> bool:

@@ -1,0 +1,271 @@
+"""What takes a file's place: pipes, sockets, devices, folders never hold a reader up; links in a circle end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import cli
+from jobs.archive import Archive, list_archive
+from jobs.config import Config
+from jobs.copy_files import copy_log, copy_small
+from jobs.verify import plan_archived
+from logformat.errors import LogFormatError
+from logformat.log_windows import open_window
+from logformat.log_windows import opened as opened_window
+from logformat.partition_log import open_partition
+from logformat.regular_files import open_local
+from logformat.segment import open_segment
+from tests.jobs.sources import read, tasks_of
+from tests.udfs.damage import SEGMENT_OFFSETS, Partition, build, name_of
+from udfs.check_segments import check_partition
+from udfs.classify_index import read_bounded
+from udfs.reindex_segment import ReindexSegment, ReindexSettings, ReindexTask, reindex_segments
+from udfs.reindex_write import Target
+from udfs.storage import open_root, opened, opened_unbuffered, read_file
+
+LOG = f"t-0/{name_of(SEGMENT_OFFSETS)}"
+
+
+@pytest.fixture(autouse=True)
+def no_waiting() -> Iterator[None]:
+    """A reader that waits for ever fails its test."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError("it waits")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Partition:
+    return build(tmp_path / "archive")
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def unix_socket(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # a socket's name is short
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+INSTEAD = [(pipe, "a named pipe"), (unix_socket, "a socket"), (device, "a device"), (folder, "a folder")]
+
+
+def put(path: Path, make: Callable[[Path], None]) -> None:
+    path.unlink()
+    make(path)
+
+
+OPENERS = [
+    lambda root, path: opened(open_root(root), path).__enter__(),
+    lambda root, path: opened_unbuffered(open_root(root), path).__enter__(),
+    lambda root, path: read_file(open_root(root), path),
+    lambda root, path: read_bounded(open_root(root), path, 10),
+    lambda root, path: open_segment(f"{root}/{path}").headers(),
+]
+
+
+@pytest.mark.parametrize(("make", "found"), INSTEAD, ids=[found for _, found in INSTEAD])
+@pytest.mark.parametrize("opener", OPENERS, ids=range(len(OPENERS)))
+def test_only_regular_files_are_opened(
+    part: Partition, opener: Callable[[str, str], object], make: Callable[[Path], None], found: str
+) -> None:
+    put(part.root / LOG, make)
+    with pytest.raises(LogFormatError) as error:
+        opener(str(part.root), LOG)
+    assert (error.value.kind, error.value.path.endswith(LOG)) == ("unreadable", True)
+    assert found in error.value.found
+
+
+@pytest.mark.parametrize(("make", "found"), INSTEAD, ids=[found for _, found in INSTEAD])
+def test_a_log_that_is_replaced_behind_the_listing(part: Partition, make: Callable[[Path], None], found: str) -> None:
+    """Every job has listed it as a file."""
+    plan, listed = part.plan(), part.listed()
+    tasks = tasks_of("kafka_log", part.root, badRecords="set_aside")
+    segments = open_partition(part.folder).segments
+    size = part.log(SEGMENT_OFFSETS).stat().st_size
+    put(part.root / LOG, make)
+    result = part.compact(plan=plan)
+    assert result.problem is not None
+    assert (result.status, result.problem.kind, result.problem.path) == ("set_aside", "unreadable", LOG)
+    assert found in result.problem.found
+    checked = check_partition(plan_archived(listed, open_root(str(part.root)), Config(), sealed=False))
+    assert [(p.kind, p.path, found in p.found) for p in checked.problems] == [("unreadable", LOG, True)]
+    for check_crc in (True, False):
+        target = Target("check", str(part.root))
+        segment = ReindexSegment(LOG, SEGMENT_OFFSETS, size, None)
+        settings = ReindexSettings(check_crc=check_crc)
+        (outcome,) = reindex_segments(ReindexTask(target, "t-0", (segment,), settings))
+        assert outcome.problem is not None
+        assert (outcome.problem.kind, found in outcome.problem.found) == ("unreadable", True)
+    with pytest.raises(LogFormatError, match=found):
+        open_window(segments[1])
+    with pytest.raises(LogFormatError, match=found), opened_window(segments[1]):
+        pass
+    assert len(tasks) == 1
+    root, store = open_root(str(part.root)), open_root(str(part.store))
+    part.store.mkdir(exist_ok=True)
+    with pytest.raises(OSError, match=found):
+        copy_log(root, LOG, store, "copy.log", size, 0)
+    with pytest.raises(OSError, match=found):
+        copy_small(root, LOG, store, "copy.log")
+
+
+@pytest.mark.parametrize("kind", ["index", "timeindex", "txnindex", "snapshot"])
+def test_a_side_file_that_is_replaced_behind_the_listing(part: Partition, kind: str) -> None:
+    path = part.folder / name_of(SEGMENT_OFFSETS, kind)
+    if not path.exists():
+        path.write_bytes(b"")
+    plan, listed = part.plan(), part.listed()
+    put(path, pipe)
+    assert part.compact(plan=plan).status == "cleaned"
+    checked = check_partition(plan_archived(listed, open_root(str(part.root)), Config(), sealed=False))
+    assert "a named pipe" in " ".join(p.found for p in checked.problems if p.path.endswith(kind))
+
+
+@pytest.mark.parametrize(("make", "found"), INSTEAD, ids=[found for _, found in INSTEAD])
+def test_a_log_that_is_none_when_it_is_listed(
+    part: Partition, make: Callable[[Path], None], found: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(part.root / LOG, make)
+    problem = part.listed().problem
+    assert problem is not None
+    assert (problem.kind, problem.path, problem.found) == ("unreadable", LOG, found)
+    assert cli.main(["verify", str(part.root), "--no-progress"]) == 3
+    assert f"{LOG} at byte 0: unreadable: expected a readable file, found {found}" in capsys.readouterr().out
+    with pytest.raises(LogFormatError, match=found):
+        open_partition(part.folder)
+    if make is not folder:
+        assert cli.main(["inspect", str(part.root / LOG), "--no-progress"]) == 3
+        assert found in capsys.readouterr().err
+
+
+def test_side_files_and_checkpoints_that_are_none_are_noted(part: Partition) -> None:
+    put(part.folder / name_of(SEGMENT_OFFSETS, "index"), pipe)
+    (part.folder / name_of(SEGMENT_OFFSETS, "snapshot")).symlink_to("nowhere")
+    for name in ("partition.metadata", "00000000000000000000.txnindex"):
+        pipe(part.folder / name)
+    for name in ("log-start-offset-checkpoint", "cleaner-offset-checkpoint", ".lock", "meta.properties"):
+        pipe(part.root / name)
+    archive = listed(part.root)
+    notes = " ".join(archive.notes)
+    assert "log-start-offset-checkpoint: a named pipe; left out" in notes
+    assert "cleaner-offset-checkpoint: a named pipe; left out" in notes
+    assert "meta.properties: a named pipe; left out" in notes
+    found = archive.partitions["t", 0]
+    assert found.problem is None
+    assert f"t-0/{name_of(SEGMENT_OFFSETS, 'index')}: a named pipe; as if it were not there" in found.notes
+    assert f"t-0/{name_of(SEGMENT_OFFSETS, 'snapshot')}: a link to nothing; as if it were not there" in found.notes
+    assert "t-0/partition.metadata: a named pipe; as if it were not there" in found.notes
+    assert cli.main(["verify", str(part.root), "--no-progress"]) == 0
+
+
+def test_reads_are_whole(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 300
+    (tmp_path / "x").write_bytes(data)
+    with open_local(str(tmp_path / "x")) as file:
+        assert file.size() == len(data)
+        assert file.read(1000) == data[:1000]
+        assert file.read(0) == b""
+        assert file.read() == data[1000:]
+        assert file.read(5) == b""
+
+
+# -- links
+
+
+def listed(root: Path) -> Archive:
+    return list_archive(open_root(str(root)), lambda _: True)
+
+
+def check(root: Path, *same: str) -> None:
+    """One healthy partition, under its own name; a note for each other name of a folder."""
+    archive = listed(root)
+    assert [(p.path, p.problem) for p in archive.partitions.values()] == [("t-0", None)]
+    assert sorted(note.partition(":")[0] for note in archive.notes) == sorted(same)
+    assert all("it counts once" in note for note in archive.notes)
+    assert read("kafka_log", root)["offset"].to_pylist() == list(range(4 * SEGMENT_OFFSETS))
+
+
+def test_a_link_to_the_folder_itself_and_to_one_above(part: Partition) -> None:
+    (part.root / "a").mkdir()
+    (part.root / "a" / "up").symlink_to("..")
+    (part.root / "self").symlink_to(".")
+    (part.root / "t-0" / "loop").symlink_to("..")  # within a partition's folder nobody looks
+    check(part.root, "a/up", "self")
+
+
+def test_folders_that_lead_to_one_another(part: Partition) -> None:
+    for one, other in (("a", "b"), ("b", "a")):
+        (part.root / one).mkdir()
+        (part.root / one / "over").symlink_to(part.root / other)
+    check(part.root, "a/over", "b/over")
+
+
+def test_a_partition_of_two_names_keeps_its_own(part: Partition) -> None:
+    (part.root / "a").mkdir()
+    (part.root / "a" / "t-0").symlink_to(part.folder)
+    check(part.root, "a/t-0")
+
+
+def test_two_links_to_a_folder_outside(part: Partition, tmp_path: Path) -> None:
+    shutil.move(part.folder, tmp_path / "elsewhere")
+    part.folder.symlink_to(tmp_path / "elsewhere")
+    (part.root / "b").mkdir()
+    (part.root / "b" / "t-0").symlink_to(tmp_path / "elsewhere")
+    (part.root / "log-start-offset-checkpoint").write_text("0\n1\nt 0 3\n")
+    archive = listed(part.root)
+    assert [(p.path, p.problem, p.log_start_checkpoint) for p in archive.partitions.values()] == [("t-0", None, 3)]
+    assert archive.notes == ["b/t-0: the same folder as t-0; it counts once"]
+    assert part.compact().status == "cleaned"
+
+
+def test_two_copies_are_still_two_places(part: Partition) -> None:
+    shutil.copytree(part.folder, part.root / "a" / "t-0")
+    problem = listed(part.root).partitions["t", 0].problem
+    assert problem is not None
+    assert problem.kind == "duplicate"
+
+
+def test_the_same_folder_given_by_two_names_is_read_once(part: Partition, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(part.root)
+    everything = list(range(4 * SEGMENT_OFFSETS))
+    both = [str(part.root), str(tmp_path / "link")]
+    assert read("kafka_log", both)["offset"].to_pylist() == everything
+    logs = [f"{root}/t-0/{name_of(base)}" for root, base in zip(both, (0, SEGMENT_OFFSETS), strict=True)]
+    assert read("kafka_log", [*logs, logs[0]])["offset"].to_pylist() == everything[: 2 * SEGMENT_OFFSETS]
+
+
+def test_inspect_ends_where_links_go_round(part: Partition, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Two links to the folder itself: each name on the way doubles those that come."""
+    for name in ("one", "two"):
+        (part.folder / name).symlink_to(".")
+    assert cli.main(["inspect", str(part.root), "--no-progress"]) == 0
+    out = capsysbinary.readouterr().out
+    assert out.count(b"Dumping ") == len([path for path in part.folder.iterdir() if path.is_file()])
