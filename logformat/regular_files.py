@@ -44,6 +44,9 @@ class RegularFile(io.FileIO):
             left -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def __del__(self) -> None:  # closed when it is let go of, without a warning
+        self.close()
+
 
 def open_local(path: str) -> RegularFile:
     """A local file that is there and a regular one. OSError for any other, in pyarrow's words; it never waits."""
