@@ -180,6 +180,16 @@ class JarsError(MachineError):
     hint = "{advice}"
 
 
+class ForeignJarError(MachineError):
+    """A jar of Delta's that is not the one that is published."""
+
+    template = "{path}: expected {expected}, found {found}"
+    hint = (
+        "this is not the jar that Maven Central has: see who put it there; Spark fetches it anew once the folders jars "
+        "and cache there are removed"
+    )
+
+
 class SparkStartError(MachineError):
     """Spark's JVM ended before it answered."""
 

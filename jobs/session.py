@@ -32,21 +32,22 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from jobs.errors import JarsError, JavaError, SparkStartError
+from jobs.errors import ForeignJarError, JarsError, JavaError, SparkStartError
 from jobs.submit import CONF, UserOptions, from_environment, launch_arguments, read_properties
 from logformat.control_characters import visible
 
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
-# Of what the resolver brings, all that Spark's own jars do not hold already (in the same or a newer version)
-JARS = (
-    "io.delta_delta-spark_4.2_2.13-4.4.0.jar",
-    "io.delta_delta-storage-4.4.0.jar",
-    "io.delta_delta-kernel-api-4.4.0.jar",
-    "io.delta_delta-kernel-defaults-4.4.0.jar",
-    "io.delta_delta-kernel-unitycatalog-4.4.0.jar",
-    "io.unitycatalog_unitycatalog-client-0.6.0.jar",
-    "io.unitycatalog_unitycatalog-hadoop-0.6.0.jar",
-)
+# Of what the resolver brings, all that Spark's own jars do not hold already (in the same or a newer version), and its
+# SHA-256: the resolver checks what it fetches against sums from the same place, and what lies in its cache not at all
+JARS = {
+    "io.delta_delta-spark_4.2_2.13-4.4.0.jar": "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
+    "io.delta_delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
+    "io.delta_delta-kernel-api-4.4.0.jar": "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11",
+    "io.delta_delta-kernel-defaults-4.4.0.jar": "225c975199e4718b38ee5b7e6da7f19e9585024262b2cec2656b32151a856b0b",
+    "io.delta_delta-kernel-unitycatalog-4.4.0.jar": "cea22dfb4ac562b3cd27bf652697750e8336009d73fb06631363aaaad5345ffa",
+    "io.unitycatalog_unitycatalog-client-0.6.0.jar": "48257499a86b801a3e2372cec55ac226ca1c1c7eabe5c118e7302f29a1fdbc19",
+    "io.unitycatalog_unitycatalog-hadoop-0.6.0.jar": "c47b63c961c87102b9e1d63809a0915ba4c86b7652f57c8d39ca3a05b441a150",
+}
 _BRIEF = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _NOISE = re.compile(
     r"^(WARNING: Using incubator modules|Setting default log level|To adjust logging level|Picked up )"
@@ -139,9 +140,15 @@ def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[s
 
 
 def cached_jars(ivy: Path) -> list[str]:
-    """Delta's jars in Spark's cache of downloads: all of them and whole, else none."""
+    """Delta's jars in Spark's cache of downloads: all of them and whole, else none. ForeignJarError."""
     paths = [ivy / "jars" / name for name in JARS]
-    return [str(path) for path in paths] if all(zipfile.is_zipfile(path) for path in paths) else []
+    if not all(zipfile.is_zipfile(path) for path in paths):
+        return []
+    for path, expected in zip(paths, JARS.values(), strict=True):
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if found != expected:
+            raise ForeignJarError(path=path, expected=f"SHA-256 {expected}", found=found)
+    return [str(path) for path in paths]
 
 
 def find_java() -> Path:

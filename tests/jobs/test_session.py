@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from pathlib import Path
 
@@ -7,34 +8,56 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 
 from jobs import session
-from jobs.errors import JarsError, JavaError, SparkStartError
+from jobs.errors import ForeignJarError, JarsError, JavaError, SparkStartError
 from jobs.submit import UserOptions
 
+DELTA = next(iter(session.JARS))
 
-def _jars(folder):
+
+def _jars(folder, monkeypatch):
+    """Jars of nothing, in place of the real ones."""
     (folder / "jars").mkdir(parents=True)
     for name in session.JARS:
-        with zipfile.ZipFile(folder / "jars" / name, "w") as jar:
-            jar.writestr("x", "")
+        path = folder / "jars" / name
+        with zipfile.ZipFile(path, "w") as jar:
+            jar.writestr("x", name)
+        monkeypatch.setitem(session.JARS, name, hashlib.sha256(path.read_bytes()).hexdigest())
     return folder
 
 
-def test_cached_jars_count_only_when_all_are_there_and_whole(tmp_path):
+def test_cached_jars_count_only_when_all_are_there_and_whole(tmp_path, monkeypatch):
     assert session.cached_jars(tmp_path) == []
-    _jars(tmp_path)
+    _jars(tmp_path, monkeypatch)
     assert len(session.cached_jars(tmp_path)) == len(session.JARS)
-    (tmp_path / "jars" / session.JARS[1]).write_bytes(b"PK\x03\x04 cut")
+    (tmp_path / "jars" / DELTA).write_bytes(b"PK\x03\x04 cut")
     assert session.cached_jars(tmp_path) == []
+
+
+def test_a_jar_that_is_another_one_is_not_loaded(tmp_path, monkeypatch):
+    _jars(tmp_path, monkeypatch)
+    path = tmp_path / "jars" / DELTA
+    with zipfile.ZipFile(path, "a") as jar:
+        jar.writestr("Evil.class", "")
+    with pytest.raises(
+        ForeignJarError, match=rf"{DELTA}: expected SHA-256 {session.JARS[DELTA]}, found [0-9a-f]{{64}}"
+    ):
+        session.cached_jars(tmp_path)
+
+
+@pytest.mark.spark
+def test_the_jars_of_this_session_are_those_that_are_published(spark):
+    """The hashes stand for what the resolver brings."""
+    assert len(session.cached_jars(Path("~/.ivy2.5.2").expanduser())) == len(session.JARS)
 
 
 def test_settings_by_master(tmp_path, monkeypatch):
     monkeypatch.setenv("LASTKEY_CLASS_ARCHIVE", "off")
-    _jars(tmp_path)
+    _jars(tmp_path, monkeypatch)
     java = Path("/usr/bin/java")
     local = session.settings_for(UserOptions(conf={"spark.jars.ivy": str(tmp_path)}), java)
     assert local["spark.master"] == "local[*]"
     assert local["spark.driver.bindAddress"] == "127.0.0.1"
-    assert session.JARS[0] in local["spark.driver.extraClassPath"]
+    assert DELTA in local["spark.driver.extraClassPath"]
     assert "TieredStopAtLevel" in local["spark.driver.defaultJavaOptions"]
     assert "spark.jars.packages" not in local
 
@@ -42,14 +65,14 @@ def test_settings_by_master(tmp_path, monkeypatch):
     cluster = session.settings_for(user, java)
     assert "spark.master" not in cluster
     assert "spark.driver.host" not in cluster
-    assert session.JARS[0] in cluster["spark.jars"]
+    assert DELTA in cluster["spark.jars"]
     assert "TieredStopAtLevel" not in cluster["spark.driver.defaultJavaOptions"]
 
     fresh = session.settings_for(UserOptions(conf={"spark.jars.ivy": str(tmp_path / "none")}), java)
     assert fresh["spark.jars.packages"] == session.PACKAGE
-    assert "TieredStopAtLevel" not in session.settings_for(UserOptions(), java, brief=False).get(
-        "spark.driver.defaultJavaOptions"
-    )
+    assert "TieredStopAtLevel" not in session.settings_for(
+        UserOptions(conf={"spark.jars.ivy": str(tmp_path)}), java, brief=False
+    ).get("spark.driver.defaultJavaOptions")
 
 
 @pytest.mark.parametrize(
