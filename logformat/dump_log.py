@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from logformat import legacy
 from logformat.batch_headers import NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
 from logformat.batch_kernels import checksums_fit
-from logformat.bodies import BodyLoader, Run
+from logformat.bodies import BadBatch, BodyLoader, Run
 from logformat.errors import LogFormatError
 from logformat.layout import CODEC_MASK, LOG_OVERHEAD, MAX_SEGMENT_BYTES, MIN_LEGACY_SIZE
 from logformat.records import Place, record_batches
@@ -198,17 +198,12 @@ def _fit(chunk: Chunk, batches: NDArray[np.void]) -> NDArray[np.bool_]:
 
 
 def _deep(chunk: Chunk, loader: BodyLoader, path: str, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
-    wanted, row = options.wanted.batches(chunk.batches), 0
-    while row < len(chunk.batches):
-        rest = chunk.batches[row:]
-        try:
-            for run in loader.runs(chunk.raw, chunk.position, rest, wanted[row:], path, backwards=False):
-                yield from _run_lines(run, chunk, path, options, findings)
-                row += len(run.batches)
-        except LogFormatError as error:
-            findings.problems.append(error)
-            bad = int(np.searchsorted(chunk.batches["position"], error.position, "right")) - 1
-            wanted[max(bad, row)] = False
+    wanted = options.wanted.batches(chunk.batches)
+    for run in loader.runs_around_damage(chunk.raw, chunk.position, chunk.batches, wanted, path):
+        if isinstance(run, BadBatch):
+            findings.problems.append(run.error)
+        else:
+            yield from _run_lines(run, chunk, path, options, findings)
 
 
 def _run_lines(run: Run, chunk: Chunk, path: str, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
