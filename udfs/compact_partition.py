@@ -22,7 +22,7 @@ from logformat.bodies import BodyLoader, Run
 from udfs.analyse_partition import Analysis, analyse, result_of
 from udfs.attempt import attempt
 from udfs.clean_batches import Tally
-from udfs.last_offset_kernels import KeyTable, mark_last_offsets
+from udfs.last_offset_kernels import KeyTable
 from udfs.plan import NotDue, OutputSegment, PartitionPlan, PartitionResult, Problem, SetAside
 from udfs.retain_kernels import COUNTER_NAMES, NULL_KEYS
 from udfs.rewrite_segments import Group, PieceStack, clean_backwards
@@ -138,8 +138,5 @@ def clean_groups(
 
 
 def _mark_last(table: KeyTable, first_dirty_offset: int, run: Run, is_last: np.ndarray) -> None:
-    if not table.make_room(len(run.spans)):
+    if table.mark(run, first_dirty_offset, is_last, len(run.spans)):
         raise TooManyKeys
-    table.used = mark_last_offsets(
-        run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, table.low, table.high, table.used, is_last
-    )

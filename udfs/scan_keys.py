@@ -18,7 +18,7 @@ from logformat.bodies import BodyLoader, Run
 from logformat.layout import CONTROL_MASK
 from udfs.clean_batches import Rules
 from udfs.cleaner import batch_retention
-from udfs.last_offset_kernels import KeyTable, mark_last_offsets
+from udfs.last_offset_kernels import KeyTable
 from udfs.plan import PartitionPlan
 from udfs.rewrite_segments import Source, chunk_at
 from udfs.storage import opened
@@ -84,13 +84,10 @@ def scan_keys(
 
 
 def _rows(run: Run, table: KeyTable, first_dirty_offset: int, group: int) -> pa.RecordBatch:
-    if not table.make_room(len(run.spans)):
-        table.clear()
-        table.make_room(len(run.spans))
     is_last = np.empty(len(run.spans), np.bool_)
-    table.used = mark_last_offsets(
-        run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, table.low, table.high, table.used, is_last
-    )
+    left = len(run.spans)
+    while left := table.mark(run, first_dirty_offset, is_last, left):
+        table.clear()
     base = np.repeat(run.bodies["base_offset"], run.bodies["n_records"])
     offset = base + run.spans["offset_delta"]
     dirty = offset >= first_dirty_offset

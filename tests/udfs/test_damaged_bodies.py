@@ -5,10 +5,7 @@ batch comes out whole, and no walk goes on for ever.
 from __future__ import annotations
 
 import random
-import signal
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,26 +22,11 @@ from logformat.dump import DumpOptions, dump
 from logformat.dump_log import LogOptions
 from logformat.errors import LogFormatError
 from tests.jobs.sources import read
+from tests.limits import within
 from tests.reference.log import GZIP, NONE, ZSTD, Batch
 from tests.udfs.damage import RECORDS, SEGMENT_OFFSETS, Partition, batch_at, build
 
 INNER = SEGMENT_OFFSETS
-
-
-@contextmanager
-def within(seconds: int) -> Iterator[None]:
-    """A walk that does not end fails instead of hanging."""
-
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"still going after {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def sparse(base: int, *, holds: int, says: int, codec: int = NONE) -> Batch:

@@ -188,6 +188,13 @@ def test_more_keys_than_memory_is_a_problem_that_says_what_to_do(tmp_path):
     assert profile(replace(made, limits=Limits())).distinct_keys == 30_000
 
 
+def test_many_records_of_few_keys_need_no_more_memory_than_the_keys(tmp_path):
+    text = " ".join(f"k{i % 50}=v" for i in range(30_000))
+    made = plan(tmp_path, text + " || z=1")
+    found = profile(replace(made, limits=Limits(task_memory_bytes=1 << 20)))
+    assert (found.distinct_keys, found.total("superseded")) == (51, 29_950)
+
+
 def test_buckets_widen_as_they_must():
     buckets = TimeBuckets()
     buckets.cover(10 * MINUTE_MS, 12 * MINUTE_MS)
