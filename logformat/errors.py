@@ -131,6 +131,7 @@ KINDS = {
     "side_file": "a snapshot, checkpoint or metadata file that cannot be parsed",
     "unreadable": "a file that cannot be opened or read",
     "changed": "a file that shrank or changed while it was read",
+    "keys": "more keys than the memory of a task may hold",
     "huge": "records that are too large to be shown",
     "keys": "more keys than a task may hold",
     "null_key": "records without a key in a partition that is to be compacted",

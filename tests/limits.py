@@ -1,7 +1,8 @@
-"""Limits of time and memory that tests hold code to."""
+"""Limits of time that tests hold code to."""
 
 from __future__ import annotations
 
+import faulthandler
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,15 +10,17 @@ from contextlib import contextmanager
 
 @contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """A walk that does not end fails instead of hanging."""
+    """What does not end fails instead of hanging; in a kernel, which no signal reaches, it ends the test run."""
 
     def stop(*_: object) -> None:
         raise TimeoutError(f"still going after {seconds} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)
+    faulthandler.dump_traceback_later(seconds + 10, exit=True)
     try:
         yield
     finally:
+        faulthandler.cancel_dump_traceback_later()
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)

@@ -150,10 +150,10 @@ def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_p
 
 
 @pytest.mark.parametrize("codec", [NONE, ZSTD])
-@pytest.mark.parametrize("n_keys", [60_000, 900])
+@pytest.mark.parametrize("n_keys", [70_000, 900])
 def test_one_batch_of_more_records_than_the_table_holds_keys(tmp_path: Path, codec: int, n_keys: int) -> None:
     """A run may have more keys than the table of a task: it is emptied in the middle. What counts are keys, though."""
-    n = 60_000
+    n = 70_000
     rows = [(1000, b"%d" % (i * 7919 % n_keys), b"") for i in range(n)]
     segments = [Segment(0, (data_batch(0, rows, codec=codec), data_batch(n, rows[:9])), 1000)]
     plan = plan_of(
