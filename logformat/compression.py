@@ -128,8 +128,9 @@ def decompress_into(
         return _append(view, out, at, 0, limit)
     except _BombError:
         raise LogFormatError(
-            "bomb", path, position, f"at most {limit} bytes from {CODEC_NAMES[codec]}", "more", base_offset=base_offset
-        ) from None
+            "bomb", path, position, f"at most {limit} bytes (max.decompressed.batch.bytes) from {CODEC_NAMES[codec]}",
+            "more", base_offset=base_offset,
+        ) from None  # fmt: skip
     except (_BrokenError, zlib.error, zstandard.ZstdError, cramjam.DecompressionError, struct.error) as error:
         raise LogFormatError(
             "compressed", path, position, f"one {CODEC_NAMES[codec]} stream", str(error), base_offset=base_offset

@@ -14,6 +14,7 @@ from logformat import checkpoints, names
 from logformat.batch_headers import ChunkBuffer, Tail
 from logformat.errors import LogFormatError, unreadable
 from logformat.locations import locate, text_entries
+from logformat.side_files import read_side_file
 from logformat.sparse_headers import read_headers
 
 
@@ -91,7 +92,7 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
 def _read(filesystem: Any, path: str) -> bytes:
     try:
         with filesystem.open_input_file(path) as file:
-            return bytes(file.read())
+            return read_side_file(file, path)
     except OSError as error:
         raise unreadable(path, error) from error
 

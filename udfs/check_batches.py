@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from logformat import batch_kernels as walk
-from logformat.batch_headers import NO_END, Chunk, ChunkBuffer, batch_problem, read_exactly
+from logformat.batch_headers import NO_END, Chunk, ChunkBuffer, batch_problem, read_exactly, too_large
 from logformat.bodies import BadBatch, BodyLoader, Run
 from logformat.errors import LogFormatError
 from logformat.layout import BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET, MIN_LEGACY_SIZE
@@ -72,6 +72,7 @@ def walk_log(file: Any, found: LogWalk, buffer: ChunkBuffer) -> Iterator[Chunk]:
             )
             if n:
                 before, previous = previous, int(buffer.rows["last_offset"][n - 1])
+                _add_too_large(found, buffer.rows[:n], buffer.max_batch_bytes)
                 yield Chunk(position + done, raw[:consumed], buffer.rows[:n], before)
             done += consumed
             if status == walk.MORE and n == len(buffer.rows):
@@ -113,7 +114,10 @@ def _incomplete(file: Any, found: LogWalk, position: int, buffer: ChunkBuffer) -
         size <= _TRUSTED_SIZE or position + size == found.size or _plausible(file, found, position + size, -1)
     ):
         if size > len(buffer.raw):
-            buffer.grow_raw(size)
+            try:
+                buffer.grow_raw(size, found.path, position, base)
+            except LogFormatError as large:
+                return _too_large(file, found, large, position, position + size)
         return position
     later = _by_index(file, found, position)
     if later is None and not fits:
@@ -124,6 +128,25 @@ def _incomplete(file: Any, found: LogWalk, position: int, buffer: ChunkBuffer) -
         base_offset=max(base, -1),
     )  # fmt: skip
     return _go_on(found, error, position, later)
+
+
+def _add_too_large(found: LogWalk, batches: np.ndarray, limit: int) -> None:
+    """A row for each batch above the limit that the buffer holds nevertheless: what is found hangs on no buffer."""
+    for batch in batches[batches["size"] > limit + BATCH_OVERHEAD]:
+        position = int(batch["position"])
+        found.add(too_large(int(batch["size"]), limit, found.path, position, int(batch["base_offset"])))
+        found.bad_positions.append(position)
+
+
+def _too_large(file: Any, found: LogWalk, error: LogFormatError, position: int, end: int) -> int | None:
+    """Where the walk goes on behind a batch that may not be read: behind it, if one seems to follow it."""
+    if end == found.size or _plausible(file, found, end, -1):
+        found.add(error)
+        found.bad_positions.append(position)
+        found.unread_bytes += end - position
+        found.end_position = end
+        return end
+    return _go_on(found, error, position, _by_index(file, found, position))
 
 
 def _behind(file: Any, found: LogWalk, position: int, raw: np.ndarray, previous: int) -> int | None:

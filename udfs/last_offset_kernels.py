@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from logformat.bodies import Run
 from logformat.jit import kernel
 from logformat.layout import CONTROL_MASK
 
@@ -138,7 +137,16 @@ class KeyTable:
         self.high = np.zeros(1 << 16, np.uint64)
         self.used = 0
 
-    def mark(self, run: Run, first_dirty_offset: int, is_last: np.ndarray, left: int) -> int:
+    def mark(
+        self,
+        batches: np.ndarray,
+        bodies: np.ndarray,
+        wanted: np.ndarray,
+        spans: np.ndarray,
+        first_dirty_offset: int,
+        is_last: np.ndarray,
+        left: int,
+    ) -> int:
         """`mark_last_offsets` of the first `left` records of a run, with a larger table where one is needed.
 
         Returns how many records are left: 0, unless the table is full and may not grow. Then clear() makes room for
@@ -146,9 +154,8 @@ class KeyTable:
         """
         while left:
             self.used, left = mark_last_offsets(
-                run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, self.low, self.high, self.used,
-                is_last, left,
-            )  # fmt: skip
+                batches, bodies, wanted, spans, first_dirty_offset, self.low, self.high, self.used, is_last, left
+            )
             if left and not self._grow():
                 break
         return left

@@ -38,7 +38,7 @@ from udfs.plan import LastBatch, NotDue, PartitionPlan, Problem, SetAside
 from udfs.profile_kernels import LAST_TIME, N_AGES, N_SUMS, NOTHING, add_times, add_up, count_keys
 from udfs.retain_kernels import COUNTER_NAMES
 from udfs.rewrite_segments import Source, chunk_at
-from udfs.scan_batches import SegmentScan
+from udfs.scan_batches import SegmentScan, chunk_buffer
 from udfs.scan_partition import check_checkpoints, check_tails, scan_all, scan_identity, source_of, until_high_watermark
 from udfs.storage import opened, opened_unbuffered
 
@@ -113,7 +113,7 @@ def profile_partition(given: ProfilePlan) -> PartitionProfile:
 
 
 def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
-    buffer = ChunkBuffer(plan.limits.chunk_bytes)
+    buffer = chunk_buffer(plan)
     notes: list[str] = []
     scans = scan_all(plan, buffer)
     analysis = None

@@ -34,7 +34,6 @@ from udfs.resume_position import next_indexed, resume_position
 from udfs.scan_batches import check_offsets
 from udfs.storage import opened
 
-MAX_BATCH_BYTES: Final = 256 << 20  # a batch that decompresses to more is taken for a bomb
 _SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of what is only looked at
 
 
@@ -54,8 +53,8 @@ class _Reader:
     def __init__(self, spec: ReadSpec) -> None:
         self.spec = spec
         self.schema = select(RECORDS, [name for name in spec.schema.names if name in RECORDS.names] or ["offset"])
-        self.loader = BodyLoader(max_batch_bytes=MAX_BATCH_BYTES)
-        self.buffer = ChunkBuffer(CHUNK_BYTES)
+        self.loader = BodyLoader(max_batch_bytes=spec.max_batch_bytes)
+        self.buffer = ChunkBuffer(CHUNK_BYTES, spec.max_batch_bytes)
         self.searched = select(
             RECORDS,
             (["key"] if spec.wanted.keys is not None else []) + (["timestamp_ms"] if spec.wanted.by_time else []),

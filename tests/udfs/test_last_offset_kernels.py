@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logformat.bodies import Run
 from logformat.layout import BATCH, CONTROL_MASK
 from logformat.record_kernels import BODY, SPAN
 from udfs.last_offset_kernels import KeyTable, mark_survivors
@@ -27,13 +26,12 @@ class Rows:
 
     def mark(self, first_dirty_offset: int, table: KeyTable) -> list[bool]:
         out = np.zeros(len(self.spans), np.bool_)
-        assert table.mark(self.run, first_dirty_offset, out, len(self.spans)) == 0
+        assert table.mark(*self.arrays, first_dirty_offset, out, len(self.spans)) == 0
         return out.tolist()
 
     @property
-    def run(self) -> Run:
-        nothing = np.empty(0, np.uint8)
-        return Run(0, self.batches, self.wanted, self.bodies, self.spans, nothing, nothing)
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        return self.batches, self.bodies, self.wanted, self.spans
 
 
 # of a batch: (its records' keys, control, wanted); None: no key
@@ -136,7 +134,7 @@ def test_memory_counts_the_old_table_too(max_bytes: int, grows: bool) -> None:
     assert len(table.low) * KeyTable.BYTES_PER_SLOT == 1 << 20
     rows = rows_of([([(k, 1) for k in range(43_690, -1, -1)], False, True)])
     marks = np.zeros(43_691, np.bool_)
-    assert table.mark(rows.run, 0, marks, 43_691) == (0 if grows else 1)
+    assert table.mark(*rows.arrays, 0, marks, 43_691) == (0 if grows else 1)
     assert (marks.sum(), table.used) == ((43_691, 43_691) if grows else (43_690, 43_690))
     assert len(table.low) == (1 << 17 if grows else 1 << 16)
 
@@ -147,7 +145,7 @@ def test_a_run_of_more_records_than_the_table_holds_keys() -> None:
     assert sum(rows_of(few).mark(0, KeyTable(1 << 20))) == 900
     rows = rows_of([([(k, 1) for k in range(100_000)], False, True), ([(k, 1) for k in range(50_000)], False, True)])
     table, left, marks, times = KeyTable(1 << 20), 150_000, np.zeros(150_000, np.bool_), 0
-    while left := table.mark(rows.run, 0, marks, left):
+    while left := table.mark(*rows.arrays, 0, marks, left):
         assert len(table.low) == 1 << 16
         table.clear()
         times += 1
