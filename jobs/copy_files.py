@@ -103,11 +103,15 @@ def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum
 
 def copy_small(source: Root, path: str, target: Root, to: str) -> int:
     """Copy a side file, whole; its size."""
-    with open_file(source, path) as read:
-        data = read.read()
-    with target.filesystem.open_output_stream(target.full(to), compression=None) as write:
-        write.write(data)
-    return len(data)
+    size = 0
+    with (
+        open_file(source, path) as read,
+        target.filesystem.open_output_stream(target.full(to), compression=None) as write,
+    ):
+        while data := read.read(_CHUNK_BYTES):
+            write.write(data)
+            size += len(data)
+    return size
 
 
 def finish(target: Root, path: str, mtime_ms: int | None) -> None:

@@ -25,6 +25,7 @@ Source = Literal["kafka_log", "kafka_log_batches", "kafka_log_index"]
 _WHERE: Final = ("path", "paths", "store", "generation")
 _WHAT: Final = ("topics", "subscribe", "subscribePattern", "assign", "partitions", "badRecords", "columns")
 _SPEED: Final = ("splitBytes", "minPartitions", "maxRecordsPerBatch", "pushFilters")
+_LIMITS: Final = ("maxDecompressedBatchBytes",)
 _RANGE: Final = (
     "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp",
     "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "failOnDataLoss",
@@ -34,7 +35,7 @@ _RECORDS: Final = (
     "maxOffsetsPerTrigger", "maxBytesPerTrigger",
 )  # fmt: skip
 OPTIONS: Final[Mapping[Source, tuple[str, ...]]] = {
-    "kafka_log": (*_WHERE, *_WHAT, *_RANGE, *_RECORDS, *_SPEED),
+    "kafka_log": (*_WHERE, *_WHAT, *_RANGE, *_RECORDS, *_LIMITS, *_SPEED),
     "kafka_log_batches": (*_WHERE, *_WHAT, *_RANGE, *_SPEED),
     "kafka_log_index": (*_WHERE, *_WHAT, "kinds", *_SPEED),
 }
@@ -141,6 +142,7 @@ class ReadOptions:
     split_bytes: int = SPLIT_BYTES
     min_partitions: int = 1
     max_rows: int | None = None
+    max_batch_bytes: int | None = None  # None: as in a job without settings
     push_filters: bool = False
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
@@ -185,6 +187,7 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
         set_aside=take.one_of(("badRecords",), ("fail", "set_aside")) == "set_aside",
         kinds=take.several("kinds", KINDS), split_bytes=take.number("splitBytes", 1) or SPLIT_BYTES,
         min_partitions=take.number("minPartitions", 1) or 1, max_rows=take.number("maxRecordsPerBatch", 1),
+        max_batch_bytes=take.number("maxDecompressedBatchBytes", 1 << 20),
         push_filters=take.flag("pushFilters", default=False),
         max_offsets_per_trigger=take.number("maxOffsetsPerTrigger", 1),
         max_bytes_per_trigger=take.number("maxBytesPerTrigger", 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -24,6 +25,8 @@ def read_task(options: ReadOptions, schema: Any, partition: InputPartition) -> I
         return iter(())
     behind = _listed_again(options)
     spec = ReadSpec(schema, options.wanted(), options.set_aside, max_rows=options.max_rows, logs_behind=behind)
+    if options.max_batch_bytes is not None:
+        spec = replace(spec, max_batch_bytes=options.max_batch_bytes)
     reads = {"kafka_log": read_records, "kafka_log_batches": read_batches, "kafka_log_index": read_index}
     return reads[options.source](spec, partition.value)
 

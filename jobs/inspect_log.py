@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -114,6 +114,8 @@ def _listed(options: InspectOptions, ignored: list[str]) -> list[DumpFile]:
     if not files:
         paths = ", ".join(options.paths)
         raise MissingPathError(path=paths, expected="log files, indexes, snapshots or checkpoints", found="none")
+    of_topic = options.config.topic_settings
+    files = [replace(f, max_batch_bytes=of_topic(topic_of(f) or "").max_decompressed_batch_bytes) for f in files]
     if options.topics is None:
         return files
     topics = [topic_of(file) or "" for file in files]

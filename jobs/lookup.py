@@ -92,7 +92,10 @@ def list_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
         plans = generation_plans(options, notes)
     else:
         plans = archive_plans(normal_uri(options.archive or ""), options.topics, notes)
-    chosen = _chosen(plans, options.partitions)
+    chosen = [
+        replace(plan, max_batch_bytes=options.config.topic_settings(plan.topic).max_decompressed_batch_bytes)
+        for plan in _chosen(plans, options.partitions)
+    ]
     return [replace(plan, read_committed=True) for plan in chosen] if options.isolation == "read_committed" else chosen
 
 

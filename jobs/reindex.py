@@ -201,7 +201,7 @@ def _settings(options: ReindexOptions, topic: str) -> ReindexSettings:
         index_interval_bytes=settings.index_interval_bytes,
         segment_index_bytes=max(settings.segment_index_bytes, _LEAST_INDEX_BYTES),
         time_index_interval_ms=settings.time_index_interval_ms, check_crc=not options.skip_crc,
-        chunk_bytes=options.config.job.chunk_bytes,
+        chunk_bytes=options.config.job.chunk_bytes, max_batch_bytes=settings.max_decompressed_batch_bytes,
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def _compact_if_due(spark: SparkSession, plan: PartitionPlan, clock: Clock) -> P
 
 
 def _scan(plan: PartitionPlan, number: int) -> SegmentScan | Problem:
-    return attempt(plan.segments[number].path, lambda: scan_one(plan, number, chunk_buffer(plan.limits)))
+    return attempt(plan.segments[number].path, lambda: scan_one(plan, number, chunk_buffer(plan)))
 
 
 def _scans(spark: SparkSession, plan: PartitionPlan) -> list[SegmentScan]:
@@ -83,7 +83,7 @@ def _scans(spark: SparkSession, plan: PartitionPlan) -> list[SegmentScan]:
 
 
 def _compact(spark: SparkSession, plan: PartitionPlan, clock: Clock) -> PartitionResult:
-    buffer = chunk_buffer(plan.limits)
+    buffer = chunk_buffer(plan)
     with clock.phase("scan"):
         scans = _scans(spark, plan)
         analysis = analyse(plan, scans, scan_identity(plan, buffer))

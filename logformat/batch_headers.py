@@ -14,9 +14,10 @@ import numpy as np
 
 from logformat import batch_kernels as walk
 from logformat.errors import LogFormatError, unreadable
-from logformat.layout import BATCH, LOG_OVERHEAD, MAX_LAST_OFFSET, MAX_SEGMENT_BYTES
+from logformat.layout import BATCH, BATCH_OVERHEAD, LOG_OVERHEAD, MAX_LAST_OFFSET, MAX_SEGMENT_BYTES
 
 CHUNK_BYTES: Final = 8 << 20  # tuned: 1 to 32 MiB made no difference above 4 MiB (page faults, cache)
+MAX_BATCH_BYTES: Final = 256 << 20  # of a batch, in its file and decompressed: default of max.decompressed.batch.bytes
 NO_END: Final = MAX_LAST_OFFSET + 1  # as end_offset: no batch reaches it
 _SMALLEST_BATCH: Final = 26  # a magic 0 message without key and value
 
@@ -41,19 +42,45 @@ class Tail:
 
 
 class ChunkBuffer:
-    """The bytes and rows that consecutive chunks share. One for each thread."""
+    """The bytes and rows that consecutive chunks share. One for each thread.
 
-    def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
+    It grows for a larger batch, up to max_batch_bytes: what a length field says is not taken for memory at once.
+    """
+
+    def __init__(self, chunk_bytes: int = CHUNK_BYTES, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
+        self.max_batch_bytes = max_batch_bytes
         self.raw = np.empty(chunk_bytes, np.uint8)
         self.rows = np.empty(max(16, chunk_bytes // 512), BATCH)
 
-    def grow_raw(self, size: int) -> None:
-        """Room for a batch of `size` bytes."""
+    def grow_raw(self, size: int, path: str, position: int, base_offset: int) -> None:
+        """Room for the batch of `size` bytes at a position. Raises kind "bomb" where it is larger than it may be."""
+        check_batch_size(size, self.max_batch_bytes, path, position, base_offset)
+        self.raw = np.empty(0, np.uint8)  # let go before
         self.raw = np.empty(size, np.uint8)
 
     def grow_rows(self) -> None:
         """Twice as many rows."""
         self.rows = np.empty(2 * len(self.rows), BATCH)
+
+
+def check_batch_size(size: int, limit: int, path: str, position: int, base_offset: int) -> None:
+    """That a batch of `size` bytes, header included, has a body within the limit; else it raises kind "bomb"."""
+    if size > limit + BATCH_OVERHEAD:
+        raise too_large(size, limit, path, position, base_offset)
+
+
+def too_large(size: int, limit: int, path: str, position: int, base_offset: int) -> LogFormatError:
+    """What is said of a batch above the limit."""
+    return LogFormatError(
+        "bomb", path, position, f"a batch of at most {limit} bytes (max.decompressed.batch.bytes)", f"{size}",
+        base_offset=max(base_offset, -1),
+    )  # fmt: skip
+
+
+def fitting(batches: np.ndarray, limit: int) -> int:
+    """How many of BATCH[n] come before the first that is larger than the limit."""
+    over = batches["size"] > limit + BATCH_OVERHEAD
+    return int(over.argmax()) if over.any() else len(batches)
 
 
 def read_exactly(file: Any, path: str, position: int, out: np.ndarray) -> None:
@@ -102,10 +129,18 @@ def read_chunks(
             n, consumed, status, expected, found = walk.walk_batches(
                 buffer.raw[done:take], take - done, position + done, previous, end_offset, check_crc, buffer.rows
             )
-            if n:
-                before, previous = previous, int(buffer.rows["last_offset"][n - 1])
-                yield Chunk(position + done, buffer.raw[done : done + consumed], buffer.rows[:n], before)
+            fit = fitting(buffer.rows[:n], buffer.max_batch_bytes)
+            if fit < n:
+                large = buffer.rows[fit]
+                consumed = int(large["position"]) - position - done
+                size, base = int(large["size"]), int(large["base_offset"])
+            if fit:
+                before, previous = previous, int(buffer.rows["last_offset"][fit - 1])
+                yield Chunk(position + done, buffer.raw[done : done + consumed], buffer.rows[:fit], before)
             done += consumed
+            if fit < n:
+                tail.position = position + done
+                check_batch_size(size, buffer.max_batch_bytes, path, position + done, base)
             if n < len(buffer.rows):
                 break
             buffer.grow_rows()
@@ -124,7 +159,7 @@ def read_chunks(
             if size > end - position:
                 tail.torn_bytes = end - position
                 return
-            buffer.grow_raw(size)
+            buffer.grow_raw(size, path, position, _base_offset(buffer.raw, take))
         elif position + take == end:
             tail.torn_bytes = take - done
             return
@@ -135,6 +170,10 @@ def _batch_size(raw: np.ndarray, length: int) -> int:
     if length < LOG_OVERHEAD:
         return LOG_OVERHEAD
     return LOG_OVERHEAD + int.from_bytes(raw[8:12].tobytes(), "big", signed=True)
+
+
+def _base_offset(raw: np.ndarray, length: int) -> int:
+    return int.from_bytes(raw[:8].tobytes(), "big", signed=True) if length >= LOG_OVERHEAD else -1
 
 
 def only_zeros(file: Any, path: str, position: int, end: int, buffer: ChunkBuffer) -> bool:

@@ -7,7 +7,7 @@ bounded by `soft_bytes` plus one batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -32,6 +32,14 @@ class Run:
     spans: np.ndarray  # SPAN[records of the wanted batches]
     raw: np.ndarray  # uint8, the bytes of the file
     scratch: np.ndarray  # uint8, decompressed and transcoded bodies
+
+
+@dataclass(frozen=True)
+class BadBatch:
+    """A batch whose body cannot be read."""
+
+    row: int  # among the batches that were given
+    error: LogFormatError
 
 
 class BodyLoader:
@@ -73,6 +81,43 @@ class BodyLoader:
                 raw, raw_position, batches[first:last], wanted[first:last], bodies, self._scratch.array, path, first
             )
             lo, hi = (lo, first) if backwards else (last, hi)
+
+    def runs_around_damage(
+        self,
+        raw: np.ndarray,
+        raw_position: int,
+        batches: np.ndarray,
+        wanted: np.ndarray,
+        path: str,
+        *,
+        before: int = -1,
+    ) -> Iterator[Run | BadBatch]:
+        """As `runs`, first to last, past what cannot be read: a BadBatch, and then the batch in a run as not wanted.
+
+        Each step gives batches out, tries fewer of them, or gives one up. So it ends, whatever an error says of where
+        it is, and a bad batch costs about as much as a good one, however many there are.
+        """
+        wanted = wanted.copy()
+        row, step = 0, len(batches)
+        while row < len(batches):
+            start, end = row, min(row + step, len(batches))
+            last = int(batches["last_offset"][start - 1]) if start else before
+            try:
+                for run in self.runs(
+                    raw, raw_position, batches[start:end], wanted[start:end], path, backwards=False, before=last
+                ):
+                    row += len(run.batches)
+                    yield replace(run, first=start + run.first)
+                step *= 2
+            except LogFormatError as error:
+                if end - row > 1:  # the error's position only says where to try next
+                    bad = int(np.searchsorted(batches["position"], error.position, "right")) - 1
+                    step = min(max(bad - row, 1), end - row - 1)
+                    continue
+                if not wanted[row]:
+                    raise
+                wanted[row] = False
+                yield BadBatch(row, error)
 
     def _load(
         self,
@@ -198,10 +243,17 @@ def _check_first_offsets(
 
 
 def _problem(path: str, raw_position: int, batch: np.void, body: np.void, status: int, where: int) -> LogFormatError:
+    """What a status of decode_records says of a batch; its position is of a byte of this batch, never behind it."""
+    if status == record_kernels.BAD_COUNT:
+        left = int(body["end"]) - where
+        return LogFormatError(
+            "count", path, int(batch["position"]), f"{int(body['n_records'])} records that fill the batch",
+            f"{left} bytes behind them" if left else "fewer",
+            base_offset=int(batch["base_offset"]),
+        )  # fmt: skip
     kind, expected = {
         record_kernels.BAD_VARINT: ("varint", "a varint of at most 5 (varlong: 10) bytes inside the record"),
         record_kernels.BAD_RECORD: ("record", "fields that fill the record's length"),
-        record_kernels.BAD_COUNT: ("count", f"{int(body['n_records'])} records that fill the batch"),
         record_kernels.BAD_OFFSETS: ("offsets", "offset deltas that rise, up to the batch's last"),
     }[status]
     if body["in_scratch"]:

@@ -128,8 +128,9 @@ def decompress_into(
         return _append(view, out, at, 0, limit)
     except _BombError:
         raise LogFormatError(
-            "bomb", path, position, f"at most {limit} bytes from {CODEC_NAMES[codec]}", "more", base_offset=base_offset
-        ) from None
+            "bomb", path, position, f"at most {limit} bytes (max.decompressed.batch.bytes) from {CODEC_NAMES[codec]}",
+            "more", base_offset=base_offset,
+        ) from None  # fmt: skip
     except (_BrokenError, zlib.error, zstandard.ZstdError, cramjam.DecompressionError, struct.error) as error:
         raise LogFormatError(
             "compressed", path, position, f"one {CODEC_NAMES[codec]} stream", str(error), base_offset=base_offset
@@ -234,7 +235,8 @@ def _read_lz4(view: memoryview, out: Scratch, at: int, limit: int, magic: int) -
         else:
             start = at + written
             out.reserve(start + largest)
-            written += cramjam.lz4.decompress_block_into(block, out.view[start : start + largest])
+            # Without output_len cramjam takes a block's first four bytes for its size where they could be one.
+            written += cramjam.lz4.decompress_block_into(block, out.view[start : start + largest], output_len=largest)
             if written > limit:
                 raise _BombError
         if flags & 0x10:
@@ -268,8 +270,10 @@ def _read_zstd(view: memoryview, out: Scratch, at: int, limit: int) -> int:
     pos, written, end = 0, 0, len(view)
     if end >= _ZSTD_START.size:
         word, descriptor, _window, low, high = _ZSTD_START.unpack_from(view)
-        if word == ZSTD_MAGIC and descriptor == 0 and (low >> 3 | high << 5) == end - (9 if low & 1 else 12):
-            # A header, one block and perhaps an empty last one, as nearly all are. Copied, yet faster than a reader.
+        size, repeated = low >> 3 | high << 5, low >> 1 & 3 == 1  # of one byte repeated the size is of what it gives
+        if word == ZSTD_MAGIC and descriptor == 0 and not repeated and size == end - (9 if low & 1 else 12):
+            # A header, one block and perhaps an empty last one, as nearly all are. Copied, yet faster than a reader,
+            # but it would leave unseen what lies behind the frame.
             return _append(out.zstd.decompress(view, max_output_size=_ZSTD_BLOCK), out, at, 0, limit)
     while True:
         after, most = _measure_zstd_frame(view, pos)

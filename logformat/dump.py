@@ -21,13 +21,14 @@ import pyarrow.compute as pc
 from pyarrow import fs as pafs
 
 from logformat import dump_indexes, names, producer_snapshot, text
-from logformat.batch_headers import NO_END
+from logformat.batch_headers import MAX_BATCH_BYTES, NO_END
 from logformat.dump_findings import Findings
 from logformat.dump_indexes import IndexFindings
 from logformat.dump_log import LogFindings, LogOptions, log_lines
 from logformat.errors import LogFormatError, stopped, unreadable
 from logformat.locations import locate, text_entries
 from logformat.regular_files import files_below, open_input
+from logformat.side_files import read_side_file
 
 _CHECKPOINT_SUFFIX: Final = "checkpoint"  # of KRaft's snapshots: batches, as in a log
 _KINDS: Final = (*names.KINDS, _CHECKPOINT_SUFFIX)
@@ -52,6 +53,7 @@ class DumpFile:
     shown: str  # as it is called in what is printed
     size: int  # bytes when it was listed; -1: there is no such file
     named: bool = True  # by itself; else it was found in a folder
+    max_batch_bytes: int = MAX_BATCH_BYTES
 
     @property
     def located(self) -> str:
@@ -164,7 +166,7 @@ def _file_lines(file: DumpFile, options: DumpOptions, findings: Findings) -> Ite
     elif kind is None:
         findings.unknown.append(shown)
     else:
-        data = _read(file)
+        data = _read(file, 0)
         if kind == names.SNAPSHOT:
             entries = producer_snapshot.read(data, path)
             columns = text.snapshot_columns(entries) if options.as_json else {}
@@ -203,16 +205,22 @@ def _headed(head: str, lines: Iterator[Any], options: DumpOptions) -> Iterator[A
             yield part
 
 
-def _read(file: DumpFile) -> bytes:
+def _read(file: DumpFile, log_bytes: int) -> bytes:
     with open_input(file.filesystem, file.path) as opened:
-        return bytes(opened.read())
+        return read_side_file(opened, file.located, log_bytes)
+
+
+def _log_bytes(file: DumpFile) -> int:
+    """Of the `.log` beside an index; 0: there is none."""
+    info = file.filesystem.get_file_info(f"{file.path.rpartition('.')[0]}.{names.LOG}")
+    return int(info.size or 0) if info.type == pafs.FileType.File else 0
 
 
 def _log_file(file: DumpFile, kind: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
     path, name = file.located, file.path.rpartition("/")[2]
     head = _log_head(path, kind)
     of = findings.logs[path] = LogFindings()
-    log = replace(options.log, as_json=file.shown if options.as_json else None)
+    log = replace(options.log, as_json=file.shown if options.as_json else None, max_batch_bytes=file.max_batch_bytes)
 
     def lines() -> Iterator[Any]:
         with open_input(file.filesystem, file.path) as opened:
@@ -243,7 +251,7 @@ def _offset(path: str) -> int:
 def _index_file(file: DumpFile, kind: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
     path, shown = file.located, file.shown
     base = _offset(path)
-    data = _read(file)
+    data = _read(file, _log_bytes(file))
     of = findings.indexes[path] = IndexFindings()
     if kind == names.INDEX and not data:
         yield from _said(f"{shown} is empty.", options)
@@ -255,7 +263,7 @@ def _index_file(file: DumpFile, kind: str, options: DumpOptions, findings: Findi
     is_offset = kind == names.INDEX
     columns_of = dump_indexes.offset_index_columns if is_offset else dump_indexes.time_index_columns
     with _log_of(file, of) as log:
-        columns = columns_of(data, base, path, log, of)
+        columns = columns_of(data, base, path, log, of, file.max_batch_bytes)
     if not options.verify_index_only:
         yield _entries(shown, "offsetIndex" if is_offset else "timeIndex", columns, options)
 

@@ -19,7 +19,7 @@ from logformat import checkpoints, offset_index, time_index, transaction_index
 from logformat.batch_headers import ChunkBuffer, Tail, read_chunks
 from logformat.bodies import BodyLoader
 from logformat.errors import LogFormatError
-from logformat.layout import BATCH, MAX_SEGMENT_BYTES, NO_TIMESTAMP, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from logformat.layout import BATCH, NO_TIMESTAMP, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from logformat.names import LOG
 from logformat.records import Place, record_batches
 from logformat.schemas import RECORDS, select
@@ -40,7 +40,9 @@ class IndexFindings:
     problems: list[LogFormatError] = field(default_factory=list)
 
 
-def offset_index_columns(data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings) -> Columns:
+def offset_index_columns(
+    data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings, max_batch_bytes: int
+) -> Columns:
     """Of a `.index`: zeros at its end are left out, but for a first entry of zeros; so are entries that point behind
     the log's end, as a problem. log: open pyarrow file of the `.log`; None: not verified.
     """
@@ -50,7 +52,7 @@ def offset_index_columns(data: bytes, base_offset: int, path: str, log: Any, fin
     entries["position"] = stored["position"]
     if log is not None and len(entries):
         entries = _within(entries, log.size(), path, findings)
-        headers = _headers(log, path, findings)
+        headers = _headers(log, path, findings, max_batch_bytes)
         found = _log_offsets(headers, entries["position"])
         wrong = (found != entries["offset"]) | (found < 0)  # an entry can say -1 too
         findings.mismatches += zip(entries["offset"][wrong].tolist(), found[wrong].tolist(), strict=True)
@@ -88,19 +90,23 @@ def _log_offsets(headers: NDArray[np.void], positions: NDArray[np.int64]) -> NDA
     return np.where(headers["position"][at] == positions, headers["last_offset"][at], -1)
 
 
-def time_index_columns(data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings) -> Columns:
+def time_index_columns(
+    data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings, max_batch_bytes: int
+) -> Columns:
     """Of a `.timeindex`, as `offset_index_columns`."""
     stored = _stored(_whole(data, TIME_INDEX_ENTRY.itemsize, path, findings), TIME_INDEX_ENTRY)
     entries = np.empty(len(stored), time_index.ENTRY)
     entries["timestamp"] = stored["timestamp"]
     entries["offset"] = stored["relative_offset"].astype(np.int64) + base_offset
     if log is not None and len(entries):
-        _verify_times(entries, log, path, findings)
+        _verify_times(entries, log, path, findings, max_batch_bytes)
     return {"timestamp": entries["timestamp"], "offset": entries["offset"]}
 
 
-def _verify_times(entries: NDArray[np.void], log: Any, path: str, findings: IndexFindings) -> None:
-    last_offset, largest = _largest_timestamps(log, path, entries["offset"], findings)
+def _verify_times(
+    entries: NDArray[np.void], log: Any, path: str, findings: IndexFindings, max_batch_bytes: int
+) -> None:
+    last_offset, largest = _largest_timestamps(log, path, entries["offset"], findings, max_batch_bytes)
     row = np.searchsorted(last_offset, entries["offset"])
     ends, times = np.append(last_offset, -1)[row], np.append(largest, NO_TIMESTAMP)[row]
     exact = (ends == entries["offset"]) & (ends >= 0)  # an entry can say -1 too
@@ -113,16 +119,16 @@ def _verify_times(entries: NDArray[np.void], log: Any, path: str, findings: Inde
 
 
 def _largest_timestamps(
-    log: Any, path: str, offsets: NDArray[np.int64], findings: IndexFindings
+    log: Any, path: str, offsets: NDArray[np.int64], findings: IndexFindings, max_batch_bytes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of every batch its last offset, and of those that end at one of `offsets` the largest timestamp of its records,
     decoded; -1 for a batch without records, and for the others.
     """
     ends, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    loader = BodyLoader(max_batch_bytes=MAX_SEGMENT_BYTES)
+    loader, buffer = BodyLoader(max_batch_bytes=max_batch_bytes), ChunkBuffer(max_batch_bytes=max_batch_bytes)
     path = _log_of(path)
     try:
-        for chunk in read_chunks(log, path, 0, log.size(), ChunkBuffer(), Tail(), check_crc=False):
+        for chunk in read_chunks(log, path, 0, log.size(), buffer, Tail(), check_crc=False):
             ends.append(chunk.batches["last_offset"].copy())
             largest = np.full(len(chunk.batches), NO_TIMESTAMP)
             times.append(largest)
@@ -201,11 +207,11 @@ def _log_of(path: str) -> str:
     return f"{path.rpartition('.')[0]}.{LOG}"
 
 
-def _headers(log: Any, path: str, findings: IndexFindings) -> NDArray[np.void]:
+def _headers(log: Any, path: str, findings: IndexFindings, max_batch_bytes: int) -> NDArray[np.void]:
     """BATCH[n] of the whole log, up to where it can be read; path: of the index, as everywhere here."""
-    rows = [np.empty(0, BATCH)]
+    rows, buffer = [np.empty(0, BATCH)], ChunkBuffer(max_batch_bytes=max_batch_bytes)
     try:
-        for chunk in read_chunks(log, _log_of(path), 0, log.size(), ChunkBuffer(), Tail(), check_crc=False):
+        for chunk in read_chunks(log, _log_of(path), 0, log.size(), buffer, Tail(), check_crc=False):
             rows.append(chunk.batches.copy())
     except LogFormatError as error:
         findings.problems.append(error)

@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from logformat import legacy
-from logformat.batch_headers import NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
+from logformat.batch_headers import MAX_BATCH_BYTES, NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
 from logformat.batch_kernels import checksums_fit
-from logformat.bodies import BodyLoader, Run
+from logformat.bodies import BadBatch, BodyLoader, Run
 from logformat.errors import LogFormatError
-from logformat.layout import CODEC_MASK, LOG_OVERHEAD, MAX_SEGMENT_BYTES, MIN_LEGACY_SIZE
+from logformat.layout import CODEC_MASK, LOG_OVERHEAD, MIN_LEGACY_SIZE
 from logformat.records import Place, record_batches
 from logformat.schemas import RECORDS, select
 from logformat.text import RECORD_COLUMNS, batch_columns, batch_lines, json_lines, record_columns, record_lines, text_of
@@ -100,6 +100,7 @@ class LogOptions:
     max_bytes: int = NO_LIMIT
     wanted: Wanted = field(default_factory=Wanted)
     as_json: str | None = None  # the file's name: objects that hold it, instead of the tool's lines
+    max_batch_bytes: int = MAX_BATCH_BYTES  # a batch that is, or decompresses to, more is passed over and told of
 
     def batches(self, batches: NDArray[np.void], fit: NDArray[np.bool_]) -> Any:
         """Lines of batches."""
@@ -138,8 +139,8 @@ def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: Lo
 
     file: open pyarrow file; size: bytes of it that are looked at, `options.max_bytes` at most.
     """
-    loader = BodyLoader(max_batch_bytes=MAX_SEGMENT_BYTES)
-    for chunk in _chunks(file, path, min(size, options.max_bytes), findings):
+    loader = BodyLoader(max_batch_bytes=options.max_batch_bytes)
+    for chunk in _chunks(file, path, min(size, options.max_bytes), options.max_batch_bytes, findings):
         if options.deep or options.wanted.by_record:
             yield from _deep(chunk, loader, path, options, findings)
         else:
@@ -153,9 +154,9 @@ def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: Lo
         findings.invalid_bytes = 0
 
 
-def _chunks(file: Any, path: str, end: int, findings: LogFindings) -> Iterator[Chunk]:
+def _chunks(file: Any, path: str, end: int, max_batch_bytes: int, findings: LogFindings) -> Iterator[Chunk]:
     """All batches whose size can be believed, whatever else is wrong with them."""
-    buffer, position, previous = ChunkBuffer(), 0, -1
+    buffer, position, previous = ChunkBuffer(max_batch_bytes=max_batch_bytes), 0, -1
     while True:
         tail = Tail(position)
         at = position
@@ -198,23 +199,18 @@ def _fit(chunk: Chunk, batches: NDArray[np.void]) -> NDArray[np.bool_]:
 
 
 def _deep(chunk: Chunk, loader: BodyLoader, path: str, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
-    wanted, row = options.wanted.batches(chunk.batches), 0
-    while row < len(chunk.batches):
-        rest = chunk.batches[row:]
-        try:
-            for run in loader.runs(chunk.raw, chunk.position, rest, wanted[row:], path, backwards=False):
-                yield from _run_lines(run, chunk, path, options, findings)
-                row += len(run.batches)
-        except LogFormatError as error:
-            findings.problems.append(error)
-            bad = int(np.searchsorted(chunk.batches["position"], error.position, "right")) - 1
-            wanted[max(bad, row)] = False
+    wanted = options.wanted.batches(chunk.batches)
+    for run in loader.runs_around_damage(chunk.raw, chunk.position, chunk.batches, wanted, path):
+        if isinstance(run, BadBatch):
+            findings.problems.append(run.error)
+        else:
+            yield from _run_lines(run, chunk, path, options, findings)
 
 
 def _run_lines(run: Run, chunk: Chunk, path: str, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
     row_of = np.repeat(np.arange(len(run.batches)), run.bodies["n_records"])
     batches, keep = run.batches, None
-    checksums = legacy_checksums(run, chunk, path) if (batches["magic"] < 2).any() else None
+    checksums = legacy_checksums(run, chunk, path, options.max_batch_bytes) if (batches["magic"] < 2).any() else None
     if not options.wanted.everything:
         keep = _keep(run, options.wanted)
         shown = np.bincount(row_of[keep], minlength=len(batches)) > 0
@@ -288,7 +284,9 @@ class _Part:
         return pa.concat_arrays([lines, of_records]).take(pa.array(order))
 
 
-def legacy_checksums(run: Run, chunk: Chunk, path: str) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+def legacy_checksums(
+    run: Run, chunk: Chunk, path: str, max_batch_bytes: int
+) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
     """Of each record of a run the checksum of its message, and whether it fits; of magic 2: 0 and True.
 
     A Python loop over compressed batches of magic 0 and 1: they are decompressed again, for their messages' bytes.
@@ -304,7 +302,7 @@ def legacy_checksums(run: Run, chunk: Chunk, path: str) -> tuple[NDArray[np.uint
     for i in np.flatnonzero(run.wanted & (run.batches["magic"] < 2) & (codec != 0)):
         first, count = int(run.bodies["first_span"][i]), int(run.bodies["n_records"][i])
         legacy.message_checksums(
-            chunk.raw, chunk.position, run.batches[i], MAX_SEGMENT_BYTES, path,
+            chunk.raw, chunk.position, run.batches[i], max_batch_bytes, path,
             crc[first : first + count], valid[first : first + count],
         )  # fmt: skip
     return crc, valid

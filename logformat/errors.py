@@ -117,7 +117,7 @@ KINDS = {
     "crc": "the checksum does not fit the bytes",
     "codec": "a compression codec that is unknown, or illegal in this format",
     "compressed": "a compressed body that cannot be decompressed",
-    "bomb": "a compressed body that grows past the limit",
+    "bomb": "a batch that is, or that decompresses to, more than the limit",
     "varint": "a varint that is longer than its type",
     "record": "a record whose fields do not fill its length",
     "count": "a batch that holds more or fewer records than its header says",

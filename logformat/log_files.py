@@ -14,6 +14,7 @@ from logformat.batch_headers import ChunkBuffer, Tail
 from logformat.errors import LogFormatError, unreadable
 from logformat.locations import locate, text_entries
 from logformat.regular_files import odd_entries, open_input
+from logformat.side_files import read_side_file
 from logformat.sparse_headers import read_headers
 
 
@@ -91,7 +92,7 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
 def _read(filesystem: Any, path: str) -> bytes:
     try:
         with open_input(filesystem, path) as file:
-            return bytes(file.read())
+            return read_side_file(file, path)
     except OSError as error:
         raise unreadable(path, error) from error
 

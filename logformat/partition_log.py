@@ -36,6 +36,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from logformat import checkpoints
 from logformat import lookup_kernels as k
+from logformat.batch_headers import MAX_BATCH_BYTES
 from logformat.errors import LogFormatError
 from logformat.log_files import SegmentFiles, list_partition
 from logformat.lookup_kernels import LOCATION
@@ -52,7 +53,6 @@ LATEST: Final = -1
 MAX_TIMESTAMP: Final = -3
 
 MAX_OPEN: Final = 256  # segments kept open: up to three maps each
-MAX_BATCH_BYTES: Final = 256 << 20  # a batch that decompresses to more is taken for a bomb
 
 TIME_ANSWER: Final = np.dtype(
     [
@@ -116,7 +116,7 @@ class PartitionLog:
     log_start_offset: first offset that can be read; None: the first segment's base. leader_epochs: (epoch, its start),
     rising, for the answers EARLIEST and LATEST. end_offset: nothing at or above it is an answer (a high watermark, or
     last stable offset); None: the log end. log_end_offset: where the log ends, if that is known; None: the last segment
-    is asked. max_open: segments to keep mapped; max_batch_bytes: refuse a batch that decompresses to more.
+    is asked. max_open: segments to keep mapped; max_batch_bytes: refuse a batch that is, or decompresses to, more.
 
     A batch that cannot be, met on the way, a file that is gone or shorter than listed, and a log start above the log
     end raise LogFormatError with path and position. The checksum of a batch is checked where its records are read (by

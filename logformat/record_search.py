@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logformat import batch_kernels as walk
-from logformat.batch_headers import NO_END, batch_problem
+from logformat.batch_headers import NO_END, batch_problem, check_batch_size
 from logformat.bodies import BodyLoader
 from logformat.errors import LogFormatError
 from logformat.layout import BATCH
@@ -71,6 +71,8 @@ class RecordSearch:
         out = np.full(len(targets), np.array((-1, -1, -1, -1), RECORD))
         positions, first_rows, which = np.unique(candidates["position"], return_index=True, return_inverse=True)
         sizes = candidates["size"][first_rows]
+        for i in np.flatnonzero(sizes > self._loader.max_batch_bytes)[:1]:
+            check_batch_size(int(sizes[i]), self._loader.max_batch_bytes, segment.files.log, int(positions[i]), -1)
         ends = np.cumsum(sizes)
         done = 0
         while done < len(positions):

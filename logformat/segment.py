@@ -21,7 +21,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from logformat import batch_kernels as walk
-from logformat.batch_headers import CHUNK_BYTES, NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
+from logformat.batch_headers import (
+    CHUNK_BYTES,
+    MAX_BATCH_BYTES,
+    NO_END,
+    Chunk,
+    ChunkBuffer,
+    Tail,
+    read_chunks,
+    read_exactly,
+)
 from logformat.bodies import SOFT_BYTES, BodyLoader
 from logformat.errors import LogFormatError, unreadable
 from logformat.layout import BATCH
@@ -30,8 +39,6 @@ from logformat.names import LOG, parse_partition_folder, parse_segment_file
 from logformat.records import MAX_BYTES, MAX_ROWS, Place, header_batch, record_batches
 from logformat.regular_files import open_input
 from logformat.schemas import BATCHES, RECORDS, select
-
-MAX_BATCH_BYTES: Final = 256 << 20  # a batch that decompresses to more is taken for a bomb
 
 _NULLABLE: Final = {"int32": "Int32", "int64": "Int64"}  # Arrow's type -> pandas' that holds null
 
@@ -52,7 +59,7 @@ def open_segment(
     path_or_uri, filesystem: see `locations.locate`; the file may have any name. topic, partition: taken from the
     folder's name where not given, if that is a partition's. sealed: an incomplete last batch is an error ("torn_tail"),
     not the end that a log may have that is being written. check_crc: compare the checksum of every batch.
-    max_batch_bytes: refuse a batch that decompresses to more; chunk_bytes: read in steps of.
+    max_batch_bytes: refuse a batch that is, or decompresses to, more; chunk_bytes: read in steps of.
     """
     located, path = locate(path_or_uri, filesystem)
     folder = parse_partition_folder(path.rpartition("/")[0].rpartition("/")[2])
@@ -205,7 +212,7 @@ class Segment:
         """Whole batches of the file, checked against its name; at the end it is known what the file ends with."""
         tail, places, row = Tail(), [], 0
         size = file.size()
-        buffer = ChunkBuffer(self.chunk_bytes)
+        buffer = ChunkBuffer(self.chunk_bytes, self.max_batch_bytes)
         for chunk in read_chunks(file, self.path, 0, size, buffer, tail, check_crc=self.check_crc):
             if row == 0:
                 self._check_name(chunk.batches[0])

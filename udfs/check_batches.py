@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from logformat import batch_kernels as walk
-from logformat.batch_headers import NO_END, Chunk, ChunkBuffer, batch_problem, read_exactly
-from logformat.bodies import BodyLoader, Run
+from logformat.batch_headers import NO_END, Chunk, ChunkBuffer, batch_problem, read_exactly, too_large
+from logformat.bodies import BadBatch, BodyLoader, Run
 from logformat.errors import LogFormatError
 from logformat.layout import BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET, MIN_LEGACY_SIZE
 from udfs.plan import Problem
@@ -23,7 +23,6 @@ from udfs.plan import Problem
 MAX_PROBLEMS: Final = 1000  # rows for one file; behind that they are only counted
 _PEEK: Final = MAGIC_OFFSET + 1
 _TRUSTED_SIZE: Final = 16 << 20  # a batch that says it is larger is read only if another one seems to follow it
-_SMALL_STEP: Final = 1 << 20  # bytes decompressed at once behind a damaged body, so that little is done twice
 
 
 @dataclass
@@ -73,6 +72,7 @@ def walk_log(file: Any, found: LogWalk, buffer: ChunkBuffer) -> Iterator[Chunk]:
             )
             if n:
                 before, previous = previous, int(buffer.rows["last_offset"][n - 1])
+                _add_too_large(found, buffer.rows[:n], buffer.max_batch_bytes)
                 yield Chunk(position + done, raw[:consumed], buffer.rows[:n], before)
             done += consumed
             if status == walk.MORE and n == len(buffer.rows):
@@ -114,7 +114,10 @@ def _incomplete(file: Any, found: LogWalk, position: int, buffer: ChunkBuffer) -
         size <= _TRUSTED_SIZE or position + size == found.size or _plausible(file, found, position + size, -1)
     ):
         if size > len(buffer.raw):
-            buffer.grow_raw(size)
+            try:
+                buffer.grow_raw(size, found.path, position, base)
+            except LogFormatError as large:
+                return _too_large(file, found, large, position, position + size)
         return position
     later = _by_index(file, found, position)
     if later is None and not fits:
@@ -125,6 +128,25 @@ def _incomplete(file: Any, found: LogWalk, position: int, buffer: ChunkBuffer) -
         base_offset=max(base, -1),
     )  # fmt: skip
     return _go_on(found, error, position, later)
+
+
+def _add_too_large(found: LogWalk, batches: np.ndarray, limit: int) -> None:
+    """A row for each batch above the limit that the buffer holds nevertheless: what is found hangs on no buffer."""
+    for batch in batches[batches["size"] > limit + BATCH_OVERHEAD]:
+        position = int(batch["position"])
+        found.add(too_large(int(batch["size"]), limit, found.path, position, int(batch["base_offset"])))
+        found.bad_positions.append(position)
+
+
+def _too_large(file: Any, found: LogWalk, error: LogFormatError, position: int, end: int) -> int | None:
+    """Where the walk goes on behind a batch that may not be read: behind it, if one seems to follow it."""
+    if end == found.size or _plausible(file, found, end, -1):
+        found.add(error)
+        found.bad_positions.append(position)
+        found.unread_bytes += end - position
+        found.end_position = end
+        return end
+    return _go_on(found, error, position, _by_index(file, found, position))
 
 
 def _behind(file: Any, found: LogWalk, position: int, raw: np.ndarray, previous: int) -> int | None:
@@ -192,27 +214,13 @@ def _only_zeros(file: Any, found: LogWalk, position: int) -> bool:
 def read_records(loader: BodyLoader, chunk: Chunk, found: LogWalk) -> Iterator[Run]:
     """Runs over the records of every batch of a chunk whose body can be read; a row of `found` for each other one.
 
-    The bad batches are in no run: `Run.batches` and `Run.bodies` are of the batches around them.
+    In a run a bad batch is not wanted: it has no records.
     """
-    batches, path = chunk.batches, found.path
-    step = loader.soft_bytes
-    todo = [(0, len(batches))]
-    try:
-        while todo:
-            lo, hi = todo.pop()
-            part = batches[lo:hi]
-            try:
-                for run in loader.runs(
-                    chunk.raw, chunk.position, part, np.ones(len(part), np.bool_), path, backwards=False,
-                    before=int(batches["last_offset"][lo - 1]) if lo else max(chunk.before, found.base_offset - 1),
-                ):  # fmt: skip
-                    yield run
-                    lo += len(run.batches)
-            except LogFormatError as error:
-                row = int(np.searchsorted(batches["position"], error.position, "right")) - 1
-                found.add(error)
-                found.bad_positions.append(int(batches["position"][row]))
-                loader.soft_bytes = _SMALL_STEP
-                todo += [(row + 1, hi), (lo, row)]  # what lies before it first
-    finally:
-        loader.soft_bytes = step
+    wanted = np.ones(len(chunk.batches), np.bool_)
+    before = max(chunk.before, found.base_offset - 1)
+    for run in loader.runs_around_damage(chunk.raw, chunk.position, chunk.batches, wanted, found.path, before=before):
+        if isinstance(run, BadBatch):
+            found.add(run.error)
+            found.bad_positions.append(int(chunk.batches["position"][run.row]))
+        else:
+            yield run

@@ -135,7 +135,7 @@ def _check_files(plan: GenerationPlan, found: Findings) -> None:
 def _check_parent(plan: GenerationPlan, found: Findings) -> int:
     """Invariants 1 to 3; the number of records that were compared."""
     side = plan.side
-    buffer = ChunkBuffer(side.chunk_bytes)
+    buffer = ChunkBuffer(side.chunk_bytes, side.max_batch_bytes)
     whole = Side(side.archive_uri, side.store_uri, plan.parent, plan.next_offset)
     rows, sizes = scan_headers(whole, buffer)
     gone = _changed_parent(plan, sizes)

@@ -237,7 +237,7 @@ class _Walk:
 
     def _blocks(self, side: Side) -> Iterator[_Block]:
         loader = BodyLoader(max_batch_bytes=self.max_batch_bytes, soft_bytes=self.soft_bytes, secret=self.secret)
-        buffer = ChunkBuffer()
+        buffer = ChunkBuffer(max_batch_bytes=self.max_batch_bytes)
         k0, k1 = np.uint64(self.secret[0]), np.uint64(self.secret[1])
         for segment in side.segments:
             with side.open(segment) as file:

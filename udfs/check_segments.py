@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from logformat import checkpoints, producer_snapshot
-from logformat.batch_headers import ChunkBuffer
+from logformat.batch_headers import MAX_BATCH_BYTES, ChunkBuffer
 from logformat.bodies import BodyLoader, Run
 from logformat.crc32c import crc32c_extend
 from logformat.errors import LogFormatError
@@ -71,7 +71,7 @@ class CheckPlan:
     generation: bool = False  # files of ours: every index is there, exactly as a broker would rebuild it
     index_interval_bytes: int = 4096
     max_index_bytes: int = 10 << 20
-    max_batch_bytes: int = 256 << 20  # a batch that decompresses to more is refused
+    max_batch_bytes: int = MAX_BATCH_BYTES  # a batch that is, or decompresses to, more is refused
     chunk_bytes: int = 8 << 20
 
     def root_of(self, file: SideFile) -> Root:
@@ -164,7 +164,7 @@ def result_of(plan: CheckPlan, found: Findings, seconds: float, compared_records
 
 def check_side(plan: CheckPlan, found: Findings) -> None:
     """All checks of one side, into `found`."""
-    buffer = ChunkBuffer(plan.chunk_bytes)
+    buffer = ChunkBuffer(plan.chunk_bytes, plan.max_batch_bytes)
     rows: list[np.ndarray] = []
     epochs, producers = _Epochs(plan, found), _Producers()
     for number in range(len(plan.segments)):
@@ -190,8 +190,9 @@ def _check_segment(
     facts = SegmentFacts(path, base)
     found.facts.append(facts)
     indexes = IndexCheck(
-        base, path, _path_of(segment.offset_index, path, "index"), _data(plan, segment.offset_index, found),
-        _path_of(segment.time_index, path, "timeindex"), _data(plan, segment.time_index, found),
+        base, path,
+        _path_of(segment.offset_index, path, "index"), _data(plan, segment.offset_index, found, segment.size),
+        _path_of(segment.time_index, path, "timeindex"), _data(plan, segment.time_index, found, segment.size),
         plan.index_interval_bytes, plan.max_index_bytes,
     )  # fmt: skip
     walk = LogWalk(path, segment.size, indexes.positions, base_offset=base)
@@ -235,11 +236,11 @@ def _path_of(file: SideFile | None, log_path: str, kind: str) -> str:
     return file.path if file is not None else f"{log_path.partition('.log')[0]}.{kind}"
 
 
-def _data(plan: CheckPlan, file: SideFile | None, found: Findings) -> bytes | None:
+def _data(plan: CheckPlan, file: SideFile | None, found: Findings, log_bytes: int = 0) -> bytes | None:
     if file is None:
         return None
     try:
-        return read_file(plan.root_of(file), file.path)
+        return read_file(plan.root_of(file), file.path, log_bytes)
     except LogFormatError as error:
         if not (plan.generation and isinstance(error.__cause__, FileNotFoundError)):
             found.add(error)

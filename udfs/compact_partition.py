@@ -22,10 +22,11 @@ from logformat.bodies import BodyLoader, Run
 from udfs.analyse_partition import Analysis, analyse, result_of
 from udfs.attempt import attempt
 from udfs.clean_batches import Tally
-from udfs.last_offset_kernels import KeyTable, mark_last_offsets
+from udfs.last_offset_kernels import KeyTable
 from udfs.plan import NotDue, OutputSegment, PartitionPlan, PartitionResult, Problem, SetAside
 from udfs.retain_kernels import COUNTER_NAMES, NULL_KEYS
 from udfs.rewrite_segments import Group, PieceStack, clean_backwards
+from udfs.scan_batches import chunk_buffer
 from udfs.scan_partition import scan_all, scan_identity
 from udfs.write_generation import remove_folder, write_generation, write_group
 
@@ -78,7 +79,7 @@ def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:
 
 
 def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
-    buffer = ChunkBuffer(plan.limits.chunk_bytes)
+    buffer = chunk_buffer(plan)
     with clock.phase("scan"):
         scans = scan_all(plan, buffer)
         analysis = analyse(plan, scans, scan_identity(plan, buffer))
@@ -138,8 +139,5 @@ def clean_groups(
 
 
 def _mark_last(table: KeyTable, first_dirty_offset: int, run: Run, is_last: np.ndarray) -> None:
-    if not table.make_room(len(run.spans)):
+    if table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, len(run.spans)):
         raise TooManyKeys
-    table.used = mark_last_offsets(
-        run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, table.low, table.high, table.used, is_last
-    )

@@ -210,7 +210,7 @@ def _borders(piece: Piece, segment: SourceSegment, log: PartitionLog, split_byte
     size = piece.end - piece.start
     if size <= split_bytes or segment.index is None:
         return []
-    data = read_file(cached_root(segment.beside), segment.index)
+    data = read_file(cached_root(segment.beside), segment.index, segment.size)
     entries = offset_index.read(data, segment.base_offset, segment.index)
     n = -(-size // split_bytes)
     chosen = entries

@@ -23,14 +23,17 @@ def mark_last_offsets(
     high: np.ndarray,
     used: int,
     is_last: np.ndarray,
-) -> int:
+    left: int,
+) -> tuple[int, int]:
     """Mark the records that no later record of the same key supersedes; batches and records from last to first.
 
     batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n] (others are passed over); spans: SPAN[]; low, high: uint64[2^k],
     the table, (0, 0) is free; used: its entries; is_last: bool[len(spans)], written. Records below
     `first_dirty_offset` are looked up and not entered (semantics §4.5, §4.8 row 5). Records without key, and control
-    records, are marked. The caller has made room: used + len(spans) < len(low). Returns the entries now used.
+    records, are marked. left: rows of `spans` that are yet to be marked; those behind them were. Stops before a key for
+    which there is no room: the table is full at two thirds. Returns (entries now used, rows that are left).
     """
+    most = low.shape[0] * 2 // 3
     mask = np.uint64(low.shape[0] - 1)
     one = np.uint64(1)
     zero = np.uint64(0)
@@ -40,7 +43,7 @@ def mark_last_offsets(
         first = bodies[i].first_span
         control = batches[i].attributes & CONTROL_MASK != 0
         base = bodies[i].base_offset
-        for row in range(first + bodies[i].n_records - 1, first - 1, -1):
+        for row in range(min(first + bodies[i].n_records, left) - 1, first - 1, -1):
             span = spans[row]
             if control or span.null_key:
                 is_last[row] = True
@@ -57,14 +60,16 @@ def mark_last_offsets(
                     is_last[row] = False
                     break
                 if x == zero and y == zero:
-                    is_last[row] = True
                     if base + span.offset_delta >= first_dirty_offset:
+                        if used >= most:
+                            return used, row + 1
                         low[slot] = a
                         high[slot] = b
                         used += 1
+                    is_last[row] = True
                     break
                 slot = (slot + one) & mask
-    return used
+    return used, 0
 
 
 @kernel
@@ -132,14 +137,32 @@ class KeyTable:
         self.high = np.zeros(1 << 16, np.uint64)
         self.used = 0
 
-    def make_room(self, n_records: int) -> bool:
-        """Room for `n_records` new keys at a load of at most 2/3; False where that needs more than max_bytes."""
-        needed = (self.used + n_records) * 3 // 2 + 1
-        slots = len(self.low)
-        if needed <= slots:
-            return True
-        while slots < needed:
-            slots *= 2
+    def mark(
+        self,
+        batches: np.ndarray,
+        bodies: np.ndarray,
+        wanted: np.ndarray,
+        spans: np.ndarray,
+        first_dirty_offset: int,
+        is_last: np.ndarray,
+        left: int,
+    ) -> int:
+        """`mark_last_offsets` of the first `left` records of a run, with a larger table where one is needed.
+
+        Returns how many records are left: 0, unless the table is full and may not grow. Then clear() makes room for
+        43,690 keys at least.
+        """
+        while left:
+            self.used, left = mark_last_offsets(
+                batches, bodies, wanted, spans, first_dirty_offset, self.low, self.high, self.used, is_last, left
+            )
+            if left and not self._grow():
+                break
+        return left
+
+    def _grow(self) -> bool:
+        """Twice the slots; False where that needs more than max_bytes."""
+        slots = 2 * len(self.low)
         if (slots + len(self.low)) * self.BYTES_PER_SLOT > self.max_bytes:
             return False
         low, high = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)

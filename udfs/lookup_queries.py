@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from logformat.batch_headers import MAX_BATCH_BYTES
 from logformat.log_files import SegmentFiles
 from logformat.names import LOG, segment_file
 from logformat.partition_log import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE, PartitionLog
@@ -65,7 +66,7 @@ class LookupPlan:
     log_start_offset: int | None = None
     end_offset: int | None = None
     leader_epochs: tuple[tuple[int, int], ...] = ()
-    max_batch_bytes: int = 256 << 20
+    max_batch_bytes: int = MAX_BATCH_BYTES
     read_committed: bool = False  # answers end at the last stable offset, which all headers are read for
     problem: Problem | None = None  # its files cannot be listed, or stand for nothing certain
 

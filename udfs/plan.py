@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from logformat.batch_headers import MAX_BATCH_BYTES
 from logformat.errors import LogFormatError
 
 NullKeys = Literal["fail", "keep", "drop"]
@@ -24,7 +25,7 @@ class CleanSettings:
     segment_index_bytes: int = 10 << 20
     index_interval_bytes: int = 4096
     producer_id_expiration_ms: int = 86_400_000
-    max_decompressed_batch_bytes: int = 256 << 20
+    max_decompressed_batch_bytes: int = MAX_BATCH_BYTES
     null_keys: NullKeys = "fail"
     gaps: Gaps = "fail"
 

@@ -18,7 +18,7 @@ from logformat.record_kernels import CLEANED, EMPTIED, assemble_batches, digest_
 from udfs import compact_partition, rewrite_group, scan_keys  # noqa: F401 - imported so that workers need not
 from udfs.clean_batches import Rules, Tally, clean_chunk
 from udfs.cleaner import LastBatches
-from udfs.last_offset_kernels import KeyTable, mark_last_offsets, mark_survivors
+from udfs.last_offset_kernels import KeyTable, mark_last_offsets, mark_survivors, rehash
 from udfs.transactions import TXN_BATCH, discardable_batches
 
 
@@ -43,10 +43,10 @@ def load_kernels() -> None:
     aborted = state.apply(summary)[:0]
     discardable_batches(np.zeros(1, TXN_BATCH), np.zeros(0, aborted.dtype))
     table = KeyTable(1 << 30)
-    table.make_room(1 << 20)
+    rehash(table.low, table.high, table.low.copy(), table.high.copy())
 
     def mark_last(run: Run, is_last: np.ndarray) -> None:
-        mark_last_offsets(run.batches, run.bodies, run.wanted, run.spans, 0, table.low, table.high, 0, is_last)
+        mark_last_offsets(run.batches, run.bodies, run.wanted, run.spans, 0, table.low, table.high, 0, is_last, 0)
         mark_survivors(run.batches, run.bodies, run.wanted, run.spans, offsets, 0, is_last)
         kept, out = np.empty(0, np.bool_), np.empty(0, np.uint8)
         encode_bodies(run.raw, run.scratch, run.batches, run.bodies, cleaned, run.spans, kept, out, offsets)

@@ -47,15 +47,19 @@ def count_keys(
     examples: np.ndarray,
     used: int,
     is_last: np.ndarray,
-) -> int:
+    left: int,
+) -> tuple[int, int]:
     """Count the records of every key, and mark those that the cleaner takes for the last of their key.
 
     Batches and records from last to first. batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans: SPAN[]; low,
     high: uint64[2^k], the table, (0, 0) is free; counts: int64[2^k], its records, negative from the first one below
     `first_uncleanable_offset` and at or above `first_dirty_offset` on; examples: int64[2^k], the highest offset of the
     key; used: entries; is_last: bool[len(spans)], written: as `last_offset_kernels.mark_last_offsets` does for records
-    below `first_uncleanable_offset`, of which alone it is told; true above. Room is the caller's. Returns the entries.
+    below `first_uncleanable_offset`, of which alone it is told; true above. left: rows of `spans` that are yet to be
+    counted. Stops before a key for which there is no room: the table is full at two thirds. Returns (entries, rows that
+    are left).
     """
+    most = low.shape[0] * 2 // 3
     mask = np.uint64(low.shape[0] - 1)
     one = np.uint64(1)
     zero = np.uint64(0)
@@ -65,7 +69,7 @@ def count_keys(
         first = bodies[i].first_span
         control = batches[i].attributes & CONTROL_MASK != 0
         base = bodies[i].base_offset
-        for row in range(first + bodies[i].n_records - 1, first - 1, -1):
+        for row in range(min(first + bodies[i].n_records, left) - 1, first - 1, -1):
             span = spans[row]
             is_last[row] = True
             if control or span.null_key:
@@ -79,6 +83,8 @@ def count_keys(
                 slot = (slot + one) & mask
             offset = base + span.offset_delta
             if low[slot] == zero and high[slot] == zero:
+                if used >= most:
+                    return used, row + 1
                 low[slot] = a
                 high[slot] = b
                 counts[slot] = 0
@@ -90,7 +96,7 @@ def count_keys(
                 is_last[row] = not seen
                 seen = seen or offset >= first_dirty_offset
             counts[slot] = -n if seen else n
-    return used
+    return used, 0
 
 
 @kernel

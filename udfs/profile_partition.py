@@ -38,7 +38,7 @@ from udfs.plan import LastBatch, NotDue, PartitionPlan, Problem, SetAside
 from udfs.profile_kernels import LAST_TIME, N_AGES, N_SUMS, NOTHING, add_times, add_up, count_keys
 from udfs.retain_kernels import COUNTER_NAMES
 from udfs.rewrite_segments import Source, chunk_at
-from udfs.scan_batches import SegmentScan
+from udfs.scan_batches import SegmentScan, chunk_buffer
 from udfs.scan_partition import check_checkpoints, check_tails, scan_all, scan_identity, source_of, until_high_watermark
 from udfs.storage import opened, opened_unbuffered
 
@@ -68,19 +68,25 @@ class KeyCounts:
         low, high = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
         return low, high, np.zeros(slots, np.int64), np.zeros(slots, np.int64)
 
-    def make_room(self, n_records: int, path: str) -> None:
-        """Room for so many new keys at a load of at most 2/3; SetAside where that needs more than max_bytes."""
-        slots = held = len(self.columns[0])
-        while (self.used + n_records) * 3 // 2 + 1 > slots:
-            slots *= 2
-        if slots == held:
-            return
-        if (slots + held) * self.BYTES_PER_SLOT > self.max_bytes:
+    def count(self, run: Run, first_dirty_offset: int, end: int, is_last: np.ndarray, path: str) -> None:
+        """`count_keys` of a run, with larger tables where they are needed; SetAside where they would be too large."""
+        left = len(run.spans)
+        while left:
+            self.used, left = count_keys(
+                run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, end, *self.columns, self.used,
+                is_last, left,
+            )  # fmt: skip
+            if left:
+                self._grow(path)
+
+    def _grow(self, path: str) -> None:
+        held = len(self.columns[0])
+        if 3 * held * self.BYTES_PER_SLOT > self.max_bytes:  # this table, and one of twice its slots
             raise SetAside(
                 Problem("keys", path, 0, f"keys that fit {self.max_bytes} bytes", f"{self.used} keys, and more to come",
                         hint="a larger task.memory.bytes, twice these bytes: counts of keys are exact, so all are held")
             )  # fmt: skip
-        columns = self._empty(slots)
+        columns = self._empty(2 * held)
         sums_of.move_keys(*self.columns, *columns)
         self.columns = columns
 
@@ -107,7 +113,7 @@ def profile_partition(given: ProfilePlan) -> PartitionProfile:
 
 
 def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
-    buffer = ChunkBuffer(plan.limits.chunk_bytes)
+    buffer = chunk_buffer(plan)
     notes: list[str] = []
     scans = scan_all(plan, buffer)
     analysis = None
@@ -271,11 +277,7 @@ class _Walk:
             see.run(run, np.ones(len(run.spans), np.bool_), np.full(len(run.batches), COPIED, np.int8))
 
     def _mark(self, run: Run, is_last: np.ndarray) -> None:
-        self.keys.make_room(len(run.spans), f"{self.plan.topic}-{self.plan.partition}")
-        self.keys.used = count_keys(
-            run.batches, run.bodies, run.wanted, run.spans, self.first_dirty, self.end, *self.keys.columns,
-            self.keys.used, is_last,
-        )  # fmt: skip
+        self.keys.count(run, self.first_dirty, self.end, is_last, f"{self.plan.topic}-{self.plan.partition}")
         self._is_last = is_last
 
     def hot_keys(self) -> tuple[HotKey, ...]:

@@ -71,7 +71,7 @@ def _filled(columns: Columns, field: Any, n: int) -> Any:
 
 
 def _entries(piece: Piece) -> tuple[Columns, int]:
-    data = read_file(cached_root(piece.root), piece.path)
+    data = read_file(cached_root(piece.root), piece.path, piece.end * _LOG_PER_INDEX)
     name = piece.path.rpartition("/")[2]
     file = names.parse_segment_file(name)
     kind, read = _READERS[names.LEADER_EPOCH_CHECKPOINT if file is None else file.kind]

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.batch_headers import NO_END
+from logformat.batch_headers import MAX_BATCH_BYTES, NO_END
 from logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from udfs.groups import groups
 from udfs.plan import Problem
@@ -166,6 +166,7 @@ class ReadSpec:
     wanted: Wanted = field(default_factory=Wanted)
     set_aside: bool = False  # a bad batch is a row in `problem`; else it raises
     max_rows: int | None = None  # of one Arrow batch; None: as logformat.records has it
+    max_batch_bytes: int = MAX_BATCH_BYTES  # a batch that is, or decompresses to, more is damage
     logs_behind: Callable[[ListedLog], Iterable[ListedLog]] | None = None  # of a partition, where a piece has not all
 
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from logformat.batch_headers import CHUNK_BYTES, Chunk, ChunkBuffer, Tail, read_chunks
-from logformat.bodies import BodyLoader, Run
+from logformat.bodies import BadBatch, BodyLoader, Run
 from logformat.errors import LogFormatError, stopped
 from logformat.records import MAX_ROWS, Place, record_batches
 from logformat.schemas import RECORDS, select
@@ -34,7 +34,6 @@ from udfs.resume_position import next_indexed, resume_position
 from udfs.scan_batches import check_offsets
 from udfs.storage import opened
 
-MAX_BATCH_BYTES: Final = 256 << 20  # a batch that decompresses to more is taken for a bomb
 _SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of what is only looked at
 
 
@@ -54,8 +53,8 @@ class _Reader:
     def __init__(self, spec: ReadSpec) -> None:
         self.spec = spec
         self.schema = select(RECORDS, [name for name in spec.schema.names if name in RECORDS.names] or ["offset"])
-        self.loader = BodyLoader(max_batch_bytes=MAX_BATCH_BYTES)
-        self.buffer = ChunkBuffer(CHUNK_BYTES)
+        self.loader = BodyLoader(max_batch_bytes=spec.max_batch_bytes)
+        self.buffer = ChunkBuffer(CHUNK_BYTES, spec.max_batch_bytes)
         self.searched = select(
             RECORDS,
             (["key"] if spec.wanted.keys is not None else []) + (["timestamp_ms"] if spec.wanted.by_time else []),
@@ -124,20 +123,17 @@ class _Reader:
                     raise unknown
                 yield problem_row(self.spec.schema, piece, Problem.of(unknown))
             wanted &= ~aborted
-        row = 0
-        while row < len(batches) and wanted[row:].any():
-            try:
-                for run in self.loader.runs(
-                    chunk.raw, chunk.position, batches[row:], wanted[row:], piece.shown, backwards=False
-                ):
-                    row += len(run.batches)
-                    yield from self._run(piece, run)
-            except LogFormatError as error:  # its run was not given out: batches before the bad one come again
-                if not self.spec.set_aside:
-                    raise
-                bad = max(int(np.searchsorted(batches["position"], error.position, "right")) - 1, row)
-                wanted[bad] = False
-                yield problem_row(self.spec.schema, piece, Problem.of(error))
+        if not wanted.any():
+            return
+        if not self.spec.set_aside:
+            for run in self.loader.runs(chunk.raw, chunk.position, batches, wanted, piece.shown, backwards=False):
+                yield from self._run(piece, run)
+            return
+        for found in self.loader.runs_around_damage(chunk.raw, chunk.position, batches, wanted, piece.shown):
+            if isinstance(found, BadBatch):
+                yield problem_row(self.spec.schema, piece, Problem.of(found.error))
+            else:
+                yield from self._run(piece, found)
 
     def _run(self, piece: Piece, run: Run) -> Iterator[Any]:
         if not len(run.spans):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logformat import names
-from logformat.batch_headers import ChunkBuffer, Tail, read_chunks
+from logformat.batch_headers import MAX_BATCH_BYTES, ChunkBuffer, Tail, read_chunks
 from logformat.checkpoints import EpochEntry, assign_batches
 from logformat.errors import LogFormatError, unreadable
 from logformat.index_builder import IndexBuilder
@@ -47,6 +47,7 @@ class ReindexSettings:
     producer_id_expiration_ms: int = 86_400_000
     check_crc: bool = True
     chunk_bytes: int = 8 << 20
+    max_batch_bytes: int = MAX_BATCH_BYTES
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def reindex_segments(task: ReindexTask) -> list[SegmentOutcome]:
 
     Whatever stops the work on a segment is its problem. Only a full disk raises OSError.
     """
-    buffer = ChunkBuffer(task.settings.chunk_bytes)
+    buffer = ChunkBuffer(task.settings.chunk_bytes, task.settings.max_batch_bytes)
     made = attempt(task.folder, lambda: make_folder(task.target, task.folder))
     if isinstance(made, Problem):
         return [_stopped(task, segment, made) for segment in task.segments]

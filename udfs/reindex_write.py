@@ -20,7 +20,7 @@ from logformat import names
 from logformat.errors import LogFormatError
 from udfs.classify_index import Verdict
 from udfs.plan import Problem
-from udfs.storage import Root, flush, flush_folder, open_root, read_file, write_file
+from udfs.storage import Root, flush, flush_folder, open_root, opened, write_file
 
 LEFTOVER: Final = ".reindex.tmp"  # ends in .tmp: ignored by Kafka, and by names.is_ignorable
 
@@ -172,10 +172,15 @@ def replace_file(root: Root, place: SideFilePlace, data: bytes) -> None:
 
 
 def _check_written(root: Root, path: str, data: bytes) -> None:
-    found = read_file(root, path)
+    found = _read_again(root, path, len(data) + 1)
     if found != data:
         at = next((i for i, (a, b) in enumerate(zip(found, data, strict=False)) if a != b), min(len(found), len(data)))
         raise LogFormatError("readback", path, at, f"the {len(data)} bytes that were written", "others")
+
+
+def _read_again(root: Root, path: str, most: int) -> bytes:
+    with opened(root, path) as file:
+        return bytes(file.read(most))
 
 
 def _as_before(descriptor: int, like: Path) -> None:

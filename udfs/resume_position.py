@@ -16,7 +16,7 @@ from udfs.storage import Root, opened, read_file
 
 _ENDS: Final = frozenset({"unreadable", "changed", "defect", "memory"})  # nothing behind such a problem can be told
 # The walk believed the length before it found these
-_BY_LENGTH: Final = frozenset({"crc", "codec", "count", "offsets", "transaction"})
+_BY_LENGTH: Final = frozenset({"crc", "codec", "bomb", "count", "offsets", "transaction"})
 _MAX_MAGIC: Final = 2
 
 
@@ -44,7 +44,7 @@ def next_indexed(file: Any, piece: Piece, position: int) -> int | None:
         return None
     beside, path = piece.index
     try:
-        entries = offset_index.read(read_file(cached_root(beside), path), piece.base_offset, path)
+        entries = offset_index.read(read_file(cached_root(beside), path, piece.end), piece.base_offset, path)
     except LogFormatError:
         return None
     inside = entries[(entries["position"] > position) & (entries["position"] < piece.end)]

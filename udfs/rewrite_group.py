@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from logformat.batch_headers import ChunkBuffer
 from logformat.bodies import BodyLoader, Run
 from udfs.clean_batches import OUT_BATCH, Rules, Tally
 from udfs.last_offset_kernels import mark_survivors
 from udfs.plan import OutputSegment, PartitionPlan
 from udfs.rewrite_segments import Group, SegmentOutput, Source, clean_forwards, manifest_row
+from udfs.scan_batches import chunk_buffer
 from udfs.write_generation import finish_segment, make_folder
 
 
@@ -60,7 +60,7 @@ def rewrite_group(
     survivors: Iterator[np.ndarray],
 ) -> GroupResult:
     """Write what survives of a group's sources; `survivors`: arrays of int64 offsets, ascending over all."""
-    buffer = ChunkBuffer(plan.limits.chunk_bytes)
+    buffer = chunk_buffer(plan)
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
     stream = SurvivorStream(survivors)
     tally = Tally()

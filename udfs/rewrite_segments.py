@@ -196,7 +196,7 @@ class SegmentOutput:
 def chunk_at(file: Any, path: str, scanned: ScannedChunk, buffer: ChunkBuffer) -> Chunk:
     """A chunk that a scan saw, read again: the same bytes, or LogFormatError kind "changed"."""
     if scanned.size > len(buffer.raw):
-        buffer.grow_raw(scanned.size)
+        buffer.grow_raw(scanned.size, path, scanned.position, -1)
     while scanned.batches > len(buffer.rows):
         buffer.grow_rows()
     raw = buffer.raw[: scanned.size]

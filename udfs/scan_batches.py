@@ -19,7 +19,7 @@ from logformat.errors import LogFormatError
 from logformat.index_builder import IndexBuilder
 from logformat.layout import BATCH, CODEC_MASK, CODEC_NAMES, LOG_OVERHEAD, MAX_RELATIVE_OFFSET, MIN_LEGACY_SIZE
 from logformat.producer_state import ProducerSummary, merge, merge_all, summarize
-from udfs.plan import LastBatch, Limits, SegmentInput
+from udfs.plan import LastBatch, PartitionPlan, SegmentInput
 from udfs.storage import Root, opened
 from udfs.transactions import TXN_BATCH, transactional_batches
 
@@ -96,9 +96,9 @@ class _Collected:
     marked_batch: LastBatch = LastBatch()
 
 
-def chunk_buffer(limits: Limits) -> ChunkBuffer:
+def chunk_buffer(plan: PartitionPlan) -> ChunkBuffer:
     """The buffer that one task reads all its segments through."""
-    return ChunkBuffer(limits.chunk_bytes)
+    return ChunkBuffer(plan.limits.chunk_bytes, plan.settings.max_decompressed_batch_bytes)
 
 
 def scan_segment(

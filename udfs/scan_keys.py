@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from logformat.batch_headers import ChunkBuffer
 from logformat.bodies import BodyLoader, Run
 from logformat.layout import CONTROL_MASK
 from udfs.clean_batches import Rules
 from udfs.cleaner import batch_retention
-from udfs.last_offset_kernels import KeyTable, mark_last_offsets
+from udfs.last_offset_kernels import KeyTable
 from udfs.plan import PartitionPlan
 from udfs.rewrite_segments import Source, chunk_at
+from udfs.scan_batches import chunk_buffer
 from udfs.storage import opened
 
 KEY_OFFSETS = pa.schema(
@@ -65,7 +65,7 @@ def scan_keys(
     plan: PartitionPlan, sources: Sequence[Source], split: Split, rules: Rules, first_dirty_offset: int
 ) -> Iterator[pa.RecordBatch]:
     """KEY_OFFSETS rows of one split; `sources` are those of split.numbers."""
-    buffer = ChunkBuffer(plan.limits.chunk_bytes)
+    buffer = chunk_buffer(plan)
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
     table = KeyTable(plan.limits.task_memory_bytes // 2)
     for source, group in zip(reversed(sources), reversed(split.groups), strict=True):
@@ -84,13 +84,10 @@ def scan_keys(
 
 
 def _rows(run: Run, table: KeyTable, first_dirty_offset: int, group: int) -> pa.RecordBatch:
-    if not table.make_room(len(run.spans)):
-        table.clear()
-        table.make_room(len(run.spans))
     is_last = np.empty(len(run.spans), np.bool_)
-    table.used = mark_last_offsets(
-        run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, table.low, table.high, table.used, is_last
-    )
+    left = len(run.spans)
+    while left := table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, left):
+        table.clear()
     base = np.repeat(run.bodies["base_offset"], run.bodies["n_records"])
     offset = base + run.spans["offset_delta"]
     dirty = offset >= first_dirty_offset

@@ -15,6 +15,7 @@ from pyarrow import fs as pafs
 from logformat.errors import unreadable
 from logformat.locations import file_system, refuse_secrets
 from logformat.regular_files import odd_entries, open_input, open_local
+from logformat.side_files import read_side_file
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,12 @@ def opened_unbuffered(root: Root, path: str) -> Iterator[Any]:
         yield file
 
 
-def read_file(root: Root, path: str) -> bytes:
-    """A small file, whole. Raises LogFormatError kind "unreadable"."""
+def read_file(root: Root, path: str, log_bytes: int = 0) -> bytes:
+    """A small file, whole. log_bytes: of the log beside an index, where known. A larger file than is sensible for its
+    kind raises LogFormatError kind "side_file", one that cannot be read "unreadable".
+    """
     with opened(root, path) as file:
-        try:
-            return bytes(file.read())
-        except OSError as error:
-            raise unreadable(path, error) from error
+        return read_side_file(file, path, log_bytes)
 
 
 def write_file(root: Root, path: str, data: bytes) -> None:

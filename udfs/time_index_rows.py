@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from logformat.batch_headers import ChunkBuffer, Tail, read_chunks
+from logformat.batch_headers import MAX_BATCH_BYTES, ChunkBuffer, Tail, read_chunks
 from logformat.bodies import BodyLoader, Run
 from logformat.errors import stopped
 from logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
@@ -58,7 +58,7 @@ class TimedSegment:
     path: str
     size: int
     mtime_ms: int
-    max_batch_bytes: int = 256 << 20
+    max_batch_bytes: int = MAX_BATCH_BYTES
 
 
 def time_index_rows(segments: Sequence[TimedSegment]) -> Any:
@@ -98,8 +98,8 @@ def _rows(segment: TimedSegment) -> Any:
 def _by_headers(root: Root, segment: TimedSegment, first: FirstOffsets) -> tuple[bool, bool]:
     """Note minutes from headers: whether these say it all, and whether all data has LogAppendTime."""
     with opened_unbuffered(root, segment.path) as file:
-        said = True
-        for headers in read_headers(file, segment.path, 0, segment.size, ChunkBuffer(1 << 20), Tail()):
+        said, buffer = True, ChunkBuffer(1 << 20, segment.max_batch_bytes)
+        for headers in read_headers(file, segment.path, 0, segment.size, buffer, Tail()):
             b = headers.batches
             data = (b["attributes"] & CONTROL_MASK == 0) & (b["records_count"] != 0)
             if (data & (b["attributes"] & TIMESTAMP_TYPE_MASK == 0)).any():
@@ -113,7 +113,8 @@ def _by_headers(root: Root, segment: TimedSegment, first: FirstOffsets) -> tuple
 def _by_records(root: Root, segment: TimedSegment, first: FirstOffsets) -> None:
     loader = BodyLoader(max_batch_bytes=segment.max_batch_bytes)
     with opened(root, segment.path) as file:
-        for chunk in read_chunks(file, segment.path, 0, segment.size, ChunkBuffer(), Tail()):
+        buffer = ChunkBuffer(max_batch_bytes=segment.max_batch_bytes)
+        for chunk in read_chunks(file, segment.path, 0, segment.size, buffer, Tail()):
             wanted = chunk.batches["attributes"] & CONTROL_MASK == 0
             for run in loader.runs(chunk.raw, chunk.position, chunk.batches, wanted, segment.path, backwards=False):
                 first.note_records(run)

@@ -17,7 +17,7 @@ from logformat import checkpoints, producer_snapshot, transaction_index
 from logformat.batch_headers import ChunkBuffer, read_exactly
 from logformat.crc32c import crc32c_extend
 from logformat.errors import LogFormatError
-from logformat.layout import MAX_RELATIVE_OFFSET, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from logformat.layout import MAX_RELATIVE_OFFSET, MAX_SEGMENT_BYTES, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from logformat.names import segment_file
 from udfs.analyse_partition import Analysis
 from udfs.plan import OutputSegment, PartitionPlan, SideFile
@@ -167,7 +167,8 @@ def _placed(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
 
 
 def _shifted(store: Root, folder: str, old_base: int, new_base: int, kind: str, entry: np.dtype[np.void]) -> bytes:
-    entries = np.frombuffer(read_file(store, f"{folder}/{segment_file(old_base, kind)}"), entry).copy()
+    path = f"{folder}/{segment_file(old_base, kind)}"
+    entries = np.frombuffer(read_file(store, path, MAX_SEGMENT_BYTES), entry).copy()
     entries["relative_offset"] += old_base - new_base
     return entries.tobytes()
 

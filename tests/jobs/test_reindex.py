@@ -503,7 +503,7 @@ def test_a_full_disk_is_the_environment(root, monkeypatch, capsys):
 
 def test_what_is_read_back_wrong_is_not_put_in_place(root, monkeypatch):
     (root / "t-0" / INDEX).write_bytes(b"x")
-    monkeypatch.setattr(reindex_write, "read_file", lambda root, path: b"other")
+    monkeypatch.setattr(reindex_write, "_read_again", lambda root, path, most: b"other")
     report = run(root, "in_place")
     assert not_same(report) == {INDEX: ("impossible", "readback")}
     assert (root / "t-0" / INDEX).read_bytes() == b"x"

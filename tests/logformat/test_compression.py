@@ -376,6 +376,20 @@ def test_zstd_of_several_frames():
     assert read(CODEC_ZSTD, zstd(b"one ") + zstd_stream(b"two ") + compress(CODEC_ZSTD, b"three")) == b"one two three"
 
 
+@pytest.mark.parametrize("last", [0, 1])
+def test_zstd_frames_behind_one_byte_repeated(last):
+    """A block that says how much it gives, not how long it is, can look like one that fills the body."""
+    behind = zstd(b"hello world")
+    size = 10 + len(behind) - (9 if last else 12) + (0 if last else 3)
+    blocks = (size << 3 | 2 | last).to_bytes(3, "little") + b"A" + (b"" if last else b"\1\0\0")
+    body = b"\x28\xb5\x2f\xfd\0\x58" + blocks + behind
+    assert (
+        zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress(body)
+        == b"A" * size + b"hello world"
+    )
+    assert read(CODEC_ZSTD, body) == b"A" * size + b"hello world"
+
+
 def test_zstd_checksum_is_checked():
     for size in (100, 300_000):
         body = bytearray(zstd(text(size), write_checksum=True))

@@ -125,11 +125,13 @@ class Partition:
             assert not left
         return result
 
-    def verify(self, *, sealed: bool = False) -> CheckResult:
+    def verify(self, *, sealed: bool = False, chunk_bytes: int = 8 << 20) -> CheckResult:
         """Verify it; no byte may change."""
         before = self.digest()
         plan = plan_archived(self.listed(), open_root(str(self.root)), Config(), sealed=sealed)
-        result = check_partition(replace(plan, index_interval_bytes=0, max_batch_bytes=BOMB_LIMIT))
+        result = check_partition(
+            replace(plan, index_interval_bytes=0, max_batch_bytes=BOMB_LIMIT, chunk_bytes=chunk_bytes)
+        )
         assert self.digest() == before
         return result
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from logformat.layout import BATCH, CONTROL_MASK
 from logformat.record_kernels import BODY, SPAN
-from udfs.last_offset_kernels import KeyTable, mark_last_offsets, mark_survivors
+from udfs.last_offset_kernels import KeyTable, mark_survivors
 
 
 @dataclass
@@ -26,9 +26,12 @@ class Rows:
 
     def mark(self, first_dirty_offset: int, table: KeyTable) -> list[bool]:
         out = np.zeros(len(self.spans), np.bool_)
-        records = (self.batches, self.bodies, self.wanted, self.spans)
-        table.used = mark_last_offsets(*records, first_dirty_offset, table.low, table.high, table.used, out)
+        assert table.mark(*self.arrays, first_dirty_offset, out, len(self.spans)) == 0
         return out.tolist()
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        return self.batches, self.bodies, self.wanted, self.spans
 
 
 # of a batch: (its records' keys, control, wanted); None: no key
@@ -119,9 +122,8 @@ def test_the_table_grows_and_keeps_its_keys() -> None:
     keys = [(int(k), int(k) * 3 + 1) for k in range(1, 60_001)]
     drawn: Drawn = [([k], False, True) for k in keys]
     assert all(rows_of(drawn[:30_000]).mark(0, table))
-    assert table.make_room(60_000)
-    assert len(table.low) > before
     assert all(rows_of(drawn[30_000:]).mark(0, table))
+    assert len(table.low) > before
     assert table.used == 60_000
     assert not any(rows_of(drawn).mark(0, table))
 
@@ -130,9 +132,25 @@ def test_the_table_grows_and_keeps_its_keys() -> None:
 def test_memory_counts_the_old_table_too(max_bytes: int, grows: bool) -> None:
     table = KeyTable(max_bytes)
     assert len(table.low) * KeyTable.BYTES_PER_SLOT == 1 << 20
-    assert table.make_room(43_690)
-    assert table.make_room(43_691) is grows
+    rows = rows_of([([(k, 1) for k in range(43_690, -1, -1)], False, True)])
+    marks = np.zeros(43_691, np.bool_)
+    assert table.mark(*rows.arrays, 0, marks, 43_691) == (0 if grows else 1)
+    assert (marks.sum(), table.used) == ((43_691, 43_691) if grows else (43_690, 43_690))
     assert len(table.low) == (1 << 17 if grows else 1 << 16)
+
+
+def test_a_run_of_more_records_than_the_table_holds_keys() -> None:
+    """What counts are keys that differ, not records; and a table that is emptied in the middle goes on there."""
+    few = [([(k % 900, 1) for k in range(50_000)], False, True)] * 2
+    assert sum(rows_of(few).mark(0, KeyTable(1 << 20))) == 900
+    rows = rows_of([([(k, 1) for k in range(100_000)], False, True), ([(k, 1) for k in range(50_000)], False, True)])
+    table, left, marks, times = KeyTable(1 << 20), 150_000, np.zeros(150_000, np.bool_), 0
+    while left := table.mark(*rows.arrays, 0, marks, left):
+        assert len(table.low) == 1 << 16
+        table.clear()
+        times += 1
+    assert times == 3
+    assert marks[50_000:].all() and marks.sum() >= 100_000, "the last of each key; some twice"
 
 
 def test_an_emptied_table_knows_nothing() -> None:

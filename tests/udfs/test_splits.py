@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, settings
 
 from logformat.batch_headers import ChunkBuffer
 from tests.golden import case_names, golden
+from tests.limits import within
 from tests.reference.cleaner import Segment, Settings
-from tests.reference.log import data_batch
+from tests.reference.log import NONE, ZSTD, data_batch
 from tests.udfs.folders import Outcome, compact, lay_out, plan_of
 from tests.udfs.test_cleaner_twin import Drawn, logs
 from tests.udfs.test_golden import archived_at, golden_plan
@@ -146,6 +147,27 @@ def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_p
     assert several.files() == expected.files()
     newest = {r.key: r for s in segments for b in s.batches for r in b.records}
     assert expected.result.counters["records_kept"] == len(newest)
+
+
+@pytest.mark.parametrize("codec", [NONE, ZSTD])
+@pytest.mark.parametrize("n_keys", [70_000, 900])
+def test_one_batch_of_more_records_than_the_table_holds_keys(tmp_path: Path, codec: int, n_keys: int) -> None:
+    """A run may have more keys than the table of a task: it is emptied in the middle. What counts are keys, though."""
+    n = 70_000
+    rows = [(1000, b"%d" % (i * 7919 % n_keys), b"") for i in range(n)]
+    segments = [Segment(0, (data_batch(0, rows, codec=codec), data_batch(n, rows[:9])), 1000)]
+    plan = plan_of(
+        lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0,
+        sealed=True,
+    )  # fmt: skip
+    expected = compact(plan)
+    assert expected.result.counters["records_kept"] == n_keys
+    tight = replace(plan, folder="tight", limits=replace(plan.limits, task_memory_bytes=2 << 20))  # 43,690 keys
+    with within(60):
+        one = compact(tight)
+        several = compact_in_splits(replace(tight, folder="several"), split_bytes=1 << 30, part=10_000)
+    assert one.result.status == ("too_large" if n_keys > 43_690 else "cleaned")
+    assert several.files() == expected.files()
 
 
 def test_an_empty_group_gives_its_base_to_the_next_one_both_ways(tmp_path: Path) -> None:

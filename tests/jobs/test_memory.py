@@ -1,0 +1,193 @@
+"""What hostile bytes may cost in memory, measured from outside of the process, for every job and every bomb.
+
+The limit of a batch is 64 MiB here, by the setting. A job takes at most what it takes for a healthy archive, and three
+times the limit: what was decompressed, the buffer that it grew from, and one more for what a codec or an index holds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+from tests.conftest import ROOT
+from tests.reference.log import Batch, data_batch
+
+MIB = 1 << 20
+LIMIT = 64 * MIB
+ALLOWED = 3 * LIMIT
+LARGEST = 2**31 - 1  # bytes of a segment
+
+_JOBS = """
+import sys
+from jobs.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+# What tasks of compact, report and the data source do, without the Java that starts them
+_TASK = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tests.udfs.damage import Partition
+part = Partition(Path(sys.argv[2]), Path(sys.argv[3]))
+plan = part.plan(sealed=True)
+plan = replace(plan, settings=replace(plan.settings, max_decompressed_batch_bytes=int(sys.argv[4])))
+if sys.argv[1] == "compact":
+    from udfs.compact_partition import compact_partition
+    problem = compact_partition(plan).problem
+elif sys.argv[1] == "splits":
+    from tests.udfs.test_splits import compact_in_splits
+    from logformat.errors import LogFormatError
+    try:
+        compact_in_splits(plan)
+        problem = None
+    except LogFormatError as error:
+        problem = error
+elif sys.argv[1] == "profile":
+    from udfs.profile_partition import ProfilePlan, profile_partition
+    problem = profile_partition(ProfilePlan(plan, True)).problem
+elif sys.argv[1] == "time_index":
+    from udfs.time_index_rows import TimedSegment, time_index_rows
+    limit = int(sys.argv[4])
+    logs = [TimedSegment("t", 0, sys.argv[2], s.base_offset, s.path, s.size, 0, limit) for s in plan.segments]
+    problem = [text for text in time_index_rows(logs)["problem"].to_pylist() if text]
+else:
+    from tests.jobs.sources import read
+    rows = read("kafka_log", sys.argv[2], badRecords="set_aside", maxDecompressedBatchBytes=sys.argv[4])
+    problem = [row["problem"] for row in rows.to_pylist() if row["problem"]]
+print(problem)
+sys.exit(3 if problem else 0)
+"""
+
+
+def zeros_in_33_kib() -> bytes:
+    """A zstd frame of 1 GiB."""
+    block = (1 << 20 | 2).to_bytes(3, "little") + b"\0"
+    return b"\x28\xb5\x2f\xfd\x00\x58" + block * 8191 + (1 << 20 | 3).to_bytes(3, "little") + b"\0"
+
+
+def with_body(codec: int, body: bytes, *, length: int | None = None) -> bytes:
+    """The second batch of the log, with the largest timestamp."""
+    data = bytearray(data_batch(4, [(50, b"k", b"v")] * 4).data[:61] + body)
+    struct.pack_into(">i", data, 8, len(data) - 12 if length is None else length)
+    struct.pack_into(">h", data, 21, codec)
+    struct.pack_into(">I", data, 17, google_crc32c.value(bytes(data[21:])))
+    return bytes(data)
+
+
+BOMBS: dict[str, Callable[[], bytes]] = {
+    "zstd": lambda: with_body(4, zeros_in_33_kib()),
+    "gzip members": lambda: with_body(1, gzip.compress(bytes(16 * MIB)) * 64),
+    "sparse": lambda: with_body(0, b"", length=LARGEST - 12 - len(data_batch(0, [(1, b"key", b"value")] * 4).data)),
+}
+
+
+def build(root: Path, bomb: str | None) -> Path:
+    """`t-0` with three batches, of which the middle one is a bomb, and an active segment."""
+    folder = root / "t-0"
+    folder.mkdir(parents=True)
+    whole: list[Batch] = [data_batch(base, [(1, b"key", b"value")] * 4) for base in (0, 4, 8)]
+    middle = whole[1].data if bomb is None else BOMBS[bomb]()
+    log = folder / f"{0:020d}.log"
+    log.write_bytes(whole[0].data + middle)
+    if bomb == "sparse":
+        os.truncate(log, LARGEST)
+    else:
+        log.write_bytes(log.read_bytes() + whole[2].data)
+    (folder / f"{12:020d}.log").write_bytes(data_batch(12, [(1, b"key", b"value")]).data)
+    return root
+
+
+def measured(*command: str) -> tuple[int, int, str]:
+    """Exit code, most bytes of memory that the process had, and what it said."""
+    read, write = os.pipe()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=write, stderr=write, env=environment, cwd=ROOT) as process:
+        os.close(write)
+        with os.fdopen(read, errors="replace") as said:
+            text = said.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_maxrss * 1024, text
+
+
+def command(job: str, root: Path, config: Path) -> list[str]:
+    settings = ["--config", str(config)]
+    log = str(root / "t-0" / f"{0:020d}.log")
+    jobs = {
+        "inspect": ["inspect", log, *settings],
+        "inspect records": ["inspect", log, "--deep-iteration", *settings],
+        "inspect values": ["inspect", log, "--print-data-log", *settings],
+        "verify": ["verify", str(root), "--sealed", *settings],
+        "reindex": ["reindex", str(root), "--check", *settings],
+        "lookup time": ["lookup", str(root), "--time", "1", "--time", "50", *settings],
+        "lookup offset": ["lookup", str(root), "--offset", "9", *settings],
+    }
+    if job in jobs:
+        return [sys.executable, "-c", _JOBS, *jobs[job]]
+    return [sys.executable, "-c", _TASK, job, str(root), str(root.parent / "store"), str(LIMIT)]
+
+
+# Headers say all that a look-up by offset needs, and all that indexes are made of where bodies are not opened
+UNHARMED = {("inspect", "zstd"), ("inspect", "gzip members"), ("reindex", "zstd"), ("reindex", "gzip members")}
+JOBS = (
+    "inspect", "inspect records", "inspect values", "verify", "reindex", "lookup time", "compact", "splits", "profile",
+    "time_index", "data source",
+)  # fmt: skip
+
+
+SIDE_FILES = (
+    "t-0/00000000000000000000.index", "t-0/00000000000000000000.timeindex", "t-0/00000000000000000000.txnindex",
+    "t-0/00000000000000000012.snapshot", "t-0/leader-epoch-checkpoint", "t-0/partition.metadata",
+    "log-start-offset-checkpoint", "cleaner-offset-checkpoint", "replication-offset-checkpoint", "meta.properties",
+)  # fmt: skip
+SPARSE_BYTES = 3 << 30
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "settings.toml"
+    path.write_text(f'[defaults]\n"max.decompressed.batch.bytes" = {LIMIT}\n')
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", JOBS)
+def test_bombs(job: str, tmp_path: Path, config: Path) -> None:
+    code, healthy, said = measured(*command(job, build(tmp_path / "healthy" / "archive", None), config))
+    assert code == (3 if job == "reindex" else 0), said  # there are no indexes
+    for bomb in BOMBS:
+        root = build(tmp_path / bomb / "archive", bomb)
+        code, peak, said = measured(*command(job, root, config))
+        print(f"{job}, {bomb}: {peak / MIB:.0f} MiB, healthy {healthy / MIB:.0f} MiB, exit code {code}")
+        assert peak < healthy + ALLOWED, said
+        if (job, bomb) not in UNHARMED:
+            assert code == 3, said
+            assert "max.decompressed.batch.bytes" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["inspect folder", "verify", "reindex", "lookup time", "compact", "profile"])
+def test_side_files_of_no_sensible_size(job: str, tmp_path: Path, config: Path) -> None:
+    """All of them at once, 3 GiB each: none is read, and the log is."""
+    root = build(tmp_path / "archive", None)
+    arguments = command(job if job != "inspect folder" else "inspect", root, config)
+    if job == "inspect folder":
+        arguments[arguments.index("inspect") + 1] = str(root)
+    _, healthy, _ = measured(*arguments)
+    for name in SIDE_FILES:
+        (root / name).touch()
+        os.truncate(root / name, SPARSE_BYTES)
+    code, peak, said = measured(*arguments)
+    print(f"{job}: {peak / MIB:.0f} MiB, healthy {healthy / MIB:.0f} MiB, exit code {code}")
+    assert peak < healthy + 100 * MIB, said
+    assert code in (0, 3), said
+    if job in ("inspect folder", "verify"):
+        assert code == 3 and str(SPARSE_BYTES) in said

@@ -1,0 +1,162 @@
+"""Batches whose bodies cannot be read, however many and wherever: each is told once and blamed itself, every other
+batch comes out whole, and no walk goes on for ever.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logformat.batch_headers import ChunkBuffer, Tail, read_chunks
+from logformat.bodies import BadBatch, BodyLoader
+from logformat.dump import DumpOptions, dump
+from logformat.dump_log import LogOptions
+from logformat.errors import LogFormatError
+from tests.jobs.sources import read
+from tests.limits import within
+from tests.reference.log import GZIP, NONE, ZSTD, Batch
+from tests.udfs.damage import RECORDS, SEGMENT_OFFSETS, Partition, batch_at, build
+
+INNER = SEGMENT_OFFSETS
+
+
+def sparse(base: int, *, holds: int, says: int, codec: int = NONE) -> Batch:
+    """A batch of RECORDS offsets, as compaction leaves it, that holds `holds` records and says `says`."""
+    batch = batch_at(base, holds, codec=codec)
+    data = bytearray(batch.data)
+    struct.pack_into(">i", data, 23, RECORDS - 1)
+    struct.pack_into(">i", data, 57, says)
+    struct.pack_into(">I", data, 17, google_crc32c.value(bytes(data[21:])))
+    return replace(batch, last_offset=base + RECORDS - 1, data=bytes(data))
+
+
+@pytest.fixture(params=[(2, 3), (2, 1), (3, 4), (1, 4)], ids=lambda p: f"holds {p[0]}, says {p[1]}")
+def counted(request, tmp_path: Path) -> Partition:
+    """The middle batch of an inner segment states another number of records than it holds."""
+    holds, says = request.param
+    part = build(tmp_path / "archive")
+    bases = [INNER, INNER + RECORDS, INNER + 2 * RECORDS]
+    part.write(INNER, [batch_at(bases[0]), sparse(bases[1], holds=holds, says=says), batch_at(bases[2])])
+    return part
+
+
+def test_the_batch_that_miscounts_is_blamed(counted):
+    position = counted.positions(INNER)[1]
+    lost = range(INNER + RECORDS, INNER + 2 * RECORDS)
+    with within(20):
+        rows = read("kafka_log", counted.root, badRecords="set_aside").to_pylist()
+    assert [(r["problem"]["kind"], r["problem"]["position"]) for r in rows if r["problem"]] == [("count", position)]
+    assert [r["offset"] for r in rows if not r["problem"]] == [o for o in range(4 * SEGMENT_OFFSETS) if o not in lost]
+    with pytest.raises(LogFormatError, match="count") as caught:
+        read("kafka_log", counted.root)
+    assert caught.value.position == position
+    with within(20):
+        result, checked = counted.compact(), counted.verify()
+    assert result.problem is not None and (result.problem.kind, result.problem.position) == ("count", position)
+    assert [(p.kind, p.position) for p in checked.problems] == [("count", position)]
+
+
+def test_inspect_ends_and_blames_it(counted):
+    out: list[bytes] = []
+    with within(20):
+        findings = dump([counted.log(INNER)], DumpOptions(LogOptions(deep=True)), lambda text: out.append(bytes(text)))
+    position = counted.positions(INNER)[1]
+    (problem,) = findings.all_problems
+    assert (problem.kind, problem.position) == ("count", position)
+    shown = [int(line.split()[2]) for line in b"".join(out).decode().splitlines() if line.startswith("| offset:")]
+    assert shown == [o for o in range(INNER, 2 * INNER) if not INNER + RECORDS <= o < INNER + 2 * RECORDS]
+
+
+KINDS = {
+    "fewer": lambda base, codec: sparse(base, holds=2, says=3, codec=codec),
+    "more": lambda base, codec: sparse(base, holds=3, says=1, codec=codec),
+    "none": lambda base, codec: sparse(base, holds=4, says=0, codec=codec),
+    "varint": lambda base, codec: with_body(base, b"\xff" * 9, NONE),
+    "record": lambda base, codec: with_body(base, b"\x50" + bytes(40), NONE),
+    "stream": lambda base, codec: with_body(base, b"\x28\xb5\x2f\xfd no more", ZSTD),
+}
+
+
+def with_body(base: int, body: bytes, codec: int) -> Batch:
+    data = bytearray(batch_at(base, codec=codec).data[:61] + body)
+    struct.pack_into(">i", data, 8, len(data) - 12)
+    struct.pack_into(">h", data, 21, codec)
+    struct.pack_into(">I", data, 17, google_crc32c.value(bytes(data[21:])))
+    return Batch(base, base + RECORDS - 1, data=bytes(data))
+
+
+def loaded(batches: list[Batch], wanted: np.ndarray, loader: BodyLoader) -> tuple[list[int], list[int]]:
+    """Rows that are bad; offsets of all records that came."""
+    bad, offsets, at = [], [], 0
+    data = pa.BufferReader(b"".join(b.data for b in batches))
+    for chunk in read_chunks(data, "a.log", 0, data.size(), ChunkBuffer(1 << 20), Tail()):
+        first, want = at, wanted[at : at + len(chunk.batches)]
+        for found in loader.runs_around_damage(chunk.raw, chunk.position, chunk.batches, want, "a.log"):
+            if isinstance(found, BadBatch):
+                bad.append(first + found.row)
+                start = int(chunk.batches["position"][found.row])
+                assert start <= found.error.position < start + int(chunk.batches["size"][found.row])
+            else:
+                assert first + found.first == at
+                at += len(found.batches)
+                base = np.repeat(found.bodies["base_offset"], found.bodies["n_records"])
+                offsets += (base + found.spans["offset_delta"]).tolist()
+    assert at == len(batches)
+    return bad, offsets
+
+
+class Counting(BodyLoader):
+    """Counts how many batches it was given, again or anew."""
+
+    given = 0
+
+    def runs(self, raw, raw_position, batches, wanted, path, **how):
+        self.given += len(batches)
+        return super().runs(raw, raw_position, batches, wanted, path, **how)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.sampled_from((None, None, None, *KINDS)), min_size=1, max_size=60),
+    st.sampled_from((NONE, GZIP, ZSTD)),
+    st.sampled_from((1, 200, 1 << 20)),
+    st.integers(0, 2**60 - 1),
+)
+def test_every_bad_batch_once_and_every_other_one(kinds, codec, soft_bytes, bits):
+    batches = [
+        batch_at(i * RECORDS, codec=codec) if kind is None else KINDS[kind](i * RECORDS, codec)
+        for i, kind in enumerate(kinds)
+    ]
+    wanted = np.array([bits >> i & 7 != 0 for i in range(len(kinds))])
+    loader = BodyLoader(max_batch_bytes=1 << 20, soft_bytes=soft_bytes)
+    bad, offsets = loaded(batches, wanted, loader)
+    assert bad == [i for i, kind in enumerate(kinds) if kind is not None and wanted[i]]
+    good = [i for i, kind in enumerate(kinds) if kind is None and wanted[i]]
+    assert offsets == [i * RECORDS + j for i in good for j in range(RECORDS)]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.01])
+def test_what_many_bad_batches_cost(share):
+    """Not the square of their number: each batch is looked at a few times."""
+    rng = random.Random(1)
+    n = 4000
+    is_bad = [rng.random() < share for _ in range(n)]
+    one, other = batch_at(0), sparse(0, holds=2, says=3)
+    batches = []
+    for i, bad in enumerate(is_bad):
+        data = bytearray((other if bad else one).data)
+        struct.pack_into(">q", data, 0, i * RECORDS)
+        batches.append(Batch(i * RECORDS, i * RECORDS + RECORDS - 1, data=bytes(data)))
+    loader = Counting(max_batch_bytes=1 << 20)
+    bad, _ = loaded(batches, np.ones(n, np.bool_), loader)
+    assert bad == [i for i, b in enumerate(is_bad) if b]
+    assert loader.given < 8 * n
