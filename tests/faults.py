@@ -17,7 +17,7 @@ and then the operation goes through to the real file. `at=1000` narrows `read` t
 Operations, and where they are caught:
 
     open      pyarrow.fs (for reading), and Python's own open, io.FileIO, os.open for reading
-    read      files that pyarrow.fs opened; os.pread; the C library's pread as compiled kernels call it
+    read      files that pyarrow.fs opened; RegularFile; os.pread; the C library's pread as compiled kernels call it
     list      FileSelector and os.listdir, os.scandir
     create    pyarrow.fs (for writing), os.open and open for writing, create_dir
     write     streams that pyarrow.fs opened
@@ -36,7 +36,7 @@ Spark's workers and all other children of a child inherit it, by a `sitecustomiz
 in files of a folder, under a lock: the n-th operation is the n-th of all processes together. Those files also say
 whether a fault came to pass: `happened(folder)`; a test that does not look there may test nothing.
 
-Not caught: what is read through a memory map (a search's windows), FileIO.read and readinto, what the JVM does, S3. A
+Not caught: what is read through a memory map (a search's windows), other FileIO's reads, what the JVM does, S3. A
 map of a file that is cut ends the process by SIGBUS, which is no exception.
 """
 
@@ -60,7 +60,7 @@ from typing import Any, Literal
 
 from pyarrow import fs as pafs
 
-from logformat import locations
+from logformat import locations, regular_files
 
 Operation = Literal["open", "read", "list", "create", "write", "fsync", "rename", "delete"]
 VARIABLE = "LASTKEY_TEST_FAULTS"
@@ -102,10 +102,12 @@ def faults(folder: Path, *given: Fault) -> Iterator[None]:
     _hook_once()
     _state.plan = plan
     os.pread, os.fsync = _pread, _fsync
+    regular_files.RegularFile = _Regular  # type: ignore[misc]
     try:
         yield
     finally:
         os.pread, os.fsync = wrapped
+        regular_files.RegularFile = _RealRegular  # type: ignore[misc]
         _state.plan = None
         locations.pafs = before
         cached_root.cache_clear()
@@ -141,6 +143,7 @@ def install_from_environment() -> None:
     _hook_once()
     _state.plan = _Plan(Path(told["folder"]), [_from_json(fault) for fault in told["faults"]])
     os.pread, os.fsync = _pread, _fsync
+    regular_files.RegularFile = _Regular  # type: ignore[misc]
     _bind_pread()
 
 
@@ -346,6 +349,29 @@ class _Local(pafs.LocalFileSystem):  # type: ignore[misc]
         _meet("read", source, 0, os.path.getsize(source))  # noqa: PTH202 - as pyarrow reads it
         _meet("create", target)
         super().copy_file(source, target)
+
+
+_RealRegular = regular_files.RegularFile
+
+
+class _Regular(_RealRegular):
+    """A local file that is opened for reading. Opening it is two audit events, and one operation."""
+
+    def __init__(self, path: str, opener: Any) -> None:
+        _meet("open", path)
+        _thread.inside = True
+        try:
+            super().__init__(path, opener=opener)
+        finally:
+            _thread.inside = False
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        _meet("read", self.name, self.tell(), 2**62 if size is None or size < 0 else size)
+        return super().read(size)
+
+    def readinto(self, buffer: Any, /) -> int:
+        _meet("read", self.name, self.tell(), memoryview(buffer).nbytes)
+        return super().readinto(buffer)
 
 
 class _FromUri:
