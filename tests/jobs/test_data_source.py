@@ -244,7 +244,8 @@ ERRORS = [
     ({"partitions": "9"}, "no partition of .* is among those asked for"),
     ({"assign": '{"orders":0}'}, "assign: expected JSON as"),
     ({"assign": '{"orders":[0.5]}'}, "assign: expected JSON as"),
-    ({"startingTimestamp": "99999999999999999999"}, "startingTimestamp: expected milliseconds since 1970, from 0 to 9"),
+    ({"startingTimestamp": "99999999999999999999"}, "no such time: 99999999999999999999; expected milliseconds up to"),
+    ({"startingTimestamp": "-1"}, "startingTimestamp: expected milliseconds since 1970, from 0 to 9"),
     ({"paths": "a"}, r"paths: expected JSON as .*, found 'a'"),
 ]
 

@@ -215,7 +215,7 @@ DAMAGE = [
     (TXN, "wrong", _edit(0, b"\7")),
     (TXN, "foreign", _like(name(0, "txnindex"))),
     (TXN, "huge", lambda path: path.write_bytes(b"\1" * (3 << 20))),
-    (TXN, "other_entries", _txn("first_offset", 3)),
+    (TXN, "wrong", _txn("first_offset", 3)),  # of a log with holes it may be so, here every offset is there
     (SNAPSHOT, "missing", _remove),
     (SNAPSHOT, "torn", _cut(1)),
     (SNAPSHOT, "torn", lambda path: path.write_bytes(b"\0\1")),
