@@ -60,11 +60,11 @@ def indexed_end(root: Root, segment: SegmentInput, scan: SegmentScan, next_base_
     base, offsets = file.base if file is not None else segment.base_offset, [-1]
     if segment.offset_index is not None:
         with suppress(LogFormatError):
-            entries = offset_index.read(read_file(root, segment.offset_index), base, segment.offset_index)
+            entries = offset_index.read(read_file(root, segment.offset_index, segment.size), base, segment.offset_index)
             offsets += entries["offset"][entries["position"] >= scan.end_position][-1:].tolist()
     if segment.time_index is not None:
         with suppress(LogFormatError):
-            entries = time_index.read(read_file(root, segment.time_index), base, segment.time_index)
+            entries = time_index.read(read_file(root, segment.time_index, segment.size), base, segment.time_index)
             offsets += entries["offset"][-1:].tolist()
     end = max(scan.last_offset, segment.base_offset - 1)
     return max((o + 1 for o in offsets if end < o < next_base_offset), default=0)
