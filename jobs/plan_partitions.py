@@ -73,6 +73,7 @@ def inputs_from_generation(
     _check_still_there(archived, checkpoint, theirs, log_start)
     known_gaps = gaps_of(checkpoint)
     _check_nothing_came_back(archived, checkpoint, known_gaps)
+    _check_begins_there(archived, checkpoint, manifest)
     after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
     folder = f"segments/{partition_folder(checkpoint.topic, checkpoint.partition)}"
     folder = f"{folder}/{checkpoint.generation}-{checkpoint.run_id}"
@@ -142,7 +143,8 @@ def _check_nothing_came_back(archived: ArchivedPartition, checkpoint: Checkpoint
     for gap in gaps:
         for s in archived.segments:
             came = gap.first <= s.base_offset <= gap.last and s.size > 0
-            if came or (s.base_offset == gap.before and s.size > gap.size):
+            cleaned = (archived.cleaner_checkpoint or 0) > gap.last  # by the archive's broker: it joins segments
+            if came or (s.base_offset == gap.before and s.size > gap.size and not cleaned):
                 raise NotPlanned(
                     Problem(
                         "gap", s.path, 0,
@@ -151,6 +153,22 @@ def _check_nothing_came_back(archived: ArchivedPartition, checkpoint: Checkpoint
                         hint="what was missing has come back: --reset to begin anew from what the archive holds",
                     )
                 )  # fmt: skip
+
+
+def _check_begins_there(archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment]) -> None:
+    """That nothing lies in the archive now below where the generation begins, which would never be read."""
+    begins = min([s.base_offset for s in manifest] + [checkpoint.log_start_offset])
+    first = archived.segments[0]
+    given_up = (archived.log_start_checkpoint or 0) >= begins
+    if first.base_offset < begins and first.size and not given_up:
+        raise NotPlanned(
+            Problem(
+                "gap", first.path, 0,
+                f"no offsets below {begins}, where generation {checkpoint.generation} begins",
+                f"{first.size} bytes from offset {first.base_offset} on", state="gap",
+                hint="what was missing has come back: --reset to begin anew from what the archive holds",
+            )
+        )  # fmt: skip
 
 
 def _check_identity(archived: ArchivedPartition, checkpoint: Checkpoint, archive_uri: str) -> None:

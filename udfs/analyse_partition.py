@@ -12,18 +12,19 @@ import numpy as np
 
 from logformat import producer_snapshot, transaction_index
 from logformat.errors import LogFormatError
+from logformat.layout import TXN_INDEX_ENTRY
 from logformat.producer_kernels import MARKER
 from logformat.producer_state import ProducerState, aborted_transactions
 from udfs import cleaner
 from udfs.clean_batches import Rules
 from udfs.cleaner import CleanableRange, LastBatches, SegmentFacts
 from udfs.gaps import check_gaps
-from udfs.plan import Gap, LastBatch, NotDue, OutputSegment, PartitionPlan, PartitionResult
+from udfs.plan import Gap, LastBatch, NotDue, OutputSegment, PartitionPlan, PartitionResult, Problem, SetAside, SideFile
 from udfs.rewrite_segments import Group, PieceStack, Source
 from udfs.scan_batches import SegmentScan
 from udfs.scan_partition import check_checkpoints, check_identity, check_tails, root_of, source_of, until_high_watermark
 from udfs.storage import read_file
-from udfs.transactions import TXN_BATCH, abort_markers, contradictions, discardable_batches, same_marker
+from udfs.transactions import TXN_BATCH, abort_markers, contradictions, discardable_batches, same_marker, undecided
 
 _MOST_ENTRIES_NAMED: Final = 3  # of one `.txnindex`, in notes
 
@@ -92,6 +93,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     if not due:
         raise NotDue(result)
     end = cleanable.first_uncleanable_offset
+    _check_ends_known(plan, scans, gaps, end)
     in_index, index_only = _with_index_entries(plan, scans, aborted, log_end, notes)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.base_offset < end)])
     discardable, kept_abort = discardable_batches(rows, aborted)
@@ -184,6 +186,25 @@ def _cleanable(
     return cleanable, due and cleanable.first_uncleanable_offset > scans[0].base_offset
 
 
+def _check_ends_known(plan: PartitionPlan, scans: Sequence[SegmentScan], gaps: Sequence[Gap], end: int) -> None:
+    """That no transaction's end is lost in a gap: whether its data counts nobody could say then."""
+    rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans)])
+    for gap in gaps:
+        found = undecided(rows, gap.first, gap.last) if gap.lost and len(rows) else rows[:0]
+        if len(found) and rows["base_offset"][found[0]] < end:
+            batch = rows[found[0]]
+            raise SetAside(
+                Problem(
+                    "gap", f"{plan.topic}-{plan.partition}", 0,
+                    f"the end of the transaction of producer {int(batch['producer_id'])} at offset "
+                    f"{int(batch['base_offset'])}",
+                    f"offsets {gap.first} to {gap.last}, where it may have been, in no segment", state="gap",
+                    hint="whether its records were committed nobody can say: bring the missing file back, or leave "
+                    "this topic out",
+                )
+            )  # fmt: skip
+
+
 def _with_index_entries(
     plan: PartitionPlan, scans: Sequence[SegmentScan], aborted: np.ndarray, log_end: int, notes: list[str]
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -214,11 +235,49 @@ def _with_index_entries(
         if len(said) > _MOST_ENTRIES_NAMED:
             notes.append(f"{file.path}: {len(said) - _MOST_ENTRIES_NAMED} more entries that the log contradicts")
         known, at = same_marker(out["last_offset"], out["producer_id"], entries)
+        _check_no_marker_lost(file, scans, entries, aborted, known, at)
         index_only.append(entries[right & ~known])
         same = right & known
         for name in ("first_offset", "last_stable_offset"):
             out[name][at[same]] = entries[name][same]
     return out, _by_marker(np.concatenate(index_only))
+
+
+def _check_no_marker_lost(
+    file: SideFile,
+    scans: Sequence[SegmentScan],
+    entries: np.ndarray,
+    aborted: np.ndarray,
+    known: np.ndarray,
+    at: np.ndarray,
+) -> None:
+    """By the log's markers a transaction may begin before the offset that its index entry says, only if the marker of
+    the one before is lost: in a hole, or by a broker that took it too early (KAFKA-14055). Where every offset is there
+    none is lost, and the index is wrong; else it cannot be told which is, and committed records may be at stake.
+
+    known, at: which of `entries` are in `aborted`, and where.
+    """
+    if not len(aborted) or _is_dense(scans):
+        return
+    first = aborted["first_offset"][np.minimum(at, len(aborted) - 1)]
+    doubtful = known & (entries["first_offset"] > first) & (entries["first_offset"] < entries["last_offset"])
+    for i in np.flatnonzero(doubtful)[:1]:
+        raise SetAside(
+            Problem(
+                "transaction", file.path, int(i) * TXN_INDEX_ENTRY.itemsize,
+                f"an aborted transaction of producer {int(entries['producer_id'][i])} from offset {int(first[i])} on, "
+                "by the markers in the log", f"{int(entries['first_offset'][i])}",
+                hint="a marker before it is missing, or this index is wrong: bring missing files back; if it is the "
+                "index, take it away, and the markers alone decide",
+            )
+        )  # fmt: skip
+
+
+def _is_dense(scans: Sequence[SegmentScan]) -> bool:
+    """Whether every offset of the log is in a record."""
+    ends = [max(s.base_offset, s.last_offset + 1) for s in scans]
+    joined = all(end == after.base_offset for end, after in zip(ends, scans[1:], strict=False))
+    return joined and all(s.thinned_offset < 0 for s in scans)
 
 
 def _by_marker(entries: np.ndarray) -> np.ndarray:

@@ -38,11 +38,13 @@ def gap_problems(
     *,
     log_start_offset: int,
     cleaned_until: int,
+    first_epoch: tuple[str, int] | None = None,
 ) -> Iterator[LogFormatError | str]:
     """What is a gap, as an error, and what a cleaner did above its checkpoint, as a note.
 
     segments: path, base offset, offset after the last batch, last offset at which a cleaner's work is seen (-1: none),
-    and whether it could be read to its end; by base offset. orphans: indexes without a log.
+    and whether it could be read to its end; by base offset. orphans: indexes without a log. first_epoch: the
+    leader-epoch-checkpoint and where its first epoch begins.
     """
     first, end = (segments[0][1], segments[-1][2]) if segments else (0, 0)
     for orphan in orphans:
@@ -50,6 +52,11 @@ def gap_problems(
         if not inside and not orphan.offset < first <= log_start_offset:
             where = "behind the last segment" if orphan.offset >= end else "before one that is there"
             yield LogFormatError("gap", orphan.path, 0, "the .log of this index", f"none; its offsets lie {where}")
+    if first_epoch is not None and segments and max(first_epoch[1], log_start_offset) < first:
+        yield LogFormatError(
+            "gap", first_epoch[0], 0, f"a segment at offset {first_epoch[1]}, where the first leader epoch begins",
+            f"a first one at {first}", hint="a file is missing: a broker that gives up the beginning moves it up",
+        )  # fmt: skip
     cleaned = []
     for i, (path, base, after, _, whole) in enumerate(segments[:-1]):
         low, high = max(base, after, log_start_offset, cleaned_until), segments[i + 1][1]

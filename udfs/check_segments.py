@@ -373,12 +373,23 @@ def _check_gaps(plan: CheckPlan, found: Findings) -> None:
     ]
     for gap in gap_problems(
         plan.name, rows, plan.orphans, log_start_offset=plan.log_start_offset or 0,
-        cleaned_until=plan.cleaner_checkpoint or 0,
+        cleaned_until=plan.cleaner_checkpoint or 0, first_epoch=_first_epoch(plan),
     ):  # fmt: skip
         if isinstance(gap, str) or plan.gaps_accepted:
             found.notes.append(str(gap))
         else:
             found.problems.append(Problem.of(gap, "gap"))
+
+
+def _first_epoch(plan: CheckPlan) -> tuple[str, int] | None:
+    if plan.leader_epochs is None:
+        return None
+    try:
+        path = plan.leader_epochs.path
+        epochs = checkpoints.read_leader_epochs(read_file(plan.root_of(plan.leader_epochs), path), path)
+    except LogFormatError:
+        return None  # said by _Epochs
+    return (path, epochs[0][1]) if epochs else None
 
 
 def _check_txn_indexes(plan: CheckPlan, found: Findings) -> None:

@@ -77,8 +77,9 @@ class Gap:
 
     first: int
     last: int
-    before: int = -1  # base offset of the segment that ended too early; -1: a cleaner took them, or there is none
+    before: int = -1  # base offset of the archived segment that ends there; -1: there is none
     size: int = -1  # its bytes then
+    lost: bool = True  # a file is missing or short; else a cleaner took them
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentSc
         end_offset=NO_END if plan.read_until is None else plan.read_until,
         mark=plan.known_until,
     )
-    if scan.reached_end_offset or (after is None and not plan.sealed):
-        return scan  # the index of an active segment may be younger than the copy of its log
+    if scan.reached_end_offset:
+        return scan
     end = indexed_end(root, segment, scan, MAX_OFFSET if after is None else after)
     return replace(scan, indexed_end=end) if end else scan
 

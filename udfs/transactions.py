@@ -82,6 +82,20 @@ def abort_markers(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return markers[aborts], before[aborts]
 
 
+def undecided(rows: np.ndarray, first: int, last: int) -> np.ndarray:
+    """Of TXN_BATCH[n] in log order the data batches below offset `first` whose transaction may have ended in
+    first..last: rows, rising. The next marker of their producer lies above, and may be of a later transaction.
+    """
+    order = np.lexsort((rows["base_offset"], rows["producer_id"]))
+    marker = rows["control_type"][order] >= 0
+    n = len(rows)
+    following = np.minimum.accumulate(np.where(marker, np.arange(n), n)[::-1])[::-1]
+    at = np.minimum(following, n - 1)
+    same = (following < n) & (rows["producer_id"][order][at] == rows["producer_id"][order])
+    over = same & (rows["base_offset"][order][at] > last) & (rows["last_offset"][order] < first)
+    return np.sort(order[over & ~rows["control"][order]])
+
+
 def contradictions(
     entries: np.ndarray, aborted: np.ndarray, markers: np.ndarray, markers_before: np.ndarray
 ) -> dict[int, str]:
