@@ -163,7 +163,7 @@ def test_readers_do_not_look_at_it(root: Path, row: int, name: str, value: int, 
     assert lookup(replace(plan, read_committed=True), asked).answers["answer_offset"].to_pylist() == [12]  # the end
 
 
-def test_an_entry_may_begin_before_what_a_cleaning_left(tmp_path: Path) -> None:
+def test_an_entry_may_begin_before_what_a_cleaning_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Offset 3 is gone: the archived entry knows more, decides nothing, and stays as it is in the new index."""
     root = tmp_path / "archive"
     text = (
@@ -178,7 +178,8 @@ def test_an_entry_may_begin_before_what_a_cleaning_left(tmp_path: Path) -> None:
     assert verified(root) == []
     made = root.parent / "store" / "segments/t-0/1-run/00000000000000000000.txnindex"
     assert made.exists() == bool([s for s in result.segments if s.txn_index_bytes])
-    assert cli.main(["reindex", str(root), "--check", "--no-progress"]) == 0  # other_entries
+    assert cli.main(["reindex", str(root), "--check", "--no-progress"]) == 0
+    assert "txnindex: other_entries at byte 0 (entry 0)" in capsys.readouterr().out
     change(root, 0, "first_offset", 1)
     assert [p[1] for p in verified(root)] == ["a first offset above 1, its producer's marker before"]
     assert cli.main(["reindex", str(root), "--check", "--no-progress"]) == 3
