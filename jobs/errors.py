@@ -214,6 +214,12 @@ class DiskFullError(MachineError):
     hint = "what was committed stays; free space and run again; vacuum removes what the run left"
 
 
+class RestoreFullError(DiskFullError):
+    """No space left for a restored log directory."""
+
+    hint = "free space and run again; what this run had written there was removed, and the store is as it was"
+
+
 class OutputFullError(DiskFullError):
     """No space left for rebuilt index files."""
 

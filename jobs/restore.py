@@ -23,7 +23,15 @@ from pyarrow import fs as pafs
 from jobs import errors, session
 from jobs.archive import Archive, list_archive, matching
 from jobs.copy_files import Made, copy_log, copy_small, finish
-from jobs.errors import LogStartError, MissingFileError, MissingPathError, NoGenerationError, NotEmptyError, UsageError
+from jobs.errors import (
+    LogStartError,
+    MissingFileError,
+    MissingPathError,
+    NoGenerationError,
+    NotEmptyError,
+    RestoreFullError,
+    UsageError,
+)
 from jobs.options import RestoreOptions
 from jobs.places import Place, check_apart, check_outside, is_same
 from jobs.progress import Progress
@@ -31,6 +39,7 @@ from jobs.report import ShownInNotebooks, count, seconds, size, table
 from jobs.state import Checkpoint, RunRow, Segment, State, open_state
 from logformat import names
 from logformat.checkpoints import write_clean_shutdown, write_offset_checkpoint
+from logformat.errors import is_full
 from logformat.locations import first_of, text_entries
 from udfs.storage import Root, normal_uri, open_root, write_file
 
@@ -165,6 +174,11 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
         left = made.take_back()
         if left:
             error.add_note(f"left in {output.uri}: {_first(left)}")
+        if is_full(error):
+            full = RestoreFullError(path=output.uri, found="disk full")
+            for note in getattr(error, "__notes__", ()):
+                full.add_note(note)
+            raise full from error
         raise
     _list_beyond(report, listed, targets, manifests)
     report.seconds["total"] = round(time.monotonic() - began, 3)

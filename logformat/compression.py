@@ -41,6 +41,8 @@ GZIP_HEADER: Final = bytes.fromhex(
     "1f8b08 00 00000000 00 ff"
 )  # no name, no time; "unknown" system, as Java 16 and later
 GZIP_STEP: Final = 1 << 20  # bytes decompressed by one call of zlib; bounds what stands beside our buffer
+_GZIP_PIECE: Final = 1 << 16  # of the input
+_GZIP_SMALLEST_PIECE: Final = 1 << 9
 _GZIP_TRAILER: Final = struct.Struct("<II")  # CRC-32 and size of the content
 
 XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
@@ -153,19 +155,26 @@ def _append(chunk: bytes | memoryview, out: Scratch, at: int, written: int, limi
 
 
 def _read_gzip(view: memoryview, out: Scratch, at: int, limit: int) -> int:
-    written = 0
-    rest: bytes | memoryview = view
+    # In pieces: zlib copies what it leaves of each at every step, so a whole body would cost its square.
+    written, pos, end, piece = 0, 0, len(view), _GZIP_PIECE
     while True:
         member = zlib.decompressobj(31)
+        rest: bytes | memoryview = b""
         while not member.eof:
+            if not rest:
+                rest = view[pos : pos + piece]
+                pos += len(rest)
+                piece = min(2 * piece, _GZIP_PIECE)
+            ended = pos == end
             chunk = member.decompress(rest, min(GZIP_STEP, limit - written + 1))
             rest = member.unconsumed_tail
-            if not chunk and not rest and not member.eof:
+            if not chunk and not rest and not member.eof and ended:
                 raise _BrokenError("its end is missing")
             written = _append(chunk, out, at, written, limit)
-        rest = member.unused_data
-        if not rest:
+        pos -= len(member.unused_data)
+        if pos == end:
             return written
+        piece = _GZIP_SMALLEST_PIECE  # there may be very many members
 
 
 def _read_snappy(view: memoryview, out: Scratch, at: int, limit: int) -> int:

@@ -25,7 +25,7 @@ from logformat.batch_headers import MAX_BATCH_BYTES, NO_END
 from logformat.dump_findings import Findings
 from logformat.dump_indexes import IndexFindings
 from logformat.dump_log import LogFindings, LogOptions, log_lines
-from logformat.errors import LogFormatError, stopped, unreadable
+from logformat.errors import LogFormatError, stopped, unreadable, without_frames
 from logformat.locations import locate, text_entries
 from logformat.regular_files import files_below, open_input
 from logformat.side_files import read_side_file
@@ -149,7 +149,7 @@ def _file(file: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[
     except OSError as error:
         findings.problems.append(unreadable(file.located, error))
     except Exception as error:  # the other files go on
-        findings.problems.append(stopped(error, file.located))
+        findings.problems.append(without_frames(stopped(error, file.located)))
 
 
 def _as_bytes(lines: Any) -> memoryview:

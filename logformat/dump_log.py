@@ -21,7 +21,7 @@ from logformat import legacy
 from logformat.batch_headers import MAX_BATCH_BYTES, NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
 from logformat.batch_kernels import checksums_fit
 from logformat.bodies import BadBatch, BodyLoader, Run
-from logformat.errors import LogFormatError
+from logformat.errors import LogFormatError, without_frames
 from logformat.layout import CODEC_MASK, LOG_OVERHEAD, MIN_LEGACY_SIZE
 from logformat.records import Place, record_batches
 from logformat.schemas import RECORDS, select
@@ -168,7 +168,7 @@ def _chunks(file: Any, path: str, end: int, max_batch_bytes: int, findings: LogF
                 yield chunk
         except LogFormatError as error:
             if [str(error)] != [str(problem) for problem in findings.problems[-1:]]:  # else it was read once more
-                findings.problems.append(error)
+                findings.problems.append(without_frames(error))
             if error.kind == "offsets" and previous >= 0:  # the batch by itself may be whole
                 position, previous = at, -1
                 continue
@@ -202,7 +202,7 @@ def _deep(chunk: Chunk, loader: BodyLoader, path: str, options: LogOptions, find
     wanted = options.wanted.batches(chunk.batches)
     for run in loader.runs_around_damage(chunk.raw, chunk.position, chunk.batches, wanted, path):
         if isinstance(run, BadBatch):
-            findings.problems.append(run.error)
+            findings.problems.append(without_frames(run.error))
         else:
             yield from _run_lines(run, chunk, path, options, findings)
 

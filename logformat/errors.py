@@ -73,6 +73,12 @@ def stopped(error: Exception, name: str) -> LogFormatError:
     return out
 
 
+def without_frames(error: LogFormatError) -> LogFormatError:
+    """An error that is to be kept, without the frames that it came through: they would keep their buffers."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
+
+
 def _stopped(error: Exception, name: str) -> LogFormatError:
     if isinstance(error, OSError):
         return LogFormatError("unwritable", str(error.filename or name), 0, "a file that can be written", _said(error))

@@ -15,17 +15,19 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
 from pyarrow import fs as pafs
 
 # Wherever a URI begins, in a text too; of stores also with too few slashes
 _URI: Final = re.compile(
     r"(?:(?P<scheme>[a-z][a-z0-9+.-]*)://|(?<![^=,\s])(?P<store>s3[an]?|gs|hdfs|abfss?|wasbs?):/?)"
-    r"(?P<authority>[^/?#,\s]*)",
+    r"(?P<authority>(?:[^/?#,\s]|,(?![a-z][a-z0-9+.-]*:/))*)",
     re.IGNORECASE,
 )
-_PARAMETER: Final = re.compile(r"[?&#](?P<name>[^=&#/?\s]+)=(?P<value>[^&#\s]*)")
+_AFTER_SLASHES: Final = re.compile(r"[/\s]+([^/?#,\s]*)")  # s3:///KEY:SECRET@bucket
+_PARAMETER: Final = re.compile(r"[?&#;](?P<name>[^=&#;/?\s]+)=(?P<value>[^&#;\s]*)")
 _SECRET_NAME: Final = re.compile(
-    r"secret|passw|pwd|token|key(?!tab)|credential(?!_kind)|^sig$|signature|^sas|auth(?!ority)", re.IGNORECASE
+    r"secret|pass|pwd|token|key(?!tab)|cred(?!ential_kind)|^sig$|signature|^sas|auth(?!ority)", re.IGNORECASE
 )
 # Schemes whose authority may begin with a name, which is no secret
 _NAMED: Final = {"hdfs", "viewfs", "webhdfs", "abfs", "abfss", "wasb", "wasbs", "sftp"}
@@ -55,9 +57,11 @@ def refuse_secrets(text: str) -> None:
 
 def has_secret(text: str) -> bool:
     """Whether there is a URI with credentials in `text`, as far as they can be told by their place."""
-    found = False
+    found = "%" in text and has_secret(unquote(text))
     for uri in _URI.finditer(text):
         scheme, authority = (uri["scheme"] or uri["store"]).lower(), unquote(uri["authority"])
+        behind = _AFTER_SLASHES.match(text, uri.end()) if scheme in _BUCKETS and not authority else None
+        found = found or (behind is not None and _is_secret(scheme, unquote(behind[1])))
         found = found or _is_secret(scheme, authority)
         found = found or any(
             _SECRET_NAME.search(unquote(parameter["name"])) or "@" in unquote(parameter["value"])
@@ -79,6 +83,8 @@ def without_secrets(uri: str) -> str:
     if not has_secret(uri):
         return uri
     scheme, _, rest = uri.partition("://")
+    if not rest:
+        return f"{uri.partition(':')[0]}://***"
     address, _, query = rest.partition("?")
     authority, slash, path = address.partition("/")
     user, _, host = authority.rpartition("@")
@@ -112,6 +118,8 @@ def file_system(uri: str) -> tuple[Any, str]:
     """
     refuse_secrets(uri)
     scheme, _, rest = uri.partition("://")
+    if scheme == "s3" and not rest.strip().partition("/")[0]:
+        raise pa.ArrowInvalid("no bucket")
     if scheme == "s3" and rest and "?" not in rest:
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
         if "@" in endpoint:

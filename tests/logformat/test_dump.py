@@ -134,6 +134,19 @@ def test_damage_is_passed_over(tmp_path):
     assert {p.kind for p in findings.all_problems} == {"compressed", "magic"}
 
 
+def test_what_is_told_of_damage_keeps_nothing_else_alive(tmp_path):
+    """The frames of an error hold the buffers of the read: a few bombs would take gigabytes until the end."""
+    log = write_segment(tmp_path, "{codec=gzip} a=1 | {codec=gzip} b=2 | c=3")
+    data = bytearray(log.read_bytes())
+    data[61 + 12] ^= 0xFF  # inside the first compressed body; no checksum is looked at
+    data[12 + int.from_bytes(data[8:12], "big") + 17] ^= 0xFF  # the second batch's checksum
+    log.write_bytes(data)
+    _, findings = dumped(log)
+    problems = findings.all_problems
+    assert problems
+    assert all(p.__traceback__ is None and p.__cause__ is None and p.__context__ is None for p in problems)
+
+
 def test_a_torn_tail(tmp_path):
     log = write_segment(tmp_path, "a=1 | b=2")
     data = log.read_bytes()

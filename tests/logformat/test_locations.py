@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
 
@@ -92,3 +93,35 @@ def test_crosses_processes():
     error = pickle.loads(pickle.dumps(SecretInUriError()))
     assert isinstance(error, SecretInUriError)
     assert str(error) == str(SecretInUriError())
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3:///KEYNAME:SEKRET@b/x",
+        "s3:// KEYNAME:SEKRET@b/x",
+        "s3://KEYNAME,SEKRET:x@b",
+        "s3://b/x?pass=SEKRET",
+        "s3://b/x?region=us-east-1&passphrase=SEKRET",
+        "s3://b/x?region=us-east-1;secret_key=SEKRET",
+        "s3://b/x%3Fsecret_key=SEKRET",
+        "gs://b/x?json_creds=SEKRET",
+    ],
+)
+def test_spellings_that_hide_a_secret(uri):
+    """Found by an attack: each was accepted, and repeated in an error."""
+    assert has_secret(uri)
+    with pytest.raises(SecretInUriError) as refused:
+        file_system(uri)
+    assert "SEKRET" not in str(refused.value)
+    assert "SEKRET" not in without_secrets(uri)
+
+
+def test_what_was_stored_with_too_few_slashes_is_shown_without_its_secret():
+    for uri in ("s3:KEY:SEKRET@b", "s3:/KEY:SEKRET@b/x"):
+        assert "SEKRET" not in without_secrets(uri)
+
+
+def test_a_uri_without_a_bucket():
+    with pytest.raises(pa.ArrowInvalid, match="no bucket"):
+        file_system("s3:///b/x")
