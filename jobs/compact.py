@@ -180,7 +180,7 @@ def _plans(
                 report.results.append(PartitionResult(*key, "set_aside", problem=reason.problem))
                 continue
             report.anew.add(key)
-            inputs = inputs_from_archive(archived)
+            inputs = inputs_from_archive(archived) | {"anew": True}
         previous = checkpoint.generation if checkpoint else 0
         folder = f"segments/{partition_folder(*key)}/{previous + 1}-{run_id}"
         plan = PartitionPlan(
@@ -202,6 +202,7 @@ def _anew(plan: PartitionPlan, archived: ArchivedPartition, *, checkpoints: bool
     """
     return replace(
         plan, known_until=None, known_last_batch=LastBatch(), identity_segment=None, known_gaps=(),
+        anew=plan.known_until is not None or plan.anew,
         **inputs_from_archive(archived, checkpoints=checkpoints),  # type: ignore[arg-type]
     )  # fmt: skip
 

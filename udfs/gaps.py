@@ -121,10 +121,10 @@ def _holes(plan: PartitionPlan, scans: Sequence[SegmentScan]) -> Iterator[_Hole]
 
 
 def _first_epoch(plan: PartitionPlan) -> tuple[tuple[int, int], ...]:
-    """(epoch, offset) at which the log began; none where a generation knows it. A broker that gives up the beginning of
-    a log moves this offset up, so it is never below the first segment.
+    """(epoch, offset) at which the log began; none where a generation knows it, or knew. A broker that gives up the
+    beginning of a log moves this offset up, so it is never below the first segment.
     """
-    return plan.leader_epochs[:1] if plan.leader_epochs and plan.known_until is None else ()
+    return plan.leader_epochs[:1] if plan.leader_epochs and plan.known_until is None and not plan.anew else ()
 
 
 def _behind_generation(plan: PartitionPlan, below: int) -> bool:

@@ -113,6 +113,7 @@ class PartitionPlan:
     log_start_checkpoint: int | None = None  # of the archive
     orphans: tuple[SideFile, ...] = ()  # indexes of the archive whose .log is not there, by offset
     known_gaps: tuple[Gap, ...] = ()  # of the last generation
+    anew: bool = False  # --reset: from what the archive holds, wherever that begins; the generation before is kept
 
     @property
     def read_until(self) -> int | None:
