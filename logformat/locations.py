@@ -57,7 +57,8 @@ def refuse_secrets(text: str) -> None:
 
 def has_secret(text: str) -> bool:
     """Whether there is a URI with credentials in `text`, as far as they can be told by their place."""
-    found = "%" in text and has_secret(unquote(text))
+    plain = unquote(text)
+    found = plain != text and has_secret(plain)
     for uri in _URI.finditer(text):
         scheme, authority = (uri["scheme"] or uri["store"]).lower(), unquote(uri["authority"])
         behind = _AFTER_SLASHES.match(text, uri.end()) if scheme in _BUCKETS and not authority else None

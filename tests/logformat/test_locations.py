@@ -125,3 +125,8 @@ def test_what_was_stored_with_too_few_slashes_is_shown_without_its_secret():
 def test_a_uri_without_a_bucket():
     with pytest.raises(pa.ArrowInvalid, match="no bucket"):
         file_system("s3:///b/x")
+
+
+@pytest.mark.parametrize("path", ["/archive/100%", "s3://bucket/100%25/a", "s3://b/%2525", "/a%zz"])
+def test_a_percent_sign_is_no_secret(path):
+    assert not has_secret(path)
