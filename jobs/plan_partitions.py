@@ -145,14 +145,9 @@ def _check_nothing_came_back(archived: ArchivedPartition, checkpoint: Checkpoint
             came = gap.first <= s.base_offset <= gap.last and s.size > 0
             cleaned = (archived.cleaner_checkpoint or 0) > gap.last  # by the archive's broker: it joins segments
             if came or (s.base_offset == gap.before and s.size > gap.size and not cleaned):
-                raise NotPlanned(
-                    Problem(
-                        "gap", s.path, 0,
-                        f"no offsets from {gap.first} to {gap.last}, as generation {checkpoint.generation} was made",
-                        f"{s.size} bytes from offset {s.base_offset} on", state="gap",
-                        hint="what was missing has come back: --reset to begin anew from what the archive holds",
-                    )
-                )  # fmt: skip
+                raise _came_back(
+                    s, f"no offsets from {gap.first} to {gap.last}, as generation {checkpoint.generation} was made"
+                )
 
 
 def _check_begins_there(archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment]) -> None:
@@ -161,14 +156,16 @@ def _check_begins_there(archived: ArchivedPartition, checkpoint: Checkpoint, man
     first = archived.segments[0]
     given_up = (archived.log_start_checkpoint or 0) >= begins
     if first.base_offset < begins and first.size and not given_up:
-        raise NotPlanned(
-            Problem(
-                "gap", first.path, 0,
-                f"no offsets below {begins}, where generation {checkpoint.generation} begins",
-                f"{first.size} bytes from offset {first.base_offset} on", state="gap",
-                hint="what was missing has come back: --reset to begin anew from what the archive holds",
-            )
-        )  # fmt: skip
+        raise _came_back(first, f"no offsets below {begins}, where generation {checkpoint.generation} begins")
+
+
+def _came_back(s: ArchivedSegment, expected: str) -> NotPlanned:
+    return NotPlanned(
+        Problem(
+            "gap", s.path, 0, expected, f"{s.size} bytes from offset {s.base_offset} on", state="gap",
+            hint="what was missing has come back: --reset to begin anew from what the archive holds",
+        )
+    )  # fmt: skip
 
 
 def _check_identity(archived: ArchivedPartition, checkpoint: Checkpoint, archive_uri: str) -> None:

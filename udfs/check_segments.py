@@ -169,7 +169,7 @@ def check_side(plan: CheckPlan, found: Findings) -> None:
     epochs, producers = _Epochs(plan, found), _Producers()
     for number in range(len(plan.segments)):
         rows.append(_check_segment(plan, number, found, epochs, producers, buffer))
-    _check_gaps(plan, found)
+    _check_gaps(plan, epochs.first, found)
     last = found.facts[-1] if found.facts else None
     found.log_end_offset = 0 if last is None else max(last.base_offset, last.last_offset + 1)
     found.transactions = np.concatenate([np.empty(0, TXN_ROW), *rows])
@@ -304,6 +304,7 @@ class _Epochs:
 
     def __init__(self, plan: CheckPlan, found: Findings) -> None:
         self.found, self.latest, self.listed = found, -1, np.empty((0, 2), np.int64)
+        self.path = plan.leader_epochs.path if plan.leader_epochs is not None else ""
         if plan.leader_epochs is not None:
             found.attempt(lambda: self._read(plan, plan.leader_epochs), plan.leader_epochs.path)  # type: ignore[arg-type]
 
@@ -314,6 +315,11 @@ class _Epochs:
         lines = data.decode("utf-8", "replace").split("\n")[2:]
         if [tuple(map(int, line.split())) for line in lines if line.strip()] != [tuple(e) for e in epochs]:
             raise LogFormatError("side_file", file.path, 0, "epochs and offsets that rise", "some that do not")
+
+    @property
+    def first(self) -> tuple[str, int] | None:
+        """The leader-epoch-checkpoint, and where its first epoch begins; None: it lists none."""
+        return (self.path, int(self.listed[0, 1])) if len(self.listed) else None
 
     def check(self, path: str, batches: np.ndarray) -> None:
         """One note for a chunk, at the first batch that is not as expected."""
@@ -364,7 +370,7 @@ def _check_tail(walk: LogWalk, active: bool, found: Findings) -> None:
         )  # fmt: skip
 
 
-def _check_gaps(plan: CheckPlan, found: Findings) -> None:
+def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, found: Findings) -> None:
     if plan.generation:
         return
     rows = [
@@ -373,23 +379,12 @@ def _check_gaps(plan: CheckPlan, found: Findings) -> None:
     ]
     for gap in gap_problems(
         plan.name, rows, plan.orphans, log_start_offset=plan.log_start_offset or 0,
-        cleaned_until=plan.cleaner_checkpoint or 0, first_epoch=_first_epoch(plan),
+        cleaned_until=plan.cleaner_checkpoint or 0, first_epoch=first_epoch,
     ):  # fmt: skip
         if isinstance(gap, str) or plan.gaps_accepted:
             found.notes.append(str(gap))
         else:
             found.problems.append(Problem.of(gap, "gap"))
-
-
-def _first_epoch(plan: CheckPlan) -> tuple[str, int] | None:
-    if plan.leader_epochs is None:
-        return None
-    try:
-        path = plan.leader_epochs.path
-        epochs = checkpoints.read_leader_epochs(read_file(plan.root_of(plan.leader_epochs), path), path)
-    except LogFormatError:
-        return None  # said by _Epochs
-    return (path, epochs[0][1]) if epochs else None
 
 
 def _check_txn_indexes(plan: CheckPlan, found: Findings) -> None:
