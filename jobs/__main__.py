@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from jobs import cli, submit
+from jobs.command import cli
+from jobs.spark import submit
 
 
 def main() -> int:

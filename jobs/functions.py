@@ -7,8 +7,8 @@
 
     register_avro(spark, "order", schema)    # kafka_avro gives JSON text; this one a struct of the schema's type
 
-All are Arrow UDFs over udfs/decode.py, avro.py and partitioner.py, so they work through Spark Connect as well, where
-the server's Python finds this project and its packages. A malformed value is null, and kafka_problem says why;
+All are Arrow UDFs over udfs/decode, so they work through Spark Connect as well, where the
+server's Python finds this project and its packages. A malformed value is null, and kafka_problem says why;
 registered with errors="fail" it ends the query. They are temporary functions of the session.
 """
 
@@ -22,13 +22,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import from_arrow_type
 
-from udfs.avro import avro_json, avro_schema, decode_avro
-from udfs.decode import DECODERS, Errors, decode, fail_at_first, problems_of
-from udfs.partitioner import murmur2, partition_of
+from udfs.decode.avro import avro_json, avro_schema, decode_avro
+from udfs.decode.decoders import DECODERS, Errors, decode, fail_at_first, problems_of
+from udfs.decode.partitioner import murmur2, partition_of
 
 _udf: Any = arrow_udf  # its stubs want a function type, its code prefers type hints
 _PREFIX: Final = "kafka_"
-# Those of udfs.decode that Spark has not itself: its hex and base64 are faster, and try_parse_json checks JSON
+# Those of udfs.decode.decoders that Spark has not itself: its hex and base64 are faster, and try_parse_json checks JSON
 _DECODERS: Final = tuple(name for name in DECODERS if name not in ("json", "hex", "base64"))
 
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from pyarrow import fs as pafs
 
-from jobs.each import WITHOUT_SPARK_BYTES, each
+from jobs.archive.places import Place, check_apart
+from jobs.command.nearest import no_such_topic
+from jobs.command.options import InspectOptions
+from jobs.command.progress import Progress
+from jobs.command.reporting import size
 from jobs.errors import DONE, PROBLEMS, MissingPathError, NotEmptyError, UsageError
-from jobs.nearest import no_such_topic
-from jobs.options import InspectOptions
-from jobs.places import Place, check_apart
-from jobs.progress import Progress
-from jobs.report import size
+from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from logformat import names
 from logformat.locations import first_of
 from udfs.dump_files import (

@@ -5,7 +5,7 @@
     archive.profile("users")              # what the page of `report` shows, of some topics
     users = archive["users-0"]
     users.profile()                       # of one partition
-    users.paths                           # for logformat.segment.open_segment
+    users.paths                           # for logformat.batches.segment.open_segment
 
 Nothing is read before it is asked for, but names, sizes and the small files beside the logs.
 """
@@ -20,13 +20,13 @@ from typing import Final
 
 import pandas as pd
 
-from jobs.archive import Archive, ArchivedPartition, archive_at, matching
-from jobs.archive_report import ArchiveReport, is_compacted, profile_archive
-from jobs.config import Config, load_config
-from jobs.options import ReportOptions
-from jobs.progress import Silent
+from jobs.archive.listing import Archive, ArchivedPartition, archive_at, matching
+from jobs.command.config import Config, load_config
+from jobs.command.options import ReportOptions
+from jobs.command.progress import Silent
+from jobs.report.job import ArchiveReport, is_compacted, profile_archive
 from logformat.control_characters import visible
-from udfs.partition_profile import AGE_NAMES, PartitionProfile, SegmentProfile
+from udfs.report.partition_profile import AGE_NAMES, PartitionProfile, SegmentProfile
 from udfs.storage import normal_uri
 
 _SHOWN_ROWS: Final = 200  # of a table that shows itself; the DataFrame has them all
@@ -182,7 +182,7 @@ class ProfiledPartition:
         return pd.DataFrame([asdict(key) for key in self.found.hot_keys], columns=["records", "sha256", "text"])
 
     def _repr_html_(self) -> str:
-        from jobs.report_page import partition_fragment  # noqa: PLC0415 - the plot library takes a second to load
+        from jobs.report.page import partition_fragment  # noqa: PLC0415 - the plot library takes a second to load
 
         return partition_fragment(self.found)
 

@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from jobs import session
-from jobs.submit import user_options
+from jobs.spark import session
+from jobs.spark.submit import user_options
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "archive"
 _WITHOUT_SPARK = (
@@ -26,12 +26,14 @@ _WITHOUT_SPARK = (
 def main() -> int:
     """Fetch, train, write the archive. Returns an exit code; a missing archive is none worth failing for."""
     java = session.find_java()
-    subprocess.run([sys.executable, "-c", "import udfs.preload"], check=False)  # compiles the kernels of a compaction
+    subprocess.run(
+        [sys.executable, "-c", "import udfs.compact.warm_up"], check=False
+    )  # compiles the kernels of a compaction
     for job in _WITHOUT_SPARK if EXAMPLE.is_dir() else ():  # and those of these jobs
         command = [sys.executable, "-m", "jobs", job[0], str(EXAMPLE), *job[1:]]
         subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     if not session.cached_jars(Path("~/.ivy2.5.2").expanduser()):
-        subprocess.run([sys.executable, "-c", "from jobs import session; session.start()"], check=False)
+        subprocess.run([sys.executable, "-c", "from jobs.spark import session; session.start()"], check=False)
     archive = session.class_archive(java)
     if archive is None or archive.is_file():
         return 0
@@ -56,7 +58,7 @@ def train(part: str) -> None:
             + f" -XX:ArchiveClassesAtExit={part} -Xlog:disable"
         },
     )
-    from jobs.state import exercise  # noqa: PLC0415
+    from jobs.store.tables import exercise  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as folder:
         exercise(spark, folder)

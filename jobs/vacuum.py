@@ -22,13 +22,14 @@ from typing import Any
 
 from pyarrow import fs as pafs
 
-from jobs import errors, session
-from jobs.options import VacuumOptions
-from jobs.places import Place, check_apart
-from jobs.progress import Progress
-from jobs.report import ShownInNotebooks, count, seconds, size, table
-from jobs.restore import open_store
-from jobs.state import RunRow, Segment, State, open_state
+from jobs import errors
+from jobs.archive.places import Place, check_apart
+from jobs.command.options import VacuumOptions
+from jobs.command.progress import Progress
+from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
+from jobs.restore.job import open_store
+from jobs.spark import session
+from jobs.store.tables import RunRow, Segment, State, open_state
 from logformat import names
 from logformat.locations import text_entries
 from udfs.storage import Root
@@ -36,7 +37,7 @@ from udfs.storage import Root
 Key = tuple[str, int]
 Run = tuple[Key, int, str]  # partition, generation, run id
 
-# With what jobs.tasks.for_this_attempt puts behind it: a part of the run id where that task's files were committed
+# With what jobs.spark.tasks.for_this_attempt puts behind it: a part of the run id where a task's files were committed
 _RUN_FOLDER = re.compile(r"(?P<generation>[1-9][0-9]{0,18})-(?P<run_id>[0-9a-f]{32}(\.[0-9]{1,19})?)")
 
 

@@ -10,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from logformat.partition_log import open_partition
-    from logformat.segment import open_segment
+    from logformat.batches.segment import open_segment
+    from logformat.search.partition_log import open_partition
 
 __all__ = ["open_partition", "open_segment"]
 
-_HOMES = {"open_partition": "logformat.partition_log", "open_segment": "logformat.segment"}
+_HOMES = {"open_partition": "logformat.search.partition_log", "open_segment": "logformat.batches.segment"}
 
 
 def __getattr__(name: str) -> Any:

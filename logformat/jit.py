@@ -26,14 +26,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 _config: Any = numba.config
 _caching: Any = caching  # half of it has types
 
-_SOURCES = ("*/*_kernels.py", "logformat/layout.py", "logformat/crc32*.py", "logformat/jit.py", "udfs/transactions.py")
+_SOURCES = (
+    "logformat/**/*_kernels.py", "logformat/primitives/crc32*.py", "logformat/layout.py", "logformat/jit.py",
+    "udfs/**/*_kernels.py", "udfs/compact/transactions.py",
+)  # fmt: skip
 
 
 @functools.cache
 def _state_of_sources() -> str:
     """Changes when a kernel, or what it is made of, does: a hash of names, sizes and times."""
-    files = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern) if path.parent.name != "tests")
-    stamp = "".join(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns} " for path in files)
+    files = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern))
+    stamp = "".join(f"{path.relative_to(ROOT)} {path.stat().st_size} {path.stat().st_mtime_ns} " for path in files)
     return hashlib.sha256(stamp.encode()).hexdigest()[:16]
 
 

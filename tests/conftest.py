@@ -27,7 +27,7 @@ def spark() -> Iterator[SparkSession]:
     """The one session of a test run, made as the jobs make theirs."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))  # workers' too
-    from jobs import session
+    from jobs.spark import session
 
     made = session.start("lastkey-tests")
     yield made

@@ -1,6 +1,7 @@
 """Who may import whom, how long a module may be, and how none may be called: read from the sources, nothing is run.
 
-The rules stand in CONTRIBUTING; they keep the formats free of Spark, and Spark's part free of bytes.
+`FLOORS` is the table of CONTRIBUTING: it keeps the formats free of Spark, Spark's part free of bytes, and the code that
+checks free of the code that it checks.
 """
 
 from __future__ import annotations
@@ -14,8 +15,78 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("logformat", "udfs", "jobs")
-SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-MODULES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in SOURCES]
+SOURCES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+# A room, or a module that lies in none, and what of its package it may import beside itself
+_BASE = {"logformat.errors", "logformat.layout", "logformat.names", "logformat.schemas", "logformat.locations"}
+_BYTES = _BASE | {"logformat.jit", "logformat.regular_files", "logformat.primitives"}
+_FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
+_TASK = {"udfs.storage", "udfs.attempt", "udfs.groups", "udfs.compact.plan"}
+_SHELL = {"jobs.errors", "jobs.command", "jobs.archive", "jobs.store"}
+_JOB = _SHELL | {"jobs.spark"}
+FLOORS: dict[str, set[str]] = {
+    "logformat.errors": set(),
+    "logformat.layout": set(),
+    "logformat.names": set(),
+    "logformat.schemas": set(),
+    "logformat.control_characters": set(),
+    "logformat.locations": set(),
+    "logformat.cache_folder": {"logformat.errors"},
+    "logformat.jit": {"logformat.cache_folder"},
+    "logformat.regular_files": {"logformat.locations"},
+    "logformat.primitives": _BYTES,
+    "logformat.batches": _BYTES,
+    "logformat.side_files": _BYTES,
+    "logformat.messages": _BYTES,
+    "logformat.listing": _FILES,
+    "logformat.search": _FILES | {"logformat.listing"},
+    "logformat.dump": _FILES,
+    "logformat.writing": _FILES,
+    "logformat": {"logformat.batches", "logformat.search"},
+    "udfs": set(),
+    "udfs.storage": set(),
+    "udfs.groups": set(),
+    "udfs.attempt": _TASK,
+    "udfs.decode": set(),
+    "udfs.dump_files": _TASK | {"udfs.decode"},
+    "udfs.compact": _TASK,
+    "udfs.verify": _TASK,  # never compact: it shares no code with what it checks
+    "udfs.lookup": _TASK,
+    "udfs.reindex": _TASK | {"udfs.compact", "udfs.verify"},
+    "udfs.data_source": _TASK | {"udfs.compact", "udfs.lookup"},
+    "udfs.report": _TASK | {"udfs.compact"},
+    "jobs": set(),
+    "jobs.errors": set(),
+    "jobs.command": {"jobs.errors"},
+    "jobs.archive": {"jobs.errors"},
+    "jobs.store": {"jobs.errors"},
+    "jobs.spark": {"jobs.errors", "jobs.command"},
+    "jobs.compact": _JOB,
+    "jobs.verify": _JOB,
+    "jobs.restore": _JOB,
+    "jobs.vacuum": _JOB | {"jobs.restore"},
+    "jobs.reindex": _JOB,
+    "jobs.lookup": _JOB,
+    "jobs.inspect_log": _JOB,
+    "jobs.functions": set(),
+    "jobs.data_source": _SHELL,  # never spark: where Spark plans a source there is no session
+    "jobs.report": _JOB | {"jobs.compact", "jobs.data_source"},
+    "jobs.notebook": _JOB | {"jobs.report"},
+    "jobs.prepare": _JOB,
+    "jobs.__main__": {"jobs.command", "jobs.spark"},
+}
+OURS = {"logformat": {"logformat"}, "udfs": {"udfs", "logformat"}, "jobs": {"jobs", "udfs", "logformat"}}
+# What of the formats the jobs may know: names, texts and types, no reader of a log
+FORMATS_FOR_JOBS = {
+    "logformat.names", "logformat.schemas", "logformat.errors", "logformat.locations", "logformat.control_characters",
+    "logformat.side_files.checkpoints",
+}  # fmt: skip
+# What kernels may import beside other kernels: what checksums are made of is inlined into them
+FOR_KERNELS = {"logformat.layout", "logformat.jit", "logformat.primitives.crc32", "logformat.primitives.crc32c"}
 
 CODECS = {"google_crc32c", "cramjam", "zstandard", "lz4", "snappy"}
 THIRD_PARTY = {
@@ -24,114 +95,150 @@ THIRD_PARTY = {
     "jobs": {"numpy", "pyarrow", "pyspark", "delta", "py4j", "click", "tqdm", "google_crc32c", "deltalake",
              "matplotlib", "jinja2", "markupsafe", "pandas"},
 }  # fmt: skip
-OURS = {"logformat": {"logformat"}, "udfs": {"udfs", "logformat"}, "jobs": {"jobs", "udfs", "logformat"}}
-# What of the formats the jobs may know: names, texts and types, no reader of a log
-FORMATS_FOR_JOBS = {"names", "schemas", "errors", "text", "checkpoints", "locations", "control_characters"}
-# In logformat: modules that import nothing of ours ...
-LEAVES = {"layout", "names", "schemas", "errors", "control_characters"}
-# ... and those that kernels may import beside other kernels: what checksums are made of is inlined into them
-FOR_KERNELS = {"layout", "jit", "crc32", "crc32c"}
 ONLY_IN = {
-    "delta": {"jobs.state"},
-    "py4j": {"jobs.state"},
-    "click": {"jobs.cli"},
-    "tqdm": {"jobs.progress"},
-    "fastavro": {"udfs.avro"},
-    "matplotlib": {"jobs.report_plots"},
-    "jinja2": {"jobs.report_page"},
-    "pandas": {"jobs.notebook"},
-    "deltalake": {"jobs.data_source_store"},
+    "delta": "jobs.store",
+    "py4j": "jobs.store",
+    "deltalake": "jobs.data_source.store",
+    "click": "jobs.command.cli",
+    "tqdm": "jobs.command.progress",
+    "fastavro": "udfs.decode.avro",
+    "matplotlib": "jobs.report.plots",
+    "jinja2": "jobs.report.page",
+    "pandas": "jobs.notebook",
 }
 LONGEST = 500
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """(dotted name of what is imported, whether it is for type checkers only); `from a import b` gives a.b."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    unseen = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and ast.unparse(block.test).endswith("TYPE_CHECKING")
-        for node in ast.walk(block)
-    }
-    for node in ast.walk(tree):
+def module_of(name: str) -> str | None:
+    """The module of ours that a dotted name is, or lies in; None: of somebody else."""
+    parts = name.split(".")
+    if parts[0] not in PACKAGES:
+        return None
+    for n in range(len(parts), 0, -1):
+        for module in (".".join(parts[:n]), ".".join([*parts[:n], "__init__"])):
+            if module in SOURCES:
+                return module
+    raise AssertionError(f"{name}: no such module")
+
+
+def within(module: str, room: str) -> bool:
+    return module == room or module.startswith(room + ".") or module == f"{room}.__init__"
+
+
+def floor_of(module: str) -> str:
+    """The entry of FLOORS that a module belongs to."""
+    names = [room for room in FLOORS if within(module, room) and (room not in PACKAGES or module == f"{room}.__init__")]
+    assert names, f"{module}: in no room of the table"
+    return max(names, key=len)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names of what is imported, for type checkers only too; `from a import b` gives a.b."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, id(node) in unseen) for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
-            yield from ((f"{node.module}.{alias.name}", id(node) in unseen) for alias in node.names)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def of_ours(name: str) -> tuple[str, str] | None:
-    """(package, module) of an imported name; module "" where the package itself is imported."""
-    package, _, rest = name.partition(".")
-    if package not in PACKAGES:
-        return None
-    return package, rest.partition(".")[0]
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=MODULES)
-def test_imports_only_what_its_package_may(path):
-    package, module = path.relative_to(ROOT).parts[0], path.stem
-    for name, _ in imports(path):
+@pytest.mark.parametrize("module", SOURCES)
+def test_imports_only_what_its_room_may(module):
+    package, floor = module.partition(".")[0], floor_of(module)
+    for name in imports(SOURCES[module]):
         top = name.partition(".")[0]
-        ours = of_ours(name)
+        ours = module_of(name)
         if ours is None:
             assert top in sys.stdlib_module_names or top in THIRD_PARTY[package], name
-            assert f"{package}.{module}" in ONLY_IN.get(top, {f"{package}.{module}"}), name
+            assert within(module, ONLY_IN.get(top, module)), name
             continue
-        assert ours[0] in OURS[package], name
-        if package == "jobs" and ours[0] == "logformat":
-            assert ours[1] in FORMATS_FOR_JOBS, f"{name}: a job reads log files only through udfs"
-        if package == "logformat" and module in LEAVES:
-            raise AssertionError(f"{name}: {module} imports nothing of ours")
+        assert ours.partition(".")[0] in OURS[package], name
+        if ours.partition(".")[0] == package:
+            assert within(ours, floor) or any(within(ours, room) for room in FLOORS[floor]), f"{floor} imports {name}"
+        if package == "jobs" and top == "logformat":
+            assert ours in FORMATS_FOR_JOBS, f"{name}: a job reads log files only through udfs"
         if module.endswith("_kernels"):
-            assert ours[1].endswith("_kernels") or ours[1] in FOR_KERNELS, f"{name}: kernels import only kernels"
+            assert ours.endswith("_kernels") or ours in FOR_KERNELS, f"{name}: kernels import only kernels"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=MODULES)
-def test_length_and_name(path):
+def test_the_table_has_no_room_that_is_not_there_and_every_one_that_is():
+    assert {floor_of(module) for module in SOURCES} == set(FLOORS)
+    named = (
+        {room for rooms in FLOORS.values() for room in rooms} | set(ONLY_IN.values()) | FORMATS_FOR_JOBS | FOR_KERNELS
+    )
+    assert not {room for room in named if not any(within(module, room) for module in SOURCES)}
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_length_and_name(module):
+    path = SOURCES[module]
     n = len(path.read_text(encoding="utf-8").splitlines())
     assert n <= LONGEST, f"{n} lines: split it"
     if path.stem.endswith("_kernels"):
         assert n <= 350, f"{n} lines of kernels"
-    assert path.stem not in sys.stdlib_module_names or path.stem.startswith("__")
-    assert path.stem not in ("common", "utils", "helpers", "util", "misc")
+    for part in (*path.relative_to(ROOT).parts[1:-1], path.stem):
+        assert part not in sys.stdlib_module_names or part.startswith("__"), part
+        assert part not in ("common", "utils", "helpers", "util", "misc")
+
+
+def nodes(module: str) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(SOURCES[module].read_text(encoding="utf-8")))
 
 
 def test_the_session_is_made_in_one_place():
     makers = {
         module
-        for module, path in zip(MODULES, SOURCES, strict=True)
+        for module, path in SOURCES.items()
         if any(text in path.read_text(encoding="utf-8") for text in ("SparkSession.builder", "launch_gateway("))
     }
-    assert makers == {"jobs.session"}
+    assert makers == {"jobs.spark.session"}
 
 
 def test_only_the_command_line_prints():
-    speakers = {
+    """Nobody prints; stdout is the command line's, which `__main__` flushes."""
+    users = {
         module
-        for module, path in zip(MODULES, SOURCES, strict=True)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "click.echo")
+        for module in SOURCES
+        for node in nodes(module)
+        if (isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.stdout", "sys.__stdout__"))
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "click.echo"))
     }
-    assert speakers <= {"jobs.cli", "logformat.dump"}
+    assert users == {"jobs.command.cli", "jobs.__main__"}
 
 
 def test_no_product_module_imports_tests():
-    for path in SOURCES:
-        assert not any(name.partition(".")[0] in ("tests", "pytest") for name, _ in imports(path)), path
+    for path in SOURCES.values():
+        assert not any(name.partition(".")[0] in ("tests", "pytest") for name in imports(path)), path
 
 
 def test_asserts_check_no_input():
     """`assert` disappears under -O: sizes of field tables may be asserted at import, nothing inside a function."""
-    for path in SOURCES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    for module in SOURCES:
         inside = [
             node.lineno
-            for function in ast.walk(tree)
+            for function in nodes(module)
             if isinstance(function, ast.FunctionDef)
             for node in ast.walk(function)
             if isinstance(node, ast.Assert)
         ]
-        assert not inside, f"{path}: assert in a function, lines {inside}"
+        assert not inside, f"{module}: assert in a function, lines {inside}"
+
+
+def test_the_kernel_cache_sees_every_kernel():
+    """What is compiled lies in a file whose change makes another cache folder: old machine code would run else."""
+    from logformat import jit
+
+    stamped = {path for pattern in jit._SOURCES for path in ROOT.glob(pattern)}
+    compiled = {
+        SOURCES[module]
+        for module in SOURCES
+        for node in nodes(module)
+        if isinstance(node, ast.FunctionDef)
+        and {ast.unparse(each).rpartition(".")[2] for each in node.decorator_list} & {"kernel", "inline", "intrinsic"}
+    }
+    assert len(compiled) > 20
+    assert compiled <= stamped
+    for module, path in SOURCES.items():  # and what they are made of
+        if path in compiled:
+            made_of = {SOURCES[ours] for name in imports(path) if (ours := module_of(name))}
+            assert made_of <= stamped | {SOURCES["logformat.jit"]}, module

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from logformat.errors import stopped
-from udfs.plan import Problem, SetAside
+from udfs.compact.plan import Problem, SetAside
 
 R = TypeVar("R")
 

@@ -1,4 +1,4 @@
-"""Log files and side files as text or JSON lines: `logformat.dump` with decoders by name, file by file for tasks."""
+"""Log files and side files as text or JSON lines: `logformat.dump.files` with decoders by name, file by file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 
-from logformat import coordinator_records, names
-from logformat.dump import DumpFile, DumpOptions, asked_for, dump_files, list_files
-from logformat.dump_findings import Findings
-from logformat.dump_log import NO_LIMIT, Decoder, LogOptions, Wanted, as_strings
+from logformat import names
+from logformat.dump.files import DumpFile, DumpOptions, asked_for, dump_files, list_files
+from logformat.dump.findings import Findings
+from logformat.dump.log import NO_LIMIT, Decoder, LogOptions, Wanted, as_strings
+from logformat.messages import coordinator_records
 from udfs.attempt import attempt
-from udfs.decode import decode, decoder
+from udfs.compact.plan import Problem
+from udfs.decode.decoders import decode, decoder
 from udfs.groups import groups
-from udfs.plan import Problem
 from udfs.storage import flush_folder, open_root
 
 __all__ = ["DumpFile", "Findings", "asked_for", "dump_files", "list_files"]  # for jobs, beside what is defined here
@@ -38,9 +39,9 @@ class DumpSpec:
     verify_index_only: bool = False
     index_sanity_check: bool = False
     as_json: bool = False
-    key_decoder: str = "string"  # a name of udfs.decode
+    key_decoder: str = "string"  # a name of udfs.decode.decoders
     value_decoder: str = "string"
-    records: str = ""  # a name of logformat.coordinator_records, for Kafka's own topics; "": none
+    records: str = ""  # a name of logformat.messages.coordinator_records, for Kafka's own topics; "": none
     wanted: Wanted = field(default_factory=Wanted)
 
 
@@ -83,7 +84,7 @@ class Dumped:
 
 
 def dump_options(spec: DumpSpec) -> DumpOptions:
-    """The same for `logformat.dump`; an unknown decoder raises ValueError that says the nearest one."""
+    """The same for `logformat.dump.files`; an unknown decoder raises ValueError that says the nearest one."""
     decode_records: Decoder | None = None
     if spec.records:
         decode_records = partial(coordinator_records.decode_records, spec.records)

@@ -15,7 +15,7 @@ from pyarrow import fs as pafs
 from logformat.errors import unreadable
 from logformat.locations import file_system, refuse_secrets
 from logformat.regular_files import odd_entries, open_input, open_local
-from logformat.side_files import read_side_file
+from logformat.side_files.small_files import read_side_file
 
 
 @dataclass(frozen=True)

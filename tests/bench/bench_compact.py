@@ -19,12 +19,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from jobs.archive import list_archive
-from jobs.plan_partitions import inputs_from_archive
+from jobs.archive.listing import list_archive
+from jobs.compact.plan import inputs_from_archive
 from tests.bench.make_log import KEYS, RECORDS, SEGMENT_BYTES, make_partition
 from tests.kafka_lab import oracle
-from udfs.compact_partition import compact_partition
-from udfs.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
+from udfs.compact.one_task import compact_partition
+from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from udfs.storage import open_root
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -92,10 +92,11 @@ def against_kafka(archive: Path, work: Path, codec: str, repeat: int) -> None:
 
 _SPARK_RUN = """
 import json, sys
-from jobs import compact, session
-from jobs.config import parse_config
-from jobs.options import CompactOptions
-from jobs.progress import Silent
+from jobs.compact import job as compact
+from jobs.spark import session
+from jobs.command.config import parse_config
+from jobs.command.options import CompactOptions
+from jobs.command.progress import Silent
 archive, store, split_bytes = sys.argv[1:]
 tables = {"defaults": {"cleanup.policy": "compact", "segment.bytes": %d}, "job": {"split.bytes": int(split_bytes)}}
 report = compact.run(CompactOptions(archive, store, %d, parse_config(tables)), Silent())

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.bench import make_log
-from tests.jobs.sources import read_only
+from tests.builders.sources import read_only
 from tests.kafka_lab import dump_log_segments, served_by_broker
 from tests.kafka_lab.jvm import java_command
 from tests.kafka_lab.spark_source import spark_kafka_jars

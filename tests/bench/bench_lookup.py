@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from logformat.partition_log import PartitionLog, open_partition
+from logformat.search.partition_log import PartitionLog, open_partition
 from tests.bench import make_log
 
 SINGLE, BATCHED, TIMES = 200_000, 4_000_000, 1_000_000

@@ -19,8 +19,8 @@ from pathlib import Path
 from tests.bench import make_log
 from tests.kafka_lab import recover_segments
 from tests.kafka_lab.jvm import lab
-from udfs.reindex_segment import ReindexSegment, ReindexSettings, ReindexTask, reindex_segments
-from udfs.reindex_write import Target
+from udfs.reindex.segment import ReindexSegment, ReindexSettings, ReindexTask, reindex_segments
+from udfs.reindex.write import Target
 
 _MB = 1e6
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from jobs import archive_report
-from jobs.config import load_config
-from jobs.options import ReportOptions
-from jobs.progress import Silent
-from jobs.report_page import page_of
+from jobs.command.config import load_config
+from jobs.command.options import ReportOptions
+from jobs.command.progress import Silent
+from jobs.report import job as archive_report
+from jobs.report.page import page_of
 from tests.browser.chromium import chromium, look
-from tests.builders import START_MS, write_partition
-from tests.jobs.test_archive_report import HOSTILE, large
+from tests.builders.logs import START_MS, write_partition
+from tests.jobs.report.test_archive_report import HOSTILE, large
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults import Fault, faulty_environment, happened
+from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, START_MS, Partition, build
+from tests.builders.faults import Fault, faulty_environment, happened
 from tests.reference.log import data_batch
-from tests.udfs.damage import RECORDS, SEGMENT_OFFSETS, START_MS, Partition, build
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 300
@@ -30,7 +30,7 @@ TOML = """
 # each command line given, one after the other, in one process: imports and kernels take longer than the jobs
 _RUN = """
 import json, sys
-from jobs.cli import main
+from jobs.command.cli import main
 for arguments in json.loads(sys.argv[1]):
     code = main(arguments)
     print(json.dumps({"code": code}), flush=True)

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JJavaError
 
 from jobs.functions import functions, register, register_avro
 from tests.reference import murmur2 as twin
-from udfs.avro import AvroSchemaError, decode_avro, read_avro
+from udfs.decode.avro import AvroSchemaError, decode_avro, read_avro
 
 pytestmark = pytest.mark.spark
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from jobs import cli
-from tests.builders import START_MS, write_partition
+from jobs.command import cli
+from tests.builders.logs import START_MS, write_partition
 from tests.golden import golden
 
 
@@ -127,7 +127,7 @@ def test_a_search_in_spark(spark, tmp_path, monkeypatch):
     alone = inspect(tmp_path, "--print-data-log", "--filter", "key=a")
     monkeypatch.setattr("jobs.inspect_log._SEARCH_BYTES", 0)
     monkeypatch.setattr("jobs.inspect_log._SEARCH_WITHOUT_SPARK_BYTES", 0)
-    monkeypatch.setattr("jobs.session.start", lambda: spark)
+    monkeypatch.setattr("jobs.spark.session.start", lambda: spark)
     assert inspect(tmp_path, "--print-data-log", "--filter", "key=a") == alone
 
 

@@ -28,7 +28,7 @@ LARGEST = 2**31 - 1  # bytes of a segment
 
 _JOBS = """
 import sys
-from jobs.cli import main
+from jobs.command.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 # What tasks of compact, report and the data source do, without the Java that starts them
@@ -36,15 +36,15 @@ _TASK = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from tests.udfs.damage import Partition
+from tests.builders.damage import Partition
 part = Partition(Path(sys.argv[2]), Path(sys.argv[3]))
 plan = part.plan(sealed=True)
 plan = replace(plan, settings=replace(plan.settings, max_decompressed_batch_bytes=int(sys.argv[4])))
 if sys.argv[1] == "compact":
-    from udfs.compact_partition import compact_partition
+    from udfs.compact.one_task import compact_partition
     problem = compact_partition(plan).problem
 elif sys.argv[1] == "splits":
-    from tests.udfs.test_splits import compact_in_splits
+    from tests.udfs.compact.test_splits import compact_in_splits
     from logformat.errors import LogFormatError
     try:
         compact_in_splits(plan)
@@ -52,15 +52,15 @@ elif sys.argv[1] == "splits":
     except LogFormatError as error:
         problem = error
 elif sys.argv[1] == "profile":
-    from udfs.profile_partition import ProfilePlan, profile_partition
+    from udfs.report.measure_partition import ProfilePlan, profile_partition
     problem = profile_partition(ProfilePlan(plan, True)).problem
 elif sys.argv[1] == "time_index":
-    from udfs.time_index_rows import TimedSegment, time_index_rows
+    from udfs.lookup.minutes import TimedSegment, time_index_rows
     limit = int(sys.argv[4])
     logs = [TimedSegment("t", 0, sys.argv[2], s.base_offset, s.path, s.size, 0, limit) for s in plan.segments]
     problem = [text for text in time_index_rows(logs)["problem"].to_pylist() if text]
 else:
-    from tests.jobs.sources import read
+    from tests.builders.sources import read
     rows = read("kafka_log", sys.argv[2], badRecords="set_aside", maxDecompressedBatchBytes=sys.argv[4])
     problem = [row["problem"] for row in rows.to_pylist() if row["problem"]]
 print(problem)

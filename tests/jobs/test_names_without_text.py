@@ -12,12 +12,9 @@ from pathlib import Path
 import pytest
 
 import logformat
-from jobs import archive_report, inspect_log, lookup, reindex, restore, vacuum
-from jobs.archive import archive_at, matching
-from jobs.data_source_files import find_partitions
-from jobs.data_source_options import Selection
-from jobs.errors import NotEmptyError
-from jobs.options import (
+from jobs import inspect_log, vacuum
+from jobs.archive.listing import archive_at, matching
+from jobs.command.options import (
     InspectOptions,
     LookupOptions,
     ReindexOptions,
@@ -25,8 +22,15 @@ from jobs.options import (
     RestoreOptions,
     VacuumOptions,
 )
-from jobs.progress import Silent
-from tests.jobs.stores import StoreMaker, run_id, tree
+from jobs.command.progress import Silent
+from jobs.data_source.files import find_partitions
+from jobs.data_source.options import Selection
+from jobs.errors import NotEmptyError
+from jobs.lookup import job as lookup
+from jobs.reindex import job as reindex
+from jobs.report import job as archive_report
+from jobs.restore import job as restore
+from tests.builders.stores import StoreMaker, run_id, tree
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "archive"
 NAMES = [os.fsdecode(name) for name in (b"\xff-0", b"caf\xe9", b"\xff.log")]

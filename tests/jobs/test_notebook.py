@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from jobs.compact_report import CompactReport
+from jobs.compact.report import CompactReport
 from jobs.errors import MissingPathError
 from jobs.notebook import open_archive
 from logformat.locations import SecretInUriError
-from tests.builders import START_MS, write_partition
-from udfs.partition_profile import DAY_MS
+from tests.builders.logs import START_MS, write_partition
+from udfs.report.partition_profile import DAY_MS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks/inspect.ipynb"

@@ -18,11 +18,11 @@ from click.testing import CliRunner
 from pyarrow import fs as pafs
 
 import logformat
-from jobs import cli
+from jobs.command import cli
 from logformat.errors import LogFormatError
 from logformat.locations import file_system
-from tests.builders import write_partition
-from tests.jobs.sources import read, tasks_of
+from tests.builders.logs import write_partition
+from tests.builders.sources import read, tasks_of
 from tests.kafka_lab.broker import free_ports
 from tests.kafka_lab.waiting import wait_until
 
@@ -187,9 +187,9 @@ def test_what_is_not_there(tmp_path):
     planned = tasks_of("kafka_log", f"{BUCKET}/shrinking")
     filesystem, path = file_system(f"{BUCKET}/shrinking/t-0/00000000000000000000.log")
     filesystem.delete_file(path)
-    from jobs.data_source import columns_of
-    from jobs.data_source_read import read_task
-    from tests.jobs.sources import BY_NAME, _Partition, options_of
+    from jobs.data_source.read import read_task
+    from jobs.data_source.source import columns_of
+    from tests.builders.sources import BY_NAME, _Partition, options_of
 
     options = options_of("kafka_log", f"{BUCKET}/shrinking")
     schema = columns_of(BY_NAME["kafka_log"].columns, options)

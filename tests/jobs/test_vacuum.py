@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from jobs import vacuum
+from jobs.command.options import VacuumOptions
+from jobs.command.progress import Silent
 from jobs.errors import MissingPathError
-from jobs.options import VacuumOptions
-from jobs.progress import Silent
-from jobs.state_rows import histories
-from tests.jobs.stores import StoreMaker, run_id, tree
+from jobs.store.rows import histories
+from tests.builders.stores import StoreMaker, run_id, tree
 
 A, B = b"a" * 1000, b"b" * 2000
 WEEK = 168.0

@@ -78,7 +78,7 @@ def kept(tmp_path_factory) -> tuple[list[Log], list[Log]]:
 
 
 def settings_for(logs: list[Log]):
-    from jobs.config import parse_config
+    from jobs.command.config import parse_config
 
     topics = {log.topic: {"segment.bytes": log.segment_bytes} for log in logs}
     defaults = {"cleanup.policy": "compact", "null.keys": "drop"}  # as the broker's cleaner does
@@ -106,9 +106,10 @@ def batches_and_records(folder: Path) -> list[str]:
 
 def three_passes(logs: list[Log], work: Path) -> list[Path]:
     """The restored log directory of each pass, after each was compared with the broker's cleaner."""
-    from jobs import compact, restore
-    from jobs.options import CompactOptions, RestoreOptions
-    from jobs.progress import Silent
+    from jobs.command.options import CompactOptions, RestoreOptions
+    from jobs.command.progress import Silent
+    from jobs.compact import job as compact
+    from jobs.restore import job as restore
 
     archive, oracle, store = work / "archive", work / "oracle", work / "store"
     lay_out(logs, archive)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.builders.sources import read
 from tests.golden import Case, case_names, golden
-from tests.jobs.sources import read
 from tests.kafka_lab import Broker, make_logs, served_by_broker
 from tests.kafka_lab.jvm import lab
 from tests.kafka_lab.spark_source import spark_kafka_jars

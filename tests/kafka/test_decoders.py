@@ -11,8 +11,8 @@ import pytest
 
 from tests.kafka_lab import Broker, create_topics
 from tests.kafka_lab.jvm import lab
-from udfs.decode import decode
-from udfs.partitioner import murmur2, partition_of
+from udfs.decode.decoders import decode
+from udfs.decode.partitioner import murmur2, partition_of
 
 pytestmark = pytest.mark.kafka
 

@@ -9,10 +9,10 @@ from collections import Counter
 
 import pytest
 
-from logformat.dump import DumpOptions, dump
-from logformat.dump_log import LogOptions, as_strings
-from logformat.segment_writer import SegmentWriter
-from tests.builders import Row, arrow_records, write_partition, write_segment
+from logformat.dump.files import DumpOptions, dump
+from logformat.dump.log import LogOptions, as_strings
+from logformat.writing.segment_writer import SegmentWriter
+from tests.builders.logs import Row, arrow_records, write_partition, write_segment
 from tests.golden import case_names, golden
 from tests.kafka_lab import dump_log_findings, dump_log_segments
 from tests.kafka_lab.errors import LabError

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from jobs.lookup import archive_plans
-from logformat.partition_log import END, FOUND, OUT_OF_RANGE, open_partition
-from logformat.segment import open_segment
+from jobs.lookup.job import archive_plans
+from logformat.batches.segment import open_segment
+from logformat.search.partition_log import END, FOUND, OUT_OF_RANGE, open_partition
 from tests.golden import golden
 from tests.kafka_lab import list_offsets, locate, seek, served_by_broker
-from udfs.lookup_queries import Queries, lookup
+from udfs.lookup.queries import Queries, lookup
 
 pytestmark = pytest.mark.kafka
 

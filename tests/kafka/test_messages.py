@@ -11,18 +11,18 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
-from logformat.coordinator_records import (
+from logformat.dump.files import DumpOptions, dump
+from logformat.dump.log import LogOptions
+from logformat.messages.coordinator_records import (
     GROUP_RECORDS,
     METADATA_RECORDS,
     SHARE_RECORDS,
     TRANSACTION_RECORDS,
     decode_records,
 )
-from logformat.dump import DumpOptions, dump
-from logformat.dump_log import LogOptions
-from logformat.kafka_messages import reader
-from logformat.message_table import messages, versions_of
-from logformat.remote_log_records import REMOTE_RECORDS
+from logformat.messages.reader import reader
+from logformat.messages.remote_log_records import REMOTE_RECORDS
+from logformat.messages.table import messages, versions_of
 from tests.kafka_lab import Broker, dump_log_segments, make_logs
 from tests.kafka_lab.jars import kafka_jars
 from tests.kafka_lab.jvm import lab

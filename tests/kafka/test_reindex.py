@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.config import parse_config
-from jobs.options import ReindexOptions
-from jobs.progress import Silent
-from jobs.reindex import run
-from logformat import checkpoints, producer_snapshot
-from logformat.segment import open_segment
-from tests.builders import write_partition
+from jobs.command.config import parse_config
+from jobs.command.options import ReindexOptions
+from jobs.command.progress import Silent
+from jobs.reindex.job import run
+from logformat.batches.segment import open_segment
+from logformat.side_files import checkpoints, producer_snapshot
+from tests.builders.logs import write_partition
 from tests.golden import case_names, golden
 from tests.kafka_lab import (
     RecoverSpec,

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import fs as pafs
 
 import logformat
-from logformat.dump import list_files
+from logformat.dump.files import list_files
 from logformat.locations import SecretInUriError, file_system, has_secret, locate, without_secrets
 from udfs.storage import normal_uri, open_root
 

@@ -1,4 +1,4 @@
-"""Slow twin of logformat.index_kernels: LogSegment.recover, step by step, one batch at a time."""
+"""Slow twin of logformat.side_files.index_kernels: LogSegment.recover, step by step, one batch at a time."""
 
 from __future__ import annotations
 

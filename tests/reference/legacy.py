@@ -1,4 +1,4 @@
-"""Slow twin of logformat.legacy: messages of magic 0 and 1 as records, and as bytes of the magic 2 encoding."""
+"""Slow twin of logformat.batches.legacy: messages of magic 0 and 1 as records, and as bytes of the magic 2 encoding."""
 
 from __future__ import annotations
 

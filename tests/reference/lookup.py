@@ -1,4 +1,4 @@
-"""Slow twin of logformat.partition_log: Kafka's searches step by step, over decoded records, without any index.
+"""Slow twin of logformat.search.partition_log: Kafka's searches step by step, over decoded records, without any index.
 
 LocalLog.read, UnifiedLog.fetchOffsetByTimestamp, LogSegment.findOffsetByTimestamp, FileRecords.searchForTimestamp
 and RecordBatch.offsetOfMaxTimestamp (4.3.0), as plain loops.

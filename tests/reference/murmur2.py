@@ -1,4 +1,4 @@
-"""Slow twin of logformat.murmur2_kernels."""
+"""Slow twin of logformat.primitives.murmur2_kernels."""
 
 from __future__ import annotations
 

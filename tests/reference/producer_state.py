@@ -1,4 +1,4 @@
-"""Slow twin of logformat.producer_state: ProducerStateManager at recovery, one batch after the other."""
+"""Slow twin of logformat.side_files.producer_state: ProducerStateManager at recovery, one batch after the other."""
 
 from __future__ import annotations
 

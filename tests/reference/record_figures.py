@@ -1,4 +1,4 @@
-"""The slow twin of `udfs.profile_partition`, for topics that are not compacted: every record, one after the other."""
+"""The slow twin of `udfs.report.measure_partition`, for topics that are not compacted: record after record."""
 
 from __future__ import annotations
 

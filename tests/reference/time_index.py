@@ -1,4 +1,4 @@
-"""Slow twin of udfs.time_index_kernels: where each minute of a log begins, one record at a time."""
+"""Slow twin of udfs.lookup.minute_kernels: where each minute of a log begins, one record at a time."""
 
 from __future__ import annotations
 

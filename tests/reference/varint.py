@@ -1,4 +1,4 @@
-"""Slow twin of logformat.varint_kernels, on Python's unbounded integers."""
+"""Slow twin of logformat.primitives.varint_kernels, on Python's unbounded integers."""
 
 from __future__ import annotations
 

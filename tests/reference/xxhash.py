@@ -1,4 +1,4 @@
-"""Slow twin of logformat.xxhash_kernels."""
+"""Slow twin of logformat.primitives.xxhash_kernels."""
 
 from __future__ import annotations
 

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logformat.batch_headers import ChunkBuffer, Tail, read_chunks
-from logformat.bodies import BadBatch, BodyLoader
-from logformat.dump import DumpOptions, dump
-from logformat.dump_log import LogOptions
+from logformat.batches.bodies import BadBatch, BodyLoader
+from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from logformat.dump.files import DumpOptions, dump
+from logformat.dump.log import LogOptions
 from logformat.errors import LogFormatError
-from tests.jobs.sources import read
-from tests.limits import within
+from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, Partition, batch_at, build
+from tests.builders.limits import within
+from tests.builders.sources import read
 from tests.reference.log import GZIP, NONE, ZSTD, Batch
-from tests.udfs.damage import RECORDS, SEGMENT_OFFSETS, Partition, batch_at, build
 
 INNER = SEGMENT_OFFSETS
 

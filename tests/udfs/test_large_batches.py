@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from logformat.batches.segment import open_segment
 from logformat.errors import LogFormatError
-from logformat.partition_log import open_partition
-from logformat.segment import open_segment
-from logformat.side_files import MOST_SIDE_BYTES, MOST_TEXT_BYTES, most_side_bytes, read_side_file
-from tests.jobs.sources import read
+from logformat.search.partition_log import open_partition
+from logformat.side_files.small_files import MOST_SIDE_BYTES, MOST_TEXT_BYTES, most_side_bytes, read_side_file
+from tests.builders.damage import BOMB_LIMIT, RECORDS, SEGMENT_OFFSETS, START_MS, Partition, batch_at, build
+from tests.builders.sources import read
 from tests.reference.log import data_batch
-from tests.udfs.damage import BOMB_LIMIT, RECORDS, SEGMENT_OFFSETS, START_MS, Partition, batch_at, build
 
 INNER = SEGMENT_OFFSETS
 LARGE = INNER + RECORDS

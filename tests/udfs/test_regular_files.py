@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from jobs import cli
-from jobs.archive import Archive, list_archive
-from jobs.config import Config
-from jobs.copy_files import copy_log, copy_small
-from jobs.verify import plan_archived
+from jobs.archive.listing import Archive, list_archive
+from jobs.command import cli
+from jobs.command.config import Config
+from jobs.restore.copy_files import copy_log, copy_small
+from jobs.verify.job import plan_archived
+from logformat.batches.segment import open_segment
 from logformat.errors import LogFormatError
-from logformat.log_windows import open_window
-from logformat.log_windows import opened as opened_window
-from logformat.partition_log import open_partition
 from logformat.regular_files import open_local
-from logformat.segment import open_segment
-from tests.jobs.sources import read, tasks_of
-from tests.udfs.damage import SEGMENT_OFFSETS, Partition, build, name_of
-from udfs.check_segments import check_partition
-from udfs.classify_index import read_bounded
-from udfs.reindex_segment import ReindexSegment, ReindexSettings, ReindexTask, reindex_segments
-from udfs.reindex_write import Target
+from logformat.search.partition_log import open_partition
+from logformat.search.windows import open_window
+from logformat.search.windows import opened as opened_window
+from tests.builders.damage import SEGMENT_OFFSETS, Partition, build, name_of
+from tests.builders.sources import read, tasks_of
+from udfs.reindex.judge_index import read_bounded
+from udfs.reindex.segment import ReindexSegment, ReindexSettings, ReindexTask, reindex_segments
+from udfs.reindex.write import Target
 from udfs.storage import open_root, opened, opened_unbuffered, read_file
+from udfs.verify.partition import check_partition
 
 LOG = f"t-0/{name_of(SEGMENT_OFFSETS)}"
 

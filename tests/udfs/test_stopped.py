@@ -11,27 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs import archive
-from jobs.archive_report import profile_archive
-from jobs.lookup import archive_plans
-from jobs.options import ReportOptions
-from jobs.progress import Silent
-from logformat.dump import DumpOptions, dump
-from logformat.dump_log import LogOptions
+from jobs.archive import listing as archive
+from jobs.command.options import ReportOptions
+from jobs.command.progress import Silent
+from jobs.lookup.job import archive_plans
+from jobs.report.job import profile_archive
+from logformat.dump.files import DumpOptions, dump
+from logformat.dump.log import LogOptions
 from logformat.errors import KINDS, LogFormatError, stopped
-from tests.faults import Fault, faults, happened
-from tests.jobs.sources import read
-from tests.udfs.damage import SEGMENT_OFFSETS, Partition, build
+from tests.builders.damage import SEGMENT_OFFSETS, Partition, build
+from tests.builders.faults import Fault, faults, happened
+from tests.builders.sources import read
 from udfs.attempt import attempt
-from udfs.compact_partition import compact_partition
+from udfs.compact.one_task import compact_partition
+from udfs.compact.plan import Problem, SetAside
 from udfs.dump_files import DumpSpec, dump_tasks, dump_to_file, list_files
-from udfs.index_sizes import IndexSizesPlan, index_sizes
-from udfs.lookup_queries import Queries, lookup
-from udfs.plan import Problem, SetAside
-from udfs.profile_partition import ProfilePlan, profile_partition
-from udfs.reindex_segment import ReindexSegment, ReindexSettings, ReindexTask, reindex_segments
-from udfs.reindex_write import Target
-from udfs.time_index_rows import TimedSegment, time_index_rows
+from udfs.lookup.index_sizes import IndexSizesPlan, index_sizes
+from udfs.lookup.minutes import TimedSegment, time_index_rows
+from udfs.lookup.queries import Queries, lookup
+from udfs.reindex.segment import ReindexSegment, ReindexSettings, ReindexTask, reindex_segments
+from udfs.reindex.write import Target
+from udfs.report.measure_partition import ProfilePlan, profile_partition
 
 READ_ERRORS = ["EIO", "ESTALE", "EACCES"]
 
@@ -271,7 +271,7 @@ def test_data_source_fails(part: Partition, tmp_path: Path) -> None:
 
 def test_listing(part: Partition, tmp_path: Path) -> None:
     """A folder that cannot be listed is its partition's problem; the others are there."""
-    from tests.udfs.damage import name_of
+    from tests.builders.damage import name_of
 
     (part.root / "u-0").mkdir()
     (part.root / "u-0" / name_of(0)).write_bytes(part.log(0).read_bytes())
@@ -311,15 +311,15 @@ def _inspect(part: Partition) -> Any:
 
 
 PLACES = {
-    "compact": ("udfs.compact_partition.analyse", lambda part: compact_partition(part.plan()).problem),
-    "verify": ("udfs.check_segments._check_gaps", lambda part: part.verify().problems[-1]),
-    "report": ("udfs.profile_partition._Walk", lambda part: _profile(part).problem),
+    "compact": ("udfs.compact.one_task.analyse", lambda part: compact_partition(part.plan()).problem),
+    "verify": ("udfs.verify.partition._check_gaps", lambda part: part.verify().problems[-1]),
+    "report": ("udfs.report.measure_partition._Walk", lambda part: _profile(part).problem),
     "reindex": (
-        "udfs.reindex_segment.scan", lambda part: reindexed(part, Target("check", str(part.root)))[0].problem,
+        "udfs.reindex.segment.scan", lambda part: reindexed(part, Target("check", str(part.root)))[0].problem,
     ),
-    "lookup": ("udfs.lookup_queries._answers", lambda part: _lookup(part).problem),
-    "data source": ("udfs.read_records.record_batches", _first_problem),
-    "inspect": ("logformat.dump_log.batch_lines", _inspect),
+    "lookup": ("udfs.lookup.queries._answers", lambda part: _lookup(part).problem),
+    "data source": ("udfs.data_source.records.record_batches", _first_problem),
+    "inspect": ("logformat.dump.log.batch_lines", _inspect),
 }  # fmt: skip
 
 
@@ -377,7 +377,7 @@ def test_report_says_that_keys_do_not_fit(tmp_path: Path) -> None:
     """Its kind of problem was none, so that the report ended where it was to be shown."""
     import dataclasses
 
-    from jobs.config import Config
+    from jobs.command.config import Config
 
     part = build(tmp_path / "archive")
     config = Config()

@@ -1,0 +1,1 @@
+"""Log directories: their listing, Kafka's lock, places that are one folder."""

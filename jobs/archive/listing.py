@@ -1,0 +1,380 @@
+"""What lies in an archive: partitions, their files and what the small text files beside them say. No log is opened.
+
+An archive is a log directory of a broker, or a folder of such directories: every folder that is named and filled like a
+partition's counts, wherever it lies below the root.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+
+from pyarrow import fs as pafs
+
+from jobs.errors import MissingPathError
+from logformat import names
+from logformat.errors import LogFormatError, unreadable
+from logformat.locations import text_entries
+from logformat.side_files import checkpoints
+from udfs.compact.plan import Problem
+from udfs.compact.scan_segment import next_offset_of
+from udfs.storage import Root, folder_identity, is_link, no_files, open_root, read_file
+
+_BESIDE = (
+    names.CLEANER_OFFSET_CHECKPOINT, names.LOG_START_OFFSET_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT,
+    names.META_PROPERTIES, names.LOCK,
+)  # fmt: skip
+_NO_HIGH_WATERMARK = (
+    "it says how far the log is safe from being undone: bring it back, or take it away where all of the log counts"
+)
+_MAX_DEPTH = 3  # root / disk / log directory / partition
+
+
+@dataclass(frozen=True)
+class ArchivedSegment:
+    """One `.log` by its name and listing."""
+
+    base_offset: int
+    path: str  # relative to the archive
+    size: int
+    mtime_ms: int
+
+
+@dataclass
+class ArchivedPartition:
+    """One partition's folder."""
+
+    topic: str
+    partition: int
+    path: str
+    segments: list[ArchivedSegment] = field(default_factory=list)  # by base offset
+    snapshots: dict[int, str] = field(default_factory=dict)  # offset -> path
+    txn_indexes: dict[int, str] = field(default_factory=dict)  # base -> path
+    indexes: dict[int, dict[str, str]] = field(default_factory=dict)  # base -> kind -> path, .txnindex too
+    orphans: dict[int, str] = field(default_factory=dict)  # base -> path of an index whose .log is not there
+    side_files: dict[str, str] = field(default_factory=dict)  # name -> path
+    topic_id: str | None = None  # as Kafka writes it, 22 characters
+    cluster_id: str | None = None
+    leader_epochs: tuple[tuple[int, int], ...] | None = None
+    cleaner_checkpoint: int | None = None
+    log_start_checkpoint: int | None = None
+    high_watermark: int | None = None
+    high_watermark_problem: Problem | None = None  # it has a checkpoint, which cannot be read
+    held_by_broker: bool = False
+    notes: list[str] = field(default_factory=list)
+    problem: Problem | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(topic, partition)."""
+        return self.topic, self.partition
+
+
+@dataclass
+class _LogDirectory:
+    cleaner: dict[tuple[str, int], int] | None = None
+    log_start: dict[tuple[str, int], int] | None = None
+    high_watermark: dict[tuple[str, int], int] | None = None
+    high_watermark_problem: Problem | None = None
+    cluster_id: str | None = None
+    held_by_broker: bool = False
+
+
+@dataclass(frozen=True)
+class _Link:
+    path: str  # of the folder that it lies in
+    name: str
+    depth: int
+    files: frozenset[str]  # beside it
+
+
+@dataclass
+class Archive:
+    """All that was found."""
+
+    root: Root
+    partitions: dict[tuple[str, int], ArchivedPartition] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    not_wanted: set[str] = field(default_factory=set)  # topics that are here too, and were not asked for
+    unreadable: list[Problem] = field(default_factory=list)  # folders, each with a note as well
+    folders: set[str] = field(default_factory=set)  # every one that was looked into for partitions
+    seen: dict[tuple[int, int], str] = field(default_factory=dict)  # real folders that count -> their paths
+    links: list[_Link] = field(default_factory=list)  # to folders: looked into behind all real ones
+    directories: dict[str, _LogDirectory] = field(default_factory=dict)  # log directories by path
+
+
+def archive_at(uri: str, wanted: Callable[[str], bool]) -> Archive:
+    """`list_archive` of a path or URI that a user gave. MissingPathError: no folder is there."""
+    try:
+        return list_archive(open_root(uri), wanted)
+    except FileNotFoundError:
+        raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
+
+
+def matching(topics: str | None) -> Callable[[str], bool]:
+    """Whether a topic matches a glob; None: all do."""
+    return lambda topic: topics is None or fnmatchcase(topic, topics)
+
+
+def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
+    """List the partitions of the topics that are `wanted`. A root that is not there raises FileNotFoundError."""
+    archive = Archive(root)
+    if root.filesystem.get_file_info(root.full("")).type != pafs.FileType.Directory:
+        raise FileNotFoundError(root.uri)
+    with ThreadPoolExecutor(16) as pool:
+        _walk(archive, "", 0, wanted, pool)
+        while archive.links:  # behind all real folders, so that those keep their own names
+            archive.links.sort(key=lambda link: (link.depth, link.path, link.name))
+            _walk_link(archive, archive.links.pop(0), wanted, pool)
+    return archive
+
+
+def list_folder(root: Root, folder: str) -> Archive:
+    """The one partition of a folder right below the root, with what the log directory's checkpoints say of it.
+
+    Empty where the folder holds no log, or is not named like a partition's. One that is not there is a problem.
+    """
+    archive = Archive(root)
+    parsed = names.parse_partition_folder(folder)
+    if parsed is None or parsed.mark:
+        return archive
+    beside = root.filesystem.get_file_info([root.full(name) for name in _BESIDE])
+    directory = _read_directory(archive, "", {e.base_name for e in beside if e.type == pafs.FileType.File})
+    found = _read_partition(root, parsed, folder, directory)
+    if found is not None:
+        archive.partitions[found.key] = found
+    return archive
+
+
+def _list(root: Root, path: str) -> tuple[list[pafs.FileInfo], int]:
+    """What is in a folder, and how many names there are no UTF-8: a file of Kafka's is ASCII."""
+    return text_entries(root.filesystem.get_file_info(pafs.FileSelector(root.full(path))))
+
+
+def _is_new(archive: Archive, path: str) -> bool:
+    """Whether a real folder is met for the first time: one that several names lead to counts once."""
+    try:
+        identity = folder_identity(archive.root, path)
+    except OSError:
+        return True  # who reads it says what is wrong
+    if identity is None:
+        return True
+    first = archive.seen.setdefault(identity, path)
+    if first != path:
+        archive.notes.append(f"{path}: the same folder as {first or archive.root.uri}; it counts once")
+    return first == path
+
+
+def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool], pool: ThreadPoolExecutor) -> None:
+    """A folder that is no partition's, and all below it; links to folders are noted for later."""
+    if not _is_new(archive, path):
+        return
+    try:
+        listed, others = _list(archive.root, path)
+        odd = no_files(archive.root, path, listed)
+    except OSError as error:
+        damage = unreadable(path or archive.root.uri, error)
+        archive.unreadable.append(Problem.of(damage))
+        archive.notes.append(f"{damage}; left out")
+        return
+    if others:  # of folders, perhaps, in which partitions lie
+        archive.notes.append(f"{path or archive.root.uri}: {others:,} names that are no UTF-8; left out")
+    archive.notes += [
+        f"{_below(path, name)}: {kind}; left out" for name, kind in odd.items() if not names.is_ignorable(name)
+    ]
+    entries = sorted(listed, key=lambda e: e.base_name)
+    files = frozenset(e.base_name for e in entries if e.type == pafs.FileType.File)
+    archive.folders.add(path)
+    here: list[str] = []
+    for folder in (e.base_name for e in entries if e.type == pafs.FileType.Directory):
+        below = _below(path, folder)
+        parsed = names.parse_partition_folder(folder)
+        if parsed is not None and parsed.topic != names.CLUSTER_METADATA:
+            if parsed.mark:
+                archive.notes.append(f"{below}: a folder marked -{parsed.mark}; left out")
+            elif not wanted(parsed.topic):
+                archive.not_wanted.add(parsed.topic)
+            elif is_link(archive.root, below):
+                archive.links.append(_Link(path, folder, depth, files))
+            else:
+                here.append(folder)
+        elif parsed is None and not names.is_ignorable(folder):
+            if depth >= _MAX_DEPTH:
+                archive.notes.append(f"{below}: not a partition's folder; left out")
+            elif is_link(archive.root, below):
+                archive.links.append(_Link(path, folder, depth, files))
+            else:
+                _walk(archive, below, depth + 1, wanted, pool)
+    _partitions(archive, path, here, files, pool)
+
+
+def _walk_link(archive: Archive, link: _Link, wanted: Callable[[str], bool], pool: ThreadPoolExecutor) -> None:
+    """What a link to a folder leads to, as if it lay there."""
+    if names.parse_partition_folder(link.name) is None:
+        _walk(archive, _below(link.path, link.name), link.depth + 1, wanted, pool)
+    else:
+        _partitions(archive, link.path, [link.name], link.files, pool)
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def _partitions(
+    archive: Archive, path: str, folders: Sequence[str], files: frozenset[str], pool: ThreadPoolExecutor
+) -> None:
+    """Partitions' folders in a log directory, which holds these files."""
+    here = [folder for folder in folders if _is_new(archive, _below(path, folder))]
+    if not here:
+        return
+    directory = archive.directories.get(path)
+    if directory is None:
+        directory = archive.directories[path] = _read_directory(archive, path, files)
+
+    def read(folder: str) -> ArchivedPartition | None:
+        parsed = names.parse_partition_folder(folder)
+        return None if parsed is None else _read_partition(archive.root, parsed, _below(path, folder), directory)
+
+    for found in pool.map(read, here):
+        if found is None:
+            continue
+        other = archive.partitions.get(found.key)
+        if other is not None:
+            problem = Problem(
+                "duplicate", found.path, 0, "one folder for each partition", f"the same partition in {other.path}"
+            )
+            found.problem = problem
+        archive.partitions[found.key] = found
+
+
+def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _LogDirectory:
+    out = _LogDirectory()
+
+    def offsets(name: str) -> dict[tuple[str, int], int] | None:
+        if name not in files:
+            return None
+        full = f"{path}/{name}" if path else name
+        try:
+            return checkpoints.read_offset_checkpoint(read_file(archive.root, full), full)
+        except LogFormatError as error:
+            if name == names.HIGH_WATERMARK_CHECKPOINT:
+                out.high_watermark_problem = replace(Problem.of(error), hint=_NO_HIGH_WATERMARK)
+            archive.notes.append(f"{error}; as if it were not there")
+            return None
+
+    out.cleaner = offsets(names.CLEANER_OFFSET_CHECKPOINT)
+    out.log_start = offsets(names.LOG_START_OFFSET_CHECKPOINT)
+    out.high_watermark = offsets(names.HIGH_WATERMARK_CHECKPOINT)
+    if names.META_PROPERTIES in files:
+        full = f"{path}/{names.META_PROPERTIES}" if path else names.META_PROPERTIES
+        try:
+            out.cluster_id = checkpoints.read_meta_properties(read_file(archive.root, full), full).cluster_id or None
+        except LogFormatError as error:
+            archive.notes.append(f"{error}; cluster not known")
+    if names.LOCK in files and archive.root.is_local:
+        lock = f"{path}/{names.LOCK}" if path else names.LOCK
+        out.held_by_broker = _is_locked(archive.root.full(lock))
+        if out.held_by_broker:
+            archive.notes.append(
+                f"{path or archive.root.uri}: a running broker holds it; read up to the high watermark"
+            )
+    return out
+
+
+def _is_locked(path: str) -> bool:
+    """Whether another process holds Kafka's lock (a POSIX record lock); asks without ever taking it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        request = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, request.ljust(32, b"\0"))
+        return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
+    finally:
+        os.close(descriptor)
+
+
+def _read_partition(
+    root: Root, parsed: names.PartitionFolder, path: str, directory: _LogDirectory
+) -> ArchivedPartition | None:
+    out = ArchivedPartition(parsed.topic, parsed.partition, path)
+    try:
+        _fill(root, out)
+    except OSError as error:
+        out.problem = Problem.of(unreadable(path, error))
+    except LogFormatError as error:
+        out.problem = Problem.of(error)
+    if out.problem is None and not out.segments:
+        if not out.orphans:
+            return None
+        base, orphan = next(iter(out.orphans.items()))
+        found = f"none, in the whole folder, from offset {base} on"
+        out.problem = Problem(
+            "gap", orphan, 0, "the .log of this index", found, state="gap", hint="bring the files back"
+        )
+    key = out.key
+    out.cluster_id = directory.cluster_id
+    out.held_by_broker = directory.held_by_broker
+    out.cleaner_checkpoint = (directory.cleaner or {}).get(key)
+    out.log_start_checkpoint = (directory.log_start or {}).get(key)
+    out.high_watermark = (directory.high_watermark or {}).get(key)
+    out.high_watermark_problem = directory.high_watermark_problem
+    if directory.held_by_broker and out.high_watermark is None:
+        out.high_watermark = 0
+        out.notes.append(
+            f"{path}: a running broker holds it and no checkpoint says how far it is safe; nothing is read"
+        )
+    return out
+
+
+def _fill(root: Root, out: ArchivedPartition) -> None:
+    listed, _ = _list(root, out.path)
+    out.notes += _check_kinds(root, out.path, listed)
+    entries = {e.base_name: e for e in listed if e.type == pafs.FileType.File}
+    resolution = names.resolve_leftovers(
+        ((name, int(e.size)) for name, e in entries.items()), lambda name: next_offset_of(root, f"{out.path}/{name}")
+    )
+    out.notes.extend(f"{out.path}/{name}: {why}" for name, why in resolution.ignored.items())
+    out.notes.extend(f"{out.path}: {note}" for note in resolution.notes)
+    for base, files in resolution.segments.items():
+        log = files[names.LOG]
+        out.segments.append(
+            ArchivedSegment(base, f"{out.path}/{log.name}", log.size, entries[log.name].mtime_ns // 1_000_000)
+        )
+        out.indexes[base] = {kind: f"{out.path}/{file.name}" for kind, file in files.items() if kind != names.LOG}
+        if names.TXN_INDEX in files:
+            out.txn_indexes[base] = f"{out.path}/{files[names.TXN_INDEX].name}"
+    out.orphans = {base: f"{out.path}/{file.name}" for base, file in resolution.orphans.items()}
+    out.snapshots = {offset: f"{out.path}/{file.name}" for offset, file in resolution.snapshots.items()}
+    out.side_files = {name: f"{out.path}/{name}" for name in resolution.side_files}
+    if names.PARTITION_METADATA in resolution.side_files:
+        full = f"{out.path}/{names.PARTITION_METADATA}"
+        try:
+            out.topic_id = checkpoints.format_uuid(checkpoints.read_partition_metadata(read_file(root, full), full))
+        except LogFormatError as error:
+            out.notes.append(f"{error}; topic id not known")
+    if names.LEADER_EPOCH_CHECKPOINT in resolution.side_files:
+        full = f"{out.path}/{names.LEADER_EPOCH_CHECKPOINT}"
+        try:
+            out.leader_epochs = tuple(checkpoints.read_leader_epochs(read_file(root, full), full))
+        except LogFormatError as error:
+            out.notes.append(f"{error}; rebuilt from the log")
+
+
+def _check_kinds(root: Root, path: str, listed: Iterable[pafs.FileInfo]) -> list[str]:
+    """What is named like a `.log` must be a file: a folder, a pipe, or a link to nothing would be a segment that is
+    missing without a word. Notes on the others that are none.
+    """
+    odd = no_files(root, path, listed)
+    kinds = {e.base_name: "a folder" for e in listed if e.type == pafs.FileType.Directory} | odd
+    for name, kind in sorted(kinds.items()):
+        file = names.parse_segment_file(name)
+        if file is not None and file.kind == names.LOG and file.suffix not in (names.DELETED, names.CLEANED):
+            raise LogFormatError("unreadable", f"{path}/{name}", 0, "a readable file", kind)
+    return [f"{path}/{name}: {kind}; as if it were not there" for name, kind in odd.items()]

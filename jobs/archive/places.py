@@ -1,0 +1,151 @@
+"""Where files lie, however that is spelled: whether two names are one folder, and whether one lies in another.
+
+An archive is only ever read, so nothing may be written into it, and one store serves one archive. Comparing texts does
+not tell: a link, `..`, file:///, a mount or s3a:// names the same folder in other words. So each folder gets addresses:
+- local: from every ancestor that exists, known by device and inode, the names that lead down to it (links resolved,
+  also where the folder itself does not exist yet);
+- on Linux also its path within the file system that is mounted there: a folder inside the archive may be mounted
+  somewhere else too, as into a container, and none of its ancestors is the archive then;
+- elsewhere: scheme (s3a:// is s3://), host or bucket, and the names in the path.
+One folder lies in another where an address of the other is the beginning of one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
+
+from jobs.archive.listing import Archive
+from jobs.errors import UsageError
+from udfs.storage import normal_uri
+
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs"}
+_DEFAULT_PORT = {"hdfs": ":8020"}
+_INODE = "inode"
+_MOUNTS = Path("/proc/self/mountinfo")
+
+_Address = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A path or URI, and what it is to the user."""
+
+    what: str  # as in "the archive", "--output"
+    uri: str
+
+
+def lies_in(inner: str, outer: str) -> bool:
+    """Whether a path or URI is `outer`, or lies below it. Neither has to exist; no file system but a local one is
+    asked.
+    """
+    found = list(_addresses(outer))
+    return any(_begins(address, start) for address in _addresses(inner) for start in found)
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two paths or URIs name one folder."""
+    if one == other:
+        return True
+    same_server = one.partition("?")[2] == other.partition("?")[2]  # s3://bucket/key?endpoint_override=...
+    return same_server and lies_in(one, other) and lies_in(other, one)
+
+
+def check_apart(written: Place, *others: Place) -> None:
+    """Raise UsageError where what is written lies in one of the others, or one of them in it."""
+    for other in others:
+        for inner, outer in ((written, other), (other, written)):
+            if lies_in(inner.uri, outer.uri):
+                raise _nested(written, inner, outer)
+
+
+def check_outside(written: Place, archive: Archive) -> None:
+    """The same for the folders of an archive, of which some may be links, or mounts, that lead out of its root."""
+    if not archive.root.is_local:
+        return
+    above = {address[1] for address in _addresses(written.uri) if address[0] == _INODE}
+    for folder in sorted({*archive.folders, *(found.path for found in archive.partitions.values())}):
+        try:
+            stat = os.stat(archive.root.full(folder))  # noqa: PTH116 - one of very many
+        except OSError:  # gone since it was listed
+            continue
+        if (stat.st_dev, stat.st_ino) in above:
+            raise _nested(written, written, Place("the archive's folder", archive.root.full(folder)))
+
+
+def local_path(uri: str) -> str | None:
+    """The path of a local file or folder, however it is spelled; None: it is on another file system."""
+    scheme, _, rest = uri.partition("://")
+    if "://" not in uri:
+        return normal_uri(uri)
+    if scheme.lower() != "file":
+        return None
+    return unquote(re.split("[?#]", f"/{rest.partition('/')[2]}")[0])
+
+
+def _begins(address: _Address, start: _Address) -> bool:
+    """Whether an address goes on from another one. hdfs:///folder names no host: it may be anybody's."""
+    same = (a == b or (i == 1 and "" in (a, b)) for i, (a, b) in enumerate(zip(address, start, strict=False)))
+    return len(address) >= len(start) and all(same)
+
+
+def _addresses(uri: str) -> Iterator[_Address]:
+    path = local_path(uri)
+    if path is None:
+        yield _of_uri(uri)
+        return
+    real = PurePosixPath(os.path.realpath(path))
+    for ancestor in (real, *real.parents):
+        try:
+            stat = os.stat(ancestor)  # noqa: PTH116 - a pure path
+        except OSError:  # it does not exist, or may not be looked at
+            continue
+        yield _INODE, (stat.st_dev, stat.st_ino), *real.relative_to(ancestor).parts
+    mounted = within_mount(str(real), os.fsdecode(_MOUNTS.read_bytes())) if _MOUNTS.is_file() else ()
+    if mounted:
+        yield "mount", *mounted
+
+
+def _of_uri(uri: str) -> _Address:
+    scheme, _, rest = uri.partition("?")[0].partition("://")
+    kind = _ALIASES.get(scheme.lower(), scheme.lower())
+    host, _, path = rest.partition("/")
+    host = host.lower().removesuffix(_DEFAULT_PORT.get(kind, "/"))
+    if kind != "abfs":  # there the container stands before the @
+        host = host.rpartition("@")[2]
+    return kind, host, *PurePosixPath(posixpath.normpath(f"/{unquote(path)}")).parts[1:]
+
+
+def within_mount(path: str, mounts: str) -> tuple[str, ...]:
+    """(device, names of the path within its file system) of a real path, by the text of /proc/self/mountinfo; () for
+    one below no mount.
+
+    Of each line: id, parent, device, root of the mount in its file system, mount point; blanks are \\040 in there.
+    """
+    found: tuple[str, ...] = ()
+    deepest = -1
+    for line in mounts.splitlines():
+        device, root, point = (re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), f) for f in line.split(" ")[2:5])
+        parts = PurePosixPath(point).parts
+        if PurePosixPath(path).parts[: len(parts)] == parts and len(parts) >= deepest:  # the last one lies on top
+            deepest = len(parts)
+            found = device, *PurePosixPath(root).parts[1:], *PurePosixPath(path).parts[len(parts) :]
+    return found
+
+
+def _nested(written: Place, inner: Place, outer: Place) -> UsageError:
+    shown = [f"{place.what} {place.uri}{_really(place.uri)}" for place in (inner, outer)]
+    return UsageError(
+        message=f"{shown[0]} lies in {shown[1]}: nothing was written; {written.what} needs a place outside of it"
+    )
+
+
+def _really(uri: str) -> str:
+    path = local_path(uri)
+    real = uri if path is None else os.path.realpath(path)
+    return "" if real == uri else f" (that is {real})"

@@ -1,0 +1,465 @@
+"""The command line: options in, one job, its report out. The only place that prints.
+
+stdout holds the report, as text or, with --json, as one JSON object; everything else goes to stderr.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import itertools
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, TextIO, TypeVar
+
+import click
+
+from jobs import errors
+from jobs.command.config import GAPS, MAX_LONG, NULL_KEYS, check_now_ms, load_config
+from jobs.command.options import (
+    CompactOptions,
+    InspectOptions,
+    LookupOptions,
+    ReindexOptions,
+    ReportOptions,
+    RestoreOptions,
+    VacuumOptions,
+    VerifyOptions,
+)
+from jobs.command.progress import Bar, Progress, Silent
+from jobs.command.reporting import Report
+from jobs.command.times import parse_time
+from jobs.errors import DiskFullError, JobError, JvmEndedError, UsageError
+from logformat.control_characters import visible, visible_bytes
+from logformat.errors import UnsafeFolderError
+from logformat.locations import SecretInUriError, refuse_secrets
+from udfs.storage import UnknownRootError
+
+# command -> module with run(options, progress) -> Report; imported when the command runs, so that help is fast
+JOBS = {
+    "compact": "jobs.compact.job",
+    "verify": "jobs.verify.job",
+    "reindex": "jobs.reindex.job",
+    "inspect": "jobs.inspect_log",
+    "lookup": "jobs.lookup.job",
+    "restore": "jobs.restore.job",
+    "vacuum": "jobs.vacuum",
+    "report": "jobs.report.job",
+}
+
+_PATIENCE_SECONDS = 10.0  # for a JVM to end after the connection to it broke
+
+EXIT_CODES = """
+Exit codes: 0 done, or nothing due; 1 unexpected; 2 usage or configuration; 3 partitions set aside, or problems found;
+4 conflict with another run; 5 environment (Java, jars, disk full); 130, 143 interrupted; 141 nobody read on.
+"""
+
+_OFFSET = click.IntRange(-MAX_LONG, MAX_LONG)
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class TerminatedError(BaseException):
+    """SIGTERM: unwinds like Ctrl-C, so that locks and sessions are given back."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}, epilog=EXIT_CODES)
+@click.version_option(package_name=None, version="0.1.0", prog_name="lastkey")
+def lastkey() -> None:
+    """Compact, verify and restore archived Apache Kafka logs on Spark.
+
+    Options of Spark (--master, --conf, --driver-memory, ...) go before the command's name. ARCHIVE, STORE and DIR are
+    paths or URIs.
+    """
+
+
+def _shared(command: Command) -> Command:
+    """The options of every job."""
+    for option in (
+        click.option("--progress/--no-progress", default=None, help="Progress on stderr.  [default: on a terminal]"),
+        click.option("--json", "as_json", is_flag=True, help="The report, or the error, as one JSON object."),
+        click.option("--config", metavar="FILE", help="Settings (TOML; see conf/cleaner.toml).  [default: Kafka's]"),
+        click.option("--topics", metavar="GLOB", help="Only the topics that match."),
+    ):
+        command = option(command)
+    return command
+
+
+def _partitions(context: click.Context, option: click.Parameter, value: str | None) -> tuple[range, ...] | None:
+    """`0,3-5` as ranges."""
+    if value is None:
+        return None
+    ranges = []
+    for part in value.split(","):
+        found = re.fullmatch(r"\s*([0-9]{1,10})\s*(?:-\s*([0-9]{1,10})\s*)?", part)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise UsageError(message=f"--partitions: expected numbers and ranges such as 0,3-5, found {value!r}")
+        ranges.append(range(int(found[1]), int(found[2] or found[1]) + 1))
+    return tuple(ranges)
+
+
+@lastkey.command()
+@click.argument("archive")
+@click.option(
+    "--store", metavar="STORE", required=True, help="Where state and new segments go. One store, one archive."
+)
+@click.option("--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics names.")
+@click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="The clock that decides lags and horizons.")
+@click.option("--null-keys", type=click.Choice(NULL_KEYS), help="Records without a key.  [default: fail]")
+@click.option("--gaps", type=click.Choice(GAPS), help="Offsets that are in no segment.  [default: fail]")
+@click.option("--sealed", is_flag=True, help="Nothing is appended to this archive any more: no active segment.")
+@click.option("--force", is_flag=True, help="Every partition, due or not, from its log start.")
+@click.option("--reset", metavar="GLOB", help="Begin anew with partitions of these topics that diverged or have a gap.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
+@_shared
+def compact(now_ms: int | None, **given: Any) -> None:
+    """Keep the last record of every key of ARCHIVE, as the broker's own cleaner does."""
+    if given["cleanup_policy"] and given["topics"] is None:
+        raise UsageError(message="--cleanup-policy compact needs --topics GLOB: it says which topics it is meant for")
+    _run("compact", CompactOptions, now_ms=check_now_ms(now_ms), **given)
+
+
+@lastkey.command()
+@click.argument("archive", required=False)
+@click.option("--store", metavar="STORE", help="Verify a generation of this store instead of an archive.")
+@click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
+@click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now.")
+@click.option("--gaps", type=click.Choice(GAPS), help="Offsets that are in no segment.  [default: fail]")
+@click.option("--sealed", is_flag=True, help="The archive has no active segment.")
+@_shared
+def verify(**given: Any) -> None:
+    """Check ARCHIVE, or a generation of STORE, and list every problem."""
+    if (given["archive"] is None) == (given["store"] is None):
+        raise UsageError(message="verify needs ARCHIVE or --store STORE, one of both")
+    if given["store"] is None and (given["generation"] is not None or given["archive_moved"] is not None):
+        raise UsageError(message="--generation and --archive belong to --store")
+    _run("verify", VerifyOptions, **given)
+
+
+@lastkey.command()
+@click.argument("archive")
+@click.option("--check", is_flag=True, help="Say what is wrong; write nothing.")
+@click.option("--output", metavar="DIR", help="An empty or absent folder: gets every rebuilt file, and nothing else.")
+@click.option("--in-place", is_flag=True, help="Replace the files that are wrong, each at once; never a .log.")
+@click.option("--partitions", metavar="N,N-M", callback=_partitions, help="Only partitions of these numbers.")
+@click.option("--skip-crc", is_flag=True, help="Trust the logs: read batch headers alone.")
+@click.option("--exact", is_flag=True, help="With --in-place: files too that are right, but not byte for byte Kafka's.")
+@_shared
+def reindex(check: bool, in_place: bool, **given: Any) -> None:
+    """Rebuild the index files of ARCHIVE from its logs, and say what was wrong with them."""
+    modes = {"check": check, "output": given["output"] is not None, "in_place": in_place}
+    chosen = [mode for mode, asked in modes.items() if asked]
+    if len(chosen) != 1:
+        raise UsageError(message="reindex needs one of --check, --output DIR and --in-place")
+    if given["exact"] and not in_place:
+        raise UsageError(message="--exact belongs to --in-place")
+    _run("reindex", ReindexOptions, mode=chosen[0], **given)
+
+
+@lastkey.command()
+@click.option("--store", metavar="STORE", required=True, help="The store to restore from.")
+@click.option("--output", metavar="DIR", required=True, help="An empty or absent folder: becomes a log directory.")
+@click.option("--generation", type=click.IntRange(min=1), help="Of every partition.  [default: the current one]")
+@click.option("--archive", metavar="URI", help="Where the archive is now, if it has moved.")
+@_shared
+def restore(**given: Any) -> None:
+    """Copy a generation into a log directory that a broker starts on."""
+    _run("restore", RestoreOptions, **given)
+
+
+@lastkey.command()
+@click.option("--store", metavar="STORE", required=True, help="The store to clean up.")
+@click.option(
+    "--grace-hours", type=click.FloatRange(min=0), default=168.0, show_default=True, help="Age that is spared."
+)
+@click.option("--before-reset", metavar="GLOB", help="Of these topics, what was before a --reset is not kept either.")
+@click.option("--dry-run", is_flag=True, help="Say what would be deleted; delete nothing.")
+@_shared
+def vacuum(**given: Any) -> None:
+    """Delete files of STORE that no current generation needs, after a grace."""
+    _run("vacuum", VacuumOptions, **given)
+
+
+@lastkey.command()
+@click.argument("archive", required=False)
+@click.option("--store", metavar="STORE", help="A generation of this store instead of an archive; with --at its table.")
+@click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
+@click.option("--partition", "partitions", metavar="TOPIC-N", multiple=True, help="Only this one; may be repeated.")
+@click.option(
+    "--offset", "offsets", type=_OFFSET, multiple=True, help="Where a fetch from this offset begins; repeatable."
+)
+@click.option("--time", "times", metavar="TIME", multiple=True, help="The first record from then on; repeatable.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["read_uncommitted", "read_committed"]),
+    default="read_uncommitted",
+    help="read_committed: nothing from the first open transaction on, as for a consumer.",
+)
+@click.option("--queries", metavar="FILE", help="A table of questions: parquet, csv or json lines.")
+@click.option("--output", metavar="FILE", help="With --queries: where the answers go; parquet, csv or json.")
+@click.option("--sizing", is_flag=True, help="What indexes cost in bytes: each 4 KiB, minute, second, batch.")
+@click.option("--at", metavar="TIME", help="With --store: what happened then, from the table time_index.")
+@click.option("--until", metavar="TIME", help="With --at: up to then.  [default: the minute of --at]")
+@click.option("--refresh/--no-refresh", default=True, help="With --at: bring the table up to date first.")
+@_shared
+def lookup(**given: Any) -> None:
+    """Find offsets by time, and positions by offset, in ARCHIVE or a generation of STORE, without a broker.
+
+    TIME: milliseconds since 1970, ISO 8601 (UTC where it has no zone), earliest, latest, max-timestamp.
+    """
+    kinds = {
+        "--offset or --time": bool(given["offsets"] or given["times"]), "--queries": given["queries"] is not None,
+        "--sizing": given["sizing"], "--at": given["at"] is not None,
+    }  # fmt: skip
+    if sum(kinds.values()) != 1:
+        raise UsageError(message=f"lookup needs one of {', '.join(kinds)}")
+    if (given["queries"] is None) != (given["output"] is None):
+        raise UsageError(message="--queries and --output belong together")
+    if given["at"] is not None and given["store"] is None:
+        raise UsageError(message="--at needs --store STORE, which holds the table")
+    if given["at"] is None and (given["archive"] is None) == (given["store"] is None):
+        raise UsageError(message="lookup needs ARCHIVE or --store STORE, one of both")
+    if given["isolation"] == "read_committed" and (given["sizing"] or given["at"] is not None):
+        raise UsageError(message="--isolation belongs to --offset, --time and --queries")
+    if given["at"] is None and (given["until"] is not None or not given["refresh"]):
+        raise UsageError(message="--until and --no-refresh belong to --at")
+    _run("lookup", LookupOptions, **given)
+
+
+@lastkey.command("report")
+@click.argument("archive")
+@click.option("--output", metavar="FILE", required=True, help="The page: one HTML file that needs nothing else.")
+@click.option("--store", metavar="STORE", help="What its generations hold now, and its history.")
+@click.option("--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics names.")
+@click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="The clock that decides ages, lags and horizons.")
+@click.option("--hide-keys", is_flag=True, help="Show only hashes of keys.")
+@_shared
+def archive_report(now_ms: int | None, **given: Any) -> None:
+    """Show what is in ARCHIVE, and what a compaction would save, as a page for a browser."""
+    if given["cleanup_policy"] and given["topics"] is None:
+        raise UsageError(message="--cleanup-policy compact needs --topics GLOB: it says which topics it is meant for")
+    _run("report", ReportOptions, now_ms=check_now_ms(now_ms), **given)
+
+
+def _key(context: click.Context, option: click.Parameter, value: str | None) -> bytes | None:
+    """`key=TEXT` or `key=0x6162` as bytes."""
+    if value is None:
+        return None
+    name, equals, key = value.partition("=")
+    if name != "key" or not equals:
+        raise UsageError(message=f"--filter: expected key=TEXT or key=0xHEX, found {value!r}")
+    if not re.fullmatch("0x([0-9a-fA-F]{2})*", key):
+        return key.encode()
+    return bytes.fromhex(key[2:])
+
+
+def _range(option: str, value: str | None, parse: Callable[[str], int]) -> tuple[int | None, int | None]:
+    """`A..B`, `A..` or `..B`: from A on, below B."""
+    if value is None:
+        return None, None
+    start, dots, end = value.partition("..")
+    try:
+        ends = (parse(start) if start else None, parse(end) if end else None)
+    except ValueError:
+        dots = ""
+    if not dots or any(end is not None and abs(end) > MAX_LONG for end in ends):
+        raise UsageError(message=f"{option}: expected FROM..TO, FROM.. or ..TO, found {value!r}")
+    return ends
+
+
+@lastkey.command()
+@click.argument("paths", nargs=-1)
+@click.option("--files", metavar="LIST", default="", help="PATHS with commas between them, as kafka-dump-log has it.")
+@click.option("--deep-iteration", is_flag=True, help="Records too, not batches alone.")
+@click.option("--print-data-log", is_flag=True, help="Records with their keys and values.")
+@click.option("--skip-record-metadata", is_flag=True, help="Of records the keys and values alone.")
+@click.option("--max-bytes", type=click.IntRange(min=1), default=2**31 - 1, help="Only so many bytes of each .log.")
+@click.option("--verify-index-only", is_flag=True, help="Indexes: say what contradicts the log, nothing else.")
+@click.option("--index-sanity-check", is_flag=True, help="Indexes: only what a broker checks when it starts.")
+@click.option("--key-decoder", metavar="NAME", help="Of keys: string, int, long, hex, ...  [default: string]")
+@click.option("--value-decoder", metavar="NAME", help="Of values: string, json, long, hex, ...  [default: string]")
+@click.option("--offsets-decoder", "records", flag_value="offsets", default="", help="Records of __consumer_offsets.")
+@click.option("--transaction-log-decoder", "records", flag_value="transaction-log", help="Of __transaction_state.")
+@click.option("--share-group-state-decoder", "records", flag_value="share-group-state", help="Of __share_group_state.")
+@click.option("--cluster-metadata-decoder", "records", flag_value="cluster-metadata", help="Of __cluster_metadata.")
+@click.option("--remote-log-metadata-decoder", "records", flag_value="remote-log-metadata", help="Of tiered storage.")
+@click.option(
+    "--filter", "key", metavar="key=KEY", callback=_key, help="Only records with this key; 0x6162: its bytes."
+)
+@click.option("--offsets", metavar="FROM..TO", help="Only records in this range of offsets; TO is not in it.")
+@click.option("--times", metavar="FROM..TO", help="Only records of this time: epoch ms, or ISO 8601.")
+@click.option("--output", metavar="DIR", help="An empty or absent folder: a text for each file, made in parallel.")
+@_shared
+def inspect(
+    paths: tuple[str, ...], files: str, offsets: str | None, times: str | None, config: str | None, as_json: bool,
+    progress: bool | None, **given: Any,
+) -> None:  # fmt: skip
+    """Show what is in log files, indexes and snapshots, as kafka-dump-log does. PATHS: files and folders."""
+    paths = (*paths, *filter(None, files.split(",")))
+    if not paths:
+        raise UsageError(message="expected PATHS: files and folders")
+    start, end = _range("--offsets", offsets, int)
+    start_ms, end_ms = _range("--times", times, parse_time)
+    options = InspectOptions(
+        paths, config=load_config(config), start_offset=start, end_offset=end, start_ms=start_ms, end_ms=end_ms,
+        as_json=as_json, **given,
+    )  # fmt: skip
+    shown = _progress(progress)
+    try:
+        report = importlib.import_module(JOBS["inspect"]).run(options, shown, _lines_to_stdout())
+    finally:
+        shown.close()
+    sys.stdout.buffer.flush()
+    for lines in report.said:
+        _say(lines, sys.stderr)
+    if options.output is not None:
+        _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
+    raise click.exceptions.Exit(report.exit_code)
+
+
+def _say(text: str, stream: TextIO) -> None:
+    """Whole lines. On a terminal control characters are made visible, for names and keys come from the archive."""
+    stream.write(visible(text) if stream.isatty() else text)
+    stream.flush()
+
+
+class _Visible(logging.Formatter):
+    """Messages of the log as `_say` writes text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return visible(text) if sys.stderr.isatty() else text
+
+
+def _lines_to_stdout() -> Callable[[Any], object]:
+    """What writes lines of `inspect`, as bytes, as `_say` does."""
+    write = sys.stdout.buffer.write
+    return (lambda lines: write(visible_bytes(lines))) if sys.stdout.isatty() else write
+
+
+def _progress(asked: bool | None) -> Progress:
+    return Bar() if (sys.stderr.isatty() if asked is None else asked) else Silent()
+
+
+def _run(job: str, kind: type[Any], *, config: str | None, as_json: bool, progress: bool | None, **given: Any) -> None:
+    options = kind(config=load_config(config), **given)
+    shown = _progress(progress)
+    try:
+        report: Report = importlib.import_module(JOBS[job]).run(options, shown)
+    finally:
+        shown.close()
+    _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
+    raise click.exceptions.Exit(report.exit_code)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; the exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    if logging.lastResort is not None:  # what writes tracebacks of defects to stderr
+        logging.lastResort.setFormatter(_Visible())
+    as_json = "--json" in arguments
+    try:
+        _refuse_secrets(arguments)
+        code = lastkey.main(list(arguments), prog_name="spark-submit.sh", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else errors.DONE
+    except JobError as error:
+        return _fail(error.line(), error.to_json(), error.exit_code, as_json)
+    except (UnknownRootError, SecretInUriError, UnsafeFolderError) as error:
+        return _fail(str(error), _plain("UsageError", str(error), errors.USAGE), errors.USAGE, as_json)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        more = f" (see {context.command_path} --help)" if context else ""
+        message = error.format_message()
+        return _fail(message + more, _plain("UsageError", message, errors.USAGE), errors.USAGE, as_json)
+    except (KeyboardInterrupt, click.Abort, TerminatedError) as error:
+        return _interrupted(error, as_json)
+    except (BrokenPipeError, SystemExit):  # the second is how click says the first
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still held for stdout is nobody's
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            full = DiskFullError(path=error.filename or "disk", found=error.strerror)
+            for note in getattr(error, "__notes__", ()):
+                full.add_note(note)
+            return _fail(full.line(), full.to_json(), full.exit_code, as_json)
+        return _unexpected(error, as_json)
+    except Exception as error:  # the last resort, and the one place for it
+        asked = _asked_to_end(error)
+        return _interrupted(asked, as_json) if asked else _unexpected(error, as_json)
+
+
+def _refuse_secrets(arguments: Sequence[str]) -> None:
+    """Before anything, click's own errors too, can repeat a URI. A key that is looked for may be one."""
+    for before, argument in itertools.pairwise(["", *arguments]):
+        if before != "--filter" and not argument.startswith("--filter="):
+            refuse_secrets(argument)
+
+
+def _asked_to_end(error: BaseException) -> BaseException | None:
+    """The signal behind an error: Spark says of the jobs that it cancels only that they failed."""
+    before: BaseException | None = error
+    while before is not None and not isinstance(before, KeyboardInterrupt | TerminatedError):
+        before = before.__context__
+    return before
+
+
+def _interrupted(error: BaseException, as_json: bool) -> int:
+    kind, said, code = ("Terminated", "terminated", 143) if isinstance(error, TerminatedError) else (
+        "Interrupted", "interrupted", 130,
+    )  # fmt: skip
+    message = "; ".join((said, *getattr(error, "__notes__", ()), "what was committed stays, run again to go on"))
+    return _fail(message, _plain(kind, message, code), code, as_json)
+
+
+def _unexpected(error: Exception, as_json: bool) -> int:
+    text = f"{type(error).__name__}: {error}"
+    if "No space left on device" in text:  # from the JVM, or a worker, as text
+        full = DiskFullError(path="disk", found="No space left on device")
+        return _fail(full.line(), full.to_json(), full.exit_code, as_json)
+    ended = _how_the_jvm_ended(error, text)
+    if ended is not None:
+        gone = JvmEndedError(found=ended)
+        return _fail(gone.line(), gone.to_json(), gone.exit_code, as_json)
+    unsafe = re.search(rf"{UnsafeFolderError.__name__}: (.*)", text)
+    if unsafe:  # that executors were told to use
+        return _fail(unsafe[1], _plain("UsageError", unsafe[1], errors.USAGE), errors.USAGE, as_json)
+    _say(traceback.format_exc(), sys.stderr)
+    message = f"unexpected: {text.splitlines()[0]}; please report this with the lines above"
+    return _fail(message, _plain(type(error).__name__, text, errors.UNEXPECTED), errors.UNEXPECTED, as_json)
+
+
+def _how_the_jvm_ended(error: Exception, text: str) -> str | None:
+    """None: it did not. Python hears of its end first as a connection that broke."""
+    session = sys.modules.get("jobs.spark.session")
+    if session is None:
+        return None
+    lost = isinstance(error, ConnectionError | EOFError) or type(error).__name__ in ("Py4JError", "Py4JNetworkError")
+    full = re.search(r"java\.lang\.OutOfMemoryError[^\n]*", text)
+    ended: str | None = session.how_the_jvm_ended(_PATIENCE_SECONDS if lost else 0)
+    return full[0] if full else ended
+
+
+def _plain(kind: str, message: str, code: int) -> dict[str, object]:
+    nothing = dict.fromkeys(("path", "position", "expected", "found"))
+    return {"kind": kind, "exit_code": code, "message": message, "hint": "", **nothing}
+
+
+def _fail(line: str, error: dict[str, object], code: int, as_json: bool) -> int:
+    _say(f"error: {line}\n", sys.stderr)
+    if as_json:
+        _say(f"{json.dumps({'error': error}, indent=2, default=str)}\n", sys.stdout)
+    return code
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    session = sys.modules.get("jobs.spark.session")
+    if session is not None:  # as pyspark does for Ctrl-C: else the tasks that run are waited for
+        session.cancel_jobs()
+    raise TerminatedError

@@ -1,0 +1,245 @@
+"""Settings: one TOML file with Kafka's own names -> frozen dataclasses.
+
+    [defaults]             for every topic
+    [topics."orders-*"]    for the topics that a glob names: an exact name wins over globs, a later glob over an earlier
+    [job]                  what changes speed and memory, never the result
+
+Each setting is declared once, below: name, type, default, what is allowed. `conf/cleaner.toml` says what each does.
+"""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from jobs.command.nearest import nearest
+from jobs.errors import BadSettingError, ConfigFileError, NowError, UnknownSettingError
+
+MAX_LONG = 2**63 - 1
+MAX_INT = 2**31 - 1
+NULL_KEYS = ("fail", "keep", "drop")
+GAPS = ("fail", "accept")
+POLICIES = ("compact", "delete")
+
+
+class _BadValueError(ValueError):
+    """Carries what is allowed."""
+
+
+def _integer(low: int, high: int) -> Callable[[object], int]:
+    def check(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise _BadValueError(f"a whole number from {low} to {high}")
+        return value
+
+    return check
+
+
+def _ratio(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise _BadValueError("a number from 0 to 1")
+    return float(value)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _BadValueError("true or false")
+    return value
+
+
+def _policy(value: object) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    allowed = 'a list of "compact" and "delete", such as "compact,delete"'
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise _BadValueError(allowed)
+    names = [name.strip() for name in names]
+    if set(names) - set(POLICIES) or len(set(names)) != len(names):
+        raise _BadValueError(allowed)
+    return tuple(sorted(names))
+
+
+def _one_of(names: tuple[str, ...]) -> Callable[[object], str]:
+    def check(value: object) -> str:
+        if value not in names:
+            raise _BadValueError("one of " + ", ".join(f'"{name}"' for name in names))
+        return str(value)
+
+    return check
+
+
+@dataclass(frozen=True)
+class TopicSettings:
+    """What decides the result for one topic. Kafka's names in snake case; `named`: its own table set cleanup.policy."""
+
+    cleanup_policy: tuple[str, ...] = ("delete",)
+    delete_retention_ms: int = 86_400_000
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = MAX_LONG
+    min_cleanable_dirty_ratio: float = 0.5
+    min_dirty_bytes: int = 0
+    segment_bytes: int = 1 << 30
+    segment_index_bytes: int = 10 << 20
+    index_interval_bytes: int = 4096
+    time_index_interval_ms: int = 0
+    producer_id_expiration_ms: int = 86_400_000
+    null_keys: str = "fail"
+    gaps: str = "fail"
+    max_decompressed_batch_bytes: int = 256 << 20
+    named: bool = False
+
+    @property
+    def compacts(self) -> bool:
+        """Whether the policy says compact."""
+        return "compact" in self.cleanup_policy
+
+    @property
+    def expires(self) -> bool:
+        """Whether the policy also says delete: that half is not done here, and a report says so."""
+        return "delete" in self.cleanup_policy
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """What changes only speed, memory and how a store is locked."""
+
+    wave_partitions: int = 64
+    wave_minutes: int = 10
+    split_bytes: int = 1 << 30
+    task_memory_bytes: int = 1 << 30
+    chunk_bytes: int = 8 << 20
+    single_writer: bool = False
+
+
+# Kafka's ranges (TopicConfig, LogConfig of 4.3); segment.bytes goes below Kafka's 1 MiB, as internal.segment.bytes does
+TOPIC_CHECKS: dict[str, Callable[[object], Any]] = {
+    "cleanup.policy": _policy,
+    "delete.retention.ms": _integer(0, MAX_LONG),
+    "min.compaction.lag.ms": _integer(0, MAX_LONG),
+    "max.compaction.lag.ms": _integer(1, MAX_LONG),
+    "min.cleanable.dirty.ratio": _ratio,
+    "min.dirty.bytes": _integer(0, MAX_LONG),
+    "segment.bytes": _integer(14, MAX_INT),
+    "segment.index.bytes": _integer(4, MAX_INT),
+    "index.interval.bytes": _integer(0, MAX_INT),
+    "time.index.interval.ms": _integer(0, MAX_LONG),
+    "producer.id.expiration.ms": _integer(1, MAX_INT),
+    "null.keys": _one_of(NULL_KEYS),
+    "gaps": _one_of(GAPS),
+    "max.decompressed.batch.bytes": _integer(1 << 20, MAX_INT),
+}
+JOB_CHECKS: dict[str, Callable[[object], Any]] = {
+    "wave.partitions": _integer(1, 100_000),
+    "wave.minutes": _integer(1, 1440),
+    "split.bytes": _integer(1, MAX_LONG),
+    "task.memory.bytes": _integer(64 << 20, MAX_LONG),
+    "chunk.bytes": _integer(64 << 10, 1 << 30),
+    "single.writer": _flag,
+}
+TABLES = ("defaults", "topics", "job")
+
+
+def _attribute(setting: str) -> str:
+    return setting.replace(".", "_")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of one run: tables as they stand in the file, already checked."""
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    topics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    job: JobSettings = field(default_factory=JobSettings)
+    path: str = ""
+
+    def topic_settings(self, topic: str) -> TopicSettings:
+        """The settings of one topic: defaults, then the globs that name it in the file's order, then its exact name."""
+        values = dict(self.defaults)
+        named = False
+        globs = [glob for glob in self.topics if glob != topic and fnmatchcase(topic, glob)]
+        for glob in [*globs, *([topic] if topic in self.topics else [])]:
+            values |= self.topics[glob]
+            named = named or "cleanup_policy" in self.topics[glob]
+        settings = TopicSettings(**values, named=named)
+        if settings.min_compaction_lag_ms > settings.max_compaction_lag_ms:  # Kafka refuses this too
+            raise BadSettingError(
+                path=self.path or "settings", table=f"topic {topic}", setting="min.compaction.lag.ms",
+                expected=f"at most max.compaction.lag.ms ({settings.max_compaction_lag_ms})",
+                found=settings.min_compaction_lag_ms,
+            )  # fmt: skip
+        return settings
+
+
+def load_config(path: str | Path | None) -> Config:
+    """Read and check a settings file; None gives the defaults."""
+    if path is None:
+        return Config()
+    name = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigFileError(path=name, expected="a TOML file of settings", found="no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigFileError(path=name, expected="a readable TOML file", found=error) from error
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigFileError(path=name, expected="TOML", found=error) from error
+    return parse_config(tables, name)
+
+
+def parse_config(tables: Mapping[str, Any], path: str = "settings") -> Config:
+    """Check parsed TOML tables."""
+    for table, content in tables.items():
+        if table not in TABLES:
+            raise UnknownSettingError(path=path, table="top level", found=table, expected=nearest(table, TABLES))
+        if not isinstance(content, dict):
+            raise BadSettingError(path=path, table="top level", setting=table, expected="a table", found=content)
+    topics = {}
+    for glob, content in tables.get("topics", {}).items():
+        if not isinstance(content, dict):
+            raise BadSettingError(path=path, table="[topics]", setting=glob, expected='[topics."GLOB"]', found=content)
+        topics[glob] = _check(content, TOPIC_CHECKS, path, f'[topics."{glob}"]')
+    defaults = _check(tables.get("defaults", {}), TOPIC_CHECKS, path, "[defaults]")
+    job = JobSettings(**_check(tables.get("job", {}), JOB_CHECKS, path, "[job]"))
+    config = Config(defaults, topics, job, path)
+    for name in ("", *topics):  # a contradiction between two settings is found now, not at the first topic it hits
+        config.topic_settings(name)
+    return config
+
+
+def _check(
+    content: Mapping[str, object], checks: Mapping[str, Callable[[object], Any]], path: str, table: str
+) -> dict[str, Any]:
+    checked = {}
+    for setting, value in _flatten(content).items():
+        if setting not in checks:
+            raise UnknownSettingError(path=path, table=table, found=setting, expected=nearest(setting, checks))
+        try:
+            checked[_attribute(setting)] = checks[setting](value)
+        except _BadValueError as error:
+            raise BadSettingError(path=path, table=table, setting=setting, expected=error, found=repr(value)) from None
+    return checked
+
+
+def _flatten(content: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Unquoted dotted keys (segment.bytes = 1) parse as nested tables: they mean the same here."""
+    flat: dict[str, object] = {}
+    for key, value in content.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def check_now_ms(now_ms: int | None) -> int:
+    """--now in epoch milliseconds; None is the clock. A value that looks like seconds or microseconds is refused."""
+    if now_ms is None:
+        return time.time_ns() // 1_000_000
+    if 0 <= now_ms < 10**11:  # 10^11 ms is March 1973; 10^11 s is the year 5138
+        raise NowError(expected=f"epoch milliseconds (did you mean {now_ms * 1000}?)", found=f"{now_ms}: seconds")
+    if not 0 <= now_ms < 10**14:  # the year 5138
+        raise NowError(expected="epoch milliseconds", found=f"{now_ms}")
+    return now_ms

@@ -1,0 +1,131 @@
+"""From a partition's result to the rows that make it a generation, and that say how the partition stands."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, astuple
+from importlib.metadata import version
+from typing import Any
+
+from pyarrow import fs as pafs
+
+from jobs.archive.listing import ArchivedPartition
+from jobs.errors import ConflictError
+from jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
+from logformat import names
+from logformat.locations import text_entries
+from udfs.compact.plan import CleanSettings, OutputSegment, PartitionResult
+from udfs.storage import Root
+
+
+def check_files(store: Root, commits: Sequence[Commit]) -> None:
+    """The files of the wave's generations, listed once more: each is there with the size that the manifest says, side
+    files too. ConflictError: one is not, so somebody else was at it, as a vacuum without grace.
+    """
+    for commit in commits:
+        folder = f"segments/{names.partition_folder(*commit.key)}/{commit.run.generation_after}-{commit.run.run_id}"
+        listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(folder), allow_not_found=True))
+        found = {f"{folder}/{info.base_name}": info.size for info in text_entries(listed)[0]}  # None: a folder
+        wanted = dict(_files(commit, folder))
+        older = [path for path in wanted if not path.startswith(f"{folder}/")]  # .log files that it takes over
+        infos = store.filesystem.get_file_info([store.full(path) for path in older])
+        found |= {path: info.size for path, info in zip(older, infos, strict=True)}
+        for path, size in wanted.items():
+            seen = found.get(path)
+            if seen != size if size is not None else not seen:
+                raise ConflictError(
+                    path=f"{store.uri}/{path}", found="no such file" if seen is None else f"{seen} bytes",
+                    expected=f"{'some' if size is None else size} bytes just before the commit, as they were written",
+                )  # fmt: skip
+
+
+def _files(commit: Commit, folder: str) -> Iterator[tuple[str, int | None]]:
+    """Every file of a generation below the store, and its size; None: above 0."""
+    for s in commit.segments:
+        if s.root == "store":
+            yield s.path, s.size_bytes
+        yield f"{folder}/{names.segment_file(s.base_offset, names.INDEX)}", s.offset_index_bytes
+        yield f"{folder}/{names.segment_file(s.base_offset, names.TIME_INDEX)}", s.time_index_bytes
+        if s.txn_index_bytes:
+            yield f"{folder}/{names.segment_file(s.base_offset, names.TXN_INDEX)}", s.txn_index_bytes
+        if s.base_offset != commit.run.log_start_offset:
+            yield f"{folder}/{names.segment_file(s.base_offset, names.SNAPSHOT)}", None
+    yield f"{folder}/{names.segment_file(commit.run.next_offset, names.SNAPSHOT)}", None
+    yield f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}", None
+    if commit.run.topic_id is not None:
+        yield f"{folder}/{names.PARTITION_METADATA}", None
+
+
+def commit_of(
+    r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None, archive_uri: str, now_ms: int,
+    settings: CleanSettings, *, anew: bool = False,
+) -> Commit:  # fmt: skip
+    """What a cleaned partition brings to its wave. `anew`: a reset: nothing is taken over from the one before, which
+    stays its parent, so that it can be restored and vacuum knows it.
+    """
+    generation = (before.generation if before else 0) + 1
+    run_id = r.folder.rpartition("/")[2].partition("-")[2]
+    identity: dict[str, Any] = {
+        "topic_id": archived.topic_id or (before.topic_id if before and not anew else None),
+        "cluster_id": archived.cluster_id or (before.cluster_id if before and not anew else None),
+        "archive_uri": archive_uri,
+        "last_batch_base_offset": r.last_batch.base_offset,
+        "last_batch_leader_epoch": r.last_batch.leader_epoch,
+        "last_batch_crc": r.last_batch.crc,
+    }
+    counters: dict[str, Any] = {name: n for name, n in r.counters.items() if name in RunRow.__dataclass_fields__}
+    return Commit(
+        topic=r.topic,
+        partition=r.partition,
+        planned_generation=before.generation if before else 0,
+        planned_run_id=before.run_id if before else None,
+        checkpoint=Checkpoint(
+            topic=r.topic, partition=r.partition, generation=generation, run_id=run_id,
+            first_dirty_offset=r.first_dirty_offset, log_start_offset=r.log_start_offset, next_offset=r.next_offset,
+            log_end_timestamp_ms=r.log_end_timestamp_ms, now_ms=now_ms,
+            gaps=json.dumps([astuple(gap) for gap in r.gaps]) if r.gaps else None, **identity,
+        ),
+        segments=[_segment(s, r, generation, run_id) for s in r.segments],
+        run=RunRow(
+            run_id=run_id, topic=r.topic, partition=r.partition, generation_before=generation - 1,
+            generation_after=generation, parent_run_id=before.run_id if before else None, now_ms=now_ms,
+            started_ms=time.time_ns() // 1_000_000, first_dirty_offset=r.first_dirty_before,
+            end_offset=r.first_dirty_offset, log_start_offset=r.log_start_offset, next_offset=r.next_offset,
+            settings=json.dumps(asdict(settings)),
+            bytes_read=r.bytes_read, bytes_before=r.bytes_before, bytes_after=r.bytes_after,
+            bytes_written=r.bytes_written, seconds=json.dumps(r.seconds), splits=r.splits,
+            versions=json.dumps(_versions()), anew=anew and before is not None, **identity, **counters,
+        ),
+    )  # fmt: skip
+
+
+def _segment(s: OutputSegment, r: PartitionResult, generation: int, run_id: str) -> Segment:
+    fields = asdict(s)
+    return Segment(
+        topic=r.topic, partition=r.partition, generation=generation, run_id=run_id,
+        dead_records=s.source_records - s.records, dead_bytes=s.source_bytes - s.size_bytes, **fields,
+    )  # fmt: skip
+
+
+def _versions() -> dict[str, str]:
+    packages = ("pyspark", "delta-spark", "pyarrow", "numpy", "numba", "google-crc32c", "zstandard", "cramjam")
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+
+
+def state_of(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> PartitionState:
+    """How a partition stands after the run. `generation`: the current one, -1 where there is none."""
+    problem = r.problem
+    clean, dirty, ratio = r.clean_bytes, r.dirty_bytes, r.dirty_ratio
+    if r.status == "cleaned":  # and committed: what was dirty is clean now
+        clean = sum(s.size_bytes for s in r.segments if s.base_offset < r.first_dirty_offset)
+        dirty, ratio = 0, 0.0
+    return PartitionState(
+        topic=r.topic, partition=r.partition, state=problem.state if problem else "dirty" if dirty else "clean",
+        reason=str(problem) if problem else "", path=problem.path if problem else "",
+        position=problem.position if problem else -1, expected=problem.expected if problem else "",
+        found=problem.found if problem else "", dirty_ratio=ratio, clean_bytes=clean, dirty_bytes=dirty,
+        first_dirty_offset=r.first_dirty_offset, generation=generation, run_id=run_id, now_ms=now_ms,
+    )  # fmt: skip

@@ -1,0 +1,208 @@
+"""From an archive's listing, the store's state and the settings to what each task is told (design: "Archive against
+generation"; COMPACTION.md, "Where a run begins").
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jobs.archive.listing import ArchivedPartition, ArchivedSegment
+from logformat import names
+from logformat.names import partition_folder, segment_file
+from udfs.compact.plan import Gap, LastBatch, Problem, SegmentInput, SideFile
+
+if TYPE_CHECKING:
+    from jobs.store.rows import Checkpoint, Segment
+
+_RESET = "topic recreated, archive rolled back, or another cluster: --reset starts it anew"
+
+
+class NotPlanned(Exception):
+    """The partition cannot be taken: `problem` says why."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+def inputs_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True) -> dict[str, object]:
+    """Fields of the plan for a partition that the store does not know. Without `checkpoints`, as if the archive had no
+    cleaner and no log start checkpoint: they contradict the log, and somebody said to begin at its first segment.
+    """
+    first = archived.segments[0].base_offset
+    cleaner, log_start = archived.cleaner_checkpoint, archived.log_start_checkpoint
+    if not checkpoints:
+        cleaner = log_start = None
+    return {
+        "segments": tuple(_input(archived, s) for s in archived.segments),
+        "log_start_offset": max(first, log_start or 0),
+        "log_start_checkpoint": log_start,
+        "checkpoint": cleaner,
+        "cleaner_checkpoint": cleaner,
+        "orphans": tuple(SideFile("archive", path, base) for base, path in archived.orphans.items()),
+        "snapshots": tuple(SideFile("archive", path, offset) for offset, path in archived.snapshots.items()),
+        "txn_indexes": tuple(SideFile("archive", path, base) for base, path in archived.txn_indexes.items()),
+        "leader_epochs": archived.leader_epochs,
+        "topic_id": archived.topic_id,
+    }
+
+
+def _input(archived: ArchivedPartition, s: ArchivedSegment, from_offset: int = 0) -> SegmentInput:
+    of = archived.indexes.get(s.base_offset, {})
+    return SegmentInput(
+        "archive", s.path, from_offset or s.base_offset, s.size, s.mtime_ms, from_offset,
+        of.get(names.INDEX), of.get(names.TIME_INDEX),
+    )  # fmt: skip
+
+
+def inputs_from_generation(
+    archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment], archive_uri: str, gaps: str
+) -> dict[str, object]:
+    """Fields of the plan for a partition of which the store holds a generation: that, and the archive after it.
+
+    gaps: the setting. Raises NotPlanned where the archive is another log now, lacks what comes next, or holds again
+    what the generation passed over.
+    """
+    _check_identity(archived, checkpoint, archive_uri)
+    ours = [s for s in manifest if s.root == "store"]
+    theirs = [s for s in manifest if s.root == "archive"]
+    covered = ours[-1].next_offset if ours else min((s.base_offset for s in theirs), default=checkpoint.next_offset)
+    log_start = max(checkpoint.log_start_offset, archived.log_start_checkpoint or 0)
+    _check_still_there(archived, checkpoint, theirs, log_start)
+    known_gaps = gaps_of(checkpoint)
+    _check_nothing_came_back(archived, checkpoint, known_gaps)
+    _check_begins_there(archived, checkpoint, manifest)
+    after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
+    folder = f"segments/{partition_folder(checkpoint.topic, checkpoint.partition)}"
+    folder = f"{folder}/{checkpoint.generation}-{checkpoint.run_id}"
+    segments = [
+        SegmentInput("store", s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours
+    ] + after  # fmt: skip
+    snapshots = {offset: SideFile("archive", path, offset) for offset, path in archived.snapshots.items()}
+    for base in [s.base_offset for s in manifest if s.base_offset > log_start] + [checkpoint.next_offset]:
+        snapshots[base] = SideFile("store", f"{folder}/{segment_file(base, 'snapshot')}", base)
+    txn_indexes = [SideFile("archive", p, b) for b, p in archived.txn_indexes.items() if b >= covered] + [
+        # not beside the .log: that may be an older run's, of which vacuum leaves the .log alone
+        SideFile("store", f"{folder}/{segment_file(s.base_offset, 'txnindex')}", s.base_offset)
+        for s in ours if s.txn_index_bytes
+    ]  # fmt: skip
+    return {
+        "segments": tuple(segments),
+        "log_start_offset": log_start,
+        "checkpoint": checkpoint.first_dirty_offset,
+        "snapshots": tuple(snapshots.values()),
+        "txn_indexes": tuple(txn_indexes),
+        "leader_epochs": archived.leader_epochs,
+        "topic_id": archived.topic_id or checkpoint.topic_id,
+        "known_until": checkpoint.next_offset,
+        "known_last_batch": LastBatch(
+            checkpoint.last_batch_base_offset, checkpoint.last_batch_leader_epoch, checkpoint.last_batch_crc
+        ),
+        "identity_segment": identity,
+        "cleaner_checkpoint": archived.cleaner_checkpoint,
+        "log_start_checkpoint": archived.log_start_checkpoint,
+        "orphans": tuple(
+            SideFile("archive", path, base) for base, path in archived.orphans.items() if base >= checkpoint.next_offset
+        ),
+        "known_gaps": known_gaps,
+    }
+
+
+def _check_still_there(
+    archived: ArchivedPartition, checkpoint: Checkpoint, theirs: Sequence[Segment], log_start: int
+) -> None:
+    """That the archive holds what the generation uses of it: by base offset, for a partition may move between disks."""
+    listed = {s.base_offset: s for s in archived.segments}
+    last = archived.segments[-1].base_offset
+    for segment in theirs:
+        found = listed.get(segment.base_offset)
+        if found is not None and found.size >= segment.size_bytes:
+            continue
+        if found is None and segment.next_offset <= log_start:
+            continue  # retention took it
+        gap = found is None and last > segment.base_offset  # else the log ends before what the generation holds
+        raise NotPlanned(
+            Problem(
+                "gap" if gap else "changed", segment.path, 0,
+                f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
+                "no such file" if found is None else f"{found.size}", state="gap" if gap else "diverged",
+                hint="bring the file back, or --reset to begin anew from what the archive holds" if gap else _RESET,
+            )
+        )  # fmt: skip
+
+
+def gaps_of(checkpoint: Checkpoint) -> tuple[Gap, ...]:
+    """What a generation passed over."""
+    return tuple(Gap(*gap) for gap in json.loads(checkpoint.gaps or "[]"))
+
+
+def _check_nothing_came_back(archived: ArchivedPartition, checkpoint: Checkpoint, gaps: Sequence[Gap]) -> None:
+    """That no file holds now what was missing when the generation was made: it would never be read."""
+    for gap in gaps:
+        for s in archived.segments:
+            came = gap.first <= s.base_offset <= gap.last and s.size > 0
+            cleaned = (archived.cleaner_checkpoint or 0) > gap.last  # by the archive's broker: it joins segments
+            if came or (s.base_offset == gap.before and s.size > gap.size and not cleaned):
+                raise _came_back(
+                    s, f"no offsets from {gap.first} to {gap.last}, as generation {checkpoint.generation} was made"
+                )
+
+
+def _check_begins_there(archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment]) -> None:
+    """That nothing lies in the archive now below where the generation begins, which would never be read."""
+    begins = min([s.base_offset for s in manifest] + [checkpoint.log_start_offset])
+    first = archived.segments[0]
+    given_up = (archived.log_start_checkpoint or 0) >= begins
+    if first.base_offset < begins and first.size and not given_up:
+        raise _came_back(first, f"no offsets below {begins}, where generation {checkpoint.generation} begins")
+
+
+def _came_back(s: ArchivedSegment, expected: str) -> NotPlanned:
+    return NotPlanned(
+        Problem(
+            "gap", s.path, 0, expected, f"{s.size} bytes from offset {s.base_offset} on", state="gap",
+            hint="what was missing has come back: --reset to begin anew from what the archive holds",
+        )
+    )  # fmt: skip
+
+
+def _check_identity(archived: ArchivedPartition, checkpoint: Checkpoint, archive_uri: str) -> None:
+    for what, known, found in (
+        ("topic id", checkpoint.topic_id, archived.topic_id),
+        ("cluster id", checkpoint.cluster_id, archived.cluster_id),
+    ):
+        if known is not None and found is not None and known != found:
+            raise NotPlanned(
+                Problem("changed", archived.path, 0, f"{what} {known}", found, hint=_RESET, state="diverged")
+            )
+
+
+def _archive_after(
+    archived: ArchivedPartition, covered: int, checkpoint: Checkpoint, log_start: int, gaps: str
+) -> tuple[list[SegmentInput], SegmentInput | None]:
+    """The archive's segments from offset `covered` on, and the one that shows its identity if none of them does."""
+    after = [s for s in archived.segments if s.base_offset >= covered]
+    before = [s for s in archived.segments if s.base_offset < covered]
+    inputs = [_input(archived, s) for s in after]
+    straddling = before[-1] if before else None
+    if straddling is not None and straddling.size and (not after or after[0].base_offset > covered):
+        # The segment may hold offsets on both sides: the task cuts it at the batch border.
+        inputs.insert(0, _input(archived, straddling, covered))
+    elif not after and straddling is None:
+        return [], None
+    if gaps == "fail" and inputs and inputs[0].base_offset > max(covered, log_start) and straddling is None:
+        raise NotPlanned(
+            Problem(
+                "gap", archived.path, 0, f"offsets from {covered} on, where generation {checkpoint.generation} ends",
+                f"a first segment at {inputs[0].base_offset}", state="gap",
+                hint="bring the missing segments back; or --gaps accept where they are known to be lost, and the "
+                "generation goes on with what comes next; or --reset to begin anew from what the archive holds",
+            )
+        )  # fmt: skip
+    shown = covered < checkpoint.next_offset
+    identity = None
+    if not shown and straddling is not None:
+        identity = _input(archived, straddling)
+    return inputs, identity

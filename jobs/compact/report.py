@@ -1,0 +1,165 @@
+"""What a compaction says: a table and what one should know for people, every figure for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from jobs.command.reporting import PartitionLine, ShownInNotebooks, before_after_table, seconds, size
+from jobs.errors import DONE, PROBLEMS, ConflictError
+from udfs.compact.plan import PartitionResult
+
+Key = tuple[str, int]
+
+
+@dataclass
+class CompactReport(ShownInNotebooks):
+    """What was done, partition by partition."""
+
+    archive: str
+    store: str
+    run_id: str
+    now_ms: int
+    dry_run: bool
+    results: list[PartitionResult] = field(default_factory=list)
+    generations: dict[Key, int] = field(default_factory=dict)  # those that were committed
+    anew: set[Key] = field(default_factory=set)  # begun from the archive again, by --reset
+    archive_needed: str = "nothing was compacted"  # why; "": it is not
+    not_compacted: list[str] = field(default_factory=list)  # other topics of the archive
+    expired_nothing: list[str] = field(default_factory=list)  # topics of policy compact,delete
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    conflict: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 3 where partitions were set aside, or 4 where another run was first."""
+        if self.conflict:
+            return ConflictError.exit_code
+        return PROBLEMS if any(r.status == "set_aside" for r in self.results) else DONE
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; bytes, seconds, counts by reason for each partition."""
+        return {
+            "job": "compact",
+            "archive": self.archive,
+            "store": self.store,
+            "run_id": self.run_id,
+            "now_ms": self.now_ms,
+            "dry_run": self.dry_run,
+            "exit_code": self.exit_code,
+            "archive_needed": bool(self.archive_needed),
+            "archive_needed_because": self.archive_needed or None,
+            "conflict": self.conflict or None,
+            "partitions": [self._partition(r) for r in self.results],
+            "not_compacted": self.not_compacted,
+            "expired_nothing": self.expired_nothing,
+            "notes": self.notes,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }
+
+    def _partition(self, r: PartitionResult) -> dict[str, Any]:
+        return {
+            "topic": r.topic,
+            "partition": r.partition,
+            "status": self._status(r),
+            "generation": self.generations.get((r.topic, r.partition)),
+            "anew": (r.topic, r.partition) in self.anew,
+            "problem": asdict(r.problem) if r.problem else None,
+            "first_dirty_offset_before": r.first_dirty_before,
+            "first_dirty_offset": r.first_dirty_offset,
+            "log_start_offset": r.log_start_offset,
+            "next_offset": r.next_offset,
+            "dirty_ratio": round(r.dirty_ratio, 6),
+            "clean_bytes": r.clean_bytes,
+            "dirty_bytes": r.dirty_bytes,
+            "bytes_before": r.bytes_before,
+            "bytes_after": r.bytes_after,
+            "bytes_after_is_estimate": self.dry_run and r.counters.get("batches_rebuilt", 0) > 0 and _compressed(r),
+            "bytes_read": r.bytes_read,
+            "bytes_written": r.bytes_written,
+            "recompressed_bytes": r.recompressed_bytes,
+            "segments_before": r.segments_before,
+            "segments_after": len(r.segments),
+            "gaps": [[gap.first, gap.last] for gap in r.gaps],
+            **r.counters,
+            "splits": r.splits,
+            "peak_memory_bytes": r.peak_memory_bytes,
+            "seconds": {name: round(value, 4) for name, value in r.seconds.items()},
+            "bytes": {  # of each phase; what is written is read back
+                "scan": r.bytes_before,
+                "clean": r.bytes_read - r.bytes_before,
+                "write": r.bytes_written,
+                "read_back": 0 if self.dry_run else r.bytes_written,
+            },
+            "notes": list(r.notes),
+        }
+
+    def _status(self, r: PartitionResult) -> str:
+        """cleaned, not_due, set_aside; conflict: cleaned, but another run had committed before."""
+        lost = r.status == "cleaned" and not self.dry_run and (r.topic, r.partition) not in self.generations
+        return "conflict" if lost else r.status
+
+    def to_text(self) -> str:
+        """For people: before -> after, then what they should know."""
+        lines = [_line(r, self._status(r), self.dry_run) for r in self.results]
+        out = [before_after_table(lines)] if lines else ["no partition of a compacted topic in the archive"]
+        cleaned = [r for r in self.results if self._status(r) == "cleaned"]
+        dropped = {
+            reason: sum(r.counters.get(f"dropped_{key}", 0) for r in cleaned)
+            for key, reason in (
+                ("superseded", "superseded"), ("tombstones", "expired tombstones"),
+                ("aborted", "of aborted transactions"),
+                ("null_key", "without a key"), ("markers", "transaction markers"),
+            )
+        }  # fmt: skip
+        said = ", ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
+        if cleaned:
+            verb = "would be dropped" if self.dry_run else "dropped"
+            out.append(f"records {verb}: {said or 'none'}")
+            out.append(
+                f"read {size(sum(r.bytes_read for r in cleaned))}, "
+                f"{'would write' if self.dry_run else 'wrote'} {size(sum(r.bytes_written for r in cleaned))}"
+            )
+        for r in self.results:
+            if r.problem is not None:
+                out.append(f"set aside: {r.name()}: {r.problem}")
+        for topic, partition in sorted(self.anew & self.generations.keys()):
+            generation = self.generations[topic, partition]
+            before = f"generation {generation - 1} stays in the store, restore --generation {generation - 1} copies it"
+            out.append(
+                f"began anew: {topic}-{partition}: generation {generation}, of the archive alone"
+                + (f"; {before}" if generation > 1 else "")
+            )
+        if self.expired_nothing:
+            out.append(f"policy compact,delete: only compacted, nothing was expired: {', '.join(self.expired_nothing)}")
+        out += [f"note: {note}" for note in [*self.notes, *(n for r in self.results for n in r.notes)]]
+        if self.conflict:
+            out.append(f"conflict: {self.conflict}")
+        if self.dry_run:
+            out.append("dry run: nothing was written; ~ marks sizes that recompression decides")
+        elif cleaned or self.generations:
+            needed = f"still needed: {self.archive_needed}" if self.archive_needed else "no longer needed"
+            out.append(f"the archive is {needed}")
+        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        return "\n".join(out)
+
+
+def _compressed(r: PartitionResult) -> bool:
+    return any(codec != "none" for s in r.segments for codec in s.codecs.split(",") if codec)
+
+
+def _line(r: PartitionResult, status: str, dry_run: bool) -> PartitionLine:
+    state = {"cleaned": "clean", "not_due": "not due", "set_aside": r.problem.state if r.problem else "set aside"}
+    if status != "cleaned":
+        note = f"{100 * r.dirty_ratio:.0f} % dirty" if status == "not_due" else ""
+        return PartitionLine(r.topic, r.partition, state.get(status, status), note=note)
+    dropped = sum(r.counters[k] for k in r.counters if k.startswith("dropped_"))
+    kept = r.counters["records_kept"]
+    return PartitionLine(
+        r.topic, r.partition, "clean" if not dry_run else "would clean",
+        records_before=kept + dropped, records_after=kept,
+        bytes_before=r.bytes_before, bytes_after=r.bytes_after,
+        segments_before=r.segments_before, segments_after=len(r.segments),
+        estimate=dry_run and _compressed(r),
+    )  # fmt: skip

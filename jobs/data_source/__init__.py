@@ -1,0 +1,1 @@
+"""`spark.read.format("kafka_log")`, batch and streaming."""

@@ -1,0 +1,196 @@
+"""From what a user names to partitions: archives, log directories, partitions' folders, single files, globs of them.
+
+Only names and sizes are read here, and the small text files; no log is opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Final
+
+from pyarrow import fs as pafs
+
+from jobs.archive.listing import Archive, ArchivedPartition, list_archive, list_folder
+from jobs.command.nearest import no_such_topic
+from jobs.data_source.options import Selection
+from jobs.errors import MissingPathError, UsageError
+from logformat import names
+from logformat.locations import text_entries
+from udfs.compact.plan import Problem
+from udfs.data_source.find_pieces import first_offset
+from udfs.data_source.plan import SourcePartition, SourceSegment
+from udfs.storage import Root, UnknownRootError, exists, folder_identity, normal_uri, open_root
+
+_OF_FILE_SYSTEM: Final = "lost+found"  # root's own on many a disk, and no log
+_NO_LOGS: Final = frozenset((*names.PARTITION_SIDE_FILES, *names.OFFSET_CHECKPOINTS))
+_WILD: Final = re.compile(r"[*?[]")
+
+
+def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: bool = False) -> list[SourcePartition]:
+    """The wanted partitions, by topic and number. MissingPathError: a path that is not there; UsageError: a selection
+    that nothing matches, unless `may_be_none`, and a URI that cannot be.
+    """
+    found: dict[object, SourcePartition] = {}
+    left_out: set[str] = set()
+    files: dict[object, dict[str, SourceSegment]] = {}
+    for uri in _each_once(paths):
+        root = _root(uri)
+        kind = root.filesystem.get_file_info(root.base).type
+        if kind == pafs.FileType.NotFound:
+            raise MissingPathError(path=uri, expected="an archive, a partition's folder or a .log", found="nothing")
+        if kind == pafs.FileType.File:
+            parent, _, name = uri.rpartition("/")
+            folder = _root(parent)
+            single = files.setdefault(folder_identity(folder, "") or parent, {})
+            single.setdefault(name, _single(folder, name))
+            continue
+        if kind != pafs.FileType.Directory:
+            raise MissingPathError(path=uri, expected="a file or a folder", found="something else")
+        archive = _listed(root, selection)
+        left_out |= archive.not_wanted
+        for problem in archive.unreadable:
+            if problem.path.rpartition("/")[2] == _OF_FILE_SYSTEM:
+                continue
+            found[uri, problem.path] = SourcePartition(None, None, problem=problem)
+        for archived in archive.partitions.values():
+            _add(found, _source(archived, archive.root))
+    for single in files.values():
+        ordered = sorted(single.values(), key=lambda segment: segment.base_offset)
+        parsed = names.parse_partition_folder(ordered[0].root.rpartition("/")[2])
+        topic, number = (parsed.topic, parsed.partition) if parsed is not None else (None, None)
+        _add(found, SourcePartition(topic, number, tuple(ordered)))
+    wanted = [p for p in found.values() if (p.topic is None and p.problem) or selection.partition(p.topic, p.partition)]
+    if not wanted and not may_be_none:
+        raise _nothing(paths, selection, {p.topic for p in found.values() if p.topic is not None} | left_out)
+    return sorted(wanted, key=lambda p: (p.topic or "", p.partition or 0))
+
+
+def _nothing(paths: Sequence[str], selection: Selection, topics: set[str]) -> Exception:
+    if not topics:
+        return MissingPathError(path=", ".join(paths), expected="folders or .log files of Kafka's logs", found="none")
+    asked = ", ".join(selection.globs or ()) or selection.pattern
+    if asked is None:
+        return UsageError(message=f"no partition of {', '.join(paths)} is among those asked for")
+    return no_such_topic(asked, topics, ", ".join(paths))
+
+
+def _root(uri: str) -> Root:
+    try:
+        return open_root(uri)
+    except UnknownRootError as error:
+        raise UsageError(message=str(error)) from error
+
+
+def _each_once(paths: Iterable[str]) -> list[str]:
+    """URIs without wildcards, in order."""
+    return list(dict.fromkeys(uri for path in paths for uri in _expand(normal_uri(path))))
+
+
+def _expand(uri: str) -> list[str]:
+    """What a pattern matches: *, ? and [...] within names. Of files only those that are named like a log's."""
+    wild = _WILD.search(uri)
+    if wild is None:
+        return [uri]
+    prefix, _, rest = uri[: wild.start()].rpartition("/")
+    literal = _root(prefix or "/")
+    if literal.filesystem.get_file_info(literal.full(rest + uri[wild.start() :])).type != pafs.FileType.NotFound:
+        return [uri]  # a name that only looks like a pattern
+    parts = (rest + uri[wild.start() :]).split("/")
+    root, found = literal, [""]
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        below = []
+        for folder in found:
+            selector = pafs.FileSelector(root.full(folder.rstrip("/")) or "/", allow_not_found=True)
+            entries, _ = text_entries(root.filesystem.get_file_info(selector))  # no pattern matches another name
+            for entry in sorted(entries, key=lambda entry: entry.base_name):
+                is_folder = entry.type == pafs.FileType.Directory
+                if fnmatchcase(entry.base_name, part) and (is_folder or (last and _is_log(entry.base_name))):
+                    below.append(f"{folder}{entry.base_name}{'' if last else '/'}")
+        found = below
+    if not found:
+        raise MissingPathError(path=uri, expected="a pattern that matches something", found="nothing")
+    return [f"{prefix}/{path}" for path in found]
+
+
+def _is_log(name: str) -> bool:
+    file = names.parse_segment_file(name)
+    return file is not None and file.kind == names.LOG and not file.suffix
+
+
+def _listed(root: Root, selection: Selection) -> Archive:
+    parent, _, name = root.uri.rpartition("/")
+    if names.parse_partition_folder(name) is not None:
+        archive = list_folder(_root(parent or "/"), name)
+        if archive.partitions:
+            return archive
+    return list_archive(root, selection.topic)
+
+
+def _add(found: dict[object, SourcePartition], partition: SourcePartition) -> None:
+    """One more partition; one that is there already is a problem of both."""
+    key = (partition.topic, partition.partition) if partition.topic is not None else len(found)
+    other = found.get(key)
+    if other is not None:
+        here, there = (_place(one) for one in (partition, other))
+        if here == there or _same_folder(here, there):
+            return
+        problem = Problem("duplicate", here, 0, "one folder for each partition", f"the same partition in {there}")
+        partition = replace(partition, problem=problem)
+    found[key] = partition
+
+
+def _place(partition: SourcePartition) -> str:
+    if not partition.segments:
+        return partition.problem.path if partition.problem is not None else partition.name
+    first = partition.segments[0]
+    return f"{first.root}/{first.path}".rpartition("/")[0]
+
+
+def _same_folder(here: str, there: str) -> bool:
+    """Whether two names lead to one local folder."""
+    try:
+        identities = {folder_identity(_root(place), "") for place in (here, there)}
+    except (OSError, UsageError):
+        return False
+    return len(identities) == 1 and None not in identities
+
+
+def _source(archived: ArchivedPartition, root: Root) -> SourcePartition:
+    segments = []
+    for s in archived.segments:
+        beside = archived.indexes.get(s.base_offset, {})
+        segments.append(
+            SourceSegment(
+                root.uri, s.path, s.base_offset, s.size, s.mtime_ms, beside.get(names.INDEX),
+                beside.get(names.TIME_INDEX), beside.get(names.TXN_INDEX),
+            )
+        )  # fmt: skip
+    return SourcePartition(
+        archived.topic, archived.partition, tuple(segments), archived.log_start_checkpoint,
+        archived.high_watermark if archived.held_by_broker else None, root.uri,
+        tuple(sorted(archived.snapshots.items())), archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
+        problem=archived.problem,
+    )  # fmt: skip
+
+
+def _single(root: Root, name: str) -> SourceSegment:
+    """One file, of any name, with the indexes that lie beside it."""
+    info = root.filesystem.get_file_info(root.full(name))
+    parsed = names.parse_segment_file(name)
+    if (parsed is not None and parsed.kind != names.LOG) or name in _NO_LOGS:
+        raise MissingPathError(path=f"{root.uri}/{name}", expected="a .log, or a folder", found="a file beside a log")
+    if parsed is None:
+        return SourceSegment(root.uri, name, first_offset(root, name), int(info.size), info.mtime_ns // 1_000_000)
+    beside = {
+        kind: there if exists(root, there) else None
+        for kind in (names.INDEX, names.TIME_INDEX, names.TXN_INDEX)
+        for there in (names.segment_file(parsed.base, kind),)
+    }
+    return SourceSegment(
+        root.uri, name, parsed.base, int(info.size), info.mtime_ns // 1_000_000, beside[names.INDEX],
+        beside[names.TIME_INDEX], beside[names.TXN_INDEX],
+    )  # fmt: skip

@@ -1,0 +1,134 @@
+"""A query's own conditions, as far as they say what need not be read.
+
+Spark gives conditions that hold all together. What is taken exactly is not checked again by Spark; what only narrows
+the reading is given back. With problem rows, all is given back: null is in no range, so a WHERE hides them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from jobs.data_source.options import Pushed, ReadOptions
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EQUAL: Final = (EqualTo, EqualNullSafe)
+_ORDER: Final = (GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
+Narrow = Callable[[Pushed, Filter], Pushed | None]
+
+
+def narrow(filters: list[Filter], options: ReadOptions) -> tuple[Pushed, list[Filter]]:
+    """What the conditions leave, and those that Spark has to check."""
+    known = _OF_RECORDS if options.source == "kafka_log" else _OF_PARTITIONS
+    pushed, rest = options.pushed, []
+    for condition in filters:
+        column = getattr(condition, "attribute", ("",))
+        one = known.get(column[0]) if len(column) == 1 else None
+        narrowed = one(pushed, condition) if one is not None else None
+        pushed = pushed if narrowed is None else narrowed
+        if narrowed is None or column[0] == "timestamp" or options.set_aside:
+            rest.append(condition)
+    return pushed, rest
+
+
+def _values(condition: Filter, kind: type) -> frozenset[Any] | None:
+    """The values of an equality; None: it is none, or not of this kind."""
+    if isinstance(condition, _EQUAL):
+        found = [condition.value]
+    elif isinstance(condition, In):
+        found = list(condition.value)
+    else:
+        return None
+    found = [bytes(value) if isinstance(value, bytearray) else value for value in found]
+    return frozenset(found) if all(isinstance(value, kind) for value in found) else None
+
+
+def _common(before: frozenset[Any] | None, found: frozenset[Any]) -> frozenset[Any]:
+    return found if before is None else before & found
+
+
+def _topic(pushed: Pushed, condition: Filter) -> Pushed | None:
+    found = _values(condition, str)
+    return None if found is None else replace(pushed, topics=_common(pushed.topics, found))
+
+
+def _partition(pushed: Pushed, condition: Filter) -> Pushed | None:
+    found = _values(condition, int)
+    return None if found is None else replace(pushed, partitions=_common(pushed.partitions, found))
+
+
+def _key(pushed: Pushed, condition: Filter) -> Pushed | None:
+    found = _values(condition, bytes)
+    return None if found is None else replace(pushed, keys=_common(pushed.keys, found))
+
+
+def _range(condition: Filter, scale: Callable[[Any], int | None]) -> tuple[int | None, int | None] | None:
+    """[from, to) of a condition; `scale` gives a value in halves of a unit, so that what lies between two units is odd.
+    An equality between two units is an empty range.
+    """
+    if not isinstance(condition, (*_EQUAL, *_ORDER)):
+        return None
+    halves = scale(condition.value)
+    if halves is None:
+        return None
+    at_or_above, above = -(-halves // 2), halves // 2 + 1
+    if isinstance(condition, _EQUAL):
+        return at_or_above, above
+    return {
+        GreaterThan: (above, None), GreaterThanOrEqual: (at_or_above, None),
+        LessThan: (None, at_or_above), LessThanOrEqual: (None, above),
+    }[type(condition)]  # fmt: skip
+
+
+def _number(value: Any) -> int | None:
+    return 2 * value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _moment(value: Any) -> int | None:
+    """Of Spark's moments, which have microseconds, in halves of a millisecond."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        return None
+    micros = (value - _EPOCH) // timedelta(microseconds=1)
+    return 2 * (micros // 1000) + (micros % 1000 > 0)
+
+
+def _offset(pushed: Pushed, condition: Filter) -> Pushed | None:
+    found = _range(condition, _number)
+    if found is None:
+        return None
+    start, end = found
+    return replace(
+        pushed, start_offset=max(pushed.start_offset, start or 0),
+        end_offset=pushed.end_offset if end is None else min(pushed.end_offset, end),
+    )  # fmt: skip
+
+
+def _times(scale: Callable[[Any], int | None]) -> Narrow:
+    def narrowed(pushed: Pushed, condition: Filter) -> Pushed | None:
+        found = _range(condition, scale)
+        if found is None:
+            return None
+        starts = [ms for ms in (pushed.start_ms, found[0]) if ms is not None]
+        ends = [ms for ms in (pushed.end_ms, found[1]) if ms is not None]
+        return replace(pushed, start_ms=max(starts, default=None), end_ms=min(ends, default=None))
+
+    return narrowed
+
+
+_OF_PARTITIONS: Final[Mapping[str, Narrow]] = {"topic": _topic, "partition": _partition}
+_OF_RECORDS: Final[Mapping[str, Narrow]] = {
+    **_OF_PARTITIONS, "offset": _offset, "key": _key, "timestamp": _times(_moment), "timestamp_ms": _times(_number),
+}  # fmt: skip

@@ -1,0 +1,374 @@
+"""The options of the data sources: names, values, and what they mean together. Names are not case sensitive.
+
+Those of Spark's own Kafka source have its names and its meaning, so that a query moves over with the format's name and
+a path; what only tells how to talk to a broker (`kafka.*` and the like) is taken and means nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Final, Literal
+
+from jobs.command.nearest import nearest
+from jobs.command.times import MAX_TIME_MS, parse_time
+from jobs.errors import UsageError
+from logformat.locations import SecretInUriError, has_secret
+from logformat.names import MAX_OFFSET
+from udfs.data_source.plan import EARLIEST, LATEST, SPLIT_BYTES, Bound, Wanted
+
+Source = Literal["kafka_log", "kafka_log_batches", "kafka_log_index"]
+
+_WHERE: Final = ("path", "paths", "store", "generation")
+_WHAT: Final = ("topics", "subscribe", "subscribePattern", "assign", "partitions", "badRecords", "columns")
+_SPEED: Final = ("splitBytes", "minPartitions", "maxRecordsPerBatch", "pushFilters")
+_LIMITS: Final = ("maxDecompressedBatchBytes",)
+_RANGE: Final = (
+    "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "failOnDataLoss",
+)  # fmt: skip
+_RECORDS: Final = (
+    "key", "includeValue", "includeHeaders", "includeControl", "isolationLevel", "kafka.isolation.level",
+    "maxOffsetsPerTrigger", "maxBytesPerTrigger",
+)  # fmt: skip
+OPTIONS: Final[Mapping[Source, tuple[str, ...]]] = {
+    "kafka_log": (*_WHERE, *_WHAT, *_RANGE, *_RECORDS, *_LIMITS, *_SPEED),
+    "kafka_log_batches": (*_WHERE, *_WHAT, *_RANGE, *_SPEED),
+    "kafka_log_index": (*_WHERE, *_WHAT, "kinds", *_SPEED),
+}
+KINDS: Final = ("offset", "time", "transaction", "producer", "leader_epoch")
+# Of Spark's Kafka source: how it talks to brokers, or spreads what it reads over tasks
+_MEANINGLESS: Final = frozenset(
+    {
+        "kafkaconsumer.polltimeoutms", "fetchoffset.numretries", "fetchoffset.retryintervalms",
+        "groupidprefix", "includetimestamp", "minoffsetspertrigger", "maxtriggerdelay", "maxrecordsperpartition",
+    }
+)  # fmt: skip
+
+_INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which partitions: all limits together."""
+
+    globs: tuple[str, ...] | None = None
+    pattern: str | None = None  # a regular expression found in the name, as Spark's Kafka source does it
+    assigned: frozenset[Key] | None = None
+    partitions: tuple[range, ...] | None = None
+
+    def topic(self, name: str) -> bool:
+        """Whether a topic is wanted."""
+        return (
+            (self.globs is None or any(fnmatchcase(name, glob) for glob in self.globs))
+            and (self.pattern is None or (name not in _INTERNAL and re.search(self.pattern, name) is not None))
+            and (self.assigned is None or any(name == topic for topic, _ in self.assigned))
+        )
+
+    def partition(self, topic: str | None, number: int | None) -> bool:
+        """Whether a partition is wanted; one that does not say its name only where nothing is asked for."""
+        if topic is None or number is None:
+            return self == Selection()
+        return (
+            self.topic(topic)
+            and (self.assigned is None or (topic, number) in self.assigned)
+            and (self.partitions is None or any(number in numbers for numbers in self.partitions))
+        )
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Where reading begins, or ends, in every partition."""
+
+    option: str
+    default: Bound
+    each: Mapping[Key, Bound] | None = None
+
+    def of(self, topic: str | None, partition: int | None) -> Bound:
+        """The bound of one partition; where some are named, all must be, as in Spark's Kafka source."""
+        if self.each is None:
+            return self.default
+        if topic is None or partition is None or (topic, partition) not in self.each:
+            raise UsageError(
+                message=f"{self.option}: it says nothing of {topic}-{partition}, and has to name every partition that"
+                " is read: -2 is the first offset, -1 the end; or leave the others out with topics or partitions"
+            )
+        return self.each[topic, partition]
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What a query's own conditions leave: all limits together."""
+
+    topics: frozenset[str] | None = None
+    partitions: frozenset[int] | None = None
+    start_offset: int = 0
+    end_offset: int = MAX_OFFSET
+    start_ms: int | None = None
+    end_ms: int | None = None
+    keys: frozenset[bytes] | None = None
+
+    def partition(self, topic: str | None, number: int | None) -> bool:
+        """Whether a partition can have such rows."""
+        return (self.topics is None or topic in self.topics) and (self.partitions is None or number in self.partitions)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """All options, understood."""
+
+    source: Source
+    paths: tuple[str, ...] = ()
+    store: str | None = None
+    generation: int | None = None
+    selection: Selection = field(default_factory=Selection)
+    start: Bounds | None = None  # None: the earliest in a batch query, the latest in a stream
+    end: Bounds = field(default_factory=lambda: Bounds("endingOffsets", LATEST))
+    need_start_time: bool = False
+    fail_on_data_loss: bool = True
+    key: bytes | None = None
+    columns: tuple[str, ...] | None = None
+    value: bool = True
+    headers: bool = False
+    control: bool = False
+    committed: bool = False
+    set_aside: bool = False
+    kinds: tuple[str, ...] = KINDS
+    split_bytes: int = SPLIT_BYTES
+    min_partitions: int = 1
+    max_rows: int | None = None
+    max_batch_bytes: int | None = None  # None: as in a job without settings
+    push_filters: bool = False
+    max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    pushed: Pushed = Pushed()
+
+    def wanted(self) -> Wanted:
+        """Which records, whatever the partition."""
+        keys = None if self.key is None else frozenset({self.key})
+        if self.pushed.keys is not None:
+            keys = self.pushed.keys if keys is None else keys & self.pushed.keys
+        return Wanted(
+            self.pushed.start_ms, self.pushed.end_ms, None if keys is None else tuple(sorted(keys)), self.control,
+            self.committed,
+        )  # fmt: skip
+
+
+def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
+    """Options as Spark hands them over. UsageError: one that is unknown, or cannot be, alone or beside another."""
+    for name, value in given.items():
+        if name.lower() in _WHERE and has_secret(value):
+            raise UsageError(message=f"{name}: {SecretInUriError()}")
+    values = _named(given, source)
+    take = _Values(values)
+    paths = _paths(take)
+    store = take.text("store")
+    if not paths and store is None:
+        raise UsageError(
+            message=f"{source}: no path; .load(PATH), or the option path or store. (Spark 4.2 does not hand over the"
+            " OPTIONS of CREATE TABLE to sources in Python: use CREATE TEMPORARY VIEW, or SELECT ... WITH (path = ...))"
+        )
+    if take.text("generation") is not None and store is None:
+        raise UsageError(message=f"generation: it needs the option store; found generation={take.text('generation')}")
+    isolation = take.one_of(("isolationLevel", "kafka.isolation.level"), ("read_uncommitted", "read_committed"))
+    return ReadOptions(
+        source, paths, store, take.number("generation", 1), _selection(take),
+        start=_bounds(take, "starting", None), end=_bounds(take, "ending", LATEST) or Bounds("endingOffsets", LATEST),
+        need_start_time=take.one_of(("startingOffsetsByTimestampStrategy",), ("latest", "error")) == "error",
+        fail_on_data_loss=take.flag("failOnDataLoss", default=True), key=_key(take.text("key")),
+        columns=take.names("columns"), value=take.flag("includeValue", default=True),
+        headers=take.flag("includeHeaders", default=False), control=take.flag("includeControl", default=False),
+        committed=isolation == "read_committed",
+        set_aside=take.one_of(("badRecords",), ("fail", "set_aside")) == "set_aside",
+        kinds=take.several("kinds", KINDS), split_bytes=take.number("splitBytes", 1) or SPLIT_BYTES,
+        min_partitions=take.number("minPartitions", 1) or 1, max_rows=take.number("maxRecordsPerBatch", 1),
+        max_batch_bytes=take.number("maxDecompressedBatchBytes", 1 << 20),
+        push_filters=take.flag("pushFilters", default=False),
+        max_offsets_per_trigger=take.number("maxOffsetsPerTrigger", 1),
+        max_bytes_per_trigger=take.number("maxBytesPerTrigger", 1),
+    )  # fmt: skip
+
+
+def _named(given: Mapping[str, str], source: Source) -> dict[str, str]:
+    known = {name.lower(): name for name in OPTIONS[source]}
+    elsewhere = {name.lower(): name for names in OPTIONS.values() for name in names}
+    out = {}
+    for name, value in given.items():
+        lower = name.lower()
+        if lower in known:
+            out[known[lower]] = value
+        elif not (lower.startswith("kafka.") or lower in _MEANINGLESS):
+            shown = elsewhere.get(lower, name)  # Spark hands names over in small letters
+            raise UsageError(message=f"{source}: no such option: {shown}{nearest(lower, known, known.__getitem__)}")
+    return out
+
+
+class _Values:
+    """Values by name, of the kind that is asked for."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+
+    def text(self, name: str) -> str | None:
+        """As it stands."""
+        return self._values.get(name)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """`true` or `false`."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if value.lower() not in ("true", "false"):
+            raise UsageError(message=f"{name}: expected true or false, found {value!r}")
+        return value.lower() == "true"
+
+    def number(self, name: str, least: int) -> int | None:
+        """A whole number from `least` on."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not re.fullmatch("[0-9]+", value.strip()) or int(value) < least:
+            raise UsageError(message=f"{name}: expected a whole number from {least} on, found {value!r}")
+        return int(value)
+
+    def one_of(self, names: tuple[str, ...], allowed: tuple[str, ...]) -> str:
+        """One of the allowed values, the first one where nothing is said; two names for one thing must agree."""
+        found = {self._values[name].lower(): name for name in names if name in self._values}
+        if len(found) > 1:
+            raise UsageError(message=f"{' and '.join(names)} say different things: {' and '.join(found)}")
+        for value, name in found.items():
+            if value not in allowed:
+                raise UsageError(
+                    message=f"{name}: expected {' or '.join(allowed)}, found {value!r}{nearest(value, allowed)}"
+                )
+            return value
+        return allowed[0]
+
+    def names(self, name: str) -> tuple[str, ...] | None:
+        """A list with commas."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        out = tuple(part.strip() for part in value.split(",") if part.strip())
+        if not out:
+            raise UsageError(message=f"{name}: expected names with commas between them, found {value!r}")
+        return out
+
+    def several(self, name: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+        """Some of the allowed values; all where nothing is said."""
+        out = self.names(name) or allowed
+        for value in out:
+            if value not in allowed:
+                raise UsageError(message=f"{name}: no such value: {value!r}{nearest(value, allowed)}")
+        return out
+
+
+def _paths(take: _Values) -> tuple[str, ...]:
+    several = take.text("paths")  # what .load([...]) becomes
+    one = take.text("path")
+    try:
+        found = json.loads(several) if several else []
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
+        raise UsageError(message=f'paths: expected JSON as ["a","b"], which .load([...]) makes, found {several!r}')
+    return (*found, *((one,) if one else ()))
+
+
+def _selection(take: _Values) -> Selection:
+    if sum(take.text(name) is not None for name in ("topics", "subscribe", "subscribePattern", "assign")) > 1:
+        raise UsageError(message="only one of topics, subscribe, subscribePattern and assign")
+    pattern = take.text("subscribePattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(message=f"subscribePattern: not a regular expression: {pattern!r}: {error}") from error
+    assigned = None
+    if take.text("assign") is not None:
+        example = '{"topicA":[0,1],"topicB":[2]}'
+        found = _json(take, "assign", example)
+        if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in found.values()):
+            raise UsageError(message=f"assign: expected JSON as {example}, found {take.text('assign')!r}")
+        assigned = frozenset((topic, number) for topic, numbers in found.items() for number in numbers)
+    return Selection(take.names("topics") or take.names("subscribe"), pattern, assigned, _numbers(take))
+
+
+def _numbers(take: _Values) -> tuple[range, ...] | None:
+    words = take.names("partitions")
+    if words is None:
+        return None
+    out = []
+    for word in words:
+        ends = re.fullmatch("([0-9]+)(?:-([0-9]+))?", word)
+        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
+            raise UsageError(message=f"partitions: expected numbers and ranges as 0,3-5, found {word!r}")
+        out.append(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
+    return tuple(out)
+
+
+def _bounds(take: _Values, which: str, default: Bound | None) -> Bounds | None:
+    """A timestamp for all, else timestamps by partition, else offsets: the order of Spark's Kafka source."""
+    name = f"{which}Timestamp"
+    if take.text(name) is not None:
+        return Bounds(name, Bound("timestamp", _time(name, take.text(name))))
+    name = f"{which}OffsetsByTimestamp"
+    if take.text(name) is not None:
+        return Bounds(name, LATEST, _by_partition(take, name, lambda value: Bound("timestamp", _time(name, value))))
+    name = f"{which}Offsets"
+    value = take.text(name)
+    if value is None:
+        return None if default is None else Bounds(name, default)
+    if value.strip().startswith("{"):
+        return Bounds(name, LATEST, _by_partition(take, name, _offset))
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    if value.strip().lower() not in words:
+        hint = nearest(value, words)
+        raise UsageError(message=f"{name}: expected earliest, latest or JSON by topic, found {value!r}{hint}")
+    return Bounds(name, words[value.strip().lower()])
+
+
+def _by_partition(take: _Values, name: str, read: Callable[[Any], Bound]) -> dict[Key, Bound]:
+    example = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
+    found = _json(take, name, example)
+    try:
+        return {
+            (topic, int(number)): read(value) for topic, numbers in found.items() for number, value in numbers.items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UsageError(message=f"{name}: expected JSON as {example}, found {take.text(name)!r}") from error
+
+
+def _offset(value: Any) -> Bound:
+    if isinstance(value, bool) or not isinstance(value, int) or value < -2:
+        raise ValueError(value)
+    return {-2: EARLIEST, -1: LATEST}.get(value) or Bound("offset", value)
+
+
+def _json(take: _Values, name: str, example: str) -> dict[str, Any]:
+    try:
+        found = json.loads(take.text(name) or "")
+    except ValueError as error:
+        raise UsageError(message=f"{name}: expected JSON as {example}, found {take.text(name)!r}") from error
+    if not isinstance(found, dict):
+        raise UsageError(message=f"{name}: expected JSON as {example}, found {take.text(name)!r}")
+    return found
+
+
+def _time(name: str, value: Any) -> int:
+    moment = value if isinstance(value, int) and not isinstance(value, bool) else parse_time(str(value))
+    if not 0 <= moment <= MAX_TIME_MS:
+        raise UsageError(message=f"{name}: expected milliseconds since 1970, from 0 to {MAX_TIME_MS}, found {value}")
+    return moment
+
+
+def _key(text: str | None) -> bytes | None:
+    """Text, or bytes as 0x6162."""
+    if text is None:
+        return None
+    return bytes.fromhex(text[2:]) if re.fullmatch("0x([0-9a-fA-F]{2})*", text) else text.encode()

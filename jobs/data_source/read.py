@@ -1,0 +1,50 @@
+"""What one task of a data source gives, in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+
+from jobs.data_source.options import ReadOptions
+from logformat.errors import LogFormatError
+from udfs.data_source.plan import ListedLog
+
+
+def read_task(options: ReadOptions, schema: Any, partition: InputPartition) -> Iterator[Any]:
+    """What one task gives, in a worker."""
+    from udfs.data_source.batches import read_batches  # noqa: PLC0415 - kernels are loaded where they are used
+    from udfs.data_source.index_entries import read_index  # noqa: PLC0415
+    from udfs.data_source.plan import ReadSpec  # noqa: PLC0415
+    from udfs.data_source.records import read_records  # noqa: PLC0415
+
+    if partition.value is None:  # Spark's way to say that there is no partition
+        return iter(())
+    behind = _listed_again(options)
+    spec = ReadSpec(schema, options.wanted(), options.set_aside, max_rows=options.max_rows, logs_behind=behind)
+    if options.max_batch_bytes is not None:
+        spec = replace(spec, max_batch_bytes=options.max_batch_bytes)
+    reads = {"kafka_log": read_records, "kafka_log_batches": read_batches, "kafka_log_index": read_index}
+    return reads[options.source](spec, partition.value)
+
+
+def _listed_again(options: ReadOptions) -> Callable[[ListedLog], list[ListedLog]]:
+    """What lies behind a `.log` of the archive now, for the rare transaction that spans more logs than a task names."""
+    from jobs.data_source.plan import source_partitions  # noqa: PLC0415 - most tasks need none of it
+
+    @cache
+    def logs() -> list[list[ListedLog]]:
+        found = source_partitions(options, may_be_none=True)
+        return [[ListedLog(s.root, s.path, s.size) for s in partition.segments] for partition in found]
+
+    def behind(log: ListedLog) -> list[ListedLog]:
+        for of_partition in logs():
+            for number, other in enumerate(of_partition):
+                if other[:2] == log[:2]:
+                    return of_partition[number + 1 :]
+        raise LogFormatError("changed", f"{log.root}/{log.path}", 0, "the log, as listed", "nothing")
+
+    return behind

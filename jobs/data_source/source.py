@@ -1,0 +1,239 @@
+"""`spark.read.format("kafka_log")`: an archive of Kafka's logs as a DataFrame, by Spark's Python data source API.
+
+    spark.read.format("kafka_log").load("archive")                        # one row a record
+    spark.read.format("kafka_log_batches").load("archive/orders-0")       # one row a batch, nothing decompressed
+    spark.read.format("kafka_log_index").load("s3://bucket/archive")      # one row an index entry
+    spark.readStream.format("kafka_log").load("archive")                  # as the archive grows
+
+Sessions know the formats by themselves where Python finds this project: Spark looks for modules named pyspark_*
+(pyspark_kafka_log.py and the others beside `jobs`). Nothing here talks to the JVM, so all of it works through Spark
+Connect. Spark calls a source in processes of its own: `schema` and `partitions` in one on the driver, `read` in
+workers. What they do is in udfs, which knows nothing of Spark.
+
+Spark 4.2 prunes no columns of such a source: what is declared is made. Hence the columns by default are those of
+Spark's own Kafka source and no more, so that a query moves over unchanged, INSERT INTO and UNION included; `columns`,
+`includeValue=false` or .schema(...) say what is not needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from jobs.command.nearest import nearest
+from jobs.data_source.options import ReadOptions, Source, parse
+from jobs.data_source.read import read_task
+from jobs.errors import UsageError
+from logformat.schemas import BATCHES, INDEX, PATH, PROBLEM, RECORDS, SPARK_COLUMNS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class _Source(DataSource):
+    """What the three have in common."""
+
+    source: Source
+    columns: Any  # pa.Schema: all that can be asked for
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return cls.source
+
+    def schema(self) -> StructType:
+        """The columns that the options ask for. UsageError for options that cannot be."""
+        return from_arrow_schema(columns_of(self.columns, self.parsed()))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of these columns."""
+        options = self.parsed()
+        kind = PushingReader if options.push_filters and _asks_for_filters() else Reader
+        return kind(options, arrow_schema(self.columns, options, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """None: only records come as a stream."""
+        return NoStream(UsageError(message=f"{self.source}: no stream; spark.read reads it, readStream kafka_log"))
+
+    def parsed(self) -> ReadOptions:
+        """The options, understood."""
+        return parse(self.options, self.source)
+
+
+class KafkaLog(_Source):
+    """One row a record."""
+
+    source = "kafka_log"
+    columns = pa.schema([*RECORDS, PATH, PROBLEM])
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """A reader of what is added to the archive."""
+        from jobs.data_source.stream import StreamReader  # noqa: PLC0415 - a batch query needs none of it
+
+        try:
+            return StreamReader(self.parsed(), arrow_schema(self.columns, self.parsed(), schema))
+        except UsageError as error:
+            return NoStream(error)
+
+
+class KafkaLogBatches(_Source):
+    """One row a batch."""
+
+    source = "kafka_log_batches"
+    columns = pa.schema([*BATCHES, PATH, PROBLEM])
+
+
+class KafkaLogIndex(_Source):
+    """One row an entry of an index, a snapshot or a leader epoch checkpoint."""
+
+    source = "kafka_log_index"
+    columns = pa.schema([*INDEX, PROBLEM])
+
+
+SOURCES: Final = (KafkaLog, KafkaLogBatches, KafkaLogIndex)
+
+
+def register(spark: SparkSession) -> None:
+    """Make the formats known to a session whose Python worker does not find pyspark_kafka_log.py by itself."""
+    for source in SOURCES:
+        spark.dataSource.register(source)
+
+
+def columns_of(known: Any, options: ReadOptions) -> Any:
+    """pa.Schema of what the options ask for; UsageError for a column that there is not."""
+    if options.columns is not None:
+        names = _asked(known, options)
+    elif options.source == "kafka_log":
+        left_out = {name for name, wanted in (("value", options.value), ("headers", options.headers)) if not wanted}
+        names = [field.name for field in SPARK_COLUMNS if field.name not in left_out]
+    else:
+        names = [name for name in known.names if name != PROBLEM.name]
+    if options.set_aside and PROBLEM.name not in names:
+        names.append(PROBLEM.name)
+    return pa.schema([_for_spark(known.field(name)) for name in names])
+
+
+def _asked(known: Any, options: ReadOptions) -> list[str]:
+    names = list(options.columns or ())
+    for name in names:
+        if name not in known.names:
+            raise UsageError(message=f"columns: no such column: {name}{nearest(name, known.names)}")
+    if len(set(names)) < len(names):
+        raise UsageError(message=f"columns: each one once, found {','.join(names)}")
+    for option, name, contradicted in (
+        ("includeHeaders=true", "headers", options.headers and "headers" not in names),
+        ("includeValue=false", "value", not options.value and "value" in names),
+    ):
+        if contradicted:
+            raise UsageError(message=f"{option}, but columns={','.join(names)} says otherwise of {name}")
+    return names
+
+
+def _for_spark(field: Any) -> Any:
+    """A column as Spark has it: null is allowed in all, as in Spark's Kafka source; no unsigned numbers."""
+    kind = pa.int64() if field.type == pa.uint32() else field.type
+    if field.name == PROBLEM.name:
+        kind = pa.struct([inner.with_nullable(True).remove_metadata() for inner in kind])
+    return pa.field(field.name, kind, nullable=True)
+
+
+def arrow_schema(known: Any, options: ReadOptions, schema: StructType) -> Any:
+    """What Spark expects of each Arrow batch, pa.Schema. UsageError: .schema(...) with other columns or types."""
+    expected = to_arrow_schema(schema, timezone="UTC")
+    if not len(expected):
+        raise UsageError(message="schema: it has no column; .select() of a DataFrame with one counts rows as well")
+    for number, field in enumerate(expected):
+        if field.name not in known.names:
+            raise UsageError(message=f"schema: no such column: {field.name}{nearest(field.name, known.names)}")
+        kind = _for_spark(known.field(field.name)).type
+        if field.type != kind:
+            found = schema[number].dataType.simpleString()
+            raise UsageError(message=f"schema: {field.name}: expected {_type_name(kind)}, found {found}")
+        if not field.nullable:
+            raise UsageError(message=f"schema: {field.name}: expected a column that may be null, found NOT NULL")
+    if len(set(expected.names)) < len(expected):
+        raise UsageError(message=f"schema: each column once, found {', '.join(expected.names)}")
+    if options.set_aside and PROBLEM.name not in expected.names:
+        raise UsageError(message="badRecords=set_aside needs the column problem in .schema(...)")
+    return expected
+
+
+def _type_name(kind: Any) -> str:
+    return from_arrow_schema(pa.schema([pa.field("x", kind)]))["x"].dataType.simpleString()
+
+
+def _asks_for_filters() -> bool:
+    """Whether this process is the one in which Spark asks what can be pushed down.
+
+    A reader that takes filters is refused where spark.sql.python.filterPushdown.enabled is off, and nothing tells a
+    source whether it is. But filters are asked for in a worker module of their own, and only where it is on.
+    """
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
+
+
+class Reader(DataSourceReader):
+    """Plans on the driver, reads on workers."""
+
+    def __init__(self, options: ReadOptions, schema: Any) -> None:
+        self.options, self.schema = options, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One for about splitBytes of log."""
+        from jobs.data_source.plan import plan  # noqa: PLC0415 - workers need none of it
+
+        return [InputPartition(task) for task in plan(self.options)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """pa.RecordBatch of exactly the declared columns."""
+        return read_task(self.options, self.schema, partition)
+
+
+class NoStream(DataSourceStreamReader):
+    """Says why there is no stream when it is asked something. Raised where it is made, Spark 4.2 shows an error of its
+    own instead (a reader that it wants to stop, and has not).
+    """
+
+    def __init__(self, error: UsageError) -> None:
+        self.error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """No."""
+        raise self.error
+
+    def latestOffset(self, *_: Any) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """No."""
+        raise self.error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """No."""
+        raise self.error
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """No."""
+        raise self.error
+
+
+class PushingReader(Reader):
+    """The same where the session lets filters be pushed down, and the option says that they may be.
+
+    The option, since Spark 4.2 keeps what a filtered query reads, and reads only that for every later query of the same
+    DataFrame or view that has no filter of its own: rows would be missing without a word.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take what narrows the reading; what is given back, Spark checks again."""
+        from jobs.data_source.filters import narrow  # noqa: PLC0415 - as above
+
+        pushed, rest = narrow(filters, self.options)
+        self.options = replace(self.options, pushed=pushed)
+        return rest

@@ -1,0 +1,198 @@
+"""`readStream.format("kafka_log")`: what is added to an archive, micro-batch by micro-batch.
+
+A stream's offset is JSON as Spark's Kafka source writes it: {"orders": {"0": 123}}, the next offset to read of each
+partition. A checkpoint therefore says all that a restart needs. A log is read up to its last whole batch, never into a
+torn tail; up to the high watermark where a broker holds it, and up to the last stable offset with read_committed. New
+partitions begin at their first offset. Every trigger lists the archive anew; only the ends of logs are looked into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from jobs.data_source.options import ReadOptions
+from jobs.data_source.plan import each, range_of, source_partitions
+from jobs.data_source.read import read_task
+from jobs.errors import DataLossError, UsageError
+from logformat.errors import LogFormatError, stopped
+from udfs.data_source.find_pieces import first_to_read
+from udfs.data_source.log_end import bytes_behind, end_of
+from udfs.data_source.plan import LATEST, Bound, Range, SourcePartition, pack
+
+Key = tuple[str, int]
+Offsets = dict[Key, int]
+
+
+@dataclass(frozen=True)
+class _Log:
+    partition: SourcePartition
+    first: int  # log start
+    end: int
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives on the driver as long as its query; its copies in workers only read."""
+
+    def __init__(self, options: ReadOptions, schema: Any) -> None:
+        if options.end.default != LATEST or options.end.each is not None:
+            raise UsageError(message=f"{options.end.option}: a stream has no end; see Trigger.AvailableNow")
+        if options.store is not None:
+            raise UsageError(message="store: a generation does not grow; read it with spark.read")
+        self.options, self.schema = options, schema
+        self._target: Offsets | None = None  # of Trigger.AvailableNow
+        self._latest: Offsets = {}
+
+    def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
+        """Where a new query begins: at the end, unless the options say otherwise."""
+        logs = self._logs()
+        total = sum(segment.size for log in logs.values() for segment in log.partition.segments)
+        out = {}
+        for key, log in logs.items():
+            start = self.options.start.of(*key) if self.options.start is not None else LATEST
+            asked = replace(range_of(self.options, log.partition, total), start=start)
+            out[key] = log.end if start == LATEST else first_to_read(log.partition, asked)
+        return _to_json(out)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802
+        """How far the next micro-batch goes."""
+        begin, logs = _from_json(start), self._logs()
+        self._latest = {key: log.end for key, log in logs.items()}
+        self._check_loss(begin, logs)
+        first = {key: begin.get(key, log.first) for key, log in logs.items()}
+        end = {key: max(log.end, first[key]) for key, log in logs.items()}
+        if self._target is not None:
+            end = {key: max(min(end[key], self._target.get(key, first[key])), first[key]) for key in end}
+        return _to_json({**begin, **self._limited(first, end, logs, limit)})
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch."""
+        begin, until = _from_json(start), _from_json(end)
+        found = {_key(p): p for p in source_partitions(self.options, may_be_none=True)}
+        moved = [key for key in until if begin.get(key, -1) < until[key]]
+        for key in moved:  # a restart plans the last micro-batch again, perhaps long after: nothing is passed over
+            if key not in found and self.options.fail_on_data_loss:
+                raise _no_such_partition(key, begin.get(key, 0))
+        moved = [key for key in moved if key in found]
+        ranges = []
+        for key in moved:
+            if found[key].problem is not None and not self.options.set_aside:
+                raise _as_error(found[key])
+            first = Bound("offset", begin[key]) if key in begin else Bound("earliest")
+            asked = Range(
+                first, Bound("offset", until[key]), wanted=self.options.wanted(), split_bytes=self.options.split_bytes,
+                fail_on_data_loss=self.options.fail_on_data_loss, set_aside=self.options.set_aside,
+            )  # fmt: skip
+            ranges.append(asked)
+        pieces = each([found[key] for key in moved], ranges)
+        tasks = pack(pieces, self.options.split_bytes, self.options.min_partitions)
+        return [InputPartition(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """pa.RecordBatch of exactly the declared columns, in a worker."""
+        return read_task(self.options, self.schema, partition)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """By maxOffsetsPerTrigger, or maxBytesPerTrigger."""
+        if self.options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(self.options.max_offsets_per_trigger)
+        if self.options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self.options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802
+        """The ends of the logs when they were last looked at, for the query's progress."""
+        return _to_json(self._latest) if self._latest else None
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """What is there now is all that the query reads."""
+        self._target = {key: log.end for key, log in self._logs().items()}
+
+    def _logs(self) -> dict[Key, _Log]:
+        """Where each log begins and ends now; one that cannot be read stays where it is, or is an error."""
+        out = {}
+        for partition in source_partitions(self.options, may_be_none=True):
+            try:
+                if partition.problem is not None:
+                    raise _as_error(partition)
+                first, end = end_of(partition, committed=self.options.committed, set_aside=self.options.set_aside)
+            except Exception as found:  # of whatever kind: the other logs go on
+                error = stopped(found, partition.name)
+                if not self.options.set_aside:
+                    raise error from error.__cause__
+                continue
+            if partition.topic is not None:
+                out[_key(partition)] = _Log(partition, first, end)
+        return out
+
+    def _check_loss(self, begin: Mapping[Key, int], logs: Mapping[Key, _Log]) -> None:
+        if not self.options.fail_on_data_loss:
+            return
+        for (topic, number), offset in begin.items():
+            log = logs.get((topic, number))
+            if log is None and self.options.set_aside:
+                continue  # it cannot be read, for now
+            if log is None:
+                raise _no_such_partition((topic, number), offset)
+            if offset < log.first or (offset > log.end and not self.options.set_aside):
+                found = f"offsets from {log.first} to {log.end}"
+                raise DataLossError(path=f"{topic}-{number}", expected=f"offset {offset}", found=found)
+
+    def _limited(
+        self, first: Mapping[Key, int], end: Mapping[Key, int], logs: Mapping[Key, _Log], limit: ReadLimit
+    ) -> Offsets:
+        """Ends within the limit, each partition in proportion to what it has, as Spark's Kafka source."""
+        sizes = {key: end[key] - first[key] for key in end}
+        if isinstance(limit, ReadMaxRows):
+            most, total = limit.max_rows, sum(sizes.values())
+        elif isinstance(limit, ReadMaxBytes):
+            most = limit.max_bytes
+            total = sum(
+                bytes_behind(logs[key].partition, first[key], set_aside=self.options.set_aside)
+                for key, size in sizes.items()
+                if size
+            )
+        else:
+            return dict(end)
+        if total <= most:
+            return dict(end)
+        # At least one offset of each: none may wait for ever behind a large one
+        return {key: min(first[key] + max(sizes[key] * most // total, 1), end[key]) for key in end}
+
+
+def _no_such_partition(key: Key, offset: int) -> DataLossError:
+    return DataLossError(path=f"{key[0]}-{key[1]}", expected=f"offset {offset}", found="no such partition")
+
+
+def _as_error(partition: SourcePartition) -> LogFormatError:
+    problem = partition.problem
+    if problem is None:
+        raise ValueError(partition.name)
+    return LogFormatError(
+        problem.kind, problem.path, problem.position, problem.expected, problem.found, hint=problem.hint
+    )
+
+
+def _key(partition: SourcePartition) -> Key:
+    return partition.topic or "", partition.partition or 0
+
+
+def _to_json(offsets: Mapping[Key, int]) -> dict[str, dict[str, int]]:
+    out: dict[str, dict[str, int]] = {}
+    for (topic, number), offset in sorted(offsets.items()):
+        out.setdefault(topic, {})[str(number)] = offset
+    return out
+
+
+def _from_json(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
+    return {(topic, int(number)): offset for topic, of in offsets.items() for number, offset in of.items()}

@@ -1,0 +1,1 @@
+"""The job `lookup`, and the table `time_index`."""

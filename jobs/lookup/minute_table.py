@@ -1,0 +1,311 @@
+"""The Delta table `time_index`: minute -> first offset, of every segment of an archive; and what happened at a time.
+
+A refresh reads only segments that are new, or not as they were (size, time), and is one Delta commit: rows of segments
+that changed or vanished go with it. Who reads the table sees the state before or after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
+
+from jobs.archive.places import Place, check_apart, is_same
+from jobs.command.options import LookupOptions
+from jobs.command.progress import Progress
+from jobs.command.reporting import count, seconds, size, table
+from jobs.command.times import parse_time
+from jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
+from jobs.lookup.job import list_plans
+from jobs.lookup.report import moment
+from jobs.spark import session
+from jobs.spark.each import each
+from jobs.store.tables import TIME_INDEX, State, open_state
+from udfs.groups import groups
+from udfs.lookup.minutes import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, time_index_rows
+from udfs.lookup.queries import LookupPlan
+from udfs.report.measure_kernels import LAST_TIME
+from udfs.storage import normal_uri
+
+_TASK_BYTES = 256 << 20
+_FILES_A_CORE = 4  # that many tasks, at most, of a refresh, and so many files of the table
+_IN_DRIVER_BYTES = 256 << 20  # tuned: the first Python task of a session costs 4 s
+_THREAD_BYTES = 8 << 20
+_MOST_PROBLEMS = 100  # that are told of, one of a partition
+_LARGE_TABLE_BYTES = 16 << 20  # tuned: 40 MB, 6 million rows, take 5 s in the session of the state, 2 s in the other
+_MOST_IN_PREDICATE = 200  # segments whose rows are replaced by name; more: the table is written anew
+_CONSTRAINT_CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
+_KEY = ("topic", "partition", "segment_base_offset")
+
+SegmentKey = tuple[str, int, int]
+
+
+@dataclass
+class AtReport:
+    """What happened in a window of minutes."""
+
+    archive: str | None
+    store: str
+    start_ms: int
+    end_ms: int  # not in it
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    refreshed: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """3 where a log could not be read to its end; nothing happened is an answer."""
+        return PROBLEMS if self.problems else DONE
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "job": "lookup", "archive": self.archive, "store": self.store, "exit_code": self.exit_code,
+            "start_ms": self.start_ms, "end_ms": self.end_ms, "partitions": self.rows, "refreshed": self.refreshed,
+            "problems": self.problems, "notes": self.notes,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }  # fmt: skip
+
+    def to_text(self) -> str:
+        """For people."""
+        header = ("partition", "first minute", "first offset", "minutes with data", "segments", "timestamps")
+        rows = [
+            (f"{r['topic']}-{r['partition']}", moment(r["first_minute_ms"])[:16] + "Z", str(r["first_offset"]),
+             count(r["minutes"]), count(r["segments"]), r["timestamps"])
+            for r in self.rows
+        ]  # fmt: skip
+        window = f"from {moment(self.start_ms)} to {moment(self.end_ms)}"
+        out = [table(header, rows, left=(0, 1)) if rows else f"nothing {window}"]
+        topics = len({r["topic"] for r in self.rows})
+        out.append(f"{window}: {len(self.rows)} partitions of {topics} topics")
+        if self.refreshed:
+            done = self.refreshed
+            out.append(
+                f"time_index: read {done['segments_read']:,} segments, {size(done['bytes_read'])}; "
+                f"{done['segments_removed']:,} went; {done['segments_kept']:,} were as before"
+            )
+        out += [f"problem: {problem}" for problem in self.problems]
+        out += [f"note: {note}" for note in self.notes]
+        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        return "\n".join(out)
+
+
+def run_at(options: LookupOptions, progress: Progress) -> AtReport:
+    """Bring the table up to date, and ask it."""
+    started = time.perf_counter()
+    start = parse_time(options.at or "") // MINUTE_MS * MINUTE_MS
+    until = start + 1 if options.until is None else parse_time(options.until)
+    if until <= start:
+        raise UsageError(message=f"--until {options.until} is not behind --at {options.at}")
+    end = -(-until // MINUTE_MS) * MINUTE_MS
+    if not 0 <= start < end <= LAST_TIME:
+        raise UsageError(message=f"--at {options.at}: expected times from 1970 to the year 9999")
+    store = normal_uri(options.store or "")
+    report = AtReport(options.archive, store, start, end)
+    plans = list_plans(options, report.notes) if options.refresh and options.archive is not None else None
+    spark = session.start()
+    state = open_state(spark, store, single_writer=options.config.job.single_writer)
+    covers = _covers(options)
+    if options.refresh:
+        if plans is None:
+            report.archive = _archive_of(state)
+            plans = list_plans(replace(options, archive=report.archive), report.notes)
+        check_apart(Place("the store", store), Place("the archive", report.archive or ""))
+        report.problems += [str(plan.problem) for plan in plans if plan.problem is not None]
+        report.refreshed = refresh(spark, state, plans, progress, covers)
+    elif not state.has(TIME_INDEX):
+        raise MissingPathError(
+            path=f"{store}/state/{TIME_INDEX}", expected="the table, made by a refresh", found="none"
+        )
+    report.seconds["refresh"] = time.perf_counter() - started
+    at = time.perf_counter()
+    report.rows, problems = happened(_table(spark, state), start, end, covers)
+    report.problems += problems
+    report.seconds["ask"] = time.perf_counter() - at
+    report.seconds["total"] = time.perf_counter() - started
+    return report
+
+
+def _archive_of(state: State) -> str:
+    """The archive that a store serves, where nobody says it."""
+    archives: list[str] = []
+    for row in state.checkpoints().values() if state.exists() else ():
+        if not any(is_same(row.archive_uri, known) for known in archives):
+            archives.append(row.archive_uri)
+    if len(archives) != 1:
+        raise UsageError(message=f"{state.root.uri} does not say which archive it serves: give ARCHIVE too")
+    return archives.pop()
+
+
+def _table(spark: SparkSession, state: State) -> DataFrame:
+    """The table; a large one in a session for large ones, which that of `state` is not."""
+    root = state.root
+    files = root.filesystem.get_file_info(pafs.FileSelector(root.full(f"state/{TIME_INDEX}")))
+    if sum(file.size or 0 for file in files) < _LARGE_TABLE_BYTES:
+        return state.load(TIME_INDEX)
+    return spark.read.format("delta").load(state.uri(TIME_INDEX))
+
+
+def _all(topic: str, partition: int) -> bool:
+    return True
+
+
+def happened(
+    minutes: DataFrame, start_ms: int, end_ms: int, covers: Callable[[str, int], bool] = _all
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Of each partition with data in minutes [start, end): the first of them, its first offset, how many there are.
+
+    And why rows of the table end early, of whichever minute: some of these problems.
+    """
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    first, last = (F.lit(epoch + timedelta(milliseconds=ms)) for ms in (start_ms, end_ms))
+    asked = (F.col("minute") >= first) & (F.col("minute") < last)
+
+    def there(name: str) -> Column:
+        return F.when(asked, F.col(name))
+
+    grouped = (
+        minutes.where(asked | F.col("problem").isNotNull())
+        .groupBy("topic", "partition")
+        .agg(
+            (F.unix_micros(F.min(there("minute"))) / 1000).cast("long").alias("first_minute_ms"),
+            F.min(there("first_offset")).alias("first_offset"),
+            F.countDistinct(there("minute")).alias("minutes"),
+            F.countDistinct(there("segment_base_offset")).alias("segments"),
+            F.concat_ws(",", F.sort_array(F.collect_set(there("timestamps")))).alias("timestamps"),
+            F.min("problem").alias("problem"),
+        )
+        .orderBy("topic", "partition")
+    )
+    rows = [row for row in grouped.toArrow().to_pylist() if covers(row["topic"], row["partition"])]
+    problems = [problem for row in rows if (problem := row.pop("problem")) is not None]
+    return [row for row in rows if row["minutes"]], problems[:_MOST_PROBLEMS]
+
+
+def _covers(options: LookupOptions) -> Callable[[str, int], bool]:
+    """Which partitions the plans of these options stand for: one that is not among them has vanished."""
+
+    def covers(topic: str, partition: int) -> bool:
+        by_name = not options.partitions or f"{topic}-{partition}" in options.partitions
+        return by_name and (options.topics is None or fnmatchcase(topic, options.topics))
+
+    return covers
+
+
+def refresh(
+    spark: SparkSession,
+    state: State,
+    plans: list[LookupPlan],
+    progress: Progress,
+    covers: Callable[[str, int], bool] = _all,
+) -> dict[str, int]:
+    """Make the table that of the segments there are, as far as `plans` stand for their partitions; what was done.
+
+    Of a partition that cannot be listed the rows stay: nothing says that its segments are gone.
+    """
+    set_aside = {(plan.topic, plan.partition) for plan in plans if plan.problem is not None}
+    with state.lock():  # from here to the write: two refreshes at once would both append
+        known = _known(spark, state)
+        there = {(s.topic, s.partition, s.base_offset): s for plan in plans for s in _segments(plan)}
+        same = {key for key, s in there.items() if known.get(key) == (s.path, s.size, s.mtime_ms)}
+        new = [s for key, s in there.items() if key not in same]
+        old = [key for key in known if key not in same and key[:2] not in set_aside and covers(*key[:2])]
+        if new or old or not state.has(TIME_INDEX):
+            _write(state, _frame(spark, new, progress), old)
+    return {
+        "segments_read": len(new), "bytes_read": sum(s.size for s in new), "segments_kept": len(same),
+        "segments_removed": len([key for key in old if key not in there]),
+    }  # fmt: skip
+
+
+def _segments(plan: LookupPlan) -> Iterator[TimedSegment]:
+    for s in plan.segments if plan.problem is None else ():
+        yield TimedSegment(
+            plan.topic, plan.partition, plan.archive_uri, s.base_offset, s.path, s.size, s.mtime_ms,
+            plan.max_batch_bytes,
+        )  # fmt: skip
+
+
+def _known(spark: SparkSession, state: State) -> dict[SegmentKey, tuple[str, int, int]]:
+    """What the table holds: path, size and time of every segment's log when it was read."""
+    if not state.has(TIME_INDEX):
+        return {}
+    columns = (*_KEY, "path", "size_bytes", "mtime_ms")
+    rows = _table(spark, state).select(*columns).distinct().toArrow().to_pylist()
+    return {
+        (r["topic"], r["partition"], r["segment_base_offset"]): (r["path"], r["size_bytes"], r["mtime_ms"])
+        for r in rows
+    }  # fmt: skip
+
+
+def _frame(spark: SparkSession, segments: list[TimedSegment], progress: Progress) -> DataFrame:
+    """Rows of segments: made in threads where there is little to read, else in tasks of Spark."""
+    if sum(s.size for s in segments) <= _IN_DRIVER_BYTES:
+        small = list(groups(segments, lambda segment: segment.size, _THREAD_BYTES))
+        progress.start("time_index", len(small), "task")
+        made = pa.concat_tables(
+            [TIME_INDEX_ROWS.empty_table(), *each(time_index_rows, small, progress, with_spark=False)]
+        )
+        progress.close()
+        return spark.createDataFrame(made).coalesce(1)
+    tasks = list(groups(segments, lambda segment: segment.size, _TASK_BYTES))
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from time_index_rows(tasks[number]).to_batches()
+
+    schema: StructType = spark.createDataFrame(TIME_INDEX_ROWS.empty_table()).schema
+    n_spark = min(len(tasks), _FILES_A_CORE * spark.sparkContext.defaultParallelism)
+    return spark.range(0, len(tasks), 1, n_spark).mapInArrow(work, schema)
+
+
+def _write(state: State, frame: DataFrame, replaced: list[SegmentKey]) -> None:
+    """One commit: rows of `replaced` segments go, those of `frame` come."""
+    uri = state.uri(TIME_INDEX)
+    if not state.has(TIME_INDEX):
+        frame.write.format("delta").mode("errorifexists").save(uri)
+    elif not replaced:
+        frame.write.format("delta").mode("append").save(uri)
+    elif len(replaced) <= _MOST_IN_PREDICATE:
+        is_old = " OR ".join(
+            f"(topic = '{topic}' AND partition = {partition} AND segment_base_offset = {base})"
+            for topic, partition, base in replaced
+        )  # a topic's name holds letters, digits, dots, dashes and underscores only
+        write = frame.write.format("delta").mode("overwrite").option("replaceWhere", is_old)
+        with _unchecked(frame.sparkSession):
+            write.save(uri)
+    else:
+        spark = frame.sparkSession
+        old = spark.createDataFrame(
+            pa.table({name: [key[i] for key in replaced] for i, name in enumerate(_KEY)}, schema=_key_schema())
+        )
+        kept = spark.read.format("delta").load(uri).join(F.broadcast(old), list(_KEY), "left_anti")
+        kept.unionByName(frame).write.format("delta").mode("overwrite").save(uri)
+
+
+def _key_schema() -> pa.Schema:
+    return pa.schema([TIME_INDEX_ROWS.field(name) for name in _KEY])
+
+
+@contextlib.contextmanager
+def _unchecked(spark: SparkSession) -> Iterator[None]:
+    """Let `replaceWhere` take rows of other segments too: those that are new."""
+    before = spark.conf.get(_CONSTRAINT_CHECK, "true")
+    spark.conf.set(_CONSTRAINT_CHECK, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(_CONSTRAINT_CHECK, before or "true")

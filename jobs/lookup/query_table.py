@@ -1,0 +1,141 @@
+"""`lookup --queries FILE --output FILE`: a table of questions, answered by Spark tasks, a group of partitions each.
+
+Queries of one partition go to one task, one after the other; the answers are columns behind the query's own
+(udfs.lookup.queries.ANSWER), in no order. Rows are sorted by one number, a hash of their partition, which Spark does in
+a tenth of the time that it takes for names and offsets; what is asked is sorted where it is answered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import IntegralType, StringType, StructType, TimestampNTZType, TimestampType
+
+from jobs.archive.places import Place, check_apart
+from jobs.command.options import LookupOptions
+from jobs.command.progress import Progress
+from jobs.command.reporting import count, seconds, table
+from jobs.errors import DONE, MissingPathError, NotEmptyError, UsageError
+from jobs.spark import session
+from udfs.lookup.queries import ANSWER, LookupPlan, lookup_table
+from udfs.storage import exists, normal_uri, open_root
+
+_FORMATS = ("parquet", "csv", "json")
+_ASKED = ("offset", "timestamp")
+_TASKS_A_CORE = 4
+
+
+@dataclass
+class TableReport:
+    """How many were asked and what became of them."""
+
+    uri: str
+    side: str
+    queries: str
+    output: str
+    by_status: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """0: what could not be answered says so in its row."""
+        return DONE
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "job": "lookup", self.side: self.uri, "exit_code": self.exit_code, "queries": self.queries,
+            "output": self.output, "answers": self.by_status, "notes": self.notes,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }  # fmt: skip
+
+    def to_text(self) -> str:
+        """For people."""
+        rows = [(status, count(n)) for status, n in sorted(self.by_status.items())]
+        out = [table(("status", "queries"), rows, left=(0,)) if rows else "no queries"]
+        out.append(f"{sum(self.by_status.values()):,} queries answered in {self.output}")
+        out += [f"note: {note}" for note in self.notes]
+        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        return "\n".join(out)
+
+
+def run_table(options: LookupOptions, plans: list[LookupPlan], notes: list[str], progress: Progress) -> TableReport:
+    """Answer every row."""
+    started = time.perf_counter()
+    source, target = normal_uri(options.queries or ""), normal_uri(options.output or "")
+    given = (Place("the archive", options.archive or ""), Place("the store", options.store or ""))
+    archives = (Place("the archive", uri) for uri in sorted({plan.archive_uri for plan in plans}))
+    check_apart(Place("--output", target), *(place for place in (*given, *archives) if place.uri))
+    kinds = _format(source, "--queries"), _format(target, "--output")
+    if not exists(open_root(source), ""):
+        raise MissingPathError(path=source, expected="a table of queries", found="none")
+    if exists(open_root(target), ""):
+        raise NotEmptyError(path=target, found="something")
+    uri, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
+    report = TableReport(uri, side, source, target, notes=notes)
+    spark = session.start(brief=False)
+    reader = spark.read.option("header", "true").option("inferSchema", "true") if kinds[0] == "csv" else spark.read
+    queries = _checked(reader.format(kinds[0]).load(source), source)
+    report.seconds["session"] = time.perf_counter() - started
+    at = time.perf_counter()
+    progress.start("lookup", 1, "table")
+    writer = answered(queries, plans).write.format(kinds[1])
+    (writer.option("header", "true") if kinds[1] == "csv" else writer).save(target)
+    progress.advance()
+    progress.close()
+    report.seconds["lookup"] = time.perf_counter() - at
+    done = spark.read.option("header", "true") if kinds[1] == "csv" else spark.read.schema("status STRING")
+    counts = done.format(kinds[1]).load(target).groupBy("status").count().toArrow().to_pylist()
+    report.by_status = {row["status"]: row["count"] for row in counts}
+    report.seconds["total"] = time.perf_counter() - started
+    return report
+
+
+def answered(queries: DataFrame, plans: list[LookupPlan]) -> DataFrame:
+    """Queries with the columns of ANSWER behind their own; lazy."""
+    by_key = {(plan.topic, plan.partition): plan for plan in plans}
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from lookup_table(by_key, batches)
+
+    empty = queries.sparkSession.createDataFrame(ANSWER.empty_table())
+    schema = StructType([*queries.schema.fields, *empty.schema.fields])
+    tasks = min(len(plans) + 1, _TASKS_A_CORE * queries.sparkSession.sparkContext.defaultParallelism)
+    key = F.xxhash64("topic", "partition")
+    return queries.repartition(tasks, "topic", "partition").sortWithinPartitions(key).mapInArrow(work, schema)
+
+
+def _format(uri: str, option: str) -> str:
+    kind = uri.rstrip("/").rpartition(".")[2].lower()
+    kind = {"jsonl": "json", "ndjson": "json"}.get(kind, kind)
+    if kind not in _FORMATS:
+        raise UsageError(message=f"{option} {uri}: expected a name that ends in .parquet, .csv or .json")
+    return kind
+
+
+def _checked(queries: DataFrame, source: str) -> DataFrame:
+    """The columns that are needed are there, of a type that can be used, and none has the name of an answer."""
+    have = dict(zip(queries.columns, queries.schema.fields, strict=True))
+    missing = [name for name in ("topic", "partition") if name not in have]
+    if missing or not any(name in have for name in _ASKED):
+        wanted = "the columns topic, partition, and offset or timestamp"
+        raise UsageError(message=f"{source}: expected {wanted}; found {', '.join(have)}")
+    taken = sorted(set(have) & set(ANSWER.names))
+    if taken:
+        raise UsageError(message=f"{source}: {', '.join(taken)} would be a column of the answers: rename it")
+    types = {"topic": (StringType,), "partition": (IntegralType,), "offset": (IntegralType,),
+             "timestamp": (IntegralType, TimestampType, TimestampNTZType)}  # fmt: skip
+    for name, kinds in types.items():
+        if name in have and not isinstance(have[name].dataType, kinds):
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise UsageError(
+                message=f"{source}: column {name}: expected {expected}, found {have[name].dataType.simpleString()}"
+            )
+    return queries

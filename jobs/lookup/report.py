@@ -1,0 +1,111 @@
+"""What `lookup` hands back for a few queries: a row for each partition and query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from jobs.command.reporting import ShownInNotebooks, seconds, table
+from jobs.errors import DONE, PROBLEMS
+from udfs.lookup.queries import Lookup
+
+
+@dataclass(frozen=True)
+class Query:
+    """One question: an offset, or a time in ms (or one of SPECIAL_TIMES), as the user typed it."""
+
+    offset: int | None = None
+    time: int | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Answers of one partition; a row of `found.answers` for each query."""
+
+    found: Lookup
+    queries: list[Query]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Plain dicts: the query, then the answer."""
+        out = []
+        for query, answer in zip(self.queries, self.found.answers.to_pylist(), strict=True):
+            asked: dict[str, Any] = {"topic": self.found.topic, "partition": self.found.partition}
+            asked |= {"offset": query.offset} if query.offset is not None else {"time": query.text}
+            out.append(asked | answer)
+        return out
+
+
+@dataclass
+class LookupReport(ShownInNotebooks):
+    """Every answer."""
+
+    uri: str
+    side: str  # archive or store
+    partitions: list[Looked] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> list[Any]:
+        """Partitions whose files are bad."""
+        return [p.found.problem for p in self.partitions if p.found.problem is not None]
+
+    @property
+    def exit_code(self) -> int:
+        """3 where a partition could not be searched; an offset out of range is an answer."""
+        return PROBLEMS if self.problems else DONE
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "job": "lookup", self.side: self.uri, "exit_code": self.exit_code,
+            "partitions": [
+                {"topic": p.found.topic, "partition": p.found.partition,
+                 "log_start_offset": p.found.log_start_offset, "log_end_offset": p.found.log_end_offset,
+                 "answers": p.rows(), "problem": str(p.found.problem) if p.found.problem else None}
+                for p in self.partitions
+            ],
+            "notes": self.notes,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }  # fmt: skip
+
+    def to_text(self) -> str:
+        """For people."""
+        header = ("partition", "query", "status", "offset", "timestamp", "segment", "position", "batch")
+        rows = [_row(p, row) for p in self.partitions for row in p.rows()]
+        out = [table(header, rows, left=(0, 1, 2, 5))] if rows else ["nothing was asked"]
+        out += [f"problem: {problem}" for problem in self.problems]
+        out += [f"note: {note}" for note in self.notes]
+        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        return "\n".join(out)
+
+
+def _row(p: Looked, row: dict[str, Any]) -> tuple[str, ...]:
+    status = row["status"]
+    if status == "out_of_range":
+        status = f"out of range: {p.found.log_start_offset:,} to {p.found.log_end_offset:,}"
+    query = f"offset {row['offset']}" if "offset" in row else row["time"]
+    batch = ""
+    if row["batch_last_offset"] is not None:
+        first = row["batch_base_offset"]
+        batch = f"{'?' if first is None else first} to {row['batch_last_offset']}"
+    return (
+        f"{p.found.topic}-{p.found.partition}", query, status, _text(row["answer_offset"]),
+        moment(row["answer_timestamp"]), row["segment"] or "", _text(row["position"]), batch,
+    )  # fmt: skip
+
+
+def _text(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def moment(ms: int | None) -> str:
+    """A time as a person reads it; a number where no calendar has it."""
+    if ms is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") + f".{ms % 1000:03}Z"
+    except (ValueError, OverflowError, OSError):
+        return str(ms)

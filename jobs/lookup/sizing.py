@@ -1,0 +1,124 @@
+"""`lookup --sizing`: what the indexes of an archive cost, by topic, from real counts (udfs.lookup.index_sizes)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs.command.options import LookupOptions
+from jobs.command.progress import Progress
+from jobs.command.reporting import count, seconds, size, table
+from jobs.errors import DONE, PROBLEMS
+from jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from udfs.compact.plan import Problem
+from udfs.lookup.index_sizes import (
+    IndexSizes,
+    IndexSizesPlan,
+    index_sizes,
+    offset_index_bytes,
+    time_index_bytes_per_day,
+)
+from udfs.lookup.queries import LookupPlan
+
+_HEADERS_ONLY = 16  # a pass over headers alone is so many times as fast, at the least
+_FIELDS = (
+    "partitions", "segments", "log_bytes", "batches", "now_bytes", "interval_bytes", "batch_bytes", "minute_bytes",
+    "second_bytes",
+)  # fmt: skip
+
+
+@dataclass
+class SizingReport:
+    """Counts by topic, and of all."""
+
+    uri: str
+    side: str
+    topics: list[IndexSizes] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """3 where a log could not be read to its end."""
+        return PROBLEMS if self.problems else DONE
+
+    @property
+    def total(self) -> IndexSizes:
+        """All topics."""
+        return sum(self.topics, IndexSizes(partitions=0))
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; bytes."""
+        return {
+            "job": "lookup", self.side: self.uri, "exit_code": self.exit_code,
+            "topics": [{"topic": t.topic, **_counts(t)} for t in self.topics],
+            "total": _counts(self.total),
+            "estimates": {name: value for name, _, value in ESTIMATES},
+            "problems": [str(p) for p in self.problems],
+            "notes": self.notes,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }  # fmt: skip
+
+    def to_text(self) -> str:
+        """For people."""
+        header = ("topic", "partitions", "segments", "log", "batches", "indexes now", "each interval", "each batch",
+                  "time: minute", "time: second")  # fmt: skip
+        rows = [_row(t.topic, t) for t in self.topics]
+        if len(rows) > 1:
+            rows.append(_row(f"{len(rows)} topics", self.total))
+        out = [table(header, rows, left=(0,), rule_before_last=len(rows) > 1)]
+        total = self.total
+        if total.days:
+            out.append(
+                f"time index for each partition and day with data ({total.days:,}): minute "
+                f"{size(total.minute_bytes // total.days)}, second {size(total.second_bytes // total.days)}; at most "
+                f"{size(time_index_bytes_per_day(60))} and {size(time_index_bytes_per_day(1))}"
+            )
+        out.append("the same by estimate: " + "; ".join(f"{text} {size(value)}" for _, text, value in ESTIMATES))
+        out += [f"problem: {problem}" for problem in self.problems]
+        out += [f"note: {note}" for note in self.notes]
+        out.append(f"read {size(total.bytes_read)} of {size(total.log_bytes)}")
+        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        return "\n".join(out)
+
+
+# name, text, bytes: the tables of the proposals
+ESTIMATES = (
+    ("time_second_3500_partitions", "3,500 partitions, a day, each second", time_index_bytes_per_day(1, 3500)),
+    ("time_minute_3500_partitions", "each minute", time_index_bytes_per_day(60, 3500)),
+    ("offset_512_mib_segment", "a segment of 512 MiB, an offset entry each 4 KiB", offset_index_bytes(512 << 20)),
+    ("offset_1000_partitions", "1,000 of them", offset_index_bytes(512 << 20, partitions=1000)),
+)
+
+
+def _counts(sizes: IndexSizes) -> dict[str, int]:
+    return {name: getattr(sizes, name) for name in (*_FIELDS, "days", "bytes_read")}
+
+
+def _row(name: str, s: IndexSizes) -> tuple[str, ...]:
+    return (
+        name, count(s.partitions), count(s.segments), size(s.log_bytes), count(s.batches), size(s.now_bytes),
+        size(s.interval_bytes), size(s.batch_bytes), size(s.minute_bytes), size(s.second_bytes),
+    )  # fmt: skip
+
+
+def run_sizing(options: LookupOptions, plans: list[LookupPlan], report: SizingReport, progress: Progress) -> None:
+    """Count, partition by partition."""
+    at = time.perf_counter()
+    tasks = []
+    for plan in plans:
+        settings = options.config.topic_settings(plan.topic)
+        tasks.append(IndexSizesPlan(plan, settings.index_interval_bytes, max(settings.segment_index_bytes, 12)))
+    progress.start("sizing", len(tasks))
+    n_bytes = sum(s.size for plan in plans for s in plan.segments) // _HEADERS_ONLY
+    by_topic: dict[str, IndexSizes] = {}
+    for found in each(index_sizes, tasks, progress, with_spark=n_bytes > WITHOUT_SPARK_BYTES):
+        known = by_topic.get(found.topic)
+        by_topic[found.topic] = found if known is None else known + found
+        if found.problem is not None:
+            report.problems.append(found.problem)
+    progress.close()
+    report.topics = [by_topic[topic] for topic in sorted(by_topic)]
+    report.seconds["count"] = time.perf_counter() - at

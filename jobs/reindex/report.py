@@ -1,0 +1,136 @@
+"""What `reindex` hands back: each side file with what was wrong with it, and what became of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
+from jobs.errors import DONE, PROBLEMS
+from udfs.reindex.write import FileReport
+
+HARMLESS = "other_entries"  # the one reason that misleads no reader
+_TEXT_FILES = 200  # listed in text; JSON has all
+
+
+@dataclass
+class ReindexedPartition:
+    """One partition."""
+
+    topic: str
+    partition: int
+    path: str
+    files: list[FileReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    segments: int = 0
+    log_bytes: int = 0  # of the logs, as listed
+    bytes_read: int = 0
+    bytes_written: int = 0
+    task_seconds: float = 0.0  # of one core, in the pass over the logs
+
+    def counts(self) -> Counter[str]:
+        """How many files have each status."""
+        return Counter(file.status for file in self.files)
+
+
+@dataclass
+class ReindexReport(ShownInNotebooks):
+    """All of them."""
+
+    archive: str
+    mode: str  # check, output, in_place
+    output: str | None = None
+    partitions: list[ReindexedPartition] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def files(self) -> Iterable[FileReport]:
+        """Of every partition."""
+        return (file for partition in self.partitions for file in partition.files)
+
+    @property
+    def exit_code(self) -> int:
+        """3 where a check found something that misleads a reader, or something is impossible; else 0."""
+        wrong = any(f.status == "impossible" or (f.status == "differs" and f.reason != HARMLESS) for f in self.files)
+        return PROBLEMS if wrong else DONE
+
+    def totals(self) -> dict[str, Any]:
+        """Sums over the partitions."""
+        statuses, reasons = Counter(f.status for f in self.files), Counter(f.reason for f in self.files if f.reason)
+        busy = sum(p.task_seconds for p in self.partitions)
+        log_bytes = sum(p.log_bytes for p in self.partitions)
+        return {
+            "partitions": len(self.partitions),
+            "segments": sum(p.segments for p in self.partitions),
+            "files": sum(statuses.values()),
+            **{name: statuses[name] for name in ("same", "differs", "rebuilt", "impossible")},
+            "reasons": dict(sorted(reasons.items())),
+            "log_bytes": log_bytes,
+            "bytes_read": sum(p.bytes_read for p in self.partitions),
+            "bytes_written": sum(p.bytes_written for p in self.partitions),
+            "megabytes_per_second_per_core": round(log_bytes / 1e6 / busy, 1) if busy else None,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; every file."""
+        return {
+            "job": "reindex",
+            "archive": self.archive,
+            "mode": self.mode,
+            "output": self.output,
+            "exit_code": self.exit_code,
+            "partitions": [
+                {"topic": p.topic, "partition": p.partition, "path": p.path,
+                 "files": [asdict(file) for file in p.files], "notes": p.notes, "segments": p.segments,
+                 "log_bytes": p.log_bytes, "bytes_read": p.bytes_read, "bytes_written": p.bytes_written}
+                for p in self.partitions
+            ],
+            "totals": self.totals(),
+            "notes": self.notes,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }  # fmt: skip
+
+    def to_text(self) -> str:
+        """For people: counts of each partition, then every file that is not as it should be."""
+        done = "differs" if self.mode == "check" else "rebuilt"
+        header = ("partition", "segments", "log", "same", done, "impossible", "read", "written")
+        rows = [
+            (f"{p.topic}-{p.partition}", count(p.segments), size(p.log_bytes),
+             *(str(p.counts()[status] or "") for status in ("same", done, "impossible")),
+             size(p.bytes_read), size(p.bytes_written) if p.bytes_written else "")
+            for p in self.partitions
+        ]  # fmt: skip
+        out = [table(header, rows, left=(0,))] if rows else ["no partition to reindex"]
+        listed = [f for f in self.files if f.status != "same" or f.reason]
+        out += [_line(f) for f in listed[:_TEXT_FILES]]
+        if len(listed) > _TEXT_FILES:
+            out.append(f"and {len(listed) - _TEXT_FILES} more files: --json lists all")
+        out += [f"note: {note}" for note in [*self.notes, *(n for p in self.partitions for n in p.notes)]]
+        totals = self.totals()
+        reasons = ", ".join(f"{n} {reason}" for reason, n in totals["reasons"].items())
+        out.append(
+            f"{totals['files']} files of {totals['segments']} segments in {len(self.partitions)} partitions: "
+            + ", ".join(f"{totals[name]} {name}" for name in ("same", done, "impossible"))
+            + (f" ({reasons})" if reasons else "")
+        )
+        rate = totals["megabytes_per_second_per_core"]
+        out.append(
+            f"logs {size(totals['log_bytes'])}, read {size(totals['bytes_read'])}, written "
+            f"{size(totals['bytes_written'])}" + (f", {rate:,.0f} MB/s per core" if rate and rate >= 1 else "")
+        )
+        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        return "\n".join(out)
+
+
+def _line(file: FileReport) -> str:
+    """`rebuilt: path: wrong at byte 16 (entry 2): expected ..., found ...`."""
+    at = f" at byte {file.position}" if file.position >= 0 else ""
+    if file.log and file.log != file.path:
+        at += f" of {file.log}"
+    if file.entry >= 0:
+        at += f" (entry {file.entry})"
+    expected = f": expected {file.expected}, found {file.found}" if file.expected or file.found else ""
+    return f"{file.status}: {file.path}: {file.reason}{at}{expected}"

@@ -1,0 +1,1 @@
+"""The job `report`: profiles of an archive, as a page."""

@@ -1,0 +1,327 @@
+"""`report ARCHIVE --output FILE`: what is in an archive and what a compaction would save, as one page.
+
+Every partition is profiled (`udfs.report.measure_partition`), in threads, or by Spark where the archive is large. With
+a store, a partition of which it holds a generation is that and what the archive holds after it, as for `compact`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from jobs.archive.listing import Archive, ArchivedPartition, archive_at, matching
+from jobs.archive.places import Place, check_apart, is_same
+from jobs.command.config import Config, TopicSettings
+from jobs.command.nearest import no_such_topic
+from jobs.command.options import ReportOptions
+from jobs.command.progress import Progress
+from jobs.command.reporting import count, seconds, size, table
+from jobs.compact.plan import NotPlanned, inputs_from_archive, inputs_from_generation
+from jobs.errors import DONE, PROBLEMS, MissingPathError, PolicyError, UsageError
+from jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from jobs.store.rows import Checkpoint, RunRow, Segment, histories
+from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, Problem
+from udfs.report.measure_partition import ProfilePlan, profile_partition
+from udfs.report.partition_profile import PartitionProfile
+from udfs.storage import normal_uri, open_root, write_file
+
+Key = tuple[str, int]
+
+
+@dataclass
+class ArchiveReport:
+    """What was found, partition by partition."""
+
+    archive: str
+    now_ms: int
+    store: str | None = None
+    output: str = ""
+    profiles: list[PartitionProfile] = field(default_factory=list)  # by topic and partition
+    problems: list[Problem] = field(default_factory=list)  # of no partition that was profiled
+    archived_bytes: dict[Key, int] = field(default_factory=dict)  # of `.log` files in the archive, by listing
+    history: dict[Key, list[RunRow]] = field(default_factory=dict)  # of the store, newest first
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def all_problems(self) -> list[Problem]:
+        """Of partitions too."""
+        return [*self.problems, *(p.problem for p in self.profiles if p.problem is not None)]
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 3 where a partition could not be read."""
+        return PROBLEMS if self.all_problems else DONE
+
+    def total(self, column: str) -> int:
+        """Sum of a column of all segments."""
+        return sum(p.total(column) for p in self.profiles)
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; everything that was found."""
+        return {
+            "job": "report",
+            "archive": self.archive,
+            "store": self.store,
+            "output": self.output,
+            "now_ms": self.now_ms,
+            "exit_code": self.exit_code,
+            "partitions": [asdict(p) for p in self.profiles],
+            "problems": [asdict(p) for p in self.problems],
+            "history": [asdict(run) for key in sorted(self.history) for run in self.history[key]],
+            "notes": self.notes,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }
+
+    def to_text(self) -> str:
+        """For people: a row a partition."""
+        header = ("partition", "policy", "records", "keys", "dead", "tombstones", "dirty", "size", "would be", "saved")
+        rows = [partition_row(p) for p in self.profiles if p.problem is None]
+        out = [table(header, rows, left=(0, 1))] if rows else ["no partition in the archive"]
+        out += [f"problem: {p}" for p in self.all_problems]
+        out += [f"note: {note}" for note in self.notes]
+        if self.output:
+            out.append(f"the page: {self.output}")
+        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        return "\n".join(out)
+
+    def _repr_html_(self) -> str:
+        from jobs.report.page import report_fragment  # noqa: PLC0415 - as in run
+
+        return report_fragment(self)
+
+
+def partition_row(p: PartitionProfile) -> tuple[str, ...]:
+    """A partition's line of a table: name, policy, records, keys, dead, tombstones, dirty, size, would be, saved."""
+    after, about = p.total("bytes_after"), "~" if p.bytes_after_is_estimate else ""
+    return (
+        p.name(), "compact" if p.compacted else "delete", count(p.total("records")), count(p.distinct_keys),
+        count(p.total("dead_records")), count(p.total("tombstones")), f"{100 * p.dirty_ratio:.0f} %" if p.compacted
+        else "", size(p.size_bytes), about + size(after) if p.compacted else "",
+        about + saved(p.size_bytes, after) if p.compacted else "",
+    )  # fmt: skip
+
+
+def saved(before: int, after: int) -> str:
+    """Share that is saved."""
+    return f"{100 * (before - after) / before:.1f} %" if before else ""
+
+
+def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
+    """Profile the archive and write the page."""
+    started = time.perf_counter()
+    output = _checked_output(options)
+    report = profile_archive(options, progress)
+    at = time.perf_counter()
+    from jobs.report.page import page_of  # noqa: PLC0415 - the plot library takes a second to load
+
+    report.output = output
+    _write_page(output, page_of(report).encode())
+    report.seconds["page"] = time.perf_counter() - at
+    report.seconds["total"] = time.perf_counter() - started
+    return report
+
+
+def profile_archive(options: ReportOptions, progress: Progress, partition: int | None = None) -> ArchiveReport:
+    """The report without its page; `partition`: only those of this number."""
+    at = time.perf_counter()
+    uri = normal_uri(options.archive)
+    report = ArchiveReport(uri, options.now_ms, normal_uri(options.store) if options.store is not None else None)
+    archive, topics = _listed(uri, options.topics)
+    if partition is not None:
+        archive.partitions = {key: found for key, found in archive.partitions.items() if key[1] == partition}
+    report.notes += archive.notes
+    report.problems += archive.unreadable
+    report.seconds["list"] = time.perf_counter() - at
+    checkpoints: dict[Key, Checkpoint] = {}
+    manifests: dict[Key, list[Segment]] = {}
+    if report.store is not None:
+        at = time.perf_counter()
+        checkpoints, manifests = _of_the_store(report, options)
+        report.seconds["state"] = time.perf_counter() - at
+    given, known = options.topics, topics | {topic for topic, _ in checkpoints}
+    if given is not None and known and not any(fnmatchcase(topic, given) for topic in known):
+        raise no_such_topic(given, known, uri)
+    for key in sorted(checkpoints.keys() - archive.partitions.keys()) if partition is None else ():
+        held = f"the store its generation {checkpoints[key].generation}"
+        report.notes.append(f"{key[0]}-{key[1]}: the archive holds it no more, {held}: left out")
+    plans = list(plans_of(archive, options, checkpoints, manifests, report))
+    at = time.perf_counter()
+    progress.start("report", len(plans))
+    total = sum(s.size for p in plans for s in p.plan.segments)
+    report.profiles += each(profile_partition, plans, progress, with_spark=total > WITHOUT_SPARK_BYTES)
+    progress.close()
+    if options.hide_keys:
+        report.profiles = [
+            replace(p, hot_keys=tuple(replace(key, text=None) for key in p.hot_keys)) for p in report.profiles
+        ]
+    report.profiles.sort(key=lambda p: (p.topic, p.partition))
+    report.notes += [f"{p.name()}: {note}" for p in report.profiles for note in p.notes]
+    report.seconds["profile"] = time.perf_counter() - at
+    return report
+
+
+def _checked_output(options: ReportOptions) -> str:
+    """Where the page goes; UsageError where it cannot, before anything is read."""
+    output = normal_uri(options.output)
+    root = open_root(output.rpartition("/")[0] or "/")
+    name = output.rpartition("/")[2]
+    is_folder = root.filesystem.get_file_info(root.full(name)).type.name == "Directory"
+    if is_folder or options.output.endswith("/"):
+        raise UsageError(message=f"--output: expected a file to write the page to, found the folder {output}")
+    given = (Place("the archive", options.archive), Place("the store", options.store or ""))
+    check_apart(Place("--output", output), *(place for place in given if place.uri))
+    if root.is_local:
+        there = Path(output)
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        if not os.access(there, os.W_OK) or (str(there) != output and not there.is_dir()):
+            raise _unwritable(output, f"{there} is {'no folder' if there.is_file() else 'not to be written to'}")
+    return output
+
+
+def _unwritable(output: str, found: str) -> UsageError:
+    return UsageError(message=f"--output {output}: expected a file that can be written, found {found}")
+
+
+def _write_page(output: str, page: bytes) -> None:
+    """The whole page or none of it: on a disk under another name first, so that one that is there stays until then."""
+    root = open_root(os.path.dirname(output) or "/")  # noqa: PTH120 - a URI too
+    path = Path(os.path.realpath(output))
+    try:
+        if not root.is_local or (path.exists() and not path.is_file()):  # a device, a pipe
+            write_file(root, output.rpartition("/")[2], page)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.new")
+        try:
+            write_file(open_root(str(path.parent)), new.name, page)
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _unwritable(output, str(error).split(" Detail:")[0]) from error
+
+
+def _listed(uri: str, topics: str | None) -> tuple[Archive, set[str]]:
+    """What the archive holds of the wanted topics, and the names of all topics."""
+    seen: set[str] = set()
+
+    def is_wanted(topic: str) -> bool:
+        seen.add(topic)
+        return matching(topics)(topic)
+
+    return archive_at(uri, is_wanted), seen
+
+
+def _of_the_store(
+    report: ArchiveReport, options: ReportOptions
+) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
+    """Checkpoints and manifests of the current generations; the history goes into the report."""
+    from jobs.data_source.store import table_rows  # noqa: PLC0415 - deltalake and pyspark: only for a store
+
+    store = open_root(report.store or "")
+    if store.filesystem.get_file_info(store.full("state/compaction_checkpoints")).type.name != "Directory":
+        raise MissingPathError(path=store.uri, expected="a store with generations", found="none")
+    checkpoints = {(row.topic, row.partition): row for row in table_rows(store, "compaction_checkpoints", Checkpoint)}
+    others = sorted({c.archive_uri for c in checkpoints.values() if not is_same(c.archive_uri, report.archive)})
+    if others:
+        raise UsageError(message=f"{store.uri}: this store serves the archive {others[0]}, not {report.archive}")
+    wanted = {
+        key: row for key, row in checkpoints.items() if options.topics is None or fnmatchcase(key[0], options.topics)
+    }
+    report.history = histories(wanted, table_rows(store, "cleaner_runs", RunRow))
+    report.notes += [
+        f"{run.topic}-{run.partition}: generation {run.generation_after} began anew (--reset); what was before is "
+        f"generation {run.generation_before}, which the store holds until vacuum --before-reset takes it"
+        for _, chain in sorted(report.history.items()) for run in chain if run.began_anew
+    ]  # fmt: skip
+    manifests: dict[Key, list[Segment]] = {key: [] for key in wanted}
+    of_runs = [("run_id", "in", sorted({row.run_id for row in wanted.values()}))]
+    for segment in table_rows(store, "log_segments", Segment, of_runs):
+        row = wanted.get((segment.topic, segment.partition))
+        if row is not None and (row.generation, row.run_id) == (segment.generation, segment.run_id):
+            manifests[segment.topic, segment.partition].append(segment)
+    for segments in manifests.values():
+        segments.sort(key=lambda segment: segment.base_offset)
+    return wanted, manifests
+
+
+def plans_of(
+    archive: Archive,
+    options: ReportOptions,
+    checkpoints: dict[Key, Checkpoint],
+    manifests: dict[Key, list[Segment]],
+    report: ArchiveReport,
+) -> Iterable[ProfilePlan]:
+    """What each task is told; partitions that cannot be taken go into the report."""
+    secret = (secrets.randbits(64), secrets.randbits(64))
+    for key, archived in sorted(archive.partitions.items()):
+        report.notes += archived.notes
+        report.archived_bytes[key] = sum(s.size for s in archived.segments)
+        settings = _settings(options, archived, has_generation=key in checkpoints)
+        if archived.problem is not None:
+            report.problems.append(archived.problem)
+            continue
+        if not archived.segments:
+            report.notes.append(f"{archived.path}: no segments")
+            continue
+        inputs = inputs_from_archive(archived)
+        if key in checkpoints:
+            try:
+                inputs = inputs_from_generation(
+                    archived, checkpoints[key], manifests[key], archive.root.uri, settings.gaps
+                )
+            except NotPlanned as reason:
+                report.problems.append(reason.problem)
+        yield ProfilePlan(_plan(archive, archived, report, settings, options.config, secret, inputs), settings.compacts)
+
+
+def _plan(
+    archive: Archive,
+    archived: ArchivedPartition,
+    report: ArchiveReport,
+    settings: TopicSettings,
+    config: Config,
+    secret: tuple[int, int],
+    inputs: dict[str, object],
+) -> PartitionPlan:
+    clean = CleanSettings(**{name: getattr(settings, name) for name in CleanSettings.__dataclass_fields__})
+    return PartitionPlan(
+        topic=archived.topic, partition=archived.partition, archive_uri=archive.root.uri, store_uri=report.store or "",
+        folder="", high_watermark=archived.high_watermark, sealed=False, force=False, dry_run=True,
+        now_ms=report.now_ms, settings=clean,
+        limits=Limits(config.job.chunk_bytes, config.job.task_memory_bytes, config.job.split_bytes),
+        secret=secret, **inputs,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _settings(options: ReportOptions, archived: ArchivedPartition, *, has_generation: bool) -> TopicSettings:
+    """Settings of a topic, with what is known of its policy."""
+    settings = options.config.topic_settings(archived.topic)
+    if settings.compacts:
+        return settings
+    if options.cleanup_policy is not None:
+        if settings.named:
+            raise PolicyError(
+                topic=archived.topic, found=options.cleanup_policy, expected=",".join(settings.cleanup_policy)
+            )
+        return replace(settings, cleanup_policy=("compact",))
+    if is_compacted(options.config, archived) or (has_generation and not settings.named):
+        return replace(settings, cleanup_policy=("compact",))
+    return settings
+
+
+def is_compacted(config: Config, archived: ArchivedPartition) -> bool:
+    """By its settings; a topic that none names is compacted where its broker's cleaner has been at work."""
+    settings = config.topic_settings(archived.topic)
+    return settings.compacts or (not settings.named and archived.cleaner_checkpoint is not None)

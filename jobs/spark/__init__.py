@@ -1,0 +1,1 @@
+"""The Spark session, its tasks, and how it starts quickly."""

@@ -1,0 +1,127 @@
+"""`[spark options] JOB ARGS`: which is whose, and what Spark is launched with. No pyspark here: help is fast."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+# Options of spark-submit that take no value; every other takes one
+_SWITCHES = ("--supervise", "--verbose", "-v")
+# Ours: where one stands before the job's name, the command line says so, instead of taking it for one of Spark's
+_NOT_SPARKS = (
+    "--help", "-h", "--version", "--store", "--topics", "--cleanup-policy", "--config", "--now", "--null-keys",
+    "--gaps", "--sealed", "--force", "--reset", "--dry-run", "--json", "--progress", "--no-progress", "--generation",
+    "--output", "--archive", "--grace-hours", "--check", "--in-place", "--partitions", "--skip-crc", "--exact",
+    "--deep-iteration", "--print-data-log", "--skip-record-metadata", "--max-bytes", "--verify-index-only",
+    "--index-sanity-check", "--key-decoder", "--value-decoder", "--filter", "--offsets", "--times",
+    "--offsets-decoder", "--transaction-log-decoder", "--share-group-state-decoder", "--cluster-metadata-decoder",
+    "--remote-log-metadata-decoder",
+    "--partition", "--offset", "--time", "--isolation", "--queries", "--sizing", "--at", "--until", "--refresh",
+    "--no-refresh", "--hide-keys",
+)  # fmt: skip
+# spark-submit's options and the settings that they stand for
+_AS_CONF = {
+    "--master": "spark.master",
+    "--deploy-mode": "spark.submit.deployMode",
+    "--name": "spark.app.name",
+    "--jars": "spark.jars",
+    "--packages": "spark.jars.packages",
+    "--driver-memory": "spark.driver.memory",
+    "--driver-java-options": "spark.driver.extraJavaOptions",
+    "--driver-class-path": "spark.driver.extraClassPath",
+    "--executor-memory": "spark.executor.memory",
+}
+# Lists that are joined, not replaced: setting, the option that wins over it, separator
+_JOINED = (
+    ("spark.jars", "--jars", ","),
+    ("spark.jars.packages", "--packages", ","),
+    ("spark.driver.extraClassPath", "--driver-class-path", ":"),
+)
+
+
+@dataclass(frozen=True)
+class UserOptions:
+    """Spark's options as the user gave them: `arguments` as typed, `conf` by setting, from every place."""
+
+    arguments: tuple[str, ...] = ()
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def master(self) -> str | None:
+        """The master that the user named."""
+        return self.conf.get("spark.master")
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> UserOptions:
+    """The user's options as pyspark itself would find them: PYSPARK_SUBMIT_ARGS. `python -m jobs` puts them there."""
+    arguments = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", ""))
+    return user_options([word for word in arguments if word != "pyspark-shell"], environment)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Spark's options before the job's name, and the rest from the name on."""
+    i = 0
+    while i < len(arguments):
+        argument = arguments[i]
+        if not argument.startswith("-") or argument.partition("=")[0] in _NOT_SPARKS:
+            break
+        i += 1 if argument in _SWITCHES or ("=" in argument and argument.startswith("--")) else 2
+    return list(arguments[:i]), list(arguments[i:])
+
+
+def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> UserOptions:
+    """The user's settings: from the arguments, --properties-file, or spark-defaults.conf of SPARK_CONF_DIR."""
+    conf: dict[str, str] = {}
+    flags: dict[str, str] = {}
+    properties = None
+    words = iter(arguments)
+    for word in words:
+        if word in _SWITCHES:
+            continue
+        name, equals, value = word.partition("=")
+        if not equals:
+            value = next(words, "")
+        if name in ("--conf", "-c"):
+            key, _, setting = value.partition("=")
+            conf[key.strip()] = setting
+        elif name == "--properties-file":
+            properties = Path(value)
+        elif name in _AS_CONF:
+            flags[_AS_CONF[name]] = value
+    conf |= flags  # as in spark-submit: an option wins over --conf
+    if properties is None and environment.get("SPARK_CONF_DIR"):
+        properties = Path(environment["SPARK_CONF_DIR"]) / "spark-defaults.conf"
+    if properties is not None and properties.is_file():
+        conf = read_properties(properties) | conf
+    return UserOptions(tuple(arguments), conf)
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """A spark-defaults.conf: key, white space or "=", value."""
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    pairs = (line.replace("=", " ", 1).split(None, 1) for line in lines if line and not line.startswith("#"))
+    return {pair[0]: pair[1] if len(pair) > 1 else "" for pair in pairs}
+
+
+def as_typed(arguments: Sequence[str]) -> str:
+    """Spark's options of a command line as PYSPARK_SUBMIT_ARGS."""
+    return shlex.join([*arguments, "pyspark-shell"])
+
+
+def launch_arguments(ours: Mapping[str, str], user: UserOptions) -> str:
+    """PYSPARK_SUBMIT_ARGS: ours first, then the user's as typed, so that theirs win; lists joined last."""
+    joined = {setting for setting, _, _ in _JOINED}
+    words: list[str] = []
+    for key, value in ours.items():
+        if key not in user.conf and key not in joined:
+            words += ["--conf", f"{key}={value}"]
+    words += user.arguments
+    for setting, option, separator in _JOINED:
+        if ours.get(setting):
+            words += [option, separator.join(filter(None, (ours[setting], user.conf.get(setting))))]
+    return as_typed(words)

@@ -1,0 +1,115 @@
+"""How plans become Spark tasks and results come back: one task for each row of `spark.range`, values pickled.
+
+The functions that the tasks run are those of `udfs`; what is here only carries them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from udfs.compact.plan import PartitionPlan, Problem
+from udfs.storage import exists, open_root
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+RESULT = "result binary"
+_CARRIED = "lastkey-problem "
+_RESULT_ARROW = pa.schema([pa.field("result", pa.binary())])
+
+
+def run_tasks(
+    spark: SparkSession, function: Callable[[T], R], items: Sequence[T], on_done: Callable[[int], None] | None = None
+) -> list[R]:
+    """`function` of every item, each in a Spark task of its own; results in the order of the items.
+
+    `on_done`: told, from a thread of its own, how many more tasks have ended.
+    """
+    if not items:
+        return []
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield result_batch(function(items[number]))
+
+    frame = spark.range(0, len(items), 1, len(items)).mapInArrow(work, RESULT)
+    with _watched(spark, on_done) if on_done is not None else nullcontext():
+        rows = frame.toArrow().column("result").to_pylist()
+    return [pickle.loads(row) for row in rows]
+
+
+@contextmanager
+def _watched(spark: SparkSession, on_done: Callable[[int], None]) -> Iterator[None]:
+    """Ask Spark twice a second how many tasks of this thread's job have ended."""
+    group, ended = uuid.uuid4().hex, threading.Event()
+    tracker = spark.sparkContext.statusTracker()
+
+    def watch() -> None:
+        told = 0
+        while not ended.wait(0.5):
+            jobs = (tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group))
+            stages = (tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds)
+            done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
+            if done > told:
+                on_done(done - told)
+                told = done
+
+    spark.sparkContext.setJobGroup(group, "lastkey")
+    watcher = threading.Thread(target=watch, daemon=True, name="progress")
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+
+
+def result_batch(value: object) -> pa.RecordBatch:
+    """A row that carries one value."""
+    return pa.record_batch([pa.array([pickle.dumps(value)], pa.binary())], schema=_RESULT_ARROW)
+
+
+class StoppedTask(Exception):
+    """Carries a problem out of a task whose rows are no results: Spark hands on the text of an error, nothing else."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(f"{_CARRIED}{base64.b64encode(json.dumps(asdict(problem)).encode()).decode()}.")
+
+
+def is_sparks(error: Exception) -> bool:
+    """Whether Spark failed, or the way to it: a task's error, a JVM that is gone."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return isinstance(error, ConnectionError) or bool(packages & {"pyspark", "py4j"})
+
+
+def carried_problem(error: BaseException) -> Problem | None:
+    """The problem that a task's error carries; None: Spark itself failed, or the machine."""
+    found = re.search(f"{_CARRIED}([A-Za-z0-9+/=]+)\\.", str(error))
+    return None if found is None else Problem(**json.loads(base64.b64decode(found[1])))
+
+
+def for_this_attempt(plan: PartitionPlan, file: str = "") -> PartitionPlan:
+    """The plan with a folder of its own for a task that is tried again: the first try may still be writing.
+
+    `file`: in the folder, what this task makes first, where other tasks write beside it.
+    """
+    context: Any = TaskContext.get()
+    made = f"{plan.folder}/{file}" if file else plan.folder
+    if context is None or not (context.attemptNumber() or exists(open_root(plan.store_uri), made)):
+        return plan
+    return replace(plan, folder=f"{plan.folder}.{context.taskAttemptId()}")

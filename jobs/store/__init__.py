@@ -1,0 +1,1 @@
+"""The Delta tables of a store. Nothing else knows Delta."""

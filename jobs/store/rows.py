@@ -1,0 +1,223 @@
+"""The rows of the state tables: one frozen dataclass a table, from which its Arrow schema follows.
+
+Field order is column order. A field's type gives the column's: int is a long unless named in INT32; `X | None` is null.
+A column that is added later goes at the end and gets a default, so that older rows read as that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_type_hints
+
+import pyarrow as pa
+
+from logformat.locations import without_secrets
+
+INT32 = frozenset({"partition", "last_batch_leader_epoch", "splits"})
+STATES = ("clean", "dirty", "uncleanable", "diverged", "gap", "running")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`compaction_checkpoints`: the switch. One row a partition; it names the generation that counts."""
+
+    topic: str
+    partition: int
+    generation: int
+    run_id: str
+    first_dirty_offset: int
+    log_start_offset: int
+    next_offset: int  # end of what the generation covers; the archive is read from here on
+    topic_id: str | None
+    cluster_id: str | None
+    archive_uri: str
+    last_batch_base_offset: int  # of the last batch before next_offset; -1 where the log is empty
+    last_batch_leader_epoch: int
+    last_batch_crc: int
+    log_end_timestamp_ms: int
+    now_ms: int
+    gaps: str | None = (
+        None  # JSON [[first, last, before, size], ...] (udfs.compact.plan.Gap): offsets that it passes over
+    )
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`log_segments`: the manifest. The rows of a generation are those with its (generation, run_id)."""
+
+    topic: str
+    partition: int
+    generation: int
+    run_id: str
+    base_offset: int
+    root: str  # store or archive
+    path: str  # of the .log, relative to its root
+    size_bytes: int  # bytes of the .log that belong to it: an archived active segment may grow later
+    next_offset: int  # end of the range that this segment covers
+    last_offset: int  # -1 when empty
+    batches: int
+    records: int
+    tombstones: int
+    max_timestamp_ms: int
+    mtime_ms: int
+    codecs: str  # comma list
+    checksum: int  # CRC-32C of the first size_bytes of the .log
+    source_bytes: int  # what the group held before this cleaning
+    source_records: int
+    dead_records: int
+    dead_bytes: int
+    cleaned: bool
+    txn_index_bytes: int
+    offset_index_bytes: int
+    time_index_bytes: int
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """`cleaner_state`: how a partition stands after the last run that looked at it, and why."""
+
+    topic: str
+    partition: int
+    state: str  # one of STATES
+    reason: str | None
+    path: str | None
+    position: int | None
+    expected: str | None
+    found: str | None
+    dirty_ratio: float
+    clean_bytes: int
+    dirty_bytes: int
+    first_dirty_offset: int
+    generation: int
+    run_id: str | None
+    now_ms: int
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """`cleaner_runs`: append only, before the switch. Rows off the chain of parents belong to runs that died."""
+
+    run_id: str
+    topic: str
+    partition: int
+    generation_before: int
+    generation_after: int
+    parent_run_id: str | None
+    now_ms: int
+    started_ms: int
+    first_dirty_offset: int
+    end_offset: int  # the new first dirty offset
+    log_start_offset: int
+    next_offset: int
+    topic_id: str | None
+    cluster_id: str | None
+    archive_uri: str
+    last_batch_base_offset: int
+    last_batch_leader_epoch: int
+    last_batch_crc: int
+    settings: str  # JSON
+    records_read: int
+    records_kept: int
+    dropped_superseded: int
+    dropped_tombstones: int
+    dropped_aborted: int
+    dropped_null_key: int
+    dropped_markers: int
+    batches_read: int
+    batches_copied: int
+    batches_rebuilt: int
+    batches_emptied: int
+    batches_dropped: int
+    bytes_read: int
+    bytes_before: int
+    bytes_after: int
+    bytes_written: int
+    seconds: str  # JSON: phase -> seconds
+    splits: int
+    versions: str  # JSON: what ran
+    anew: bool = False  # --reset: made of the archive alone; the generation before may be the only copy of its records
+
+    @property
+    def began_anew(self) -> bool:
+        """Whether nothing of the generation before is in it. Runs of before the column `anew` named no parent then."""
+        return self.anew or (self.parent_run_id is None and self.generation_before > 0)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What one partition brings to a wave. `planned_*`: what its checkpoint said to the plan; 0 and None: none."""
+
+    topic: str
+    partition: int
+    planned_generation: int
+    planned_run_id: str | None
+    checkpoint: Checkpoint
+    segments: list[Segment]
+    run: RunRow
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(topic, partition)."""
+        return self.topic, self.partition
+
+
+Row = TypeVar("Row", Checkpoint, Segment, PartitionState, RunRow)
+_ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_()}
+
+
+def histories(
+    checkpoints: Mapping[tuple[str, int], Checkpoint], runs: Iterable[RunRow]
+) -> dict[tuple[str, int], list[RunRow]]:
+    """The committed runs of every partition, newest first: the chain of parents from its checkpoint, past resets."""
+    rows: dict[tuple[str, int, int], dict[str, RunRow]] = {}
+    for row in runs:
+        rows.setdefault((row.topic, row.partition, row.generation_after), {})[row.run_id] = row
+    chains: dict[tuple[str, int], list[RunRow]] = {}
+    for key, checkpoint in checkpoints.items():
+        chain: list[RunRow] = []
+        step = rows.get((*key, checkpoint.generation), {}).get(checkpoint.run_id)
+        while step is not None:
+            chain.append(step)
+            step = _before(step, rows.get((*key, step.generation_before), {}))
+        chains[key] = chain
+    return chains
+
+
+def _before(row: RunRow, runs: Mapping[str, RunRow]) -> RunRow | None:
+    """The parent of a run, among the runs by id that made the generation before, committed or not."""
+    if row.parent_run_id is not None:
+        return runs.get(row.parent_run_id)
+    return next(iter(runs.values())) if row.began_anew and len(runs) == 1 else None  # two: one died, which is not known
+
+
+def arrow_schema(kind: type[Any]) -> pa.Schema:
+    """The columns of a row's dataclass."""
+    fields = []
+    for name, hint in get_type_hints(kind).items():
+        base = next(arg for arg in (*getattr(hint, "__args__", ()), hint) if arg in _ARROW)
+        fields.append(pa.field(name, pa.int32() if name in INT32 else _ARROW[base], nullable=True))
+    return pa.schema(fields)
+
+
+def to_arrow(kind: type[Row], rows: Iterable[Row]) -> pa.Table:
+    """Rows as an Arrow table."""
+    schema = arrow_schema(kind)
+    held = list(rows)
+    return pa.table([pa.array([getattr(row, f.name) for row in held], f.type) for f in schema], schema=schema)
+
+
+def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:
+    """An Arrow table of these columns, and perhaps others, as rows. Where a column is missing, or null as in rows that
+    are older than it, its default counts. URIs that older versions took with credentials come without them: they are
+    shown, and compared with those that are given now.
+    """
+    names = [f.name for f in dataclasses.fields(kind) if f.name in table.column_names]
+    late = {f.name: f.default for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING}
+    rows = table.select(names).to_pylist()
+    for row in rows:
+        row.update({name: value for name, value in late.items() if row.get(name) is None})
+        if "archive_uri" in row:
+            row["archive_uri"] = without_secrets(row["archive_uri"])
+    return [kind(**row) for row in rows]

@@ -1,0 +1,265 @@
+"""From whole batches to spans: decompress, transcode magic 0 and 1, decode.
+
+One `BodyLoader` serves one thread: its scratch arrays are used again for each run of batches, and their memory is
+bounded by `soft_bytes` plus one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from logformat.batches import legacy
+from logformat.batches import span_kernels as record_kernels
+from logformat.batches.span_kernels import BODY, MIN_RECORD_SIZE, SPAN
+from logformat.errors import LogFormatError
+from logformat.layout import BATCH_OVERHEAD, CODEC_MASK
+from logformat.primitives.codec import Scratch, decompress_into
+
+SOFT_BYTES: Final = 32 << 20  # decompressed bytes worked on at once; tuned: larger falls out of the cache
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive batches with the spans of the wanted ones. The arrays are valid until the next run is asked for."""
+
+    first: int  # row of batches[0] among the batches that were given
+    batches: np.ndarray  # BATCH[n]
+    wanted: np.ndarray  # bool[n]
+    bodies: np.ndarray  # BODY[n]; of the others only base_offset
+    spans: np.ndarray  # SPAN[records of the wanted batches]
+    raw: np.ndarray  # uint8, the bytes of the file
+    scratch: np.ndarray  # uint8, decompressed and transcoded bodies
+
+
+@dataclass(frozen=True)
+class BadBatch:
+    """A batch whose body cannot be read."""
+
+    row: int  # among the batches that were given
+    error: LogFormatError
+
+
+class BodyLoader:
+    """Scratch arrays, and the limits that they are used under."""
+
+    def __init__(
+        self, *, max_batch_bytes: int, soft_bytes: int = SOFT_BYTES, secret: tuple[int, int] | None = None
+    ) -> None:
+        """max_batch_bytes: a batch that decompresses to more is refused; secret: hash keys with this SipHash key."""
+        self.max_batch_bytes = max_batch_bytes
+        self.soft_bytes = soft_bytes
+        self.secret = secret
+        self._scratch = Scratch()
+        self._inner = Scratch()
+        self._spans = np.empty(1 << 12, SPAN)
+
+    def runs(
+        self,
+        raw: np.ndarray,
+        raw_position: int,
+        batches: np.ndarray,
+        wanted: np.ndarray,
+        path: str,
+        *,
+        backwards: bool,
+        before: int = -1,
+    ) -> Iterator[Run]:
+        """All of `batches`, as runs whose decompressed bodies fit; last run first where `backwards`.
+
+        raw: uint8, bytes of the file from raw_position on; batches: BATCH[n] within them; wanted: bool[n]; before: last
+        offset of the batch before them, where that is known.
+        """
+        lo, hi = 0, len(batches)
+        while lo < hi:
+            first, last = self._load(raw, raw_position, batches, wanted, path, lo, hi, backwards)
+            bodies = self._bodies[first - lo : last - lo]
+            _check_first_offsets(batches, wanted, bodies, first, before, path)
+            yield self._decode(
+                raw, raw_position, batches[first:last], wanted[first:last], bodies, self._scratch.array, path, first
+            )
+            lo, hi = (lo, first) if backwards else (last, hi)
+
+    def runs_around_damage(
+        self,
+        raw: np.ndarray,
+        raw_position: int,
+        batches: np.ndarray,
+        wanted: np.ndarray,
+        path: str,
+        *,
+        before: int = -1,
+    ) -> Iterator[Run | BadBatch]:
+        """As `runs`, first to last, past what cannot be read: a BadBatch, and then the batch in a run as not wanted.
+
+        Each step gives batches out, tries fewer of them, or gives one up. So it ends, whatever an error says of where
+        it is, and a bad batch costs about as much as a good one, however many there are.
+        """
+        wanted = wanted.copy()
+        row, step = 0, len(batches)
+        while row < len(batches):
+            start, end = row, min(row + step, len(batches))
+            last = int(batches["last_offset"][start - 1]) if start else before
+            try:
+                for run in self.runs(
+                    raw, raw_position, batches[start:end], wanted[start:end], path, backwards=False, before=last
+                ):
+                    row += len(run.batches)
+                    yield replace(run, first=start + run.first)
+                step *= 2
+            except LogFormatError as error:
+                if end - row > 1:  # the error's position only says where to try next
+                    bad = int(np.searchsorted(batches["position"], error.position, "right")) - 1
+                    step = min(max(bad - row, 1), end - row - 1)
+                    continue
+                if not wanted[row]:
+                    raise
+                wanted[row] = False
+                yield BadBatch(row, error)
+
+    def _load(
+        self,
+        raw: np.ndarray,
+        raw_position: int,
+        batches: np.ndarray,
+        wanted: np.ndarray,
+        path: str,
+        lo: int,
+        hi: int,
+        backwards: bool,
+    ) -> tuple[int, int]:
+        part = batches[lo:hi]
+        need = wanted[lo:hi]
+        bodies = self._bodies = np.zeros(hi - lo, BODY)
+        legacy_rows = part["magic"] < 2
+        codec = part["attributes"] & CODEC_MASK
+        bodies["base_offset"] = part["base_offset"]
+        bodies["base_timestamp"] = part["base_timestamp"]
+        bodies["start"] = part["position"] - raw_position + BATCH_OVERHEAD
+        bodies["end"] = part["position"] - raw_position + part["size"]
+        bodies["n_records"] = np.where(need, part["records_count"], 0)
+        packed = np.flatnonzero(need & (codec != 0))
+        order = packed[::-1] if backwards else packed
+        done, at = self._unpack(raw, raw_position, part, bodies, order, path)
+        first, last = 0, hi - lo
+        if done < len(order):  # as much as fits at once; the run ends before the first batch that was not unpacked
+            first, last = (int(order[done]) + 1, last) if backwards else (first, int(order[done]))
+        plain = np.flatnonzero(need[first:last] & legacy_rows[first:last] & (codec[first:last] == 0)) + first
+        if len(plain):
+            legacy.transcode_plain_batches(raw, raw_position, part, plain, bodies, self._scratch, at, path)
+        return lo + first, lo + last
+
+    def _unpack(
+        self, raw: np.ndarray, raw_position: int, part: np.ndarray, bodies: np.ndarray, order: np.ndarray, path: str
+    ) -> tuple[int, int]:
+        """Decompress batches of `order` (rows of part and bodies) until the scratch is full: (how many, bytes).
+
+        The one Python loop over batches: the codec libraries take one stream a call. What it needs is taken out of the
+        arrays before, and put back after, all at once.
+        """
+        view, scratch, limit = raw.data, self._scratch, self.max_batch_bytes
+        rows = part[order]
+        columns = (
+            bodies["start"][order], bodies["end"][order], rows["position"], rows["base_offset"],
+            rows["attributes"] & CODEC_MASK, rows["magic"],
+        )  # fmt: skip
+        ends: list[int] = []
+        at = 0
+        for start, end, position, base, codec, magic in zip(*(c.tolist() for c in columns), strict=True):
+            if at >= self.soft_bytes:
+                break
+            if magic == 2:
+                at += decompress_into(
+                    codec, view[start:end], scratch, at, limit, path=path, position=position, base_offset=base
+                )
+            else:
+                i = int(order[len(ends)])
+                at = legacy.unpack_wrapper(
+                    raw, raw_position, part[i], bodies[i : i + 1], self._inner, scratch, at, limit, path
+                )
+            ends.append(at)
+        unpacked = order[: len(ends)]
+        bodies["end"][unpacked] = ends
+        bodies["start"][unpacked] = [0, *ends[:-1]] if ends else []
+        bodies["in_scratch"][unpacked] = True
+        return len(ends), at
+
+    def _decode(
+        self,
+        raw: np.ndarray,
+        raw_position: int,
+        batches: np.ndarray,
+        wanted: np.ndarray,
+        bodies: np.ndarray,
+        scratch: np.ndarray,
+        path: str,
+        first: int,
+    ) -> Run:
+        room = (bodies["end"] - bodies["start"]) // MIN_RECORD_SIZE
+        lying = np.flatnonzero(wanted & (bodies["n_records"] > room))
+        if len(lying):
+            i = lying[0]
+            raise LogFormatError(
+                "count", path, int(batches["position"][i]), f"at most {int(room[i])} records, by its bytes",
+                f"{int(bodies['n_records'][i])} in its header", base_offset=int(batches["base_offset"][i]),
+            )  # fmt: skip
+        ends = np.cumsum(bodies["n_records"])
+        bodies["first_span"] = ends - bodies["n_records"]
+        n = int(ends[-1]) if len(ends) else 0
+        if n > len(self._spans):
+            self._spans = np.empty(max(n, 2 * len(self._spans)), SPAN)
+        spans = self._spans[:n]
+        k0, k1 = self.secret or (0, 0)
+        status, row, where = record_kernels.decode_records(
+            raw, scratch, batches, bodies, wanted, np.uint64(k0), np.uint64(k1), self.secret is not None, spans
+        )
+        if status != record_kernels.OK:
+            raise _problem(path, raw_position, batches[row], bodies[row], status, where)
+        return Run(first, batches, wanted, bodies, spans, raw, scratch)
+
+
+def _check_first_offsets(
+    batches: np.ndarray, wanted: np.ndarray, bodies: np.ndarray, first: int, before: int, path: str
+) -> None:
+    """That compressed batches of magic 0 and 1, whose headers do not say it, begin behind the batch before them.
+
+    bodies: BODY[m] of batches[first : first + m].
+    """
+    part = slice(first, first + len(bodies))
+    wrappers = np.flatnonzero(wanted[part] & (batches["base_offset"][part] < 0))
+    if not len(wrappers):
+        return
+    previous = np.concatenate([[before], batches["last_offset"]])[part][wrappers]
+    begin = bodies["base_offset"][wrappers]
+    wrong = np.flatnonzero(begin <= previous)
+    if len(wrong):
+        batch, i = batches[part][wrappers[wrong[0]]], int(wrong[0])
+        raise LogFormatError(
+            "offsets", path, int(batch["position"]), f"a first record at offset {int(previous[i]) + 1} or more",
+            f"one at {int(begin[i])} in the compressed batch that ends at {int(batch['last_offset'])}",
+        )  # fmt: skip
+
+
+def _problem(path: str, raw_position: int, batch: np.void, body: np.void, status: int, where: int) -> LogFormatError:
+    """What a status of decode_records says of a batch; its position is of a byte of this batch, never behind it."""
+    if status == record_kernels.BAD_COUNT:
+        left = int(body["end"]) - where
+        return LogFormatError(
+            "count", path, int(batch["position"]), f"{int(body['n_records'])} records that fill the batch",
+            f"{left} bytes behind them" if left else "fewer",
+            base_offset=int(batch["base_offset"]),
+        )  # fmt: skip
+    kind, expected = {
+        record_kernels.BAD_VARINT: ("varint", "a varint of at most 5 (varlong: 10) bytes inside the record"),
+        record_kernels.BAD_RECORD: ("record", "fields that fill the record's length"),
+        record_kernels.BAD_OFFSETS: ("offsets", "offset deltas that rise, up to the batch's last"),
+    }[status]
+    if body["in_scratch"]:
+        position = int(batch["position"])
+        found = f"a record at byte {where - int(body['start'])} of the decompressed body that does not"
+    else:
+        position, found = raw_position + where, "a record that does not"
+    return LogFormatError(kind, path, position, expected, found, base_offset=int(batch["base_offset"]))

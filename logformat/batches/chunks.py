@@ -1,0 +1,205 @@
+"""A `.log` file as a stream of chunks: raw bytes with a BATCH row for every batch in them.
+
+A chunk holds whole batches only and is read into one buffer that is used again for the next one, so a segment of any
+size is walked in bounded memory: chunk_bytes, or one batch where that is larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from logformat.batches import walk_kernels as walk
+from logformat.errors import LogFormatError, unreadable
+from logformat.layout import BATCH, BATCH_OVERHEAD, LOG_OVERHEAD, MAX_LAST_OFFSET, MAX_SEGMENT_BYTES
+
+CHUNK_BYTES: Final = 8 << 20  # tuned: 1 to 32 MiB made no difference above 4 MiB (page faults, cache)
+MAX_BATCH_BYTES: Final = 256 << 20  # of a batch, in its file and decompressed: default of max.decompressed.batch.bytes
+NO_END: Final = MAX_LAST_OFFSET + 1  # as end_offset: no batch reaches it
+_SMALLEST_BATCH: Final = 26  # a magic 0 message without key and value
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Whole batches of a file. `raw` is valid only until the next chunk is asked for."""
+
+    position: int  # of raw[0] in the file
+    raw: np.ndarray  # uint8, exactly the bytes of `batches`
+    batches: np.ndarray  # BATCH[n]
+    before: int = -1  # last offset of the batch before them; -1: not known
+
+
+@dataclass
+class Tail:
+    """Where a walk ended, and why; filled when the walk is over."""
+
+    position: int = 0  # first byte that was not given out
+    reached_end_offset: bool = False  # stopped because of end_offset
+    torn_bytes: int = 0  # incomplete batch, or zeros of a preallocated file, at the very end
+
+
+class ChunkBuffer:
+    """The bytes and rows that consecutive chunks share. One for each thread.
+
+    It grows for a larger batch, up to max_batch_bytes: what a length field says is not taken for memory at once.
+    """
+
+    def __init__(self, chunk_bytes: int = CHUNK_BYTES, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
+        self.max_batch_bytes = max_batch_bytes
+        self.raw = np.empty(chunk_bytes, np.uint8)
+        self.rows = np.empty(max(16, chunk_bytes // 512), BATCH)
+
+    def grow_raw(self, size: int, path: str, position: int, base_offset: int) -> None:
+        """Room for the batch of `size` bytes at a position. Raises kind "bomb" where it is larger than it may be."""
+        check_batch_size(size, self.max_batch_bytes, path, position, base_offset)
+        self.raw = np.empty(0, np.uint8)  # let go before
+        self.raw = np.empty(size, np.uint8)
+
+    def grow_rows(self) -> None:
+        """Twice as many rows."""
+        self.rows = np.empty(2 * len(self.rows), BATCH)
+
+
+def check_batch_size(size: int, limit: int, path: str, position: int, base_offset: int) -> None:
+    """That a batch of `size` bytes, header included, has a body within the limit; else it raises kind "bomb"."""
+    if size > limit + BATCH_OVERHEAD:
+        raise too_large(size, limit, path, position, base_offset)
+
+
+def too_large(size: int, limit: int, path: str, position: int, base_offset: int) -> LogFormatError:
+    """What is said of a batch above the limit."""
+    return LogFormatError(
+        "bomb", path, position, f"a batch of at most {limit} bytes (max.decompressed.batch.bytes)", f"{size}",
+        base_offset=max(base_offset, -1),
+    )  # fmt: skip
+
+
+def fitting(batches: np.ndarray, limit: int) -> int:
+    """How many of BATCH[n] come before the first that is larger than the limit."""
+    over = batches["size"] > limit + BATCH_OVERHEAD
+    return int(over.argmax()) if over.any() else len(batches)
+
+
+def read_exactly(file: Any, path: str, position: int, out: np.ndarray) -> None:
+    """Fill `out` (uint8) from `position` of an open pyarrow file, or an io.FileIO.
+
+    A file that shrank raises kind "changed", one that cannot be read there "unreadable".
+    """
+    filled = 0
+    while filled < len(out):
+        try:
+            file.seek(position + filled)
+            n = file.readinto(out.data[filled:])
+        except InterruptedError:  # a signal: Arrow does not try again by itself, as Python does
+            continue
+        except OSError as error:
+            raise unreadable(path, error, position + filled) from error
+        if n <= 0:
+            raise LogFormatError("changed", path, position + filled, f"{len(out) - filled} more bytes", "end of file")
+        filled += n
+
+
+def read_chunks(
+    file: Any,
+    path: str,
+    start: int,
+    end: int,
+    buffer: ChunkBuffer,
+    tail: Tail,
+    *,
+    previous_last_offset: int = -1,
+    end_offset: int = NO_END,
+    check_crc: bool = True,
+) -> Iterator[Chunk]:
+    """The batches of bytes [start, end) of an open pyarrow file, chunk by chunk; `start` is a batch border.
+
+    Stops before the first batch whose last offset reaches `end_offset`. An incomplete batch, or zeros, at the end of
+    the range are reported in `tail`, for the caller to judge; every other damage raises LogFormatError.
+    """
+    position = start
+    previous = previous_last_offset
+    while position < end:
+        take = min(len(buffer.raw), end - position)
+        read_exactly(file, path, position, buffer.raw[:take])
+        done = 0
+        while True:
+            n, consumed, status, expected, found = walk.walk_batches(
+                buffer.raw[done:take], take - done, position + done, previous, end_offset, check_crc, buffer.rows
+            )
+            fit = fitting(buffer.rows[:n], buffer.max_batch_bytes)
+            if fit < n:
+                large = buffer.rows[fit]
+                consumed = int(large["position"]) - position - done
+                size, base = int(large["size"]), int(large["base_offset"])
+            if fit:
+                before, previous = previous, int(buffer.rows["last_offset"][fit - 1])
+                yield Chunk(position + done, buffer.raw[done : done + consumed], buffer.rows[:fit], before)
+            done += consumed
+            if fit < n:
+                tail.position = position + done
+                check_batch_size(size, buffer.max_batch_bytes, path, position + done, base)
+            if n < len(buffer.rows):
+                break
+            buffer.grow_rows()
+        tail.position = position + done
+        if status == walk.REACHED_END:
+            tail.reached_end_offset = True
+            return
+        if status != walk.MORE:
+            problem = batch_problem(path, position + done, status, expected, found, buffer.raw[done:take])
+            if status == walk.BAD_LENGTH and found == 0 and only_zeros(file, path, position + done, end, buffer):
+                tail.torn_bytes = end - position - done
+                return
+            raise problem
+        if done == 0 and take < end - position:
+            size = _batch_size(buffer.raw, take)
+            if size > end - position:
+                tail.torn_bytes = end - position
+                return
+            buffer.grow_raw(size, path, position, _base_offset(buffer.raw, take))
+        elif position + take == end:
+            tail.torn_bytes = take - done
+            return
+        position += done
+
+
+def _batch_size(raw: np.ndarray, length: int) -> int:
+    if length < LOG_OVERHEAD:
+        return LOG_OVERHEAD
+    return LOG_OVERHEAD + int.from_bytes(raw[8:12].tobytes(), "big", signed=True)
+
+
+def _base_offset(raw: np.ndarray, length: int) -> int:
+    return int.from_bytes(raw[:8].tobytes(), "big", signed=True) if length >= LOG_OVERHEAD else -1
+
+
+def only_zeros(file: Any, path: str, position: int, end: int, buffer: ChunkBuffer) -> bool:
+    """Whether bytes [position, end) of an open file are zeros, as those of a preallocated one."""
+    while position < end:
+        part = buffer.raw[: min(len(buffer.raw), end - position)]
+        read_exactly(file, path, position, part)
+        if part.any():
+            return False
+        position += len(part)
+    return True
+
+
+def batch_problem(path: str, position: int, status: int, expected: int, found: int, raw: np.ndarray) -> LogFormatError:
+    """What a status of `walk_batches` says of the batch at `position`; raw: uint8 from its first byte on."""
+    base = int.from_bytes(raw[:8].tobytes(), "big", signed=True)
+    kind, want, got = {
+        walk.BAD_LENGTH: ("length", f"at least {expected} bytes, at most {MAX_SEGMENT_BYTES}", f"{found}"),
+        walk.BAD_MAGIC: ("magic", "magic 0, 1 or 2", f"{found}"),
+        walk.BAD_CRC: ("crc", f"checksum {expected:#010x}, as the header says", f"{found:#010x}"),
+        walk.BAD_CODEC: ("codec", f"codec 0 to {expected}, zstd only in magic 2", f"codec {found}"),
+        walk.BAD_COUNT: ("count", f"0 to {expected} records, by the offsets of the batch", f"{found} in its header"),
+        walk.BAD_OFFSETS: ("offsets", f"an offset of {expected} or more", f"{found}"),
+        walk.BAD_LAST_OFFSET: (
+            "offsets", f"a base offset up to {expected}, so that the last one is below 2^63 - 1", f"{found}",
+        ),
+        walk.BAD_CONTROL: ("transaction", "a control record with a version and a type", "something else"),
+    }[status]  # fmt: skip
+    return LogFormatError(kind, path, position, want, got, base_offset=max(base, -1))

@@ -1,0 +1,273 @@
+"""Spans to Arrow: the records of a run as record batches in the schema RECORDS, batch headers in that of BATCHES.
+
+An Arrow batch holds at most `max_rows` records and, but for a single record that is larger, `max_bytes` of keys, values
+and headers, so its 32-bit offsets cannot overflow. Only the columns asked for are made. All memory is new: the arrays
+of a run are used again for the next.
+
+Rules: Kafka's DefaultRecord, DefaultRecordBatch, AbstractLegacyRecordBatch and TimestampType (4.3.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from logformat.batches import column_kernels as kernels
+from logformat.batches.bodies import Run
+from logformat.batches.chunks import NO_END
+from logformat.layout import (
+    CODEC_MASK,
+    CODEC_NAMES,
+    CONTROL_MASK,
+    DELETE_HORIZON_MASK,
+    NO_PRODUCER,
+    TIMESTAMP_TYPE_MASK,
+    TRANSACTIONAL_MASK,
+)
+from logformat.schemas import BATCHES, HEADER, HEADERS, RECORDS, TIMESTAMP
+
+MAX_ROWS: Final = 1 << 16
+MAX_BYTES: Final = 64 << 20
+_MOST_BYTES: Final = 1 << 30  # above this one Arrow batch could pass 2^31 - 1 bytes of values
+_MAX_MS: Final = (2**63 - 1) // 1000  # what fits in microseconds
+_SEQUENCES: Final = 2**31
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the records' file name says of them."""
+
+    topic: str | None = None
+    partition: int | None = None
+
+
+def record_batches(
+    run: Run,
+    schema: Any,
+    place: Place,
+    *,
+    start_offset: int = 0,
+    end_offset: int = NO_END,
+    max_rows: int = MAX_ROWS,
+    max_bytes: int = MAX_BYTES,
+    keep: NDArray[np.bool_] | None = None,
+) -> Iterator[Any]:
+    """Records of a run's wanted batches with offsets in [start_offset, end_offset), as pa.RecordBatch of `schema`.
+
+    schema: columns of RECORDS (`schemas.select`). keep: bool[spans of the run], which of them; None: all. Raises
+    ValueError for limits that cannot be.
+    """
+    if max_rows < 1 or not 1 <= max_bytes <= _MOST_BYTES:
+        raise ValueError(f"no such limits of an Arrow batch: {max_rows} rows, {max_bytes} bytes")
+    body_row = np.repeat(np.arange(len(run.bodies)), run.bodies["n_records"])
+    spans = run.spans
+    if keep is not None:
+        body_row, spans = body_row[keep], spans[keep]
+    offset = run.bodies["base_offset"][body_row] + spans["offset_delta"]
+    row, last = (int(i) for i in np.searchsorted(offset, [start_offset, end_offset]))
+    ends = np.cumsum(spans["end"] - spans["rest"])
+    while row < last:
+        before = int(ends[row - 1]) if row else 0
+        fit = int(np.searchsorted(ends, before + max_bytes, "right"))
+        end = min(last, row + max_rows, max(fit, row + 1))
+        part = _Part(run, place, spans[row:end], body_row[row:end], offset[row:end], "headers" in schema.names)
+        yield pa.record_batch([part.column(name) for name in schema.names], schema=schema)
+        row = end
+
+
+def header_batch(batches: NDArray[np.void], schema: Any, place: Place) -> Any:
+    """layout.BATCH[n] as one pa.RecordBatch of `schema`, columns of BATCHES."""
+    part = _Headers(batches, place)
+    return pa.record_batch([part.column(name) for name in schema.names], schema=schema)
+
+
+@dataclass(frozen=True)
+class _Headers:
+    """Columns of batches; those of records are the same, taken by each record's batch."""
+
+    batches: NDArray[np.void]
+    place: Place
+
+    def column(self, name: str) -> Any:
+        make = _FROM_BATCH.get(name)
+        field = BATCHES.field(name)
+        if make is not None:
+            return _array(make(self.batches), field.type)
+        return _common(self, name, len(self.batches))
+
+    def attributes(self) -> NDArray[Any]:
+        return self.batches["attributes"]
+
+    def base_timestamp(self) -> NDArray[Any]:
+        return self.batches["base_timestamp"]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Records that go into one Arrow batch."""
+
+    run: Run
+    place: Place
+    spans: NDArray[np.void]  # SPAN[n]
+    body_row: NDArray[np.int64]  # int64[n]
+    offset: NDArray[np.int64]  # int64[n]
+    want_headers: bool
+
+    def column(self, name: str) -> Any:
+        make = _FROM_RECORD.get(name)
+        if make is not None:
+            return make(self)
+        from_batch = _FROM_BATCH.get(name)
+        if from_batch is not None:
+            return _array(from_batch(self.run.batches)[self.body_row], RECORDS.field(name).type)
+        return _common(self, name, len(self.spans))
+
+    def attributes(self) -> NDArray[Any]:
+        return self.run.batches["attributes"][self.body_row]
+
+    def base_timestamp(self) -> NDArray[Any]:
+        return self.run.batches["base_timestamp"][self.body_row]
+
+    def base_offset(self) -> Any:
+        return pa.array(self.run.bodies["base_offset"][self.body_row])
+
+    @cached_property
+    def timestamps(self) -> NDArray[np.int64]:
+        """int64[n] in ms. Of magic 0 and 1 the loader has seen to LogAppendTime."""
+        batches, bodies = self.run.batches, self.run.bodies
+        append_time = (batches["magic"] == 2) & (batches["attributes"] & TIMESTAMP_TYPE_MASK != 0)
+        by_delta: NDArray[np.int64] = bodies["base_timestamp"][self.body_row] + self.spans["timestamp_delta"]
+        if not append_time.any():
+            return by_delta
+        return np.where(append_time[self.body_row], batches["max_timestamp"][self.body_row], by_delta)
+
+    def timestamp(self) -> Any:
+        ms = self.timestamps
+        fits = (ms <= _MAX_MS) & (ms >= -_MAX_MS)
+        validity = None if fits.all() else _bitmap(fits)
+        return pa.Array.from_buffers(TIMESTAMP, len(ms), [validity, pa.py_buffer(ms * 1000)])
+
+    def sequence(self) -> Any:
+        base = self.run.batches["base_sequence"][self.body_row].astype(np.int64)
+        sequence = np.where(base < 0, NO_PRODUCER, (base + self.spans["offset_delta"]) % _SEQUENCES)
+        return pa.array(sequence.astype(np.int32))
+
+    @cached_property
+    def _fields(self) -> tuple[NDArray[Any], ...]:
+        n = len(self.spans)
+        at = tuple(np.empty(n, np.int64) for _ in range(3))
+        ends = tuple(np.empty(n + 1, np.int32) for _ in range(3))
+        sizes = kernels.locate_fields(
+            self.run.raw, self.run.scratch, self.run.bodies, self.body_row, self.spans, self.want_headers,
+            at[0], ends[0], at[1], ends[1], at[2], ends[2],
+        )  # fmt: skip
+        return (*at, *ends, np.array(sizes))
+
+    def _binary(self, number: int, null: NDArray[np.bool_]) -> Any:
+        at, ends = self._fields[number], self._fields[3 + number]
+        data = np.empty(int(ends[-1]), np.uint8)
+        kernels.copy_fields(self.run.raw, self.run.scratch, self.run.bodies, self.body_row, at, ends, data)
+        return _from_buffers(pa.binary(), null, ends, data)
+
+    def key(self) -> Any:
+        return self._binary(0, self.spans["null_key"])
+
+    def value(self) -> Any:
+        return self._binary(1, self.spans["null_value"])
+
+    def headers(self) -> Any:
+        at, ends = self._fields[2], self._fields[5]
+        key_bytes, value_bytes = (int(size) for size in self._fields[6])
+        n = int(ends[-1])
+        key_ends, value_ends, null = np.empty(n + 1, np.int32), np.empty(n + 1, np.int32), np.empty(n, np.bool_)
+        keys, values = np.empty(key_bytes, np.uint8), np.empty(value_bytes, np.uint8)
+        not_ascii = kernels.copy_headers(
+            self.run.raw, self.run.scratch, self.run.bodies, self.body_row, self.spans, at, ends,
+            key_ends, value_ends, null, keys, values,
+        )  # fmt: skip
+        key = _from_buffers(pa.binary(), np.zeros(n, np.bool_), key_ends, keys)
+        pairs = pa.StructArray.from_arrays(
+            [_text(key) if not_ascii else key.view(pa.string()), _from_buffers(pa.binary(), null, value_ends, values)],
+            fields=list(HEADER),
+        )
+        none = np.diff(ends) == 0
+        validity = _bitmap(~none) if none.any() else None
+        return pa.Array.from_buffers(
+            HEADERS, len(self.spans), [validity, pa.py_buffer(ends)], int(none.sum()), children=[pairs]
+        )
+
+
+# What stands in the header of a batch as it is, and under which name.
+_FROM_BATCH: Final[dict[str, Callable[[NDArray[np.void]], NDArray[Any]]]] = {
+    "size_bytes": lambda b: b["size"],
+    "max_timestamp_ms": lambda b: b["max_timestamp"],
+    "base_timestamp_ms": lambda b: b["base_timestamp"],
+    "leader_epoch": lambda b: b["partition_leader_epoch"],
+    "timestampType": lambda b: np.where(b["magic"] == 0, -1, (b["attributes"] & TIMESTAMP_TYPE_MASK) // 8),
+    "transactional": lambda b: b["attributes"] & TRANSACTIONAL_MASK != 0,
+    "control": lambda b: b["attributes"] & CONTROL_MASK != 0,
+    **{
+        name: (lambda b, name=name: b[name])  # type: ignore[misc]
+        for name in (
+            "position", "base_offset", "last_offset", "records_count", "producer_id", "producer_epoch",
+            "base_sequence", "control_type", "coordinator_epoch", "magic", "crc",
+        )
+    },
+}  # fmt: skip
+
+_FROM_RECORD: Final[dict[str, Callable[[_Part], Any]]] = {
+    "key": _Part.key,
+    "value": _Part.value,
+    "headers": _Part.headers,
+    "offset": lambda part: pa.array(part.offset),
+    "timestamp": _Part.timestamp,
+    "timestamp_ms": lambda part: pa.array(part.timestamps),
+    "sequence": _Part.sequence,
+    "base_offset": _Part.base_offset,
+}
+
+
+def _common(part: _Part | _Headers, name: str, n: int) -> Any:
+    if name == "topic":
+        return pa.repeat(pa.scalar(part.place.topic, pa.string()), n)
+    if name == "partition":
+        return pa.repeat(pa.scalar(part.place.partition, pa.int32()), n)
+    if name == "codec":
+        return pa.array(CODEC_NAMES).take(pa.array(part.attributes() & CODEC_MASK))
+    if name == "delete_horizon_ms":
+        return pa.array(part.base_timestamp(), mask=part.attributes() & DELETE_HORIZON_MASK == 0)
+    raise KeyError(name)
+
+
+def _array(values: NDArray[Any], kind: Any) -> Any:
+    return pa.array(np.ascontiguousarray(values)).cast(kind)
+
+
+def _bitmap(valid: NDArray[np.bool_]) -> Any:
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _from_buffers(kind: Any, null: NDArray[np.bool_], ends: NDArray[np.int32], data: NDArray[np.uint8]) -> Any:
+    n_null = int(null.sum())
+    buffers = [_bitmap(~null) if n_null else None, pa.py_buffer(ends), pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind, len(null), buffers, n_null)
+
+
+def _text(keys: Any) -> Any:
+    """Header keys (pa.binary) as text; malformed UTF-8 becomes U+FFFD, as in Kafka's reader."""
+    text = keys.view(pa.string())
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        # A Python loop, but over the different keys only, and only where one is malformed.
+        different = pc.dictionary_encode(keys)
+        names = [name.decode(errors="replace") for name in different.dictionary.to_pylist()]
+        return pa.array(names, pa.string()).take(different.indices)
+    return text

@@ -1,0 +1,235 @@
+"""One `.log` file for reading: its batch headers and its records as Arrow, in bounded memory, without Spark.
+
+    segment = open_segment("orders-0/00000000000000000000.log")
+    for batch in segment.records(["key", "value", "offset"]): ...      # pyarrow.RecordBatch
+    frame = segment.to_pandas(["key", "offset"], start_offset=1000)
+
+What the file holds is checked on the way: structure, order of offsets, checksums. All that can be wrong with it is a
+LogFormatError. Every walk opens the file anew and reads it front to back, up to the size it then has.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from logformat.batches import walk_kernels as walk
+from logformat.batches.bodies import SOFT_BYTES, BodyLoader
+from logformat.batches.chunks import (
+    CHUNK_BYTES,
+    MAX_BATCH_BYTES,
+    NO_END,
+    Chunk,
+    ChunkBuffer,
+    Tail,
+    read_chunks,
+    read_exactly,
+)
+from logformat.batches.columns import MAX_BYTES, MAX_ROWS, Place, header_batch, record_batches
+from logformat.errors import LogFormatError, unreadable
+from logformat.layout import BATCH
+from logformat.locations import locate
+from logformat.names import LOG, parse_partition_folder, parse_segment_file
+from logformat.regular_files import open_input
+from logformat.schemas import BATCHES, RECORDS, select
+
+_NULLABLE: Final = {"int32": "Int32", "int64": "Int64"}  # Arrow's type -> pandas' that holds null
+
+
+def open_segment(
+    path_or_uri: str | Path,
+    filesystem: Any = None,
+    *,
+    topic: str | None = None,
+    partition: int | None = None,
+    sealed: bool = False,
+    check_crc: bool = True,
+    max_batch_bytes: int = MAX_BATCH_BYTES,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Segment:
+    """The segment in a file; nothing is read yet.
+
+    path_or_uri, filesystem: see `locations.locate`; the file may have any name. topic, partition: taken from the
+    folder's name where not given, if that is a partition's. sealed: an incomplete last batch is an error ("torn_tail"),
+    not the end that a log may have that is being written. check_crc: compare the checksum of every batch.
+    max_batch_bytes: refuse a batch that is, or decompresses to, more; chunk_bytes: read in steps of.
+    """
+    located, path = locate(path_or_uri, filesystem)
+    folder = parse_partition_folder(path.rpartition("/")[0].rpartition("/")[2])
+    if folder is not None:
+        topic = folder.topic if topic is None else topic
+        partition = folder.partition if partition is None else partition
+    return Segment(
+        located, path, Place(topic, partition), sealed=sealed, check_crc=check_crc, max_batch_bytes=max_batch_bytes,
+        chunk_bytes=chunk_bytes,
+    )  # fmt: skip
+
+
+class Segment:
+    """A `.log` file. Made by `open_segment`; iterators of one segment do not disturb each other."""
+
+    def __init__(
+        self,
+        filesystem: Any,
+        path: str,
+        place: Place,
+        *,
+        sealed: bool,
+        check_crc: bool,
+        max_batch_bytes: int,
+        chunk_bytes: int,
+    ) -> None:
+        self.filesystem, self.path, self.place = filesystem, path, place
+        self.sealed, self.check_crc = sealed, check_crc
+        self.max_batch_bytes, self.chunk_bytes = max_batch_bytes, chunk_bytes
+        name = parse_segment_file(path.rpartition("/")[2])
+        self.base_offset = name.base if name is not None and name.kind == LOG else None
+        self.torn_bytes: int | None = None  # incomplete batch, or zeros, at the end; None: nobody got there yet
+        self._places: list[tuple[int, int, int]] | None = None  # first row, position and bytes of each chunk
+
+    @property
+    def topic(self) -> str | None:
+        """Name of the topic, where known."""
+        return self.place.topic
+
+    @property
+    def partition(self) -> int | None:
+        """Number of the partition, where known."""
+        return self.place.partition
+
+    def __repr__(self) -> str:
+        return f"Segment({self.path!r})"
+
+    def iter_headers(self) -> Iterator[NDArray[np.void]]:
+        """Batch headers as layout.BATCH[n] arrays, chunk by chunk; nothing is decompressed."""
+        with self._open() as file:
+            for chunk in self._chunks(file):
+                yield chunk.batches.copy()
+
+    def headers(self) -> NDArray[np.void]:
+        """All batch headers as one layout.BATCH[n]; 96 bytes a batch."""
+        return np.concatenate([np.empty(0, BATCH), *self.iter_headers()])
+
+    def batches(self, columns: Iterable[str] | None = None) -> Iterator[Any]:
+        """Batch headers as pyarrow.RecordBatch in the schema BATCHES, or the named columns of it."""
+        schema = select(BATCHES, columns)
+        return (header_batch(rows, schema, self.place) for rows in self.iter_headers())
+
+    def records(
+        self,
+        columns: Iterable[str] | None = None,
+        *,
+        start_offset: int = 0,
+        end_offset: int = NO_END,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_BYTES,
+        soft_bytes: int = SOFT_BYTES,
+    ) -> Iterator[Any]:
+        """Records as pyarrow.RecordBatch in the schema RECORDS, or the named columns of it, in the order of the log.
+
+        Offsets in [start_offset, end_offset); batches outside are not decompressed. Control records come too, marked in
+        the column `control`; records of aborted transactions come too. max_rows, max_bytes (keys, values and headers):
+        limits of one Arrow batch, which a single record may pass. In memory at a time: a chunk, about soft_bytes of
+        decompressed batches or one batch, and one Arrow batch. An unknown column raises ValueError at once.
+        """
+        schema = select(RECORDS, columns)
+        if not schema.names:
+            raise ValueError("no columns")
+        return self._records(schema, start_offset, end_offset, max_rows, max_bytes, soft_bytes)
+
+    def _records(
+        self, schema: Any, start_offset: int, end_offset: int, max_rows: int, max_bytes: int, soft_bytes: int
+    ) -> Iterator[Any]:
+        loader = BodyLoader(max_batch_bytes=self.max_batch_bytes, soft_bytes=soft_bytes)
+        with self._open() as file:
+            for chunk in self._chunks(file):
+                batches = chunk.batches
+                if int(batches["base_offset"][0]) >= end_offset:
+                    return
+                wanted = (batches["last_offset"] >= start_offset) & (batches["base_offset"] < end_offset)
+                if not wanted.any():
+                    continue
+                for run in loader.runs(chunk.raw, chunk.position, batches, wanted, self.path, backwards=False):
+                    yield from record_batches(
+                        run, schema, self.place, start_offset=start_offset, end_offset=end_offset,
+                        max_rows=max_rows, max_bytes=max_bytes,
+                    )  # fmt: skip
+
+    def raw_batch(self, i: int) -> bytes:
+        """Bytes of the batch in row i of `headers()`. IndexError where there is none.
+
+        The first call walks the headers of the whole file, unless a walk has come to its end before.
+        """
+        if self._places is None:
+            for _ in self.iter_headers():
+                pass
+        places = self._places or []
+        at = bisect.bisect_right(places, i, key=lambda place: place[0]) - 1
+        if i < 0 or at < 0:
+            raise IndexError(i)
+        first, position, size = places[at]
+        raw = np.empty(size, np.uint8)
+        with self._open() as file:
+            read_exactly(file, self.path, position, raw)
+        rows = np.empty(i - first + 1, BATCH)
+        n, end, _, _, _ = walk.walk_batches(raw, size, 0, -1, NO_END, False, rows)
+        if n < len(rows):
+            raise IndexError(i)
+        return raw[int(rows["position"][-1]) : end].tobytes()
+
+    def to_arrow(self, columns: Iterable[str] | None = None, **limits: int) -> Any:
+        """All records, or those of an offset range, as one pyarrow.Table; `limits` as in `records`."""
+        names = None if columns is None else list(columns)
+        return pa.Table.from_batches(self.records(names, **limits), schema=select(RECORDS, names))
+
+    def to_pandas(self, columns: Iterable[str] | None = None, **limits: int) -> Any:
+        """`to_arrow` as a pandas.DataFrame; keys and values are bytes, numbers that can be null of type Int64."""
+        table = self.to_arrow(columns, **limits)
+        frame = table.to_pandas()
+        for field in table.schema:
+            if field.nullable and str(field.type) in _NULLABLE:  # pyarrow would make floats of them
+                column = table.column(field.name)
+                numbers = column.fill_null(0).to_pandas().astype(_NULLABLE[str(field.type)])
+                frame[field.name] = numbers.mask(column.is_null().to_pandas())
+        return frame
+
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
+        try:
+            with open_input(self.filesystem, self.path) as file:
+                yield file
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+
+    def _chunks(self, file: Any) -> Iterator[Chunk]:
+        """Whole batches of the file, checked against its name; at the end it is known what the file ends with."""
+        tail, places, row = Tail(), [], 0
+        size = file.size()
+        buffer = ChunkBuffer(self.chunk_bytes, self.max_batch_bytes)
+        for chunk in read_chunks(file, self.path, 0, size, buffer, tail, check_crc=self.check_crc):
+            if row == 0:
+                self._check_name(chunk.batches[0])
+            places.append((row, chunk.position, len(chunk.raw)))
+            row += len(chunk.batches)
+            yield chunk
+        if tail.torn_bytes and self.sealed:
+            raise LogFormatError(
+                "torn_tail", self.path, tail.position, "whole batches", f"{tail.torn_bytes} bytes more"
+            )
+        self.torn_bytes, self._places = tail.torn_bytes, places
+
+    def _check_name(self, batch: np.void) -> None:
+        # The first offset of a compressed batch of magic 0 or 1 is not known yet; its last one must do.
+        first = int(batch["base_offset"] if batch["base_offset"] >= 0 else batch["last_offset"])
+        if self.base_offset is not None and first < self.base_offset:
+            raise LogFormatError(
+                "name", self.path, int(batch["position"]), f"offsets from {self.base_offset} on, as its name says",
+                f"{first}", base_offset=first,
+            )  # fmt: skip

@@ -1,0 +1,251 @@
+"""Kernel that walks batch headers, all three magics (FORMAT.md, "Batches").
+
+Differences from Kafka's own walk: CRCs and the order of offsets are checked here, before anything is decided or copied;
+Kafka's cleaner checks neither.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from logformat.batches.header_kernels import (
+    ATTRIBUTES_OFFSET,
+    BASE_SEQUENCE_OFFSET,
+    BASE_TIMESTAMP_OFFSET,
+    COUNT_OFFSET,
+    CRC_OFFSET,
+    EPOCH_OFFSET,
+    LAST_DELTA_OFFSET,
+    MAX_TIMESTAMP_OFFSET,
+    PRODUCER_EPOCH_OFFSET,
+    PRODUCER_ID_OFFSET,
+)
+from logformat.jit import inline, kernel
+from logformat.layout import (
+    BATCH_OVERHEAD,
+    CODEC_MASK,
+    CODEC_ZSTD,
+    CONTROL_MASK,
+    CRC_START,
+    LOG_OVERHEAD,
+    MAGIC_OFFSET,
+    MAX_LAST_OFFSET,
+    MIN_LEGACY_SIZE,
+    TIMESTAMP_TYPE_MASK,
+)
+from logformat.primitives.crc32 import crc32_kernel
+from logformat.primitives.crc32c import crc32c_range
+from logformat.primitives.memory_kernels import load_i16, load_i32, load_i64
+from logformat.primitives.varint_kernels import read_varint
+
+# status of a walk
+FRAMED: Final = -1  # of one batch: nothing is wrong
+MORE: Final = 0  # stopped before an incomplete batch, or at the end, or `out` is full
+BAD_LENGTH: Final = 1
+BAD_MAGIC: Final = 2
+BAD_CRC: Final = 3
+BAD_CODEC: Final = 4
+BAD_COUNT: Final = 5
+BAD_OFFSETS: Final = 6
+BAD_CONTROL: Final = 7
+REACHED_END: Final = 8  # the next batch ends at or above `end_offset`
+BAD_LAST_OFFSET: Final = 10  # the batch ends above layout.MAX_LAST_OFFSET (9: pread_kernels.SHORT_READ)
+
+
+@kernel
+def walk_batches(
+    buf: np.ndarray,
+    length: int,
+    file_position: int,
+    previous_last_offset: int,
+    end_offset: int,
+    check_crc: bool,
+    out: np.ndarray,
+) -> tuple[int, int, int, int, int]:
+    """Headers of the whole batches in `buf[:length]`.
+
+    buf: uint8; file_position: of buf[0]; previous_last_offset: offsets must rise above it; end_offset: stop before the
+    first batch whose last offset reaches it; out: BATCH[capacity].
+    Returns (n, consumed bytes, status, expected, found); for a bad batch, `consumed` is where it begins.
+    """
+    position = 0
+    n = 0
+    previous = previous_last_offset
+    while n < out.shape[0]:
+        status, expected, found, size = frame_batch(buf, position, length)
+        if status != FRAMED:
+            return n, position, status, expected, found
+        if length - position < size:
+            return n, position, MORE, size, length - position
+        row = out[n]
+        row.position = file_position + position
+        status, expected, found = read_header(buf, position, position + size, previous, end_offset, check_crc, row)
+        if status != FRAMED:
+            return n, position, status, expected, found
+        previous = row.last_offset
+        position += size
+        n += 1
+    return n, position, MORE, 0, 0
+
+
+@inline
+def frame_batch(buf: np.ndarray, position: int, length: int) -> tuple[int, int, int, int]:
+    """Size and magic of the batch that begins at buf[position], of which buf[:length] is there.
+
+    Returns (FRAMED, 0, 0, its bytes), or (status, expected, found, 0): MORE where its first 17 bytes are not there.
+    """
+    if length - position < LOG_OVERHEAD:
+        return MORE, 0, 0, 0
+    body_length = np.int64(load_i32(buf, position + 8))
+    if body_length < MIN_LEGACY_SIZE:
+        return BAD_LENGTH, MIN_LEGACY_SIZE, body_length, 0
+    size = LOG_OVERHEAD + body_length
+    if length - position <= MAGIC_OFFSET:
+        return MORE, 0, 0, 0
+    magic = np.int64(np.int8(buf[position + MAGIC_OFFSET]))
+    if magic < 0 or magic > 2:
+        return BAD_MAGIC, 2, magic, 0
+    if magic == 2 and size < BATCH_OVERHEAD:
+        return BAD_LENGTH, BATCH_OVERHEAD, size, 0
+    return FRAMED, 0, 0, size
+
+
+@inline
+def read_header(
+    buf: np.ndarray, position: int, end: int, previous: int, end_offset: int, check_crc: bool, row: Any
+) -> tuple[int, int, int]:
+    """Header of the framed batch buf[position:end] into `row`, a BATCH without its position; (FRAMED, 0, 0), or
+    (status, expected, found). Without check_crc the body of a batch that is no control batch is not looked at.
+    """
+    size = end - position
+    first = load_i64(buf, position)
+    magic = np.int64(buf[position + MAGIC_OFFSET])
+    row.size = size
+    row.magic = magic
+    row.control_type = -1
+    row.coordinator_epoch = -1
+    if magic == 2:
+        crc = np.int64(load_i32(buf, position + CRC_OFFSET)) & 0xFFFFFFFF
+        if check_crc:
+            actual = np.int64(crc32c_range(buf, position + CRC_START, end))
+            if actual != crc:
+                return BAD_CRC, crc, actual
+        attributes = np.int64(buf[position + ATTRIBUTES_OFFSET + 1])
+        last_delta = np.int64(load_i32(buf, position + LAST_DELTA_OFFSET))
+        count = np.int64(load_i32(buf, position + COUNT_OFFSET))
+        status, expected, found = check_range(first, last_delta)
+        if status != FRAMED:
+            return status, expected, found
+        if count < 0 or count > last_delta + 1:
+            return BAD_COUNT, last_delta + 1, count
+        row.base_offset = first
+        row.last_offset = first + last_delta
+        row.crc = crc
+        row.partition_leader_epoch = load_i32(buf, position + EPOCH_OFFSET)
+        row.base_timestamp = load_i64(buf, position + BASE_TIMESTAMP_OFFSET)
+        row.max_timestamp = load_i64(buf, position + MAX_TIMESTAMP_OFFSET)
+        row.producer_id = load_i64(buf, position + PRODUCER_ID_OFFSET)
+        row.producer_epoch = load_i16(buf, position + PRODUCER_EPOCH_OFFSET)
+        row.base_sequence = load_i32(buf, position + BASE_SEQUENCE_OFFSET)
+        row.records_count = count
+        if attributes & CONTROL_MASK and count > 0:
+            kind, epoch = _control_record(buf, position + BATCH_OVERHEAD, end)
+            if kind < 0 or attributes & CODEC_MASK:
+                return BAD_CONTROL, 0, kind
+            row.control_type = min(kind, 127)
+            row.coordinator_epoch = epoch
+    else:
+        crc = np.int64(load_i32(buf, position + LOG_OVERHEAD)) & 0xFFFFFFFF
+        if magic == 1 and size - LOG_OVERHEAD < MIN_LEGACY_SIZE + 8:
+            return BAD_LENGTH, MIN_LEGACY_SIZE + 8, size - LOG_OVERHEAD
+        if check_crc:
+            actual = np.int64(crc32_kernel(buf, position + MAGIC_OFFSET, end))
+            if actual != crc:
+                return BAD_CRC, crc, actual
+        attributes = np.int64(buf[position + MAGIC_OFFSET + 1]) & (CODEC_MASK | TIMESTAMP_TYPE_MASK)
+        compressed = attributes & CODEC_MASK != 0
+        timestamp = load_i64(buf, position + MAGIC_OFFSET + 2) if magic == 1 else np.int64(-1)
+        row.base_offset = -1 if compressed else first
+        row.last_offset = first
+        row.crc = crc
+        row.partition_leader_epoch = -1
+        row.base_timestamp = timestamp
+        row.max_timestamp = timestamp
+        row.producer_id = -1
+        row.producer_epoch = -1
+        row.base_sequence = -1
+        row.records_count = -1 if compressed else 1
+        status, expected, found = check_range(first, np.int64(0))
+        if status != FRAMED:
+            return status, expected, found
+    if first <= previous:
+        return BAD_OFFSETS, previous + 1, first
+    row.attributes = attributes
+    codec = attributes & CODEC_MASK
+    if codec > CODEC_ZSTD or (magic < 2 and codec == CODEC_ZSTD):
+        return BAD_CODEC, CODEC_ZSTD, codec
+    if row.last_offset >= end_offset:
+        return REACHED_END, end_offset, row.last_offset
+    return FRAMED, 0, 0
+
+
+@inline
+def check_range(first: int, last_delta: int) -> tuple[int, int, int]:
+    """Whether a batch can have these offsets, whatever lies before it: (FRAMED, 0, 0), or (status, expected, found).
+
+    The base offset lies outside of the checksum. One that leads above MAX_LAST_OFFSET is refused here, for every walk:
+    so NO_END and its like (2^63 - 1) are never an offset of data, and last offset + 1 never wraps around.
+    """
+    if last_delta < 0 or first < 0:
+        return BAD_OFFSETS, np.int64(0), min(last_delta, first)
+    if first > MAX_LAST_OFFSET - last_delta:
+        return BAD_LAST_OFFSET, np.int64(MAX_LAST_OFFSET - last_delta), first
+    return FRAMED, np.int64(0), np.int64(0)
+
+
+@kernel
+def _control_record(buf: np.ndarray, start: int, end: int) -> tuple[int, int]:
+    """(type, coordinator epoch) of the one record of a control batch; (-1, -1) where it cannot be (semantics: key of
+    i16 version and i16 type; the value of ABORT and COMMIT is i16 version and i32 coordinator epoch).
+    """
+    length, position = read_varint(buf, start, end)
+    if position < 0 or length < 0 or position + length > end:
+        return -1, -1
+    end = position + length
+    position += 1  # attributes
+    while position < end and buf[position] & 0x80:  # timestamp delta
+        position += 1
+    position += 1
+    _, position = read_varint(buf, position, end)  # offset delta
+    if position < 0:
+        return -1, -1
+    key_length, position = read_varint(buf, position, end)
+    if position < 0 or key_length < 4 or position + key_length > end or load_i16(buf, position) < 0:
+        return -1, -1
+    kind = np.int64(load_i16(buf, position + 2))
+    if kind < 0:
+        kind = np.int64(127)  # unknown to Kafka too: ignored
+    position += key_length
+    value_length, position = read_varint(buf, position, end)
+    if kind > 1:
+        return kind, -1
+    if position < 0 or value_length < 6 or position + value_length > end:
+        return -1, -1
+    return kind, np.int64(load_i32(buf, position + 2))
+
+
+@kernel
+def checksums_fit(buf: np.ndarray, file_position: int, batches: np.ndarray, fit: np.ndarray) -> None:
+    """Whether the bytes of each batch have the checksum that its header says.
+
+    buf: uint8, bytes of the file from file_position on; batches: BATCH[n] within them; fit: bool[n], written.
+    """
+    for i in range(batches.shape[0]):
+        start = batches[i].position - file_position
+        end = start + batches[i].size
+        if batches[i].magic == 2:
+            fit[i] = np.int64(crc32c_range(buf, start + CRC_START, end)) == np.int64(batches[i].crc)
+        else:
+            fit[i] = np.int64(crc32_kernel(buf, start + MAGIC_OFFSET, end)) == np.int64(batches[i].crc)

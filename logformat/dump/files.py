@@ -1,0 +1,283 @@
+"""What is in log files and side files, as kafka-dump-log prints it: text on stdout, findings on stderr. Without Spark.
+
+The lines, and the findings at the end, are those of kafka-dump-log 4.3.0 for the same options. Different on purpose: a
+file may be a URI or a folder; the checkpoints of a log directory are printed too; damage is a line on stderr and exit
+code 3, and what can be read behind it is printed, where the tool ends with a stack trace.
+
+Source: Kafka's DumpLogSegments (4.3.0).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import fs as pafs
+
+from logformat import names
+from logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
+from logformat.dump import indexes as dump_indexes
+from logformat.dump import lines as text
+from logformat.dump.findings import Findings
+from logformat.dump.indexes import IndexFindings
+from logformat.dump.log import LogFindings, LogOptions, log_lines
+from logformat.errors import LogFormatError, stopped, unreadable, without_frames
+from logformat.locations import locate, text_entries
+from logformat.regular_files import files_below, open_input
+from logformat.side_files import producer_snapshot
+from logformat.side_files.small_files import read_side_file
+
+_CHECKPOINT_SUFFIX: Final = "checkpoint"  # of KRaft's snapshots: batches, as in a log
+_KINDS: Final = (*names.KINDS, _CHECKPOINT_SUFFIX)
+
+
+@dataclass(frozen=True)
+class DumpOptions:
+    """As the tool's: what is printed of a log; of indexes only whether they are right, or pass a broker's check."""
+
+    log: LogOptions = field(default_factory=LogOptions)
+    verify_index_only: bool = False
+    index_sanity_check: bool = False
+    as_json: bool = False  # an object a line, instead of the tool's lines
+
+
+@dataclass(frozen=True)
+class DumpFile:
+    """A file to be shown."""
+
+    filesystem: Any
+    path: str  # on it
+    shown: str  # as it is called in what is printed
+    size: int  # bytes when it was listed; -1: there is no such file
+    named: bool = True  # by itself; else it was found in a folder
+    max_batch_bytes: int = MAX_BATCH_BYTES
+
+    @property
+    def located(self) -> str:
+        """As it is called in findings: an absolute path, as in the tool, or a URI."""
+        return self.shown if "://" in self.shown else self.path
+
+
+def list_files(
+    paths: Iterable[str | Path], filesystem: Any = None, ignored: list[str] | None = None
+) -> Iterator[DumpFile]:
+    """Files, and what is in folders, at any depth, in order of names; in `ignored`: what was left out for its name. A
+    folder that has several names counts once.
+    """
+    for given in paths:
+        found, path = locate(given, filesystem)
+        info = found.get_file_info(path)
+        if info.type != pafs.FileType.Directory:
+            yield DumpFile(found, path, str(given), -1 if info.type == pafs.FileType.NotFound else info.size or 0)
+            continue
+        infos, others = text_entries(files_below(found, path))
+        if others and ignored is not None:
+            ignored.append(f"{given}: {others:,} files and folders whose names are no UTF-8")
+        for info in sorted(infos, key=lambda info: info.path):
+            if info.type == pafs.FileType.File and kind_of(info.path) is not None:
+                shown = str(given).rstrip("/") + info.path[len(path.rstrip("/")) :]
+                yield DumpFile(found, info.path, shown, info.size, named=False)
+
+
+def asked_for(files: Sequence[DumpFile], options: DumpOptions) -> list[DumpFile]:
+    """The files that were named, and of what was found in folders: indexes alone where only they are to be checked;
+    with limits of records logs alone, without those that lie outside of the offsets by their names and those of the
+    logs behind them.
+    """
+    wanted = options.log.wanted
+    if options.verify_index_only or options.index_sanity_check:
+        return [file for file in files if file.named or kind_of(file.path) in (names.INDEX, names.TIME_INDEX)]
+    if wanted.everything:
+        return list(files)
+    logs = [file for file in files if not file.named and kind_of(file.path) == names.LOG]
+    ends = {}
+    for file, after in itertools.pairwise(logs):
+        if file.path.rpartition("/")[0] == after.path.rpartition("/")[0]:
+            ends[file.path] = _base(after.path)
+    return [
+        file
+        for file in files
+        if file.named
+        or (
+            kind_of(file.path) == names.LOG
+            and _base(file.path, 0) < wanted.end_offset
+            and ends.get(file.path, NO_END) > wanted.start_offset
+        )
+    ]
+
+
+def _base(path: str, unknown: int = NO_END) -> int:
+    file = names.parse_segment_file(path.rpartition("/")[2])
+    return unknown if file is None else file.base
+
+
+def kind_of(path: str) -> str | None:
+    """What a file is by its name: one of names.KINDS, "checkpoint" (KRaft's), or the name of a text checkpoint."""
+    name = path.rpartition("/")[2]
+    if name in (names.LEADER_EPOCH_CHECKPOINT, *names.OFFSET_CHECKPOINTS):
+        return name
+    suffix = name.rpartition(".")[2]
+    return suffix if "." in name and suffix in _KINDS else None
+
+
+def dump(
+    paths: Iterable[str | Path], options: DumpOptions, write: Callable[[Any], object], filesystem: Any = None
+) -> Findings:
+    """Print files, and what is in folders: `dump_files` of `list_files`, as far as `asked_for`."""
+    return dump_files(asked_for(list(list_files(paths, filesystem)), options), options, write)
+
+
+def dump_files(files: Iterable[DumpFile], options: DumpOptions, write: Callable[[Any], object]) -> Findings:
+    """Print files with `write` (bytes or a memoryview, valid during the call), and give what is to be said at the end.
+
+    Nothing that is wrong with a file raises. With limits of records, a log that holds none is not spoken of.
+    """
+    findings = Findings()
+    for file in files:
+        for lines in _headed(f"Dumping {file.shown}", _file(file, options, findings), options):
+            write(_as_bytes(lines))
+    return findings
+
+
+def _file(file: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+    """Lines of a file; what is wrong with it, and what stopped the reading of it, is among the findings."""
+    try:
+        yield from _file_lines(file, options, findings)
+    except OSError as error:
+        findings.problems.append(unreadable(file.located, error))
+    except Exception as error:  # the other files go on
+        findings.problems.append(without_frames(stopped(error, file.located)))
+
+
+def _as_bytes(lines: Any) -> memoryview:
+    """Lines of a pa.StringArray, each with its end."""
+    return text.bytes_of(pc.binary_join_element_wise(lines, "\n", "")) if len(lines) else memoryview(b"")
+
+
+def _file_lines(file: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+    kind, shown, path = kind_of(file.path), file.shown, file.located
+    if kind in (names.LOG, _CHECKPOINT_SUFFIX):
+        yield from _log_file(file, kind, options, findings)
+    elif kind in (names.INDEX, names.TIME_INDEX):
+        yield from _index_file(file, kind, options, findings)
+    elif kind is None:
+        findings.unknown.append(shown)
+    else:
+        data = _read(file, 0)
+        if kind == names.SNAPSHOT:
+            entries = producer_snapshot.read(data, path)
+            columns = text.snapshot_columns(entries) if options.as_json else {}
+            yield json_of(shown, "producer", columns) if options.as_json else text.snapshot_lines(entries)
+        elif kind == names.TXN_INDEX:
+            yield _entries(shown, "abortedTxn", dump_indexes.transaction_index_columns(data, path), options)
+        elif kind == names.LEADER_EPOCH_CHECKPOINT:
+            yield _entries(shown, "leaderEpoch", dump_indexes.leader_epoch_columns(data, path), options)
+        else:
+            yield _entries(shown, kind, dump_indexes.offset_checkpoint_columns(data, path), options)
+
+
+def json_of(shown: str, kind: str, columns: Mapping[str, Any]) -> Any:
+    """JSON objects of entries, with the file that they are of and what they are."""
+    return text.json_lines({"file": shown, "type": kind, **columns})
+
+
+def _entries(shown: str, kind: str, columns: Mapping[str, Any], options: DumpOptions) -> Any:
+    return json_of(shown, kind, columns) if options.as_json else text.field_lines(columns)
+
+
+def _said(line: str, options: DumpOptions) -> Iterator[Any]:
+    """A line of the tool about a file; JSON has none."""
+    if not options.as_json:
+        yield pa.array([line], pa.string())
+
+
+def _headed(head: str, lines: Iterator[Any], options: DumpOptions) -> Iterator[Any]:
+    """Lines behind their head, which with limits of records is only said where there are some."""
+    said = _said(head, options)
+    if options.log.wanted.everything:
+        yield from said
+    for part in lines:
+        if len(part):
+            yield from said
+            yield part
+
+
+def _read(file: DumpFile, log_bytes: int) -> bytes:
+    with open_input(file.filesystem, file.path) as opened:
+        return read_side_file(opened, file.located, log_bytes)
+
+
+def _log_bytes(file: DumpFile) -> int:
+    """Of the `.log` beside an index; 0: there is none."""
+    info = file.filesystem.get_file_info(f"{file.path.rpartition('.')[0]}.{names.LOG}")
+    return int(info.size or 0) if info.type == pafs.FileType.File else 0
+
+
+def _log_file(file: DumpFile, kind: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+    path, name = file.located, file.path.rpartition("/")[2]
+    head = _log_head(path, kind)
+    of = findings.logs[path] = LogFindings()
+    log = replace(options.log, as_json=file.shown if options.as_json else None, max_batch_bytes=file.max_batch_bytes)
+
+    def lines() -> Iterator[Any]:
+        with open_input(file.filesystem, file.path) as opened:
+            yield from log_lines(opened, path, opened.size(), log, of)
+
+    yield from _headed(head, lines(), options)
+    if of.invalid_bytes and options.log.wanted.everything:
+        yield from _said(f"Found {of.invalid_bytes} invalid bytes at the end of {name}", options)
+
+
+def _log_head(path: str, kind: str) -> str:
+    name = path.rpartition("/")[2]
+    if kind == names.LOG:
+        return f"Log starting offset: {_offset(path)}"
+    if name == "bootstrap.checkpoint":
+        return "KRaft bootstrap snapshot"
+    end, _, epoch = name.partition(".")[0].partition("-")
+    return f"Snapshot end offset: {int(end)}, epoch: {int(epoch)}"
+
+
+def _offset(path: str) -> int:
+    name = path.rpartition("/")[2].partition(".")[0]
+    if not name.isdecimal():
+        raise LogFormatError("name", path, 0, "an offset of digits before the first dot", name)
+    return int(name)
+
+
+def _index_file(file: DumpFile, kind: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+    path, shown = file.located, file.shown
+    base = _offset(path)
+    data = _read(file, _log_bytes(file))
+    of = findings.indexes[path] = IndexFindings()
+    if kind == names.INDEX and not data:
+        yield from _said(f"{shown} is empty.", options)
+        return
+    if options.index_sanity_check:
+        dump_indexes.sanity_check(kind, data, base, path)
+        yield from _said(f"{shown} passed sanity check.", options)
+        return
+    is_offset = kind == names.INDEX
+    columns_of = dump_indexes.offset_index_columns if is_offset else dump_indexes.time_index_columns
+    with _log_of(file, of) as log:
+        columns = columns_of(data, base, path, log, of, file.max_batch_bytes)
+    if not options.verify_index_only:
+        yield _entries(shown, "offsetIndex" if is_offset else "timeIndex", columns, options)
+
+
+@contextmanager
+def _log_of(file: DumpFile, findings: IndexFindings) -> Iterator[Any]:
+    """The `.log` beside an index; None, and a problem, where there is none."""
+    log, shown = (f"{path.rpartition('.')[0]}.{names.LOG}" for path in (file.path, file.located))
+    if file.filesystem.get_file_info(log).type != pafs.FileType.File:
+        findings.problems.append(LogFormatError("unreadable", shown, 0, "the log of the index", "no such file"))
+        yield None
+        return
+    with open_input(file.filesystem, log) as opened:
+        yield opened

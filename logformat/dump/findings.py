@@ -1,0 +1,112 @@
+"""What kafka-dump-log says at its end of all files, on stderr, and damage.
+
+Source: Kafka's DumpLogSegments (4.3.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from logformat.dump.indexes import IndexFindings, Pairs
+from logformat.dump.lines import bytes_of
+from logformat.dump.log import LogFindings
+from logformat.errors import LogFormatError
+
+_LINES: Final = 1 << 16  # of findings made at once
+
+
+@dataclass
+class Findings:
+    """What is said at the end, by path."""
+
+    logs: dict[str, LogFindings] = field(default_factory=dict)
+    indexes: dict[str, IndexFindings] = field(default_factory=dict)
+    problems: list[LogFormatError] = field(default_factory=list)  # of files that cannot be read at all
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def all_problems(self) -> list[LogFormatError]:
+        """Damage, in the order of files."""
+        return [
+            *self.problems,
+            *(p for of in self.logs.values() for p in of.problems),
+            *(p for of in self.indexes.values() for p in of.problems),
+        ]
+
+    @property
+    def n_mismatches(self) -> int:
+        """Index entries that contradict their log."""
+        return sum(
+            len(of.mismatches) + len(of.wrong_timestamps) + len(of.out_of_order) + len(of.not_found)
+            for of in self.indexes.values()
+        )
+
+    def add(self, other: Findings) -> None:
+        """What was found in other files."""
+        self.logs |= other.logs
+        self.indexes |= other.indexes
+        self.problems += other.problems
+        self.unknown += other.unknown
+
+    def text(self) -> Iterator[str]:
+        """Whole lines, many at a time: as the tool prints them, then damage.
+
+        The tool has mismatches of offset indexes and gaps of offsets in the order of a hash map, each first offset
+        once; here they rise.
+        """
+        for title, form, pairs in self._pairs():
+            if len(pairs):
+                yield f"{title}\n"
+                yield from _lines(form, pairs)
+        yield from (f"problem: {problem}\n" for problem in self.all_problems)
+
+    def summary(self, most: int) -> tuple[str, ...]:
+        """At most so many lines of each kind, and how many more there are."""
+        said = [f"unknown: {path}" for path in self.unknown]
+        for title, form, pairs in self._pairs():
+            if len(pairs):
+                said += [title, *"".join(_lines(form, pairs[:most])).splitlines()]
+                said += [f"  and {len(pairs) - most} more"] if len(pairs) > most else []
+        return (*said, *(f"problem: {problem}" for problem in self.all_problems))
+
+    def _pairs(self) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
+        for path, of in self.indexes.items():
+            yield f"Mismatches in :{path}", "  Index offset: {}, log offset: {}", _rising(_array(of.mismatches))
+        for path, of in self.indexes.items():
+            form = "  Index timestamp: {}, log timestamp: {}"
+            yield f"Found timestamp mismatch in :{path}", form, _array(of.wrong_timestamps)
+        for path, of in self.indexes.items():
+            form = "  Index timestamp: {}, Previously indexed timestamp: {}"
+            yield f"Found out of order timestamp in :{path}", form, _array(of.out_of_order)
+        for path, of in self.indexes.items():
+            form = "Indexed offset: {}, found log offset: {}"
+            yield f"The following indexed offsets are not found in :{path}", form, _array(of.not_found)
+        for path, log in self.logs.items():
+            gaps = np.concatenate([_array([]), *log.not_consecutive])
+            yield f"Non-consecutive offsets in {path}", "  {} is followed by {}", _rising(gaps)
+
+
+def _array(pairs: Pairs) -> NDArray[np.int64]:
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def _rising(pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """By the first number; of equal ones the last pair."""
+    _, last = np.unique(pairs[::-1, 0], return_index=True)
+    return pairs[::-1][last]
+
+
+def _lines(form: str, pairs: NDArray[np.int64]) -> Iterator[str]:
+    """Pairs as lines, with their ends."""
+    head, middle, tail = form.split("{}")
+    for first in range(0, len(pairs), _LINES):
+        left, right = (pa.array(column).cast(pa.string()) for column in pairs[first : first + _LINES].T)
+        lines = pc.binary_join_element_wise(head, left, middle, right, f"{tail}\n", "")
+        yield bytes(bytes_of(lines)).decode()

@@ -1,0 +1,218 @@
+"""Entries of index files and checkpoints as columns, by kafka-dump-log's names, and held against their log as it does.
+
+Source: Kafka's DumpLogSegments (4.3.0): dumpIndex, dumpTimeIndex, dumpTxnIndex, dumpProducerIdSnapshot. Differences:
+the log's headers are walked once, and an entry whose position is no batch's is a mismatch, where the tool reads
+whatever stands there; one behind the log's end, where the tool ends with a stack trace, is a problem; a time index is
+held against the log alone, the tool needs the offset index too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from logformat.batches.bodies import BodyLoader
+from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from logformat.batches.columns import Place, record_batches
+from logformat.errors import LogFormatError
+from logformat.layout import BATCH, NO_TIMESTAMP, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from logformat.names import LOG
+from logformat.schemas import RECORDS, select
+from logformat.side_files import checkpoints, offset_index, time_index, transaction_index
+
+Pairs = list[tuple[int, int]]
+Columns = dict[str, Any]  # numpy or Arrow
+_TIME: Final = select(RECORDS, ["timestamp_ms"])
+
+
+@dataclass
+class IndexFindings:
+    """What the tool says at its end of one index; pairs as it prints them."""
+
+    mismatches: Pairs = field(default_factory=list)  # offset by the index, by the log (-1: no batch begins there)
+    wrong_timestamps: Pairs = field(default_factory=list)  # by the index, by the log
+    out_of_order: Pairs = field(default_factory=list)  # timestamp, the one before
+    not_found: Pairs = field(default_factory=list)  # offset by the index, by the log (-1: behind its end)
+    problems: list[LogFormatError] = field(default_factory=list)
+
+
+def offset_index_columns(
+    data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings, max_batch_bytes: int
+) -> Columns:
+    """Of a `.index`: zeros at its end are left out, but for a first entry of zeros; so are entries that point behind
+    the log's end, as a problem. log: open pyarrow file of the `.log`; None: not verified.
+    """
+    stored = _stored(_whole(data, OFFSET_INDEX_ENTRY.itemsize, path, findings), OFFSET_INDEX_ENTRY)
+    entries = np.empty(len(stored), offset_index.ENTRY)
+    entries["offset"] = stored["relative_offset"].astype(np.int64) + base_offset
+    entries["position"] = stored["position"]
+    if log is not None and len(entries):
+        entries = _within(entries, log.size(), path, findings)
+        headers = _headers(log, path, findings, max_batch_bytes)
+        found = _log_offsets(headers, entries["position"])
+        wrong = (found != entries["offset"]) | (found < 0)  # an entry can say -1 too
+        findings.mismatches += zip(entries["offset"][wrong].tolist(), found[wrong].tolist(), strict=True)
+    return {"offset": entries["offset"], "position": entries["position"]}
+
+
+def _stored(data: bytes, dtype: Any) -> NDArray[np.void]:
+    """The entries that the tool looks at: up to one of relative offset 0 other than the first."""
+    stored = np.frombuffer(data, dtype)
+    stop = np.flatnonzero(stored["relative_offset"][1:] == 0)
+    return stored[: stop[0] + 1] if len(stop) else stored
+
+
+def _within(entries: NDArray[np.void], log_bytes: int, path: str, findings: IndexFindings) -> NDArray[np.void]:
+    """offset_index.ENTRY[n] without those whose position is not in the log; of the first of these a problem."""
+    behind = np.flatnonzero(entries["position"] >= log_bytes)
+    if len(behind):
+        first = int(behind[0])
+        found = f"the end of the log at byte {log_bytes}"
+        found += f", by {len(behind)} entries" if len(behind) > 1 else ""
+        findings.problems.append(
+            LogFormatError(
+                "index", path, first * OFFSET_INDEX_ENTRY.itemsize,
+                f"a batch at byte {entries['position'][first]} of the log", found,
+            )
+        )  # fmt: skip
+    return np.delete(entries, behind)
+
+
+def _log_offsets(headers: NDArray[np.void], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[n]: last offset of the batch at each position, -1 where none begins."""
+    if not len(headers):
+        return np.full(len(positions), -1)
+    at = np.minimum(np.searchsorted(headers["position"], positions), len(headers) - 1)
+    return np.where(headers["position"][at] == positions, headers["last_offset"][at], -1)
+
+
+def time_index_columns(
+    data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings, max_batch_bytes: int
+) -> Columns:
+    """Of a `.timeindex`, as `offset_index_columns`."""
+    stored = _stored(_whole(data, TIME_INDEX_ENTRY.itemsize, path, findings), TIME_INDEX_ENTRY)
+    entries = np.empty(len(stored), time_index.ENTRY)
+    entries["timestamp"] = stored["timestamp"]
+    entries["offset"] = stored["relative_offset"].astype(np.int64) + base_offset
+    if log is not None and len(entries):
+        _verify_times(entries, log, path, findings, max_batch_bytes)
+    return {"timestamp": entries["timestamp"], "offset": entries["offset"]}
+
+
+def _verify_times(
+    entries: NDArray[np.void], log: Any, path: str, findings: IndexFindings, max_batch_bytes: int
+) -> None:
+    last_offset, largest = _largest_timestamps(log, path, entries["offset"], findings, max_batch_bytes)
+    row = np.searchsorted(last_offset, entries["offset"])
+    ends, times = np.append(last_offset, -1)[row], np.append(largest, NO_TIMESTAMP)[row]
+    exact = (ends == entries["offset"]) & (ends >= 0)  # an entry can say -1 too
+    findings.not_found += zip(entries["offset"][~exact].tolist(), ends[~exact].tolist(), strict=True)
+    wrong = exact & (times != entries["timestamp"])
+    findings.wrong_timestamps += zip(entries["timestamp"][wrong].tolist(), times[wrong].tolist(), strict=True)
+    before = np.concatenate([[NO_TIMESTAMP], entries["timestamp"][:-1]])
+    falls = exact & (before >= entries["timestamp"])
+    findings.out_of_order += zip(entries["timestamp"][falls].tolist(), before[falls].tolist(), strict=True)
+
+
+def _largest_timestamps(
+    log: Any, path: str, offsets: NDArray[np.int64], findings: IndexFindings, max_batch_bytes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of every batch its last offset, and of those that end at one of `offsets` the largest timestamp of its records,
+    decoded; -1 for a batch without records, and for the others.
+    """
+    ends, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    loader, buffer = BodyLoader(max_batch_bytes=max_batch_bytes), ChunkBuffer(max_batch_bytes=max_batch_bytes)
+    path = _log_of(path)
+    try:
+        for chunk in read_chunks(log, path, 0, log.size(), buffer, Tail(), check_crc=False):
+            ends.append(chunk.batches["last_offset"].copy())
+            largest = np.full(len(chunk.batches), NO_TIMESTAMP)
+            times.append(largest)
+            wanted = np.isin(ends[-1], offsets)
+            for run in loader.runs(chunk.raw, chunk.position, chunk.batches, wanted, path, backwards=False):
+                filled = np.flatnonzero(run.bodies["n_records"] > 0)
+                if len(filled):
+                    of_records = np.concatenate(
+                        [np.asarray(part.column(0)) for part in record_batches(run, _TIME, Place())]
+                    )
+                    first = run.bodies["first_span"][filled]
+                    largest[run.first + filled] = np.maximum.reduceat(of_records, first)
+    except LogFormatError as error:
+        findings.problems.append(error)
+    n = min(len(ends), len(times))
+    return np.concatenate(ends[:n]), np.concatenate(times[:n])
+
+
+def transaction_index_columns(data: bytes, path: str) -> Columns:
+    """Of a `.txnindex`; a torn last entry is passed over, as by the tool."""
+    e = transaction_index.read(data, path, allow_torn=True)
+    return {
+        "version": e["version"], "producerId": e["producer_id"], "firstOffset": e["first_offset"],
+        "lastOffset": e["last_offset"], "lastStableOffset": e["last_stable_offset"],
+    }  # fmt: skip
+
+
+def leader_epoch_columns(data: bytes, path: str) -> Columns:
+    """Of a `leader-epoch-checkpoint`, which the tool does not know."""
+    epochs = np.array(checkpoints.read_leader_epochs(data, path), np.int64).reshape(-1, 2)
+    return {"epoch": epochs[:, 0], "startOffset": epochs[:, 1]}
+
+
+def offset_checkpoint_columns(data: bytes, path: str) -> Columns:
+    """Of an offset checkpoint of a log directory, which the tool does not know."""
+    offsets = sorted(checkpoints.read_offset_checkpoint(data, path).items())
+    return {
+        "topic": pa.array([topic for (topic, _), _ in offsets], pa.string()),
+        "partition": pa.array([partition for (_, partition), _ in offsets], pa.int32()),
+        "offset": pa.array([offset for _, offset in offsets], pa.int64()),
+    }
+
+
+def sanity_check(kind: str, data: bytes, base_offset: int, path: str) -> None:
+    """The check by which a broker decides at its start that an index is to be rebuilt; raises kind "index".
+
+    Rule: OffsetIndex.sanityCheck and TimeIndex.sanityCheck, over all entries of the file, zeros at the end included.
+    """
+    dtype = OFFSET_INDEX_ENTRY if kind == "index" else TIME_INDEX_ENTRY
+    n, torn = divmod(len(data), dtype.itemsize)
+    entries = np.frombuffer(data, dtype, n)
+    last = int(entries["relative_offset"][-1]) + base_offset if n else base_offset
+    if n and last < base_offset:
+        raise LogFormatError("index", path, (n - 1) * dtype.itemsize, f"an offset from {base_offset} on", f"{last}")
+    if kind != "index" and n and entries["timestamp"][-1] < entries["timestamp"][0]:
+        raise LogFormatError(
+            "index", path, (n - 1) * dtype.itemsize, f"a timestamp from {entries['timestamp'][0]} on, as in the first",
+            f"{entries['timestamp'][-1]}",
+        )  # fmt: skip
+    if torn:
+        raise LogFormatError("index", path, n * dtype.itemsize, f"entries of {dtype.itemsize} bytes", f"{torn} bytes")
+
+
+def _whole(data: bytes, entry: int, path: str, findings: IndexFindings) -> bytes:
+    torn = len(data) % entry
+    if torn:
+        position = len(data) - torn
+        findings.problems.append(
+            LogFormatError("index", path, position, f"entries of {entry} bytes", f"{torn} bytes at the end")
+        )
+    return data[: len(data) - torn]
+
+
+def _log_of(path: str) -> str:
+    """The `.log` beside an index: what is wrong with it lies there."""
+    return f"{path.rpartition('.')[0]}.{LOG}"
+
+
+def _headers(log: Any, path: str, findings: IndexFindings, max_batch_bytes: int) -> NDArray[np.void]:
+    """BATCH[n] of the whole log, up to where it can be read; path: of the index, as everywhere here."""
+    rows, buffer = [np.empty(0, BATCH)], ChunkBuffer(max_batch_bytes=max_batch_bytes)
+    try:
+        for chunk in read_chunks(log, _log_of(path), 0, log.size(), buffer, Tail(), check_crc=False):
+            rows.append(chunk.batches.copy())
+    except LogFormatError as error:
+        findings.problems.append(error)
+    return np.concatenate(rows)

@@ -1,0 +1,340 @@
+"""Batches, records and entries of side files as the lines that kafka-dump-log prints, or as JSON.
+
+A line is made by joining columns in Arrow, never one by one in Python. Every function of lines gives a
+pyarrow.StringArray, a line an entry, without the line's end.
+
+Source: Kafka's DumpLogSegments (4.3.0).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from logformat.layout import (
+    CODEC_MASK,
+    CODEC_NAMES,
+    CONTROL_MASK,
+    DELETE_HORIZON_MASK,
+    NO_PRODUCER,
+    TIMESTAMP_TYPE_MASK,
+    TRANSACTIONAL_MASK,
+)
+from logformat.messages.control_records import control_record_text
+from logformat.primitives.binary_arrays import spans_of
+from logformat.primitives.text_kernels import escape_json, replace_malformed
+
+TIMESTAMP_TYPES: Final = ("NoTimestampType", "CreateTime", "LogAppendTime")  # by timestampType + 1
+END_TXN_MARKERS: Final = ("ABORT", "COMMIT")  # by control type
+_CONTROL_TYPES: Final = ("ABORT", "COMMIT", "LEADER_CHANGE", "SNAPSHOT_HEADER", "SNAPSHOT_FOOTER", "KRAFT_VERSION",
+                         "KRAFT_VOTERS")  # fmt: skip
+_SEQUENCES: Final = 2**31
+_EMPTY: Final = "OptionalLong.empty"
+_MAX_TEXT: Final = 2**31 - 2  # bytes of a pa.StringArray
+
+
+def batch_lines(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> Any:
+    """layout.BATCH[n]; valid: bool[n], whether its checksum fits."""
+    b = batches
+    v2 = b["magic"] == 2
+    attributes = b["attributes"]
+    base_sequence, last_sequence = _sequences(b)
+    horizon = _joined("OptionalLong[", b["base_timestamp"], "]")
+    of_v2 = _joined(
+        "baseOffset: ", b["base_offset"], " lastOffset: ", b["last_offset"], " count: ", b["records_count"],
+        " baseSequence: ", base_sequence, " lastSequence: ", last_sequence,
+        " producerId: ", b["producer_id"], " producerEpoch: ", b["producer_epoch"],
+        " partitionLeaderEpoch: ", b["partition_leader_epoch"],
+        " isTransactional: ", attributes & TRANSACTIONAL_MASK != 0, " isControl: ", attributes & CONTROL_MASK != 0,
+        " deleteHorizonMs: ", pc.if_else(pa.array(attributes & DELETE_HORIZON_MASK != 0), horizon, _EMPTY),
+    )  # fmt: skip
+    first = of_v2 if v2.all() else pc.if_else(pa.array(v2), of_v2, _joined("offset: ", b["last_offset"]))
+    return _joined(
+        first, " position: ", b["position"], " ", _names(TIMESTAMP_TYPES, _timestamp_type(b) + 1), ": ",
+        b["max_timestamp"], " size: ", b["size"], " magic: ", b["magic"],
+        " compresscodec: ", _names(CODEC_NAMES, attributes & CODEC_MASK), " crc: ", b["crc"], " isvalid: ", valid,
+    )  # fmt: skip
+
+
+def field_lines(columns: Mapping[str, Any]) -> Any:
+    """Lines of index entries and the like: `name: value name: value`."""
+    parts: list[Any] = []
+    for name, column in columns.items():
+        parts += [f"{' ' if parts else ''}{name}: ", column]
+    return _joined(*parts)
+
+
+def snapshot_columns(entries: NDArray[np.void]) -> dict[str, Any]:
+    """producer_snapshot.ENTRY[n], by the tool's names; null: none."""
+    e = entries
+    last = e["last_sequence"].astype(np.int64)
+    no_batch = e["last_offset"] < 0
+    columns = {
+        "firstSequence": np.where(last == NO_PRODUCER, NO_PRODUCER, (last - e["offset_delta"]) % _SEQUENCES),
+        "lastSequence": last, "lastOffset": e["last_offset"], "offsetDelta": e["offset_delta"],
+        "timestamp": e["timestamp"],
+    }  # fmt: skip
+    first = e["current_txn_first_offset"]
+    return {
+        "producerId": e["producer_id"], "producerEpoch": e["producer_epoch"],
+        "coordinatorEpoch": e["coordinator_epoch"], "currentTxnFirstOffset": pa.array(first, mask=first < 0),
+        "lastTimestamp": e["timestamp"],
+    } | {name: pa.array(column, mask=no_batch) for name, column in columns.items()}  # fmt: skip
+
+
+def snapshot_lines(entries: NDArray[np.void]) -> Any:
+    """producer_snapshot.ENTRY[n]; of a producer without a batch the line ends early."""
+    columns = snapshot_columns(entries)
+    first = columns["currentTxnFirstOffset"]
+    opened = _joined("OptionalLong[", pc.fill_null(first, 0), "]")
+    columns["currentTxnFirstOffset"] = pc.if_else(pc.is_valid(first), opened, _EMPTY)
+    of_batch = {name: columns.pop(name) for name in list(columns)[5:]}
+    known = pc.is_valid(of_batch["lastOffset"])
+    batch = field_lines({name: pc.fill_null(column, 0) for name, column in of_batch.items()})
+    return _joined(field_lines(columns), _where(known, _joined(" ", batch)))
+
+
+def record_lines(
+    records: Any,
+    legacy_checksums: tuple[NDArray[np.uint32], NDArray[np.bool_]] | None = None,
+    *,
+    metadata: bool = True,
+    key: Any = None,
+    payload: Any = None,
+) -> Any:
+    """Lines of records, without those of control records where `metadata` is off.
+
+    records: pa.RecordBatch with the columns RECORD_COLUMNS. legacy_checksums: of each record uint32[n] and whether it
+    fits, where any is of magic 0 or 1. metadata: offsets, sizes and so on. key, payload: pa.StringArray[n], null where
+    there is none to be shown.
+    """
+    control = records.column("control")
+    parts: list[Any] = []
+    if metadata:
+        v2 = pc.equal(records.column("magic"), 2)
+        kind = np.asarray(records.column("timestampType"))
+        parts += [
+            "| offset: ", records.column("offset"), " ", _names(TIMESTAMP_TYPES, kind + 1), ": ",
+            records.column("timestamp_ms"), " keySize: ", _size(records, "key"),
+            " valueSize: ", _size(records, "value"),
+        ]  # fmt: skip
+        of_v2 = _joined(" sequence: ", records.column("sequence"), " headerKeys: [", _header_keys(records), "]")
+        if legacy_checksums is None:
+            parts.append(of_v2)
+        else:
+            crc, valid = legacy_checksums
+            parts.append(pc.if_else(v2, of_v2, _joined(" isValid: ", valid, " crc: ", crc)))
+        if pc.any(control).as_py():
+            parts.append(_where(control, _control_records(records)))
+    if key is not None:
+        parts.append(_where(pc.is_valid(key), _joined(" key: " if metadata else "| key: ", pc.fill_null(key, ""))))
+    if payload is not None:
+        first = " " if metadata or key is None else pc.if_else(pc.is_valid(key), " ", "| ")
+        parts.append(_where(pc.is_valid(payload), _joined(first, "payload: ", pc.fill_null(payload, ""))))
+    if not parts:
+        return pa.repeat(pa.scalar(""), len(records))
+    return _joined(*parts)
+
+
+RECORD_COLUMNS: Final = (
+    "key", "value", "offset", "timestampType", "timestamp_ms", "headers", "sequence", "control", "magic",
+)  # fmt: skip
+
+
+def bytes_of(texts: Any) -> memoryview:
+    """The bytes of a pa.StringArray, one text after the other."""
+    _, ends, data = texts.buffers()
+    first, last = (memoryview(ends).cast("i")[texts.offset + i] for i in (0, len(texts)))
+    return memoryview(data)[first:last]
+
+
+def text_of(values: Any) -> Any:
+    """pa.BinaryArray as text; malformed UTF-8 becomes U+FFFD as Java's String makes it."""
+    text = values.view(pa.string())
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        return _mended(values)
+    return text
+
+
+def _mended(values: Any) -> Any:
+    text = _rewritten(pc.fill_null(values, b""), replace_malformed, 3)
+    return pc.if_else(pc.is_valid(values), text, None) if values.null_count else text
+
+
+def _rewritten(values: Any, kernel: Callable[..., int], most: int) -> Any:
+    """pa.StringArray of what a kernel of text_kernels makes of binary or text without nulls; most: bytes for one."""
+    _, ends, data = values.buffers()
+    first, n = values.offset, len(values)
+    at = np.frombuffer(ends, np.int32)[first : first + n + 1].astype(np.int64)
+    out, out_at = np.empty(most * int(at[-1] - at[0]), np.uint8), np.empty(n + 1, np.int32)
+    size = kernel(np.frombuffer(data or b"", np.uint8), at, out, out_at)
+    if size > _MAX_TEXT:
+        raise pa.ArrowCapacityError(f"a text of {size} bytes")
+    return pa.StringArray.from_buffers(n, pa.py_buffer(out_at), pa.py_buffer(out[:size]))
+
+
+def json_lines(columns: Mapping[str, Any]) -> Any:
+    """A JSON object for each row: name -> value of int, bool, text, lists and structs of them, in Arrow or numpy; null
+    stays so.
+
+    A plain str is the same in every row.
+    """
+    parts: list[Any] = []
+    for name, column in columns.items():
+        parts += [("," if parts else "{") + json.dumps(name) + ":", _json(column)]
+    return _joined(*parts, "}")
+
+
+def _json(column: Any) -> Any:
+    if isinstance(column, str):
+        return json.dumps(column)
+    array = pa.array(np.ascontiguousarray(column)) if isinstance(column, np.ndarray) else column
+    if pa.types.is_list(array.type):
+        texts = pc.binary_join(pa.ListArray.from_arrays(array.offsets, _text(_json(array.values))), ",")
+        said = _joined("[", pc.fill_null(texts, ""), "]")
+    elif pa.types.is_struct(array.type):
+        said = json_lines({field.name: array.field(field.name) for field in array.type})
+    elif pa.types.is_string(array.type):
+        said = _joined('"', _rewritten(pc.fill_null(array, ""), escape_json, 6), '"')
+    else:
+        said = array.cast(pa.string())
+    return pc.if_else(pc.is_valid(array), said, "null") if array.null_count else said
+
+
+def batch_columns(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> dict[str, Any]:
+    """What `batch_lines` says, by the names there, for `json_lines`."""
+    b, attributes = batches, batches["attributes"]
+    base, last = _sequences(b)
+    return {
+        "type": "batch", "baseOffset": b["base_offset"], "lastOffset": b["last_offset"], "count": b["records_count"],
+        "baseSequence": base, "lastSequence": last, "producerId": b["producer_id"],
+        "producerEpoch": b["producer_epoch"], "partitionLeaderEpoch": b["partition_leader_epoch"],
+        "isTransactional": attributes & TRANSACTIONAL_MASK != 0, "isControl": attributes & CONTROL_MASK != 0,
+        "deleteHorizonMs": pa.array(b["base_timestamp"], mask=attributes & DELETE_HORIZON_MASK == 0),
+        "position": b["position"], "timestampType": _names(TIMESTAMP_TYPES, _timestamp_type(b) + 1),
+        "maxTimestamp": b["max_timestamp"], "size": b["size"], "magic": b["magic"],
+        "compresscodec": _names(CODEC_NAMES, attributes & CODEC_MASK), "crc": b["crc"], "isvalid": valid,
+    }  # fmt: skip
+
+
+def record_columns(records: Any, key: Any = None, payload: Any = None) -> dict[str, Any]:
+    """What `record_lines` says, for `json_lines`; of a control record its type and coordinator epoch. With a key or
+    payload the headers' values too.
+    """
+    kind, epoch = _markers(records)
+    out = {
+        "type": "record", "offset": records.column("offset"),
+        "timestampType": _names(TIMESTAMP_TYPES, np.asarray(records.column("timestampType")) + 1),
+        "timestamp": records.column("timestamp_ms"), "keySize": _size(records, "key"),
+        "valueSize": _size(records, "value"), "sequence": records.column("sequence"),
+        "headerKeys": _header_key_lists(records), "controlType": kind, "coordinatorEpoch": epoch,
+    }  # fmt: skip
+    if key is None and payload is None:
+        return out
+    return out | {"headers": _headers(records), "key": key, "payload": payload}
+
+
+def _sequences(b: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First and last sequence of batches; of magic 0 and 1 both -1."""
+    base = b["base_sequence"].astype(np.int64)
+    last = (base + b["last_offset"] - b["base_offset"]) % _SEQUENCES
+    return base, np.where(base == NO_PRODUCER, NO_PRODUCER, last)
+
+
+def _timestamp_type(b: NDArray[np.void]) -> NDArray[np.int64]:
+    return np.where(b["magic"] == 0, -1, (b["attributes"] & TIMESTAMP_TYPE_MASK) // TIMESTAMP_TYPE_MASK)
+
+
+def _size(records: Any, name: str) -> Any:
+    return pc.fill_null(pc.binary_length(records.column(name)), -1)
+
+
+def _header_key_lists(records: Any) -> Any:
+    """list<string>[n], empty where there are none."""
+    headers = records.column("headers")
+    offsets = np.asarray(headers.offsets)  # of a null: no elements
+    keys = headers.values.field("key")
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), keys)
+
+
+def _headers(records: Any) -> Any:
+    """list<struct<key: string, value: string>>[n], empty where there are none."""
+    headers = records.column("headers")
+    values = headers.values
+    pairs = pa.StructArray.from_arrays([values.field("key"), text_of(values.field("value"))], ["key", "value"])
+    return pa.ListArray.from_arrays(pa.array(np.asarray(headers.offsets), pa.int32()), pairs)
+
+
+def _header_keys(records: Any) -> Any:
+    lists = _header_key_lists(records)
+    return pc.binary_join(lists, ",") if len(lists.values) else ""
+
+
+def _markers(records: Any) -> tuple[Any, Any]:
+    """Of each record the control type's name and the coordinator's epoch; null where there is none."""
+    control = np.asarray(records.column("control"))
+    kinds, _ = _number_at(records.column("key"), 2, ">i2")
+    epochs, known = _number_at(records.column("value"), 2, ">i4")
+    marker = control & (kinds >= 0) & (kinds < len(END_TXN_MARKERS))
+    number = np.minimum(np.where(kinds < 0, len(_CONTROL_TYPES), kinds), len(_CONTROL_TYPES))
+    names = _names((*_CONTROL_TYPES, "UNKNOWN"), number)
+    said = pc.if_else(pa.array(marker), names, _joined(names, "(", kinds, ")"))
+    return pc.if_else(pa.array(control), said, None), pa.array(epochs, pa.int32(), mask=~(marker & known))
+
+
+def _number_at(values: Any, first: int, kind: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(int64[n], bool[n]): the number that stands from byte `first` on in each value, else -1; whether there is one."""
+    data, at = spans_of(values)
+    size = np.dtype(kind).itemsize
+    there = (np.diff(at) >= first + size) & np.asarray(values.is_valid())
+    out = np.full(len(values), -1, np.int64)
+    places = at[:-1][there].astype(np.int64)[:, None] + first + np.arange(size)
+    out[there] = data[places].view(kind)[:, 0]
+    return out, there
+
+
+def _control_records(records: Any) -> Any:
+    kind, epoch = _markers(records)
+    marker = _joined(" endTxnMarker: ", pc.fill_null(kind, ""), " coordinatorEpoch: ", pc.fill_null(epoch, -1))
+    other = pc.coalesce(_kraft_records(records), _joined(" controlType: ", pc.fill_null(kind, "")))
+    return pc.if_else(pc.is_valid(epoch), marker, other)
+
+
+def _kraft_records(records: Any) -> Any:
+    """Of the control records of a KRaft log what they say; null elsewhere. A Python loop, over those records only."""
+    said = np.full(len(records), None, object)
+    kinds, _ = _number_at(records.column("key"), 2, ">i2")
+    rows = np.flatnonzero(np.asarray(records.column("control")) & (kinds >= len(END_TXN_MARKERS)))
+    values = records.column("value").take(pa.array(rows)).to_pylist()
+    for row, kind, value in zip(rows.tolist(), kinds[rows].tolist(), values, strict=True):
+        text = control_record_text(kind, value)
+        said[row] = None if text is None else f" {text}"
+    return pa.array(said, pa.string())
+
+
+def _joined(*parts: Any) -> Any:
+    """Scalars, numpy and Arrow arrays joined element by element."""
+    return pc.binary_join_element_wise(*(_text(part) for part in parts), "")
+
+
+def _text(part: Any) -> Any:
+    if isinstance(part, str):
+        return part
+    array = pa.array(np.ascontiguousarray(part)) if isinstance(part, np.ndarray) else part
+    return array if pa.types.is_string(array.type) else array.cast(pa.string())
+
+
+def _names(names: tuple[str, ...], numbers: NDArray[Any]) -> Any:
+    return pa.array(names).take(pa.array(np.ascontiguousarray(numbers, np.int64)))
+
+
+def _where(mask: Any, text: Any) -> Any:
+    return pc.if_else(mask, text, "")

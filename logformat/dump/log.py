@@ -1,0 +1,316 @@
+"""The batches and records of a `.log` as lines of text, chunk by chunk: what kafka-dump-log prints between its header
+and its findings.
+
+Damage does not end it: a batch that cannot be read is passed over and told of, as long as its size can be believed.
+
+Source: Kafka's DumpLogSegments (4.3.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from logformat.batches import legacy
+from logformat.batches.bodies import BadBatch, BodyLoader, Run
+from logformat.batches.chunks import MAX_BATCH_BYTES, NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
+from logformat.batches.columns import Place, record_batches
+from logformat.batches.walk_kernels import checksums_fit
+from logformat.dump.lines import (
+    RECORD_COLUMNS,
+    batch_columns,
+    batch_lines,
+    json_lines,
+    record_columns,
+    record_lines,
+    text_of,
+)
+from logformat.errors import LogFormatError, without_frames
+from logformat.layout import CODEC_MASK, LOG_OVERHEAD, MIN_LEGACY_SIZE
+from logformat.schemas import RECORDS, select
+
+NO_LIMIT: Final = 2**31 - 1  # of max_bytes, as in Kafka's tool
+_PART_ROWS, _PART_BYTES = 1 << 20, 128 << 20  # made to text at once: of Arrow's 2 GiB, at six bytes for one in JSON
+
+_SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of what is only looked at
+_SHOWN: Final = select(RECORDS, RECORD_COLUMNS)
+
+# (keys, values, offsets) of data records -> (key texts, payload texts); null where nothing is to be shown
+Decoder = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+
+def as_strings(keys: Any, values: Any, offsets: Any) -> tuple[Any, Any]:
+    """Decoder: UTF-8, as Kafka's StringDecoder."""
+    return text_of(keys), text_of(values)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which records: all limits together. Times are of records, in ms."""
+
+    start_offset: int = 0
+    end_offset: int = NO_END
+    start_ms: int | None = None
+    end_ms: int | None = None
+    key: bytes | None = None
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing is left out."""
+        return self == Wanted()
+
+    @property
+    def by_record(self) -> bool:
+        """Whether the records must be looked at."""
+        return self.key is not None or self.start_ms is not None or self.end_ms is not None
+
+    def batches(self, batches: NDArray[np.void]) -> NDArray[np.bool_]:
+        """bool[n]: which of BATCH[n] may hold such a record. A batch's base timestamp is no lower limit."""
+        may = (batches["last_offset"] >= self.start_offset) & (batches["base_offset"] < self.end_offset)
+        if self.start_ms is not None:
+            may &= batches["max_timestamp"] >= self.start_ms
+        return np.asarray(may)
+
+    @property
+    def searched(self) -> Any:
+        """pa.Schema of the columns that decide."""
+        by_time = self.start_ms is not None or self.end_ms is not None
+        return select(
+            RECORDS, ["offset", *(["timestamp_ms"] if by_time else []), *(["key"] if self.key is not None else [])]
+        )
+
+    def records(self, records: Any) -> Any:
+        """Mask of a record batch of `searched`."""
+        offset = records.column("offset")
+        mask = pc.and_(pc.greater_equal(offset, self.start_offset), pc.less(offset, self.end_offset))
+        if self.start_ms is not None:
+            mask = pc.and_(mask, pc.greater_equal(records.column("timestamp_ms"), self.start_ms))
+        if self.end_ms is not None:
+            mask = pc.and_(mask, pc.less(records.column("timestamp_ms"), self.end_ms))
+        if self.key is not None:
+            mask = pc.and_(mask, pc.fill_null(pc.equal(records.column("key"), pa.scalar(self.key, pa.binary())), False))
+        return mask
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """What is shown of a log."""
+
+    deep: bool = False  # records too
+    decode: Decoder | None = None  # keys and payloads of records too
+    metadata: bool = True  # of records
+    max_bytes: int = NO_LIMIT
+    wanted: Wanted = field(default_factory=Wanted)
+    as_json: str | None = None  # the file's name: objects that hold it, instead of the tool's lines
+    max_batch_bytes: int = MAX_BATCH_BYTES  # a batch that is, or decompresses to, more is passed over and told of
+
+    def batches(self, batches: NDArray[np.void], fit: NDArray[np.bool_]) -> Any:
+        """Lines of batches."""
+        if self.as_json is None:
+            return batch_lines(batches, fit)
+        return json_lines({"file": self.as_json} | batch_columns(batches, fit))
+
+    def records(self, records: Any, checksums: Any, key: Any, payload: Any) -> Any:
+        """Lines of records."""
+        if self.as_json is None:
+            return record_lines(records, checksums, metadata=self.metadata, key=key, payload=payload)
+        return json_lines({"file": self.as_json} | record_columns(records, key, payload))
+
+
+@dataclass
+class LogFindings:
+    """What is wrong with a log, or odd."""
+
+    not_consecutive: list[NDArray[np.int64]] = field(default_factory=list)  # int64[n, 2]: an offset, the next one
+    problems: list[LogFormatError] = field(default_factory=list)
+    last_offset: int = -1  # of the last record; as in the tool, -1 stands before the first one of every file
+    invalid_bytes: int = 0  # at the end
+
+    def take(self, offsets: NDArray[np.int64]) -> None:
+        """The offsets of the next records."""
+        if len(offsets):
+            before = np.concatenate([[self.last_offset], offsets[:-1]])
+            jumps = offsets != before + 1
+            if jumps.any():
+                self.not_consecutive.append(np.column_stack([before[jumps], offsets[jumps]]))
+            self.last_offset = int(offsets[-1])
+
+
+def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
+    """pa.StringArray after pa.StringArray of the lines of a `.log`; `findings` is filled on the way.
+
+    file: open pyarrow file; size: bytes of it that are looked at, `options.max_bytes` at most.
+    """
+    loader = BodyLoader(max_batch_bytes=options.max_batch_bytes)
+    for chunk in _chunks(file, path, min(size, options.max_bytes), options.max_batch_bytes, findings):
+        if options.deep or options.wanted.by_record:
+            yield from _deep(chunk, loader, path, options, findings)
+        else:
+            may = options.wanted.batches(chunk.batches)
+            if may.any():
+                shown = chunk.batches[may]
+                yield options.batches(shown, _fit(chunk, shown))
+        if int(chunk.batches["last_offset"][-1]) + 1 >= options.wanted.end_offset:
+            break  # offsets rise
+    if options.max_bytes < NO_LIMIT:
+        findings.invalid_bytes = 0
+
+
+def _chunks(file: Any, path: str, end: int, max_batch_bytes: int, findings: LogFindings) -> Iterator[Chunk]:
+    """All batches whose size can be believed, whatever else is wrong with them."""
+    buffer, position, previous = ChunkBuffer(max_batch_bytes=max_batch_bytes), 0, -1
+    while True:
+        tail = Tail(position)
+        at = position
+        try:
+            for chunk in read_chunks(
+                file, path, position, end, buffer, tail, previous_last_offset=previous, check_crc=False
+            ):
+                at, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
+                yield chunk
+        except LogFormatError as error:
+            if [str(error)] != [str(problem) for problem in findings.problems[-1:]]:  # else it was read once more
+                findings.problems.append(without_frames(error))
+            if error.kind == "offsets" and previous >= 0:  # the batch by itself may be whole
+                position, previous = at, -1
+                continue
+            step = _size(file, path, at, end)
+            if error.kind in ("unreadable", "changed") or step is None:
+                findings.invalid_bytes = end - at
+                return
+            position, previous = at + step, -1
+            continue
+        findings.invalid_bytes = tail.torn_bytes
+        return
+
+
+def _size(file: Any, path: str, position: int, end: int) -> int | None:
+    """Bytes of the batch at a position, by its length field; None where that cannot be."""
+    prefix = np.empty(LOG_OVERHEAD, np.uint8)
+    read_exactly(file, path, position, prefix)
+    length = int.from_bytes(prefix[8:].tobytes(), "big", signed=True)
+    size = LOG_OVERHEAD + length
+    return size if length >= MIN_LEGACY_SIZE and position + size <= end else None
+
+
+def _fit(chunk: Chunk, batches: NDArray[np.void]) -> NDArray[np.bool_]:
+    """bool[n]: which of some batches of the chunk have the checksum of their bytes."""
+    fit = np.empty(len(batches), np.bool_)
+    checksums_fit(chunk.raw, chunk.position, batches, fit)
+    return fit
+
+
+def _deep(chunk: Chunk, loader: BodyLoader, path: str, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
+    wanted = options.wanted.batches(chunk.batches)
+    for run in loader.runs_around_damage(chunk.raw, chunk.position, chunk.batches, wanted, path):
+        if isinstance(run, BadBatch):
+            findings.problems.append(without_frames(run.error))
+        else:
+            yield from _run_lines(run, chunk, path, options, findings)
+
+
+def _run_lines(run: Run, chunk: Chunk, path: str, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
+    row_of = np.repeat(np.arange(len(run.batches)), run.bodies["n_records"])
+    batches, keep = run.batches, None
+    checksums = legacy_checksums(run, chunk, path, options.max_batch_bytes) if (batches["magic"] < 2).any() else None
+    if not options.wanted.everything:
+        keep = _keep(run, options.wanted)
+        shown = np.bincount(row_of[keep], minlength=len(batches)) > 0
+        if not options.wanted.by_record:
+            shown |= run.wanted & (run.bodies["n_records"] == 0)
+        row_of = (np.cumsum(shown) - 1)[row_of[keep]]
+        batches = batches[shown]
+        checksums = None if checksums is None else (checksums[0][keep], checksums[1][keep])
+    fit = _fit(chunk, batches)
+    parts = record_batches(run, _SHOWN, Place(), max_rows=_PART_ROWS, max_bytes=_PART_BYTES, keep=keep)
+    first_batch = first = 0
+    for records in parts:
+        last = first + len(records)
+        last_batch = len(batches) if last == len(row_of) else int(row_of[last - 1]) + 1
+        if keep is None:
+            findings.take(np.asarray(records.column("offset")))
+        part = _Part(
+            records, row_of[first:last] - first_batch, batches[first_batch:last_batch], fit[first_batch:last_batch],
+            None if checksums is None else (checksums[0][first:last], checksums[1][first:last]),
+        )  # fmt: skip
+        try:
+            yield part.lines(options)
+        except pa.ArrowCapacityError as error:
+            where = batches[row_of[first]]
+            findings.problems.append(
+                LogFormatError(
+                    "huge", path, int(where["position"]), "records of less than 2 GiB as text", str(error),
+                    base_offset=int(where["base_offset"]),
+                )
+            )  # fmt: skip
+        first, first_batch = last, last_batch
+    if not first and len(batches):
+        yield options.batches(batches, fit)
+
+
+def _keep(run: Run, wanted: Wanted) -> NDArray[np.bool_]:
+    """bool[records of the run]: those that are wanted; of the others no other column is made."""
+    parts = record_batches(run, wanted.searched, Place(), max_rows=_PART_ROWS, max_bytes=_SEARCH_BYTES)
+    return np.concatenate([np.empty(0, np.bool_), *(np.asarray(wanted.records(records)) for records in parts)])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Batches and their records; of the first batch perhaps only the rest, its line has been shown."""
+
+    records: Any
+    row_of: NDArray[np.int64]  # of each record: row of its batch, -1 where that was shown before
+    batches: NDArray[np.void]
+    fit: NDArray[np.bool_]
+    checksums: tuple[NDArray[np.uint32], NDArray[np.bool_]] | None
+
+    def lines(self, options: LogOptions) -> Any:
+        """Of the batches, each before its records."""
+        records, n = self.records, len(self.batches)
+        data = pc.invert(records.column("control"))
+        key = payload = None
+        if options.decode is not None and len(records):
+            key, payload = options.decode(records.column("key"), records.column("value"), records.column("offset"))
+            key, payload = (pc.if_else(data, column, None) for column in (key, payload))
+        lines = options.batches(self.batches, self.fit)
+        if not options.deep:
+            return lines
+        of_records = options.records(records, self.checksums, key, payload)
+        order = np.empty(n + len(records), np.int64)
+        counts = np.bincount(np.maximum(self.row_of, 0), minlength=n) if n else np.empty(0, np.int64)
+        before = int((self.row_of < 0).sum())
+        counts[:1] -= before
+        order[:before] = n + np.arange(before)
+        order[before + np.arange(n) + np.cumsum(counts) - counts] = np.arange(n)
+        order[np.arange(before, len(records)) + self.row_of[before:] + 1] = n + np.arange(before, len(records))
+        return pa.concat_arrays([lines, of_records]).take(pa.array(order))
+
+
+def legacy_checksums(
+    run: Run, chunk: Chunk, path: str, max_batch_bytes: int
+) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    """Of each record of a run the checksum of its message, and whether it fits; of magic 2: 0 and True.
+
+    A Python loop over compressed batches of magic 0 and 1: they are decompressed again, for their messages' bytes.
+    """
+    n = int(run.bodies["n_records"].sum())
+    crc, valid = np.zeros(n, np.uint32), np.ones(n, np.bool_)
+    codec = run.batches["attributes"] & CODEC_MASK
+    plain = np.flatnonzero(run.wanted & (run.batches["magic"] < 2) & (codec == 0))
+    crc[run.bodies["first_span"][plain]] = run.batches["crc"][plain]
+    fit = np.empty(len(plain), np.bool_)
+    checksums_fit(chunk.raw, chunk.position, run.batches[plain], fit)
+    valid[run.bodies["first_span"][plain]] = fit
+    for i in np.flatnonzero(run.wanted & (run.batches["magic"] < 2) & (codec != 0)):
+        first, count = int(run.bodies["first_span"][i]), int(run.bodies["n_records"][i])
+        legacy.message_checksums(
+            chunk.raw, chunk.position, run.batches[i], max_batch_bytes, path,
+            crc[first : first + count], valid[first : first + count],
+        )  # fmt: skip
+    return crc, valid

@@ -1,0 +1,1 @@
+"""Records of Kafka's own topics, and the generated messages in them."""

@@ -1,0 +1,1 @@
+"""Bytes: checksums, varints, hashes, codecs, and columns of bytes."""

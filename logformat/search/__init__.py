@@ -1,0 +1,1 @@
+"""A partition searched by offset and by time."""

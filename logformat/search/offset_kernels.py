@@ -1,0 +1,297 @@
+"""Kernels of the search in one segment: sparse index, then a walk over batch headers (FORMAT.md, "Searching").
+
+The bytes of a `.log` come as a window of it: of a mapped file that is the whole file. A kernel that needs bytes outside
+the window, or meets what it cannot trust, returns a status and keeps its state; the caller sees to it and calls again.
+
+Nothing that an index says is taken on trust: where an entry points, there must be a batch that ends at the entry's
+offset, or one before it from which the walk comes to such a batch (an older broker's entry holds the last offset of a
+whole append, and where that begins). All batches before one that ends at or below the target end below it too, so the
+walk from there finds the first one that does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logformat.batches.header_kernels import LAST_DELTA_OFFSET
+from logformat.batches.walk_kernels import BAD_OFFSETS, FRAMED, check_range, frame_batch
+from logformat.jit import inline, kernel
+from logformat.layout import BATCH_OVERHEAD, CODEC_MASK, MAGIC_OFFSET
+from logformat.primitives.memory_kernels import load_i32, load_i64
+
+# status of a search
+FOUND: Final = 0
+NONE: Final = 1  # no such batch up to the end of the log
+NEED: Final = 2  # bytes outside the window: from the position in state[NEEDED] on
+WRONG_INDEX: Final = 3  # where an entry of the offset index points, its batch is not
+WRONG_TIMES: Final = 4  # the batch of an entry of the time index has another timestamp, or is not there
+LONG_WALK: Final = 5  # over more batches than lie between two entries
+BAD_BATCH: Final = 6  # state[PROBLEM] as of `walk_batches`, with EXPECTED and FOUND_VALUE, at state[POSITION]
+
+# state of a search, int64[STATE_SIZE]
+ROW: Final = 0  # targets before it are answered
+POSITION: Final = 1  # in the .log: a batch begins there, or the log ends
+PREVIOUS: Final = 2  # last offset before that batch; base offset - 1: not known
+NEEDED: Final = 3
+PROBLEM: Final = 4
+EXPECTED: Final = 5
+FOUND_VALUE: Final = 6
+ENTRY: Final = 7  # offset of the offset index's entry whose batch is still to be seen; or -1
+PENDING: Final = 8  # of a search by time: offset of the time index's entry whose batch is still to be seen; or -1
+PENDING_TIMESTAMP: Final = 9
+STATE_SIZE: Final = 10
+
+OFFSET_ENTRY: Final = 8  # bytes of an entry as stored: i32 relative offset, i32 position
+TIME_ENTRY: Final = 12  # i64 timestamp, i32 relative offset
+WIDE_ENTRY: Final = 16  # of either, made anew in memory: two i64, the offset absolute
+
+# What a search by offset finds, a row for each target.
+LOCATION = np.dtype(
+    [
+        ("status", "i1"),  # FOUND; the others are given by partition_log
+        ("segment_base_offset", "i8"),
+        ("position", "i8"),  # of the batch in the segment's .log
+        ("size", "i8"),  # of the batch, bytes
+        (
+            "base_offset",
+            "i8",
+        ),  # of the batch; -1: magic 0 or 1, compressed: known by decompression only
+        ("last_offset", "i8"),
+    ],
+    align=True,
+)
+
+
+def new_state(base_offset: int, position: int = 0) -> NDArray[np.int64]:
+    """State of a search that begins at a batch border, by default at the first batch."""
+    state = np.zeros(STATE_SIZE, np.int64)
+    state[POSITION] = position
+    state[PREVIOUS] = base_offset - 1
+    state[ENTRY] = state[PENDING] = -1
+    return state
+
+
+@inline
+def read_batch(buf: np.ndarray, origin: int, end: int, position: int, previous: int) -> tuple[Any, ...]:
+    """The batch at `position`: (status, first offset, last offset, size, problem, expected, found).
+
+    The first offset of a wrapper (magic 0 and 1, compressed) is given as its last one: what is in it is not known.
+    Status FOUND, NONE (the log ends, or an incomplete batch does), NEED or BAD_BATCH.
+    """
+    none = np.int64(0)
+    there = end - position
+    if there <= MAGIC_OFFSET:
+        return NONE, none, none, none, none, none, none
+    at = position - origin
+    if at < 0 or at + min(there, BATCH_OVERHEAD) > buf.shape[0]:
+        return NEED, none, none, none, none, none, none
+    problem, expected, found, size = frame_batch(buf, at, at + there)
+    if problem != FRAMED:
+        return BAD_BATCH, none, none, none, np.int64(problem), np.int64(expected), np.int64(found)
+    if size > there:
+        return NONE, none, none, none, none, none, none
+    first = np.int64(load_i64(buf, at))
+    last_delta = np.int64(load_i32(buf, at + LAST_DELTA_OFFSET)) if buf[at + MAGIC_OFFSET] == 2 else none
+    problem, expected, found = check_range(first, last_delta)
+    if problem != FRAMED:
+        return BAD_BATCH, none, none, none, np.int64(problem), np.int64(expected), np.int64(found)
+    if first <= previous:
+        return BAD_BATCH, none, none, none, np.int64(BAD_OFFSETS), previous + 1, first
+    return FOUND, first, first + last_delta, np.int64(size), none, none, none
+
+
+@inline
+def _is_wrapper(buf: np.ndarray, at: int) -> bool:
+    return buf[at + MAGIC_OFFSET] < 2 and buf[at + MAGIC_OFFSET + 1] & CODEC_MASK != 0
+
+
+@inline
+def entry_offset_of(index: np.ndarray, entry_size: int, slot: int, base: int) -> int:
+    """Absolute offset of an entry of the offset index."""
+    if entry_size == OFFSET_ENTRY:
+        return base + np.int64(load_i32(index, slot * OFFSET_ENTRY))
+    return np.int64(load_i64(index, slot * WIDE_ENTRY))
+
+
+@inline
+def entry_position_of(index: np.ndarray, entry_size: int, slot: int) -> int:
+    """Position in the .log that an entry of the offset index points at."""
+    if entry_size == OFFSET_ENTRY:
+        return np.int64(load_i32(index, slot * OFFSET_ENTRY + 4))
+    return np.int64(load_i64(index, slot * WIDE_ENTRY + 8))
+
+
+@inline
+def entry_floor(index: np.ndarray, entry_size: int, n: int, base: int, target: int, hint: int) -> int:
+    """Entry with the greatest offset <= target, -1: none; looked for from entry `hint` (or -1) on, ever wider.
+
+    In entries that do not rise it is any of them.
+    """
+    low = np.int64(-1)
+    high = np.int64(n)
+    if hint >= 0 and entry_offset_of(index, entry_size, hint, base) <= target:
+        low = np.int64(hint)
+        step = 1
+        while low + step < n and entry_offset_of(index, entry_size, low + step, base) <= target:
+            low += step
+            step *= 2
+        high = min(low + step, n)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if entry_offset_of(index, entry_size, middle, base) <= target:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@inline
+def jump(
+    buf: np.ndarray, origin: int, end: int, index: np.ndarray, entry_size: int, base: int, slot: int, previous: int
+) -> tuple[Any, ...]:
+    """The batch that an entry of the offset index points at: (status, position, first, last, size).
+
+    Status FOUND, NEED, or WRONG_INDEX where there is none that the entry can mean.
+    """
+    position = entry_position_of(index, entry_size, slot)
+    status, first, last, size, _, _, _ = read_batch(buf, origin, end, position, previous)
+    if status == NEED:
+        return NEED, position, first, last, size
+    if status != FOUND or last > entry_offset_of(index, entry_size, slot, base):
+        return WRONG_INDEX, position, first, last, size
+    return FOUND, position, first, last, size
+
+
+@kernel
+def find_offset(
+    buf: np.ndarray,
+    end: int,
+    index: np.ndarray,
+    entry_size: int,
+    n_entries: int,
+    base: int,
+    budget: int,
+    target: int,
+) -> tuple[int, int, int, int, int]:
+    """The first batch whose last offset is >= target: (status, position, size, base offset or -1, last offset).
+
+    One target, a mapped file; else as find_offsets. Any status but FOUND and NONE: ask find_offsets, which says more.
+    """
+    position = np.int64(0)
+    previous = np.int64(base - 1)
+    entry = np.int64(-1)  # offset of the entry whose batch is still to be seen
+    slot = entry_floor(index, entry_size, n_entries, base, target, -1)
+    if slot >= 0:
+        entry = entry_offset_of(index, entry_size, slot, base)
+        status, position, first, last, size = jump(buf, 0, end, index, entry_size, base, slot, previous)
+        if status != FOUND:
+            return status, position, np.int64(0), np.int64(-1), np.int64(-1)
+    for _ in range(budget):
+        status, first, last, size, _problem, _expected, _found = read_batch(buf, 0, end, position, previous)
+        if status != FOUND:
+            return status, position, np.int64(0), np.int64(-1), np.int64(-1)
+        if last > entry >= 0:
+            return WRONG_INDEX, position, np.int64(0), np.int64(-1), np.int64(-1)
+        if last == entry:
+            entry = np.int64(-1)
+        if last >= target:
+            return FOUND, position, size, np.int64(-1) if _is_wrapper(buf, position) else first, last
+        position += size
+        previous = last
+    return LONG_WALK, position, np.int64(0), np.int64(-1), np.int64(-1)
+
+
+@kernel
+def find_offsets(
+    buf: np.ndarray,
+    origin: int,
+    end: int,
+    index: np.ndarray,
+    entry_size: int,
+    n_entries: int,
+    base: int,
+    budget: int,
+    targets: np.ndarray,
+    rows: np.ndarray,
+    state: np.ndarray,
+    out: np.ndarray,
+) -> int:
+    """For each target the first batch whose last offset is >= it. Returns a status; FOUND: all are answered.
+
+    buf: uint8[], read only, bytes of the .log from position `origin` on; end: where the log ends, in the file.
+    index: uint8[n_entries * entry_size], of OFFSET_ENTRY or WIDE_ENTRY bytes each; base: of the segment.
+    budget: batches to walk over for one target before LONG_WALK. targets: int64[n], not falling; rows: int64[n], which
+    row of `out` is a target's. out: LOCATION[], written.
+    state: of new_state, or of an earlier call; NONE, WRONG_INDEX, LONG_WALK: as far as state[ROW] says.
+    """
+    i = state[ROW]
+    position = state[POSITION]
+    previous = state[PREVIOUS]
+    slot = np.int64(-1)
+    size = np.int64(0)  # of the batch at `position`; 0: not read yet
+    first = last = np.int64(-1)
+    entry = state[ENTRY]
+    walked = 0
+    status = FOUND
+    while i < targets.shape[0]:
+        target = targets[i]
+        if size == 0 or last < target:
+            slot = entry_floor(index, entry_size, n_entries, base, target, slot)
+            if slot >= 0 and entry_position_of(index, entry_size, slot) > position:
+                status, entry_position, e_first, e_last, e_size = jump(
+                    buf, origin, end, index, entry_size, base, slot, max(previous, last)
+                )
+                if status != FOUND:
+                    state[NEEDED] = entry_position
+                    break
+                position = entry_position
+                previous = e_first - 1
+                first = e_first
+                last = e_last
+                size = e_size
+                entry = entry_offset_of(index, entry_size, slot, base)
+            walked = 0
+        while True:
+            if size > 0 and last >= entry >= 0:
+                if last > entry:
+                    status = WRONG_INDEX
+                    break
+                entry = np.int64(-1)
+            if size > 0 and last >= target:
+                break
+            if size > 0:
+                position += size
+                previous = last
+                size = np.int64(0)
+                walked += 1
+                if walked > budget:
+                    status = LONG_WALK
+                    break
+            status, first, last, size, problem, expected, found = read_batch(buf, origin, end, position, previous)
+            if status != FOUND:
+                size = np.int64(0)
+                state[NEEDED] = position
+                state[PROBLEM] = problem
+                state[EXPECTED] = expected
+                state[FOUND_VALUE] = found
+                break
+        if status == NONE and entry >= 0:  # an entry of a longer log
+            status = WRONG_INDEX
+        if status != FOUND:
+            break
+        answer = out[rows[i]]
+        answer.status = FOUND
+        answer.segment_base_offset = base
+        answer.position = position
+        answer.size = size
+        answer.base_offset = np.int64(-1) if _is_wrapper(buf, position - origin) else first
+        answer.last_offset = last
+        i += 1
+    state[ROW] = i
+    state[POSITION] = position
+    state[PREVIOUS] = previous
+    state[ENTRY] = entry
+    return status

@@ -1,0 +1,385 @@
+"""The log of one partition, searched by offset and by time without a broker.
+
+    from logformat.search.partition_log import open_partition
+
+    log = open_partition("archive/orders-0")
+    log.lookup_offset(1234)                                # Location: segment, position, size and offsets of the batch
+    log.offsets_for_times([1_700_000_000_000, LATEST])     # TIME_ANSWER[2]; `to_arrow` makes a table of it
+
+By offset: the segment with the greatest base offset <= the target; in it the greatest entry of the sparse offset index
+<= the target; from there forward to the first batch whose last offset is >= the target. Where the segment has none (its
+last batches were compacted away), the first batch of the next one that has any. It is where a broker's fetch begins.
+
+By time: the first segment whose largest timestamp is >= the target, and in it the first record with a timestamp >= the
+target and an offset >= the log start. A segment without timestamps counts with the time of its file. Where that segment
+has no such record there is no answer: later ones are not tried, as a broker does not. With timestamps out of order it
+is thus the first record in the log, not the one with the least timestamp.
+
+What segments say of themselves, and what of it is trusted: segment_search. What was passed over stands in `notes`.
+
+Sources: Kafka's LocalLog.read, LogSegment.translateOffset and findOffsetByTimestamp, FileRecords.searchForTimestamp,
+UnifiedLog.fetchOffsetByTimestamp (4.3.0). Difference: segments that lie below the log start as a whole are left out, as
+a broker removes them at its next check of retention.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+
+from logformat.batches.chunks import MAX_BATCH_BYTES
+from logformat.errors import LogFormatError
+from logformat.listing import SegmentFiles, list_partition
+from logformat.search import offset_kernels as k
+from logformat.search.offset_kernels import LOCATION
+from logformat.search.record_search import RecordSearch
+from logformat.search.segment_search import SearchableSegment
+from logformat.side_files import checkpoints
+
+FOUND: Final = k.FOUND  # status of a LOCATION
+END: Final = 7  # the target is in the log, or its end, and nothing can be read from there (yet)
+OUT_OF_RANGE: Final = 8  # below the log start, or above the log end
+STATUS_NAMES: Final = {FOUND: "found", END: "end", OUT_OF_RANGE: "out_of_range"}
+
+EARLIEST: Final = -2  # targets of offsets_for_times that are no timestamps (ListOffsetsRequest)
+LATEST: Final = -1
+MAX_TIMESTAMP: Final = -3
+
+MAX_OPEN: Final = 256  # segments kept open: up to three maps each
+
+TIME_ANSWER: Final = np.dtype(
+    [
+        ("offset", "i8"),  # of the record; -1: none
+        ("timestamp", "i8"),  # its own, ms; -1: none, and of EARLIEST and LATEST
+        ("leader_epoch", "i4"),  # of its batch; -1: not known
+        ("segment_base_offset", "i8"),  # -1: none, and of EARLIEST and LATEST
+        ("position", "i8"),  # of its batch in the segment's .log; -1 likewise
+    ],
+    align=True,
+)
+_NO_ANSWER: Final = np.array((-1, -1, -1, -1, -1), TIME_ANSWER)
+_OUT_OF_RANGE: Final = np.array((OUT_OF_RANGE, -1, -1, -1, -1, -1), LOCATION)
+_END: Final = np.array((END, -1, -1, -1, -1, -1), LOCATION)
+
+
+class Location(NamedTuple):
+    """Where the batch for an offset lies."""
+
+    segment_base_offset: int
+    position: int  # of the batch's first byte in the segment's .log
+    size: int  # of the batch, bytes
+    base_offset: int  # of the batch; -1: magic 0 or 1, compressed
+    last_offset: int
+
+
+class TimestampAndOffset(NamedTuple):
+    """A record by its time. Kafka's FileRecords.TimestampAndOffset."""
+
+    timestamp: int  # ms; -1 none
+    offset: int  # -1 none
+    leader_epoch: int  # -1 not known
+
+
+def open_partition(
+    path_or_uri: str | Path,
+    filesystem: Any = None,
+    *,
+    end_offset: int | None = None,
+    max_open: int = MAX_OPEN,
+    max_batch_bytes: int = MAX_BATCH_BYTES,
+) -> PartitionLog:
+    """The log in a partition's folder; of its files only the names, and the small text files, are read now.
+
+    path_or_uri, filesystem: see `locations.locate`. The log start is that of `log-start-offset-checkpoint` beside the
+    folder, if there is one. The rest: see PartitionLog. Raises FileNotFoundError, or LogFormatError as list_partition.
+    """
+    listing = list_partition(path_or_uri, filesystem)
+    log = PartitionLog(
+        listing.segments, log_start_offset=listing.log_start_offset, topic=listing.topic, partition=listing.partition,
+        leader_epochs=listing.leader_epochs, end_offset=end_offset, max_open=max_open, max_batch_bytes=max_batch_bytes,
+    )  # fmt: skip
+    for note in listing.notes:
+        log.note(note)
+    return log
+
+
+class PartitionLog:
+    """Segments of one partition, opened when a search comes to them. For one thread at a time.
+
+    log_start_offset: first offset that can be read; None: the first segment's base. leader_epochs: (epoch, its start),
+    rising, for the answers EARLIEST and LATEST. end_offset: nothing at or above it is an answer (a high watermark, or
+    last stable offset); None: the log end. log_end_offset: where the log ends, if that is known; None: the last segment
+    is asked. max_open: segments to keep mapped; max_batch_bytes: refuse a batch that is, or decompresses to, more.
+
+    A batch that cannot be, met on the way, a file that is gone or shorter than listed, and a log start above the log
+    end raise LogFormatError with path and position. The checksum of a batch is checked where its records are read (by
+    time), not by offset.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[SegmentFiles],
+        *,
+        log_start_offset: int | None = None,
+        topic: str | None = None,
+        partition: int | None = None,
+        leader_epochs: Sequence[tuple[int, int]] = (),
+        end_offset: int | None = None,
+        log_end_offset: int | None = None,
+        max_open: int = MAX_OPEN,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+    ) -> None:
+        ordered = sorted(segments, key=lambda files: files.base_offset)
+        bases = [files.base_offset for files in ordered]
+        if len(set(bases)) != len(bases):
+            raise ValueError(f"two segments with the same base offset: {bases}")
+        start = max(log_start_offset or 0, bases[0] if bases else 0)
+        below = max(bisect.bisect_right(bases, start) - 1, 0)  # those whose next one begins at the log start or below
+        self.topic, self.partition = topic, partition
+        self.segments = tuple(ordered[below:])
+        self.leader_epochs = tuple(leader_epochs)
+        self._bases, self._base_array = bases[below:], np.array(bases[below:], np.int64)
+        self._log_start, self._end_offset, self._known_end = start, end_offset, log_end_offset
+        self._end: tuple[int, int] | None = None
+        self._open: OrderedDict[int, SearchableSegment] = OrderedDict()
+        self._max_open = max(max_open, 1)
+        self._timestamps: list[int] = []  # the largest of each segment, as far as a search came
+        self._running: list[int] = []  # the largest up to and with each segment, file times counted
+        self._records = RecordSearch(max_batch_bytes)
+        self._notes: dict[str, None] = {}
+
+    def __repr__(self) -> str:
+        name = f"{self.topic}-{self.partition}" if self.topic is not None else "no name"
+        size = sum(files.size for files in self.segments)
+        return f"PartitionLog({name!r}, {len(self.segments)} segments, {size:,} bytes, from offset {self._log_start})"
+
+    def __enter__(self) -> PartitionLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of all maps. A later search opens what it needs again."""
+        self._open.clear()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was passed over, or read in another way, up to now: indexes that are no good, an incomplete end."""
+        return tuple(self._notes)
+
+    def note(self, text: str) -> None:
+        """Add to `notes`, once."""
+        self._notes.setdefault(text)
+
+    @property
+    def earliest(self) -> int:
+        """The log start offset."""
+        return self._log_start
+
+    @property
+    def latest(self) -> int:
+        """Where reading ends: the log end offset, or end_offset where that is lower."""
+        return self._ends()[1]
+
+    @property
+    def log_end_offset(self) -> int:
+        """Offset that the next record would get; never below the log start."""
+        return self._ends()[0]
+
+    def lookup_offset(self, offset: int) -> Location | None:
+        """The batch that a fetch from `offset` begins with: the first whose last offset is >= it.
+
+        None at the end of the log and outside it; `lookup_offsets` tells which.
+        """
+        log_end, end = self._end or self._ends()
+        if not self._log_start <= offset < end:
+            return None
+        number = bisect.bisect_right(self._bases, offset) - 1
+        while number < len(self._bases):
+            segment = self._segment(number)
+            status, position, size, base, last = k.find_offset(
+                segment.whole, segment.end, segment.index, segment.entry_size, segment.n_entries, segment.base_offset,
+                segment.budget, offset,
+            )  # fmt: skip
+            if status != k.FOUND:
+                out = np.empty(1, LOCATION)
+                if not segment.find_offsets(np.full(1, offset), np.zeros(1, np.int64), out):
+                    number += 1
+                    continue
+                _, _, position, size, base, last = out[0].item()
+            if end < log_end and (last if base < 0 else base) >= end:
+                return None
+            return Location(segment.base_offset, position, size, base, last)
+        return None
+
+    def lookup_offsets(self, offsets: ArrayLike) -> NDArray[np.void]:
+        """LOCATION[n] for int64[n] offsets, in any order. TypeError for what are no whole numbers.
+
+        Status FOUND; END: nothing there to be read, or not yet; OUT_OF_RANGE: what a broker answers with that error.
+        Of the last two all other fields are -1.
+        """
+        targets = _whole_numbers(offsets)
+        out = np.full(len(targets), _OUT_OF_RANGE)
+        log_end, end = self._ends()
+        order = _order(targets)
+        ordered = targets if order is None else targets[order]
+        rows = np.arange(len(targets)) if order is None else order
+        first, beyond = (int(i) for i in np.searchsorted(ordered, [self._log_start, end]))
+        last = int(np.searchsorted(ordered, log_end, "right"))
+        out["status"][rows[first:last]] = END
+        numbers = np.searchsorted(self._base_array, ordered[first:beyond], "right") - 1
+        borders = first + np.append(np.flatnonzero(np.diff(numbers, prepend=-1)), len(numbers))
+        for at, until in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+            number = int(numbers[at - first])
+            while at < until and number < len(self._bases):  # what one segment has no batch for, the next one has
+                at += self._segment(number).find_offsets(ordered[at:until], rows[at:until], out)  # noqa: PLW2901
+                number += 1
+        if end < log_end:
+            found = out["status"] == FOUND
+            begin = np.where(out["base_offset"] < 0, out["last_offset"], out["base_offset"])
+            out[found & (begin >= end)] = _END
+        return out
+
+    def max_timestamp(self) -> TimestampAndOffset:
+        """The first record with the largest timestamp of the log; offset -1 where there is none to be read."""
+        answer = self.offsets_for_times([MAX_TIMESTAMP])[0]
+        return TimestampAndOffset(int(answer["timestamp"]), int(answer["offset"]), int(answer["leader_epoch"]))
+
+    def offsets_for_times(self, timestamps: ArrayLike) -> NDArray[np.void]:
+        """TIME_ANSWER[n] for int64[n] timestamps in ms, in any order; also EARLIEST, LATEST, MAX_TIMESTAMP.
+
+        ValueError for another negative number, TypeError for what are no whole numbers.
+        """
+        targets = _whole_numbers(timestamps)
+        if len(targets) and targets.min() < MAX_TIMESTAMP:
+            raise ValueError(f"not a timestamp: {int(targets.min())}")
+        out = np.full(len(targets), _NO_ANSWER)
+        for special, offset, epochs in self._edges() if (targets < 0).any() else ():
+            out[targets == special] = np.array((offset, -1, epochs[-1][0] if epochs else -1, -1, -1), TIME_ANSWER)
+        if (targets == MAX_TIMESTAMP).any():
+            out[targets == MAX_TIMESTAMP] = self._at_largest()
+        order = np.argsort(targets, kind="stable")
+        order = order[np.searchsorted(targets[order], 0) :]
+        ordered = targets[order]
+        done = 0
+        while done < len(ordered):
+            number = self._first_with(int(ordered[done]))
+            if number is None:
+                break
+            until = int(np.searchsorted(ordered, self._running[number], "right"))
+            self._find(number, ordered[done:until], order[done:until], out)
+            done = until
+        return out
+
+    def _find(self, number: int, targets: NDArray[np.int64], rows: NDArray[np.int64], out: NDArray[np.void]) -> None:
+        """Answer targets (not falling) whose segment is `number`, into rows of `out` (TIME_ANSWER)."""
+        if self._timestamps[number] >= int(targets[0]):  # else it is the file's time that is large enough
+            found = self._records.find(self._segment(number), targets, self._log_start)
+            self._put(number, found, rows, out)
+
+    def _put(self, number: int, found: NDArray[np.void], rows: Any, out: NDArray[np.void]) -> None:
+        """Write RECORD[m] into m rows of `out` (TIME_ANSWER); what cannot be read yet is no answer."""
+        there = found["offset"] >= 0
+        if self._end_offset is not None:
+            there &= found["offset"] < self.latest
+        answer = np.full(len(found), _NO_ANSWER)
+        answer["segment_base_offset"][there] = self._bases[number]
+        for name in ("offset", "timestamp", "leader_epoch", "position"):
+            answer[name][there] = found[name][there]
+        out[rows] = answer
+
+    def _first_with(self, timestamp: int) -> int | None:
+        """Number of the first segment whose largest timestamp is >= this one."""
+        while len(self._running) < len(self._bases) and (not self._running or self._running[-1] < timestamp):
+            self._look_at_next()
+        number = bisect.bisect_left(self._running, timestamp)
+        return number if number < len(self._running) else None
+
+    def _look_at_next(self) -> None:
+        """Note the largest timestamp of one segment more."""
+        number = len(self._running)
+        largest = self._segment(number).largest()[0]
+        counts = largest if largest >= 0 else self.segments[number].mtime_ms
+        self._timestamps.append(largest)
+        self._running.append(max(counts, self._running[-1]) if self._running else counts)
+
+    def _edges(self) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+        """Target, answer, and the leader epochs of which the last one is the answer's, of EARLIEST and LATEST."""
+        yield EARLIEST, self._log_start, [entry for entry in self.leader_epochs if entry[1] <= self._log_start]
+        yield LATEST, self.latest, checkpoints.truncate_from_end(self.leader_epochs, self.latest)
+
+    def _at_largest(self) -> NDArray[np.void]:
+        """The answer to MAX_TIMESTAMP, TIME_ANSWER[1]."""
+        out = np.full(1, _NO_ANSWER)
+        while len(self._running) < len(self._bases):
+            self._look_at_next()
+        if self._timestamps:
+            number = int(np.argmax(self._timestamps))  # the first of several
+            segment = self._segment(number)
+            timestamp, position, size = segment.largest()
+            if size:
+                self._put(number, self._records.find_exact(segment, position, size, timestamp), slice(None), out)
+        return out
+
+    def _ends(self) -> tuple[int, int]:
+        """The log end offset, and where reading ends."""
+        if self._end is None:
+            found = self._known_end
+            if found is None:
+                found = self._segment(len(self._bases) - 1).next_offset() if self._bases else 0
+            if found < self._log_start and self._bases:
+                raise LogFormatError(
+                    "side_file", self.segments[-1].log, 0, f"a log start up to the log end, {found}",
+                    f"{self._log_start}, by its checkpoint", hint="the checkpoint belongs to another log",
+                )  # fmt: skip
+            log_end = max(found, self._log_start)
+            bound = log_end if self._end_offset is None else min(self._end_offset, log_end)
+            self._end = log_end, max(bound, self._log_start)
+        return self._end
+
+    def _segment(self, number: int) -> SearchableSegment:
+        segment = self._open.get(number)
+        if segment is None:
+            segment = self._open[number] = SearchableSegment(self.segments[number], self._notes.setdefault)
+            if len(self._open) > self._max_open:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(number)
+        return segment
+
+
+def to_arrow(answers: NDArray[np.void]) -> Any:
+    """LOCATION[n] or TIME_ANSWER[n] as a pyarrow.Table with a column for each field; -1 is null, the status is text.
+
+    Numbers are int64 but for leader_epoch (int32); timestamps are ms.
+    """
+    columns = {}
+    for name in answers.dtype.names or ():
+        values = np.ascontiguousarray(answers[name])
+        if name == "status":
+            codes = pa.array(np.searchsorted(np.array(sorted(STATUS_NAMES)), values).astype(np.int8))
+            columns[name] = pa.array([STATUS_NAMES[code] for code in sorted(STATUS_NAMES)]).take(codes)
+        else:
+            columns[name] = pa.array(values, mask=values < 0)
+    return pa.table(columns)
+
+
+def _whole_numbers(values: ArrayLike) -> NDArray[np.int64]:
+    """int64[n], a copy: kernels are compiled for arrays that can be written to."""
+    given = np.asarray(values)
+    if given.size and given.dtype.kind not in "iu":
+        raise TypeError(f"expected offsets, or timestamps in ms, as whole numbers, found {given.dtype}")
+    return given.astype(np.int64, order="C").reshape(-1)
+
+
+def _order(targets: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Rows of targets by their size; None: as they are."""
+    return None if (targets[1:] >= targets[:-1]).all() else np.argsort(targets)

@@ -1,0 +1,132 @@
+"""The first record of a segment from a timestamp on: batches that may hold it by their headers, then their records.
+
+A batch is read, its checksum checked, and decompressed once, however many targets lie in it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logformat.batches import walk_kernels as walk
+from logformat.batches.bodies import BodyLoader
+from logformat.batches.chunks import NO_END, batch_problem, check_batch_size
+from logformat.errors import LogFormatError
+from logformat.layout import BATCH
+from logformat.search.segment_search import SearchableSegment
+from logformat.search.time_kernels import CANDIDATE, first_records
+from logformat.search.windows import Bytes
+
+RECORD: Final = np.dtype(
+    [
+        ("offset", "i8"),  # -1: none
+        ("timestamp", "i8"),  # ms
+        ("leader_epoch", "i8"),  # of its batch, -1 none
+        ("position", "i8"),  # of its batch in the .log
+    ]
+)
+_CHUNK_BYTES: Final = 8 << 20  # of batches worked on at once, or one batch
+
+
+class RecordSearch:
+    """Buffers that are used again from segment to segment. For one thread at a time."""
+
+    def __init__(self, max_batch_bytes: int) -> None:
+        self._loader = BodyLoader(max_batch_bytes=max_batch_bytes)
+
+    def find(self, segment: SearchableSegment, targets: NDArray[np.int64], start_offset: int) -> NDArray[np.void]:
+        """RECORD[n]: the first one with a timestamp >= each target (int64[n] ms, not falling), offset >= start_offset.
+
+        Raises LogFormatError for a batch that cannot be read.
+        """
+        out = np.full(len(targets), np.array((-1, -1, -1, -1), RECORD))
+        asked, after = np.arange(len(targets)), None
+        while len(asked):
+            candidates = segment.find_times(targets[asked], start_offset, after)
+            asked = asked[: len(candidates)]
+            found = self._first(segment, candidates, targets[asked], start_offset, exact=False)
+            out[asked] = found
+            # A header may promise a timestamp that no record has, or only one below the start: on behind that batch
+            missed = found["offset"] < 0
+            asked, after = asked[missed], (candidates["position"] + candidates["size"])[missed]
+        return out
+
+    def find_exact(self, segment: SearchableSegment, position: int, size: int, timestamp: int) -> NDArray[np.void]:
+        """RECORD[1]: the first one with this timestamp in the batch at `position`."""
+        candidate = np.array([(position, size)], CANDIDATE)
+        return self._first(segment, candidate, np.full(1, timestamp), 0, exact=True)
+
+    def _first(
+        self,
+        segment: SearchableSegment,
+        candidates: NDArray[np.void],
+        targets: NDArray[np.int64],
+        start_offset: int,
+        *,
+        exact: bool,
+    ) -> NDArray[np.void]:
+        """RECORD[n] of each target in its own candidate (CANDIDATE[n], positions not falling)."""
+        out = np.full(len(targets), np.array((-1, -1, -1, -1), RECORD))
+        positions, first_rows, which = np.unique(candidates["position"], return_index=True, return_inverse=True)
+        sizes = candidates["size"][first_rows]
+        for i in np.flatnonzero(sizes > self._loader.max_batch_bytes)[:1]:
+            check_batch_size(int(sizes[i]), self._loader.max_batch_bytes, segment.files.log, int(positions[i]), -1)
+        ends = np.cumsum(sizes)
+        done = 0
+        while done < len(positions):
+            before = int(ends[done - 1]) if done else 0
+            until = max(int(np.searchsorted(ends, before + _CHUNK_BYTES, "right")), done + 1)
+            rows = slice(*(int(i) for i in np.searchsorted(which, [done, until])))
+            starts = np.append(0, ends[done:until] - before)
+            try:
+                self._search(
+                    segment, positions[done:until], starts, which[rows] - done, targets[rows], start_offset, exact,
+                    out[rows],
+                )  # fmt: skip
+            except LogFormatError as error:
+                at = int(np.searchsorted(starts, error.position, "right")) - 1
+                raise LogFormatError(
+                    error.kind, error.path, int(positions[done + at] - starts[at]) + error.position, error.expected,
+                    error.found, base_offset=error.base_offset, hint=error.hint,
+                ) from None  # fmt: skip
+            done = until
+        return out
+
+    def _search(
+        self,
+        segment: SearchableSegment,
+        positions: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        which: NDArray[np.int64],
+        targets: NDArray[np.int64],
+        start_offset: int,
+        exact: bool,
+        out: NDArray[np.void],
+    ) -> None:
+        """Fill RECORD[n]. Errors have positions in the copied bytes, which begin at starts[i] for positions[i]."""
+        path = segment.files.log
+        raw = segment.copy(positions, starts)
+        batches = _headers(raw, len(positions), path)
+        wanted = np.ones(len(batches), np.bool_)
+        for run in self._loader.runs(raw, 0, batches, wanted, path, backwards=False):
+            rows = slice(*(int(i) for i in np.searchsorted(which, [run.first, run.first + len(run.batches)])))
+            found, times = np.empty((2, rows.stop - rows.start), np.int64)
+            in_run = which[rows] - run.first
+            first_records(run.batches, run.bodies, run.spans, in_run, targets[rows], start_offset, exact, found, times)
+            part = out[rows]
+            part["offset"], part["timestamp"] = found, times
+            part["leader_epoch"] = run.batches["partition_leader_epoch"][in_run]
+            part["position"] = positions[which[rows]]
+
+
+def _headers(raw: Bytes, n: int, path: str) -> NDArray[np.void]:
+    """BATCH[n] of n batches, with their checksums checked."""
+    rows = np.empty(n, BATCH)
+    seen, at, status, expected, found = walk.walk_batches(raw, len(raw), 0, -1, NO_END, True, rows)
+    if seen < n:
+        if status == walk.MORE:
+            raise LogFormatError("changed", path, at, "the batch that was there before", "an incomplete one")
+        raise batch_problem(path, at, status, expected, found, raw[at:])
+    return rows

@@ -1,0 +1,307 @@
+"""One segment that can be searched: its log, its two indexes, and what has been found wrong with them.
+
+What is trusted. The log, as far as its headers hold together. Of an index nothing that is not seen to be so:
+
+  .index      the batch that an entry points at has to be there, and the walk from it to come to one that ends at the
+              entry's very offset (see lookup_kernels). So a wrong index is noticed before it answers, unless it points
+              at bytes inside a record that are themselves a batch with these offsets.
+  .timeindex  the batch that an entry names has to have exactly its timestamp as its largest one. That no batch before
+              it has a larger one is taken from the index, as a broker takes it. The largest timestamp of the segment is
+              never taken from the last entry alone: the headers from its batch to the end of the log are read too, so
+              an index that is cut off, or older than the log, gives no other answer than a whole one (it is how
+              LogSegment.readLargestTimestamp goes about it).
+
+Where an index is missing, torn, or does not stand up to this, the headers of the segment are read once and indexed
+anew in memory; `notes` says so. An index whose entries lie too far apart is passed over in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logformat.batches import walk_kernels as walk
+from logformat.batches.chunks import NO_END, ChunkBuffer, Tail, batch_problem, only_zeros
+from logformat.batches.headers import read_headers
+from logformat.errors import LogFormatError
+from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from logformat.listing import SegmentFiles
+from logformat.search import offset_kernels as k
+from logformat.search.offset_kernels import LOCATION
+from logformat.search.time_kernels import CANDIDATE, find_times
+from logformat.search.windows import Bytes, open_window, opened, read_index
+from logformat.side_files import index_kernels
+from logformat.side_files.index_builder import INDEX_INTERVAL_BYTES
+
+BUDGET: Final = 4096  # batches to walk over from an entry: more than 4 KiB of the smallest hold, or 1 MiB of usual ones
+SMALL_BUDGET: Final = 256  # where there are no entries
+_NO_LIMIT: Final = 2**62
+_SMALLEST_BATCH: Final = 26
+_MOST_ENTRIES: Final = 1 << 16  # of an index made in memory: 1 MiB
+_BUFFER_BYTES: Final = 1 << 20
+_ENTRY: Final = {k.OFFSET_ENTRY: OFFSET_INDEX_ENTRY, k.TIME_ENTRY: TIME_INDEX_ENTRY}
+
+Note = Callable[[str], object]
+
+
+class Largest(NamedTuple):
+    """See SearchableSegment.largest."""
+
+    timestamp: int
+    position: int
+    size: int
+
+
+class SearchableSegment:
+    """Maps its files when it is made; they are let go of with it. For one thread at a time."""
+
+    def __init__(self, files: SegmentFiles, note: Note) -> None:
+        self.files, self.base_offset = files, files.base_offset
+        self.end = files.size  # of the log; lower once an incomplete batch, or zeros, have been seen behind it
+        self._note = note
+        self._window = open_window(files)
+        self.whole = self._window.whole
+        self.index, self.entry_size, self.n_entries = self._open(files.index, k.OFFSET_ENTRY)
+        self.budget = BUDGET if self.n_entries else SMALL_BUDGET
+        self._times: tuple[Bytes, int, int] | None = None
+        self._largest: Largest | None = None
+        self._made_anew = False
+        self._damage: LogFormatError | None = None  # what ended the reading of headers
+
+    def find_offsets(self, targets: NDArray[np.int64], rows: NDArray[np.int64], out: NDArray[np.void]) -> int:
+        """Answer as many of the targets (int64[n], not falling) as there are batches for; how many that is.
+
+        rows, out: see lookup_kernels.find_offsets. Raises LogFormatError for a batch on the way that cannot be.
+        """
+        return int(self._find_offsets(targets, rows, out)[k.ROW])
+
+    def next_offset(self) -> int:
+        """Last offset + 1; the base offset of an empty segment."""
+        beyond, row = np.full(1, NO_END), np.zeros(1, np.int64)
+        return int(self._find_offsets(beyond, row, np.empty(1, LOCATION))[k.PREVIOUS]) + 1
+
+    def find_times(
+        self, targets: NDArray[np.int64], start_offset: int, after: NDArray[np.int64] | None = None
+    ) -> NDArray[np.void]:
+        """CANDIDATE[m] of the first m targets (int64[n] ms, not falling); the others have none.
+
+        See time_lookup_kernels.find_times. after: int64[n], not falling: begin behind these positions, batch borders.
+        """
+        out = np.empty(len(targets), CANDIDATE)
+        begin = np.zeros(len(targets), np.int64) if after is None else after
+        state = k.new_state(self.base_offset)
+        window, origin = self.whole, 0
+        while True:
+            # Behind a batch that was not it, an entry's own batch may have been passed: no way to see it
+            times, entry_size, n_times = self.times if after is None else (self.whole[:0], k.TIME_ENTRY, 0)
+            status = find_times(
+                window, origin, self.end, self.index, self.entry_size, self.n_entries, times, entry_size, n_times,
+                self.base_offset, start_offset, targets, begin, state, out,
+            )  # fmt: skip
+            if status == k.NONE:
+                self._end_at(int(state[k.POSITION]))
+            if status in (k.FOUND, k.NONE):
+                return out[: int(state[k.ROW])]
+            window, origin = self._go_on(status, state)
+
+    def copy(self, positions: NDArray[np.int64], starts: NDArray[np.int64]) -> Bytes:
+        """n batches one after the other: from positions (int64[n], in the file) to starts (int64[n + 1])."""
+        return self._window.copy(positions, starts)
+
+    @property
+    def times(self) -> tuple[Bytes, int, int]:
+        """Entries of the time index, bytes of one, and how many; opened when they are first asked for."""
+        if self._times is None:
+            self._times = self._open(self.files.time_index, k.TIME_ENTRY)
+        return self._times
+
+    def largest(self) -> Largest:
+        """The largest timestamp of any batch in ms; position and size of the first batch that carries it.
+
+        -1, and the first batch, where none has one; -1, 0, 0 in an empty segment. It is what
+        LogSegment.maxTimestampSoFar is after a segment was recovered.
+        """
+        if self._largest is None:
+            times, entry_size, n = self.times
+            behind = self._largest_behind(times, entry_size, n) if n else None
+            if behind is None and not self._made_anew:
+                self._make_anew("the last entry of its time index does not fit the log" if n else "")
+            self._largest = self._largest or behind  # made anew, it is known, unless the headers do not go that far
+        if self._largest is None:
+            raise self._damage or self._moved()
+        return self._largest
+
+    def _find_offsets(
+        self, targets: NDArray[np.int64], rows: NDArray[np.int64], out: NDArray[np.void]
+    ) -> NDArray[np.int64]:
+        state = k.new_state(self.base_offset)
+        window, origin = self.whole, 0
+        while True:
+            status = k.find_offsets(
+                window, origin, self.end, self.index, self.entry_size, self.n_entries, self.base_offset, self.budget,
+                targets, rows, state, out,
+            )  # fmt: skip
+            if status == k.FOUND:
+                return state
+            if status == k.NONE:
+                self._end_at(int(state[k.POSITION]))
+                return state
+            window, origin = self._go_on(status, state)
+
+    def _largest_behind(self, times: Bytes, entry_size: int, n: int) -> Largest | None:
+        """By the last entry and the headers from its batch on; None: it has another timestamp, or is not there."""
+        entry = times[(n - 1) * entry_size : n * entry_size].tobytes()
+        timestamp, offset = (int.from_bytes(part, "big", signed=True) for part in (entry[:8], entry[8:]))
+        offset += self.base_offset if entry_size == k.TIME_ENTRY else 0
+        found = np.empty(1, LOCATION)
+        if not self.find_offsets(np.full(1, offset), np.zeros(1, np.int64), found):
+            return None
+        start, largest = int(found["position"][0]), Largest(timestamp, int(found["position"][0]), int(found["size"][0]))
+        tail = Tail(start)
+        with opened(self.files) as file:
+            for headers in read_headers(file, self.files.log, start, self.end, ChunkBuffer(_BUFFER_BYTES), tail):
+                if headers.position == start and headers.batches["max_timestamp"][0] != timestamp:
+                    return None
+                largest = _larger(largest, headers.batches)
+        self._end_at(tail.position)
+        return largest
+
+    def _open(self, path: str | None, entry_size: int) -> tuple[Bytes, int, int]:
+        """Entries of an index file, bytes of one, and how many there are before zeros; none where it is of no use."""
+        nothing = np.empty(0, np.uint8)
+        nothing.flags.writeable = False
+        if path is None:
+            if self.end:
+                kind = "offset" if entry_size == k.OFFSET_ENTRY else "time"
+                self._note(f"{self.files.log}: it has no {kind} index; headers are read instead")
+            return nothing, entry_size, 0
+        most = (self.files.size // _SMALLEST_BATCH + 1) * entry_size  # no log holds more batches
+        try:
+            entries, size = read_index(self.files, path, most)
+        except LogFormatError as error:
+            self._note(f"{error}; headers are read instead")
+            return nothing, entry_size, 0
+        if size % entry_size:
+            self._note(f"{path}: {size} bytes are not entries of {entry_size}; headers are read instead")
+            return nothing, entry_size, 0
+        n = _before_zeros(entries, entry_size)
+        if n * entry_size < len(entries):
+            self._note(f"{path}: zeros from byte {n * entry_size} on, as of a segment that was being written")
+        return entries, entry_size, n
+
+    def _go_on(self, status: int, state: NDArray[np.int64]) -> tuple[Bytes, int]:
+        """Let a search go on that stopped with `status`: the window for it, or an index made anew. Or raise."""
+        if status == k.NEED:
+            return self._window.at(int(state[k.NEEDED]))
+        if status == k.BAD_BATCH:
+            position, found = int(state[k.POSITION]), int(state[k.FOUND_VALUE])
+            raw, origin = self._window.at(position)
+            if state[k.PROBLEM] == walk.BAD_LENGTH and found == 0 and self._only_zeros(position):
+                self._end_at(position)
+                return raw, origin
+            if self._made_anew:
+                problem, expected = int(state[k.PROBLEM]), int(state[k.EXPECTED])
+                raise batch_problem(self.files.log, position, problem, expected, found, raw[position - origin :])
+        if self._made_anew:
+            raise self._moved()
+        self._make_anew(
+            {
+                k.WRONG_INDEX: "an entry of its offset index does not fit the log",
+                k.WRONG_TIMES: "an entry of its time index does not fit the log",
+                k.LONG_WALK: "entries of its offset index lie far apart" if self.n_entries else "",
+                k.BAD_BATCH: "no batch behind one that its offset index points at" if self.n_entries else "",
+            }[status]
+        )
+        row = int(state[k.ROW])
+        state[:] = k.new_state(self.base_offset)  # what was walked by a wrong index may lie anywhere
+        state[k.ROW] = row
+        return self.whole, 0
+
+    def _make_anew(self, why: str) -> None:
+        """Index the segment in memory, as far as its headers hold together; what ends it is kept for who gets there."""
+        if why:
+            self._note(f"{self.files.log}: {why}; headers are read instead")
+        # Near enough for a short walk between two entries, far enough for an index that stays small
+        interval = max(INDEX_INTERVAL_BYTES, self.files.size // _MOST_ENTRIES)
+        state = index_kernels.new_state(self.base_offset, interval, _NO_LIMIT, _NO_LIMIT)
+        offsets, times = [], []
+        tail: Tail = Tail()
+        largest: Largest | None = None
+        with opened(self.files) as file:
+            try:
+                for headers in read_headers(
+                    file, self.files.log, 0, self.end, ChunkBuffer(_BUFFER_BYTES), tail,
+                    previous_last_offset=self.base_offset - 1,
+                ):  # fmt: skip
+                    entries, time_entries = _entries(headers.batches, state)
+                    offsets.append(entries)
+                    times.append(time_entries)
+                    largest = _larger(largest, headers.batches)
+                self._end_at(tail.position)
+                self._largest = largest or Largest(-1, 0, 0)
+            except LogFormatError as error:
+                if error.kind in ("unreadable", "changed"):
+                    raise
+                self._damage = error
+        self._made_anew, self.budget = True, _NO_LIMIT
+        self.index, self.entry_size, self.n_entries = _joined(offsets)
+        self._times = _joined(times)
+
+    def _end_at(self, position: int) -> None:
+        if position < self.end:
+            rest = self.end - position
+            self._note(f"{self.files.log}: the last {rest} bytes, from byte {position} on, are no whole batch")
+            self.end = position
+
+    def _only_zeros(self, position: int) -> bool:
+        with opened(self.files) as file:
+            return only_zeros(file, self.files.log, position, self.end, ChunkBuffer(_BUFFER_BYTES))
+
+    def _moved(self) -> LogFormatError:
+        return LogFormatError("changed", self.files.log, 0, "a log that stays as it is", "other batches than before")
+
+
+def _before_zeros(entries: Bytes, entry_size: int) -> int:
+    """How many entries there are before the zeros that a preallocated index ends with, as offset_index and time_index
+    say. Looked for by halves: in a file with zeros in the middle it is one border of several.
+    """
+    relative = entries.view(_ENTRY[entry_size])["relative_offset"]
+    n = len(relative)
+    if n == 0 or relative[-1] != 0:
+        return n
+    low = 0 if entry_size == k.OFFSET_ENTRY else 1  # the time index's first entry may have the base offset
+    high = n - 1 if n > low else low
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if relative[middle] == 0 else (middle + 1, high)
+    if low == 1 < n and not entries[: k.TIME_ENTRY].any() and entry_size == k.TIME_ENTRY:
+        return 0
+    return low
+
+
+def _larger(largest: Largest | None, batches: NDArray[np.void]) -> Largest:
+    """The largest timestamp up to and with the next batches (BATCH[n], at least one)."""
+    timestamps = batches["max_timestamp"]
+    row = int(timestamps.argmax())
+    if largest is not None and timestamps[row] <= largest.timestamp:
+        return largest
+    return Largest(int(timestamps[row]), int(batches["position"][row]), int(batches["size"][row]))
+
+
+def _entries(batches: NDArray[np.void], state: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Entries that the next batches (BATCH[n]) get: (offset, position) and (timestamp, offset), int64[m, 2] each."""
+    last, size, timestamp = (np.ascontiguousarray(batches[name]) for name in ("last_offset", "size", "max_timestamp"))
+    out = np.empty((4, len(batches)), np.int64)
+    n, n_times = index_kernels.build_index_entries(last, size, timestamp, state, *out)
+    return out[:2, :n].T, out[2:, :n_times].T
+
+
+def _joined(entries: list[NDArray[np.int64]]) -> tuple[Bytes, int, int]:
+    """int64[m, 2] of each as one index with wide entries."""
+    joined = np.concatenate([np.empty((0, 2), np.int64), *entries]).astype(">i8")
+    flat = np.ascontiguousarray(joined).view(np.uint8).reshape(-1)
+    flat.flags.writeable = False
+    return flat, k.WIDE_ENTRY, len(joined)

@@ -1,0 +1,1 @@
+"""What lies beside a log: indexes, producer snapshots, checkpoints."""

@@ -1,0 +1,225 @@
+"""Arrow columns to batches of magic 2, as Kafka's MemoryRecordsBuilder and DefaultRecordBatch (4.3.0) would make them.
+
+Two passes over the records, in kernels: one measures and cuts them into batches, one writes the bodies. Then each body
+is compressed, and headers are written around them. Different from Kafka: any timestamp is taken (Kafka refuses negative
+ones but -1), and the limit of a batch's size counts bytes before compression exactly, where Kafka estimates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from logformat.layout import (
+    BATCH,
+    BATCH_OVERHEAD,
+    CODEC_NAMES,
+    CONTROL_MASK,
+    DELETE_HORIZON_MASK,
+    MAX_RELATIVE_OFFSET,
+    MAX_SEGMENT_BYTES,
+    NO_PRODUCER,
+    NO_TIMESTAMP,
+    TIMESTAMP_TYPE_MASK,
+    TRANSACTIONAL_MASK,
+)
+from logformat.primitives.codec import compress
+from logformat.schemas import HEADERS
+from logformat.writing import encode_kernels as kernels
+
+_SEQUENCES: Final = 2**31
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """What the headers of the batches say besides what the records do. Times in ms, -1: none."""
+
+    codec: str = "none"
+    producer_id: int = NO_PRODUCER
+    producer_epoch: int = -1
+    base_sequence: int = -1  # of the first batch; the others follow by their offsets
+    transactional: bool = False
+    control: bool = False
+    leader_epoch: int = 0
+    append_time_ms: int | None = None  # LogAppendTime: the time of all records; their own are stored but never read
+    delete_horizon_ms: int | None = None
+    base_offset: int | None = None  # of the first batch; None: that of its first record
+    last_offset: int | None = None  # of the last batch; None: that of its last record
+    max_timestamp: int = NO_TIMESTAMP  # of a batch without records
+    max_batch_bytes: int = MAX_SEGMENT_BYTES  # before compression, header included
+    max_batch_records: int = 2**31 - 1
+
+    @property
+    def attributes(self) -> int:
+        """The header's bits but for the codec."""
+        return (
+            TIMESTAMP_TYPE_MASK * (self.append_time_ms is not None)
+            | TRANSACTIONAL_MASK * self.transactional
+            | CONTROL_MASK * self.control
+            | DELETE_HORIZON_MASK * (self.delete_horizon_ms is not None)
+        )
+
+
+def encode_batches(records: Any, next_offset: int, options: BatchOptions) -> NDArray[np.uint8]:
+    """Bytes of the records as one or more batches.
+
+    records: pa.RecordBatch with any of the columns key, value, headers, offset (rising; without it they go on from
+    next_offset) and timestamp_ms or timestamp (-1, none, where null or without both); others are not looked at. No rows
+    give one empty batch, for which `options` has the last offset. Raises ValueError for what no batch can hold.
+    """
+    codec = _codec(options.codec)
+    n = records.num_rows
+    offsets = _offsets(records, next_offset)
+    timestamps = _timestamps(records)
+    first = options.base_offset if options.base_offset is not None else int(offsets[0]) if n else next_offset
+    last = options.last_offset if options.last_offset is not None else int(offsets[-1]) if n else -1
+    if n == 0:
+        codec = 0
+        if options.last_offset is None:
+            raise ValueError("a batch without records needs a last offset")
+    if first < 0 or last < first or (n and (first > offsets[0] or last < offsets[-1] or (np.diff(offsets) <= 0).any())):
+        raise ValueError(f"offsets that do not rise from {first} to {last}")
+    bodies, starts, rows = _bodies(records, offsets, timestamps, first, options)
+    rows["last_offset"][-1] = last
+    if (rows["last_offset"] - rows["base_offset"]).max() > MAX_RELATIVE_OFFSET:
+        raise ValueError(f"a batch that spans more than 2^31 offsets, up to {last}")
+    rows["max_timestamp"] = options.max_timestamp
+    if n:
+        rows["max_timestamp"] = np.maximum.reduceat(timestamps, starts[:-1])
+    if options.append_time_ms is not None:
+        rows["max_timestamp"] = options.append_time_ms
+    rows["attributes"] = options.attributes | codec
+    rows["producer_id"], rows["producer_epoch"] = options.producer_id, options.producer_epoch
+    rows["partition_leader_epoch"] = options.leader_epoch
+    rows["base_sequence"] = -1
+    if options.base_sequence >= 0:
+        rows["base_sequence"] = (options.base_sequence + rows["base_offset"] - first) % _SEQUENCES
+    payload, ends = bodies.data, bodies.ends
+    if codec:
+        payload, ends = _compressed(codec, bodies)
+    payload.flags.writeable = False
+    out = np.empty(BATCH_OVERHEAD * len(rows) + int(ends[-1]), np.uint8)
+    kernels.write_batches(rows, payload, ends, out)
+    return out
+
+
+class _Bodies(NamedTuple):
+    data: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+
+
+class _Variable(NamedTuple):
+    """A column of variable size, as encode_kernels wants it; read only, all of them, so that kernels compile once."""
+
+    ends: NDArray[np.int32]
+    data: NDArray[np.uint8]
+    null: NDArray[np.bool_]
+
+
+def _bodies(
+    records: Any, offsets: NDArray[np.int64], timestamps: NDArray[np.int64], first: int, options: BatchOptions
+) -> tuple[_Bodies, NDArray[np.int64], NDArray[np.void]]:
+    """Uncompressed bodies, first row of each batch, and BATCH[m] with its offsets, count and base timestamp."""
+    n = len(offsets)
+    horizon = options.delete_horizon_ms
+    if n == 0:
+        rows = np.zeros(1, BATCH)
+        rows["base_offset"], rows["base_timestamp"] = first, NO_TIMESTAMP if horizon is None else horizon
+        return _Bodies(np.empty(0, np.uint8), np.zeros(1, np.int64)), np.zeros(2, np.int64), rows
+    key, value = _variable(_named(records, "key", n)), _variable(_named(records, "value", n))
+    header_ends, header_key, header_value = _headers(records, n)
+    if header_key.null.any():
+        raise ValueError("a header without key")
+    rest, starts, sizes = np.empty(n, np.int64), np.empty(n + 1, np.int64), np.empty(n, np.int64)
+    kernels.measure_records(
+        key.ends, key.null, value.ends, value.null,
+        header_ends, header_key.ends, header_value.ends, header_value.null, header_key.null, rest,
+    )  # fmt: skip
+    m = kernels.plan_batches(
+        offsets, timestamps, rest, first, horizon is not None, horizon or 0,
+        options.max_batch_bytes, options.max_batch_records, starts, sizes,
+    )  # fmt: skip
+    starts, sizes = starts[: m + 1], sizes[:m]
+    rows = np.zeros(m, BATCH)
+    rows["base_offset"], rows["last_offset"] = offsets[starts[:-1]], offsets[starts[1:] - 1]
+    rows["base_offset"][0] = first
+    rows["base_timestamp"] = timestamps[starts[:-1]] if horizon is None else horizon
+    rows["records_count"] = np.diff(starts)
+    data = np.empty(int(sizes.sum()), np.uint8)
+    kernels.encode_records(
+        offsets, timestamps, rest, starts,
+        np.ascontiguousarray(rows["base_offset"]), np.ascontiguousarray(rows["base_timestamp"]),
+        *key, *value, header_ends, header_key.ends, header_key.data, *header_value, header_key.null, data,
+    )  # fmt: skip
+    return _Bodies(data, np.cumsum(sizes)), starts, rows
+
+
+def _compressed(codec: int, bodies: _Bodies) -> _Bodies:
+    starts = np.concatenate([[0], bodies.ends[:-1]])
+    parts = [compress(codec, bodies.data[a:b]) for a, b in zip(starts.tolist(), bodies.ends.tolist(), strict=True)]
+    return _Bodies(np.frombuffer(b"".join(parts), np.uint8), np.cumsum([len(part) for part in parts]))
+
+
+def _codec(name: str) -> int:
+    if name not in CODEC_NAMES:
+        raise ValueError(f"no such codec: {name!r}; there are {', '.join(CODEC_NAMES)}")
+    return CODEC_NAMES.index(name)
+
+
+def _offsets(records: Any, next_offset: int) -> NDArray[np.int64]:
+    if "offset" not in records.schema.names:
+        return np.arange(next_offset, next_offset + records.num_rows)
+    column = records.column("offset").cast(pa.int64())
+    if column.null_count:
+        raise ValueError("a record without offset")
+    return np.array(column, np.int64)
+
+
+def _timestamps(records: Any) -> NDArray[np.int64]:
+    if "timestamp_ms" in records.schema.names:
+        column = records.column("timestamp_ms").cast(pa.int64())
+    elif "timestamp" in records.schema.names:
+        column = records.column("timestamp").cast(pa.timestamp("ms", "UTC")).cast(pa.int64())  # refuses parts of a ms
+    else:
+        return np.full(records.num_rows, NO_TIMESTAMP, np.int64)
+    return np.array(column.fill_null(NO_TIMESTAMP), np.int64)
+
+
+def _named(records: Any, name: str, n: int) -> Any:
+    if name not in records.schema.names:
+        return pa.nulls(n, pa.binary())
+    return records.column(name).cast(pa.binary())
+
+
+def _variable(column: Any) -> _Variable:
+    """Views of the buffers of a pa.BinaryArray, which may be a slice of another."""
+    n = len(column)
+    _, ends, data = column.buffers()
+    variable = _Variable(
+        np.zeros(n + 1, np.int32)
+        if n == 0 or ends is None
+        else np.frombuffer(ends, np.int32, n + 1, column.offset * 4),
+        np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8),
+        np.array(column.is_null(), np.bool_),
+    )
+    for array in variable:
+        array.flags.writeable = False
+    return variable
+
+
+def _headers(records: Any, n: int) -> tuple[NDArray[np.int32], _Variable, _Variable]:
+    """Arrow's offsets of the headers of each record, their keys and values."""
+    none = pa.nulls(0, pa.binary())
+    if "headers" not in records.schema.names or records.column("headers").null_count == n:
+        return np.zeros(n + 1, np.int32), _variable(none), _variable(none)
+    column = records.column("headers").cast(HEADERS)
+    pairs = column.flatten()  # without what null lists and slices leave in the child
+    if pairs.null_count:
+        raise ValueError("a header that is null")
+    ends = np.zeros(n + 1, np.int32)
+    np.cumsum(np.array(column.value_lengths().fill_null(0), np.int32), out=ends[1:])
+    return ends, _variable(pairs.field(0).cast(pa.binary())), _variable(pairs.field(1))

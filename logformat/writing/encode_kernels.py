@@ -1,0 +1,179 @@
+"""Kernels from Arrow columns to batches of magic 2: the way back of `records_kernels` (`encode`).
+
+Columns come as arrays without gaps: of variable size as `ends` (int32[n + 1], Arrow's offsets: field i is
+data[ends[i]:ends[i + 1]]) with `data` (uint8) and `null` (bool[n]).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from logformat.batches.header_kernels import write_header
+from logformat.jit import inline, kernel
+from logformat.layout import BATCH_OVERHEAD
+from logformat.primitives.memory_kernels import copy_bytes
+from logformat.primitives.varint_kernels import size_of_varlong, write_varlong
+
+MAX_DELTA = 2**31 - 1
+
+
+@inline
+def _field_size(ends: np.ndarray, null: np.ndarray, i: int) -> int:
+    if null[i]:
+        return 1
+    size: int = ends[i + 1] - ends[i]
+    return size_of_varlong(size) + size
+
+
+@inline
+def _write_field(out: np.ndarray, at: int, ends: np.ndarray, data: np.ndarray, null: np.ndarray, i: int) -> int:
+    if null[i]:
+        return write_varlong(out, at, -1)
+    start: int = ends[i]
+    size: int = ends[i + 1] - start
+    at = write_varlong(out, at, size)
+    copy_bytes(out, at, data, start, size)
+    return at + size
+
+
+@kernel
+def measure_records(
+    key_ends: np.ndarray,
+    key_null: np.ndarray,
+    value_ends: np.ndarray,
+    value_null: np.ndarray,
+    header_ends: np.ndarray,
+    header_key_ends: np.ndarray,
+    header_value_ends: np.ndarray,
+    header_value_null: np.ndarray,
+    header_key_null: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """Bytes of each record from its key length to its end: out int64[n], written. header_key_null is all False."""
+    for i in range(out.shape[0]):
+        size = _field_size(key_ends, key_null, i) + _field_size(value_ends, value_null, i)
+        size += size_of_varlong(header_ends[i + 1] - header_ends[i])
+        for h in range(header_ends[i], header_ends[i + 1]):
+            size += _field_size(header_key_ends, header_key_null, h)
+            size += _field_size(header_value_ends, header_value_null, h)
+        out[i] = size
+
+
+@kernel
+def plan_batches(
+    offsets: np.ndarray,
+    timestamps: np.ndarray,
+    rest_bytes: np.ndarray,
+    first_base_offset: int,
+    fixed_base_timestamp: bool,
+    base_timestamp: int,
+    max_bytes: int,
+    max_records: int,
+    starts: np.ndarray,
+    body_bytes: np.ndarray,
+) -> int:
+    """Cut n records into batches, each as large as the limits allow, of at least one record.
+
+    offsets (rising), timestamps (ms), rest_bytes (of measure_records): int64[n]; first_base_offset: base offset of the
+    first batch, others begin at their first record; fixed_base_timestamp: deltas count from base_timestamp and not from
+    the batch's first record; max_bytes: of a batch before compression, header included. A batch also ends where an
+    offset delta would not fit. starts: int64[n + 1], written: first row of each batch, and n; body_bytes: int64[n],
+    written: uncompressed body of each batch. Returns the number of batches.
+    """
+    n = offsets.shape[0]
+    batch = -1
+    room = 0
+    base = first_base_offset
+    for i in range(n):
+        size = 0
+        if batch >= 0:
+            size = _record_size(timestamps[i] - base_timestamp, offsets[i] - base, rest_bytes[i])
+        if batch < 0 or size > room or i - starts[batch] >= max_records or offsets[i] - base > MAX_DELTA:
+            batch += 1
+            starts[batch] = i
+            body_bytes[batch] = 0
+            room = max_bytes - BATCH_OVERHEAD
+            if batch > 0:
+                base = offsets[i]
+            if not fixed_base_timestamp:
+                base_timestamp = timestamps[i]
+            size = _record_size(timestamps[i] - base_timestamp, offsets[i] - base, rest_bytes[i])
+        body_bytes[batch] += size
+        room -= size
+    starts[batch + 1] = n
+    return batch + 1
+
+
+@inline
+def _record_size(timestamp_delta: int, offset_delta: int, rest: int) -> int:
+    length = 1 + size_of_varlong(timestamp_delta) + size_of_varlong(offset_delta) + rest
+    return size_of_varlong(length) + length
+
+
+@kernel
+def encode_records(
+    offsets: np.ndarray,
+    timestamps: np.ndarray,
+    rest_bytes: np.ndarray,
+    starts: np.ndarray,
+    base_offsets: np.ndarray,
+    base_timestamps: np.ndarray,
+    key_ends: np.ndarray,
+    key_data: np.ndarray,
+    key_null: np.ndarray,
+    value_ends: np.ndarray,
+    value_data: np.ndarray,
+    value_null: np.ndarray,
+    header_ends: np.ndarray,
+    header_key_ends: np.ndarray,
+    header_key_data: np.ndarray,
+    header_value_ends: np.ndarray,
+    header_value_data: np.ndarray,
+    header_value_null: np.ndarray,
+    header_key_null: np.ndarray,
+    out: np.ndarray,
+) -> int:
+    """Write the bodies of m batches one after the other, uncompressed; give the bytes written.
+
+    starts: int64[m + 1] of plan_batches; base_offsets, base_timestamps: int64[m]; out: uint8, sum(body_bytes) or more.
+    """
+    at = 0
+    for batch in range(base_offsets.shape[0]):
+        for i in range(starts[batch], starts[batch + 1]):
+            timestamp_delta = timestamps[i] - base_timestamps[batch]
+            offset_delta = offsets[i] - base_offsets[batch]
+            length = 1 + size_of_varlong(timestamp_delta) + size_of_varlong(offset_delta) + rest_bytes[i]
+            at = write_varlong(out, at, length)
+            out[at] = 0  # attributes of a record: none are defined
+            at = write_varlong(out, at + 1, timestamp_delta)
+            at = write_varlong(out, at, offset_delta)
+            at = _write_field(out, at, key_ends, key_data, key_null, i)
+            at = _write_field(out, at, value_ends, value_data, value_null, i)
+            at = write_varlong(out, at, header_ends[i + 1] - header_ends[i])
+            for h in range(header_ends[i], header_ends[i + 1]):
+                at = _write_field(out, at, header_key_ends, header_key_data, header_key_null, h)
+                at = _write_field(out, at, header_value_ends, header_value_data, header_value_null, h)
+    return at
+
+
+@kernel
+def write_batches(batches: np.ndarray, payload: np.ndarray, payload_ends: np.ndarray, out: np.ndarray) -> int:
+    """Write whole batches one after the other; give the bytes written.
+
+    batches: BATCH[m], of which position, size, crc, magic and the fields of markers are not read; payload: uint8, final
+    bodies, ending at payload_ends (int64[m]); out: uint8[61 * m + payload_ends[-1]].
+    """
+    at = 0
+    start = 0
+    for i in range(batches.shape[0]):
+        b = batches[i]
+        size = payload_ends[i] - start
+        end = at + BATCH_OVERHEAD + size
+        copy_bytes(out, at + BATCH_OVERHEAD, payload, start, size)
+        write_header(
+            out, at, end, b.base_offset, b.last_offset, b.partition_leader_epoch, b.attributes, b.base_timestamp,
+            b.max_timestamp, b.producer_id, b.producer_epoch, b.base_sequence, b.records_count,
+        )  # fmt: skip
+        start = payload_ends[i]
+        at = end
+    return at

@@ -1,0 +1,154 @@
+"""Archives for tests of whole runs: golden partitions under other names, cut at batch borders, grown later."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jobs.command.config import parse_config
+from jobs.command.options import CompactOptions
+from jobs.command.progress import Silent
+from jobs.compact import job as compact
+from jobs.compact.report import CompactReport
+from jobs.store.rows import Segment
+from jobs.store.tables import State, open_state
+from tests.golden import Case
+from tests.reference.log import Batch, decode_log
+from udfs.compact.plan import PartitionResult
+
+HOUR = 3_600_000
+COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0}
+
+
+def borders(data: bytes) -> list[int]:
+    """Positions where a batch ends, of any magic."""
+    out, at = [], 0
+    while at < len(data):
+        at += 12 + struct.unpack_from(">i", data, at + 8)[0]
+        out.append(at)
+    return out
+
+
+def logs(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.log"))
+
+
+def put(source: Path, target: Path, *, segments: int | None = None, batches: int = 0) -> Path:
+    """Copy a partition's folder; with `segments`: only the first of them, and `batches` of the one after, which is then
+    the active segment. Times are kept. A target that is there grows, as the log of a running broker does.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    kept = logs(source) if segments is None else logs(source)[: segments + bool(batches)]
+    end = int(kept[-1].stem)
+    for path in sorted(source.iterdir()):
+        if path.suffix == ".log" and path not in kept:
+            continue
+        if (
+            path.stem.isdigit()
+            and segments is not None
+            and int(path.stem) >= end
+            and path.suffix not in (".log", ".snapshot")
+        ):
+            continue  # indexes of an active segment say more than the cut log holds
+        if path.stem.isdigit() and segments is not None and int(path.stem) > end:
+            continue
+        shutil.copy2(path, target)
+    if batches:
+        cut(target / kept[-1].name, batches)
+    return target
+
+
+def cut(log: Path, batches: int, *, torn: int = 0) -> None:
+    """Keep the first batches of a file, and `torn` bytes of the next one."""
+    data, stat = log.read_bytes(), log.stat()
+    log.write_bytes(data[: borders(data)[batches - 1] + torn])
+    os.utime(log, ns=(stat.st_mtime_ns, stat.st_mtime_ns))
+
+
+def offset_checkpoint(path: Path, entries: dict[str, int]) -> None:
+    """One of the offset checkpoints: partition's folder name -> offset."""
+    lines = [f"{name.rpartition('-')[0]} {name.rpartition('-')[2]} {offset}\n" for name, offset in entries.items()]
+    path.write_text(f"0\n{len(lines)}\n" + "".join(lines))
+
+
+def tree(root: Path) -> dict[str, tuple[str, int]]:
+    """Every file and folder below: SHA-256 and mtime."""
+    out = {}
+    for path in sorted(root.rglob("*")):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        out[str(path.relative_to(root))] = (digest, path.stat().st_mtime_ns)
+    return out
+
+
+def contents(batches: list[Batch]) -> list[tuple[Any, ...]]:
+    """What a reader sees: batches that hold records, with the range of offsets that each one covers."""
+    return [(b.base_offset, b.last_offset, b.control, b.records) for b in batches if b.records]
+
+
+@dataclass
+class Lab:
+    """An archive and a store of a test."""
+
+    spark: Any
+    root: Path
+    settings: dict[str, Any] = field(default_factory=lambda: {"defaults": COMPACT})
+    archive_at: Path | None = None  # elsewhere than in the root
+    store_at: Path | None = None
+
+    @property
+    def archive(self) -> Path:
+        return self.archive_at or self.root / "archive"
+
+    @property
+    def store(self) -> Path:
+        return self.store_at or self.root / "store"
+
+    def run(self, now_ms: int, *, settings: dict[str, Any] | None = None, **options: Any) -> CompactReport:
+        """One run in the session of the tests."""
+        config = parse_config(settings or self.settings)
+        made = CompactOptions(archive=str(self.archive), store=str(self.store), now_ms=now_ms, config=config, **options)
+        return compact.run(made, Silent())
+
+    def state(self) -> State:
+        return open_state(self.spark, str(self.store))
+
+    def path(self, segment: Segment) -> Path:
+        return (self.store if segment.root == "store" else self.archive) / segment.path
+
+    def batches(self, segments: list[Segment]) -> list[Batch]:
+        """A generation's batches."""
+        return [b for s in segments for b in decode_log(self.path(s).read_bytes()[: s.size_bytes])]
+
+    def check_whole(self, segments: list[Segment]) -> None:
+        """That a manifest is whole: files, sizes, side files, ranges without gap or overlap."""
+        assert segments
+        for segment, after in zip(segments, [*segments[1:], None], strict=True):
+            assert self.path(segment).stat().st_size >= segment.size_bytes
+            if segment.root == "store":
+                assert self.path(segment).stat().st_size == segment.size_bytes
+            folder = self.store / "segments" / f"{segment.topic}-{segment.partition}"
+            folder /= f"{segment.generation}-{segment.run_id}"
+            stem = f"{segment.base_offset:020d}"
+            assert (folder / f"{stem}.index").stat().st_size == segment.offset_index_bytes
+            assert (folder / f"{stem}.timeindex").stat().st_size == segment.time_index_bytes
+            assert (folder / f"{stem}.txnindex").exists() == (segment.txn_index_bytes > 0)
+            assert segment.last_offset < segment.next_offset
+            if after is not None:
+                assert after.base_offset >= segment.next_offset
+        assert (folder / f"{segments[-1].next_offset:020d}.snapshot").exists()
+        assert (folder / "leader-epoch-checkpoint").exists()
+
+
+def by_topic(report: CompactReport) -> dict[str, PartitionResult]:
+    """Results of the partitions numbered 0."""
+    return {r.topic: r for r in report.results if r.partition == 0}
+
+
+def only_input(case: Case) -> Path:
+    """The first partition of a case."""
+    return case.input(case.partitions[0])

@@ -1,0 +1,170 @@
+"""Partitions as folders for tests of the compaction: laid out from decoded batches, compacted, read again."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.reference.cleaner import AbortedTxn, Log, Segment, Settings, replay
+from tests.reference.log import Batch, decode_log
+from tests.reference.producer_state import State
+from udfs.compact.one_task import compact_partition
+from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult, SegmentInput, SideFile
+
+_TXN_ENTRY = struct.Struct(">hqqqq")
+
+
+def segment_name(base_offset: int, kind: str) -> str:
+    return f"{base_offset:020d}.{kind}"
+
+
+@dataclass
+class Archived:
+    """What lies in an archive's folder, as the listing would tell it."""
+
+    root: Path
+    segments: list[SegmentInput] = field(default_factory=list)
+    snapshots: list[SideFile] = field(default_factory=list)
+    txn_indexes: list[SideFile] = field(default_factory=list)
+
+
+def lay_out(root: Path, segments: list[Segment] | tuple[Segment, ...]) -> Archived:
+    """Write the `.log` files of a partition; nothing else: all that is beside them can be rebuilt."""
+    out = Archived(root)
+    (root / "t-0").mkdir(parents=True, exist_ok=True)
+    for s in segments:
+        data = b"".join(b.data for b in s.batches)
+        path = f"t-0/{segment_name(s.base_offset, 'log')}"
+        (root / path).write_bytes(data)
+        out.segments.append(SegmentInput("archive", path, s.base_offset, len(data), s.mtime_ms))
+    return out
+
+
+def plan_of(
+    archived: Archived,
+    store: Path,
+    settings: Settings,
+    *,
+    now_ms: int,
+    log_start_offset: int,
+    checkpoint: int | None = None,
+    high_watermark: int | None = None,
+    sealed: bool = False,
+    force: bool = True,
+    null_keys: str = "drop",
+    gaps: str = "accept",
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    min_dirty_ratio: float = 0.0,
+    dry_run: bool = False,
+    secret: tuple[int, int] = (0x0123456789ABCDEF, 0x0F1E2D3C4B5A6978),
+) -> PartitionPlan:
+    return PartitionPlan(
+        topic="t", partition=0, archive_uri=str(archived.root), store_uri=str(store), folder="out",
+        segments=tuple(archived.segments), log_start_offset=log_start_offset, checkpoint=checkpoint,
+        high_watermark=high_watermark, sealed=sealed, force=force, dry_run=dry_run, now_ms=now_ms,
+        settings=CleanSettings(
+            delete_retention_ms=settings.delete_retention_ms,
+            min_compaction_lag_ms=settings.min_compaction_lag_ms,
+            min_cleanable_dirty_ratio=min_dirty_ratio,
+            segment_bytes=settings.segment_bytes,
+            segment_index_bytes=settings.segment_index_bytes,
+            index_interval_bytes=settings.index_interval_bytes,
+            null_keys=null_keys,  # type: ignore[arg-type]
+            gaps=gaps,  # type: ignore[arg-type]
+        ),
+        limits=limits, secret=secret, snapshots=tuple(archived.snapshots), txn_indexes=tuple(archived.txn_indexes),
+    )  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """A compaction's result with its files read again."""
+
+    result: PartitionResult
+    plan: PartitionPlan
+
+    def path(self, number: int) -> Path:
+        segment = self.result.segments[number]
+        root = self.plan.archive_uri if segment.root == "archive" else self.plan.store_uri
+        return Path(root) / segment.path
+
+    def side_file(self, number: int, kind: str) -> Path:
+        """Beside segment `number`, in the generation's folder."""
+        return (
+            Path(self.plan.store_uri) / self.plan.folder / segment_name(self.result.segments[number].base_offset, kind)
+        )
+
+    def segments(self) -> list[Segment]:
+        return [
+            Segment(s.base_offset, tuple(decode_log(self.path(i).read_bytes()[: s.size_bytes])), s.mtime_ms)
+            for i, s in enumerate(self.result.segments)
+        ]
+
+    def aborted(self) -> tuple[AbortedTxn, ...]:
+        out: list[AbortedTxn] = []
+        for i in range(len(self.result.segments)):
+            path = self.side_file(i, "txnindex")
+            if path.exists():
+                out += [AbortedTxn(*e[1:]) for e in _TXN_ENTRY.iter_unpack(path.read_bytes())]
+        return tuple(out)
+
+    def files(self) -> dict[str, bytes]:
+        """Every file of the generation."""
+        folder = Path(self.plan.store_uri) / self.plan.folder
+        return {p.name: p.read_bytes() for p in sorted(folder.iterdir())} if folder.exists() else {}
+
+    def as_archive(self, root: Path, *, snapshots: bool) -> Archived:
+        """The generation laid out as a folder of its own, as `restore` does it."""
+        folder = root / "t-0"
+        folder.mkdir(parents=True)
+        out = Archived(root)
+        for i, s in enumerate(self.result.segments):
+            path = f"t-0/{segment_name(s.base_offset, 'log')}"
+            (root / path).write_bytes(self.path(i).read_bytes()[: s.size_bytes])
+            out.segments.append(SegmentInput("archive", path, s.base_offset, s.size_bytes, s.mtime_ms))
+        for name, data in self.files().items():
+            offset, _, kind = name.partition(".")
+            if kind == "log" or (kind == "snapshot" and not snapshots):
+                continue
+            (folder / name).write_bytes(data)
+            if kind == "snapshot":
+                out.snapshots.append(SideFile("archive", f"t-0/{name}", int(offset)))
+            if kind == "txnindex":
+                out.txn_indexes.append(SideFile("archive", f"t-0/{name}", int(offset)))
+        return out
+
+
+def compact(plan: PartitionPlan) -> Outcome:
+    return Outcome(compact_partition(plan), plan)
+
+
+def log_end(segments: list[Segment] | tuple[Segment, ...]) -> int:
+    """The offset after the last batch."""
+    last = segments[-1]
+    return last.batches[-1].last_offset + 1 if last.batches else last.base_offset
+
+
+def load(
+    segments: list[Segment] | tuple[Segment, ...],
+    log_start_offset: int,
+    *,
+    sealed: bool = False,
+    aborted: tuple[AbortedTxn, ...] | None = None,
+    producers: State | None = None,
+) -> Log:
+    """What a broker knows after it loaded these segments: from their files alone, or with what lay beside them."""
+    state = State()
+    replayed = replay([b for s in segments for b in s.batches], state)
+    return Log(
+        segments=tuple(segments),
+        log_start_offset=log_start_offset,
+        log_end_offset=log_end(segments),
+        aborted=tuple(replayed) if aborted is None else aborted,
+        producers=state if producers is None else producers,
+        sealed=sealed,
+    )
+
+
+def survivors(segments: list[Segment] | tuple[Segment, ...]) -> list[Batch]:
+    return [b for s in segments for b in s.batches]

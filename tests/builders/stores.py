@@ -1,0 +1,158 @@
+"""Stores made by hand for tests: files under segments/, and a state without Delta that answers as jobs.store does."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import google_crc32c
+import pyarrow as pa
+
+from jobs.store.rows import Checkpoint, Commit, RunRow, Segment, arrow_schema
+from logformat.names import segment_file
+from udfs.storage import Root, open_root
+
+MTIME_MS = 1_700_000_000_123
+
+
+def row(kind, **values):
+    """A row of a state table with these values, and zeros."""
+    empty = {pa.string(): "x", pa.int64(): 0, pa.int32(): 0, pa.float64(): 0.0, pa.bool_(): False}
+    return kind(
+        **{
+            f.name: values.get(f.name, empty[f.type])
+            for f in arrow_schema(kind)
+            if f.name in values or f.name != "gaps"
+        }
+    )
+
+
+def run_id(generation, other=0):
+    """32 hex digits."""
+    return f"{generation:016x}{other:016x}"
+
+
+@dataclass
+class FakeState:
+    """jobs.store.tables.State without Spark; `commit_wave` keeps rows in memory."""
+
+    root: Root
+    current_rows: dict = field(default_factory=dict)
+    rows: list = field(default_factory=list)
+    chains: dict = field(default_factory=dict)
+    vacuumed: list = field(default_factory=list)
+
+    def commit_wave(self, commits, wave, verify_files=None):
+        for commit in commits:
+            self.current_rows[commit.key] = commit.checkpoint
+            self.rows += commit.segments
+            self.chains.setdefault(commit.key, []).insert(0, commit.run)
+
+    def checkpoints(self):
+        return dict(self.current_rows)
+
+    def histories(self, topics=None):
+        return {key: chain for key, chain in self.chains.items() if topics is None or key[0] in topics}
+
+    def history(self, topic, partition):
+        return self.chains.get((topic, partition), [])
+
+    def segments_of_runs(self, run_ids):
+        return [r for r in self.rows if r.run_id in set(run_ids)]
+
+    def manifests(self, wanted):
+        return {
+            key: sorted(
+                (r for r in self.rows if ((r.topic, r.partition), r.generation, r.run_id) == (key, *one)),
+                key=lambda r: r.base_offset,
+            )
+            for key, one in wanted.items()
+        }
+
+    def lock(self):
+        return contextlib.nullcontext()
+
+    def vacuum_state(self, *, dry_run=False):
+        self.vacuumed.append(dry_run)
+        return 0
+
+
+@dataclass
+class StoreMaker:
+    """Writes an archive and generations of a store, as compact leaves them."""
+
+    folder: Path
+    state: object = None
+
+    def __post_init__(self):
+        self.archive = self.folder / "archive"
+        self.store = self.folder / "store"
+        (self.store / "state" / "compaction_checkpoints").mkdir(parents=True)
+        self.archive.mkdir()
+        if self.state is None:
+            self.state = FakeState(open_root(str(self.store)))
+
+    def archived(self, topic, partition, base, data):
+        """A segment in the archive."""
+        path = self.archive / f"{topic}-{partition}" / segment_file(base, "log")
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        return path
+
+    def generation(self, topic, partition, generation, written, kept=(), archived=(), end=300, start=0, anew=False):
+        """Commit a generation.
+
+        `written`: base -> bytes, in this run's folder; `kept`: segments of an earlier one; `archived`: base -> bytes
+        that belong to the generation, of a file that `archived()` made.
+        """
+        run, name = run_id(generation), f"{topic}-{partition}"
+        folder = self.store / "segments" / name / f"{generation}-{run}"
+        folder.mkdir(parents=True)
+        shared = {"topic": topic, "partition": partition, "generation": generation, "run_id": run}
+
+        def segment(base, data, root, path):
+            return row(
+                Segment, **shared, base_offset=base, root=root, path=path, size_bytes=len(data),
+                mtime_ms=MTIME_MS + base, checksum=google_crc32c.value(data),
+            )  # fmt: skip
+
+        segments = [dataclasses.replace(s, **shared) for s in kept]
+        for base, data in written.items():
+            (folder / segment_file(base, "log")).write_bytes(data)
+            segments.append(segment(base, data, "store", f"segments/{name}/{folder.name}/{segment_file(base, 'log')}"))
+        segments += [segment(b, d, "archive", f"{name}/{segment_file(b, 'log')}") for b, d in dict(archived).items()]
+        for s in segments:
+            for kind in ("index", "timeindex"):
+                (folder / segment_file(s.base_offset, kind)).write_bytes(f"{kind} {generation}".encode())
+        (folder / segment_file(end, "snapshot")).write_bytes(b"snapshot")
+        (folder / "leader-epoch-checkpoint").write_text("0\n1\n0 0\n")
+        (folder / "partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
+        facts = {"log_start_offset": start, "next_offset": end, "archive_uri": str(self.archive)}
+        parent = run_id(generation - 1) if generation > 1 else None
+        checkpoint = row(Checkpoint, **shared, **facts, first_dirty_offset=end - 10)
+        run_row = row(
+            RunRow, **shared, **facts, generation_before=generation - 1, generation_after=generation,
+            parent_run_id=parent, end_offset=end - 10, anew=anew,
+        )  # fmt: skip
+        commit = Commit(topic, partition, generation - 1, parent, checkpoint, segments, run_row)
+        self.state.commit_wave([commit], generation)
+        return segments
+
+    def age(self, hours, *folders):
+        """Make the files of run folders so old."""
+        for folder in folders:
+            for path in folder.iterdir():
+                at = path.stat().st_mtime - hours * 3600
+                os.utime(path, (at, at))
+
+    def run_folder(self, topic, partition, generation):
+        """Path of a run's folder."""
+        return self.store / "segments" / f"{topic}-{partition}" / f"{generation}-{run_id(generation)}"
+
+
+def tree(folder):
+    """Relative path -> bytes of all files below."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}

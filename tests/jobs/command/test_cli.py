@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from jobs import errors
+from jobs.command import cli
+from jobs.command.options import CompactOptions, RestoreOptions, VacuumOptions, VerifyOptions
+from jobs.command.reporting import PartitionLine, before_after_table, size
+from jobs.errors import ConflictError, JobError, MissingFileError
+from jobs.spark import submit
+from logformat.errors import UnsafeFolderError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass
+class _Report:
+    exit_code: int = 0
+
+    def to_json(self):
+        return {"kept": 3}
+
+    def to_text(self):
+        return "kept 3"
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """Every command runs this in place of its module."""
+    module = types.ModuleType("fake_job")
+    module.seen = []
+    module.outcome = _Report()
+
+    def run(options, progress):
+        progress.start("phase", 2)
+        progress.advance()
+        module.seen.append(options)
+        if isinstance(module.outcome, BaseException):
+            raise module.outcome
+        return module.outcome
+
+    module.run = run
+    monkeypatch.setitem(sys.modules, "fake_job", module)
+    monkeypatch.setattr(cli, "JOBS", dict.fromkeys(cli.JOBS, "fake_job"))
+    previous = signal.getsignal(signal.SIGTERM)
+    yield module
+    signal.signal(signal.SIGTERM, previous)
+
+
+def test_compact_takes_every_option_of_its_contract(job, capsys, tmp_path):
+    config = tmp_path / "c.toml"
+    config.write_text('[topics."o-*"]\n"cleanup.policy" = "compact"\n')
+    code = cli.main(
+        ["compact", "A", "--store", "S", "--topics", "o-*", "--cleanup-policy", "compact", "--config", str(config),
+         "--now", "1700000000000", "--null-keys", "drop", "--gaps", "accept", "--sealed", "--force",
+         "--reset", "x*", "--dry-run", "--json"]
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(capsys.readouterr().out) == {"kept": 3}
+    (options,) = job.seen
+    assert options.config.topic_settings("o-1").compacts
+    assert options == CompactOptions(
+        "A", "S", 1_700_000_000_000, options.config, "o-*", "compact", "drop", "accept", True, True, "x*", True
+    )
+
+
+def test_text_is_the_default_and_now_is_the_clock(job, capsys):
+    assert cli.main(["compact", "A", "--store", "S"]) == 0
+    assert capsys.readouterr().out == "kept 3\n"
+    assert job.seen[0].now_ms > 1_700_000_000_000
+    assert job.seen[0].topics is None
+
+
+def test_the_other_jobs(job):
+    assert cli.main(["verify", "A"]) == 0
+    assert cli.main(["verify", "--store", "S", "--generation", "3", "--topics", "t"]) == 0
+    assert cli.main(["restore", "--store", "S", "--output", "D", "--generation", "2", "--archive", "B"]) == 0
+    assert cli.main(["vacuum", "--store", "S", "--grace-hours", "1.5", "--dry-run"]) == 0
+    assert [type(options) for options in job.seen] == [VerifyOptions, VerifyOptions, RestoreOptions, VacuumOptions]
+    assert job.seen[1].generation == 3
+    assert job.seen[2].archive == "B"
+    assert (job.seen[3].grace_hours, job.seen[3].dry_run) == (1.5, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compact"], "Missing argument"),
+        (["compact", "A"], "--store"),
+        (["compact", "A", "--store", "S", "--cleanup-policy", "compact"], "needs --topics"),
+        (["compact", "A", "--store", "S", "--null-keys", "maybe"], "maybe"),
+        (["compact", "A", "--store", "S", "--now", "1700000000"], "seconds"),
+        (["compact", "A", "--store", "S", "--config", "absent.toml"], "no such file"),
+        (["compact", "A", "--store", "S", "--forse"], "--force"),
+        (["verify"], "one of both"),
+        (["verify", "A", "--store", "S"], "one of both"),
+        (["verify", "A", "--generation", "1"], "belong to --store"),
+        (["restore", "--store", "S"], "--output"),
+        (["restore", "--store", "S", "--output", "D", "--generation", "0"], "generation"),
+        (["vacuum", "--store", "S", "--grace-hours", "-1"], "grace-hours"),
+        (["compress"], "No such command"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_on_one_line_and_in_json(job, capsys, arguments, said):
+    assert cli.main([*arguments, "--json"]) == errors.USAGE
+    out, err = capsys.readouterr()
+    assert said in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert json.loads(out)["error"]["exit_code"] == errors.USAGE
+    assert not job.seen
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_reports_exit_code_comes_through(job, code):
+    job.outcome = _Report(code)
+    assert cli.main(["compact", "A", "--store", "S"]) == code
+
+
+def test_an_error_says_path_expected_found_and_what_to_do(job, capsys):
+    job.outcome = MissingFileError(path="t-0/1.log", expected="10 bytes", found="no such file")
+    assert cli.main(["restore", "--store", "S", "--output", "D", "--json"]) == errors.PROBLEMS
+    out, err = capsys.readouterr()
+    assert err.startswith("error: t-0/1.log: expected 10 bytes, found no such file; give --archive")
+    error = json.loads(out)["error"]
+    assert (error["path"], error["expected"], error["found"]) == ("t-0/1.log", "10 bytes", "no such file")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (ConflictError(path="S", expected="a", found="b"), 4, "run again"),
+        (OSError(28, "No space left on device", "/x"), 5, "/x: no space left"),
+        (RuntimeError("java.io.IOException: No space left on device"), 5, "no space left"),
+        (ValueError("bug"), 1, "unexpected: ValueError: bug"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (cli.TerminatedError(), 143, "terminated"),
+    ],
+)
+def test_exit_codes(job, capsys, raised, code, said):
+    job.outcome = raised
+    assert cli.main(["compact", "A", "--store", "S", "--json"]) == code
+    out, err = capsys.readouterr()
+    assert said in err
+    assert json.loads(out)["error"]["exit_code"] == code
+    assert ("Traceback" in err) == (code == 1)
+
+
+def test_every_error_fills_its_template():
+    fields = dict.fromkeys(
+        ("path", "table", "setting", "expected", "found", "topic", "partition", "reason", "message", "advice"), "X"
+    )
+
+    def below(kind):
+        for child in kind.__subclasses__():
+            yield child
+            yield from below(child)
+
+    for kind in below(JobError):
+        error = kind(**fields)
+        assert error.line()
+        assert error.exit_code in (2, 3, 4, 5)
+        assert kind.__doc__
+
+
+def test_progress_is_shown_when_asked_for_and_never_on_stdout(job, capsys):
+    cli.main(["compact", "A", "--store", "S", "--progress", "--json"])
+    out, err = capsys.readouterr()
+    assert "phase" in err
+    assert json.loads(out)
+    cli.main(["compact", "A", "--store", "S"])
+    assert capsys.readouterr().err == ""
+
+
+def test_sparks_options_end_at_the_jobs_name():
+    split = submit.split_arguments
+    assert split(["compact", "A", "--conf", "x"]) == ([], ["compact", "A", "--conf", "x"])
+    spark = ["--master", "local[2]", "--conf", "a=b c", "--verbose", "--name=compact", "--name", "compact"]
+    assert split([*spark, "compact", "A"]) == (spark, ["compact", "A"])
+    assert split(["--help"]) == ([], ["--help"])
+    assert split([]) == ([], [])
+
+
+def test_the_users_settings_win_and_lists_are_joined(tmp_path):
+    (tmp_path / "spark-defaults.conf").write_text("# mine\nspark.ui.enabled = true\nspark.driver.memory 9g\n")
+    user = submit.user_options(
+        ["--master", "yarn", "--conf", "spark.x=1", "--packages", "g:a:1", "--driver-memory", "4g"],
+        {"SPARK_CONF_DIR": str(tmp_path)},
+    )
+    assert user.master == "yarn"
+    assert user.conf["spark.driver.memory"] == "4g"
+    ours = {"spark.x": "2", "spark.y": "3 4", "spark.ui.enabled": "false", "spark.jars.packages": "io.delta:d:1"}
+    words = submit.launch_arguments(ours, user)
+    assert words.startswith("--conf 'spark.y=3 4' --master yarn")
+    assert "spark.x=2" not in words
+    assert "spark.ui.enabled" not in words
+    assert words.endswith("--packages io.delta:d:1,g:a:1 pyspark-shell")
+
+
+def test_table_of_a_report():
+    lines = [
+        PartitionLine("b", 1, "clean", 1000, 10, 1 << 20, 1 << 10, 4, 1, estimate=True),
+        PartitionLine("a", 0, "uncleanable", note="crc"),
+    ]
+    text = before_after_table(lines).splitlines()
+    assert [line.split()[0] for line in text] == ["partition", text[1], "a-0", "b-1", text[4], "2"]
+    assert "1,000  ->  10  1.0 MiB  ->  ~1.0 KiB  ~99.9 %    4 -> 1" in text[3]
+    assert before_after_table([]).startswith("partition")
+    assert [size(n) for n in (None, 0, 1023, 1024, 5 << 30)] == ["-", "0 B", "1023 B", "1.0 KiB", "5.0 GiB"]
+
+
+def _script(*arguments, **environment):
+    venv = Path(sys.prefix)
+    return subprocess.run(
+        [ROOT / "spark-submit.sh", *arguments],
+        env={**os.environ, "LASTKEY_VENV": str(venv), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_help_starts_no_jvm(tmp_path):
+    began = time.monotonic()
+    done = _script("--help", JAVA_HOME=str(tmp_path))
+    assert done.returncode == 0
+    assert "compact" in done.stdout
+    assert time.monotonic() - began < 10
+    assert _script("--master", "local[1]", "compact", "--help").returncode == 0
+
+
+def test_no_java_is_exit_code_5_and_says_what_to_install(tmp_path):
+    (tmp_path / "state" / "compaction_checkpoints").mkdir(parents=True)
+    done = _script("vacuum", "--store", str(tmp_path), JAVA_HOME=str(tmp_path / "none"))
+    assert done.returncode == errors.ENVIRONMENT, done.stderr
+    assert "apt install openjdk-17" in done.stderr
+
+
+def test_an_old_java_is_refused(tmp_path):
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
+    java.chmod(0o755)
+    (tmp_path / "state" / "compaction_checkpoints").mkdir(parents=True)
+    done = _script("vacuum", "--store", str(tmp_path), JAVA_HOME=str(tmp_path))
+    assert done.returncode == errors.ENVIRONMENT
+    assert "Java 8" in done.stderr
+
+
+def test_an_environment_that_is_none_is_exit_code_5(tmp_path):
+    done = _script("--help", LASTKEY_VENV=str(tmp_path))
+    assert done.returncode == errors.ENVIRONMENT
+    assert "LASTKEY_VENV" in done.stderr
+
+
+SECRET_ARGUMENTS = [
+    ["compact", "s3://AKIA:hush@bucket/a", "--store", "S"],
+    ["compact", "A", "--store", "s3://AKIA:hush@bucket/s"],
+    ["compact", "A", "--store=s3://AKIA:hush@bucket/s", "--json"],
+    ["compact", "s3://AKIA:hu/sh@bucket/a"],  # and no store
+    ["verify", "s3://bucket/a?secret_key=hush"],
+    ["verify", "--store", "S", "--archive", "s3://AKIA:hush@bucket/a", "--json"],
+    ["reindex", "hdfs://me:hush@host/a", "--check"],
+    ["reindex", "A", "--output", "s3://AKIA:hush@bucket/o"],
+    ["inspect", "A", "--files", "B,s3://AKIA:hush@bucket/a"],
+    ["inspect", "A", "--output", "s3://AKIA:hush@bucket/o"],
+    ["lookup", "A", "--queries", "s3://AKIA:hush@bucket/q.csv", "--output", "o.csv"],
+    ["report", "A", "--output", "s3://AKIA:hush@bucket/o.html"],
+    ["restore", "--store", "s3://AKIA:hush@bucket/s", "--output", "O"],
+    ["vacuum", "s3://AKIA:hush@bucket/s", "--store", "S"],  # click would say which word is too many
+    ["s3://AKIA:hush@bucket/a"],
+]
+
+
+@pytest.mark.parametrize("words", SECRET_ARGUMENTS, ids=lambda words: words[0])
+def test_credentials_in_a_uri_are_a_mistake_that_nobody_repeats(words, capsys):
+    assert cli.main(words) == errors.USAGE
+    out, err = capsys.readouterr()
+    assert "without credentials" in err
+    for secret in ("hush", "hu/sh", "AKIA", "me:"):
+        assert secret not in out + err
+    if "--json" in words:
+        assert json.loads(out)["error"]["exit_code"] == errors.USAGE
+
+
+def test_a_key_that_is_looked_for_may_look_like_one(capsys):
+    for words in (["--filter", "key=http://me:hush@host"], ["--filter=key=http://me:hush@host"]):
+        assert cli.main(["inspect", str(ROOT / "examples/archive/orders-0"), *words]) == errors.DONE
+    assert capsys.readouterr().err == ""
+
+
+def test_what_executors_say_of_their_folder_for_kernels_is_a_mistake_of_use(job, capsys):
+    said = UnsafeFolderError("/x", "Y")
+    job.outcome = RuntimeError(f"Job aborted\nlogformat.errors.UnsafeFolderError: {said}\n\tat x")
+    assert cli.main(["verify", "A"]) == errors.USAGE
+    assert capsys.readouterr().err == f"error: {said}\n"

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.command.config import MAX_LONG, JobSettings, TopicSettings, check_now_ms, load_config, parse_config
+from jobs.errors import BadSettingError, ConfigFileError, NowError, UnknownSettingError
+
+CONF = Path(__file__).resolve().parents[3] / "conf"
+
+
+def test_defaults_are_kafkas():
+    settings = load_config(None).topic_settings("any")
+    assert settings.cleanup_policy == ("delete",)
+    assert not settings.compacts
+    assert settings.delete_retention_ms == 86_400_000
+    assert settings.max_compaction_lag_ms == MAX_LONG
+    assert (settings.segment_bytes, settings.index_interval_bytes) == (1 << 30, 4096)
+    assert not settings.named
+
+
+def test_the_shipped_file_names_every_setting_at_its_default():
+    config = load_config(CONF / "cleaner.toml")
+    assert config.topic_settings("any") == TopicSettings()
+    assert config.job == JobSettings()
+    assert set(config.defaults) == set(TopicSettings.__dataclass_fields__) - {"named"}
+
+
+def test_the_shipped_example():
+    config = load_config(CONF / "topics.example.toml")
+    assert config.topic_settings("orders-eu").compacts
+    assert not config.topic_settings("orders-audit").compacts
+    assert config.topic_settings("inventory").null_keys == "keep"
+    assert config.topic_settings("other").delete_retention_ms == 172_800_000
+
+
+def test_exact_name_wins_over_globs_and_later_globs_over_earlier():
+    config = parse_config(
+        {
+            "defaults": {"segment.bytes": 1000},
+            "topics": {
+                "a-b": {"segment.bytes": 4000},
+                "a-*": {"segment.bytes": 2000, "cleanup.policy": "compact"},
+                "*": {"segment.bytes": 3000},
+            },
+        }
+    )
+    assert config.topic_settings("a-b").segment_bytes == 4000
+    assert config.topic_settings("a-c").segment_bytes == 3000
+    assert config.topic_settings("a-c").named
+    assert not config.topic_settings("b").named
+
+
+def test_policy_list_and_string_mean_the_same():
+    for value in ("compact,delete", ["delete", "compact"], "delete, compact"):
+        settings = parse_config({"defaults": {"cleanup.policy": value}}).topic_settings("t")
+        assert settings.compacts
+        assert settings.expires
+
+
+def test_unquoted_dotted_keys_mean_the_same():
+    assert parse_config({"defaults": {"segment": {"bytes": 77}}}).topic_settings("t").segment_bytes == 77
+
+
+@pytest.mark.parametrize(
+    ("tables", "near"),
+    [
+        ({"defaults": {"segmnt.bytes": 1}}, "segment.bytes"),
+        ({"topics": {"a": {"cleanup.polcy": "compact"}}}, "cleanup.policy"),
+        ({"job": {"wave.partition": 1}}, "wave.partitions"),
+        ({"default": {}}, "defaults"),
+    ],
+)
+def test_an_unknown_name_brings_the_nearest(tables, near):
+    with pytest.raises(UnknownSettingError, match=f"did you mean {near}") as raised:
+        parse_config(tables, "my.toml")
+    assert raised.value.exit_code == 2
+    assert str(raised.value).startswith("my.toml: ")
+
+
+@pytest.mark.parametrize(
+    ("table", "setting", "value", "allowed"),
+    [
+        ("defaults", "segment.bytes", 13, "from 14 to 2147483647"),
+        ("defaults", "segment.bytes", True, "whole number"),
+        ("defaults", "segment.bytes", "1000", "whole number"),
+        ("defaults", "max.compaction.lag.ms", 0, "from 1"),
+        ("defaults", "min.cleanable.dirty.ratio", 1.1, "from 0 to 1"),
+        ("defaults", "cleanup.policy", "compact,compact", "a list of"),
+        ("defaults", "cleanup.policy", [], "a list of"),
+        ("defaults", "null.keys", "ignore", '"fail", "keep", "drop"'),
+        ("job", "wave.partitions", 0, "from 1"),
+        ("job", "single.writer", "yes", "true or false"),
+    ],
+)
+def test_a_bad_value_brings_what_is_allowed(table, setting, value, allowed):
+    with pytest.raises(BadSettingError, match=allowed) as raised:
+        parse_config({table: {setting: value}})
+    assert repr(value) in str(raised.value)
+
+
+def test_lags_that_contradict_each_other_are_refused_at_once():
+    with pytest.raises(BadSettingError, match=r"at most max\.compaction\.lag\.ms"):
+        parse_config({"topics": {"a*": {"min.compaction.lag.ms": 2, "max.compaction.lag.ms": 1}}})
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(ConfigFileError, match="no such file"):
+        load_config(tmp_path / "absent.toml")
+    (tmp_path / "bad.toml").write_text("[defaults\n")
+    with pytest.raises(ConfigFileError, match="expected TOML"):
+        load_config(tmp_path / "bad.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigFileError, match="readable"):
+        load_config(tmp_path / "bytes.toml")
+
+
+def test_now():
+    assert check_now_ms(1_700_000_000_000) == 1_700_000_000_000
+    assert check_now_ms(None) > 1_700_000_000_000
+    with pytest.raises(NowError, match="did you mean 1700000000000"):
+        check_now_ms(1_700_000_000)
+    for wrong in (-1, 1_700_000_000_000_000):
+        with pytest.raises(NowError):
+            check_now_ms(wrong)

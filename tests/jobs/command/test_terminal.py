@@ -1,0 +1,147 @@
+"""What archives hold must not command a terminal: the command line on a real one (a pty), into a pipe, and the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+import tty
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from jobs.command.reporting import ShownInNotebooks
+from tests.builders.logs import write_partition
+
+ROOT = Path(__file__).resolve().parents[3]
+HOSTILE = "\x1b]0;owned\x07\x1b[2Jred\x08\x00\x9b31m\u202eevil\u2066\u200f\x7f"
+SHOWN = r"\x1b]0;owned\x07\x1b[2Jred\x08\x00\x9b31m\u202eevil\u2066\u200f\x7f"
+BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+FOLDER = "dir\x1b[31m\u202e"
+
+
+def active(text: str) -> set[str]:
+    """By Python's own tables: characters that do something, but for tab and newline."""
+    return {
+        c for c in text
+        if (unicodedata.category(c) == "Cc" and c not in "\t\n") or unicodedata.bidirectional(c) in BIDI
+        or c in "\u200e\u200f\u061c\u2028\u2029\x9b"
+    }  # fmt: skip
+
+
+@pytest.fixture
+def archive(tmp_path):
+    write_partition(tmp_path / "archive" / FOLDER / "users-0", f"a=1 {HOSTILE}={HOSTILE} | b=2 a=3 || c=4")
+    return tmp_path / "archive"
+
+
+def on_a_terminal(*words, module=("-m", "jobs")) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr), each a terminal of its own that changes nothing of what is written to it."""
+    ends, texts, threads = [pty.openpty(), pty.openpty()], [bytearray(), bytearray()], []
+    for _, inner in ends:
+        tty.setraw(inner)
+    process = subprocess.Popen(
+        [sys.executable, *module, *map(str, words)], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=ends[0][1],
+        stderr=ends[1][1], env={**os.environ, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"},
+    )  # fmt: skip
+    for (outer, inner), text in zip(ends, texts, strict=True):
+        os.close(inner)
+        threads.append(threading.Thread(target=_drain, args=(outer, text)))
+        threads[-1].start()
+    code = process.wait(120)
+    for thread in threads:
+        thread.join(60)
+    return code, texts[0].decode(), texts[1].decode()
+
+
+def _drain(outer: int, text: bytearray) -> None:
+    try:
+        while part := os.read(outer, 65536):
+            text += part
+    except OSError:  # EIO: nobody writes any more
+        pass
+    finally:
+        os.close(outer)
+
+
+def into_a_pipe(*words) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs", *map(str, words)], cwd=ROOT, capture_output=True, check=False,
+        env={**os.environ, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"},
+    )  # fmt: skip
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_keys_and_values_on_a_terminal_and_into_a_pipe(archive):
+    words = ["inspect", archive, "--print-data-log"]
+    code, out, err = on_a_terminal(*words, "--no-progress")
+    assert code == 0
+    assert f"key: {SHOWN} payload: {SHOWN}" in out
+    assert r"Non-consecutive offsets in " in err and r"dir\x1b[31m\u202e" in err
+    assert active(out + err) == set()
+    piped = into_a_pipe(*words)
+    assert f"key: {HOSTILE} payload: {HOSTILE}" in piped[1]
+    assert piped[1].count("\n") == out.count("\n")
+
+
+def test_json_is_the_same_everywhere(archive):
+    words = ["inspect", archive, "--print-data-log", "--json", "--no-progress"]
+    code, out, _ = on_a_terminal(*words)
+    assert (code, out) == into_a_pipe(*words)[:2]
+    assert active(out) == set()
+    assert HOSTILE in {json.loads(line).get("key") for line in out.splitlines()}
+
+
+JOBS = [
+    (["inspect"], 3), (["verify"], 3), (["reindex", "--check"], 3), (["lookup", "--offset", "0"], 3),
+    (["lookup", "--sizing"], 3), (["inspect", "--topics", "x\x1b"], 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "code"), JOBS, ids=[" ".join(words) for words, _ in JOBS])
+def test_names_in_reports_findings_and_errors(archive, words, code):
+    """Damage of which the path, and so the folder's name, is told."""
+    log = max((archive / FOLDER / "users-0").glob("*.log"))
+    data = bytearray(log.read_bytes())
+    data[16] = 9  # the first batch's magic
+    log.write_bytes(data)
+    found, out, err = on_a_terminal(words[0], archive, *words[1:], "--no-progress")
+    assert found == code, out + err
+    assert active(out + err) == set()
+    assert r"dir\x1b[31m\u202e" in out + err or r"matches x\x1b;" in out + err
+
+
+def test_an_error_of_a_path_that_is_not_there(tmp_path):
+    code, out, err = on_a_terminal("verify", tmp_path / "no\x1b[5mwhere", "--json", "--no-progress")
+    assert code == 2
+    assert r"no\x1b[5mwhere" in err
+    assert active(out + err) == set()
+    assert "no\x1b[5mwhere" in json.loads(out)["error"]["path"]
+
+
+def test_what_is_logged_of_a_defect():
+    """In a process of its own: pytest has a handler, which the command line's process has not."""
+    code = "import sys; from jobs.command import cli; from logformat.errors import stopped; cli.main(['--version']);"
+    code += "stopped(ValueError('bad \\x1b[2J'), 'dir\\x1b[31m\\u202e')"
+    _, _, err = on_a_terminal("-c", code, module=())
+    assert r"dir\x1b[31m\u202e: unexpected" in err and r"ValueError: bad \x1b[2J" in err
+    assert active(err) == set()
+
+
+def test_the_page_and_a_notebook_hold_none(archive):
+    page = archive.parent / "page.html"
+    code, _, err = into_a_pipe("report", archive / FOLDER, "--output", page)
+    assert code == 0, err
+    text = page.read_text()
+    assert r"dir\x1b[31m\u202e" in text
+    assert active(text) == set()
+
+    class Shown(ShownInNotebooks):
+        def to_text(self):
+            return HOSTILE + "<"
+
+    assert Shown()._repr_html_() == f"<pre>{SHOWN}&lt;</pre>"

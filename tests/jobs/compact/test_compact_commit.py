@@ -1,0 +1,72 @@
+"""What is looked at once more just before a commit: every file of the new generations, by name and size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jobs.compact.commit import check_files
+from jobs.errors import ConflictError
+from jobs.store.rows import Checkpoint, Commit
+from logformat.names import segment_file
+from tests.builders.stores import StoreMaker, row, run_id
+from udfs.storage import open_root
+
+A, B = b"a" * 1000, b"b" * 2000
+
+
+@pytest.fixture
+def second(tmp_path):
+    """(maker, commit): generation 2 of t-0, of a segment of its own, one of generation 1 and one of the archive."""
+    maker = StoreMaker(tmp_path)
+    maker.archived("t", 0, 200, A)
+    first = maker.generation("t", 0, 1, {0: A, 100: B})
+    segments = maker.generation("t", 0, 2, {0: B}, kept=first[1:], archived={200: A})
+    folder = maker.run_folder("t", 0, 2)
+    (folder / segment_file(100, "txnindex")).write_bytes(b"t" * 34)
+    for base in (100, 200):
+        (folder / segment_file(base, "snapshot")).write_bytes(b"snapshot")
+    sizes = {"offset_index_bytes": len("index 2"), "time_index_bytes": len("timeindex 2")}
+    segments = [replace(s, **sizes, txn_index_bytes=34 if s.base_offset == 100 else 0) for s in segments]
+    run = replace(maker.state.history("t", 0)[0], topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
+    return maker, Commit("t", 0, 1, run_id(1), row(Checkpoint, topic="t", generation=2), segments, run)
+
+
+FILES = [
+    *(f"2/{segment_file(0, kind)}" for kind in ("log", "index", "timeindex")),
+    *(f"2/{segment_file(100, kind)}" for kind in ("index", "timeindex", "txnindex", "snapshot")),
+    *(f"2/{segment_file(200, kind)}" for kind in ("index", "timeindex", "snapshot")),
+    *(f"2/{name}" for name in (segment_file(300, "snapshot"), "leader-epoch-checkpoint", "partition.metadata")),
+    f"1/{segment_file(100, 'log')}",
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_file_is_looked_at(second, name):
+    maker, commit = second
+    store = open_root(f"{maker.store}/../{maker.store.name}")  # however it is spelled
+    check_files(store, [commit])
+    path = maker.run_folder("t", 0, int(name[0])) / name[2:]
+    path.write_bytes(b"")
+    with pytest.raises(ConflictError, match=r"just before the commit.*found 0 bytes") as raised:
+        check_files(store, [commit])
+    assert raised.value.exit_code == 4
+    assert path.name in str(raised.value)
+    path.unlink()
+    with pytest.raises(ConflictError, match="found no such file"):
+        check_files(store, [commit])
+
+
+def test_all_files_of_the_folder_are_among_them(second):
+    maker, _ = second
+    assert {f"2/{p.name}" for p in maker.run_folder("t", 0, 2).iterdir()} == set(FILES[:-1])
+
+
+def test_a_folder_that_is_gone(second):
+    maker, commit = second
+    for path in maker.run_folder("t", 0, 2).iterdir():
+        path.unlink()
+    maker.run_folder("t", 0, 2).rmdir()
+    with pytest.raises(ConflictError, match="no such file"):
+        check_files(open_root(str(maker.store)), [commit])

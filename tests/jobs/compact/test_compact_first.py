@@ -1,0 +1,302 @@
+"""The first run on an archive: what is taken, what is left alone, what is said, what is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+
+import pytest
+
+from jobs.command import cli
+from jobs.compact.report import CompactReport
+from jobs.errors import PolicyError, UsageError
+from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, logs, offset_checkpoint, only_input, put, tree
+from tests.golden import golden
+from tests.reference.log import data_batch, decode_log
+
+pytestmark = [pytest.mark.spark]
+
+CASES = ("few-keys", "none-tomb", "txn-zstd", "idem-active", "v1-snappy", "two-parts")
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    return golden(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def now_ms(cases):
+    return max(case.now_ms(1, p) for case in cases.values() for p in case.partitions)
+
+
+@pytest.fixture
+def lab(spark, tmp_path):
+    return Lab(spark, tmp_path)
+
+
+def _null_keys(folder, n):
+    """A partition of two segments with `n` records that have no key."""
+    folder.mkdir(parents=True)
+    records = [(1_000_000 + i, None if i < n else b"k%d" % (i % 3), b"v%d" % i) for i in range(20)]
+    (folder / f"{0:020d}.log").write_bytes(data_batch(0, records).data)
+    (folder / f"{20:020d}.log").write_bytes(data_batch(20, [(1_000_100, b"k0", b"last")]).data)
+
+
+@dataclass(frozen=True)
+class First:
+    lab: Lab
+    before: dict
+    dry: CompactReport
+    after_dry: dict
+    report: CompactReport
+    checkpoints: dict
+    manifests: dict
+    states: dict
+    histories: dict
+
+
+@pytest.fixture(scope="module")
+def first(spark, cases, now_ms, tmp_path_factory):
+    """A dry run, then the run itself, on golden partitions and others; with the trees before and after."""
+    lab = Lab(spark, tmp_path_factory.mktemp("first"))
+    for name in CASES:
+        for partition in cases[name].partitions:
+            put(cases[name].input(partition), lab.archive / "disk1" / partition)
+    put(only_input(cases["few-keys"]), lab.archive / "disk2" / "other-0")
+    put(only_input(cases["few-keys"]), lab.archive / "disk2" / "both-0")
+    put(only_input(cases["two-parts"]), lab.archive / "disk2" / "waits-0")
+    put(only_input(cases["two-parts"]), lab.archive / "disk2" / "small-0")
+    put(only_input(cases["two-parts"]), lab.archive / "disk2" / "old-0")
+    put(only_input(cases["two-parts"]), lab.archive / "disk2" / "gone-1.0123456789abcdef0123456789abcdef-delete")
+    _null_keys(lab.archive / "disk2" / "nulls-0", 7)
+    _null_keys(lab.archive / "disk2" / "keep-0", 7)
+    _null_keys(lab.archive / "disk2" / "drop-0", 7)
+    (lab.archive / "disk2" / "lost+found").mkdir()
+    at = cases["two-parts"].partitions[0]
+    middle = int(logs(cases["two-parts"].input(at))[2].stem)
+    offset_checkpoint(
+        lab.archive / "disk2" / "cleaner-offset-checkpoint", {"waits-0": middle, "small-0": 0, "old-0": middle}
+    )
+    lab.settings = {
+        "defaults": COMPACT,
+        "topics": {
+            "other": {"cleanup.policy": "delete"},
+            "both": {"cleanup.policy": "compact,delete"},
+            "waits": {"min.cleanable.dirty.ratio": 0.5},
+            "old": {"min.cleanable.dirty.ratio": 0.5, "max.compaction.lag.ms": 1},
+            "small": {"min.dirty.bytes": 10_000_000},
+            "keep": {"null.keys": "keep"},
+            "drop": {"null.keys": "drop"},
+        }
+        | {name: {"segment.bytes": cases[name].settings["segment.bytes"]} for name in CASES},
+    }
+    before = tree(lab.root)
+    dry = lab.run(now_ms, dry_run=True)
+    after_dry = tree(lab.root)
+    report = lab.run(now_ms)
+    state = lab.state()
+    return First(lab, before, dry, after_dry, report, *state.current(), state.states(), state.histories())
+
+
+@pytest.mark.slow
+def test_a_dry_run_writes_nothing_and_says_what_the_run_then_does(first):
+    dry, report = first.dry, first.report
+    assert first.after_dry == first.before  # also no store's folder
+    assert dry.exit_code == report.exit_code == 3
+    assert dry.generations == {}
+    assert [r.name() for r in dry.results] == [r.name() for r in report.results]
+    rows = dry.to_json()["partitions"]
+    estimated = {f"{row['topic']}-{row['partition']}" for row in rows if row["bytes_after_is_estimate"]}
+    for said, done in zip(dry.results, report.results, strict=True):
+        assert (said.status, said.problem) == (done.status, done.problem), said.name()
+        assert (said.notes, said.first_dirty_offset, said.next_offset) == (
+            done.notes, done.first_dirty_offset, done.next_offset,
+        )  # fmt: skip
+        assert said.counters == done.counters, said.name()
+        assert (said.dirty_ratio, said.clean_bytes, said.dirty_bytes) == (
+            done.dirty_ratio, done.clean_bytes, done.dirty_bytes,
+        )  # fmt: skip
+        assert [(s.base_offset, s.next_offset, s.records, s.batches, s.tombstones) for s in said.segments] == [
+            (s.base_offset, s.next_offset, s.records, s.batches, s.tombstones) for s in done.segments
+        ]
+        assert (said.bytes_before, said.bytes_read) == (done.bytes_before, done.bytes_read)
+        if said.name() not in estimated:
+            assert (said.bytes_after, said.bytes_written) == (done.bytes_after, done.bytes_written), said.name()
+        else:
+            assert 0.5 < said.bytes_after / done.bytes_after < 2, said.name()
+    assert estimated == {r.name() for r in report.results if r.recompressed_bytes}
+    assert "dry run: nothing was written" in dry.to_text()
+
+
+@pytest.mark.slow
+def test_the_archive_is_as_it_was(first):
+    after = tree(first.lab.root)
+    assert {name: what for name, what in after.items() if name.startswith("archive")} == first.before
+
+
+@pytest.mark.slow
+def test_what_was_cleaned_equals_the_brokers_own_cleaning(first, cases, now_ms):
+    lab, current, manifests = first.lab, first.checkpoints, first.manifests
+    for name in CASES:
+        for number, partition in enumerate(cases[name].partitions):
+            key = (partition.rpartition("-")[0], number)
+            lab.check_whole(manifests[key])
+            got = lab.batches([s for s in manifests[key] if s.cleaned])
+            want = [b for log in logs(cases[name].expected(1, partition))[:-1] for b in decode_log(log.read_bytes())]
+            late = now_ms - cases[name].now_ms(1, partition)  # one clock for all here, a clock each there
+            assert [(b.base_offset, b.last_offset, b.records) for b in got] == [
+                (b.base_offset, b.last_offset, b.records) for b in want
+            ]
+            assert [b.delete_horizon for b in got] == [
+                None if b.delete_horizon is None else b.delete_horizon + late for b in want
+            ]
+            assert current[key].next_offset == manifests[key][-1].next_offset
+            assert current[key].first_dirty_offset == manifests[key][-1].base_offset  # the active segment
+
+
+@pytest.mark.slow
+def test_reports_text_and_json(first):
+    report = first.report
+    told = json.loads(json.dumps(report.to_json()))
+    assert (told["exit_code"], told["dry_run"], told["archive_needed"]) == (3, False, True)
+    assert (told["expired_nothing"], told["not_compacted"]) == (["both"], ["other"])
+    assert len(told["run_id"]) == 32
+    rows = {(p["topic"], p["partition"]): p for p in told["partitions"]}
+    assert list(rows) == sorted(rows)
+    row = rows["few-keys", 0]
+    assert (row["status"], row["generation"], row["problem"]) == ("cleaned", 1, None)
+    assert row["records_kept"] + row["dropped_superseded"] == row["records_read"] == 2000
+    fates = ("copied", "rebuilt", "emptied", "dropped")
+    assert sum(row[f"batches_{fate}"] for fate in fates) == row["batches_read"]
+    assert {"scan", "clean", "write"} == set(row["seconds"])
+    assert row["bytes_read"] > 0 < row["bytes_written"]
+    assert row["peak_memory_bytes"] > 1 << 20
+    text = report.to_text()
+    assert "policy compact,delete: only compacted, nothing was expired: both" in text
+    assert "left alone, cleanup.policy is not compact: other" in text
+    assert "set aside: nulls-0" in text
+    assert "the archive is still needed" in text
+    assert "marked -delete" in text
+
+
+@pytest.mark.slow
+def test_topics_of_another_policy_are_left_alone(first):
+    assert "other" not in by_topic(first.report)
+    assert not (first.lab.store / "segments" / "other-0").exists()
+    assert ("other", 0) not in first.states
+
+
+@pytest.mark.slow
+def test_records_without_a_key(first):
+    lab, manifests, found = first.lab, first.manifests, by_topic(first.report)
+    problem = found["nulls"].problem
+    assert (found["nulls"].status, problem.kind) == ("set_aside", "null_key")
+    assert problem.found == "7 records without"
+    assert not (lab.store / "segments" / "nulls-0").exists()  # nothing is left of what was begun
+    assert found["keep"].counters["dropped_null_key"] == 0
+    assert found["drop"].counters["dropped_null_key"] == 7
+    assert ("nulls", 0) not in first.checkpoints
+    kept = [r.offset for b in lab.batches(manifests["keep", 0]) for r in b.records]
+    assert kept == [*range(7), 17, 18, 19, 20]  # all without a key, and the last of each key below the active segment
+    assert [r.offset for b in lab.batches(manifests["drop", 0]) for r in b.records] == [17, 18, 19, 20]
+
+
+@pytest.mark.slow
+def test_what_is_due(first):
+    """One and the same partition: half dirty, of too little volume, and past max.compaction.lag.ms."""
+    found = by_topic(first.report)
+    assert found["waits"].status == "not_due"
+    assert 0.2 < found["waits"].dirty_ratio < 0.5
+    assert found["small"].status == "not_due"
+    assert found["small"].dirty_ratio == 1.0
+    assert found["old"].status == "cleaned"
+
+
+@pytest.mark.slow
+def test_how_partitions_stand(first, now_ms):
+    states, report = first.states, first.report
+    assert {key[0] for key, row in states.items() if row.state == "uncleanable"} == {"nulls"}
+    assert {key[0] for key, row in states.items() if row.state == "dirty"} == {"waits", "small"}
+    row = states["nulls", 0]
+    assert (row.expected, row.found, row.run_id, row.now_ms) == (
+        "a key in every record", "7 records without", report.run_id, now_ms,
+    )  # fmt: skip
+    assert "7 records without" in row.reason
+    assert states["few-keys", 0].generation == 1
+    assert states["waits", 0].dirty_bytes > 0
+
+
+@pytest.mark.slow
+def test_tables_hold_what_a_restore_needs(first, now_ms):
+    run = first.histories["txn-zstd", 0][0]
+    assert (run.generation_before, run.generation_after, run.parent_run_id) == (0, 1, None)
+    assert (run.run_id, run.now_ms) == (first.report.run_id, now_ms)
+    assert run.dropped_aborted > 0 < run.dropped_superseded
+    assert json.loads(run.settings)["delete_retention_ms"] == 24 * HOUR
+    assert {"pyspark", "python", "zstandard"} <= set(json.loads(run.versions))
+    assert set(json.loads(run.seconds)) == {"scan", "clean", "write"}
+    checkpoint = first.checkpoints["txn-zstd", 0]
+    assert checkpoint.archive_uri == str(first.lab.archive)
+    assert len(checkpoint.topic_id) == 22
+    assert checkpoint.last_batch_base_offset == checkpoint.next_offset - 1
+
+
+@pytest.mark.slow
+def test_the_archive_is_needed_until_nothing_of_it_is_used(cases, now_ms, lab):
+    put(only_input(cases["two-parts"]), lab.archive / "t-0")
+    put(only_input(cases["two-parts"]), lab.archive / "other-0")
+    report = lab.run(now_ms, sealed=True, topics="t")
+    assert report.exit_code == 0
+    assert all(s.root == "store" for s in report.results[0].segments)
+    assert (report.archive_needed, report.not_compacted) == ("it holds other topics", ["other"])  # it is nowhere else
+    assert "the archive is still needed: it holds other topics" in report.to_text()
+    kept = lab.run(now_ms, sealed=True, settings={"defaults": COMPACT, "topics": {"o*": {"cleanup.policy": "delete"}}})
+    assert (kept.archive_needed, kept.not_compacted) == ("it holds other topics", ["other"])
+    shutil.rmtree(lab.archive / "other-0")
+    again = lab.run(now_ms, sealed=True)
+    assert [r.status for r in again.results] == ["not_due"]
+    assert again.archive_needed == ""
+
+    moved = replace(lab, archive_at=lab.root / "other")  # a store serves one archive
+    shutil.copytree(lab.archive, moved.archive)
+    with pytest.raises(UsageError, match="serves the archive"):
+        moved.run(now_ms)
+
+
+def test_policy_by_option(cases, now_ms, lab, capsys, tmp_path):
+    """--cleanup-policy compact is for the topics that --topics names, and for none whose own table says otherwise."""
+    for topic in ("a", "b", "own"):
+        put(only_input(cases["few-keys"]), lab.archive / f"{topic}-0")
+    plain = {"topics": {"own": {"cleanup.policy": "delete"}}}
+    none = lab.run(now_ms, settings=plain)
+    assert (none.exit_code, none.results) == (0, [])
+    assert "left alone, cleanup.policy is not compact: a, b, own" in none.to_text()
+    with pytest.raises(PolicyError, match=r"own table says cleanup\.policy = delete") as refused:
+        lab.run(now_ms, settings=plain, topics="*", cleanup_policy="compact")
+    assert refused.value.exit_code == 2
+    with pytest.raises(UsageError, match="--topics"):
+        lab.run(now_ms, settings=plain, cleanup_policy="compact")
+    report = lab.run(now_ms, settings=plain, topics="a", cleanup_policy="compact", dry_run=True)
+    assert [r.name() for r in report.results] == ["a-0"]
+    assert not lab.store.exists()
+
+    config = tmp_path / "c.toml"
+    config.write_text('[defaults]\n"min.cleanable.dirty.rati" = 0.1\n')
+    assert cli.main(["compact", str(lab.archive), "--store", str(lab.store), "--config", str(config)]) == 2
+    assert "min.cleanable.dirty.ratio" in capsys.readouterr().err
+    config.write_text('[defaults]\n"cleanup.policy" = "compact"\n')
+    arguments = ["compact", str(lab.archive), "--store", str(lab.store), "--config", str(config), "--json", "--dry-run"]
+    assert cli.main([*arguments, "--topics", "a", "--now", str(now_ms)]) == 0
+    assert [p["topic"] for p in json.loads(capsys.readouterr().out)["partitions"]] == ["a"]
+    assert cli.main([*arguments, "--now", "1700000000"]) == 2
+    capsys.readouterr()
+
+
+def test_paths_that_cannot_be(lab, now_ms, cases):
+    with pytest.raises(UsageError, match="a folder with Kafka log directories"):
+        lab.run(now_ms)
+    put(only_input(cases["few-keys"]), lab.archive / "a-0")
+    for store in (lab.archive, lab.archive / "store", lab.root):
+        with pytest.raises(UsageError, match="nothing was written; the store needs a place outside of it"):
+            replace(lab, store_at=store).run(now_ms)

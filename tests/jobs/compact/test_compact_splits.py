@@ -1,0 +1,171 @@
+"""Both ways of finding the last offset of each key, in the task and by a window, leave the same bytes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from jobs.compact import job as compact
+from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, only_input, put
+from tests.golden import golden
+from tests.reference.log import data_batch
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+# Magic 0, 1 and 2, all kinds of transactions, groups of several segments, and groups of which nothing stays (few-keys)
+CASES = ("few-keys", "none-tomb", "txn-none", "txn-hang", "v0-none", "v1-gzip-append", "zstd-headers")
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    return golden(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def now_ms(cases):
+    return max(case.now_ms(1, p) for case in cases.values() for p in case.partitions)
+
+
+def files(lab, checkpoints):
+    """The current generation's files of every partition, whatever their run is called."""
+    out = {}
+    for (topic, partition), at in checkpoints.items():
+        folder = lab.store / "segments" / f"{topic}-{partition}" / f"{at.generation}-{at.run_id}"
+        out |= {(topic, partition, path.name): path.read_bytes() for path in folder.iterdir()}
+    return out
+
+
+def rows(manifests):
+    """Manifests without what names their run."""
+    return {
+        key: [replace(s, run_id="", path=s.path.rpartition("/")[2]) for s in segments]
+        for key, segments in manifests.items()
+    }
+
+
+def folders(lab):
+    return sorted(str(path.relative_to(lab.store / "segments")) for path in (lab.store / "segments").glob("*/*"))
+
+
+def test_the_same_bytes(spark, cases, now_ms, tmp_path):
+    one, many = Lab(spark, tmp_path), Lab(spark, tmp_path, store_at=tmp_path / "other")
+    for name in CASES:
+        put(only_input(cases[name]), one.archive / f"{name}-0")
+        segments = cases[name].settings["segment.bytes"]
+        size = segments if name in ("few-keys", "txn-hang") else 2 * segments  # 1: no joining; 2: groups of some
+        one.settings.setdefault("topics", {})[name] = {"segment.bytes": size}
+    whole = one.run(now_ms)
+    split = many.run(now_ms, settings={**one.settings, "job": {"split.bytes": 1}})
+    assert whole.exit_code == split.exit_code == 0
+    for a, b in zip(whole.results, split.results, strict=True):
+        assert (a.splits, b.splits > 1) == (1, True), a.name()
+        assert a.counters == b.counters, a.name()
+        same = ("bytes_before", "bytes_after", "bytes_written", "recompressed_bytes", "notes", "first_dirty_offset")
+        assert [getattr(a, name) for name in same] == [getattr(b, name) for name in same], a.name()
+    (at_once, manifest), (in_splits, manifest_of_splits) = one.state().current(), many.state().current()
+    assert rows(manifest) == rows(manifest_of_splits)
+    ours, theirs = files(one, at_once), files(many, in_splits)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+    assert any(name.endswith(".txnindex") for _, _, name in ours)
+    assert len(manifest["few-keys", 0]) < whole.results[0].segments_before  # empty groups gave their base away
+    # nothing but the generations' folders is left
+    assert folders(one) == sorted(f"{t}-{p}/1-{row.run_id}" for (t, p), row in at_once.items())
+    assert folders(many) == sorted(f"{t}-{p}/1-{row.run_id}" for (t, p), row in in_splits.items())
+
+    # again, over clean and dirty, at a clock at which horizons have passed; the dry run says the same
+    later = now_ms + 25 * HOUR
+    names = "[ftvn]*"
+    dry = many.run(later, topics=names, force=True, dry_run=True, settings={**one.settings, "job": {"split.bytes": 1}})
+    whole = one.run(later, topics=names, force=True)
+    split = many.run(later, topics=names, force=True, settings={**one.settings, "job": {"split.bytes": 1}})
+    for a, b, c in zip(whole.results, split.results, dry.results, strict=True):
+        assert a.counters == b.counters == c.counters, a.name()
+        assert [(s.base_offset, s.records, s.batches) for s in a.segments] == [
+            (s.base_offset, s.records, s.batches) for s in c.segments
+        ]
+    assert sum(r.counters["dropped_tombstones"] for r in split.results) > 0
+    (at_once, manifest), (in_splits, manifest_of_splits) = one.state().current(), many.state().current()
+    assert rows(manifest) == rows(manifest_of_splits)
+    ours, theirs = files(one, at_once), files(many, in_splits)
+    assert [name for name in ours if ours[name] != theirs.get(name)] == []
+
+
+def test_what_sets_a_partition_aside_does_so_in_splits_too(spark, cases, now_ms, tmp_path):
+    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.bytes": 1}})
+    put(only_input(cases["few-keys"]), lab.archive / "good-0")
+    bad = put(only_input(cases["few-keys"]), lab.archive / "flipped-0")
+    log = sorted(bad.glob("*.log"))[3]
+    data = bytearray(log.read_bytes())
+    data[200] ^= 1
+    log.write_bytes(data)
+    nulls = lab.archive / "nulls-0"
+    nulls.mkdir()
+    records = [(1_000_000, None if i % 2 else b"k%d" % i, b"v") for i in range(10)]
+    (nulls / f"{0:020d}.log").write_bytes(data_batch(0, records).data)
+    (nulls / f"{10:020d}.log").write_bytes(data_batch(10, [(1_000_000, b"k0", b"v")]).data)
+    report = lab.run(now_ms)
+    found = by_topic(report)
+    assert report.exit_code == 3
+    assert found["good"].status == "cleaned"
+    assert (found["flipped"].problem.kind, found["flipped"].problem.path) == ("crc", f"flipped-0/{log.name}")
+    assert found["nulls"].problem.found == "5 records without"
+    assert [name.partition("/")[0] for name in folders(lab)] == ["good-0"]
+
+
+def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, monkeypatch):
+    """64 MiB for a task (the least) are half of it a table of keys: 1.4 million; this partition has more."""
+    n, per_batch = 1_700_000, 100_000
+    folder = tmp_path / "archive" / "many-0"
+    folder.mkdir(parents=True)
+    first, second = folder / f"{0:020d}.log", folder / f"{n:020d}.log"
+    with first.open("wb") as out:
+        for start in range(0, n, per_batch):
+            out.write(_numbered(start, per_batch))
+    second.write_bytes(data_batch(n, [(1_000_000, b"x", b"y")]).data)
+    small = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"task.memory.bytes": 64 << 20}})
+    large = Lab(spark, tmp_path, store_at=tmp_path / "other")
+    seen = []
+    real = compact.run_tasks
+
+    def watched(session, function, items, *more):
+        results = real(session, function, items, *more)
+        seen.extend(result.status for result in results)
+        return results
+
+    monkeypatch.setattr(compact, "run_tasks", watched)
+    report = small.run(now_ms)
+    assert seen == ["too_large"]
+    assert [r.status for r in report.results] == ["cleaned"]
+    large.run(now_ms)
+    assert seen == ["too_large", "cleaned"]
+    (small_at, a), (large_at, b) = small.state().current(), large.state().current()
+    assert rows(a) == rows(b)
+    assert files(small, small_at) == files(large, large_at)
+    assert folders(small) == [f"many-0/1-{small_at['many', 0].run_id}"]
+    assert json.loads(small.state().history("many", 0)[0].seconds)["scan"] > 0
+
+
+def _numbered(start, n):
+    """A batch of n records with keys of their own, made by columns: a loop over records would take half a minute."""
+    keys = np.char.zfill(np.arange(start, start + n).astype("S8"), 8)
+    # length, attributes, timestamp delta, offset delta (3 bytes), key length, key, value length, value, no headers
+    delta = np.arange(n, dtype=np.int64) * 2  # zigzag of a number that is not negative
+    record = np.zeros((n, 18), np.uint8)
+    record[:, 0] = 17 * 2  # length of what follows
+    record[:, 3] = (delta & 0x7F) | 0x80
+    record[:, 4] = (delta >> 7 & 0x7F) | 0x80
+    record[:, 5] = delta >> 14
+    record[:, 6] = 8 * 2
+    record[:, 7:15] = np.frombuffer(keys.tobytes(), np.uint8).reshape(n, 8)
+    record[:, 15] = 1 * 2
+    record[:, 16] = ord("v")
+    body = record.tobytes()
+    tail = struct.pack(">hiqqqhii", 0, n - 1, 1_000_000, 1_000_000, -1, -1, -1, n) + body
+    head = struct.pack(">qiibI", start, 49 + len(body), 0, 2, google_crc32c.value(tail))
+    return head + tail

@@ -1,0 +1,161 @@
+"""A file that is missing from an archive, from run to run: set aside, accepted, come back; wrong checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from jobs.command.options import RestoreOptions
+from jobs.command.progress import Silent
+from jobs.restore import job as restore
+from tests.builders.archives import Lab, contents, logs, offset_checkpoint, only_input, put
+from tests.golden import golden
+from tests.reference.log import decode_log
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture
+def lab(spark, tmp_path):
+    return Lab(spark, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory):
+    return golden(tmp_path_factory)["none-tomb"]
+
+
+@pytest.fixture
+def now_ms(case):
+    return case.now_ms(1, case.partitions[0])
+
+
+def hide(lab, number):
+    """Take a segment with its indexes out of the archive; gives what brings it back."""
+    log, away = logs(lab.archive / "t-0")[number], lab.root / "away"
+    away.mkdir()
+    for path in log.parent.glob(f"{log.stem}.*"):
+        shutil.move(path, away / path.name)
+    return lambda: [shutil.move(path, log.parent / path.name) for path in sorted(away.iterdir())]
+
+
+def archived(lab):
+    return [b for log in logs(lab.archive / "t-0") for b in decode_log(log.read_bytes())]
+
+
+def last_records(batches):
+    """Offset and value of the last record of every key."""
+    return {r.key: (r.offset, r.value) for b in batches if not b.control for r in b.records}
+
+
+def test_a_missing_segment_from_run_to_run(lab, case, now_ms):
+    put(only_input(case), lab.archive / "t-0")
+    whole = archived(lab)
+    bring_back = hide(lab, 1)
+    missing = logs(lab.archive / "t-0")[1].name
+
+    aside = lab.run(now_ms, sealed=True)
+    assert aside.exit_code == 3 and aside.archive_needed
+    assert f"set aside: t-0: t-0/{missing} at byte 0: gap:" in aside.to_text()
+    assert "no longer needed" not in aside.to_text()
+    assert aside.to_json()["partitions"][0]["problem"]["state"] == "gap"
+    assert lab.state().states()["t", 0].state == "gap"
+    assert not lab.state().exists()
+
+    accepted = lab.run(now_ms, sealed=True, gaps="accept")
+    assert accepted.exit_code == 0
+    first, last = accepted.to_json()["partitions"][0]["gaps"][0]
+    assert f"no segment holds offsets {first} to {last}" in accepted.to_text()
+    assert "the archive is still needed: generations pass over offsets" in accepted.to_text()
+    again = lab.run(now_ms, sealed=True)  # not due, and still to be told
+    assert [r.status for r in again.results] == ["not_due"], again.results[0].problem
+    assert again.to_json()["archive_needed_because"] == "generations pass over offsets that may still come back"
+
+    bring_back()
+    back = lab.run(now_ms, sealed=True)
+    assert back.exit_code == 3
+    assert "what was missing has come back" in back.results[0].problem.hint
+    anew = lab.run(now_ms, sealed=True, reset="t")
+    assert (anew.exit_code, anew.archive_needed) == (0, "")
+    checkpoints, manifests = lab.state().current()
+    assert checkpoints["t", 0].gaps is None
+    kept = last_records(lab.batches(manifests["t", 0]))
+    for key, record in last_records(whole).items():
+        if record[1] is not None:
+            assert kept[key] == record
+
+
+def test_a_gap_behind_the_generation_is_passed_over(lab, case, now_ms):
+    """The generation goes on with what comes next, and loses nothing of its own."""
+    put(only_input(case), lab.archive / "t-0", segments=1)
+    first = lab.run(now_ms, sealed=True)
+    assert first.exit_code == 0
+    before = lab.batches(lab.state().manifest("t", 0))
+    put(only_input(case), lab.archive / "t-0")
+    for log in logs(lab.archive / "t-0")[:2]:
+        for path in log.parent.glob(f"{log.stem}.*"):
+            path.unlink()
+    assert lab.run(now_ms, sealed=True).exit_code == 3
+    after = lab.run(now_ms, sealed=True, gaps="accept")
+    assert (after.exit_code, after.generations) == (0, {("t", 0): 2})
+    kept = last_records(lab.batches(lab.state().manifest("t", 0)))
+    want = last_records(before) | last_records(archived(lab))
+    assert kept == {key: record for key, record in want.items() if record[1] is not None or key in kept}
+    third = lab.run(now_ms, sealed=True, force=True)  # accepted once: no gap any more, and not forgotten
+    assert third.exit_code == 0 and third.results[0].gaps == after.results[0].gaps
+
+
+@pytest.mark.parametrize("name", ["log-start-offset-checkpoint", "cleaner-offset-checkpoint"])
+def test_a_checkpoint_of_another_log(lab, case, now_ms, name):
+    put(only_input(case), lab.archive / "t-0")
+    offset_checkpoint(lab.archive / name, {"t-0": 1_000_000})
+    report = lab.run(now_ms)  # due or not, without --force
+    assert report.exit_code == 3
+    assert (report.results[0].problem.state, report.generations) == ("diverged", {})
+    anew = lab.run(now_ms, reset="t")
+    assert anew.exit_code == 0, anew.results
+    checkpoint = lab.state().checkpoints()["t", 0]
+    assert (checkpoint.generation, checkpoint.log_start_offset) == (1, 0)
+    assert checkpoint.next_offset < 1_000_000
+    (lab.archive / name).unlink()
+    other = Lab(lab.spark, lab.root, archive_at=lab.archive, store_at=lab.root / "other")
+    other.run(now_ms)
+    mine, theirs = (lab_.batches(lab_.state().manifest("t", 0)) for lab_ in (lab, other))
+    assert contents(mine) == contents(theirs)
+
+
+def test_a_high_watermark_that_cannot_be_read(lab, case, now_ms):
+    """What lies above it may still be undone, and must supersede nothing."""
+    put(only_input(case), lab.archive / "t-0")
+    checkpoint = lab.archive / "replication-offset-checkpoint"
+    checkpoint.write_text("0\n1\nt 0 2")  # cut short: the offset was 2500
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-2])
+    report = lab.run(now_ms)
+    assert (report.exit_code, report.generations) == (3, {})
+    problem = report.results[0].problem
+    assert (problem.kind, problem.path) == ("side_file", "replication-offset-checkpoint")
+    assert "take it away" in problem.hint
+    checkpoint.unlink()
+    assert lab.run(now_ms).exit_code == 0
+
+
+def test_a_store_of_the_last_release(lab, case, now_ms):
+    """Its checkpoints have no column for gaps: it is read, and grows the column."""
+    put(only_input(case), lab.archive / "t-0", segments=1, batches=2)
+    lab.run(now_ms)
+    uri = str(lab.store / "state" / "compaction_checkpoints")
+    old = pa.table(DeltaTable(uri).to_pyarrow_table()).drop_columns(["gaps"])
+    shutil.rmtree(uri)
+    write_deltalake(uri, old)
+    put(only_input(case), lab.archive / "t-0")
+    hide(lab, 2)
+    report = lab.run(now_ms, gaps="accept")
+    assert (report.exit_code, report.generations) == (0, {("t", 0): 2}), report.to_text()
+    assert json.loads(lab.state().checkpoints()["t", 0].gaps)
+    output = lab.root / "restored"
+    restore.run(RestoreOptions(str(lab.store), str(output)), Silent())
+    assert logs(output / "t-0")

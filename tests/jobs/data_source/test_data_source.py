@@ -1,0 +1,394 @@
+"""The data sources in Spark: schemas, pushed filters, SQL, errors. What they read is tested in tests/udfs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType, TimestampNTZType
+
+from jobs.data_source.source import SOURCES, KafkaLog, arrow_schema
+from jobs.errors import MissingPathError
+from logformat.schemas import SPARK_COLUMNS
+from tests.builders.logs import START_MS, write_partition
+from tests.builders.sources import options_of, read
+from tests.golden import golden
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).resolve().parents[3]
+TEXT = "a=1 b=2 c=3 | {codec=zstd} a=4 -=5 | {pid=1 txn} b=6 | {pid=1 abort} || a=7 d=- | e=8"
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data_source") / "archive"
+    write_partition(folder / "orders-0", TEXT)
+    write_partition(folder / "orders-1", "a=10 z=11 || a=12")
+    write_partition(folder / "users-0", "u=1 | {codec=gzip} v=2")
+    return folder
+
+
+@pytest.fixture
+def pushing(spark: SparkSession):
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    yield spark
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def load(spark: SparkSession, path: Path, name: str = "kafka_log", **options: str) -> DataFrame:
+    return spark.read.format(name).options(**options).load(str(path))
+
+
+def sorted_rows(frame: DataFrame, *by: str) -> list[tuple]:
+    return [tuple(row) for row in frame.orderBy(*by).collect()]
+
+
+@pytest.mark.slow
+def test_as_sparks_own_kafka_source(spark, archive):
+    frame = load(spark, archive)
+    assert [f.name for f in frame.schema] == [f.name for f in SPARK_COLUMNS if f.name != "headers"]
+    with_headers = load(spark, archive, includeHeaders="true")
+    simple = with_headers.schema.simpleString()
+    assert simple == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,timestampType:int,"
+        "headers:array<struct<key:string,value:binary>>>"
+    )
+    assert all(field.nullable for field in with_headers.schema)
+
+
+@pytest.mark.parametrize("name", [source.source for source in SOURCES])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"badRecords": "set_aside"}, marks=pytest.mark.slow)], ids=["fail", "set_aside"]
+)
+@pytest.mark.slow
+def test_rows_come_through_spark_unchanged(spark, archive, name, options):
+    found = load(spark, archive, name, **options).toArrow()
+    ours = read(name, archive, **options)
+    assert found.schema.names == ours.schema.names
+    key = {"kafka_log": ["topic", "partition", "offset"]}.get(
+        name, ["path", "position" if "batch" in name else "entry"]
+    )
+    order = [(column, "ascending") for column in key]
+    assert found.sort_by(order).to_pylist() == ours.sort_by(order).to_pylist()
+
+
+@pytest.mark.slow
+def test_golden_records_through_spark(spark, tmp_path_factory):
+    """Codecs, legacy magics, headers, empty and null fields, timestamps out of range."""
+    cases = golden(tmp_path_factory)
+    for name in ("zstd-headers", "v1-gzip-append", "txn-zstd"):
+        folder = cases[name].folder / "input"
+        columns = {"columns": "topic,partition,offset,key,value,headers,timestamp,timestamp_ms,codec,magic,sequence"}
+        order = [("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
+        found = load(spark, folder, **columns).toArrow().sort_by(order)
+        assert found.to_pylist() == read("kafka_log", folder, **columns).sort_by(order).to_pylist()
+
+
+FILTERS = [
+    "topic = 'orders' AND offset >= 2 AND offset < 5 AND key = X'61' AND timestamp >= timestamp_millis({ms})",
+    "timestamp >= timestamp_millis({ms}) AND timestamp < timestamp_millis({ms} + 3)",
+    "NOT topic = 'orders' OR key IS NULL",
+    "topic = 'orders' AND partition IN (0, 7)",
+    "offset >= 2 AND offset < 5",
+    "offset > 1 AND offset <= 4 AND topic <=> 'orders'",
+    "key = X'61'",
+    "key IN (X'61', X'75')",
+    "timestamp > timestamp_micros({ms}000 + 500) AND timestamp <= timestamp_micros({ms}000 + 2500)",
+    "timestamp = timestamp_millis({ms} + 1)",
+    "timestamp = timestamp_micros({ms}000 + 1500)",
+    "key IS NULL",
+    "NOT topic = 'orders'",
+    "offset = 2 OR key = X'61'",
+    "topic = 'nothing'",
+    "offset = 1 AND offset = 2",
+    "length(value) = 2",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("condition", FILTERS)
+def test_filters_give_the_same_with_and_without_being_pushed_down(pushing, archive, condition):
+    condition = condition.format(ms=START_MS)
+    rows = {}
+    for on in ("true", "false"):
+        pushing.conf.set("spark.sql.python.filterPushdown.enabled", on)
+        frame = load(pushing, archive, pushFilters="true")
+        rows[on] = sorted_rows(frame.where(condition), "topic", "partition", "offset")
+    cached = read("kafka_log", archive)  # an independent evaluation: Spark on a local table
+    pushing.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    local = pushing.createDataFrame(cached).where(condition)
+    assert rows["true"] == rows["false"] == sorted_rows(local, "topic", "partition", "offset")
+
+
+@pytest.mark.slow
+def test_pushed_filters_are_told(pushing, archive):
+    for options, pushed in (({}, False), ({"pushFilters": "true"}, True)):
+        frame = load(pushing, archive, **options).where("topic = 'orders' AND offset > 3")
+        checked_again = frame._jdf.queryExecution().toString().split("Physical Plan")[1]
+        assert ("= orders" not in checked_again) == pushed
+        assert ("> 3" not in checked_again) == pushed
+
+
+@pytest.mark.slow
+def test_a_filter_of_one_query_is_not_that_of_the_next(pushing, archive):
+    """Also where Spark's setting is on, and Spark 4.2 itself mixes them up: a DataFrame, a join with itself, a view."""
+    frame = load(pushing, archive)
+    n = frame.count()
+    assert frame.where("offset > 2").count() < n == frame.count() == frame.select().count()
+    one = frame.where("topic = 'orders' AND offset = 1").select("topic", "partition")
+    assert frame.join(one, ["topic", "partition"]).count() == frame.where("topic = 'orders'").count() > 1
+    pushing.sql(f"CREATE OR REPLACE TEMPORARY VIEW looked_at USING kafka_log OPTIONS (path '{archive}')")
+    counts = [pushing.sql(f"SELECT 1 FROM looked_at {where}").count() for where in ("", "WHERE offset = 0", "")]
+    assert counts[0] == counts[2] == n > counts[1]
+    pushing.catalog.dropTempView("looked_at")
+
+
+@pytest.mark.slow
+def test_spark_still_mixes_up_filters(pushing, archive):
+    """Why the option pushFilters is false by default. When this fails Spark has been mended: make it true."""
+    frame = load(pushing, archive, pushFilters="true")
+    n = frame.count()
+    assert frame.where("offset > 2").count() < n
+    assert frame.count() < n
+
+
+@pytest.mark.slow
+def test_schema_chooses_columns(spark, archive):
+    frame = spark.read.format("kafka_log").schema("offset LONG, key BINARY, codec STRING").load(str(archive))
+    assert frame.columns == ["offset", "key", "codec"]
+    assert frame.where("codec = 'zstd'").count() == 2
+    with pytest.raises(PySparkException, match="schema: offset: expected bigint, found string"):
+        spark.read.format("kafka_log").schema("offset STRING").load(str(archive)).collect()
+    with pytest.raises(PySparkException, match="schema: no such column: ofset; did you mean offset"):
+        spark.read.format("kafka_log").schema("ofset LONG").load(str(archive)).collect()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ("partition BIGINT", "partition: expected int, found bigint"),
+        ("timestamp TIMESTAMP_NTZ", "timestamp: expected timestamp, found timestamp_ntz"),
+        ("offset LONG, key BINARY NOT NULL", "key: expected a column that may be null, found NOT NULL"),
+        ("offset LONG, key BINARY, offset LONG", "each column once, found offset, key, offset"),
+        ("", "it has no column"),
+    ],
+)
+def test_a_schema_that_cannot_be(archive, columns, message):
+    """Spark reads nulls of a column that may be none as a NullPointerException, and no columns as no rows."""
+    from jobs.errors import UsageError
+
+    names = {"LONG": LongType(), "BIGINT": LongType(), "BINARY": BinaryType(), "TIMESTAMP_NTZ": TimestampNTZType()}
+    words = [column.split() for column in columns.split(", ") if column]
+    schema = StructType([StructField(name, names[kind], not rest) for name, kind, *rest in words])
+    with pytest.raises(UsageError, match=f"schema: {message}"):
+        arrow_schema(KafkaLog.columns, options_of("kafka_log", archive), schema)
+
+
+def test_names_that_look_like_something_else(archive, tmp_path):
+    """A folder with a pattern's characters; a local path as Hadoop writes it; files beside a log, which are none."""
+    folder = tmp_path / "copy [of] orders?"
+    write_partition(folder / "orders-0", "a=1 | b=2")
+    assert read("kafka_log", folder).num_rows == 2
+    assert read("kafka_log", f"{tmp_path}/copy*").num_rows == 2
+    assert read("kafka_log", f"file:{archive}").num_rows == read("kafka_log", f"file://{archive}").num_rows == 14
+    for name in ("00000000000000000000.timeindex", "leader-epoch-checkpoint"):
+        with pytest.raises(MissingPathError, match=r"expected a \.log, or a folder, found a file beside a log"):
+            read("kafka_log", archive / "orders-0" / name)
+
+
+@pytest.mark.slow
+def test_sql(spark, archive):
+    spark.sql(f"CREATE TEMPORARY VIEW orders USING kafka_log OPTIONS (path '{archive}', topics 'orders')")
+    found = spark.sql("SELECT string(key) AS k, max(offset) AS last FROM orders GROUP BY key ORDER BY k").collect()
+    assert [tuple(row) for row in found] == [(None, 4), ("a", 7), ("b", 5), ("c", 2), ("d", 8), ("e", 9), ("z", 1)]
+    spark.catalog.dropTempView("orders")
+
+
+@pytest.mark.slow
+def test_several_paths_globs_and_single_files(spark, archive):
+    paths = [str(archive / "orders-1"), str(archive / "users-0")]
+    assert spark.read.format("kafka_log").load(paths).count() == 5
+    assert load(spark, archive / "orders-*").count() == 12
+    assert load(spark, archive / "*" / "00000000000000000000.log").count() == 10
+    assert load(spark, archive / "orders-0" / "00000000000000000000.log").select("topic").distinct().count() == 1
+
+
+ERRORS = [
+    ({"topcis": "x"}, "kafka_log: no such option: topcis; did you mean topics"),
+    ({"topics": "ordrs"}, "no topic of .* matches ordrs; did you mean orders"),
+    (
+        {"isolationLevel": "read_comitted"},
+        "isolationLevel: expected read_uncommitted or read_committed, found 'read_com",
+    ),
+    ({"columns": "offset,vlaue"}, "columns: no such column: vlaue; did you mean value"),
+    ({"columns": "key", "includeHeaders": "true"}, "includeHeaders=true, but columns=key says otherwise"),
+    ({"includeValue": "no"}, "includeValue: expected true or false, found 'no'"),
+    ({"badRecords": "setaside"}, "badRecords: .* did you mean set_aside"),
+    ({"startingOffsets": "erliest"}, "startingOffsets: .* did you mean earliest"),
+    ({"startingOffsets": '{"orders":{"0":1}}'}, "startingOffsets: it says nothing of orders-1"),
+    ({"startingOffsets": '{"orders":[1]}'}, "startingOffsets: expected JSON as"),
+    ({"endingOffsets": "{"}, "endingOffsets: expected JSON as"),
+    ({"startingTimestamp": "yesterday"}, "no such time: yesterday"),
+    ({"partitions": "1-0"}, "partitions: expected numbers and ranges as 0,3-5, found '1-0'"),
+    ({"splitBytes": "128M"}, "splitBytes: expected a whole number from 1 on, found '128M'"),
+    ({"generation": "1"}, "generation: it needs the option store"),
+    ({"topics": "a", "subscribe": "a"}, "only one of topics, subscribe"),
+    ({"subscribePattern": "("}, "subscribePattern: not a regular expression"),
+    ({"partitions": "9"}, "no partition of .* is among those asked for"),
+    ({"assign": '{"orders":0}'}, "assign: expected JSON as"),
+    ({"assign": '{"orders":[0.5]}'}, "assign: expected JSON as"),
+    ({"startingTimestamp": "99999999999999999999"}, "no such time: 99999999999999999999; expected milliseconds up to"),
+    ({"startingTimestamp": "-1"}, "startingTimestamp: expected milliseconds since 1970, from 0 to 9"),
+    ({"paths": "a"}, r"paths: expected JSON as .*, found 'a'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), ERRORS, ids=[next(iter(o)) + "=" + next(iter(o.values())) for o, _ in ERRORS]
+)
+def test_an_option_that_cannot_be(archive, options, message):
+    from jobs.errors import UsageError
+
+    with pytest.raises(UsageError, match=message):
+        read("kafka_log", archive, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"path": "s3://AKIA:hush@bucket/a"},
+        {"paths": '["b", "s3://AKIA:hush@bucket/a"]'},
+        {"paths": "s3://AKIA:hush@bucket/a"},
+        {"store": "s3://bucket/s?secret_key=hush"},
+        {"path": "s3://AKIA:hush@bucket/a", "topcis": "x"},
+    ],
+)
+def test_credentials_are_refused_and_not_repeated(options):
+    from jobs.data_source.options import parse
+    from jobs.errors import UsageError
+
+    with pytest.raises(UsageError, match=r"^(path|paths|store): expected a URI without credentials") as refused:
+        parse(options, "kafka_log")
+    assert "hush" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_errors_reach_the_user(spark, archive, tmp_path):
+    with pytest.raises(AnalysisException, match="no such option: topcis; did you mean topics"):
+        load(spark, archive, topcis="x")
+    with pytest.raises(PySparkException, match=r"expected an archive, a partition's folder or a \.log, found nothing"):
+        load(spark, tmp_path / "nowhere").collect()
+    with pytest.raises(AnalysisException, match=r"Did you mean one of the following\? \[`offset`"):
+        load(spark, archive).where("ofset > 3")
+    with pytest.raises(AnalysisException, match="kafka_log_index: no such option: startingOffsets"):
+        load(spark, archive, "kafka_log_index", startingOffsets="earliest")
+    with pytest.raises(AnalysisException, match="CREATE TEMPORARY VIEW"):
+        spark.read.format("kafka_log").load()
+    with pytest.raises(AnalysisException, match="path: expected a URI without credentials") as refused:
+        spark.read.format("kafka_log").load("s3://AKIA:hush@bucket/a")
+    assert "hush" not in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("kafka_log_batches", {}, "kafka_log_batches: no stream; spark.read reads it"),
+        ("kafka_log", {"endingOffsets": '{"orders":{"0":1}}'}, "endingOffsets: a stream has no end"),
+    ],
+)
+def test_why_there_is_no_stream_reaches_the_user(spark, archive, name, options, message):
+    frame = spark.readStream.format(name).options(**options).load(str(archive))
+    query = frame.writeStream.format("noop").trigger(availableNow=True).start()
+    with pytest.raises(PySparkException, match=rf"UsageError: {message}.*\n"):
+        query.awaitTermination(60)
+    assert "UnboundLocalError" not in str(query.exception())
+
+
+@pytest.mark.slow
+def test_damage_reaches_the_user(spark, tmp_path):
+    log = write_partition(tmp_path / "t-0", "a=1 | b=2 | c=3").logs[0]
+    data = bytearray(log.read_bytes())
+    data[-1] ^= 1
+    log.write_bytes(data)
+    with pytest.raises(
+        PySparkException, match=r"00000000.log at byte \d+ \(batch at offset 2\): crc: expected checksum"
+    ):
+        load(spark, tmp_path).collect()
+    rows = load(spark, tmp_path, badRecords="set_aside").orderBy("offset").collect()
+    assert [row.offset for row in rows] == [None, 0, 1]
+    assert rows[0].problem.kind == "crc"
+    assert rows[0].problem.path == str(log)
+
+
+def test_what_sparks_kafka_source_knows_is_taken(archive):
+    """Options that only tell how to talk to brokers mean nothing; those that select mean the same."""
+    given = {
+        "kafka.bootstrap.servers": "localhost:9092", "kafkaConsumer.pollTimeoutMs": "1", "failOnDataLoss": "false",
+        "groupIdPrefix": "g", "minPartitions": "1",
+    }  # fmt: skip
+    assert read("kafka_log", archive, subscribe="users,nobody", **given).num_rows == 2
+    assert read("kafka_log", archive, subscribePattern="ord.*", **given).num_rows == 12
+    assert read("kafka_log", archive, assign='{"orders":[1],"users":[0]}', **given).num_rows == 5
+
+
+def test_nothing_here_talks_to_the_jvm():
+    ours, found_by_spark = [*(ROOT / "jobs" / "data_source").glob("*.py")], [*ROOT.glob("pyspark_*.py")]
+    assert len(ours) > 5
+    assert found_by_spark
+    for path in ours + found_by_spark:
+        text = path.read_text()
+        imported = {
+            name.split(".")[0]
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in ([node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+        }
+        assert not imported & {"py4j", "delta"}, path
+        assert not any(word in text for word in ("_jvm", "_jdf", "_jsc", "sparkContext", "_jsparkSession")), path
+
+
+def test_workers_import_no_session(archive):
+    """What reads in a worker imports neither a session nor anything of Delta."""
+    import subprocess
+
+    code = (
+        "import sys, udfs.data_source.records, udfs.data_source.batches, udfs.data_source.index_entries;"
+        "assert not any(m.partition('.')[0] in ('pyspark', 'delta', 'deltalake', 'py4j') for m in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.slow
+def test_out_of_range_timestamps(spark, tmp_path):
+    write_partition(tmp_path / "t-0", f"a=1~{2**62} b=2~-1")
+    rows = load(spark, tmp_path, columns="timestamp,timestamp_ms").toArrow()
+    assert rows["timestamp_ms"].to_pylist() == [2**62, -1]
+    assert rows["timestamp"].to_pylist() == [None, datetime(1970, 1, 1, tzinfo=UTC) - timedelta(milliseconds=1)]
+    assert pa.types.is_timestamp(rows["timestamp"].type)
+
+
+def test_every_option_and_column_has_its_place_in_readme():
+    from jobs.data_source.options import OPTIONS
+
+    text = (ROOT / "README.md").read_text()
+    section = text.split("## Reading an archive with Spark")[1].split("\n## ")[0]
+    told = {
+        word
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for word in re.findall("`([A-Za-z]+)`", line.split("|")[1])
+    }
+    known = {name for names in OPTIONS.values() for name in names} - {"path", "paths"}
+    elsewhere = {"subscribe", "subscribePattern", "assign", "kafka.isolation.level"}
+    assert told == known - elsewhere
+    assert all(f"`{name}`" in section for name in elsewhere)
+    default = {field.name for field in SPARK_COLUMNS}
+    assert all(f"`{name}`" in section for name in set(KafkaLog.columns.names) - default)

@@ -1,0 +1,36 @@
+"""All of the data sources through Spark Connect: nothing of them needs a JVM beside the client."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.builders.logs import write_partition
+from tests.builders.sources import read
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_through_spark_connect(tmp_path):
+    archive = tmp_path / "archive"
+    write_partition(archive / "t-0", "a=1 b=2 | {codec=zstd} b=3 || a=4")
+    write_partition(archive / "u-0", "c=5")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.jobs.data_source.through_connect", str(archive)], cwd=ROOT,
+        capture_output=True, text=True, check=False, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["rows"] == [["t", 0, 0, "1"], ["t", 0, 1, "2"], ["t", 0, 2, "3"], ["t", 0, 3, "4"], ["u", 0, 0, "5"]]
+    assert found["schema"].endswith("headers:array<struct<key:string,value:binary>>>")
+    assert found["batches"] == 4
+    assert found["entries"] == read("kafka_log_index", archive).num_rows > 0
+    assert found["filtered"] == 2
+    assert found["sql"] == [["a", 3], ["b", 2]]
+    assert "no such option: topcis; did you mean topics" in found["error"]
+    assert found["streamed"] == found["registered"] == 5

@@ -1,0 +1,176 @@
+"""Generations of a store as snapshots: the current one, an old one, and while the next one is written."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from deltalake import write_deltalake
+
+from jobs.data_source.read import read_task
+from jobs.data_source.source import columns_of
+from jobs.errors import MissingPathError, NoGenerationError, UsageError
+from jobs.store.rows import Checkpoint, RunRow, Segment, to_arrow
+from tests.builders.archives import HOUR, Lab, only_input, put
+from tests.builders.logs import log_text, write_partition, write_segment
+from tests.builders.sources import BY_NAME, _Partition, options_of, read, tasks_of
+from tests.builders.stores import row, run_id
+from tests.golden import golden
+from tests.reference.log import decode_log
+
+TOPICS = {"s-plain": "none-tomb", "s-txn": "txn-zstd", "s-zstd": "zstd-headers"}
+
+
+class Store:
+    """A store whose tables delta-rs writes: two generations of t-0, one of u-0, which lies in the archive alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.archive, self.store = folder / "archive", folder / "store"
+        write_partition(self.archive / "t-0", "a=1 b=2 a=3 || c=4 a=5 || d=6 | e=7")
+        write_partition(self.archive / "u-0", "u=1")
+        self.folder(1), self.folder(2)
+        write_segment(self.folder(1), "b=2@1 a=3@2")
+        write_segment(self.folder(2), "b=2@1 | a=5@4")
+        segments = [
+            self.segment(1, 0, 3, "store"), self.segment(1, 3, 5, "archive"), self.segment(2, 0, 5, "store"),
+            self.segment(2, 5, 6, "archive", size=True), self.segment(1, 0, 1, "archive", topic="u"),
+        ]  # fmt: skip
+        dead = row(Segment, topic="t", partition=0, generation=2, run_id="died", base_offset=0, root="store", path="x")
+        runs = [self.run(1, 5), self.run(2, 6), self.run(1, 1, topic="u")]
+        checkpoints = [self.checkpoint(2, 6), self.checkpoint(1, 1, topic="u")]
+        for name, kind, rows in (
+            ("log_segments", Segment, [*segments, dead]), ("cleaner_runs", RunRow, runs),
+            ("compaction_checkpoints", Checkpoint, checkpoints),
+        ):  # fmt: skip
+            write_deltalake(str(self.store / "state" / name), to_arrow(kind, rows))
+
+    def folder(self, generation: int) -> Path:
+        path = self.store / "segments" / "t-0" / f"{generation}-{run_id(generation)}"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def segment(self, generation, base, end, root, topic="t", size=False):
+        name = f"{base:020d}.log"
+        folder = self.folder(generation).relative_to(self.store) if root == "store" else Path(f"{topic}-0")
+        path = (self.store if root == "store" else self.archive) / folder / name
+        first_batch = 12 + int.from_bytes(path.read_bytes()[8:12], "big")
+        return row(
+            Segment, topic=topic, partition=0, generation=generation, run_id=run_id(generation), base_offset=base,
+            root=root, path=str(folder / name), size_bytes=first_batch if size else path.stat().st_size,
+            next_offset=end,
+        )  # fmt: skip
+
+    def shared(self, generation, end, topic):
+        return {
+            "topic": topic, "partition": 0, "generation": generation, "run_id": run_id(generation),
+            "archive_uri": str(self.archive), "next_offset": end, "generation_after": generation,
+            "generation_before": generation - 1, "parent_run_id": run_id(generation - 1) if generation > 1 else None,
+        }  # fmt: skip
+
+    def run(self, generation, end, topic="t"):
+        return row(RunRow, **self.shared(generation, end, topic))
+
+    def checkpoint(self, generation, end, topic="t"):
+        return row(Checkpoint, **self.shared(generation, end, topic))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Store:
+    return Store(tmp_path_factory.mktemp("data_source_store"))
+
+
+def keys(path=None, **options: str) -> list[tuple[str, int, bytes]]:
+    found = read("kafka_log", path, columns="topic,offset,key", **options).to_pylist()
+    return [(r["topic"], r["offset"], r["key"]) for r in found]
+
+
+def test_the_current_generation_and_an_old_one(made):
+    second = [("t", 1, b"b"), ("t", 4, b"a"), ("t", 5, b"d"), ("u", 0, b"u")]
+    assert keys(store=str(made.store)) == second
+    assert keys(store=str(made.store), generation="2") == second[:3]
+    first = [("t", 1, b"b"), ("t", 2, b"a"), ("t", 3, b"c"), ("t", 4, b"a")]
+    assert keys(store=str(made.store), generation="1", topics="t") == first
+    assert keys(store=str(made.store), generation="1") == [*first, ("u", 0, b"u")]
+    assert keys(store=str(made.store), topics="u", key="u") == second[3:]
+    batches = read("kafka_log_batches", None, store=str(made.store), generation="2")
+    assert batches["base_offset"].to_pylist() == [1, 4, 5]
+
+
+def test_a_marker_in_the_archive_decides_of_data_in_the_store(tmp_path):
+    lies = Store(tmp_path)
+    write_segment(lies.folder(2), "{pid=1 txn} b=2@1 | a=5@4")
+    write_partition(lies.archive / "t-0", "a=1 b=2 a=3 || c=4 a=5 || {pid=1 abort} | e=7")
+    segments = [lies.segment(2, 0, 5, "store"), lies.segment(2, 5, 7, "archive")]
+    for name, kind, rows in (
+        ("log_segments", Segment, segments), ("compaction_checkpoints", Checkpoint, [lies.checkpoint(2, 7)]),
+    ):  # fmt: skip
+        write_deltalake(str(lies.store / "state" / name), to_arrow(kind, rows), mode="overwrite")
+    given = {"store": str(lies.store), "topics": "t"}
+    assert [offset for _, offset, _ in keys(**given)] == [1, 4, 6]
+    assert [offset for _, offset, _ in keys(isolationLevel="read_committed", **given)] == [4, 6]
+
+
+def test_the_archive_may_have_moved(made, tmp_path):
+    moved = Path(shutil.copytree(made.archive, tmp_path / "elsewhere"))
+    shutil.rmtree(moved / "u-0")
+    assert keys(moved, store=str(made.store), topics="t") == keys(store=str(made.store), topics="t")
+
+
+def test_what_is_not_there(made, tmp_path):
+    with pytest.raises(NoGenerationError, match="generation 3: never committed; expected one of 1, 2"):
+        read("kafka_log", None, store=str(made.store), generation="3")
+    with pytest.raises(MissingPathError, match="expected a store, with state/compaction_checkpoints, found none"):
+        read("kafka_log", None, store=str(tmp_path))
+    with pytest.raises(UsageError, match="matches tt"):
+        read("kafka_log", None, store=str(made.store), topics="tt")
+    with pytest.raises(UsageError, match="at most one path"):
+        read("kafka_log", ["a", "b"], store=str(made.store))
+    vacuumed = Path(shutil.copytree(made.store, tmp_path / "vacuumed"))
+    shutil.rmtree(vacuumed / "segments" / "t-0" / f"1-{run_id(1)}")
+    with pytest.raises(NoGenerationError, match="its files are gone"):
+        read("kafka_log", None, store=str(vacuumed), generation="1")
+    assert len(keys(store=str(vacuumed), topics="t")) == 3
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_generations_that_the_job_wrote(spark, tmp_path, tmp_path_factory):
+    """Two runs of compact on real partitions; the first generation's tasks are planned before the second run."""
+    cases = golden(tmp_path_factory)
+    lab = Lab(spark, tmp_path)
+    now = max(cases[name].now_ms(1, cases[name].partitions[0]) for name in TOPICS.values())
+    for topic, name in TOPICS.items():
+        put(only_input(cases[name]), lab.archive / f"{topic}-0", segments=2, batches=2)
+    lab.run(now)
+    planned = tasks_of("kafka_log", None, store=str(lab.store))
+    first = expected(lab, 1)
+    for topic, name in TOPICS.items():
+        put(only_input(cases[name]), lab.archive / f"{topic}-0")
+    lab.run(now + 30 * HOUR, force=True)
+    options = options_of("kafka_log", None, store=str(lab.store))
+    schema = columns_of(BY_NAME["kafka_log"].columns, options)
+    while_it_ran = [r for task in planned for b in read_task(options, schema, _Partition(task)) for r in b.to_pylist()]
+    assert rows_of(while_it_ran) == first
+    assert rows_of(read("kafka_log", None, store=str(lab.store), generation="1").to_pylist()) == first
+    second = expected(lab, 2)
+    assert second != first
+    assert rows_of(read("kafka_log", None, store=str(lab.store), splitBytes="3000").to_pylist()) == second
+    frame = spark.read.format("kafka_log").option("store", str(lab.store)).option("generation", "2").load()
+    assert rows_of([row.asDict() for row in frame.collect()]) == second
+    assert log_text(*[lab.path(s) for s in lab.state().manifest("s-plain", 0)][:1])
+
+
+def rows_of(rows: list[dict]) -> list[tuple]:
+    return sorted((r["topic"], r["offset"], r["key"], r["value"]) for r in rows)
+
+
+def expected(lab: Lab, generation: int) -> list[tuple]:
+    """By the manifest that the job's own state names, decoded by the reference."""
+    out = []
+    for topic in TOPICS:
+        for segment in lab.state().manifest(topic, 0, generation):
+            for batch in decode_log(lab.path(segment).read_bytes()[: segment.size_bytes]):
+                if not batch.control:
+                    out += [(topic, record.offset, record.key, record.value) for record in batch.records]
+    return sorted(out)

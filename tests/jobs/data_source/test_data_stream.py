@@ -1,0 +1,301 @@
+"""readStream over an archive that grows: offsets and limits by calling the reader, checkpoints through Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+
+from jobs.data_source.source import KafkaLog, columns_of
+from jobs.data_source.stream import StreamReader
+from jobs.errors import DataLossError, UsageError
+from logformat.errors import LogFormatError
+from logformat.schemas import RECORDS
+from tests.builders.logs import TextWriter, parse, write_partition
+
+SCHEMA = pa.schema([pa.field(name, RECORDS.field(name).type) for name in ("topic", "partition", "offset", "value")])
+
+
+def problem_field() -> pa.Field:
+    return columns_of(KafkaLog.columns, KafkaLog({"path": "x", "badRecords": "set_aside"}).parsed()).field("problem")
+
+
+class Growing:
+    """A partition's log that grows by batches, in one segment or in a new one, perhaps by half a batch at its end."""
+
+    def __init__(self, folder: Path, text: str = "") -> None:
+        self.folder, self.texts, self.next_offset = folder, TextWriter(), 0
+        if text:
+            self.add(text)
+
+    def add(self, text: str, *, torn: int = 0, roll: bool = False) -> None:
+        """Append batches; torn: of the last one only so many bytes are there yet."""
+        from logformat.writing.segment_writer import SegmentWriter
+
+        temporary = self.folder.parent / f".{self.folder.name}"
+        with SegmentWriter(temporary, self.next_offset) as writer:
+            for batch in parse(text):
+                self.texts.append(writer, batch)
+            sizes = writer.size
+        self.folder.mkdir(parents=True, exist_ok=True)
+        logs = sorted(self.folder.glob("*.log"))
+        target = self.folder / f"{self.next_offset:020d}.log" if roll or not logs else logs[-1]
+        data = Path(writer.path).read_bytes()
+        assert len(data) == sizes
+        with target.open("ab") as file:
+            file.write(data[: len(data) - torn] if torn else data)
+        for path in temporary.iterdir():
+            path.unlink()
+        temporary.rmdir()
+        self.missing = data[len(data) - torn :] if torn else b""
+        self.next_offset = writer.next_offset
+
+    def complete(self) -> None:
+        with sorted(self.folder.glob("*.log"))[-1].open("ab") as file:
+            file.write(self.missing)
+
+
+def reader(path: Path, **options: str) -> StreamReader:
+    source = KafkaLog({"path": str(path), **options})
+    return StreamReader(source.parsed(), SCHEMA)
+
+
+def rows(stream: StreamReader, start: dict, end: dict) -> list[str]:
+    tasks = stream.partitions(start, end)
+    return [v.decode() for task in tasks for batch in stream.read(task) for v in batch.column("value").to_pylist()]
+
+
+def micro_batches(stream: StreamReader, start: dict, limit=None) -> list[list[str]]:
+    """Until nothing comes any more."""
+    out = []
+    while (end := stream.latestOffset(start, limit or stream.getDefaultReadLimit())) != start:
+        out.append(rows(stream, start, end))
+        start = end
+    return out
+
+
+def test_from_the_end_unless_told_otherwise(tmp_path):
+    """As Spark's Kafka source: a new stream begins at the latest offsets."""
+    log = Growing(tmp_path / "archive" / "t-0", "a=1 b=2 | c=3")
+    stream = reader(tmp_path / "archive")
+    start = stream.initialOffset()
+    assert start == {"t": {"0": 3}}
+    assert micro_batches(stream, start) == []
+    log.add("d=4")
+    assert micro_batches(stream, start) == [["4"]]
+    earliest = reader(tmp_path / "archive", startingOffsets="earliest")
+    assert micro_batches(earliest, earliest.initialOffset()) == [["1", "2", "3", "4"]]
+    at = reader(tmp_path / "archive", startingOffsets='{"t":{"0":1}}')
+    assert at.initialOffset() == {"t": {"0": 1}}
+    by_time = reader(tmp_path / "archive", startingTimestamp="1700000000002")
+    assert by_time.initialOffset() == {"t": {"0": 2}}
+
+
+def test_a_torn_tail_is_not_read_past(tmp_path):
+    log = Growing(tmp_path / "archive" / "t-0", "a=1")
+    stream = reader(tmp_path / "archive", startingOffsets="earliest")
+    log.add("b=2 | c=3 d=4", torn=10)
+    first = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    assert first == {"t": {"0": 2}}
+    assert rows(stream, stream.initialOffset(), first) == ["1", "2"]
+    log.complete()
+    assert micro_batches(stream, first) == [["3", "4"]]
+
+
+def test_new_segments_and_new_partitions(tmp_path):
+    archive = tmp_path / "archive"
+    log = Growing(archive / "t-0", "a=1")
+    stream = reader(archive)
+    start = stream.initialOffset()
+    log.add("b=2", roll=True)
+    Growing(archive / "t-1", "x=7 | y=8")
+    Growing(archive / "u-0", "z=9")
+    end = stream.latestOffset(start, ReadAllAvailable())
+    assert end == {"t": {"0": 2, "1": 2}, "u": {"0": 1}}
+    assert sorted(rows(stream, start, end)) == ["2", "7", "8", "9"]
+    assert stream.reportLatestOffset() == end
+    only = reader(archive, topics="t", partitions="1", startingOffsets="earliest")
+    assert micro_batches(only, only.initialOffset()) == [["7", "8"]]
+
+
+def test_an_archive_that_is_empty_at_first(tmp_path):
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    stream = reader(archive, topics="t")
+    start = stream.initialOffset()
+    assert start == {}
+    assert stream.latestOffset(start, ReadAllAvailable()) == {}
+    Growing(archive / "t-0", "a=1")
+    assert micro_batches(stream, start) == [["1"]]
+
+
+def test_limits(tmp_path):
+    """In proportion to what each partition has; every one moves, none reads a record twice."""
+    archive = tmp_path / "archive"
+    Growing(archive / "t-0", " | ".join(f"a={n}" for n in range(60)))
+    Growing(archive / "t-1", " | ".join(f"b={n}" for n in range(100, 120)))
+    expected = sorted([*map(str, range(60)), *map(str, range(100, 120))])
+    for options, most in (({"maxOffsetsPerTrigger": "8"}, 8), ({"maxBytesPerTrigger": "600"}, 12), ({}, 80)):
+        stream = reader(archive, startingOffsets="earliest", **options)
+        got = micro_batches(stream, stream.initialOffset())
+        assert sorted(value for batch in got for value in batch) == expected
+        assert max(map(len, got)) <= most
+        assert len(got) >= 80 // most
+    stream = reader(archive, startingOffsets="earliest", maxOffsetsPerTrigger="8")
+    assert isinstance(stream.getDefaultReadLimit(), ReadMaxRows)
+    whole = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())  # Trigger.Once: no limit counts
+    assert whole == {"t": {"0": 60, "1": 20}}
+    assert stream.latestOffset(stream.initialOffset(), ReadMaxBytes(1)) == {"t": {"0": 1, "1": 1}}
+
+
+def test_available_now_reads_what_is_there_and_no_more(tmp_path):
+    log = Growing(tmp_path / "archive" / "t-0", "a=1 | b=2 | c=3")
+    stream = reader(tmp_path / "archive", startingOffsets="earliest", maxOffsetsPerTrigger="2")
+    start = stream.initialOffset()
+    stream.prepareForTriggerAvailableNow()
+    log.add("d=4")
+    Growing(tmp_path / "archive" / "t-1", "x=9")
+    assert micro_batches(stream, start) == [["1", "2"], ["3"]]
+
+
+def test_read_committed_waits_for_the_marker(tmp_path):
+    log = Growing(tmp_path / "archive" / "t-0", "a=1 | {pid=1 txn} b=2 | c=3")
+    stream = reader(tmp_path / "archive", startingOffsets="earliest", isolationLevel="read_committed")
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ReadAllAvailable())
+    assert (end, rows(stream, start, end)) == ({"t": {"0": 1}}, ["1"])
+    log.add("{pid=1 abort} | d=4")
+    assert micro_batches(stream, end) == [["3", "4"]]
+
+
+def test_what_is_lost_is_told(tmp_path):
+    archive = tmp_path / "archive"
+    write_partition(archive / "t-0", "a=1 | b=2 || c=3 || d=4")
+    stream = reader(archive)
+    with pytest.raises(
+        DataLossError, match="t-0: expected offset 9, where the stream goes on, found offsets from 0 to 4"
+    ):
+        stream.latestOffset({"t": {"0": 9}}, ReadAllAvailable())
+    with pytest.raises(
+        DataLossError, match="u-0: expected offset 3, where the stream goes on, found no such partition"
+    ):
+        stream.latestOffset({"t": {"0": 4}, "u": {"0": 3}}, ReadAllAvailable())
+    for path in (archive / "t-0").glob("00000000000000000000.*"):
+        path.unlink()
+    with pytest.raises(DataLossError, match="expected offset 1"):
+        stream.latestOffset({"t": {"0": 1}}, ReadAllAvailable())
+    lenient = reader(archive, failOnDataLoss="false")
+    end = lenient.latestOffset({"t": {"0": 1}, "u": {"0": 3}}, ReadAllAvailable())
+    assert end == {"t": {"0": 4}, "u": {"0": 3}}
+    assert rows(lenient, {"t": {"0": 1}}, end) == ["3", "4"]
+    assert lenient.latestOffset({"t": {"0": 9}}, ReadAllAvailable()) == {"t": {"0": 9}}
+
+
+def test_a_restart_passes_nothing_over(tmp_path):
+    """Its first micro-batch is planned again: what is gone by then would count as read."""
+    archive = tmp_path / "archive"
+    Growing(archive / "t-0", "a=1 | b=2")
+    Growing(archive / "t-1", "c=3")
+    start, end = {"t": {"0": 0, "1": 0}}, {"t": {"0": 2, "1": 1}}
+    assert rows(reader(archive), start, end) == ["1", "2", "3"]
+    (archive / "t-1").rename(tmp_path / "t-1")  # as a disk that is not there for a while
+    with pytest.raises(
+        DataLossError, match="t-1: expected offset 0, where the stream goes on, found no such partition"
+    ):
+        rows(reader(archive), start, end)
+    assert rows(reader(archive, failOnDataLoss="false"), start, end) == ["1", "2"]
+    (tmp_path / "t-1").rename(archive / "t-1")
+    (archive / "u").mkdir()
+    write_partition(archive / "u" / "t-1", "c=3")
+    several = KafkaLog({"paths": f'["{archive}", "{archive / "u"}"]'}).parsed()
+    with pytest.raises(LogFormatError, match="duplicate"):
+        rows(StreamReader(several, SCHEMA), start, end)
+
+
+def test_damage_that_hides_the_end(tmp_path):
+    """What lies before it is read, and it is told; what comes in a new segment is read."""
+    archive = tmp_path / "archive"
+    log = Growing(archive / "t-0", "a=1 | b=2 | c=3")
+    path = archive / "t-0" / "00000000000000000000.log"
+    data = bytearray(path.read_bytes())
+    data[70 + 8 : 70 + 12] = b"\xff\xff\xff\xff"
+    path.write_bytes(data)
+    with pytest.raises(LogFormatError, match="at byte 70"):
+        reader(archive).latestOffset({"t": {"0": 0}}, ReadAllAvailable())
+    told = pa.schema([SCHEMA.field("value"), problem_field()])
+    stream = StreamReader(KafkaLog({"path": str(archive), "badRecords": "set_aside"}).parsed(), told)
+
+    def found(start: dict, end: dict) -> list:
+        batches = [batch for task in stream.partitions(start, end) for batch in stream.read(task)]
+        return [row["value"] or row["problem"]["position"] for batch in batches for row in batch.to_pylist()]
+
+    end = stream.latestOffset({"t": {"0": 0}}, ReadAllAvailable())
+    assert (end, found({"t": {"0": 0}}, end)) == ({"t": {"0": 1}}, [b"1", 70])
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
+    log.add("d=4", roll=True)
+    last = stream.latestOffset(end, ReadAllAvailable())
+    assert (last, found(end, last)) == ({"t": {"0": 4}}, [70, b"4"])
+    with pytest.raises(DataLossError, match="expected offset 0"):  # set aside is damage, not what is gone
+        path.unlink()
+        stream.latestOffset({"t": {"0": 0}}, ReadAllAvailable())
+
+
+def test_what_a_stream_has_not(tmp_path):
+    Growing(tmp_path / "archive" / "t-0", "a=1")
+    with pytest.raises(UsageError, match="endingOffsets: a stream has no end"):
+        reader(tmp_path / "archive", endingOffsets='{"t":{"0":1}}')
+    with pytest.raises(UsageError, match="endingTimestamp: a stream has no end"):
+        reader(tmp_path / "archive", endingTimestamp="5")
+    with pytest.raises(UsageError, match="store: a generation does not grow"):
+        reader(tmp_path / "archive", store="x")
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_query_goes_on_from_its_checkpoint(spark, tmp_path):
+    """Runs of availableNow on an archive that grows between them, and one that runs on while it grows."""
+    archive, out, checkpoint = tmp_path / "archive", tmp_path / "out", tmp_path / "checkpoint"
+    log = Growing(archive / "t-0", "a=1 | b=2")
+
+    def run() -> list[str]:
+        frame = spark.readStream.format("kafka_log").option("startingOffsets", "earliest")
+        frame = frame.option("maxOffsetsPerTrigger", "3").load(str(archive))
+        query = (
+            frame.selectExpr("string(value) AS v", "partition", "offset")
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start(str(out))
+        )
+        query.awaitTermination()
+        found = spark.read.parquet(str(out)).orderBy("partition", "offset").collect()
+        return [row.v for row in found]
+
+    assert run() == ["1", "2"]
+    log.add("c=3 d=4 | e=5 | f=6 g=7", torn=5)
+    Growing(archive / "t-1", "x=8")
+    assert run() == ["1", "2", "3", "4", "5", "8"]
+    assert run() == ["1", "2", "3", "4", "5", "8"]
+    log.complete()
+    assert run() == ["1", "2", "3", "4", "5", "6", "7", "8"]
+    offsets = [path for path in (checkpoint / "offsets").iterdir() if path.name.isdigit()]
+    last = max(offsets, key=lambda path: int(path.name)).read_text().splitlines()[-1]
+    assert last == '{"t": {"0": 7, "1": 1}}'
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_running_query_sees_what_is_added(spark, tmp_path):
+    archive = tmp_path / "archive"
+    log = Growing(archive / "t-0", "a=1")
+    frame = spark.readStream.format("kafka_log").option("startingOffsets", "earliest").load(str(archive))
+    query = frame.selectExpr("string(value) AS v").writeStream.format("memory").queryName("grown").start()
+    try:
+        query.processAllAvailable()
+        log.add("b=2", roll=True)
+        query.processAllAvailable()
+        assert sorted(row.v for row in spark.table("grown").collect()) == ["1", "2"]
+    finally:
+        query.stop()

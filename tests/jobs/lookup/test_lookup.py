@@ -1,0 +1,217 @@
+"""`lookup` through its command line: offsets, times, sizing, a generation, a table of queries."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.command import cli
+from jobs.command.config import check_now_ms, load_config
+from jobs.command.options import CompactOptions
+from jobs.command.progress import Silent
+from jobs.compact import job as compact
+from jobs.lookup.job import archive_plans
+from jobs.lookup.query_table import answered
+from logformat.batches.segment import open_segment
+from logformat.search.partition_log import open_partition
+from tests.builders.logs import write_partition
+from tests.golden import golden
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+ARCHIVE = EXAMPLES / "archive"
+
+
+def run(capsys, *arguments):
+    """(exit code, stdout, stderr)."""
+    code = cli.main(["lookup", *map(str, arguments)])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def answers(out):
+    return [row for partition in json.loads(out)["partitions"] for row in partition["answers"]]
+
+
+def records(folder):
+    return pa.concat_tables(
+        open_segment(log).to_arrow(["offset", "timestamp_ms"]) for log in sorted(folder.glob("*.log"))
+    )
+
+
+def test_offsets_and_times_of_the_example(capsys):
+    held = records(ARCHIVE / "orders-0")
+    middle = held.column("timestamp_ms")[len(held) // 2].as_py()
+    code, out, _ = run(
+        capsys, ARCHIVE, "--partition", "orders-0", "--json", "--offset", 100, "--offset", 999_999,
+        "--time", middle, "--time", "earliest", "--time", "latest", "--time", "max-timestamp",
+    )  # fmt: skip
+    assert code == 0
+    by_offset, beyond, by_time, earliest, latest, largest = answers(out)
+    with open_partition(ARCHIVE / "orders-0") as log:
+        place = log.lookup_offset(100)
+    assert (by_offset["position"], by_offset["batch_base_offset"]) == (place.position, place.base_offset)
+    assert (beyond["status"], beyond["segment"]) == ("out_of_range", None)
+    later = held.filter(pc.greater_equal(held.column("timestamp_ms"), middle))
+    assert by_time["answer_offset"] == later.column("offset")[0].as_py()
+    assert earliest["answer_offset"] == 0
+    assert latest["answer_offset"] == held.column("offset")[-1].as_py() + 1
+    assert largest["answer_timestamp"] == pc.max(held.column("timestamp_ms")).as_py()
+
+
+def test_all_partitions_of_topics_as_text(capsys):
+    code, out, _ = run(capsys, ARCHIVE, "--topics", "users*", "--time", "2026-11-20T00:00Z")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("users")] == ["users-0", "users-1"]
+    assert "found" in out
+
+
+def test_a_bad_partition_is_code_3_and_the_others_are_answered(tmp_path, capsys):
+    write_partition(tmp_path / "good-0", "a=1 | b=2")
+    folder = write_partition(tmp_path / "bad-0", "a=1 | b=2").folder
+    log = folder / "00000000000000000000.log"
+    data = bytearray(log.read_bytes())
+    data[16] = 9
+    log.write_bytes(data)
+    code, out, _ = run(capsys, tmp_path, "--offset", 1, "--json")
+    assert code == 3
+    assert {(row["topic"], row["status"]) for row in answers(out)} == {("good", "found"), ("bad", "magic")}
+
+
+def test_a_partition_in_two_places_is_a_problem(tmp_path, capsys):
+    write_partition(tmp_path / "disk1" / "t-0", "a=1")
+    write_partition(tmp_path / "disk2" / "t-0", "a=1 | b=2")
+    write_partition(tmp_path / "disk2" / "u-0", "a=1")
+    code, out, _ = run(capsys, tmp_path, "--offset", 0, "--json")
+    assert code == 3
+    assert {(row["topic"], row["status"]) for row in answers(out)} == {("t", "duplicate"), ("u", "found")}
+    assert run(capsys, tmp_path, "--sizing")[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--partition", "order-0", "--offset", "1"], "did you mean orders-0"),
+        (["--time", "latests"], "did you mean latest?"),
+        (["--time", "noon"], "no such time: noon"),
+        (["--time", "9223372036854775808"], "expected milliseconds up to 9223372036854775807"),
+        (["--offset", "9223372036854775808"], "9223372036854775808 is not in the range"),
+        (["--topics", "user", "--offset", "1"], "did you mean users?"),
+        (["--topics", "none*", "--offset", "1"], "there are __transaction_state, clicks, orders, prices, users"),
+        ([], "lookup needs one of"),
+        (["--offset", "1", "--sizing"], "lookup needs one of"),
+        (["--queries", "q.csv"], "belong together"),
+        (["--at", "2026-11-21T02:30Z"], "--at needs --store"),
+        (["--offset", "1", "--until", "5"], "belong to --at"),
+        (["--queries", "q.txt", "--output", "a.csv"], "ends in .parquet"),
+        (["--queries", "missing.csv", "--output", "a.csv"], "a table of queries"),
+    ],
+)
+def test_usage_errors_say_what_is_right(capsys, arguments, said):
+    code, _, err = run(capsys, ARCHIVE, *arguments)
+    assert code == 2
+    assert said in err
+
+
+def test_sizing_of_the_example(capsys):
+    code, out, _ = run(capsys, ARCHIVE, "--sizing", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["total"]["log_bytes"] == sum(log.stat().st_size for log in ARCHIVE.rglob("*.log"))
+    assert report["total"]["interval_bytes"] == report["total"]["now_bytes"]
+    assert report["estimates"]["offset_512_mib_segment"] == 1 << 20
+    assert {t["topic"] for t in report["topics"]} >= {"users", "orders"}
+    assert "each minute 57.7 MiB" in run(capsys, ARCHIVE, "--sizing")[1]
+
+
+@pytest.fixture(scope="module")
+def store(spark, tmp_path_factory):
+    """A store with one generation of the example's topics."""
+    folder = tmp_path_factory.mktemp("lookup") / "store"
+    config = load_config(str(EXAMPLES / "topics.toml"))
+    compact.run(CompactOptions(str(ARCHIVE), str(folder), check_now_ms(None), config, topics="users"), Silent())
+    return folder
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_generation(store, capsys, tmp_path):
+    code, out, _ = run(
+        capsys, "--store", store, "--partition", "users-1", "--json", "--offset", 5000, "--time", "latest"
+    )
+    assert code == 0
+    found, latest = answers(out)
+    assert latest["answer_offset"] == records(ARCHIVE / "users-1").column("offset")[-1].as_py() + 1
+    folder = next((store / "segments" / "users-1").iterdir())
+    restored = tmp_path / "users-1"  # the whole generation in one folder, as restore makes it
+    shutil.copytree(folder, restored)
+    for log in (ARCHIVE / "users-1").glob("*.log"):
+        if (restored / log.with_suffix(".index").name).exists() and not (restored / log.name).exists():
+            shutil.copy2(log, restored / log.name)
+    with open_partition(restored) as log:
+        place = log.lookup_offset(5000)
+    assert (found["position"], found["batch_last_offset"]) == (place.position, place.last_offset)
+    assert run(capsys, "--store", store, "--generation", 9, "--offset", 1)[0] == 2
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_table_of_queries(spark, tmp_path, tmp_path_factory):
+    case = golden(tmp_path_factory)["two-parts"]
+    root = case.input(case.partitions[0]).parent
+    plans = archive_plans(str(root), None, [])
+    held = {plan.name: records(root / plan.name) for plan in plans}
+    rows, expected = [], {}
+    for name, table in held.items():
+        topic, _, partition = name.rpartition("-")
+        offsets = table.column("offset").to_pylist()
+        with open_partition(root / name) as log:
+            for offset in [*offsets[::7], offsets[-1] + 1, offsets[-1] + 2]:
+                expected[len(rows)] = log.lookup_offsets([offset])[0]["position"].item()
+                rows.append((len(rows), topic, int(partition), offset, None))
+            for ms in table.column("timestamp_ms").to_pylist()[::11]:
+                expected[len(rows)] = log.offsets_for_times([ms])[0]["position"].item()
+                rows.append((len(rows), topic, int(partition), None, ms))
+    rows += [
+        (len(rows), "nope", 1, 5, None),
+        (len(rows) + 1, None, 1, 5, None),
+        (len(rows) + 2, "two-parts", 0, None, None),
+    ]
+    table = pa.table(
+        dict(zip(("id", "topic", "partition", "offset", "timestamp"), map(list, zip(*rows, strict=True)), strict=True))
+    )
+    found = {row["id"]: row for row in answered(spark.createDataFrame(table), plans).toArrow().to_pylist()}
+    assert len(found) == len(rows)
+    for i, position in expected.items():
+        assert found[i]["position"] == (position if position >= 0 else None), found[i]
+    assert [found[len(rows) - n]["status"] for n in (3, 2, 1)] == ["no_partition", "no_partition", "no_query"]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
+@pytest.mark.slow
+def test_queries_of_files(spark, tmp_path, capsys, kind):
+    source, target = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
+    rows = pa.table(
+        {"topic": ["users", "users"], "partition": [0, 1], "timestamp": [1_795_227_700_000, 1_795_228_000_000]}
+    )
+    if kind == "parquet":
+        as_time = rows.column("timestamp").cast(pa.timestamp("ms", "UTC"))
+        pq.write_table(rows.set_column(2, "timestamp", as_time), source)
+    else:
+        frame = rows.to_pandas()
+        source.write_text(frame.to_csv(index=False) if kind == "csv" else frame.to_json(orient="records", lines=True))
+    code, out, _ = run(capsys, ARCHIVE, "--queries", source, "--output", target, "--json")
+    assert (code, json.loads(out)["answers"]) == (0, {"found": 2})
+    read = spark.read.option("header", "true").option("inferSchema", "true").format(kind).load(str(target))
+    by_partition = {row["partition"]: row["answer_offset"] for row in read.toArrow().to_pylist()}
+    for partition, ms in ((0, 1_795_227_700_000), (1, 1_795_228_000_000)):
+        with open_partition(ARCHIVE / f"users-{partition}") as log:
+            assert by_partition[partition] == log.offsets_for_times([ms])[0]["offset"]
+    code, _, err = run(capsys, ARCHIVE, "--queries", source, "--output", target)
+    assert (code, "found something" in err) == (2, True)

@@ -1,0 +1,143 @@
+"""The table time_index: what happened at a time, against decoded records; a refresh reads only what is new."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from jobs.command import cli
+from jobs.command.options import LookupOptions
+from jobs.command.progress import Silent
+from jobs.errors import MissingPathError
+from jobs.lookup import minute_table as time_index
+from jobs.lookup.job import archive_plans
+from jobs.lookup.minute_table import happened, refresh, run_at
+from jobs.store.tables import TIME_INDEX, open_state
+from logformat.batches.segment import open_segment
+from tests.builders.archives import put
+from tests.builders.logs import write_partition
+from tests.golden import golden
+from udfs.lookup.minutes import MINUTE_MS
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def archive(tmp_path, tmp_path_factory):
+    cases = golden(tmp_path_factory)
+    root = tmp_path / "archive"
+    for name in ("ts-disorder", "none-append"):
+        put(cases[name].input(f"{name}-0"), root / f"{name}-0", segments=2)
+    return root
+
+
+def expected(root, start, end):
+    """(topic, partition) -> first minute, first offset, minutes: the slow way."""
+    out = {}
+    for folder in sorted(root.iterdir()):
+        topic, _, partition = folder.name.rpartition("-")
+        rows = [
+            row
+            for log in sorted(folder.glob("*.log"))
+            for row in open_segment(log).to_arrow(["offset", "timestamp_ms", "control"]).to_pylist()
+            if not row["control"] and start <= row["timestamp_ms"] < end
+        ]
+        if rows:
+            minutes = {row["timestamp_ms"] // MINUTE_MS for row in rows}
+            first = min(row["offset"] for row in rows)
+            out[topic, int(partition)] = (min(minutes) * MINUTE_MS, first, len(minutes))
+    return out
+
+
+@pytest.mark.slow
+def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_factory):
+    state = open_state(spark, str(tmp_path / "store"))
+    times = [
+        t
+        for log in archive.rglob("*.log")
+        for t in open_segment(log).to_arrow(["timestamp_ms"]).column(0).to_pylist()
+        if t >= 0
+    ]
+    start = min(times) // MINUTE_MS * MINUTE_MS
+
+    def check():
+        for first, last in (
+            (start, start + 5 * MINUTE_MS),
+            (start, max(times) // MINUTE_MS * MINUTE_MS + MINUTE_MS),
+            (0, start),
+        ):
+            rows, problems = happened(state.load(TIME_INDEX), first, last)
+            assert not problems
+            found = {
+                (r["topic"], r["partition"]): (r["first_minute_ms"], r["first_offset"], r["minutes"]) for r in rows
+            }
+            assert found == expected(archive, first, last)
+
+    def bring():
+        return refresh(spark, state, archive_plans(str(archive), None, []), Silent())
+
+    done = bring()
+    size = sum(log.stat().st_size for log in archive.rglob("*.log"))
+    assert done == {"segments_read": 4, "bytes_read": size, "segments_kept": 0, "segments_removed": 0}
+    check()
+    version = state.load(TIME_INDEX).count()
+    assert bring() == {"segments_read": 0, "bytes_read": 0, "segments_kept": 4, "segments_removed": 0}
+    assert state.load(TIME_INDEX).count() == version
+
+    put(golden(tmp_path_factory)["none-append"].input("none-append-0"), archive / "none-append-0", segments=3)  # grows
+    new = sorted((archive / "none-append-0").glob("*.log"))[2]
+    done = bring()
+    assert (done["segments_read"], done["bytes_read"], done["segments_kept"]) == (1, new.stat().st_size, 4)
+    check()
+
+    log = sorted((archive / "ts-disorder-0").glob("*.log"))[1]
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])  # another file under an old name, and new ones beside
+    write_partition(archive / "other-7", "a=1~60000 b=2~120000")
+    shutil.rmtree(archive / "none-append-0")
+    done = bring()
+    assert (done["segments_read"], done["segments_kept"], done["segments_removed"]) == (2, 1, 3)
+    assert {row["topic"] for row in state.load(TIME_INDEX).toArrow().to_pylist()} == {"ts-disorder", "other"}
+    check()
+
+
+@pytest.mark.slow
+def test_the_job(spark, archive, tmp_path, capsys):
+    store = str(tmp_path / "store")
+    options = LookupOptions(str(archive), store, at="1970-01-01T00:00Z", until="2100-01-01T00:00Z")
+    report = run_at(options, Silent())
+    assert report.exit_code == 0
+    assert [row["topic"] for row in report.rows] == ["none-append", "ts-disorder"]
+    assert "time_index: read 4 segments" in report.to_text()
+    assert report.to_json()["refreshed"]["segments_read"] == 4
+
+    write_partition(archive / "disk" / "bad-0", "a=1~60000 | b=2~120000")
+    log = archive / "disk" / "bad-0" / "00000000000000000000.log"
+    data = bytearray(log.read_bytes())
+    data[-1] ^= 1
+    log.write_bytes(data)
+    write_partition(archive / "disk" / "ts-disorder-0", "a=1")  # a second one of this name: which is it?
+    report = run_at(options, Silent())
+    assert report.exit_code == 3
+    assert [word in problem for problem, word in zip(report.problems, ("duplicate", "crc"), strict=True)] == [True] * 2
+    assert [row["topic"] for row in report.rows] == ["bad", "none-append", "ts-disorder"]  # up to there; its rows stay
+    assert report.refreshed["segments_removed"] == 0
+    assert "problem: " in report.to_text()
+
+    report = run_at(replace(options, archive=None, refresh=False, topics="none*"), Silent())
+    assert (report.exit_code, [row["topic"] for row in report.rows]) == (0, ["none-append"])
+    assert cli.main(["lookup", "--store", store, "--at", "5"]) == 2
+    assert "give ARCHIVE" in capsys.readouterr().err
+    with pytest.raises(MissingPathError, match="made by a refresh"):
+        run_at(LookupOptions(store=str(tmp_path / "none"), at="5", refresh=False), Silent())
+
+
+def test_in_tasks_as_in_threads(spark, archive, monkeypatch):
+    segments = [s for plan in archive_plans(str(archive), None, []) for s in time_index._segments(plan)]
+    here = time_index._frame(spark, segments, Silent()).toArrow()
+    monkeypatch.setattr(time_index, "_IN_DRIVER_BYTES", 0)
+    monkeypatch.setattr(time_index, "_TASK_BYTES", 1)
+    there = time_index._frame(spark, segments, Silent())
+    keys = [("topic", "ascending"), ("segment_base_offset", "ascending"), ("minute", "ascending")]
+    assert there.toArrow().sort_by(keys) == here.sort_by(keys)

@@ -1,0 +1,767 @@
+"""`reindex`: what it says of files that are damaged, what it makes of them, and what it never touches.
+
+Without Spark, but for one test: these archives are small.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jobs.archive.broker_lock import locked
+from jobs.command import cli
+from jobs.command.config import parse_config
+from jobs.command.options import ReindexOptions
+from jobs.command.progress import Silent
+from jobs.errors import CONFLICT, DONE, ENVIRONMENT, PROBLEMS, USAGE, LogDirectoryInUseError
+from jobs.reindex import job as reindex
+from logformat.errors import LogFormatError
+from logformat.side_files import producer_snapshot, transaction_index
+from tests.builders.archives import borders, tree
+from tests.builders.logs import START_MS, write_partition, write_segment
+from tests.golden import PASSES, case_names, golden
+from udfs.reindex import segment as reindex_segment
+from udfs.reindex import side_files as reindex_side_files
+from udfs.reindex import write as reindex_write
+
+INDEXED_BY_THE_APPEND = {"v0-none", "v1-none"}  # a 2.8.2 broker, and several messages an append
+RESTARTED = {"txn-none-more"}  # in the segment that was active between the two parts
+EACH_BATCH = parse_config({"defaults": {"index.interval.bytes": 0}})
+
+# Transactions over segments: 7 aborts one in the first and one that began in the second; 8 is idempotent
+TEXT = (
+    "{pid=7 txn} a=1 b=22 | {pid=8} c=333 | {pid=7 abort} | d=4444 "
+    "|| {pid=7 txn} a=55555 | e=666666 | {pid=8 leader=3} f=7 | g=88 | {leader=3} h=1 "
+    "|| {pid=7 abort leader=3} | {leader=3} a=999 | {pid=8 leader=3} b=0000 | {pid=7 txn leader=3} c=5 "
+    "| {pid=7 abort leader=3}"
+)
+BASES = (0, 5, 10)
+END = 15
+
+
+def run(root, mode="check", **options):
+    if mode == "output":
+        options.setdefault("output", str(root.parent / "output"))
+    options.setdefault("config", EACH_BATCH)
+    return reindex.run(ReindexOptions(str(root), mode, **options), Silent())
+
+
+def name(base, kind):
+    return f"{base:020d}.{kind}"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """An archive of one partition with every kind of side file."""
+    root = tmp_path_factory.mktemp("sound") / "archive"
+    made = write_partition(root / "t-0", TEXT, index_interval_bytes=0)
+    assert (made.bases, made.end_offset) == (BASES, END)
+    return root
+
+
+@pytest.fixture
+def root(sound, tmp_path):
+    shutil.copytree(sound, tmp_path / "archive")
+    return tmp_path / "archive"
+
+
+def files_of(root):
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def not_same(report):
+    return {f.path.removeprefix("t-0/"): (f.status, f.reason) for f in report.files if f.status != "same" or f.reason}
+
+
+def test_a_sound_partition(root, sound):
+    before = tree(root)
+    report = run(root)
+    assert (report.exit_code, not_same(report)) == (DONE, {})
+    kinds = [f.kind for f in report.files]
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        "index": 3, "timeindex": 3, "txnindex": 2, "snapshot": 3, "leader-epoch-checkpoint": 1,
+    }  # fmt: skip
+    assert tree(root) == before
+    for exact in (False, True):
+        report = run(root, "in_place", exact=exact)
+        assert (report.exit_code, not_same(report), report.totals()["bytes_written"]) == (DONE, {}, 0)
+        assert tree(root) == before
+
+
+def test_everything_from_the_logs_alone(root):
+    good = files_of(root)
+    for path in (root / "t-0").iterdir():
+        if path.suffix != ".log" and path.name != "partition.metadata":
+            path.unlink()
+    report = run(root, "output")
+    rebuilt = {path: data for path, data in good.items() if not path.endswith((".log", "partition.metadata"))}
+    assert files_of(root.parent / "output") == rebuilt
+    assert report.exit_code == DONE
+    assert set(not_same(report).values()) == {("rebuilt", "missing")}
+    run(root, "in_place")
+    assert files_of(root) == good
+
+
+# -- damage
+
+
+def _edit(position, data):
+    def edit(path):
+        whole = bytearray(path.read_bytes())
+        whole[position : position + len(data)] = data
+        path.write_bytes(bytes(whole))
+
+    return edit
+
+
+def _cut(n):
+    return lambda path: path.write_bytes(path.read_bytes()[:-n])
+
+
+def _add(data):
+    return lambda path: path.write_bytes(path.read_bytes() + data)
+
+
+def _like(other):
+    return lambda path: path.write_bytes((path.parent / other).read_bytes())
+
+
+def _resigned(edit):
+    """An edit of a snapshot's entries, with a checksum that fits."""
+
+    def change(path):
+        entries = producer_snapshot.read(path.read_bytes(), "p").copy()
+        path.write_bytes(producer_snapshot.write(edit(entries)))
+
+    return change
+
+
+def _producer(field, value):
+    def edit(entries):
+        entries[field][0] = value
+        return entries
+
+    return _resigned(edit)
+
+
+def _just_after(damage):
+    def change(path):
+        damage(path)
+        os.utime(path, (START_MS // 1000 + 60, START_MS // 1000 + 60))
+
+    return change
+
+
+def _more_producers(last_offset):
+    def edit(entries):
+        one = entries[:1].copy()
+        one["producer_id"], one["last_offset"], one["current_txn_first_offset"] = 99, last_offset, -1
+        return np.concatenate([entries, one])
+
+    return _resigned(edit)
+
+
+def _txn(field, value, entry=0):
+    def change(path):
+        entries = transaction_index.read(path.read_bytes(), "p").copy()
+        entries[field][entry] = value
+        path.write_bytes(transaction_index.write(entries))
+
+    return change
+
+
+def _remove(path):
+    path.unlink()
+
+
+INDEX, TIME, TXN, SNAPSHOT = name(5, "index"), name(5, "timeindex"), name(10, "txnindex"), name(10, "snapshot")
+EPOCHS = "leader-epoch-checkpoint"
+DAMAGE = [
+    (INDEX, "missing", _remove),
+    (INDEX, "torn", _cut(3)),
+    (INDEX, "padded", _add(bytes(800))),
+    (INDEX, "padded", lambda path: path.write_bytes(bytes(10 << 20))),
+    (INDEX, "stale", _cut(8)),
+    (INDEX, "stale", _add(struct.pack(">ii", 2000, 70_000))),
+    (INDEX, "wrong", _edit(12, struct.pack(">i", 1))),
+    (INDEX, "foreign", _like(name(10, "index"))),
+    (INDEX, "foreign", lambda path: path.write_bytes(struct.pack(">4i", 5000, 100_000, 5001, 100_100))),
+    (INDEX, "huge", lambda path: path.write_bytes(b"\1" * ((10 << 20) + 8))),
+    (INDEX, "other_entries", lambda path: path.write_bytes(path.read_bytes()[:8] + path.read_bytes()[16:])),
+    (TIME, "missing", _remove),
+    (TIME, "torn", _cut(5)),
+    (TIME, "padded", _add(bytes(1200))),
+    (TIME, "padded", lambda path: path.write_bytes(path.read_bytes()[:-12] + bytes(1200))),
+    (TIME, "stale", _cut(12)),
+    (TIME, "wrong", _edit(12, struct.pack(">q", 1))),
+    (TIME, "foreign", lambda path: path.write_bytes(struct.pack(">qiqi", START_MS, 900, START_MS + 1, 901))),
+    (TIME, "huge", lambda path: path.write_bytes(b"\1" * ((10 << 20) + 8))),
+    (TIME, "other_entries", lambda path: path.write_bytes(path.read_bytes()[12:])),
+    (TXN, "missing", _remove),
+    (TXN, "torn", _cut(29)),
+    (TXN, "torn", _cut(5)),
+    (TXN, "padded", _add(bytes(68))),
+    (TXN, "stale", _cut(34)),
+    (TXN, "stale", lambda path: path.write_bytes(b"")),
+    (TXN, "stale", _add(transaction_index.write(np.array([(0, 7, 400, 500, 501)], transaction_index.ENTRY)))),
+    (TXN, "wrong", _txn("first_offset", 8)),
+    (TXN, "wrong", _txn("last_offset", 12, 1)),
+    (TXN, "wrong", _edit(0, b"\7")),
+    (TXN, "foreign", _like(name(0, "txnindex"))),
+    (TXN, "huge", lambda path: path.write_bytes(b"\1" * (3 << 20))),
+    (TXN, "wrong", _txn("first_offset", 3)),  # of a log with holes it may be so, here every offset is there
+    (SNAPSHOT, "missing", _remove),
+    (SNAPSHOT, "torn", _cut(1)),
+    (SNAPSHOT, "torn", lambda path: path.write_bytes(b"\0\1")),
+    (SNAPSHOT, "padded", _add(bytes(100))),
+    (SNAPSHOT, "wrong", _edit(30, b"\7")),
+    (SNAPSHOT, "wrong", _add(b"\7")),
+    (SNAPSHOT, "wrong", _producer("last_sequence", 50)),
+    (SNAPSHOT, "wrong", _producer("producer_epoch", -1)),
+    (SNAPSHOT, "wrong", _producer("current_txn_first_offset", -1)),
+    (SNAPSHOT, "wrong", _producer("last_offset", 9)),
+    (SNAPSHOT, "wrong", _more_producers(3)),
+    (SNAPSHOT, "wrong", _just_after(_resigned(lambda entries: entries[:1]))),  # the other one cannot have expired
+    (SNAPSHOT, "other_entries", _resigned(lambda entries: entries[:1])),
+    (SNAPSHOT, "wrong", _like(name(5, "snapshot"))),
+    (SNAPSHOT, "huge", lambda path: path.write_bytes(b"\1" * (1 << 17))),
+    (SNAPSHOT, "other_entries", _more_producers(-1)),
+    (SNAPSHOT, "other_entries", _producer("timestamp", 5)),
+    (EPOCHS, "missing", _remove),
+    (EPOCHS, "stale", lambda path: path.write_bytes(b"")),
+    (EPOCHS, "wrong", lambda path: path.write_text("0\n2\n0 0\n")),
+]
+
+
+@pytest.mark.parametrize(("file", "reason", "damage"), DAMAGE, ids=[f"{d[0][-9:]}-{d[1]}" for d in DAMAGE])
+def test_damage_is_named_and_put_right(file, reason, damage, root, sound, monkeypatch):
+    monkeypatch.setattr(reindex_side_files, "_MOST_SIDE_BYTES", 1 << 16)
+    path = root / "t-0" / file
+    damage(path)
+    before = tree(root)
+    report = run(root)
+    assert tree(root) == before
+    assert not_same(report) == {file: ("differs", reason)}
+    assert report.exit_code == (DONE if reason == "other_entries" else PROBLEMS)
+    (found,) = [f for f in report.files if f.reason]
+    assert found.expected and found.found
+    assert len(found.found) < 300
+    assert found.bytes == (sound / "t-0" / file).stat().st_size
+
+    written = run(root, "output")
+    expected = {p: data for p, data in files_of(sound).items() if not p.endswith((".log", "partition.metadata"))}
+    if file != EPOCHS:
+        del expected[f"t-0/{EPOCHS}"]  # it is rebuilt only where it is lost
+    assert files_of(root.parent / "output") == expected
+    assert not_same(written) == {file: ("rebuilt", reason)}
+    assert tree(root) == before
+
+    report = run(root, "in_place")
+    assert report.exit_code == DONE
+    if reason == "other_entries":
+        assert not_same(report) == {file: ("same", reason)}
+        assert tree(root) == before
+        report = run(root, "in_place", exact=True)
+    assert not_same(report) == {file: ("rebuilt", reason)}
+    assert files_of(root) == files_of(sound)
+    after = tree(root)
+    assert {p for p in after if after[p] != before.get(p)} <= {"t-0", f"t-0/{file}"}
+    assert not_same(run(root)) == {}
+
+
+def test_a_txn_index_that_should_not_be_there(root, sound):
+    path = root / "t-0" / name(5, "txnindex")
+    path.write_bytes(b"")
+    report = run(root)
+    assert not_same(report) == {}
+    run(root, "output")
+    assert not (root.parent / "output/t-0" / path.name).exists()
+    path.write_bytes((root / "t-0" / name(0, "txnindex")).read_bytes())
+    assert not_same(run(root)) == {path.name: ("differs", "foreign")}
+    run(root, "in_place")
+    assert path.read_bytes() == b""
+    assert not_same(run(root)) == {}
+
+
+# -- logs that are bad
+
+
+def _flip(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_a_bad_log_in_the_middle_and_what_lies_behind_it(root):
+    write_partition(root / "other-0", "a=1 | b=2", index_interval_bytes=0)
+    log = root / "t-0" / name(5, "log")
+    position = borders(log.read_bytes())[1]
+    _flip(log, position + 65)
+    (root / "other-0" / name(0, "index")).write_bytes(b"")
+    (root / "t-0" / name(10, "timeindex")).unlink()
+    (root / "t-0" / name(10, "snapshot")).unlink()
+    (root / "t-0" / EPOCHS).unlink()
+    before = {p: data for p, data in files_of(root).items() if p.endswith(".log")}
+    report = run(root, "in_place")
+    assert report.exit_code == PROBLEMS
+    told = not_same(report)
+    assert told.pop("other-0/" + name(0, "index")) == ("rebuilt", "stale")
+    assert told == {
+        name(5, "index"): ("impossible", "crc"), name(5, "timeindex"): ("impossible", "crc"),
+        name(5, "txnindex"): ("impossible", "crc"), name(10, "timeindex"): ("rebuilt", "missing"),
+        name(10, "snapshot"): ("impossible", "crc"), name(10, "txnindex"): ("impossible", "crc"),
+        name(15, "snapshot"): ("impossible", "crc"), EPOCHS: ("impossible", "crc"),
+    }  # fmt: skip
+    for f in report.files:
+        if f.status == "impossible":
+            assert (f.log, f.position) == (f"t-0/{log.name}", position)
+            assert f.expected.startswith("checksum 0x")
+            assert f.found.startswith("0x")
+    assert f"impossible: t-0/{INDEX}: crc at byte {position} of t-0/{log.name}: expected checksum" in report.to_text()
+    assert {p: data for p, data in files_of(root).items() if p.endswith(".log")} == before
+    assert run(root).exit_code == PROBLEMS
+
+
+def test_behind_a_bad_log_an_archived_snapshot_is_gone_on_from(root, sound):
+    _flip(root / "t-0" / name(5, "log"), 70)
+    for base in BASES:
+        (root / "t-0" / name(base, "index")).unlink()
+    (root / "t-0" / TXN).unlink()
+    (root / "t-0" / name(END, "snapshot")).unlink()
+    report = run(root, "in_place")
+    assert not_same(report) == {
+        name(0, "index"): ("rebuilt", "missing"), INDEX: ("impossible", "crc"), TIME: ("impossible", "crc"),
+        name(5, "txnindex"): ("impossible", "crc"), name(10, "index"): ("rebuilt", "missing"),
+        TXN: ("rebuilt", "missing"), name(END, "snapshot"): ("rebuilt", "missing"),
+    }  # fmt: skip
+    assert any(SNAPSHOT in note and "taken as it is" in note for p in report.partitions for note in p.notes)
+    good = files_of(sound)
+    del good[f"t-0/{INDEX}"]
+    found = files_of(root)
+    assert found.pop(f"t-0/{name(5, 'log')}") != good.pop(f"t-0/{name(5, 'log')}")
+    assert found == good
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_a_torn_tail_ends_the_last_log_and_is_bad_in_another(root, zeros):
+    for base in (0, 10):
+        log = root / "t-0" / name(base, "log")
+        data = log.read_bytes()
+        log.write_bytes(data + bytes(500) if zeros else data[:-10])
+    report = run(root)
+    told = not_same(report)
+    assert told[name(0, "index")] == ("impossible", "torn_tail")
+    if zeros:
+        assert name(10, "index") not in told
+    else:  # they point into the batch that is cut
+        assert told[name(10, "index")] == ("differs", "stale")
+        assert told[name(10, "timeindex")] == ("differs", "stale")
+    assert any("a broker cuts it off there" in note for p in report.partitions for note in p.notes)
+
+
+def test_a_log_whose_offsets_overflow_or_lie_elsewhere(tmp_path):
+    root = tmp_path / "archive"
+    near = write_segment(root / "far-0", "a=1")
+    far = write_segment(tmp_path / "far", "{base=3000000000} b=2@3000000000", 3_000_000_000)
+    near.write_bytes(near.read_bytes() + far.read_bytes())
+    write_partition(root / "name-0", "a=1 | b=2", base_offset=50)
+    (root / "name-0" / name(50, "log")).rename(root / "name-0" / name(60, "log"))
+    write_partition(root / "over-0", "a=1 b=2 | c=3 || d=4", bases={1: 3})
+    (root / "over-0" / name(3, "log")).rename(root / "over-0" / name(2, "log"))
+    report = run(root)
+    told = {f.path: f.reason for f in report.files if f.kind == "index"}
+    assert told[f"far-0/{name(0, 'index')}"] == "relative_offset"
+    assert told[f"name-0/{name(60, 'index')}"] == "name"
+    assert told[f"over-0/{name(0, 'index')}"] == "overlap"
+    assert told[f"over-0/{name(2, 'index')}"] == "missing"
+
+
+def test_a_transaction_that_cannot_be_leaves_the_indexes_possible(tmp_path):
+    root = tmp_path / "archive"
+    write_partition(root / "t-0", "{pid=7 txn} a=1 || b=2", index_interval_bytes=0)
+    other = write_segment(tmp_path / "other", "{base=1 pid=7} b=2", 1, index_interval_bytes=0)
+    shutil.copy(other, root / "t-0" / name(1, "log"))
+    told = not_same(run(root))
+    assert told[name(2, "snapshot")] == ("impossible", "transaction")
+    assert name(1, "index") not in told
+
+
+# -- what is left alone, what is said
+
+
+def test_an_empty_segment_and_a_stray_snapshot(root, tmp_path):
+    (root / "t-0" / name(15, "log")).write_bytes(b"")
+    shutil.copy(root / "t-0" / name(10, "snapshot"), root / "t-0" / name(12, "snapshot"))
+    report = run(root, "in_place")
+    assert not_same(report) == {
+        name(15, "index"): ("rebuilt", "missing"),
+        name(15, "timeindex"): ("rebuilt", "missing"),
+    }
+    assert (root / "t-0" / name(15, "index")).read_bytes() == b""
+    assert any(f"{name(12, 'snapshot')}: at no segment's base" in n for p in report.partitions for n in p.notes)
+    assert (root / "t-0" / name(12, "snapshot")).exists()
+
+
+def test_below_a_raised_log_start_nothing_is_carried(root):
+    """UnifiedLog.rebuildProducerState loads nothing there; the snapshots at those bases are not made."""
+    (root / "log-start-offset-checkpoint").write_text("0\n1\nt 0 11\n")
+    for path in (root / "t-0").glob("*.snapshot"):
+        path.unlink()
+    run(root, "output")
+    out = root.parent / "output/t-0"
+    assert [p.name for p in sorted(out.glob("*.snapshot"))] == [name(END, "snapshot")]
+    # the transaction that began at 5 is not known in the segment of the log start: nothing for its marker at 10
+    entries = transaction_index.read((out / TXN).read_bytes(), "p")
+    assert entries["last_offset"].tolist() == [14]
+
+
+def test_leftovers_of_a_swap(root, sound):
+    """The cleaner's swap had not ended: files keep the names that the broker will rename."""
+    folder = root / "t-0"
+    for kind in ("log", "index"):
+        (folder / name(5, kind)).rename(folder / f"{name(5, kind)}.swap")
+    (folder / f"{name(5, 'index')}.swap").write_bytes(b"")
+    (folder / name(5, "snapshot")).unlink()
+    (folder / TIME).unlink()
+    (folder / f"{name(0, 'index')}.deleted").write_bytes(b"x")
+    (folder / name(10, "log")).rename(folder / f"{name(10, 'log')}.swap")
+    (folder / name(END, "snapshot")).unlink()
+    (folder / EPOCHS).unlink()
+    report = run(root, "in_place")
+    assert not_same(report) == {
+        EPOCHS: ("rebuilt", "missing"), name(END, "snapshot"): ("rebuilt", "missing"),
+        f"{INDEX}.swap": ("rebuilt", "stale"), f"{TIME}.swap": ("rebuilt", "missing"),
+        f"{name(5, 'snapshot')}.swap": ("rebuilt", "missing"),
+        # a broker deletes what lies between the offsets of .log.swap files and is no .swap itself
+        **{f"{name(10, kind)}.swap": ("rebuilt", "missing") for kind in ("index", "timeindex", "txnindex", "snapshot")},
+    }  # fmt: skip
+    for kind in ("index", "timeindex", "snapshot"):
+        assert (folder / f"{name(5, kind)}.swap").read_bytes() == (sound / "t-0" / name(5, kind)).read_bytes()
+        assert not (folder / name(5, kind)).exists()
+    assert not_same(run(root)) == {}
+
+
+def test_mode_and_owner_stay_and_a_new_file_is_like_its_log(root):
+    folder = root / "t-0"
+    (folder / INDEX).write_bytes(b"")
+    (folder / INDEX).chmod(0o640)
+    (folder / name(5, "log")).chmod(0o604)
+    (folder / TIME).unlink()
+    if os.geteuid() == 0:
+        os.chown(folder / INDEX, 1234, 2345)
+    run(root, "in_place")
+    found = (folder / INDEX).stat()
+    assert stat.S_IMODE(found.st_mode) == 0o640
+    assert stat.S_IMODE((folder / TIME).stat().st_mode) == 0o604
+    if os.geteuid() == 0:
+        assert (found.st_uid, found.st_gid) == (1234, 2345)
+
+
+def test_a_file_that_cannot_be_written_is_named_and_the_others_go_on(root, sound):
+    (root / "t-0" / INDEX).unlink()
+    (root / "t-0" / INDEX).mkdir()  # as root, a mode would not do
+    (root / "t-0" / TIME).unlink()
+    report = run(root, "in_place")
+    assert report.exit_code == PROBLEMS
+    assert not_same(report) == {INDEX: ("impossible", "unwritable"), TIME: ("rebuilt", "missing")}
+    assert (root / "t-0" / TIME).read_bytes() == (sound / "t-0" / TIME).read_bytes()
+    assert not list((root / "t-0").glob("*.tmp"))
+
+
+def test_an_index_that_cannot_be_read_is_no_fault_of_the_log(root, sound, monkeypatch):
+    real = reindex_segment.read_bounded
+
+    def read(root, path, limit):
+        if path.endswith(INDEX):
+            raise LogFormatError("unreadable", path, 0, "a readable file", "Input/output error")
+        return real(root, path, limit)
+
+    monkeypatch.setattr(reindex_segment, "read_bounded", read)
+    report = run(root, "in_place")
+    assert not_same(report) == {INDEX: ("rebuilt", "wrong")}
+    assert files_of(root) == files_of(sound)
+
+
+def test_a_full_disk_is_the_environment(root, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
+
+    (root / "t-0" / name(0, "index")).write_bytes(b"x")
+    monkeypatch.setattr(reindex_write, "_check_written", full)
+    assert cli.main(["reindex", str(root), "--in-place", "--json"]) == ENVIRONMENT
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["kind"], error["path"]) == ("OutputFullError", "somewhere")
+    assert (root / "t-0" / name(0, "index")).read_bytes() == b"x"
+    assert not list((root / "t-0").glob("*.tmp"))
+
+
+def test_what_is_read_back_wrong_is_not_put_in_place(root, monkeypatch):
+    (root / "t-0" / INDEX).write_bytes(b"x")
+    monkeypatch.setattr(reindex_write, "_read_again", lambda root, path, most: b"other")
+    report = run(root, "in_place")
+    assert not_same(report) == {INDEX: ("impossible", "readback")}
+    assert (root / "t-0" / INDEX).read_bytes() == b"x"
+
+
+def test_what_a_killed_run_left_is_removed(root, sound):
+    left = root / "t-0" / (INDEX + reindex_write.LEFTOVER)
+    left.write_bytes(b"half")
+    report = run(root, "in_place")
+    assert not left.exists()
+    assert any("1 files that a killed run left" in n for p in report.partitions for n in p.notes)
+    assert files_of(root) == files_of(sound)
+
+
+# -- a broker
+
+
+_HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "r+")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+_TRY = """
+import fcntl, sys
+try:
+    fcntl.lockf(open(sys.argv[1], "r+"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+except OSError:
+    sys.exit(7)
+"""
+
+
+@pytest.fixture
+def held(root):
+    (root / ".lock").write_bytes(b"")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(root / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout.readline() == b"held\n"
+    yield root
+    holder.communicate()
+
+
+def test_a_directory_that_a_broker_holds_is_refused_in_place(held, capsys):
+    (held / "t-0" / INDEX).unlink()
+    before = tree(held)
+    assert cli.main(["reindex", str(held), "--in-place", "--json"]) == CONFLICT
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["kind"] == "LogDirectoryInUseError"
+    assert "stop the broker" in error["hint"]
+    assert tree(held) == before
+
+
+def test_of_a_log_that_a_broker_holds_only_what_is_below_the_high_watermark(held):
+    (held / "replication-offset-checkpoint").write_text("0\n1\nt 0 12\n")
+    (held / "t-0" / name(10, "index")).write_bytes(bytes(800))
+    (held / "t-0" / INDEX).write_bytes(bytes(800))
+    report = run(held)
+    assert not_same(report) == {INDEX: ("differs", "padded")}
+    assert any("only the 2 segments that end below the high watermark 12" in n for n in report.partitions[0].notes)
+    assert not any("left alone" in n for n in report.partitions[0].notes)
+    run(held, "output")
+    names = {p.name for p in (held.parent / "output/t-0").iterdir()}
+    assert names == {name(0, "index"), name(0, "timeindex"), name(0, "txnindex"), INDEX, TIME, name(5, "snapshot")}
+
+
+def test_while_files_are_replaced_no_broker_can_start_and_no_second_run(root):
+    lock = root / ".lock"
+    lock.write_bytes(b"")
+    with locked([root]):
+        assert subprocess.run([sys.executable, "-c", _TRY, str(lock)], check=False).returncode == 7
+        with pytest.raises(LogDirectoryInUseError, match="another run"), locked([root]):
+            pass
+        assert subprocess.run([sys.executable, "-c", _TRY, str(lock)], check=False).returncode == 7
+    assert subprocess.run([sys.executable, "-c", _TRY, str(lock)], check=False).returncode == 0
+
+
+def test_no_lock_file_is_made(root):
+    (root / "t-0" / INDEX).unlink()
+    run(root, "in_place")
+    assert not (root / ".lock").exists()
+
+
+# -- the command line
+
+
+def test_the_report_as_json(root, capsys):
+    (root / "t-0" / INDEX).write_bytes((root / "t-0" / INDEX).read_bytes() + bytes(10))
+    config = root.parent / "c.toml"
+    config.write_text('[defaults]\n"index.interval.bytes" = 0\n')
+    assert cli.main(["reindex", str(root), "--check", "--json", "--config", str(config)]) == PROBLEMS
+    told = json.loads(capsys.readouterr().out)
+    assert (told["job"], told["mode"], told["output"], told["exit_code"]) == ("reindex", "check", None, PROBLEMS)
+    (partition,) = told["partitions"]
+    assert (partition["topic"], partition["partition"], partition["path"]) == ("t", 0, "t-0")
+    assert len(partition["files"]) == 12
+    (wrong,) = [f for f in partition["files"] if f["status"] != "same"]
+    size = (root / "t-0" / INDEX).stat().st_size
+    assert wrong == {
+        "path": f"t-0/{INDEX}", "kind": "index", "status": "differs", "reason": "torn", "position": size - 2,
+        "entry": (size - 2) // 8, "expected": "entries of 8 bytes", "found": "2 bytes at the end", "bytes": size - 10,
+        "log": "",
+    }  # fmt: skip
+    totals = told["totals"]
+    logs = sum((root / "t-0" / name(base, "log")).stat().st_size for base in BASES)
+    assert (totals["files"], totals["same"], totals["differs"], totals["reasons"]) == (12, 11, 1, {"torn": 1})
+    assert totals["log_bytes"] == logs < totals["bytes_read"]
+    assert cli.main(["reindex", str(root), "--in-place", "--config", str(config)]) == DONE
+    text = capsys.readouterr().out
+    assert f"rebuilt: t-0/{INDEX}: torn at byte {size - 2} (entry {(size - 2) // 8}): expected entries of 8" in text
+    assert "12 files of 3 segments in 1 partitions: 11 same, 1 rebuilt, 0 impossible (1 torn)" in text
+    assert cli.main(["reindex", str(root), "--check", "--config", str(config)]) == DONE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "one of --check"),
+        (["--check", "--in-place"], "one of --check"),
+        (["--check", "--output", "x"], "one of --check"),
+        (["--check", "--exact"], "belongs to --in-place"),
+        (["--check", "--partitions", "3-1"], "such as 0,3-5"),
+        (["--check", "--partitions", "a"], "such as 0,3-5"),
+        (["--check", "--partitions", "1,"], "such as 0,3-5"),
+        (["--output", "{root}/inside"], "outside of it"),
+        (["--output", "{root}"], "outside of it"),
+        (["--output", "{full}"], "expected an empty or absent folder"),
+    ],
+)
+def test_wrong_usage(arguments, said, root, capsys):
+    full = root.parent / "full"
+    full.mkdir()
+    (full / "x").write_bytes(b"")
+    before = tree(root)
+    words = [word.format(root=root, full=full) for word in arguments]
+    assert cli.main(["reindex", str(root), *words]) == USAGE
+    assert said in capsys.readouterr().err
+    assert tree(root) == before
+
+
+def test_an_archive_that_is_not_there(tmp_path, capsys):
+    assert cli.main(["reindex", str(tmp_path / "nowhere"), "--check"]) == USAGE
+
+
+def test_some_topics_and_partitions(tmp_path):
+    root = tmp_path / "archive"
+    for folder in ("a-0", "a-1", "a-3", "a-4", "a-5", "b-0"):
+        write_partition(root / folder, "a=1")
+    chosen = run(root, topics="a", partitions=(range(1), range(3, 5)))
+    assert [p.path for p in chosen.partitions] == ["a-0", "a-3", "a-4"]
+    none = run(root, partitions=(range(9, 10),))
+    assert (none.partitions, none.exit_code) == ([], DONE)
+    assert "no partition of these numbers, of 6" in none.to_text()
+
+
+def test_the_same_partition_in_two_places_is_not_touched(root, tmp_path):
+    shutil.copytree(root / "t-0", root / "disk" / "t-0")
+    (root / "disk/t-0" / INDEX).unlink()
+    before = tree(root)
+    report = run(root, "in_place")
+    assert report.exit_code == PROBLEMS
+    assert [(f.status, f.reason) for f in report.files] == [("impossible", "duplicate")]
+    assert tree(root) == before
+
+
+@pytest.mark.parametrize("skip_crc", [False, True])
+def test_skip_crc_gives_the_same_and_passes_over_a_checksum(root, skip_crc):
+    good = files_of(root)
+    for kind in ("index", "timeindex", "txnindex", "snapshot"):
+        for path in (root / "t-0").glob(f"*.{kind}"):
+            path.unlink()
+    _flip(root / "t-0" / name(5, "log"), 70)
+    report = run(root, "in_place", skip_crc=skip_crc)
+    assert report.exit_code == (DONE if skip_crc else PROBLEMS)
+    found = files_of(root)
+    del found[f"t-0/{name(5, 'log')}"]
+    if skip_crc:
+        assert found == {path: data for path, data in good.items() if path in found}
+        assert set(good) - set(found) == {f"t-0/{name(5, 'log')}"}
+
+
+def test_time_index_at_the_minute(tmp_path):
+    root = tmp_path / "archive"
+    batches = " | ".join(f"{{ts={START_MS - START_MS % 60_000 + 20_000 * i}}} a={i}" for i in range(10))
+    write_partition(root / "t-0", batches, index_interval_bytes=0)
+    config = parse_config({"defaults": {"index.interval.bytes": 0, "time.index.interval.ms": 60_000}})
+    assert not_same(run(root, config=config)) == {name(0, "timeindex"): ("differs", "other_entries")}
+    run(root, "in_place", config=config, exact=True)
+    times = struct.unpack(">" + "qi" * 4, (root / "t-0" / name(0, "timeindex")).read_bytes())
+    assert list(times[1::2]) == [1, 3, 6, 9]
+    assert not_same(run(root)) == {name(0, "timeindex"): ("differs", "other_entries")}
+
+
+@pytest.mark.spark
+def test_with_spark_it_is_the_same(spark, root, monkeypatch):
+    for path in (root / "t-0").glob("*index"):
+        path.unlink()
+    alone = run(root, "output")
+    monkeypatch.setattr(reindex, "WITHOUT_SPARK_BYTES", 0)
+    monkeypatch.setattr(reindex, "_TASK_BYTES", 0)
+    monkeypatch.setattr(reindex, "_WAVE_TASKS", 1)
+    report = run(root, "output", output=str(root.parent / "second"))
+    assert [p.files for p in report.partitions] == [p.files for p in alone.partitions]
+    assert files_of(root.parent / "output") == files_of(root.parent / "second")
+
+
+# -- what real brokers wrote
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    return golden(tmp_path_factory)
+
+
+def _config(case):
+    known = ("index.interval.bytes", "segment.index.bytes")
+    return parse_config({"defaults": {key: case.settings[key] for key in known if key in case.settings}})
+
+
+@pytest.mark.parametrize("case", case_names())
+def test_of_a_brokers_own_files_nothing_misleads(case, cases):
+    folders = [cases[case].folder / "input", *(cases[case].folder / f"expected{n}" for n in PASSES)]
+    for folder in folders:
+        report = run(folder, config=_config(cases[case]))
+        assert report.exit_code == DONE, report.to_text()
+        assert {f.reason for f in report.files} <= {"", "other_entries"}
+        if folder.name == "input" and case not in INDEXED_BY_THE_APPEND and not case.endswith("-more"):
+            assert not_same(report) == {}
+
+
+@pytest.mark.parametrize("case", case_names())
+def test_what_a_broker_wrote_comes_from_its_logs_alone(case, cases, tmp_path):
+    for partition in cases[case].partitions:
+        shutil.copytree(cases[case].input(partition), tmp_path / "archive" / partition)
+    expected = files_of(tmp_path / "archive")
+    for path in expected:
+        if not path.endswith((".log", "partition.metadata")):
+            (tmp_path / "archive" / path).unlink()
+    assert run(tmp_path / "archive", "output", config=_config(cases[case])).exit_code == DONE
+    made = files_of(tmp_path / "output")
+    expected = {p: data for p, data in expected.items() if not p.endswith((".log", "partition.metadata"))}
+    more = case.endswith("-more")
+    if more:  # the stray snapshot between its two parts
+        expected = {p: data for p, data in expected.items() if p in made}
+    assert set(made) - set(expected) <= {p for p in made if p.endswith(EPOCHS)}
+    assert set(expected) <= set(made)
+    for path, data in expected.items():
+        kind = path.rpartition(".")[2]
+        if kind in ("index", "timeindex"):
+            assert made[path] == data or case in INDEXED_BY_THE_APPEND | RESTARTED, path
+        elif kind == "txnindex":
+            assert made[path] == data or more, path
+        elif kind == "snapshot":
+            left, right = (producer_snapshot.read(d, path) for d in (made[path], data))
+            assert producer_snapshot.same_entries(left, right) or more, path
+        else:
+            assert made[path] == data or more, path

@@ -1,0 +1,68 @@
+"""`reindex --in-place` killed at each step: every file is the old one or the new one; the next run ends the work."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+import pytest
+
+from jobs.errors import DONE
+from tests.builders.logs import write_partition
+from tests.builders.stopping import start
+from tests.jobs.reindex.test_reindex import TEXT, files_of, not_same
+from tests.jobs.reindex.test_reindex import run as reindex
+from udfs.reindex.write import LEFTOVER
+
+pytestmark = pytest.mark.slow
+
+OLD = b"\1" * 11  # what stands in every side file before
+# (step, nth call): replaced files are the ones before it
+STEPS = [
+    ("before udfs.reindex.write:replace_file", 1),
+    ("before udfs.reindex.write:replace_file", 4),
+    ("before udfs.reindex.write:_as_before", 2),  # written, not flushed
+    ("before udfs.reindex.write:_check_written", 3),  # flushed, not read back
+    ("after udfs.reindex.write:_check_written", 5),  # all but renamed
+    ("after udfs.reindex.write:replace_file", 6),
+    ("before udfs.reindex.write:flush", 1),  # renamed, the folder not flushed
+    ("before jobs.reindex.job:reindex_side_files", 1),  # between the halves
+    ("after jobs.reindex.job:reindex_side_files", 1),
+]
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    """(good files, an archive in which every side file is rubbish)."""
+    root = tmp_path_factory.mktemp("broken") / "archive"
+    write_partition(root / "t-0", TEXT, index_interval_bytes=0)
+    (root / ".lock").write_bytes(b"")
+    good = files_of(root)
+    for path in (root / "t-0").iterdir():
+        if path.suffix != ".log" and path.name != "partition.metadata":
+            path.write_bytes(OLD)
+    return good, root
+
+
+@pytest.mark.parametrize(("step", "nth"), STEPS, ids=[f"{s.replace(' ', '-')}-{n}" for s, n in STEPS])
+def test_a_kill_leaves_each_file_old_or_new(broken, step, nth, tmp_path):
+    good, source = broken
+    root = tmp_path / "archive"
+    shutil.copytree(source, root)
+    config = tmp_path / "c.toml"
+    config.write_text('[defaults]\n"index.interval.bytes" = 0\n')
+    arguments = ["reindex", str(root), "--in-place", "--config", str(config), "--json"]
+    run = start(tmp_path / "run", arguments, step, nth=nth)
+    run.wait_until_reached()
+    run.kill()
+    assert run.finish()[0] == -signal.SIGKILL
+    found = files_of(root)
+    left = {path for path in found if path.endswith(LEFTOVER)}
+    assert set(found) - left == set(good)
+    for path in set(good):
+        assert found[path] in (OLD, good[path]), path
+    assert len(left) <= 1
+
+    assert reindex(root, "in_place").exit_code == DONE
+    assert files_of(root) == good
+    assert not_same(reindex(root)) == {}

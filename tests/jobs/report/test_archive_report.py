@@ -1,0 +1,308 @@
+"""The report: figures, text, JSON, and a page on which nothing from the archive is markup."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from deltalake import DeltaTable
+
+from jobs.command import cli
+from jobs.command.config import Config, load_config
+from jobs.command.options import ReportOptions
+from jobs.command.progress import Silent
+from jobs.errors import UsageError
+from jobs.report import job as archive_report
+from jobs.report.job import ArchiveReport, profile_archive
+from jobs.report.page import page_of, segment_rows
+from jobs.store.rows import RunRow
+from tests.builders.logs import START_MS, write_partition
+from udfs.report.partition_profile import DAY_MS, Codec, HotKey, PartitionProfile, SegmentProfile, Times
+
+ROOT = Path(__file__).resolve().parents[3]
+HOSTILE = "<script>alert('&\"$x^$')</script>"
+
+
+def options(archive: Path, **given) -> ReportOptions:
+    given = {"output": str(archive.parent / "report.html"), "now_ms": START_MS + DAY_MS} | given
+    return ReportOptions(str(archive), **given)
+
+
+class Page(HTMLParser):
+    """Elements and whatever could ask for something else."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [v for k, v in attrs if k in ("src", "href", "xlink:href", "srcset", "data", "action") and v]
+        assert not [k for k, _ in attrs if k.startswith("on")], attrs
+
+
+def needs_nothing_else(text: str) -> None:
+    page = Page(text)
+    assert "script" not in page.tags and "iframe" not in page.tags
+    assert [link for link in page.links if not link.startswith(("#", "data:,"))] == []
+    assert set(re.findall(r"url\(([^)]*)\)", text)) == {u for u in re.findall(r"url\(([^)]*)\)", text) if u[0] == "#"}
+    assert "@import" not in text and "default-src 'none'" in text
+    ids = re.findall(r' id="([^"]*)"', text)
+    assert len(ids) == len(set(ids)), "plots must not share their clip paths"
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    folder = tmp_path / "archive"
+    write_partition(folder / "t-0", "a=1 b=1 a=2 | c=- || a=3 d=4")
+    write_partition(folder / "t-1", f"{HOSTILE}=1 {HOSTILE}=2 {HOSTILE}=3 || x=1")
+    write_partition(folder / "plain-0", "-=1 -=2 || -=3")
+    return folder
+
+
+def test_the_page_of_an_archive(archive):
+    config = Config(topics={"t": {"cleanup_policy": ("compact",)}})
+    report = archive_report.run(options(archive, config=config), Silent())
+    assert report.exit_code == 0
+    assert [(p.name(), p.compacted, p.total("dead_records")) for p in report.profiles] == [
+        ("plain-0", False, 0), ("t-0", True, 1), ("t-1", True, 2),
+    ]  # fmt: skip
+    text = (archive.parent / "report.html").read_text()
+    needs_nothing_else(text)
+    assert HOSTILE not in text and "&lt;script&gt;alert" in text
+    for title in ("Size before and after", "Dirty ratio", "Records by time", "Tombstones by age", "Hot keys, by hash",
+                  "Compression by codec", "Live and dead bytes by segment"):  # fmt: skip
+        assert title in text
+    assert text.count('role="img"') == text.count("aria-label=") - text.count('role="region"') - 1
+    said = report.to_json()
+    assert json.loads(json.dumps(said))["partitions"][1]["hot_keys"][0]["text"] == "a"
+    assert "t-1" in report.to_text() and "report.html" in report.to_text()
+
+
+def test_keys_can_be_hidden(archive):
+    report = archive_report.run(options(archive, hide_keys=True), Silent())
+    assert "alert" not in (archive.parent / "report.html").read_text()
+    assert "alert" not in json.dumps(report.to_json())
+    assert any(p.hot_keys for p in report.profiles)
+
+
+def test_a_topic_that_a_brokers_cleaner_knows_counts_as_compacted(archive):
+    (archive / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 2\n")
+    found = {p.name(): p for p in profile_archive(options(archive), Silent()).profiles}
+    assert found["t-0"].compacted and not found["plain-0"].compacted
+    assert found["t-0"].first_dirty_offset == 2
+    plain = Config(topics={"t": {"cleanup_policy": ("delete",)}})
+    found = {p.name(): p for p in profile_archive(options(archive, config=plain), Silent()).profiles}
+    assert not found["t-0"].compacted, "settings win"
+
+
+def test_damage_is_told_and_the_others_are_shown(archive):
+    log = next((archive / "t-0").glob("*.log"))
+    log.write_bytes(log.read_bytes()[:-1] + b"\xff")
+    report = archive_report.run(options(archive, topics="t", cleanup_policy="compact"), Silent())
+    assert report.exit_code == 3
+    assert [p.problem is None for p in report.profiles] == [False, True]
+    text = (archive.parent / "report.html").read_text()
+    assert "Problems" in text and log.name in text
+
+
+def test_an_archive_without_partitions_has_a_page_too(tmp_path):
+    (tmp_path / "empty").mkdir()
+    report = archive_report.run(options(tmp_path / "empty"), Silent())
+    assert report.exit_code == 0
+    text = (tmp_path / "report.html").read_text()
+    needs_nothing_else(text)
+    assert "No partition was found" in text and "Overview" not in text
+
+
+def test_the_command(archive):
+    page = archive.parent / "new/page.html"
+    words = ["report", str(archive), "--output", str(page), "--topics", "t", "--cleanup-policy", "compact", "--json"]
+    done = CliRunner().invoke(cli.lastkey, words)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["output"] == str(page) and page.exists()
+    with pytest.raises(UsageError, match="expected a file"):
+        archive_report.run(options(archive, output=str(archive.parent)), Silent())
+
+
+@pytest.mark.parametrize("inside", ["t-0/00000000000000000000.log", "page.html", "new/page.html", "t-0/../page.html"])
+def test_no_page_is_written_into_the_archive(archive, inside):
+    before = {path: path.read_bytes() for path in archive.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match="lies in the archive"):
+        archive_report.run(options(archive, output=str(archive / inside)), Silent())
+    (archive.parent / "beside").symlink_to(archive)
+    with pytest.raises(UsageError, match="lies in the archive"):
+        archive_report.run(options(archive, output=str(archive.parent / "beside" / inside)), Silent())
+    assert {path: path.read_bytes() for path in archive.rglob("*") if path.is_file()} == before
+
+
+def test_an_output_that_cannot_be_is_told_before_anything_is_read(archive, monkeypatch):
+    (archive.parent / "file").write_text("mine")
+    for output, problem in (
+        (archive.parent / "file/page.html", "is no folder"), (f"{archive.parent}/new/", "expected a file"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=problem):
+            archive_report.run(options(archive, output=str(output)), Silent())
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(UsageError, match="is not to be written to"):
+        archive_report.run(options(archive), Silent())
+    assert {path.name for path in archive.parent.iterdir()} == {"archive", "file"}
+
+
+def test_the_page_that_is_there_stays_until_the_new_one_is_whole(archive, monkeypatch):
+    page = archive.parent / "report.html"
+    page.write_text("the old one")
+
+    def half(root, path, data):
+        (Path(root.base) / path).write_bytes(data[:100])
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as changed, pytest.raises(UsageError, match=r"can be written, found .*Input/output"):
+        changed.setattr(archive_report, "write_file", half)
+        archive_report.run(options(archive), Silent())
+    assert page.read_text() == "the old one"
+    archive_report.run(options(archive), Silent())
+    needs_nothing_else(page.read_text())
+    assert {path.name for path in archive.parent.iterdir()} == {"archive", "report.html"}
+    (archive.parent / "link.html").symlink_to(page)
+    archive_report.run(options(archive, output=str(archive.parent / "link.html")), Silent())
+    assert (archive.parent / "link.html").is_symlink()
+
+
+def test_a_topic_that_is_not_there_is_told_with_the_nearest(archive):
+    with pytest.raises(UsageError, match=r"no topic of .* matches plian; did you mean plain"):
+        profile_archive(options(archive, topics="plian"), Silent())
+
+
+def test_times_that_cannot_be_have_a_page(tmp_path):
+    write_partition(tmp_path / "a/t-0", f"a=1~-1 b=2~{2**62} c=3~0 d=4~253402300799999 || e=1~-5")
+    report = archive_report.run(options(tmp_path / "a"), Silent())
+    assert report.total("without_time") == 3
+    needs_nothing_else((tmp_path / "report.html").read_text())
+
+
+def test_joined_columns_say_so():
+    text = page_of(large(1, 300))
+    assert "300 segments: " in text and "; a column is 3 segments" in text and "0: 0 and 2 more" in text
+    assert "; a column is 6 days" in text
+
+
+def test_the_archive_that_ships_with_the_project_is_as_readme_says():
+    given = ReportOptions(
+        str(ROOT / "examples/archive"), "", START_MS, config=load_config(str(ROOT / "examples/topics.toml"))
+    )
+    found = {p.name(): p for p in profile_archive(given, Silent()).profiles}
+    shown = re.findall(r"^(\w+-\d) +clean +([\d,]+)  -> +([\d,]+)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(shown) == 4
+    for name, before, after in shown:
+        counters = found[name].counters
+        dropped = sum(n for k, n in counters.items() if k.startswith("dropped_"))
+        assert f"{counters['records_kept']:,}" == after
+        assert f"{counters['records_kept'] + dropped:,}" == before
+
+
+def a_segment(base: int) -> SegmentProfile:
+    ages = (0, 3, 0, 0, 0, 0, 0, 0)
+    return SegmentProfile(
+        base, 1 << 20, 100, 1000, True, 400, 400_000, 600, 648_576, 500, 100, 0, 400_000, 3, 0, ages,
+        0, 0, 5, 17, 0, START_MS, START_MS + DAY_MS, {"zstd": Codec(100, 1 << 20, 1 << 22)},
+    )  # fmt: skip
+
+
+def large(partitions: int, segments: int) -> ArchiveReport:
+    rows = tuple(a_segment(i * 1000) for i in range(segments))
+    keys = tuple(HotKey(100 - i, f"{i:016x}", HOSTILE) for i in range(20))
+    times = Times(DAY_MS, START_MS // DAY_MS, (1000,) * 700)
+    profiles = [
+        PartitionProfile(
+            f"a-topic-with-a-name-of-some-length-{i // 20}", i % 20, True, segments << 20, segments=rows, hot_keys=keys,
+            times=times, dirty_ratio=0.5, dirty_bytes=1 << 20, distinct_keys=1000, due=True,
+        )
+        for i in range(partitions)
+    ]  # fmt: skip
+    sizes = {(p.topic, p.partition): p.size_bytes for p in profiles}
+    return ArchiveReport("/archive", START_MS, profiles=profiles, archived_bytes=sizes)
+
+
+@pytest.mark.slow
+def test_a_large_archive_gives_a_page_of_a_few_mb():
+    text = page_of(large(1000, 100))
+    assert len(text.encode()) < 5_000_000
+    needs_nothing_else(text)
+
+
+def test_segments_of_a_table_are_joined():
+    rows = segment_rows([a_segment(i) for i in range(101)], 10)
+    assert len(rows) == 10
+    assert rows[0][0] == "0 and 10 more" and rows[0][3] == "11,000"
+
+
+def test_history_of_a_store_is_drawn_and_listed():
+    values = {
+        name: {"int": 0, "str": "", "str | None": None, "bool": False}[str(kind)]
+        for name, kind in RunRow.__annotations__.items()
+    }
+    report = large(1, 2)
+    report.store = "/store"
+    key = (report.profiles[0].topic, 0)
+    for i in range(3):
+        row = {
+            **values,
+            "run_id": f"run{i}",
+            "now_ms": START_MS + i * DAY_MS,
+            "bytes_before": 4096,
+            "bytes_after": 1024,
+        }
+        report.history.setdefault(key, []).append(RunRow(**row))
+    text = page_of(report)
+    assert "Cleaning history" in text and "75.0 %" in text and "run2" in text
+    assert asdict(report.history[key][0]) in report.to_json()["history"]
+    needs_nothing_else(text)
+
+
+def found_table(store: str) -> DeltaTable:
+    return DeltaTable(f"{store}/state/compaction_checkpoints")
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_store_stands_for_what_it_covers_and_large_archives_go_through_spark(spark, tmp_path, monkeypatch):
+    from jobs.command.options import CompactOptions
+    from jobs.compact.job import run as compact
+
+    uri, store = str(ROOT / "examples/archive"), str(tmp_path / "store")
+    settings = load_config(str(ROOT / "examples/topics.toml"))
+    now_ms = 1_800_000_000_000
+    done = compact(CompactOptions(uri, store, now_ms, settings, topics="users"), Silent())
+    given = ReportOptions(uri, str(tmp_path / "page.html"), now_ms, settings, store=store)
+    found = archive_report.run(given, Silent())
+    for result in done.results:
+        key = (result.topic, result.partition)
+        (profile,) = [p for p in found.profiles if (p.topic, p.partition) == key]
+        assert profile.size_bytes == result.bytes_after and not profile.due
+        assert profile.first_dirty_offset == result.first_dirty_offset
+        assert found.archived_bytes[key] == result.bytes_before
+        assert [run.run_id for run in found.history[key]] == [done.run_id]
+    assert "Cleaning history" in (tmp_path / "page.html").read_text()
+    monkeypatch.setattr(archive_report, "WITHOUT_SPARK_BYTES", 0)
+    by_spark = profile_archive(given, Silent())
+    same = [(p.counters, p.hot_keys, p.segments) for p in by_spark.profiles]
+    assert same == [(p.counters, p.hot_keys, p.segments) for p in found.profiles]
+    copy = tmp_path / "copy"
+    shutil.copytree(uri, copy)
+    shutil.rmtree(copy / "users-1")
+    table = found_table(store)
+    table.update(updates={"archive_uri": f"'{copy}'"})
+    unnamed = profile_archive(ReportOptions(str(copy), "", now_ms, topics="users", store=store), Silent())
+    assert [(p.name(), p.compacted) for p in unnamed.profiles] == [("users-0", True)], "by its generation"
+    assert any(note.startswith("users-1: the archive holds it no more") for note in unnamed.notes)
+    with pytest.raises(UsageError, match="this store serves"):
+        profile_archive(ReportOptions(str(tmp_path), "", now_ms, store=store), Silent())

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import pytest
+
+from jobs.command.options import RestoreOptions
+from jobs.command.progress import Silent
+from jobs.errors import LogStartError, MissingFileError, MissingPathError, NoGenerationError, NotEmptyError, UsageError
+from jobs.restore import copy_files
+from jobs.restore import job as restore
+from logformat.side_files.checkpoints import read_offset_checkpoint
+from tests.builders.stores import MTIME_MS, StoreMaker, tree
+
+A, B, C = b"a" * 1000, b"b" * 2000, b"c" * 500
+
+
+@pytest.fixture
+def maker(tmp_path, monkeypatch):
+    made = StoreMaker(tmp_path)
+    monkeypatch.setattr(restore.session, "start", lambda: None)
+    monkeypatch.setattr(restore, "open_state", lambda spark, store: made.state)
+    return made
+
+
+@pytest.fixture
+def two_generations(maker):
+    """t-0 in two generations: a segment of its own, one kept from the first, an archived active one that has grown."""
+    maker.archived("t", 0, 200, C + b"grown since")
+    first = maker.generation("t", 0, 1, {0: A, 100: B}, archived={200: C})
+    maker.generation("t", 0, 2, {0: B}, kept=first[1:2], archived={200: C}, start=5)
+    maker.generation("u", 3, 1, {50: A}, end=150, start=50)
+    return maker
+
+
+def _restore(maker, **options):
+    options.setdefault("output", str(maker.folder / "out"))
+    return restore.run(RestoreOptions(str(maker.store), **options), Silent())
+
+
+def _checkpoint(folder, name):
+    return read_offset_checkpoint((folder / f"{name}-checkpoint").read_bytes(), name)
+
+
+def test_the_current_generation_with_every_side_file(two_generations):
+    before = tree(two_generations.folder)
+    report = _restore(two_generations)
+    out = two_generations.folder / "out"
+    assert {path: data for path, data in tree(two_generations.folder).items() if not path.startswith("out/")} == before
+    logs = {path: data for path, data in tree(out).items() if path.endswith(".log")}
+    assert logs == {
+        "t-0/00000000000000000000.log": B,
+        "t-0/00000000000000000100.log": B,
+        "t-0/00000000000000000200.log": C,  # only the bytes that belong to the generation
+        "u-3/00000000000000000050.log": A,
+    }
+    assert (
+        out / "t-0" / "00000000000000000100.index"
+    ).read_bytes() == b"index 2"  # the generation's, not the older one
+    assert {p.name for p in (out / "t-0").iterdir()} >= {
+        "00000000000000000300.snapshot", "leader-epoch-checkpoint", "partition.metadata"
+    }  # fmt: skip
+    for kind in ("log", "index", "timeindex"):
+        stat = (out / "t-0" / f"00000000000000000100.{kind}").stat()
+        assert stat.st_mtime_ns == (MTIME_MS + 100) * 1_000_000
+        assert stat.st_nlink == 1
+    assert _checkpoint(out, "recovery-point-offset") == {("t", 0): 300, ("u", 3): 150}
+    assert _checkpoint(out, "replication-offset") == {("t", 0): 300, ("u", 3): 150}
+    assert _checkpoint(out, "cleaner-offset") == {("t", 0): 290, ("u", 3): 140}
+    assert _checkpoint(out, "log-start-offset") == {("t", 0): 5}  # u-3 starts at its first segment
+    assert (out / ".kafka_cleanshutdown").read_bytes() == b'{"version":0,"brokerEpoch":-1}'
+    assert [(p.topic, p.generation, p.segments, p.from_archive) for p in report.partitions] == [
+        ("t", 2, 3, 1),
+        ("u", 1, 1, 0),
+    ]
+    assert report.beyond == ["t-0/00000000000000000200.log: 11 B from offset 300 on"]
+    assert "2 partitions" in report.to_text()
+    assert report.to_json()["partitions"][0]["next_offset"] == 300
+
+
+def test_an_older_generation_and_a_glob(two_generations):
+    report = _restore(two_generations, generation=1, topics="t*")
+    logs = [data for path, data in tree(two_generations.folder / "out").items() if path.endswith(".log")]
+    assert logs == [A, B, C]
+    assert [p.generation for p in report.partitions] == [1]
+    with pytest.raises(UsageError, match="no partition of the store matches"):
+        _restore(two_generations, topics="x", output=str(two_generations.folder / "out2"))
+
+
+def test_a_generation_of_before_a_reset(two_generations):
+    two_generations.generation("t", 0, 3, {0: A}, anew=True)
+    report = _restore(two_generations, generation=2, topics="t")
+    logs = [data for path, data in tree(two_generations.folder / "out").items() if path.endswith(".log")]
+    assert logs == [B, B, C]
+    assert any("t-0: generation 2 is of before the --reset that began generation 3 anew" in n for n in report.notes)
+    assert "t-0: generation 2 is of before" in report.to_text()
+    assert _restore(two_generations, topics="t", output=str(two_generations.folder / "now")).notes == []
+
+
+def test_a_log_start_above_the_end(two_generations):
+    """An older version committed it; a broker that finds it deletes the log."""
+    two_generations.generation("t", 0, 3, {0: A}, start=1_000_000, end=300)
+    with pytest.raises(LogStartError, match="t-0, generation 3: expected a log start of at most 300") as raised:
+        _restore(two_generations, topics="t")
+    assert raised.value.exit_code == 3
+    assert not (two_generations.folder / "out").exists()
+
+
+def test_an_archive_that_has_moved(two_generations):
+    moved = two_generations.folder / "elsewhere"
+    two_generations.archive.rename(moved)
+    with pytest.raises(MissingFileError, match=r"t-0/00000000000000000200\.log"):
+        _restore(two_generations)
+    assert not (two_generations.folder / "out").exists()
+    assert len(_restore(two_generations, archive=str(moved)).partitions) == 2
+
+
+def test_what_the_archive_holds_and_the_store_does_not(two_generations):
+    two_generations.archived("t", 0, 300, A)
+    two_generations.archived("new", 0, 0, B)
+    report = _restore(two_generations)
+    assert report.beyond == [
+        "new-0: 1 segments, 2.0 KiB",
+        "t-0/00000000000000000200.log: 11 B from offset 300 on",
+        "t-0/00000000000000000300.log: 1000 B from offset 300 on",
+    ]
+
+
+def test_an_output_that_holds_something_is_refused(two_generations):
+    out = two_generations.folder / "out"
+    out.mkdir()
+    (out / "mine").write_text("x")
+    with pytest.raises(NotEmptyError, match="mine"):
+        _restore(two_generations)
+    assert tree(out) == {"mine": b"x"}
+    with pytest.raises(NotEmptyError, match="a file"):
+        _restore(two_generations, output=str(out / "mine"))
+
+
+def test_a_store_that_is_none(tmp_path):
+    with pytest.raises(MissingPathError, match="a store"):
+        restore.run(RestoreOptions(str(tmp_path / "none"), str(tmp_path / "out")), Silent())
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_damaged_file_leaves_no_half_output(two_generations, cut):
+    path = two_generations.run_folder("t", 0, 2) / "00000000000000000000.log"
+    path.write_bytes(B[:-1] if cut else B[:-1] + b"?")
+    with pytest.raises(MissingFileError, match=r"00000000000000000000\.log") as raised:
+        _restore(two_generations)
+    assert raised.value.exit_code == 3
+    assert ("CRC-32C" in str(raised.value)) is not cut
+    assert tree(two_generations.folder / "out") == {}
+
+
+class _Neighbour(Silent):
+    """Somebody who puts files into the output while a restore works."""
+
+    def __init__(self, out):
+        self.out = out
+
+    def advance(self, n=1):
+        if not (self.out / "t-0").exists():
+            return  # u-3 was first; the first segment of t-0 comes here too
+        (self.out / "t-0" / "mine").write_bytes(b"x")
+        (self.out / "new").mkdir(exist_ok=True)
+        (self.out / "new" / "mine too").write_bytes(b"y")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_only_what_a_failed_restore_wrote_goes(two_generations, is_there):
+    out = two_generations.folder / "not" / "there" / "out"
+    if is_there:
+        out.mkdir(parents=True)
+    path = two_generations.run_folder("t", 0, 1) / "00000000000000000100.log"  # the second segment of t-0
+    path.write_bytes(B[:-1] + b"?")
+    with pytest.raises(MissingFileError, match="CRC-32C") as raised:
+        restore.run(RestoreOptions(str(two_generations.store), str(out)), _Neighbour(out))
+    assert tree(out) == {"t-0/mine": b"x", "new/mine too": b"y"}
+    assert sorted(p.name for p in out.iterdir()) == ["new", "t-0"]
+    assert f"left in {out}: new/mine too, t-0/mine;" in raised.value.line()
+    assert "left in" in raised.value.to_json()["message"]
+
+    clean = two_generations.folder / "no" / "neighbour"
+    if is_there:
+        clean.mkdir(parents=True)
+    with pytest.raises(MissingFileError) as raised:
+        _restore(two_generations, output=str(clean))
+    assert clean.exists() is clean.parent.exists() is is_there  # and the folders above that it made
+    assert "left in" not in raised.value.line()
+
+
+def test_a_generation_whose_files_are_gone_names_those_still_there(two_generations):
+    first = two_generations.run_folder("t", 0, 1)
+    (first / "00000000000000000000.log").unlink()  # vacuum keeps the .log that generation 2 names
+    with pytest.raises(NoGenerationError, match=r"t-0: generation 1: its files are gone .*still there: 2"):
+        _restore(two_generations, generation=1, topics="t")
+    with pytest.raises(NoGenerationError, match="generation 7: never committed"):
+        _restore(two_generations, generation=7, topics="t")
+
+
+def test_an_index_that_is_gone_is_an_error_before_anything_is_written(two_generations):
+    (two_generations.run_folder("t", 0, 2) / "00000000000000000200.index").unlink()
+    with pytest.raises(MissingFileError, match=r"00000000000000000200\.index"):
+        _restore(two_generations)
+
+
+@pytest.mark.parametrize("grown", [0, 10])
+def test_reflinks_hold_the_same_bytes(two_generations, monkeypatch, grown):
+    def ioctl(target, code, source):  # as FICLONE does: the whole of the other file
+        import os
+
+        os.sendfile(target, source, 0, os.fstat(source).st_size)
+
+    monkeypatch.setattr(copy_files.fcntl, "ioctl", ioctl)
+    report = _restore(two_generations)
+    logs = [data for path, data in tree(two_generations.folder / "out").items() if path.endswith(".log")]
+    assert logs == [B, B, C, A]
+    assert sum(p.reflinked for p in report.partitions) == 4

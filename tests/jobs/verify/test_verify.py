@@ -1,0 +1,93 @@
+"""`verify ARCHIVE` as a job: what it lists, counts and returns. Without Spark: these archives are small."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from jobs.command.options import VerifyOptions
+from jobs.command.progress import Silent
+from jobs.errors import DONE, PROBLEMS, MissingPathError
+from jobs.verify.job import VerifyReport, run
+from tests.builders.damage import build, flip, name_of
+
+
+def verify(root: Path, **options: object) -> VerifyReport:
+    return run(VerifyOptions(archive=str(root), **options), Silent())  # type: ignore[arg-type]
+
+
+def test_a_healthy_archive(tmp_path: Path) -> None:
+    part = build(tmp_path / "archive")
+    (part.root / "replication-offset-checkpoint").write_text("0\n1\nt 0 48\n")
+    report = verify(part.root)
+    assert report.exit_code == DONE
+    told = json.loads(json.dumps(report.to_json()))
+    assert told["checked"] == {
+        "partitions": 1, "segments": 4, "batches": 12, "records": 48, "compared_records": 0, "log_directory_files": 1,
+        "bytes": sum(part.log(base).stat().st_size for base in (0, 12, 24, 36)),
+    }  # fmt: skip
+    assert "no problem found" in report.to_text()
+
+
+def test_every_problem_with_path_position_expected_and_found(tmp_path: Path) -> None:
+    part = build(tmp_path / "archive")
+    flip(part.log(0), 30)
+    flip(part.log(12), part.positions(12)[2] + 70)
+    (part.root / "cleaner-offset-checkpoint").write_text("0\n7\n")
+    report = verify(part.root)
+    assert report.exit_code == PROBLEMS
+    told = report.to_json()
+    rows = [*told["problems"], *told["partitions"][0]["problems"]]
+    assert [(r["kind"], r["path"], r["position"]) for r in rows] == [
+        ("side_file", "cleaner-offset-checkpoint", 4),
+        ("crc", f"t-0/{name_of(0)}", 0),
+        ("crc", f"t-0/{name_of(12)}", part.positions(12)[2]),
+    ]
+    text = report.to_text()
+    for row in rows:
+        assert row["expected"] and row["found"]
+        assert f"{row['path']} at byte {row['position']}" in text
+        assert f"expected {row['expected']}, found {row['found']}" in text
+    assert "3 problems" in text
+
+
+def test_checkpoints_behind_the_log_end(tmp_path: Path) -> None:
+    part = build(tmp_path / "archive")
+    (part.root / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 49\n")
+    (problem,) = verify(part.root).all_problems
+    assert (problem.kind, problem.path, problem.found) == ("side_file", "t-0", "49")
+
+
+def test_only_the_topics_that_are_named(tmp_path: Path) -> None:
+    part = build(tmp_path / "archive")
+    flip(part.log(0), 30)
+    assert verify(part.root, topics="other-*").exit_code == DONE
+    assert verify(part.root, topics="t*").exit_code == PROBLEMS
+
+
+def test_a_partition_that_cannot_be_listed_is_said_not_to_be_checked(tmp_path: Path) -> None:
+    part = build(tmp_path / "archive")
+    part.log(12).unlink()
+    part.log(12).mkdir()
+    report = verify(part.root)
+    assert report.exit_code == PROBLEMS
+    assert [p.kind for p in report.all_problems] == ["unreadable"]
+    assert report.to_json()["not_checked"] == ["t-0: its segments"]
+
+
+def test_no_such_archive(tmp_path: Path) -> None:
+    with pytest.raises(MissingPathError):
+        verify(tmp_path / "nowhere")
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    """No file or folder of Kafka's is called so; pyarrow raises where such a name is asked for."""
+    part = build(tmp_path / "archive")
+    for folder in (part.root, part.log(0).parent):
+        (folder / os.fsdecode(b"\xff-0")).mkdir()
+    report = verify(part.root)
+    assert report.exit_code == DONE
+    assert report.to_json()["checked"]["records"] == 48

@@ -1,0 +1,474 @@
+"""compression: real streams, every framing its readers must take, everything they must refuse, and bombs."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import math
+import random
+import struct
+import threading
+import time
+import tracemalloc
+import zlib
+
+import cramjam
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logformat.errors import LogFormatError
+from logformat.layout import CODEC_GZIP, CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
+from logformat.primitives.codec import GZIP_HEADER, LZ4_HEADER, XERIAL_MAGIC, Scratch, compress, decompress_into
+
+CODECS = (CODEC_GZIP, CODEC_SNAPPY, CODEC_LZ4, CODEC_ZSTD)
+MIB = 1 << 20
+
+# Bodies of batches written by Kafka 4.3: codec -> size of the content, its CRC-32, the body.
+REAL = {
+    "gzip": (
+        225,
+        0x77D70851,
+        "H4sIAAAAAAAA/7NgaJ76vecY6ypGhSQjszQgtjA1NDRNSTNIZWSYxchwvxske4ZRwczS0NwwzdzA1CQ51TjF3IiRjSXDQK2vuW79"
+        "VN3f0/u477uW/Tlcy5xfx5JhyHXLqPyXNUuGkVTY3GehoctdT2922dF6/RkjQ/tGkHE3GBVMLcxNUpPMDcyNzC1TTVIT1zAWlmYo"
+        "VGaWFlZVlSqUJuekV6UVlecpFBSl5ygkFSXmVCQqlCSlFZQWJ1YolGaVV5YrpGekK6SW56dmKuRlpWbmVGblQyWySirLEqtywDwG"
+        "AFEI13fhAAAA",
+    ),
+    "snappy": (
+        1238,
+        0x8E4B0465,
+        "glNOQVBQWQAAAAABAAAAAQAABLHWCfTEAYgCAOmG+IzGBSogZTA1ZTQ3MWZjODM4ZmExMNABcnRjeXpxZSBjbWlzeXR1Y20gem1x"
+        "a2FhZSBxZXpidGUgZGhwb2hnIG93ayB1aWhkZiB6Zm53cGZ2IGRqdXVseG0gcGZvbWIgem1xa2FhZSBva2Igd2pmcCBxeWRkeGRs"
+        "eSB6dXRkZ3kA6AEA3YX4jMYFOCBmZTM5ZWVjYjMzNTZiMjIysAFrZm1vem92anYgaGRla21rdyB4enN6dHIgbW5remV6cWxrIHVi"
+        "eXF2cGoga21nbHBndiB6bW5qYmt1bSBkcHBoaiBhdXFnZyBrY2tjcHggc3R4bWJxaSB6APgBAM2C+IzGBWAgNmY3N2FjNWQ4ZGFk"
+        "ZWVmZcABZnJ6bWFwdnIgZWhhcHdmIG1oZWZuYWJydCB6a3huIG5zenkgZHVmc2xiZyBza2V6a2dpIG5qb21mdG9hIGN0bHJoeWFr"
+        "IGF1cWdnIHV4cyB0cWlma3JmdXQgcXdmdyB5ANwBAP2B+IzGBWggNGQ5Mjc3ZjYyNTAxYWIzNqQBZnpuYmYgbmp2bXpvdGVvIGFq"
+        "eSBlaGFwd2YgeW5vbnJxdiB6c2h4dGMgZmxvIDmgfGh1dnBsbyBtd2ZobyBwdm52dSBhYml2c2dzAJQCAMGBIerwVW4gYWVjM2Uz"
+        "OGQ1YWZlOWYyNdwBY2tyYmhuaCB0YXJkaHJ4ZiBobnRtZ25id20geWJ3dmhpbmMgdmpjIGpta3dybGNkIGhzZHZ0dyB5dWJpc21i"
+        "IG1oMR4ocGNkdXl3IGliYmMZLlBmbmJ3cnV5ZWwgYnlsaWcAhAIA3YABjPCkeCA5OGFlM2IxYmZkOWUwMzQyzAFheHJmYyBmY2J3"
+        "bCB4dGFrYXl3ZHggcGZvbWIgaW9icCBvdHFhenBoIGRocG9oZyB2Y3lwanAgdWNsZ3pmcnduIHhxbGd6ZiBveW8gbG9mIHZseGhr"
+        "IHd3cXkganhrdyBhcWggdHcA8AEAsf73jMYFlgEgNTY4NmIyZGQwNDI3MGE4MrYBZGR4cHRtIHVjbGd6BVXwcXlwbXhiIGF3dnRi"
+        "eHVucCBsbHggdnhxdSBmdHogenFwcXJ2cGtxIG9raWhnbGNraCB1bmxjZyB6c2h4dGMgb3VwaiB3ZGQgbWhlAOoBAP3894zGBagB"
+        "IGFjZjYyOGVkYWMwZjdhNTCwAWxwcWZ4eGd3IBl88G1seHQgdnBnYXN2YyBxZnNjZyBvcGlueXBwIGF0eCBrdHQgcGN6cW0gcGRq"
+        "dCBkZHNrIHlxenBiZmIganl1IGlsZGMgY3QA5AEAxfn3jMYF1AEgZDQyODZkNGRjZjYwODYzMqoBYmpncXB5b3UgbBGAkGx4cSB3"
+        "d3kgZ2FmZyB5aWsgbW5mbCB6bHFlZGpyIGxkaGwgYmoRNRRxcSBrY2thYARoc0UaEGJrZHB0AesEpfgB61TkASBlMTM2ZjQ4Yzdj"
+        "ZThlMmNisAFwBbbwUnRza2J5anZpIGZqcG90Z2prIGRpeHN5dWggbmpvbWZ0b2Egcnh6diBjdHFvZnlmcGMganhmdCBnc3FpIG1w"
+        "a3N1YmpkIGxwcWZ4eGd3IHFlemIA",
+    ),
+    "lz4": (
+        265,
+        0xE5D3413C,
+        "BCJNGGBAggkBAICCAgDBsLlSHCAyZTg1NjhjM2Y1NDQ1ZTZkzgFqYmNra2Ygb2RhcGFvYyBtZXJmdXhsIHR3YnggZmFjY2trcWEg"
+        "aXlubmkgdWVqaW0gd3hhb3lncXogenNoeHRjIGdrY3diaCBwZGp0IG5kcGNxcyBpbGRjIHNybWVqcHl5biByb2ZhANQBAMGwuVIo"
+        "IDViOTQ2ODJiMDQ1MDNlODCgAXdkZCBlbnNuaSBkZHNrIHZpd29rbW9tIHd0cHFrIGxwcWZ4eGd3IGZtbmd0aHkgZmNid2wgZ3dm"
+        "YSBhc2YgdHNrYnlqdmkgeGtnc2R4eWUgADIAwbC5UiwgYzk4ZDA4NGU1NGZkMzg5MQEAAAAAAA==",
+    ),
+    "zstd": (
+        377,
+        0xFC78E9F1,
+        "KLUv/QBY5AkAZhZMNGBJ2hzUBZBO0kmSMCpTx0CAS8BjWtq2tt79vbRktElon7qLRm2wr98QVC3tgIJRXn3/ZgM8AEYAPADS62Sh"
+        "nJe246xK6tPIua3dSm51P8oJoa9LHXzWUI5qjd85/+aKmd4aIQ4USSeMoWC9EmXRsGhPcBwIBgFUPkZ3mm78E1vXmZEIy7IwetGg"
+        "UAUYDoqR9JEFiAwHYuFCVioImBAeHIAGFGBIDKDwBCYQOA0IAFDARGK68Y1vg568p0zsLpJ/sDYQCa0sy0Jx6IUpK2lqHXkIMOFA"
+        "Ho6OmJzlZUQfe9BxhhrYqPfQPqzqrGn7hmF0++511ZmfnjNfR85VYvChh0Hr+WwsPXY17g2mzHNtEz8dJMm71WR3l9+s97PlLbZR"
+        "OmsYONmF/6a3oKVncbqMLwIANQRgKcaTAgEAAA==",
+    ),
+}
+
+
+def read(codec, body, *, limit=MIB, at=0, magic=2, scratch=None):
+    scratch = scratch or Scratch(16)
+    n = decompress_into(codec, body, scratch, at, limit, path="a.log", position=7, base_offset=42, magic=magic)
+    return scratch.array[at : at + n].tobytes()
+
+
+def refused(kind, codec, body, **options):
+    with pytest.raises(LogFormatError) as caught:
+        read(codec, body, **options)
+    error = caught.value
+    assert (error.kind, error.path, error.position, error.base_offset) == (kind, "a.log", 7, 42)
+    return error
+
+
+def real(codec):
+    size, crc, text = REAL[CODEC_NAMES[codec]]
+    return size, crc, base64.b64decode(text)
+
+
+def text(size):
+    """Bytes that compress about as records do."""
+    words = [b"%08x " % (i * 2654435761 % 2**32) for i in range(500)]
+    return b"".join(words[i * i % 377] + b"topic partition " for i in range(size // 25 + 1))[:size]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_kafka_wrote(codec):
+    size, crc, body = real(codec)
+    content = read(codec, body)
+    assert (len(content), zlib.crc32(content)) == (size, crc)
+
+
+@pytest.mark.parametrize("codec", [CODEC_GZIP, CODEC_LZ4])
+def test_gzip_and_lz4_give_kafkas_bytes(codec):
+    body = real(codec)[2]
+    assert compress(codec, read(codec, body)) == body
+
+
+@pytest.mark.parametrize(
+    ("codec", "start"),
+    [(CODEC_GZIP, "1f8b08000000000000ff"), (CODEC_SNAPPY, "82534e4150505900 00000001 00000001"),
+     (CODEC_LZ4, "04224d18604082"), (CODEC_ZSTD, "28b52ffd00")],
+)  # fmt: skip
+def test_first_bytes(codec, start):
+    assert compress(codec, text(3000)).startswith(bytes.fromhex(start))
+
+
+@settings(deadline=None)  # the first example compiles
+@given(st.sampled_from((CODEC_NONE, *CODECS)), st.binary(max_size=300), st.integers(0, 3000), st.integers(0, 50))
+def test_round_trip(codec, seed, times, at):
+    content = seed * times
+    assert read(codec, compress(codec, content), at=at, limit=len(content)) == content
+
+
+@pytest.mark.parametrize("size", [0, 1, 32767, 32768, 32769, 65535, 65536, 65537, 131071, 131072, 131073, 700_000])
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("make", [text, lambda n: np.random.default_rng(1).bytes(n)], ids=["text", "noise"])
+def test_block_edges(codec, size, make):
+    content = make(size)
+    body = compress(codec, content)
+    assert read(codec, body, limit=size) == content
+    if size:
+        refused("bomb", codec, body, limit=size - 1)
+
+
+def test_other_decoders_read_what_we_write():
+    content = text(200_000)
+    assert gzip.decompress(compress(CODEC_GZIP, content)) == content
+    assert bytes(cramjam.lz4.decompress(compress(CODEC_LZ4, content))) == content
+    assert zstandard.ZstdDecompressor().decompress(compress(CODEC_ZSTD, content), max_output_size=MIB) == content
+
+
+@pytest.mark.parametrize("codec", (CODEC_NONE, *CODECS))
+def test_sources_of_any_kind_and_a_buffer_kept(codec):
+    body = compress(codec, np.frombuffer(text(5000), np.uint8))
+    scratch = Scratch(1)
+    for source in (body, memoryview(body), np.frombuffer(body, np.uint8), np.frombuffer(bytearray(body), np.uint8)):
+        assert read(codec, source, scratch=scratch) == text(5000)
+    scratch.array[:] = 0x55
+    read(codec, body, scratch=scratch, at=100)
+    assert scratch.array[:100].tobytes() == b"\x55" * 100, "nothing before `at` is touched, also when the buffer grows"
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_threads_do_not_share_contexts(codec):
+    contents = [text(n) for n in (1000, 50_000, 200_000)]
+    wrong = []
+
+    def work():
+        for _ in range(30):
+            wrong.extend(c for c in contents if read(codec, compress(codec, c)) != c)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_cut_is_refused(codec):
+    body = real(codec)[2]
+    cuts = range(len(body)) if codec != CODEC_SNAPPY else [c for c in range(len(body)) if c != 16]
+    for cut in cuts:  # a xerial header alone is an empty stream
+        refused("compressed", codec, body[:cut])
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("extra", [b"\0", b"\0\0\0", b"\0\0\0\0", b"left over"])
+def test_bytes_left_over_are_refused(codec, extra):
+    refused("compressed", codec, real(codec)[2] + extra)
+
+
+@settings(deadline=None)  # the first example compiles
+@given(st.sampled_from(CODECS), st.data())
+def test_damage_never_raises_anything_else(codec, data):
+    body = bytearray(real(codec)[2])
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        read(codec, bytes(body))
+    except LogFormatError as error:
+        assert error.kind in ("compressed", "bomb")
+
+
+@settings(deadline=None)  # the first example compiles
+@given(st.sampled_from(CODECS), st.binary(max_size=80), st.integers(0, 2))
+def test_noise_never_raises_anything_else(codec, noise, magic):
+    starts = {
+        CODEC_GZIP: GZIP_HEADER,
+        CODEC_SNAPPY: XERIAL_MAGIC,
+        CODEC_LZ4: LZ4_HEADER,
+        CODEC_ZSTD: b"\x28\xb5\x2f\xfd",
+    }
+    for body in (noise, starts[codec] + noise):
+        try:
+            read(codec, body, magic=magic)
+        except LogFormatError as error:
+            assert error.kind in ("compressed", "bomb", "codec")
+
+
+@pytest.mark.parametrize("codec", [5, 6, 7])
+def test_unknown_codecs(codec):
+    assert f"codec {codec}" in str(refused("codec", codec, b"x"))
+    with pytest.raises(ValueError, match="no such codec"):
+        compress(codec, b"x")
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_zstd_before_magic_2(magic):
+    refused("codec", CODEC_ZSTD, compress(CODEC_ZSTD, b"x"), magic=magic)
+
+
+def test_gzip_of_several_members():
+    body = b"".join(gzip.compress(part, mtime=0) for part in (b"one ", b"", text(70_000)))
+    assert read(CODEC_GZIP, body) == b"one " + text(70_000)
+
+
+def test_gzip_over_several_steps():
+    content = text(3 * MIB + 5)
+    assert read(CODEC_GZIP, gzip.compress(content, 1), limit=len(content)) == content
+
+
+def test_gzip_with_name_and_header_checksum():
+    out = io.BytesIO()
+    with gzip.GzipFile("name", "wb", fileobj=out) as file:
+        file.write(b"content")
+    assert read(CODEC_GZIP, out.getvalue()) == b"content"
+
+
+def test_gzip_checksum_is_checked():
+    body = bytearray(compress(CODEC_GZIP, b"content"))
+    body[-8] ^= 1
+    refused("compressed", CODEC_GZIP, bytes(body))
+
+
+def xerial(*parts, version=1):
+    return (
+        XERIAL_MAGIC
+        + struct.pack(">ii", version, 1)
+        + b"".join(part if part.startswith(XERIAL_MAGIC) else struct.pack(">i", len(part)) + part for part in parts)
+    )
+
+
+def snappy(content):
+    return bytes(cramjam.snappy.compress_raw(content))
+
+
+def test_snappy_as_one_raw_block():
+    for content in (b"", b"short", text(100_000)):
+        assert read(CODEC_SNAPPY, snappy(content)) == content
+
+
+def test_snappy_with_a_header_between_blocks():
+    again = XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+    assert read(CODEC_SNAPPY, xerial(snappy(b"a" * 99), again, snappy(b"b"), again)) == b"a" * 99 + b"b"
+
+
+def test_snappy_of_a_later_version():
+    assert read(CODEC_SNAPPY, xerial(snappy(b"abc"), version=2)) == b"abc"
+
+
+def test_snappy_refused():
+    refused("compressed", CODEC_SNAPPY, xerial(snappy(b"abc"), version=0))
+    refused("compressed", CODEC_SNAPPY, xerial(b""))
+    refused("compressed", CODEC_SNAPPY, xerial(snappy(b"abc")) + struct.pack(">i", -5))
+    refused("compressed", CODEC_SNAPPY, b"")
+    refused("compressed", CODEC_SNAPPY, b"\xff\xff\xff\xff\x0f" + b"x" * 20)  # says it holds 4 GiB
+
+
+def lz4_frame(content, *, flags=0x60, size_code=0x40, checksum=None, descriptor_checksum=None, end=b"\0\0\0\0"):
+    """One stored or one compressed block; xxhash by the library's own frame writer is tested in test_xxhash."""
+    from logformat.primitives.xxhash_kernels import xxh32
+
+    descriptor = bytes([flags, size_code]) + (struct.pack("<q", len(content)) if flags & 8 else b"")
+    if descriptor_checksum is None:
+        descriptor_checksum = xxh32(np.frombuffer(descriptor, np.uint8), 0, len(descriptor)) >> 8 & 0xFF
+    block = bytes(cramjam.lz4.compress_block(content, store_size=False))
+    out = b"\x04\x22\x4d\x18" + descriptor + bytes([descriptor_checksum]) + struct.pack("<I", len(block)) + block
+    if flags & 0x10:
+        true = xxh32(np.frombuffer(block, np.uint8), 0, len(block))
+        out += struct.pack("<I", true if checksum is None else checksum)
+    return out + end + (b"any!" if flags & 4 else b"")
+
+
+@pytest.mark.parametrize("flags", [0x60, 0x64, 0x68, 0x6C, 0x70, 0x7C])
+@pytest.mark.parametrize("size_code", [0x40, 0x50, 0x60, 0x70])
+def test_lz4_with_sizes_and_checksums(flags, size_code):
+    content = text(30_000)
+    assert read(CODEC_LZ4, lz4_frame(content, flags=flags, size_code=size_code), magic=1) == content
+
+
+def test_lz4_frames_of_another_writer():
+    content = text(300_000)
+    assert read(CODEC_LZ4, lz4_frame(content, size_code=0x60)) == content
+    refused("compressed", CODEC_LZ4, lz4_frame(content, size_code=0x50))  # the block gives more than it may
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"flags": 0x40}, "independent"),
+        ({"flags": 0x20}, "version"),
+        ({"flags": 0xA0}, "version"),
+        ({"flags": 0x61}, "flags"),
+        ({"flags": 0x62}, "flags"),
+        ({"size_code": 0x30}, "block size"),
+        ({"size_code": 0xC0}, "block size"),
+        ({"size_code": 0x41}, "block size"),
+        ({"descriptor_checksum": 0x1A}, "descriptor"),
+        ({"flags": 0x70, "checksum": 1}, "block checksum"),
+        ({"end": b""}, ""),
+    ],
+)
+def test_lz4_refused(options, word):
+    assert word in refused("compressed", CODEC_LZ4, lz4_frame(text(500), **options)).found
+
+
+def test_lz4_of_magic_0_with_kafkas_wrong_checksum():
+    body = lz4_frame(text(500), descriptor_checksum=0x1A)
+    assert read(CODEC_LZ4, body, magic=0) == text(500)
+    refused("compressed", CODEC_LZ4, body, magic=1)
+    assert read(CODEC_LZ4, lz4_frame(text(500), flags=0x68, descriptor_checksum=1), magic=0) == text(500)
+
+
+def test_lz4_end_mark_of_a_stored_block():
+    assert read(CODEC_LZ4, lz4_frame(text(500), end=b"\0\0\0\x80")) == text(500)
+
+
+def zstd(content, **options):
+    return zstandard.ZstdCompressor(**options).compress(content)
+
+
+def zstd_stream(content):
+    """As Kafka ends a stream: flushed, then an empty last block."""
+    stream = zstandard.ZstdCompressor(level=3).compressobj()
+    return stream.compress(content) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) + stream.flush()
+
+
+@pytest.mark.parametrize("size", [0, 10, 5000, 131072, 131073, 900_000])
+def test_zstd_of_other_writers(size):
+    content = text(size)
+    for body in (
+        zstd(content),
+        zstd(content, write_checksum=True),
+        zstd(content, write_content_size=False, write_checksum=True),
+        zstd(content, level=19),
+        zstd(content, level=-5),
+        zstd_stream(content),
+        zstd(content) + struct.pack("<II", 0x184D2A53, 3) + b"abc" + zstd(b""),
+    ):
+        assert read(CODEC_ZSTD, body, limit=size) == content
+        for cut in (1, 2, 3, 4, len(body) // 2):
+            refused("compressed", CODEC_ZSTD, body[:-cut])
+
+
+def test_zstd_of_several_frames():
+    assert read(CODEC_ZSTD, zstd(b"one ") + zstd_stream(b"two ") + compress(CODEC_ZSTD, b"three")) == b"one two three"
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_zstd_frames_behind_one_byte_repeated(last):
+    """A block that says how much it gives, not how long it is, can look like one that fills the body."""
+    behind = zstd(b"hello world")
+    size = 10 + len(behind) - (9 if last else 12) + (0 if last else 3)
+    blocks = (size << 3 | 2 | last).to_bytes(3, "little") + b"A" + (b"" if last else b"\1\0\0")
+    body = b"\x28\xb5\x2f\xfd\0\x58" + blocks + behind
+    assert (
+        zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress(body)
+        == b"A" * size + b"hello world"
+    )
+    assert read(CODEC_ZSTD, body) == b"A" * size + b"hello world"
+
+
+def test_zstd_checksum_is_checked():
+    for size in (100, 300_000):
+        body = bytearray(zstd(text(size), write_checksum=True))
+        body[-1] ^= 1
+        refused("compressed", CODEC_ZSTD, bytes(body), limit=size)
+        refused("compressed", CODEC_ZSTD, bytes(body))
+
+
+GIB_OF_ZEROS = {
+    "gzip": lambda: gzip_of_zeros(64),
+    "gzip members": lambda: gzip.compress(bytes(16 * MIB)) * 64,
+    "snappy": lambda: xerial(*[snappy(bytes(1 << 15))] * (1 << 15)),
+    "snappy raw": lambda: snappy(bytes(1 << 30)),
+    "lz4": lambda: LZ4_HEADER + lz4_frame(bytes(1 << 16), end=b"")[7:] * (1 << 14) + b"\0\0\0\0",
+    "lz4 big blocks": lambda: (
+        lz4_frame(b"", size_code=0x70)[:7] + lz4_frame(bytes(4 * MIB), end=b"")[7:] * 256 + bytes(4)
+    ),
+    "zstd": lambda: compress(CODEC_ZSTD, bytes(1 << 30)),
+    "zstd one byte repeated": lambda: (
+        b"\x28\xb5\x2f\xfd\x00\x58"
+        + (1 << 20 | 2).to_bytes(3, "little").ljust(4, b"\0") * 8191
+        + (1 << 20 | 3).to_bytes(4, "little")
+    ),
+    "zstd frames": lambda: compress(CODEC_ZSTD, bytes(MIB)) * 1024,
+}
+
+
+def gzip_of_zeros(pieces_of_16_mib):
+    deflate = zlib.compressobj(wbits=-15)
+    piece = deflate.compress(bytes(16 * MIB)) + deflate.flush(zlib.Z_FULL_FLUSH)
+    return GZIP_HEADER + piece * pieces_of_16_mib + b"\x03\0" + bytes(8)  # the trailer is never reached
+
+
+@pytest.mark.parametrize("name", GIB_OF_ZEROS)
+def test_bombs(name):
+    body = GIB_OF_ZEROS[name]()
+    codec = CODEC_NAMES.index(name.split()[0])
+    tracemalloc.start()
+    refused("bomb", codec, body, limit=64 * MIB)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * 64 * MIB, "the buffer, the one it grew from, and a block"
+
+
+def test_a_small_batch_takes_a_small_buffer():
+    for codec in CODECS:
+        scratch = Scratch(1)
+        assert read(codec, compress(codec, b"x" * 10), limit=1 << 40, scratch=scratch) == b"x" * 10
+        assert len(scratch.array) <= 1 << 18
+
+
+def test_the_scratch_keeps_what_it_holds():
+    scratch = Scratch(4)
+    scratch.array[:] = (1, 2, 3, 4)
+    scratch.reserve(3)
+    assert len(scratch.array) == 4
+    scratch.reserve(5)
+    assert len(scratch.array) >= 5
+    assert scratch.array[:4].tolist() == [1, 2, 3, 4] == list(scratch.view[:4])
+
+
+@pytest.mark.parametrize("body", ["members", "stored"])
+def test_gzip_costs_as_much_as_it_is_long(body):
+    """Eight times the input takes about eight times as long, not sixty-four: zlib copies what it leaves."""
+
+    def seconds(n):
+        if body == "members":
+            data = gzip.compress(b"", mtime=0) * (n // 20)
+        else:
+            data = gzip.compress(random.Random(1).randbytes(n), compresslevel=0, mtime=0)
+        best = math.inf
+        for _ in range(3):
+            out, start = Scratch(), time.process_time()
+            decompress_into(CODEC_GZIP, np.frombuffer(data, np.uint8), out, 0, 256 << 20, path="x", position=0)
+            best = min(best, time.process_time() - start)
+        return best
+
+    small, large = (1 << 17, 1 << 20) if body == "members" else (1 << 21, 1 << 24)
+    assert seconds(large) < 32 * seconds(small)

@@ -1,0 +1,525 @@
+"""Searches by offset and by time: what a slow twin finds in the decoded records, whatever the indexes are like."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import fs as pafs
+
+from logformat.batches.segment import open_segment
+from logformat.errors import LogFormatError
+from logformat.listing import SegmentFiles
+from logformat.search import segment_search
+from logformat.search import windows as log_windows
+from logformat.search.partition_log import (
+    EARLIEST,
+    END,
+    FOUND,
+    LATEST,
+    MAX_TIMESTAMP,
+    OUT_OF_RANGE,
+    PartitionLog,
+    open_partition,
+    to_arrow,
+)
+from logformat.writing.segment_writer import SegmentWriter
+from tests.builders.logs import START_MS, write_partition
+from tests.golden import case_names, golden
+from tests.reference.log import data_batch
+from tests.reference.lookup import Batch, Log, Segment
+
+STATUS = {"found": FOUND, "end": END, "out_of_range": OUT_OF_RANGE}
+
+
+def twin_of(segments: tuple[SegmentFiles, ...], log_start: int) -> Log:
+    """The decoded log."""
+    decoded = []
+    for files in segments:
+        segment = open_segment(files.log)
+        table = segment.to_arrow(["offset", "timestamp_ms"])
+        records = list(zip(table["offset"].to_pylist(), table["timestamp_ms"].to_pylist(), strict=True))
+        batches, at = [], 0
+        for row in segment.headers():
+            until = at
+            while until < len(records) and records[until][0] <= row["last_offset"]:
+                until += 1
+            batches.append(
+                Batch(
+                    int(row["position"]),
+                    int(row["size"]),
+                    int(row["base_offset"]),
+                    int(row["last_offset"]),
+                    int(row["max_timestamp"]),
+                    int(row["magic"]),
+                    int(row["partition_leader_epoch"]),
+                    tuple(records[at:until]),
+                )
+            )
+            at = until
+        decoded.append(Segment(files.base_offset, files.mtime_ms, tuple(batches)))
+    return Log(tuple(decoded), log_start)
+
+
+def location(found) -> tuple[int, ...]:
+    """What `Log.read` gives, as a LOCATION."""
+    status, segment, batch = found
+    if batch is None:
+        return STATUS[status], -1, -1, -1, -1, -1
+    return FOUND, segment.base_offset, batch.position, batch.size, batch.base_offset, batch.last_offset
+
+
+def check(log: PartitionLog, twin: Log, offsets: list[int], times: list[int], end_offset: int | None = None) -> None:
+    """Every way to ask gives the twin's answers."""
+    expected = [location(twin.read(offset, end_offset)) for offset in offsets]
+    assert log.lookup_offsets(offsets).tolist() == expected
+    for offset, one in zip(offsets[:50], expected, strict=False):
+        assert log.lookup_offset(offset) == (one[1:] if one[0] == FOUND else None)
+    expected = [twin.offset_for_time(time, end_offset) or (-1,) * 5 for time in times]
+    assert log.offsets_for_times(times).tolist() == expected
+    for time, one in list(zip(times, expected, strict=True))[:10]:
+        assert log.offsets_for_times([time]).tolist() == [one]
+    best = log.max_timestamp()
+    assert (best.offset, best.timestamp, best.leader_epoch) == (twin.offset_for_time(-3, end_offset) or (-1,) * 3)[:3]
+
+
+def questions(twin: Log, rng: random.Random, n: int) -> tuple[list[int], list[int]]:
+    """Offsets and timestamps, at random and at every border."""
+    known = [time for segment in twin.segments for batch in segment.batches for _, time in batch.records if time >= 0]
+    near = [rng.choice(known) + rng.randrange(-2, 3) for _ in range(n)] if known else []
+    edges = [segment.mtime_ms + d for segment in twin.segments for d in (0, 1)]
+    times = [max(time, 0) for time in (*near, *edges, 0, 2**62)]
+    borders = [base + d for base in (s.base_offset for s in twin.segments) for d in (-1, 0, 1)]
+    offsets = [rng.randrange(-2, twin.log_end + 3) for _ in range(n)]
+    offsets += [*borders, twin.log_start - 1, twin.log_end - 1, twin.log_end, twin.log_end + 1]
+    return offsets, [*times, MAX_TIMESTAMP]
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_golden_logs(name, tmp_path_factory):
+    case, rng = golden(tmp_path_factory)[name], random.Random(name)
+    for partition in case.partitions:
+        for folder in (case.input(partition), *(case.expected(number, partition) for number in (1, 3))):
+            with open_partition(folder) as log:
+                twin = twin_of(log.segments, log.earliest)
+                assert (log.earliest, log.latest) == (twin.log_start, twin.log_end)
+                check(log, twin, *questions(twin, rng, 60))
+                assert log.notes == ()
+
+
+def test_what_a_notebook_does(tmp_path: Path):
+    folder = tmp_path / "orders-3"
+    folder.mkdir()
+    write_partition(folder, "a=1 b=2 | c=3 || {leader=2} d=4 e=5")
+    log = open_partition(folder)
+    assert (
+        repr(log) == f"PartitionLog('orders-3', 2 segments, {sum(f.size for f in log.segments):,} bytes, from offset 0)"
+    )
+    assert log.lookup_offset(4) == (3, 0, log.segments[1].size, 3, 4)
+    assert log.lookup_offset(5) is None
+    answers = log.offsets_for_times([START_MS + 2, EARLIEST, LATEST, START_MS + 9])
+    assert answers["offset"].tolist() == [2, 0, 5, -1]
+    assert answers["leader_epoch"].tolist() == [0, 0, 2, -1]
+    assert to_arrow(answers).to_pylist()[3] == dict.fromkeys(answers.dtype.names)
+    table = to_arrow(log.lookup_offsets([4, 5, 6]))
+    assert table["status"].to_pylist() == ["found", "end", "out_of_range"]
+    assert table["position"].to_pylist() == [0, None, None]
+    assert table.schema.field("last_offset").type == pa.int64()
+    with pytest.raises(ValueError, match="not a timestamp: -7"):
+        log.offsets_for_times(np.array([-7]))
+    for wrong in ([1.5], ["1"], [None], np.array(["2024-01-01"], "M8[ms]")):
+        with pytest.raises(TypeError, match="whole numbers"):
+            log.offsets_for_times(wrong)
+    assert log.lookup_offsets([]).size == log.offsets_for_times(()).size == 0
+    assert log.lookup_offsets(pa.array([4]))["position"].tolist() == [0]
+
+
+def cut(data: bytes, entry: int, rng: random.Random) -> bytes:
+    return data[: entry * rng.randrange(len(data) // entry + 1)]
+
+
+def swapped(data: bytes, entry: int, rng: random.Random) -> bytes:
+    entries = [data[i : i + entry] for i in range(0, len(data), entry)]
+    rng.shuffle(entries)
+    return b"".join(entries)
+
+
+def flipped(data: bytes, entry: int, rng: random.Random) -> bytes:
+    out = bytearray(data)
+    for _ in range(rng.randrange(1, 4) if data else 0):
+        out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
+    return bytes(out)
+
+
+def holes(data: bytes, entry: int, rng: random.Random) -> bytes:
+    at = entry * rng.randrange(len(data) // entry + 1)
+    return data[:at] + bytes(entry * rng.randrange(1, 4)) + data[at + rng.choice([0, entry]) :]
+
+
+DAMAGE = {
+    "missing": lambda data, entry, rng: None,
+    "empty": lambda data, entry, rng: b"",
+    "torn": lambda data, entry, rng: data + b"\1" * rng.randrange(1, entry),
+    "cut": cut,
+    "padded": lambda data, entry, rng: data + bytes(entry * rng.choice([1, 2, 1000])),
+    "only zeros": lambda data, entry, rng: bytes(entry * rng.choice([1, 2, 1000])),
+    "zeros in the middle": holes,
+    "decreasing": lambda data, entry, rng: b"".join(
+        reversed([data[i : i + entry] for i in range(0, len(data), entry)])
+    ),
+    "swapped": swapped,
+    "twice": lambda data, entry, rng: data + data,
+    "garbage": lambda data, entry, rng: rng.randbytes(entry * rng.choice([1, 3, 200])),
+    "ones": lambda data, entry, rng: b"\xff" * (entry * rng.choice([1, 9])),
+    "flipped": flipped,
+    "huge": lambda data, entry, rng: data + rng.randbytes(entry * 100_000),
+}
+
+
+def damage(folder: Path, rng: random.Random, *, kinds: list[str]) -> None:
+    """Damage each index of a partition in one of these ways, or give it that of another segment."""
+    files = sorted(folder.glob("*.index")), sorted(folder.glob("*.timeindex"))
+    for paths, entry in zip(files, (8, 12), strict=True):
+        data = [path.read_bytes() for path in paths]
+        for i, path in enumerate(paths):
+            kind = rng.choice(kinds)
+            if kind == "foreign":
+                path.write_bytes(data[(i + 1) % len(data)])
+                continue
+            made = DAMAGE[kind](data[i], entry, rng)
+            path.unlink() if made is None else path.write_bytes(made)
+
+
+LEGACY = [name for name in case_names() if name.startswith(("v0", "v1"))]
+
+
+@pytest.mark.parametrize("name", [*LEGACY[::3], "few-keys", "ts-disorder", "lz4-append", "txn-zstd"])
+def test_damaged_indexes_of_golden_logs(name, tmp_path, tmp_path_factory):
+    case, rng = golden(tmp_path_factory)[name], random.Random(name)
+    partition = case.partitions[0]
+    intact = open_partition(case.input(partition))
+    twin = twin_of(intact.segments, intact.earliest)
+    for kinds in ([kind] for kind in (*DAMAGE, "foreign")):
+        folder = tmp_path / kinds[0] / partition
+        shutil.copytree(case.input(partition), folder)
+        damage(folder, rng, kinds=kinds)
+        with open_partition(folder) as log:
+            check(log, twin, *questions(twin, rng, 40))
+
+
+def time_of(segment: int, value: int) -> int:
+    return value if value < 0 else 10 * value + segment
+
+
+TIMES = [10 * value + d for value in range(75) for d in range(6)]
+
+
+def draw_log(folder: Path, rng: random.Random) -> int:
+    """A partition of small batches with an index entry each, timestamps in any order; its log end.
+
+    No two segments share a timestamp: the last digit is the segment's. (The index of another segment can be told from
+    the right one only by that.)
+    """
+    segments, offset = [], 0
+    for number in range(rng.randrange(1, 5)):
+        batches = []
+        for _ in range(rng.randrange(0, 12)):
+            offset += rng.choice([0, 0, 1, 5])
+            records = []
+            for _ in range(rng.randrange(1, 4)):
+                records.append(f"k=v@{offset}~{time_of(number, rng.choice([-1, offset, rng.randrange(60), 30]))}")
+                offset += rng.choice([1, 1, 3])
+            options = rng.choice(
+                ["", "", "{codec=zstd}", f"{{append_time={time_of(number, rng.randrange(60))}}}", "{leader=4}"]
+            )
+            batches.append(f"{options} {' '.join(records)}")
+            if rng.random() < 0.1:
+                batches.append(f"{{base={offset} last={offset + 2} max_ts={time_of(number, rng.randrange(70))}}}")
+                offset += 3
+        segments.append(" | ".join(batches))
+        offset += not batches  # an empty segment has an offset of its own
+    write_partition(folder, " || ".join(segments), index_interval_bytes=rng.choice([0, 0, 200]))
+    return offset
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32))
+def test_damaged_indexes_of_drawn_logs(tmp_path_factory, seed):
+    """Small batches with an index entry each, timestamps in any order; indexes older or newer than the log."""
+    rng = random.Random(seed)
+    folder = tmp_path_factory.mktemp("drawn") / "t-0"
+    folder.mkdir()
+    end = draw_log(folder, rng)
+    intact = open_partition(folder)
+    twin = twin_of(intact.segments, intact.earliest)
+    check(intact, twin, list(range(-1, end + 3)), [*rng.sample(TIMES, 90), MAX_TIMESTAMP])
+    damage(folder, rng, kinds=[*DAMAGE, "foreign"])
+    log = open_partition(folder)
+    check(log, twin, list(range(-1, end + 3)), [*rng.sample(TIMES, 90), MAX_TIMESTAMP])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_every_log_start_and_end(tmp_path, seed):
+    rng = random.Random(seed)
+    folder = tmp_path / "t-0"
+    folder.mkdir()
+    end = draw_log(folder, rng)
+    for start in range(-1, end + 3, 2):
+        (tmp_path / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {start}\n")
+        log = open_partition(folder)
+        if start > end:  # the checkpoint is another log's
+            with pytest.raises(LogFormatError, match=f"a log start up to the log end, {end}, found {start}"):
+                log.lookup_offset(0)
+            continue
+        twin = twin_of(log.segments, log.earliest)
+        assert (log.earliest, log.latest) == (max(start, log.segments[0].base_offset, 0), twin.log_end)
+        check(log, twin, list(range(-1, end + 4)), [*rng.sample(TIMES, 40), MAX_TIMESTAMP])
+        bound = rng.randrange(log.earliest, log.latest + 1)
+        bounded = open_partition(folder, end_offset=bound)
+        assert (bounded.latest, bounded.log_end_offset) == (bound, log.latest)
+        check(bounded, twin, list(range(-1, end + 4)), [*rng.sample(TIMES, 40), MAX_TIMESTAMP], bound)
+
+
+def far(files: SegmentFiles) -> SegmentFiles:
+    """The same files on a file system that cannot be mapped."""
+    folder, _, _ = files.log.rpartition("/")
+    away = pafs.SubTreeFileSystem(folder, pafs.LocalFileSystem())
+    paths = {
+        name: path and path.rpartition("/")[2] for name, path in vars(files).items() if name.endswith(("log", "index"))
+    }
+    return replace(files, filesystem=away, **paths)
+
+
+@pytest.mark.parametrize("name", ["v0-gzip", "v1-none", "few-keys", "large-values", "ts-disorder", "txn-zstd"])
+@pytest.mark.parametrize("window", [100, 1 << 17])
+def test_files_that_cannot_be_mapped(name, window, tmp_path, tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(log_windows, "WINDOW_BYTES", window)
+    monkeypatch.setattr(log_windows, "MOST_WINDOW_BYTES", 2 * window)
+    case, rng = golden(tmp_path_factory)[name], random.Random(name)
+    partition = case.partitions[0]
+    folder = tmp_path / partition
+    shutil.copytree(case.input(partition), folder)
+    near = open_partition(folder)
+    twin = twin_of(near.segments, near.earliest)
+    for damaged in (False, True):
+        if damaged:
+            damage(folder, rng, kinds=[*DAMAGE, "foreign"])
+        log = PartitionLog([far(files) for files in near.segments], leader_epochs=near.leader_epochs)
+        assert log._segment(0).whole.size == 0
+        check(log, twin, *questions(twin, rng, 25))
+
+
+def test_a_file_system_without_maps(tmp_path, monkeypatch):
+    (tmp_path / "t-0").mkdir()
+    end = draw_log(tmp_path / "t-0", random.Random(3))
+    monkeypatch.setattr(log_windows.mmap, "mmap", lambda *_, **__: (_ for _ in ()).throw(OSError(12, "no memory")))
+    log = open_partition(tmp_path / "t-0")
+    check(log, twin_of(log.segments, 0), list(range(end + 2)), TIMES)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_indexes_made_in_memory(tmp_path, seed, monkeypatch):
+    """From the first batch that is walked over."""
+    monkeypatch.setattr(segment_search, "BUDGET", 0)
+    monkeypatch.setattr(segment_search, "SMALL_BUDGET", 0)
+    monkeypatch.setattr(segment_search, "INDEX_INTERVAL_BYTES", 0)
+    rng = random.Random(seed)
+    (tmp_path / "t-0").mkdir()
+    end = draw_log(tmp_path / "t-0", rng)
+    log = open_partition(tmp_path / "t-0", max_open=1)
+    check(log, twin_of(log.segments, 0), rng.sample(range(-1, end + 3), end + 4), TIMES)
+    assert len(log._open) == 1
+
+
+def test_offsets_that_no_index_entry_can_hold(tmp_path, monkeypatch):
+    monkeypatch.setattr(segment_search, "SMALL_BUDGET", 1)
+    monkeypatch.setattr(segment_search, "INDEX_INTERVAL_BYTES", 0)
+    at = [5, 2**31, 2**31 + 9, 2**40, 2**40 + 1]
+    path = tmp_path / "00000000000000000005.log"
+    path.write_bytes(b"".join(data_batch(offset, [(offset, b"k", b"v")]).data for offset in at))
+    log = open_partition(tmp_path)
+    assert log.topic is None
+    assert log.latest == 2**40 + 2
+    check(log, twin_of(log.segments, 5), [offset + d for offset in at for d in (-1, 0, 1)], [*at, 2**35, 2**41])
+    assert any("no offset index" in note for note in log.notes)
+
+
+def test_the_end_of_a_log(tmp_path):
+    folder = tmp_path / "t-0"
+    folder.mkdir()
+    write_partition(folder, "a=1 | b=2 || c=3 | d=4", index_interval_bytes=0)
+    intact = open_partition(folder)
+    twin = twin_of(intact.segments, 0)
+    data = {path: path.read_bytes() for path in sorted(folder.glob("*.log"))}
+    for path, whole in data.items():
+        for tail, note in (
+            (whole[:40], "no whole batch"),
+            (bytes(5000), "no whole batch"),
+            (whole[:5], "no whole batch"),
+        ):
+            path.write_bytes(whole + tail)
+            log = open_partition(folder)
+            assert log.segments[0].size + log.segments[1].size == sum(map(len, data.values())) + len(tail)
+            times = list(range(START_MS - 1, START_MS + 6))
+            check(log, twin, list(range(-1, 6)), times)
+            assert [note in text and str(len(tail)) in text for text in log.notes] == [True]
+        path.write_bytes(whole)
+    last = intact.segments[-1]
+    Path(last.log).write_bytes(data[Path(last.log)][:-1])
+    assert open_partition(folder).latest == 3
+    with pytest.raises(LogFormatError, match=f"expected {last.size} bytes, as listed") as raised:
+        PartitionLog(intact.segments).lookup_offset(2)
+    assert (raised.value.kind, raised.value.path) == ("changed", last.log)
+    Path(last.log).unlink()
+    with pytest.raises(LogFormatError, match="unreadable"):
+        PartitionLog(intact.segments).lookup_offset(2)
+
+
+def test_no_batch_where_one_must_be(tmp_path):
+    folder = tmp_path / "t-0"
+    folder.mkdir()
+    write_partition(folder, "a=1 | b=2 | c=3 | d=4 | e=5", index_interval_bytes=0)
+    path = next(folder.glob("*.log"))
+    data = path.read_bytes()
+    starts = open_segment(path).headers()["position"].tolist()
+    for at, value, kind in (
+        (16, 7, "magic"),
+        (8, 0x80, "length"),
+        (11, 1, "length"),
+        (0, 0x80, "offsets"),
+        (7, 1, "offsets"),
+    ):
+        changed = bytearray(data)
+        changed[starts[2] + at] = value
+        path.write_bytes(changed)
+        log = open_partition(folder)
+        assert log.lookup_offset(0) == (0, 0, starts[1], 0, 0)
+        assert log.lookup_offset(4) is not None  # the index leads past it
+        with pytest.raises(LogFormatError) as raised:
+            log.lookup_offset(2)
+        assert (raised.value.kind, raised.value.path, raised.value.position) == (kind, str(path), starts[2])
+        (folder / "00000000000000000000.timeindex").write_bytes(b"")
+        with pytest.raises(LogFormatError) as raised:
+            open_partition(folder).offsets_for_times([START_MS])
+        assert (raised.value.kind, raised.value.position) == (kind, starts[2])
+    for codec in ("none", "zstd"):
+        write_partition(folder, f"a=1 | b=2 | {{codec={codec}}} c=3 | d=4 | e=5", index_interval_bytes=0)
+        starts = open_segment(path).headers()["position"].tolist()
+        changed = bytearray(path.read_bytes())
+        changed[starts[2] + 65] ^= 1
+        path.write_bytes(changed)
+        log = open_partition(folder)
+        assert log.lookup_offset(2) == (0, starts[2], starts[3] - starts[2], 2, 2)  # bodies are not looked at
+        assert log.offsets_for_times([START_MS, START_MS + 1, START_MS + 4])["offset"].tolist() == [0, 1, 4]
+        with pytest.raises(LogFormatError) as raised:
+            log.offsets_for_times([START_MS, START_MS + 1, START_MS + 2, START_MS + 3])
+        assert (raised.value.kind, raised.value.path, raised.value.position) == ("crc", str(path), starts[2])
+
+
+def test_few_headers_are_looked_at(tmp_path):
+    """That of an index's entry and the one behind it: the others may be anything."""
+    folder = tmp_path / "t-0"
+    folder.mkdir()
+    write_partition(folder, " | ".join(f"a={i} b={i}" for i in range(300)), index_interval_bytes=150)
+    path = next(folder.glob("*.log"))
+    headers, data = open_segment(path).headers(), path.read_bytes()
+    assert 90 <= (folder / f"{0:020d}.index").stat().st_size // 8 <= 160
+    for wanted in range(5, 295, 17):
+        rest = bytearray(b"\xee" * len(data))
+        for row in (*range(wanted - 3, wanted + 1), *range(296, 300)):
+            at = slice(int(headers["position"][row]), int(headers["position"][row] + headers["size"][row]))
+            rest[at] = data[at]
+        path.write_bytes(rest)
+        log = open_partition(folder)
+        found = (0, int(headers["position"][wanted]), int(headers["size"][wanted]), 2 * wanted, 2 * wanted + 1)
+        assert log.lookup_offset(2 * wanted) == found
+        assert log.lookup_offsets([2 * wanted + 1]).tolist() == [(FOUND, *found)]
+        answer = log.offsets_for_times([START_MS + 2 * wanted + 1]).tolist()
+        assert answer == [(2 * wanted + 1, START_MS + 2 * wanted + 1, 0, 0, found[1])]
+        assert log.notes == ()
+
+
+def test_headers_that_promise_what_no_record_has(tmp_path):
+    """The next batch that may have it is looked at; and so on to the end of the segment."""
+    batches = [
+        replace(data_batch(i, [(10 + i, b"k", b"v"), (5, b"k", b"v")]), max_timestamp=100 + i % 3).encoded()
+        for i in range(0, 40, 2)
+    ]
+    batches.append(data_batch(40, [(99, b"k", b"v")]))
+    folder = tmp_path / "t-0"
+    folder.mkdir()
+    with SegmentWriter(folder, 0, index_interval_bytes=100) as writer:
+        writer.append_raw(b"".join(batch.data for batch in batches))
+    log = open_partition(folder)
+    check(log, twin_of(log.segments, 0), [], [*range(0, 130), MAX_TIMESTAMP])
+    assert log.offsets_for_times([30, 99, 100])["offset"].tolist() == [20, 40, -1]
+
+
+def test_a_partition_without_segments(tmp_path):
+    log = PartitionLog([], log_start_offset=7)
+    assert (log.earliest, log.latest) == (7, 7)
+    assert log.lookup_offsets([6, 7, 8])["status"].tolist() == [OUT_OF_RANGE, END, OUT_OF_RANGE]
+    assert log.offsets_for_times([5, LATEST, MAX_TIMESTAMP])["offset"].tolist() == [-1, 7, -1]
+    assert log.lookup_offset(7) is None
+    with pytest.raises(FileNotFoundError):
+        open_partition(tmp_path / "nothing")
+
+
+def test_what_the_folder_says(tmp_path):
+    folder = tmp_path / "t-0"
+    folder.mkdir()
+    write_partition(folder, "a=1 | b=2 || c=3", index_interval_bytes=0)
+    (folder / "leader-epoch-checkpoint").write_text("what?")
+    (tmp_path / "log-start-offset-checkpoint").write_text("neither")
+    (folder / "00000000000000000002.timeindex").rename(folder / "00000000000000000002.timeindex.deleted")
+    log = open_partition(str(folder) + "/")
+    assert log.earliest == 0
+    assert [any(text in note for note in log.notes) for text in ("leader epochs not known", "as if", "to be rebuilt")]
+    shutil.copy(folder / "00000000000000000000.log", folder / "00000000000000000000.log.swap")
+    assert open_partition(folder).segments[0].log.endswith(".swap")
+    (folder / "00000000000000000009.log").mkdir()
+    with pytest.raises(LogFormatError, match="found a folder"):
+        open_partition(folder)
+    (folder / "00000000000000000009.log").rmdir()
+    (folder / "00000000000000000009.log").symlink_to("nowhere")
+    with pytest.raises(LogFormatError, match="found a link to nothing"):
+        open_partition(folder)
+
+
+def test_maps_are_let_go_of(tmp_path):
+    folder = tmp_path / "t-0"
+    folder.mkdir()
+    write_partition(folder, " || ".join(f"a={i} | b={i}" for i in range(12)), index_interval_bytes=0)
+
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count(str(folder))
+
+    log = open_partition(folder, max_open=3)
+    log.lookup_offsets(np.arange(24))
+    log.offsets_for_times([START_MS, START_MS + 30])
+    assert 3 <= maps() <= 9
+    log.close()
+    assert maps() == 0
+    assert log.lookup_offset(3) is not None
+    assert maps() > 0
+    del log
+    assert maps() == 0
+
+
+def test_files_are_only_read(tmp_path):
+    folder = tmp_path / "t-0"
+    folder.mkdir()
+    write_partition(folder, "a=1 | b=2 || c=3", index_interval_bytes=0)
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+    for path in folder.iterdir():
+        path.chmod(0o444)
+    log = open_partition(folder)
+    check(log, twin_of(log.segments, 0), list(range(4)), [START_MS, START_MS + 2])
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()} == before

@@ -1,0 +1,178 @@
+"""Text side files, and the rules of leader epochs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from uuid import UUID
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logformat.errors import LogFormatError
+from logformat.side_files import checkpoints
+from logformat.side_files.checkpoints import MetaProperties
+
+OFFSETS = st.dictionaries(
+    st.tuples(st.text("abc._-", min_size=1, max_size=9), st.integers(0, 2**31 - 1)),
+    st.integers(0, 2**63 - 1),
+    max_size=9,
+)
+EPOCHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 50)), max_size=9).map(
+    lambda steps: [(int(e) - 1, int(o) - 1) for e, o in np.cumsum(np.array(steps, int).reshape(-1, 2), axis=0)]
+)
+
+
+def rising(epochs):
+    return all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(epochs))
+
+
+@given(OFFSETS)
+def test_offset_checkpoint_round_trip(offsets):
+    assert checkpoints.read_offset_checkpoint(checkpoints.write_offset_checkpoint(offsets), "p") == offsets
+
+
+@given(EPOCHS)
+def test_leader_epochs_round_trip(epochs):
+    assert checkpoints.read_leader_epochs(checkpoints.write_leader_epochs(epochs), "p") == epochs
+
+
+def test_bytes():
+    assert checkpoints.write_offset_checkpoint({("b-c", 1): 7, ("a", 12): 0}) == b"0\n2\na 12 0\nb-c 1 7\n"
+    assert checkpoints.write_offset_checkpoint({}) == b"0\n0\n"
+    assert checkpoints.write_leader_epochs([(0, 0), (3, 99)]) == b"0\n2\n0 0\n3 99\n"
+
+
+@pytest.mark.parametrize("data", [b"", b"0\n", b"0", b"0\n0\n"])
+def test_no_entries(data):
+    assert checkpoints.read_offset_checkpoint(data, "p") == {}
+    assert checkpoints.read_leader_epochs(data, "p") == []
+
+
+def test_any_space_separates():
+    assert checkpoints.read_offset_checkpoint(b"0\r\n1\r\na \t 1  5\r\n", "p") == {("a", 1): 5}
+    assert checkpoints.read_offset_checkpoint(b"0\n1\na 1 5", "p") == {("a", 1): 5}
+
+
+@pytest.mark.parametrize(
+    ("data", "position"),
+    [
+        (b"1\n0\n", 0), (b"x", 0), (b"0\nx\n", 2), (b"0\n1\na 1\n", 4), (b"0\n1\na 1 2 3\n", 4), (b"0\n2\na 1 2\n", 10),
+        (b"0\n0\na 1 2\n", 10), (b"0\n1\na b 2\n", 4), (b"0\n1\na 1 2.5\n", 4), (b"0\n2\na 1 2\n\n", 10),
+        (b"0\n1\n\xff 1 2\n", 4), (b"0\n1\na 1 9223372036854775808\n", 4),
+        (b"0\n1\na 1 -9223372036854775809\n", 4), (b"0\n1\na 2147483648 2\n", 4),
+    ],
+)  # fmt: skip
+def test_offset_checkpoint_that_is_none(data, position):
+    with pytest.raises(LogFormatError) as caught:
+        checkpoints.read_offset_checkpoint(data, "some-checkpoint")
+    assert (caught.value.kind, caught.value.path, caught.value.position) == ("side_file", "some-checkpoint", position)
+
+
+def test_leader_epochs_that_do_not_rise_are_taken_as_a_broker_does():
+    assert checkpoints.read_leader_epochs(b"0\n2\n1 5\n1 6\n", "p") == [(1, 5)]
+    assert checkpoints.read_leader_epochs(b"0\n2\n1 5\n2 5\n", "p") == [(2, 5)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"0\n1\n1 5 6\n", b"0\n1\n-1 6\n", b"0\n1\n1 -6\n", b"0\n1\n2147483648 6\n", b"0\n1\n1 9223372036854775808\n"],
+)
+def test_leader_epochs_that_are_none(data):
+    with pytest.raises(LogFormatError) as caught:
+        checkpoints.read_leader_epochs(data, "p")
+    assert (caught.value.kind, caught.value.position) == ("side_file", 4)
+
+
+def test_assign():
+    assert checkpoints.assign([], 0, 0) == [(0, 0)]
+    assert checkpoints.assign([(0, 0)], 2, 10) == [(0, 0), (2, 10)]
+    assert checkpoints.assign([(0, 0), (2, 10)], 2, 15) == [(0, 0), (2, 10)]
+    assert checkpoints.assign([(0, 0), (2, 10)], 2, 5) == [(0, 0), (2, 5)]
+    assert checkpoints.assign([(0, 0), (2, 10)], 3, 10) == [(0, 0), (3, 10)]
+    assert checkpoints.assign([(0, 0), (2, 10)], 3, 0) == [(3, 0)]
+    assert checkpoints.assign([(0, 0), (2, 10), (4, 20)], 1, 30) == [(0, 0), (1, 30)]
+    for wrong in ((-1, 0), (0, -1)):
+        with pytest.raises(ValueError):
+            checkpoints.assign([], *wrong)
+
+
+@given(EPOCHS, st.integers(0, 60), st.integers(0, 300))
+def test_assign_keeps_the_order(epochs, epoch, start):
+    result = checkpoints.assign(epochs, epoch, start)
+    assert rising(result)
+    assert result[-1][0] == epoch
+    assert set(result[:-1]) <= set(epochs)
+
+
+def test_truncate():
+    epochs = [(0, 0), (2, 10), (4, 20)]
+    assert checkpoints.truncate_from_start(epochs, 0) == epochs
+    assert checkpoints.truncate_from_start(epochs, 9) == [(0, 9), (2, 10), (4, 20)]
+    assert checkpoints.truncate_from_start(epochs, 10) == [(2, 10), (4, 20)]
+    assert checkpoints.truncate_from_start(epochs, 99) == [(4, 99)]
+    assert checkpoints.truncate_from_start([(2, 10)], 5) == [(2, 10)]
+    assert checkpoints.truncate_from_start([], 5) == []
+    assert checkpoints.truncate_from_end(epochs, 21) == epochs
+    assert checkpoints.truncate_from_end(epochs, 20) == [(0, 0), (2, 10)]
+    assert checkpoints.truncate_from_end(epochs, 0) == []
+
+
+@given(EPOCHS, st.lists(st.tuples(st.integers(-1, 60), st.integers(1, 9)), max_size=20))
+def test_batches_as_one_after_the_other(epochs, batches):
+    leader_epochs = np.array([epoch for epoch, _ in batches], np.int32)
+    base_offsets = np.cumsum([0, *(n for _, n in batches)])[:-1] + 200
+    expected = list(epochs)
+    for epoch, base in zip(leader_epochs.tolist(), base_offsets.tolist(), strict=True):
+        if epoch >= 0 and (not expected or epoch > expected[-1][0]):
+            expected = checkpoints.assign(expected, epoch, base)
+    assert checkpoints.assign_batches(epochs, leader_epochs, base_offsets) == expected
+
+
+@given(st.uuids())
+def test_partition_metadata_round_trip(topic_id):
+    data = checkpoints.write_partition_metadata(topic_id)
+    assert len(data) == 43
+    assert checkpoints.read_partition_metadata(data, "p") == topic_id
+    assert checkpoints.read_partition_metadata(data + b"\n", "p") == topic_id
+
+
+def test_a_real_partition_metadata():
+    data = b"version: 0\ntopic_id: aglhGg16Qsm0sAO3jj1hzA"
+    topic_id = checkpoints.read_partition_metadata(data, "p")
+    assert topic_id == UUID("6a09611a-0d7a-42c9-b4b0-03b78e3d61cc")
+    assert checkpoints.write_partition_metadata(topic_id) == data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"version: 1\ntopic_id: aglhGg16Qsm0sAO3jj1hzA", b"version: 0\ntopic_id: aglhGg16Qsm0sAO3jj1hz",
+     b"version: 0", b"version: 0\ntopic_id: aglhGg16Qsm0sAO3jj1h!A", b"\xff"],
+)  # fmt: skip
+def test_partition_metadata_that_is_none(data):
+    with pytest.raises(LogFormatError) as caught:
+        checkpoints.read_partition_metadata(data, "p")
+    assert caught.value.kind == "side_file"
+
+
+def test_meta_properties():
+    text = (
+        b"#\n#Tue Nov 14 10:00:00 UTC 2023\nnode.id=3\ndirectory.id=k1nVsIyzTgmYVlDHQ6JWSw\nversion=1\n"
+        b"cluster.id=4L6g3nShT-eMCtK--X86sw\n"
+    )
+    expected = MetaProperties(1, 3, "4L6g3nShT-eMCtK--X86sw", "k1nVsIyzTgmYVlDHQ6JWSw")
+    assert checkpoints.read_meta_properties(text, "p") == expected
+    old = b"# c\nbroker.id = 7\nversion: 0\n"
+    assert checkpoints.read_meta_properties(old, "p") == MetaProperties(0, 7, "")
+    escaped = b"version=1\r\ncluster.id=a\\:b\\=c\\u0041\r\n"
+    assert checkpoints.read_meta_properties(escaped, "p") == MetaProperties(1, -1, "a:b=cA")
+    for wrong in (b"", b"version=2\n", b"version=1\nnode.id=x\n", b"\xff"):
+        with pytest.raises(LogFormatError) as caught:
+            checkpoints.read_meta_properties(wrong, "p")
+        assert caught.value.kind == "side_file"
+
+
+def test_clean_shutdown():
+    assert checkpoints.write_clean_shutdown() == b'{"version":0,"brokerEpoch":-1}'
+    assert checkpoints.write_clean_shutdown(12) == b'{"version":0,"brokerEpoch":12}'

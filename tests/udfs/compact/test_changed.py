@@ -1,0 +1,184 @@
+"""A file that changes between two reads sets its partition aside as `changed`: nothing is signed that was not checked.
+
+Real files, changed at a chosen read (tests.builders.faults).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from logformat.batches.chunks import Chunk
+from logformat.errors import LogFormatError
+from logformat.layout import BATCH
+from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, START_MS, Partition, build
+from tests.builders.faults import Fault, faults, happened
+from tests.builders.folders import lay_out, plan_of
+from tests.reference.cleaner import Segment, Settings
+from tests.reference.log import data_batch
+from tests.udfs.compact.test_splits import compact_in_splits
+from udfs.compact.clean_batches import OUT_BATCH, Piece
+from udfs.compact.one_task import compact_partition
+from udfs.compact.plan import PartitionResult, Problem
+from udfs.compact.segment_output import PieceStack
+from udfs.report.measure_partition import ProfilePlan, profile_partition
+
+HEADER = [0, 4, 7, 8, 11, 12, 13, 15, 16, 17, 20, 21, 22, 23, 26, 27, 34, 42, 43, 50, 51, 53, 57, 60]  # of 61 bytes
+BODY = [61, 62, 63, 70, 80]
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Partition:
+    return build(tmp_path / "archive")
+
+
+@pytest.fixture
+def copied(part: Partition) -> Partition:
+    """Its third segment keeps all that it has: the batches are copied as they are, and so read for a third time."""
+    base = 2 * SEGMENT_OFFSETS
+    records = [
+        (START_MS + i, b"only-%d" % i, b"value %05d, some bytes" % i) for i in range(base, base + SEGMENT_OFFSETS)
+    ]
+    batches = [
+        data_batch(base + i, records[i : i + RECORDS], leader_epoch=3) for i in range(0, SEGMENT_OFFSETS, RECORDS)
+    ]
+    part.write(base, batches)
+    return part
+
+
+def log_of(part: Partition, number: int = 1) -> Path:
+    return sorted(part.folder.glob("*.log"))[number]
+
+
+def set_aside(result: PartitionResult, part: Partition) -> Problem:
+    assert result.status == "set_aside", result
+    assert result.problem is not None
+    left = [p for p in part.store.rglob("*") if p.is_file()] if part.store.exists() else []
+    assert not left
+    return result.problem
+
+
+def changed(part: Partition, tmp_path: Path, *given: Fault) -> Problem:
+    """Compact while faults happen: each did, and the partition is set aside because a file changed."""
+    plan = part.plan()
+    with faults(tmp_path, *given):
+        problem = set_aside(compact_partition(plan), part)
+    assert all(happened(tmp_path))
+    assert problem.kind == "changed"
+    return problem
+
+
+@pytest.mark.parametrize("at", HEADER + BODY)
+def test_byte_flipped_before_the_second_read(part: Partition, tmp_path: Path, at: int) -> None:
+    log = log_of(part)
+    position = part.positions(int(log.stem))[1]
+    fault = Fault("read", str(log), nth=2, at=position + at, flip=(position + at, 0x01))
+    problem = changed(part, tmp_path, fault)
+    assert problem.path == f"t-0/{log.name}"
+    assert "CRC-32C" in problem.expected
+    # byte by byte: a batch's own checksum covers byte 21 and what follows; it names the batch then
+    assert problem.position == (position if at >= 17 else problem.position)
+
+
+@pytest.mark.parametrize("at", HEADER + BODY)
+def test_byte_flipped_before_a_copied_run_is_read(copied: Partition, tmp_path: Path, at: int) -> None:
+    log = log_of(copied, 2)
+    position = copied.positions(int(log.stem))[1]
+    problem = changed(copied, tmp_path, Fault("read", str(log), nth=3, at=position + at, flip=(position + at, 0x80)))
+    assert problem.path == f"t-0/{log.name}"
+
+
+@pytest.mark.parametrize("nth", [2, 3])
+def test_cut_before_a_later_read(copied: Partition, tmp_path: Path, nth: int) -> None:
+    log = log_of(copied, 2)
+    problem = changed(copied, tmp_path, Fault("open", str(log), nth=nth, truncate=100))
+    assert (problem.path, problem.found) == (f"t-0/{log.name}", "end of file")
+
+
+@pytest.mark.parametrize("nth", [2, 3])
+def test_replaced_by_another_log_of_the_same_shape(copied: Partition, tmp_path: Path, nth: int) -> None:
+    """Every checksum in it fits, every offset and size is the same: only the values are others."""
+    log = log_of(copied, 2)
+    data = bytearray(log.read_bytes())
+    _sign_other_values(data, copied.positions(int(log.stem)))
+    problem = changed(copied, tmp_path, Fault("open", str(log), nth=nth, replace=bytes(data)))
+    assert problem.path == f"t-0/{log.name}"
+
+
+def _sign_other_values(data: bytearray, positions: list[int]) -> None:
+    for start, end in zip(positions, [*positions[1:], len(data)], strict=True):
+        data[end - 2] ^= 0x20  # in the last value; the last byte counts its headers
+        data[start + 17 : start + 21] = google_crc32c.value(bytes(data[start + 21 : end])).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize("nth", [2, 3])
+def test_in_splits(part: Partition, tmp_path: Path, nth: int) -> None:
+    """The second read finds the keys, the third writes; each is held against the scan."""
+    log = log_of(part, 1)
+    plan = part.plan()
+    with (
+        faults(tmp_path, Fault("read", str(log), nth=nth, at=70, flip=(70, 0x01))),
+        pytest.raises(LogFormatError) as found,
+    ):
+        compact_in_splits(plan)
+    assert happened(tmp_path) == [1]
+    assert (found.value.kind, found.value.path) == ("changed", f"t-0/{log.name}")
+
+
+@pytest.mark.parametrize("nth", [2, 3])
+def test_report(part: Partition, tmp_path: Path, nth: int) -> None:
+    """The second read counts, the third takes a hot key's bytes from where they are."""
+    log = log_of(part, 3)
+    plan = part.plan()
+    with faults(tmp_path, Fault("read", str(log), nth=nth, at=65, flip=(65, 0x01))):
+        profile = profile_partition(ProfilePlan(plan, compacted=True))
+    assert happened(tmp_path) == [1]
+    assert profile.problem is not None
+    assert (profile.problem.kind, profile.problem.path) == ("changed", f"t-0/{log.name}")
+
+
+def test_pending_output_that_comes_back_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rebuilt batches that waited in the temporary file are held against what was put there: here it loses a bit."""
+    made: list[IO[bytes]] = []
+    real = tempfile.TemporaryFile
+
+    def temporary_file(**given: Any) -> IO[bytes]:
+        made.append(real(**given))
+        return made[-1]
+
+    monkeypatch.setattr("udfs.compact.segment_output.tempfile.TemporaryFile", temporary_file)
+    stack = PieceStack(0)
+    rows, data = np.zeros(1, OUT_BATCH), np.arange(200, dtype=np.uint8)
+    nothing = Chunk(0, np.empty(0, np.uint8), np.empty(0, BATCH))
+    stack.push(0, Piece(rows, data, -1, len(data)), nothing)
+    assert bytes(np.concatenate([part for _, part in stack.drain([])])) == data.tobytes()
+    again = PieceStack(0)
+    again.push(0, Piece(rows, data, -1, len(data)), nothing)
+    made[1].seek(100)
+    made[1].write(b"\0")
+    with pytest.raises(LogFormatError, match="temporary file") as found:
+        list(again.drain([]))
+    assert found.value.kind == "readback"
+
+
+def test_a_file_that_is_copied_under_an_earlier_base_is_read_back(tmp_path: Path) -> None:
+    """Several splits: of the first groups nothing survives, and the next file is copied under their base."""
+    values = [[(5, b"a", b"1")], [(6, b"a", b"2")], [(7, b"a", b"3"), (8, b"b", b"4")], [(9, b"c", b"5")]]
+    segments = [Segment(o, (data_batch(o, v),), 100 + o) for o, v in zip([10, 11, 12, 14], values, strict=True)]
+    plan = plan_of(
+        lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(segment_bytes=1, index_interval_bytes=0),
+        now_ms=10**6, log_start_offset=10,
+    )  # fmt: skip
+    copy = tmp_path / "store" / plan.folder / f"{10:020d}.log"
+    with (
+        faults(tmp_path, Fault("read", str(copy), flip=(70, 0x01))),
+        pytest.raises(LogFormatError) as found,
+    ):
+        compact_in_splits(plan)
+    assert happened(tmp_path) == [1]
+    assert (found.value.kind, found.value.path) == ("readback", f"{plan.folder}/{copy.name}")

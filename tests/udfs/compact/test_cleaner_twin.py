@@ -1,0 +1,404 @@
+"""Any log that we compact equals what the slow twin of Kafka's cleaner leaves of it: by batches and by records.
+
+Logs are drawn as lists of events (a batch, a marker, a new segment, a gap), so that every one of them is a log that a
+broker could have written: offsets rise, producers open and close their transactions. Each is compacted several times
+with the clock moved, from files alone or with snapshots and transaction indexes beside them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, event, given, note, settings
+from hypothesis import strategies as st
+
+from logformat.batches.bodies import BodyLoader
+from tests.builders.folders import Outcome, compact, lay_out, load, log_end, plan_of, survivors
+from tests.reference.cleaner import AbortedTxn, Cleaned, Segment, Settings, clean, group_segments_by_size
+from tests.reference.log import ABORT, COMMIT, GZIP, NONE, Batch, Record, data_batch, marker_batch, with_timestamps
+from tests.reference.producer_state import State
+from udfs.compact.plan import Limits
+
+NOW = 1_700_000_000_000
+RETENTION = 1000
+KEYS = [b"a", b"b", b"c", b"d", b""]
+
+
+@dataclass
+class Drawn:
+    """A log with all that a run of the cleaner is told about it."""
+
+    segments: tuple[Segment, ...]
+    settings: Settings
+    log_start_offset: int
+    checkpoint: int | None
+    sealed: bool
+    null_keys: str
+    times: list[int]  # of the passes
+    later_checkpoints: list[int | None]
+    with_snapshots: bool
+
+
+@dataclass
+class _Writer:
+    """Turns events into batches, as a partition's leader would."""
+
+    draw: st.DrawFn
+    null_keys: bool
+    transactions: bool
+    legacy: bool
+    offset: int = 0
+    epochs: dict[int, int] = field(default_factory=dict)
+    open: set[int] = field(default_factory=set)
+
+    def timestamp(self) -> int:
+        return NOW + self.draw(st.sampled_from([0, 1, -5, -3000, 2500, -1 - NOW]))
+
+    def records(self, headers: bool) -> list[Record]:
+        """One to six records, with the holes that earlier compactions leave."""
+        deltas = self.draw(st.lists(st.integers(0, 6), min_size=1, max_size=6, unique=True).map(sorted))
+        keys = [*KEYS, None] if self.null_keys else KEYS
+        values = [None, None, b"", b"x", b"value " * 5]
+        out = []
+        for delta in deltas:
+            h = self.draw(st.sampled_from([(), (), ((b"h", b"1"), (b"h", None))])) if headers else ()
+            key, value = self.draw(st.sampled_from(keys)), self.draw(st.sampled_from(values))
+            out.append(Record(self.offset + delta, self.timestamp(), key, value, h))
+        return out
+
+    def horizon(self) -> int | None:
+        return self.draw(st.sampled_from([None, None, None, NOW - 1, NOW, NOW + 1, NOW + RETENTION + 1]))
+
+    def producer(self) -> dict[str, int | bool]:
+        pid = self.draw(st.sampled_from([-1, -1, 1, 2, 7]))
+        if pid == -1:
+            return {}
+        transactional = pid in self.open or (self.transactions and pid < 7 and self.draw(st.booleans()))
+        if transactional:
+            self.open.add(pid)
+        sequence = self.draw(st.sampled_from([0, 5, 2**31 - 2]))
+        epoch = self.epochs.setdefault(pid, 0)
+        return {
+            "producer_id": pid, "producer_epoch": epoch, "base_sequence": sequence, "transactional": transactional,
+        }  # fmt: skip
+
+    def data(self) -> Batch:
+        fields = self.producer()
+        codec = self.draw(st.sampled_from([NONE, NONE, GZIP]))
+        append_time = self.draw(st.sampled_from([False, False, True]))
+        records = self.records(headers=True)
+        if self.draw(st.integers(0, 7)) == 0:
+            records, codec = [], NONE
+        horizon = self.horizon() if records else None
+        last = (records[-1].offset if records else self.offset) + self.draw(st.sampled_from([0, 0, 1, 3]))
+        batch = Batch(
+            self.offset, last, tuple(records), codec=codec, append_time=append_time, delete_horizon=horizon,
+            max_timestamp=self.timestamp(), leader_epoch=self.draw(st.integers(-1, 2)),
+            **fields,  # type: ignore[arg-type]
+        )  # fmt: skip
+        if append_time and horizon is not None:
+            records = [replace(r, timestamp=batch.max_timestamp) for r in records]
+            return replace(batch, base_timestamp=horizon, records=tuple(records)).encoded()
+        return with_timestamps(batch).encoded()
+
+    def legacy_batch(self) -> Batch:
+        magic, codec = self.draw(st.sampled_from([(0, NONE), (1, NONE), (0, GZIP), (1, GZIP)]))
+        append_time = magic == 1 and self.draw(st.booleans())
+        records = self.records(headers=False)
+        if codec == NONE:
+            records = [replace(records[0], offset=self.offset)]
+        if magic == 0:
+            records = [replace(r, timestamp=-1) for r in records]
+        batch = Batch(
+            records[0].offset, records[-1].offset, tuple(records), magic=magic, codec=codec, append_time=append_time,
+            max_timestamp=self.timestamp(),
+        )  # fmt: skip
+        return with_timestamps(batch).encoded()
+
+    def marker(self) -> Batch:
+        return self.end_of(self.draw(st.sampled_from([*sorted(self.open), 1, 2])))
+
+    def marker_of(self, pid: int) -> Batch:
+        batch = self.end_of(pid)
+        self.offset += 1
+        return batch
+
+    def end_of(self, pid: int) -> Batch:
+        self.open.discard(pid)
+        if self.draw(st.integers(0, 3)) == 0:  # fenced, as since KIP-890
+            self.epochs[pid] = self.epochs.get(pid, 0) + 1
+        return marker_batch(
+            self.offset, pid, self.draw(st.sampled_from([ABORT, COMMIT])), timestamp=self.timestamp(),
+            epoch=self.epochs.setdefault(pid, 0), delete_horizon=self.horizon(),
+        )  # fmt: skip
+
+    def empty_marker(self) -> Batch:
+        pid = self.draw(st.sampled_from([1, 2]))
+        return Batch(
+            self.offset, self.offset, transactional=True, control=True, max_timestamp=self.timestamp(),
+            producer_id=pid, producer_epoch=self.epochs.setdefault(pid, 0),
+        ).encoded()  # fmt: skip
+
+    def event(self) -> Batch:
+        kinds = [self.data] * 6
+        kinds += [self.marker, self.marker, self.empty_marker] if self.transactions else []
+        kinds += [self.legacy_batch] * 2 if self.legacy else []
+        batch = self.draw(st.sampled_from(kinds))()
+        self.offset = batch.last_offset + 1 + self.draw(st.sampled_from([0, 0, 0, 0, 2]))
+        return batch
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Drawn:
+    null_keys = draw(st.sampled_from(["fail", "fail", "keep", "drop"]))
+    writer = _Writer(
+        draw, null_keys != "fail" or draw(st.integers(0, 9)) == 0, draw(st.booleans()), draw(st.integers(0, 3)) == 0,
+        offset=draw(st.sampled_from([0, 0, 100])),
+    )  # fmt: skip
+    segments = []
+    for n in draw(st.lists(st.integers(0, 5), min_size=2, max_size=5)):
+        # no two files have one name: behind an empty segment the base moves on
+        base = max(writer.offset, segments[-1].base_offset + 1) if segments else writer.offset
+        writer.offset = base + draw(st.sampled_from([0, 0, 0, 1]))
+        batches = tuple(writer.event() for _ in range(n))
+        segments.append(Segment(base, batches, NOW + draw(st.sampled_from([0, -1, -RETENTION, 5000]))))
+    if draw(st.booleans()):  # decide what is open, so that the whole log can be cleaned
+        writer.offset = max(writer.offset, segments[-1].base_offset)
+        markers = tuple(writer.marker_of(pid) for pid in sorted(writer.open))
+        segments[-1] = replace(segments[-1], batches=segments[-1].batches + markers)
+    if draw(st.integers(0, 3)) == 0:  # everything but this one may be cleaned
+        segments.append(Segment(writer.offset + 1, (), NOW))
+    first, end = segments[0].base_offset, log_end(segments)
+    offsets = st.integers(first, end)
+    any_checkpoint = st.sampled_from([None, *range(first, end + 1)])
+    steps = draw(st.lists(st.sampled_from([0, 1, RETENTION, RETENTION + 1]), max_size=3))
+    return Drawn(
+        tuple(segments),
+        Settings(
+            delete_retention_ms=RETENTION,
+            min_compaction_lag_ms=draw(st.sampled_from([0, 0, 0, 1, 2000])),
+            segment_bytes=draw(st.sampled_from([150, 600, 1 << 30])),
+            index_interval_bytes=draw(st.sampled_from([0, 150, 4096])),
+            keep_null_keys=null_keys == "keep",
+        ),
+        log_start_offset=draw(st.one_of(st.just(first), st.just(first), offsets)),
+        checkpoint=draw(any_checkpoint),
+        sealed=draw(st.booleans()),
+        null_keys=null_keys,
+        times=[*itertools.accumulate(steps, initial=NOW)],
+        later_checkpoints=[draw(any_checkpoint) if draw(st.booleans()) else None for _ in steps],
+        with_snapshots=draw(st.booleans()),
+    )  # fmt: skip
+
+
+def check_equal(expected: Cleaned, ours: Outcome, originals: list[Batch]) -> None:
+    """The same batches, each with the same bytes where they are copied or not compressed."""
+    assert ours.result.problem is None
+    assert ours.result.first_dirty_offset == expected.range.first_uncleanable_offset
+    assert (ours.result.clean_bytes, ours.result.dirty_bytes) == (
+        expected.range.clean_bytes,
+        expected.range.cleanable_bytes,
+    )
+    # untouched segments are not read again: they may be of magic 0 and 1
+    kept = [s for s in ours.result.segments if not s.cleaned]
+    untouched = expected.segments[expected.n_cleaned :]
+    assert [(s.base_offset, s.size_bytes) for s in kept] == [(s.base_offset, s.size) for s in untouched]
+    assert [s.cleaned for s in ours.result.segments] == sorted((s.cleaned for s in ours.result.segments), reverse=True)
+    got = cleaned_segments(ours)
+    for theirs, mine in zip(expected.segments[: expected.n_cleaned], got, strict=True):
+        assert mine.base_offset == theirs.base_offset
+        assert mine.mtime_ms == theirs.mtime_ms
+        assert list(mine.batches) == list(theirs.batches)
+    copied = {b.data for b in originals}
+    for theirs, mine in zip(survivors(expected.segments[: expected.n_cleaned]), survivors(got), strict=True):
+        if theirs.codec == NONE or theirs.data in copied:
+            assert mine.data == theirs.data
+    assert ours.aborted() == expected.aborted
+
+
+def cleaned_segments(ours: Outcome) -> list[Segment]:
+    n = sum(s.cleaned for s in ours.result.segments)
+    return Outcome(replace(ours.result, segments=ours.result.segments[:n]), ours.plan).segments()
+
+
+def fate(batches: list[Batch]) -> list[str]:
+    """Of each batch, by the next marker of its producer: committed, aborted or open."""
+    out = []
+    for i, b in enumerate(batches):
+        later = (o.marker for o in batches[i + 1 :] if o.producer_id == b.producer_id and o.marker is not None)
+        marker = next(later, None) if b.transactional and not b.control else COMMIT
+        out.append("open" if marker is None else "aborted" if marker == ABORT else "committed")
+    return out
+
+
+def check_invariants(before: tuple[Segment, ...], ours: Outcome, drawn: Drawn, now_ms: int) -> None:
+    """1 to 3 of the compaction's guarantees, from the batches before and after alone."""
+    end = ours.result.first_dirty_offset
+    old = [(b, f, s) for s in before for b, f in zip(s.batches, ["?"] * len(s.batches), strict=True)]
+    fates = fate([b for b, _, _ in old])
+    cleaned = [b for s in cleaned_segments(ours) for b in s.batches]
+    after = {r.offset: (b, r) for b in cleaned for r in b.records}
+    last: dict[bytes, tuple[Batch, Record]] = {}
+    originals = {}
+    for (batch, _, _), what in zip(old, fates, strict=True):
+        for record in batch.records:
+            originals[record.offset] = (batch, record)
+            if not batch.control and record.key is not None and what == "committed" and record.offset < end:
+                last[record.key] = (batch, record)
+    for batch, record in last.values():  # 1
+        horizon = batch.delete_horizon
+        may_go = record.value is None and (batch.magic < 2 or (horizon is not None and horizon <= now_ms))
+        assert record.offset in after or may_go
+    for offset, (batch, record) in after.items():  # 2
+        was, original = originals[offset]
+        assert record == original
+        ids = (
+            "producer_id",
+            "producer_epoch",
+            "base_sequence",
+            "leader_epoch",
+            "append_time",
+            "transactional",
+            "control",
+        )
+        assert [getattr(batch, i) for i in ids] == [getattr(was, i) for i in ids]
+        if was.magic == 2:
+            assert (batch.base_offset, batch.last_offset) == (was.base_offset, was.last_offset)
+    assert list(after) == sorted(after)
+    # 3
+    assert ours.result.log_start_offset == drawn.log_start_offset
+    assert ours.result.next_offset == log_end(before)
+    if any(b.last_offset + 1 == end for b, _, _ in old):
+        assert cleaned and cleaned[-1].last_offset + 1 == end
+    assert ours.result.segments[0].base_offset == before[0].base_offset
+
+
+def run_passes(drawn: Drawn, tmp: Path) -> None:
+    archived = lay_out(tmp / "archive0", drawn.segments)
+    segments = drawn.segments
+    log = load(segments, drawn.log_start_offset, sealed=drawn.sealed)
+    checkpoints = [drawn.checkpoint, *drawn.later_checkpoints]
+    for number, (now_ms, checkpoint) in enumerate(zip(drawn.times, checkpoints, strict=True)):
+        plan = plan_of(
+            archived, tmp / f"store{number}", drawn.settings, now_ms=now_ms, log_start_offset=drawn.log_start_offset,
+            checkpoint=checkpoint, sealed=drawn.sealed, force=checkpoint is None, null_keys=drawn.null_keys,
+        )  # fmt: skip
+        expected = clean(log, drawn.settings, checkpoint, now_ms)
+        ours = compact(plan)
+        note(f"pass {number}: {ours.result.status} {ours.result.problem}")
+        event(ours.result.status)
+        if ours.result.status == "not_due":
+            assert (
+                expected.range.cleanable_bytes == 0
+                or expected.range.first_uncleanable_offset == segments[0].base_offset
+            )
+            return
+        if ours.result.status == "set_aside":
+            assert ours.result.problem is not None
+            assert ours.result.problem.kind == "null_key"
+            assert drawn.null_keys == "fail"
+            assert any(r.key is None for b in survivors(segments) if not b.control for r in b.records)
+            return
+        check_equal(expected, ours, survivors(segments))
+        check_invariants(segments, ours, drawn, now_ms)
+        check_hostile(ours)
+        if number == 0 and checkpoint is None:
+            check_settled(drawn, ours, tmp)
+        # equal, but for what another gzip made of a rebuilt batch
+        segments = (*cleaned_segments(ours), *expected.segments[expected.n_cleaned :])
+        archived = ours.as_archive(tmp / f"archive{number + 1}", snapshots=drawn.with_snapshots)
+        producers = None
+        if drawn.with_snapshots and number + 1 < len(drawn.times):
+            producers = State()
+            entries = [(pid, *entry) for pid, entry in log.producers.entries().items()]
+            producers.load(entries, drawn.times[number + 1], 86_400_000)
+        log = load(segments, drawn.log_start_offset, sealed=drawn.sealed, aborted=expected.aborted, producers=producers)
+
+
+def check_hostile(ours: Outcome) -> None:
+    """The same files come out when every buffer is tiny and every piece goes to a temporary file."""
+    for chunk_bytes, soft_bytes in ((64, 1), (300, 60)):
+        limits = Limits(chunk_bytes=chunk_bytes, task_memory_bytes=0)
+        plan = replace(ours.plan, limits=limits, folder=f"hostile{chunk_bytes}")
+        with mock.patch("udfs.compact.one_task.BodyLoader", functools.partial(BodyLoader, soft_bytes=soft_bytes)):
+            again = compact(plan)
+        assert again.result.status == "cleaned", again.result.problem
+        assert again.files() == ours.files()
+        assert again.result.counters == ours.result.counters
+
+
+def check_settled(drawn: Drawn, ours: Outcome, tmp: Path) -> None:
+    """4: without transactions, cleaning again at the same time keeps the same batches.
+
+    From the log alone: producers that a snapshot tells of expire when it is loaded, in a broker too, and their empty
+    batches go.
+    """
+    if any(b.control or b.transactional for b in survivors(drawn.segments)):
+        return
+    archived = ours.as_archive(tmp / "settled-archive", snapshots=False)
+    plan = replace(
+        ours.plan, archive_uri=str(archived.root), store_uri=str(tmp / "settled"), segments=tuple(archived.segments),
+        snapshots=tuple(archived.snapshots), txn_indexes=tuple(archived.txn_indexes),
+    )  # fmt: skip
+    again = compact(plan)
+    if again.result.status == "not_due":
+        return
+    assert again.result.status == "cleaned"
+    n = sum(s.cleaned for s in again.result.segments)
+    batches = [b.data for s in cleaned_segments(again) for b in s.batches]
+    assert batches == [b.data for b in survivors(cleaned_segments(ours))][: len(batches)]
+    assert n or not batches
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(logs())
+def test_any_log_is_cleaned_as_the_twin_does(drawn: Drawn) -> None:
+    shared_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=shared_memory) as tmp, mock.patch("os.fsync"):
+        run_passes(drawn, Path(tmp))
+
+
+def test_an_index_entry_stays_in_a_segment_that_is_not_cleaned(tmp_path: Path) -> None:
+    """Only the marker of the transaction is left, in the active segment: the broker keeps the entry there."""
+    segments = (
+        Segment(0, (data_batch(0, [(5, b"a", b"1")], producer_id=1, producer_epoch=0, base_sequence=0,
+                               transactional=True), data_batch(1, [(5, b"b", b"1")])), NOW),
+        Segment(2, (marker_batch(2, 1, ABORT, timestamp=5),
+                    data_batch(3, [(5, b"c", b"1")], producer_id=1, producer_epoch=0, base_sequence=1)), NOW),
+    )  # fmt: skip
+    archived = lay_out(tmp_path / "archive", segments)
+    for number in range(3):
+        plan = plan_of(archived, tmp_path / f"store{number}", Settings(), now_ms=NOW, log_start_offset=0)
+        ours = compact(plan)
+        assert [b.base_offset for b in survivors(ours.segments())] == [1, 2, 3]
+        assert ours.aborted() == (AbortedTxn(1, 0, 2, 3),)
+        archived = ours.as_archive(tmp_path / f"archive{number}", snapshots=False)
+
+
+@pytest.mark.parametrize(("older_by", "kept"), [(RETENTION - 1, [0, 1, 2]), (RETENTION, [1, 2])])
+def test_tombstones_of_magic_1_go_by_the_time_of_their_file(tmp_path: Path, older_by: int, kept: list[int]) -> None:
+    """They stay in files younger than that of the last clean segment, less delete.retention.ms."""
+    tombstone = data_batch(0, [(5, b"a", None)], magic=1)
+    values = [data_batch(i, [(5, b"%d" % i, b"1")]) for i in (1, 2)]
+    segments = (Segment(0, (tombstone,), NOW - older_by), Segment(1, (values[0],), NOW), Segment(2, (values[1],), NOW))
+    plan = plan_of(
+        lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(delete_retention_ms=RETENTION),
+        now_ms=NOW, log_start_offset=0, checkpoint=2, sealed=True, force=False,
+    )  # fmt: skip
+    ours = compact(plan)
+    assert [b.last_offset for b in survivors(ours.segments())] == kept
+    check_equal(clean(load(segments, 0, sealed=True), Settings(RETENTION), 2, NOW), ours, survivors(segments))
+
+
+def test_the_twin_groups_segments() -> None:
+    """Of the twin itself: a group ends before the segment that would make it too large."""
+    one = Batch(0, 0, (Record(0, 5, b"k", b"v"),), base_timestamp=5, max_timestamp=5).encoded()
+    segments = [Segment(i, (replace(one, base_offset=i, last_offset=i),), 0) for i in range(5)]
+    groups = group_segments_by_size(segments, Settings(segment_bytes=2 * len(one.data)), 5)
+    assert [[s.base_offset for s in g] for g in groups] == [[0, 1], [2, 3], [4]]

@@ -1,0 +1,179 @@
+"""Golden partitions compacted three times by us, and held against what a real broker's cleaner left of them.
+
+Every pass works on what our pass before it left. Equal are: all batches with all header fields and records; the bytes
+of the `.log`, `.index`, `.timeindex` and `.txnindex` files, and file times. Two differences are meant: an empty segment
+of the broker is joined to the next one (whose index entries are then relative to its base); and where batches were
+compressed anew with zstd or snappy their bytes, and so the positions in the indexes, may differ.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.builders.folders import Archived, Outcome, compact, plan_of
+from tests.golden import PASSES, Case, case_names, golden
+from tests.reference.cleaner import Settings
+from tests.reference.log import SNAPPY, ZSTD, decode_log
+from udfs.compact.plan import Limits, PartitionPlan, SegmentInput, SideFile
+
+
+@dataclass(frozen=True)
+class Files:
+    """A segment's files."""
+
+    base_offset: int
+    log: bytes
+    index: bytes
+    timeindex: bytes
+    txnindex: bytes
+    mtime_ms: int
+
+    def at_base(self, base_offset: int) -> Files:
+        """The same under an earlier base."""
+        shift = self.base_offset - base_offset
+        index = b"".join(struct.pack(">ii", o + shift, p) for o, p in struct.iter_unpack(">ii", self.index))
+        times = b"".join(struct.pack(">qi", t, o + shift) for t, o in struct.iter_unpack(">qi", self.timeindex))
+        return replace(self, base_offset=base_offset, index=index, timeindex=times)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    return golden(tmp_path_factory)
+
+
+def read_segments(folder: Path) -> list[Files]:
+    out = []
+    for log in sorted(folder.glob("*.log")):
+        side = [log.with_suffix(f".{kind}") for kind in ("index", "timeindex", "txnindex")]
+        index, times, txns = (f.read_bytes() if f.exists() else b"" for f in side)
+        mtime_ms = log.stat().st_mtime_ns // 1_000_000
+        out.append(Files(int(log.stem), log.read_bytes(), index, times, txns, mtime_ms))
+    return out
+
+
+def join_empty(segments: list[Files]) -> list[Files]:
+    """The difference that is meant: an empty segment that another follows gives it its base."""
+    out: list[Files] = []
+    base = None
+    for segment in segments:
+        if not segment.log and segment is not segments[-1]:
+            base = segment.base_offset if base is None else base
+            continue
+        out.append(segment if base is None else segment.at_base(base))
+        base = None
+    return out
+
+
+def archived_at(root: Path, partition: str) -> Archived:
+    """A folder as the archive's listing would tell it."""
+    out = Archived(root)
+    for path in sorted((root / partition).iterdir()):
+        relative, stat = f"{partition}/{path.name}", path.stat()
+        if path.suffix == ".log":
+            out.segments.append(
+                SegmentInput("archive", relative, int(path.stem), stat.st_size, stat.st_mtime_ns // 1_000_000)
+            )
+        elif path.suffix == ".snapshot":
+            out.snapshots.append(SideFile("archive", relative, int(path.stem)))
+        elif path.suffix == ".txnindex":
+            out.txn_indexes.append(SideFile("archive", relative, int(path.stem)))
+    return out
+
+
+def golden_plan(case: Case, partition: str, number: int, archived: Archived, store: Path) -> PartitionPlan:
+    """Pass 1 from the checkpoint that the broker had; later ones from the log start. Null keys go, as in the broker."""
+    settings = Settings(
+        delete_retention_ms=case.settings["delete.retention.ms"],
+        min_compaction_lag_ms=case.settings["min.compaction.lag.ms"],
+        segment_bytes=case.settings["segment.bytes"],
+        segment_index_bytes=case.settings["segment.index.bytes"],
+        index_interval_bytes=case.settings["index.interval.bytes"],
+    )
+    return plan_of(
+        archived, store, settings, now_ms=case.now_ms(number, partition), log_start_offset=0,
+        checkpoint=case.first_dirty_offset(number, partition), force=number > 1,
+    )  # fmt: skip
+
+
+def our_segments(ours: Outcome) -> list[Files]:
+    out = []
+    for i, segment in enumerate(ours.result.segments):
+        side = [ours.side_file(i, kind) for kind in ("index", "timeindex", "txnindex")]
+        index, times, txns = (f.read_bytes() if f.exists() else b"" for f in side)
+        log = ours.path(i).read_bytes()
+        assert len(log) == segment.size_bytes
+        out.append(Files(segment.base_offset, log, index, times, txns, segment.mtime_ms))
+    return out
+
+
+def assert_equal(expected: list[Files], got: list[Files]) -> None:
+    assert [f.base_offset for f in got] == [f.base_offset for f in expected]
+    for theirs, mine in zip(expected, got, strict=True):
+        assert mine.txnindex == theirs.txnindex
+        assert mine.mtime_ms == theirs.mtime_ms
+        if mine.log == theirs.log:
+            assert mine.index == theirs.index
+            assert mine.timeindex == theirs.timeindex
+            continue
+        batches = decode_log(theirs.log)
+        assert decode_log(mine.log) == batches
+        assert {b.codec for b in batches} & {SNAPPY, ZSTD}, "nothing was compressed anew that could differ"
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_three_passes_leave_what_the_broker_left(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
+    case = cases[name]
+    for partition in case.partitions:
+        archived = archived_at(case.folder / "input", partition)
+        for number in PASSES:
+            ours = compact(golden_plan(case, partition, number, archived, tmp_path / f"{partition}.{number}"))
+            assert ours.result.problem is None
+            assert ours.result.status == "cleaned"
+            assert_equal(join_empty(read_segments(case.expected(number, partition))), our_segments(ours))
+            archived = ours.as_archive(tmp_path / f"{partition}.{number}.archive", snapshots=True)
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_a_pass_changes_nothing_of_the_archive(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
+    case = cases[name]
+    for partition in case.partitions:
+        shutil.copytree(case.folder / "input" / partition, tmp_path / "archive" / partition)
+        before = {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in case.input(partition).iterdir()}
+        archived = archived_at(tmp_path / "archive", partition)
+        compact(golden_plan(case, partition, 1, archived, tmp_path / "store"))
+        after = {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in (tmp_path / "archive" / partition).iterdir()}
+        assert after == before
+
+
+def test_records_without_key_set_the_partition_aside_unless_told_otherwise(
+    cases: dict[str, Case], tmp_path: Path
+) -> None:
+    case = cases["null-keys"]
+    (partition,) = case.partitions
+    plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path)
+    fails = compact(replace(plan, settings=replace(plan.settings, null_keys="fail")))
+    assert fails.result.status == "set_aside"
+    assert fails.result.problem is not None
+    assert fails.result.problem.kind == "null_key"
+    assert fails.files() == {}
+    keeps = compact(replace(plan, settings=replace(plan.settings, null_keys="keep")))
+    drops = compact(replace(plan, folder="drops"))
+    found = drops.result.counters["null_keys"]
+    assert found == drops.result.counters["dropped_null_key"] > 0
+    assert keeps.result.counters["records_kept"] == drops.result.counters["records_kept"] + found
+
+
+@pytest.mark.parametrize("name", ["txn-none", "v1-gzip-append", "zstd-headers"])
+def test_tiny_buffers_make_the_same_files(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
+    """Chunks smaller than a batch, and every piece through a temporary file."""
+    case = cases[name]
+    (partition,) = case.partitions
+    archived = archived_at(case.folder / "input", partition)
+    plan = golden_plan(case, partition, 1, archived, tmp_path / "usual")
+    tiny = replace(plan, store_uri=str(tmp_path / "tiny"), limits=Limits(chunk_bytes=64, task_memory_bytes=0))
+    assert compact(tiny).files() == compact(plan).files()

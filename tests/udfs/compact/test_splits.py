@@ -1,0 +1,203 @@
+"""Both ways of finding the last offset of a key write the same files. Without Spark between: `scan_keys` over splits,
+a window in plain Python for Spark's, `rewrite_group`, `join_empty_groups`, against `compact_partition`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from logformat.batches.chunks import ChunkBuffer
+from tests.builders.folders import Outcome, compact, lay_out, plan_of
+from tests.builders.limits import within
+from tests.golden import case_names, golden
+from tests.reference.cleaner import Segment, Settings
+from tests.reference.log import NONE, ZSTD, data_batch
+from tests.udfs.compact.test_cleaner_twin import Drawn, logs
+from tests.udfs.compact.test_golden import archived_at, golden_plan
+from udfs.compact.analyse import Analysis, analyse, result_of
+from udfs.compact.clean_batches import Tally
+from udfs.compact.decide_kernels import COUNTER_NAMES
+from udfs.compact.generation import join_empty_groups, write_generation
+from udfs.compact.one_task import Clock, check_null_keys
+from udfs.compact.plan import PartitionPlan
+from udfs.compact.rewrite_group import rewrite_group
+from udfs.compact.scan_keys import KEY_OFFSETS, make_splits, scan_keys
+from udfs.compact.scan_partition import scan_all, scan_identity
+
+HERE_SIZES = [10, 20, 30, 5, 5]
+
+
+def window(plan: PartitionPlan, analysis: Analysis, split_bytes: int) -> dict[int, list[int]]:
+    """Surviving offsets by group: of each key the last dirty one, or all clean ones where none is dirty."""
+    splits = make_splits([s.scan.size for s in analysis.sources], analysis.groups, split_bytes)
+    rows: dict[tuple[int, int], list[tuple[int, bool, int]]] = {}
+    for split in splits:
+        sources = [analysis.sources[i] for i in split.numbers]
+        for batch in scan_keys(plan, sources, split, analysis.rules, analysis.cleanable.first_dirty_offset):
+            assert batch.schema == KEY_OFFSETS
+            for row in batch.to_pylist():
+                key = (row["key_low"], row["key_high"])
+                rows.setdefault(key, []).append((row["offset"], row["dirty"], row["segment_group"]))
+    surviving: dict[int, list[int]] = {}
+    for of_key in rows.values():
+        last = max((offset for offset, dirty, _ in of_key if dirty), default=-1)
+        for offset, _, group in of_key:
+            if offset >= last:
+                surviving.setdefault(group, []).append(offset)
+    return {group: sorted(offsets) for group, offsets in surviving.items()}
+
+
+def compact_in_splits(plan: PartitionPlan, *, split_bytes: int = 1, part: int = 3) -> Outcome:
+    """As `jobs.compact.splits`, with the window in plain Python; `part`: offsets that come in one array."""
+    buffer = ChunkBuffer(plan.limits.chunk_bytes)
+    analysis = analyse(plan, scan_all(plan, buffer), scan_identity(plan, buffer))
+    surviving = window(plan, analysis, split_bytes)
+
+    def arrays(group: int) -> Iterator[np.ndarray]:
+        offsets = surviving.get(group, [])
+        for i in range(0, len(offsets), part):
+            yield np.array(offsets[i : i + part], np.int64)
+            yield np.empty(0, np.int64)
+
+    tally, written = Tally(), []
+    for number, members in enumerate(analysis.groups):
+        group = analysis.group(members, None)
+        sources = [analysis.sources[i] for i in members]
+        done = rewrite_group(plan, number, group, sources, analysis.rules, analysis.kept_aborts, arrays(number))
+        tally.counters += done.counters
+        tally.recompressed_bytes += done.recompressed_bytes
+        written.append(done.segment)
+    check_null_keys(plan, tally)
+    generation = write_generation(plan, analysis, join_empty_groups(plan, written))
+    counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
+    return Outcome(result_of(plan, analysis, generation, counters, tally.recompressed_bytes), plan)
+
+
+def assert_same_both_ways(plan: PartitionPlan, **options: int) -> Outcome:
+    """The same files, the same manifest and the same counters; or the same refusal."""
+    one = compact(plan)
+    if one.result.status != "cleaned":
+        return one
+    several = compact_in_splits(replace(plan, folder="several"), **options)
+    assert several.files() == one.files()
+    assert several.result.counters == one.result.counters
+    moved = [replace(s, path=s.path.replace("several/", "out/")) for s in several.result.segments]
+    assert moved == list(one.result.segments)
+    assert several.result.bytes_after == one.result.bytes_after
+    return one
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_golden_partitions(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    case = golden(tmp_path_factory)[name]
+    for partition in case.partitions:
+        plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path / partition)
+        assert assert_same_both_ways(plan, part=1000).result.status == "cleaned"
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(logs())
+def test_drawn_logs(drawn: Drawn) -> None:
+    with tempfile.TemporaryDirectory() as tmp, mock.patch("os.fsync"):
+        plan = plan_of(
+            lay_out(Path(tmp) / "archive", drawn.segments), Path(tmp) / "store", drawn.settings,
+            now_ms=drawn.times[0], log_start_offset=drawn.log_start_offset, checkpoint=drawn.checkpoint,
+            sealed=drawn.sealed, force=drawn.checkpoint is None, null_keys=drawn.null_keys,
+        )  # fmt: skip
+        assert_same_both_ways(plan)
+
+
+def many_keys(n_segments: int, n_batches: int, n_keys: int, seed: int) -> list[Segment]:
+    """Segments of batches of 50 records with keys drawn at random."""
+    random_keys = random.Random(seed)
+    segments, offset = [], 0
+    for _ in range(n_segments):
+        base, batches = offset, []
+        for _ in range(n_batches):
+            rows = [(1000 + i, b"%d" % random_keys.randrange(n_keys), b"v%d" % i) for i in range(50)]
+            batches.append(data_batch(offset, rows))
+            offset += 50
+        segments.append(Segment(base, tuple(batches), 1000))
+    return segments
+
+
+def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_path: Path) -> None:
+    """More keys than the table of a task may hold: one split refuses, several splits go on."""
+    segments = many_keys(2, 500, 10**6, 3)
+    plan = plan_of(
+        lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0,
+        sealed=True,
+    )  # fmt: skip
+    plan = replace(plan, limits=replace(plan.limits, chunk_bytes=1 << 16))
+    expected = compact(plan)
+    tight = replace(plan, folder="tight", limits=replace(plan.limits, task_memory_bytes=4 << 20))
+    refused = compact(tight)
+    assert refused.result.status == "too_large"
+    several = compact_in_splits(replace(tight, folder="several"), split_bytes=1 << 30, part=10_000)
+    assert several.files() == expected.files()
+    newest = {r.key: r for s in segments for b in s.batches for r in b.records}
+    assert expected.result.counters["records_kept"] == len(newest)
+
+
+@pytest.mark.parametrize("codec", [NONE, ZSTD])
+@pytest.mark.parametrize("n_keys", [70_000, 900])
+def test_one_batch_of_more_records_than_the_table_holds_keys(tmp_path: Path, codec: int, n_keys: int) -> None:
+    """A run may have more keys than the table of a task: it is emptied in the middle. What counts are keys, though."""
+    n = 70_000
+    rows = [(1000, b"%d" % (i * 7919 % n_keys), b"") for i in range(n)]
+    segments = [Segment(0, (data_batch(0, rows, codec=codec), data_batch(n, rows[:9])), 1000)]
+    plan = plan_of(
+        lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0,
+        sealed=True,
+    )  # fmt: skip
+    expected = compact(plan)
+    assert expected.result.counters["records_kept"] == n_keys
+    tight = replace(plan, folder="tight", limits=replace(plan.limits, task_memory_bytes=2 << 20))  # 43,690 keys
+    with within(60):
+        one = compact(tight)
+        several = compact_in_splits(replace(tight, folder="several"), split_bytes=1 << 30, part=10_000)
+    assert one.result.status == ("too_large" if n_keys > 43_690 else "cleaned")
+    assert several.files() == expected.files()
+
+
+def test_an_empty_group_gives_its_base_to_the_next_one_both_ways(tmp_path: Path) -> None:
+    """Nothing of the first two segments survives; the rest is under the base of the first."""
+    values = [[(5, b"a", b"1")], [(6, b"a", b"2")], [(7, b"a", b"3"), (8, b"b", b"4")], [(9, b"c", b"5")]]
+    offsets = itertools.accumulate([1, 1, 2], initial=10)
+    segments = [Segment(o, (data_batch(o, v),), 100 + o) for o, v in zip(offsets, values, strict=True)]
+    plan = plan_of(
+        lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(segment_bytes=1, index_interval_bytes=0),
+        now_ms=10**6, log_start_offset=10,
+    )  # fmt: skip
+    outcome = assert_same_both_ways(plan)
+    assert [s.base_offset for s in outcome.result.segments] == [10, 14]
+    assert [r.offset for s in outcome.segments() for b in s.batches for r in b.records] == [12, 13, 14]
+
+
+@pytest.mark.parametrize(
+    ("split_bytes", "expected"),
+    [(1, [(0,), (1,), (2,), (3,), (4,)]), (30, [(0, 1), (2,), (3, 4)]), (1000, [(0, 1, 2, 3, 4)])],
+)
+def test_splits_end_at_segment_borders(split_bytes: int, expected: list[tuple[int, ...]]) -> None:
+    splits = make_splits(HERE_SIZES, [range(2), range(2, 5)], split_bytes)
+    assert [s.numbers for s in splits] == expected
+    assert [g for s in splits for g in s.groups] == [0, 0, 1, 1, 1]
+
+
+def test_phases_of_the_clock_add_up() -> None:
+    clock = Clock()
+    with clock.phase("scan"):
+        pass
+    with clock.phase("scan"):
+        pass
+    assert set(clock.seconds) == {"scan"}

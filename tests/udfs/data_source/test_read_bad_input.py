@@ -1,0 +1,381 @@
+"""Damage, as the data source meets it: with badRecords=fail an error that says where, with set_aside a row that says
+so, and every record of every batch that is whole.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobs.archive import listing as archive
+from logformat.errors import LogFormatError
+from logformat.primitives.codec import compress
+from tests.builders.damage import (
+    RECORDS,
+    SEGMENT_OFFSETS,
+    SEGMENTS,
+    Partition,
+    batch_at,
+    build,
+    edit,
+    flip,
+    name_of,
+    replace_body,
+    resign,
+)
+from tests.builders.logs import write_partition
+from tests.builders.sources import read
+from tests.reference.log import GZIP, LZ4, NONE, SNAPPY, ZSTD
+
+INNER = SEGMENT_OFFSETS
+ACTIVE = (SEGMENTS - 1) * SEGMENT_OFFSETS
+ALL = list(range(SEGMENTS * SEGMENT_OFFSETS))
+SECOND = list(range(INNER + RECORDS, INNER + 2 * RECORDS))  # of the inner segment's second batch, which is damaged
+HOSTILE = {"maxRecordsPerBatch": "3", "splitBytes": "500"}
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Partition:
+    return build(tmp_path / "archive")
+
+
+def fails(part: Partition, kind: str, path: str, position: int, **options: str) -> None:
+    with pytest.raises(LogFormatError) as caught:
+        read("kafka_log", part.root, **options)
+    error = caught.value
+    assert (error.kind, error.path, error.position) == (kind, f"{part.root}/t-0/{path}", position)
+    assert error.expected and error.found
+
+
+def set_aside(part: Partition, **options: str) -> tuple[list[int], list[tuple[str, int]]]:
+    """Offsets that are there, in order; (kind, position) of the problems."""
+    rows = read("kafka_log", part.root, badRecords="set_aside", **options).to_pylist()
+    problems = [row["problem"] for row in rows if row["problem"]]
+    for row in rows:
+        if row["problem"]:
+            assert (row["topic"], row["partition"]) == ("t", 0)
+            assert row["key"] is row["value"] is row["offset"] is row["timestamp"] is None
+    offsets = [row["offset"] for row in rows if not row["problem"]]
+    assert offsets == sorted(offsets)
+    return offsets, [(problem["kind"], problem["position"]) for problem in problems]
+
+
+def expect(part: Partition, kind: str, position: int, lost: list[int], base: int = INNER) -> None:
+    """The one problem, wherever it is met, and nothing else lost."""
+    fails(part, kind, name_of(base), position)
+    kept = [offset for offset in ALL if offset not in lost]
+    for options in ({}, HOSTILE):
+        assert set_aside(part, **options) == (kept, [(kind, position)]), options
+
+
+def test_undamaged(part):
+    assert read("kafka_log", part.root)["offset"].to_pylist() == ALL
+    assert set_aside(part, **HOSTILE) == (ALL, [])
+
+
+@pytest.mark.parametrize("at", [23, 30, 40, 52, 60, 61, 70])
+@pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, ZSTD])
+def test_flipped_bit(tmp_path, codec, at):
+    part = build(tmp_path / "archive", codec)
+    position = part.positions(INNER)[1]
+    flip(part.log(INNER), position + at, 3)
+    expect(part, "crc", position, SECOND)
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+@pytest.mark.parametrize("past", [1, RECORDS])
+def test_a_last_offset_that_no_log_can_hold(part, past, isolation):
+    position = part.positions(INNER)[1]
+    edit(part.log(INNER), position, struct.pack(">q", 2**63 - 1 - RECORDS + past))
+    fails(part, "offsets", name_of(INNER), position, isolationLevel=isolation)
+    kept = [offset for offset in ALL if offset not in SECOND]
+    for options in ({}, HOSTILE):
+        found = set_aside(part, isolationLevel=isolation, **options)
+        assert found == (kept, [("offsets", position)]), options
+
+
+def test_one_bad_batch_does_not_hide_the_next(part):
+    positions = part.positions(INNER)
+    for position in positions:
+        flip(part.log(INNER), position + 50)
+    found, problems = set_aside(part)
+    assert problems == [("crc", position) for position in positions]
+    assert found == [offset for offset in ALL if not INNER <= offset < 2 * INNER]
+
+
+def test_bad_bodies_do_not_hide_one_another(part):
+    log, positions = part.log(INNER), part.positions(INNER)
+    for position in (positions[0], positions[2]):
+        edit(log, position + 61, b"\xff" * 6)
+        resign(log, position)
+    found, problems = set_aside(part)
+    assert problems == [("varint", positions[0] + 61), ("varint", positions[2] + 61)]
+    assert found == [offset for offset in ALL if not INNER <= offset < 2 * INNER or offset in SECOND]
+
+
+def test_length_one_too_many(part):
+    position = part.positions(INNER)[1]
+    flip(part.log(INNER), position + 11)
+    expect(part, "crc", position, SECOND)
+
+
+@pytest.mark.parametrize("length", [0, 13, -1, 48])
+def test_length_that_cannot_be(part, length):
+    position = part.positions(INNER)[1]
+    edit(part.log(INNER), position + 8, struct.pack(">i", length))
+    expect(part, "length", position, SECOND)
+
+
+@pytest.mark.parametrize("base", [INNER, ACTIVE])
+def test_length_past_the_end(part, base):
+    """Also in the last segment: the index knows batches behind, so it is no torn tail."""
+    position = part.positions(base)[1]
+    edit(part.log(base), position + 8, struct.pack(">i", 1 << 20))
+    fails(part, "torn_tail", name_of(base), position)
+    lost = range(base + RECORDS, base + 2 * RECORDS)
+    assert set_aside(part) == ([offset for offset in ALL if offset not in lost], [("torn_tail", position)])
+
+
+def test_damage_without_an_index(part):
+    position = part.positions(INNER)[1]
+    edit(part.log(INNER), position + 8, struct.pack(">i", -1))
+    (part.folder / name_of(INNER, "index")).unlink()
+    found, problems = set_aside(part)
+    assert problems == [("length", position)]
+    assert found == [offset for offset in ALL if not INNER + RECORDS <= offset < 2 * INNER]
+
+
+@pytest.mark.parametrize("change", [-1, 1, 1000])
+def test_count_that_lies(part, change):
+    log, position = part.log(INNER), part.positions(INNER)[1]
+    edit(log, position + 57, struct.pack(">i", RECORDS + change))
+    resign(log, position)
+    found, problems = set_aside(part)
+    assert [kind for kind, _ in problems] == ["count"]
+    assert found == [offset for offset in ALL if offset not in SECOND]
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
+@pytest.mark.parametrize("damage", ["cut", "noise", pytest.param("bomb", marks=pytest.mark.slow)])
+def test_bodies_that_cannot_be_decompressed(part, codec, damage):
+    log, position = part.log(INNER), part.positions(INNER)[1]
+    body = {
+        "cut": lambda: compress(codec, random.Random(2).randbytes(300))[:-9],
+        "noise": lambda: random.Random(1).randbytes(200),
+        "bomb": lambda: compress(codec, bytes(300 << 20)),
+    }[damage]()
+    edit(log, position + 22, bytes([codec]))
+    replace_body(log, position, body)
+    found, problems = set_aside(part)
+    assert problems == [("bomb" if damage == "bomb" else "compressed", position)]
+    assert found == [offset for offset in ALL if offset not in SECOND]
+
+
+@pytest.mark.parametrize(("at", "value", "kind"), [(22, 5, "codec"), (16, 3, "magic"), (16, 255, "magic")])
+def test_unknown_codec_and_magic(part, at, value, kind):
+    log, position = part.log(INNER), part.positions(INNER)[1]
+    edit(log, position + at, bytes([value]))
+    if kind == "codec":
+        resign(log, position)
+    expect(part, kind, position, SECOND)
+
+
+@pytest.mark.parametrize(("data", "kind"), [(b"\xff" * 6, "varint"), (b"\x02", "record"), (b"\xfe\xff\x7f", "record")])
+def test_record_that_cannot_be(part, data, kind):
+    log, position = part.log(INNER), part.positions(INNER)[1]
+    edit(log, position + 61, data)
+    resign(log, position)
+    expect(part, kind, position + 61, SECOND)
+
+
+def test_batches_out_of_order(part):
+    part.write(INNER, [batch_at(INNER), batch_at(INNER + 8), batch_at(INNER + 4)])
+    fails(part, "offsets", name_of(INNER), part.positions(INNER)[2])
+    found, problems = set_aside(part)
+    assert problems == [("offsets", part.positions(INNER)[2])]
+    assert found == [offset for offset in ALL if offset not in SECOND]
+
+
+def test_name_above_the_content(part):
+    for kind in ("log", "index", "timeindex"):
+        (part.folder / name_of(INNER, kind)).rename(part.folder / name_of(INNER + 2, kind))
+    fails(part, "name", name_of(INNER + 2), 0)
+    found, problems = set_aside(part)
+    assert ("name", 0) in problems
+    assert found == [offset for offset in ALL if offset not in (INNER, INNER + 1)]
+
+
+def test_overlapping_segments(part):
+    part.write(INNER, [batch_at(INNER + i * RECORDS) for i in range(4)])
+    fails(part, "overlap", name_of(INNER), part.positions(INNER)[3])
+    found, problems = set_aside(part)
+    assert problems == [("overlap", part.positions(INNER)[3])]
+    assert found == ALL
+
+
+def test_zeros_of_a_preallocated_log(part):
+    log = part.log(ACTIVE)
+    log.write_bytes(log.read_bytes() + bytes(10_000))
+    assert set_aside(part) == (ALL, [])
+    part.log(INNER).write_bytes(part.log(INNER).read_bytes() + bytes(500))
+    found, problems = set_aside(part)
+    assert found == ALL
+    assert [kind for kind, _ in problems] == ["torn_tail"]
+
+
+def test_markers_ahead_that_cannot_be_read(tmp_path):
+    """What was committed is not known then: data of transactions is withheld, and the problem told."""
+    files = write_partition(tmp_path / "archive" / "t-0", "{pid=1 txn} a=1 | x=2 || {pid=1 abort} | y=3 | z=4")
+    edit(files.logs[1], 8, b"\xff\xff\xff\xff")
+    with pytest.raises(LogFormatError, match="length"):
+        read("kafka_log", tmp_path / "archive", isolationLevel="read_committed")
+    given = {"isolationLevel": "read_committed", "badRecords": "set_aside"}
+    rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
+    assert [row["value"] for row in rows if row["value"]] == [b"2"]  # and nobody finds what lies behind the damage
+    assert {row["problem"]["path"] for row in rows if row["problem"]} == {str(files.logs[1])}
+
+
+@pytest.mark.parametrize("in_last", [False, True])
+def test_committed_data_on_both_sides_of_damage(tmp_path, in_last):
+    """Withheld is only what has its marker, perhaps, on the other side; the log's end is found behind the damage."""
+    text = (
+        "{pid=1 txn} a=1 | {pid=2 txn} b=2 | {pid=2 commit} | x=3 | {pid=1 txn} c=4 | {pid=1 commit} | {pid=3 txn} d=5"
+    )
+    text = f"{text} | {{pid=3 abort}} | {{pid=4 txn}} e=6" + ("" if in_last else " || {pid=4 commit} | f=7")
+    files = write_partition(tmp_path / "archive" / "t-0", text, index_interval_bytes=1)
+    at = read("kafka_log_batches", tmp_path / "archive", columns="position").to_pylist()[3]["position"]
+    edit(files.logs[0], at + 8, b"\xff\xff\xff\xff")
+    given = {"isolationLevel": "read_committed", "badRecords": "set_aside"}
+    rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
+    assert [row["value"] for row in rows if row["value"]] == [b"2", b"4", *([] if in_last else [b"6", b"7"])]
+    assert {row["problem"]["position"] for row in rows if row["problem"]} == {at}
+
+
+def test_data_without_a_marker_is_withheld_where_headers_are_damaged(tmp_path):
+    """A bad last offset hides, from who reads headers alone, that the next batch opens a transaction."""
+    files = write_partition(
+        tmp_path / "archive" / "t-0", "x=1 | {pid=1 txn} a=2 | y=3 || {pid=2 txn} b=4 | {pid=2 commit}"
+    )
+    edit(files.logs[0], 23, b"\x00\x00\x00\x09")
+    for snapshot in (tmp_path / "archive" / "t-0").glob("*.snapshot"):
+        snapshot.unlink()
+    given = {"isolationLevel": "read_committed", "badRecords": "set_aside"}
+    rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
+    assert [row["value"] for row in rows if row["value"]] == [b"3", b"4"]
+    assert {row["problem"]["position"] for row in rows if row["problem"]} == {0}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"endingOffsets": '{"t":{"0":8}}'}, {"isolationLevel": "read_committed"}, {"startingOffsets": '{"t":{"0":1}}'}],
+    ids=lambda given: next(iter(given)),
+)
+def test_the_end_of_the_log_behind_damage(tmp_path, given):
+    """Limits need the log's end; where damage hides it, the log is read up to there, and the damage told."""
+    files = write_partition(tmp_path / "archive" / "t-0", "a=0 || a=1 | b=2 | c=3 | d=4")
+    edit(files.logs[1], 70 + 8, b"\xff\xff\xff\xff")
+    rows = read("kafka_log", tmp_path / "archive", badRecords="set_aside", **given).to_pylist()
+    assert [row["value"] for row in rows if row["value"]] == [b"0", b"1"]["startingOffsets" in given :]
+    assert [row["problem"]["position"] for row in rows if row["problem"]] == [70]
+
+
+def test_files_that_cannot_be_read(part):
+    part.log(INNER).unlink()
+    part.log(INNER).mkdir()
+    with pytest.raises(LogFormatError, match="unreadable: expected a readable file, found a folder"):
+        read("kafka_log", part.root)
+    rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()
+    assert [row["problem"]["kind"] for row in rows] == ["unreadable"]
+
+
+def test_a_file_that_shrinks_after_it_was_listed(part):
+    from jobs.data_source.read import read_task
+    from jobs.data_source.source import columns_of
+    from tests.builders.sources import BY_NAME, _Partition, options_of, tasks_of
+
+    for given, kept in (({}, None), ({"badRecords": "set_aside"}, [o for o in ALL if not INNER <= o < 2 * INNER])):
+        tasks = tasks_of("kafka_log", part.root)
+        whole = part.log(INNER).read_bytes()
+        part.log(INNER).write_bytes(whole[:100])
+        options = options_of("kafka_log", part.root, **given)
+        schema = columns_of(BY_NAME["kafka_log"].columns, options)
+        if kept is None:
+            with pytest.raises(LogFormatError, match="changed"):
+                [batch for task in tasks for batch in read_task(options, schema, _Partition(task))]
+        else:
+            batches = [batch for task in tasks for batch in read_task(options, schema, _Partition(task))]
+            assert [o for b in batches for o in b.column("offset").to_pylist() if o is not None] == kept
+        part.log(INNER).write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["t-0", "disk2"])
+def test_a_folder_that_cannot_be_listed(part, monkeypatch, name):
+    """A partition's, or one that may hold some: what is in it would be missing without a word."""
+    (part.root / "disk2").mkdir()
+    (part.root / "lost+found").mkdir()  # of the file system: never a log's
+    listing = archive._list
+
+    def refused(root, path):
+        if path in (name, "lost+found"):
+            raise PermissionError(13, "Permission denied", path)
+        return listing(root, path)
+
+    monkeypatch.setattr(archive, "_list", refused)
+    with pytest.raises(LogFormatError, match=f"{name} at byte 0: unreadable: .* Permission denied"):
+        read("kafka_log", part.root)
+    rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()
+    assert [row["problem"]["kind"] for row in rows if row["problem"]] == ["unreadable"]
+    assert len(rows) == 1 + (len(ALL) if name == "disk2" else 0)
+
+
+def test_the_same_partition_twice(part, tmp_path):
+    shutil.copytree(part.folder, part.root / "disk2" / "t-0")
+    with pytest.raises(LogFormatError, match="duplicate: expected one folder for each partition"):
+        read("kafka_log", part.root)
+    with pytest.raises(LogFormatError, match="duplicate"):
+        read("kafka_log", [str(part.folder), str(part.root / "disk2" / "t-0")])
+    assert read("kafka_log", part.root / "disk2")["offset"].to_pylist() == ALL
+
+
+BITS: list[Callable[[random.Random], int]] = [lambda rng: rng.randrange(8, 12), lambda rng: rng.randrange(16, 300)]
+
+
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 100))])
+def test_one_bit_anywhere_costs_at_most_its_batch(part, seed):
+    """In bytes that a checksum covers, or in the length or magic; offsets and leader epoch have none."""
+    rng = random.Random(seed)
+    base = rng.randrange(SEGMENTS) * SEGMENT_OFFSETS
+    number = rng.randrange(3)
+    position = part.positions(base)[number]
+    at = position + min(BITS[seed % 2](rng), len(batch_at(base).data) - 1)
+    flip(part.log(base), at, rng.randrange(8))
+    lost = range(base + number * RECORDS, base + (number + 1) * RECORDS)
+    found, problems = set_aside(part, **(HOSTILE if seed % 3 == 0 else {}))
+    if base == ACTIVE and number == 2 and not problems:  # a length that leads behind the end of the log: a torn tail
+        assert at - position in range(8, 12)
+    else:
+        assert problems
+    assert found == [offset for offset in ALL if offset not in lost]
+
+
+def test_batches_and_indexes_are_set_aside_too(part):
+    position = part.positions(INNER)[1]
+    edit(part.log(INNER), position + 8, struct.pack(">i", -1))
+    with pytest.raises(LogFormatError, match="length"):
+        read("kafka_log_batches", part.root)
+    rows = read("kafka_log_batches", part.root, badRecords="set_aside").to_pylist()
+    assert [row["base_offset"] for row in rows] == [
+        offset if offset != INNER + RECORDS else None for offset in ALL[::RECORDS]
+    ]
+    index = part.folder / name_of(INNER, "index")
+    index.write_bytes(index.read_bytes()[:-1])
+    with pytest.raises(LogFormatError, match="index: expected entries of 8 bytes"):
+        read("kafka_log_index", part.root)
+    rows = read("kafka_log_index", part.root, badRecords="set_aside").to_pylist()
+    assert [row["problem"]["kind"] for row in rows if row["problem"]] == ["index"]
+    assert len({row["path"] for row in rows}) == len(list(part.folder.glob("*index"))) + 1

@@ -1,0 +1,280 @@
+"""What a task of the data source gives, by calling it: against a whole reading of the same files, and the text of logs.
+
+The oracle for whole files is Segment.to_arrow (itself held against kafka-dump-log); with a consumer: tests/kafka.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tracemalloc
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from logformat.batches.segment import open_segment
+from logformat.errors import LogFormatError
+from tests.builders.logs import START_MS, write_partition
+from tests.builders.sources import read, tasks_of
+from tests.golden import Case, case_names, golden
+from udfs.data_source import records as read_records
+
+HOSTILE = {"maxRecordsPerBatch": "3", "splitBytes": "2000"}
+ALL = (
+    "key,value,topic,partition,offset,timestamp,timestampType,headers,timestamp_ms,producer_id,producer_epoch,sequence,"
+    "transactional,control,base_offset,position,leader_epoch,codec,magic,delete_horizon_ms"
+)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory) -> dict[str, Case]:
+    return golden(tmp_path_factory)
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """Without what only the schemas of logformat say: nullability, metadata, chunks."""
+    fields = [pa.field(field.name, field.type) for field in table.schema]
+    return table.cast(pa.schema(fields)).combine_chunks()
+
+
+def whole(folder: Path) -> pa.Table:
+    """All records of a partition's folder, control records too."""
+    logs = sorted(folder.glob("*.log"))
+    return plain(pa.concat_tables([open_segment(path).to_arrow(ALL.split(",")) for path in logs]))
+
+
+QUICK = {"txn-zstd", "v1-gzip-append"}
+UNDER = [
+    pytest.param(name, options, id=name + id_, marks=[] if name in QUICK else pytest.mark.slow)
+    for name in case_names()
+    for id_, options in (("", {}), ("-hostile", HOSTILE))
+]
+
+
+@pytest.mark.parametrize(("name", "options"), UNDER)
+def test_every_record_as_segments_give_them(cases, name, options, monkeypatch):
+    if options:
+        monkeypatch.setattr(read_records, "CHUNK_BYTES", 100)  # less than a batch
+    case = cases[name]
+    for partition in case.partitions:
+        for folder in (case.input(partition), case.expected(1, partition)):
+            given = {"columns": ALL, "includeControl": "true", **options}
+            assert plain(read("kafka_log", folder, **given)).equals(whole(folder)), folder
+
+
+def test_default_columns_are_those_of_sparks_kafka_source(cases):
+    case = cases["few-keys"]
+    found = read("kafka_log", case.input(case.partitions[0]))
+    assert found.schema.names == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+    headers = read("kafka_log", case.input(case.partitions[0]), includeHeaders="true")
+    assert headers.schema.names == [*found.schema.names, "headers"]
+    assert "value" not in read("kafka_log", case.input(case.partitions[0]), includeValue="false").schema.names
+
+
+@pytest.mark.parametrize("options", [{}, HOSTILE], ids=["", "hostile"])
+def test_offsets(tmp_path, options):
+    files = write_partition(tmp_path / "t-0", "a=1 b=2 c=3 | a=4 b=5 || c=6 | a=7 b=8 c=9 || a=10")
+    for start in range(0, files.end_offset + 1):
+        for end in range(start, files.end_offset + 1):
+            given = {"startingOffsets": f'{{"t":{{"0":{start}}}}}', "endingOffsets": f'{{"t":{{"0":{end}}}}}'}
+            found = read("kafka_log", tmp_path, **given, **options)
+            assert found["offset"].to_pylist() == list(range(start, end))
+
+
+def test_offsets_outside_the_log(tmp_path):
+    write_partition(tmp_path / "t-0", "a=1 b=2", base_offset=10)
+    with pytest.raises(Exception, match="t-0: startingOffsets: expected an offset from 10 to 12, found 3"):
+        read("kafka_log", tmp_path, startingOffsets='{"t":{"0":3}}')
+    with pytest.raises(Exception, match="endingOffsets: expected an offset from 10 to 12, found 13"):
+        read("kafka_log", tmp_path, endingOffsets='{"t":{"0":13}}')
+    lenient = {"startingOffsets": '{"t":{"0":3}}', "endingOffsets": '{"t":{"0":99}}', "failOnDataLoss": "false"}
+    assert read("kafka_log", tmp_path, **lenient)["offset"].to_pylist() == [10, 11]
+    assert read("kafka_log", tmp_path, startingOffsets='{"t":{"0":-1}}').num_rows == 0
+    assert read("kafka_log", tmp_path, endingOffsets='{"t":{"0":-2}}').num_rows == 0
+
+
+DISORDER = "a=1~500 b=2~100 | a=3~300 b=4~900 || a=5~200 | b=6~901 a=7~50 | a=8~700 || a=9~400"
+
+
+def test_timestamps_are_bounds_as_in_sparks_kafka_source(tmp_path):
+    """The first record with a timestamp at or above: an offset from then on."""
+    write_partition(tmp_path / "t-0", DISORDER)
+    found = read("kafka_log", tmp_path, startingTimestamp="600", endingTimestamp="901")
+    assert found["offset"].to_pylist() == [3, 4]
+    assert read("kafka_log", tmp_path, startingTimestamp="902").num_rows == 0
+    assert read("kafka_log", tmp_path, endingTimestamp="902").num_rows == 9
+    with pytest.raises(Exception, match="no record with a timestamp of 902 ms or later"):
+        read("kafka_log", tmp_path, startingTimestamp="902", startingOffsetsByTimestampStrategy="error")
+    found = read("kafka_log", tmp_path, startingOffsetsByTimestamp='{"t":{"0":700}}', endingOffsets="latest")
+    assert found["offset"].to_pylist() == [3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("options", [{}, HOSTILE], ids=["", "hostile"])
+def test_a_limit_by_time_finds_every_record_of_the_window(tmp_path, options):
+    write_partition(tmp_path / "t-0", DISORDER)
+    times = [500, 100, 300, 900, 200, 901, 50, 700, 400]
+    for start in (0, 100, 301, 900, 902):
+        for end in (0, 101, 500, 901, 1000):
+            found = read("kafka_log", tmp_path, pushed={"start_ms": start, "end_ms": end}, **options)
+            assert found["offset"].to_pylist() == [i for i, ms in enumerate(times) if start <= ms < end]
+
+
+def test_append_time_needs_no_decompression_for_an_upper_limit(tmp_path):
+    write_partition(tmp_path / "t-0", "{append_time=1000} a=1 b=2 | {append_time=2000} a=3 | {append_time=3000} b=4")
+    found = read("kafka_log", tmp_path, pushed={"start_ms": 1500, "end_ms": 2500})
+    assert found["offset"].to_pylist() == [2]
+
+
+@pytest.mark.parametrize("options", [{}, HOSTILE], ids=["", "hostile"])
+def test_key(tmp_path, options):
+    write_partition(tmp_path / "t-0", "a=1 b=2 =3 -=4 | {codec=zstd} a=5 | b=6 || a=7")
+    assert read("kafka_log", tmp_path, key="a", **options)["value"].to_pylist() == [b"1", b"5", b"7"]
+    assert read("kafka_log", tmp_path, key="0x62", **options)["value"].to_pylist() == [b"2", b"6"]
+    assert read("kafka_log", tmp_path, key="", **options)["value"].to_pylist() == [b"3"]
+    pushed = {"keys": frozenset({b"a", b"z"})}
+    assert read("kafka_log", tmp_path, key="a", pushed=pushed, includeValue="false").num_rows == 3
+    assert read("kafka_log", tmp_path, key="b", pushed=pushed).num_rows == 0
+
+
+TRANSACTIONS = (
+    "{pid=1 txn} a=1 b=2 | {pid=2 txn} c=3 | x=0 | {pid=1 abort} | {pid=1 txn} a=5 || {pid=2 commit} | {pid=1 commit} |"
+    " {pid=3 txn} d=6 || y=7 | {pid=3 abort} | {pid=4 txn} e=8 | z=9"
+)
+
+
+@pytest.mark.parametrize("options", [{}, HOSTILE], ids=["", "hostile"])
+@pytest.mark.parametrize("lost", [(), ("txnindex",), ("snapshot",), ("txnindex", "snapshot", "index", "timeindex")])
+def test_read_committed(tmp_path, lost, options):
+    """Aborted data is left out, and all from the first open transaction on, whatever files there are beside the log."""
+    write_partition(tmp_path / "t-0", TRANSACTIONS)
+    for kind in lost:
+        for path in (tmp_path / "t-0").glob(f"*.{kind}"):
+            path.unlink()
+    committed = read("kafka_log", tmp_path, isolationLevel="read_committed", **options)
+    assert [v.decode() for v in committed["value"].to_pylist()] == ["3", "0", "5", "7"]
+    same = read("kafka_log", tmp_path, **{"kafka.isolation.level": "read_committed"})
+    assert same.equals(read("kafka_log", tmp_path, isolationLevel="read_committed"))
+    all_data = read("kafka_log", tmp_path, **options)
+    assert [v.decode() for v in all_data["value"].to_pylist()] == ["1", "2", "3", "0", "5", "6", "7", "8", "9"]
+    control = read("kafka_log", tmp_path, includeControl="true", columns="control", **options)
+    assert pc.sum(control["control"]).as_py() == 4
+
+
+def test_read_committed_within_offsets(tmp_path):
+    """Markers behind the end of what is read decide as well."""
+    write_partition(tmp_path / "t-0", TRANSACTIONS)
+    given = {"startingOffsets": '{"t":{"0":1}}', "endingOffsets": '{"t":{"0":3}}', "isolationLevel": "read_committed"}
+    assert read("kafka_log", tmp_path, **given)["value"].to_pylist() == [b"3"]
+
+
+@pytest.mark.parametrize(("end", "seen"), [("abort", [b"x"]), ("commit", [b"a", b"x", b"b"])])
+def test_a_transaction_over_more_segments_than_a_task_names(tmp_path, end, seen):
+    between = " || ".join(f"{{last={10 + i}}}" for i in range(20))
+    text = f"{{pid=1 txn}} k=a || x=x || {{pid=1 txn}} k=b || {between} || {{pid=1 {end}}}"
+    write_partition(tmp_path / "t-0", text)
+    [task] = tasks_of("kafka_log", tmp_path, isolationLevel="read_committed")
+    assert {(len(piece.later), piece.more_later) for piece in task} == {(n, False) for n in range(1, 8)} | {
+        (8, True), (8, False),
+    }  # fmt: skip
+    assert read("kafka_log", tmp_path, isolationLevel="read_committed")["value"].to_pylist() == seen
+
+
+def test_the_smallest_splits_cost_no_memory_by_the_byte(tmp_path):
+    """At most one for each entry of the index: an array by bytes of a log of 2 GB would be one of 16."""
+    files = write_partition(tmp_path / "t-0", "a=1 | b=2 | c=3", index_interval_bytes=1)
+    size = 64 << 20
+    with files.logs[0].open("r+b") as file:
+        file.truncate(size)  # zeros, as of a preallocated log
+    tracemalloc.start()
+    tasks = tasks_of("kafka_log", tmp_path, splitBytes="1")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(tasks) == 3
+    assert most < 50e6
+
+
+def test_index_files_are_spread_over_tasks(tmp_path):
+    write_partition(tmp_path / "t-0", "a=1 || b=2 || c=3 || d=4")
+    assert len(tasks_of("kafka_log_index", tmp_path)) == 1
+    assert len(tasks_of("kafka_log_index", tmp_path, minPartitions="3")) >= 3
+    assert len(tasks_of("kafka_log_index", tmp_path, splitBytes="1")) == sum(
+        path.suffix != ".log" and path.name != "partition.metadata" for path in (tmp_path / "t-0").iterdir()
+    )
+
+
+def test_split_at_batches_and_packed(tmp_path):
+    batches = " | ".join(" ".join(f"k{i}={'v' * 300}{i}" for _ in range(10)) for i in range(60))
+    for number in range(3):
+        write_partition(tmp_path / f"large-{number}", batches)
+    for number in range(40):
+        write_partition(tmp_path / f"small-{number}", "a=1")
+    split = tasks_of("kafka_log", tmp_path, splitBytes="50000", topics="large")
+    assert len(split) == 12
+    pieces = [piece for task in split for piece in task]
+    assert sum(p.end - p.start for p in pieces) == sum(path.stat().st_size for path in tmp_path.glob("large*/*.log"))
+    assert read("kafka_log", tmp_path, splitBytes="50000", topics="large").equals(
+        read("kafka_log", tmp_path, topics="large")
+    )
+    assert len(tasks_of("kafka_log", tmp_path, topics="small")) == 1
+    assert len(tasks_of("kafka_log", tmp_path, topics="small*,large")) == 1
+
+
+@pytest.mark.parametrize("kind", ["index", "timeindex"])
+@pytest.mark.parametrize("damage", ["missing", "torn", "foreign", "random"])
+def test_a_wrong_index_hides_nothing(tmp_path, kind, damage):
+    text = " | ".join(f"k{i}={'v' * 500} l{i}={'w' * 500}" for i in range(40))
+    files = write_partition(tmp_path / "t-0", f"{text} || {text}")
+    other = write_partition(tmp_path.parent / f"{tmp_path.name}-other" / "t-0", " | ".join(["a=b " * 50] * 30))
+    path, its = (next(folder.glob(f"*.{kind}")) for folder in (files.folder, other.folder))
+    if damage == "missing":
+        path.unlink()
+    elif damage == "torn":
+        path.write_bytes(path.read_bytes()[:-3])
+    elif damage == "foreign":
+        shutil.copy(its, path)
+    else:
+        path.write_bytes(bytes(range(1, 97)) * 3)
+    for start in (0, 33, 79, 100):
+        found = read("kafka_log", tmp_path, startingOffsets=f'{{"t":{{"0":{start}}}}}', splitBytes="7000")
+        assert found["offset"].to_pylist() == list(range(start, files.end_offset))
+        found = read("kafka_log", tmp_path, startingTimestamp=str(START_MS + start))
+        assert found["offset"].to_pylist() == list(range(start, files.end_offset))
+        found = read("kafka_log", tmp_path, pushed={"start_ms": START_MS + start}, splitBytes="7000")
+        assert found["offset"].to_pylist() == list(range(start, files.end_offset))
+
+
+def test_a_torn_tail_ends_the_log_and_is_damage_before_its_end(tmp_path):
+    files = write_partition(tmp_path / "t-0", "a=1 | b=2 || c=3 | d=4")
+    with files.logs[1].open("ab") as file:
+        file.write(b"\0\0\0\0\0\0\0\x06\0\0\1")
+    assert read("kafka_log", tmp_path)["offset"].to_pylist() == [0, 1, 2, 3]
+    with files.logs[0].open("ab") as file:
+        file.write(b"\0\0\0\0\0\0\0\x02\0\0\1")
+    with pytest.raises(LogFormatError, match=r"t-0/00000000000000000000.log at byte .*torn_tail: expected whole"):
+        read("kafka_log", tmp_path)
+    found = read("kafka_log", tmp_path, badRecords="set_aside")
+    assert found["offset"].to_pylist() == [0, 1, None, 2, 3]
+    assert found["problem"].to_pylist()[2]["kind"] == "torn_tail"
+
+
+def test_batches_and_indexes(cases):
+    case = cases["txn-zstd"]
+    folder = case.input(case.partitions[0])
+    logs = sorted(folder.glob("*.log"))
+    expected = pa.concat_tables([pa.Table.from_batches(open_segment(path).batches()) for path in logs])
+    found = read("kafka_log_batches", folder, **HOSTILE)
+    assert found.drop_columns(["path"]).num_rows == expected.num_rows
+    for name in expected.schema.names:
+        assert found[name].to_pylist() == expected[name].to_pylist(), name
+    entries = read("kafka_log_index", folder)
+    assert set(entries["kind"].to_pylist()) == {"offset", "time", "transaction", "producer", "leader_epoch"}
+    from logformat.side_files import offset_index
+
+    first = sorted(folder.glob("*.index"))[0]
+    raw = offset_index.read(first.read_bytes(), int(first.stem), str(first))
+    of_first = entries.filter(pc.equal(entries["path"], str(first)))
+    assert of_first["position"].to_pylist() == raw["position"].tolist()
+    assert of_first["offset"].to_pylist() == raw["offset"].tolist()
+    only = read("kafka_log_index", folder, kinds="transaction, leader_epoch")
+    assert set(only["kind"].to_pylist()) == {"transaction", "leader_epoch"}

@@ -1,0 +1,101 @@
+"""A table of queries, batch by batch, against the same questions asked one at a time."""
+
+from __future__ import annotations
+
+import datetime
+import random
+
+import pyarrow as pa
+import pytest
+
+from jobs.lookup.job import archive_plans
+from logformat.search.partition_log import PartitionLog, open_partition
+from tests.builders.logs import write_partition
+from tests.golden import golden
+from udfs.lookup.queries import ANSWER, as_ms, lookup_table
+
+
+@pytest.fixture
+def logs(tmp_path_factory):
+    """Plans by partition, and the folder of their partitions."""
+    case = golden(tmp_path_factory)["two-parts"]
+    root = case.input(case.partitions[0]).parent
+    return {(plan.topic, plan.partition): plan for plan in archive_plans(str(root), None, [])}, root
+
+
+def ask(plans, rows, size):
+    """Answers of rows (topic, partition, offset, timestamp), handed over in batches of so many."""
+    kinds = {"topic": pa.string(), "partition": pa.int64(), "offset": pa.int64(), "timestamp": pa.int64()}
+    table = pa.table([list(column) for column in zip(*rows, strict=True)], schema=pa.schema(kinds))
+    found = list(lookup_table(plans, iter(table.to_batches(size))))
+    assert [batch.num_rows for batch in found] == [batch.num_rows for batch in table.to_batches(size)]
+    answers = pa.Table.from_batches(found)
+    assert answers.schema == pa.schema([*table.schema, *ANSWER])
+    return answers.select(ANSWER.names).to_pylist()
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_as_one_at_a_time(logs, size, ordered):
+    plans, root = logs
+    rng = random.Random(size)
+    rows, expected = [], []
+    for topic, partition in plans:
+        with open_partition(root / f"{topic}-{partition}") as log:
+            last = log.max_timestamp().timestamp
+            for _ in range(40):
+                offset, time = rng.randrange(-3, log.latest + 3), rng.choice([-1, -2, -3, last - rng.randrange(10**6)])
+                rows += [(topic, partition, offset, rng.choice([None, time])), (topic, partition, None, time)]
+                place, found = log.lookup_offset(offset), log.offsets_for_times([time])[0]
+                expected += [place.position if place else None, found["position"] if found["position"] >= 0 else None]
+    order = list(range(len(rows)))
+    if not ordered:
+        rng.shuffle(order)
+    answers = ask(plans, [rows[i] for i in order], size)
+    for i, answer in zip(order, answers, strict=True):
+        if rows[i][3] in (-1, -2) and rows[i][2] is None:
+            assert answer["status"] == "found"
+        else:
+            assert answer["position"] == expected[i], rows[i]
+
+
+def test_what_cannot_be_answered_is_a_status(logs):
+    plans, _ = logs
+    rows = [
+        ("two-parts", 2**40, 1, None), ("two-parts", -1, 1, None), ("two-parts", None, 1, None), (None, 0, 1, None),
+        ("two\0-parts", 0, 1, None), ("", 0, 1, None), ("two-parts-0", 0, None, 5), ("two-parts", 0, None, None),
+        ("two-parts", 0, None, -4), ("two-parts", 0, -1, None), ("two-parts", 0, 2**62, None),
+        ("two-parts", 0, None, 2**62),
+    ]  # fmt: skip
+    expected = ["no_partition"] * 7 + ["no_query"] * 2 + ["out_of_range"] * 2 + ["none"]
+    assert [answer["status"] for answer in ask(plans, rows, 5)] == expected
+
+
+def test_logs_are_closed(logs, monkeypatch):
+    plans, _ = logs
+    still_open = set()
+    close, segment = PartitionLog.close, PartitionLog._segment
+    monkeypatch.setattr(PartitionLog, "close", lambda log: (still_open.discard(id(log)), close(log))[1])
+    monkeypatch.setattr(PartitionLog, "_segment", lambda log, n: (still_open.add(id(log)), segment(log, n))[1])
+    batch = pa.table({"topic": ["two-parts"] * 4, "partition": [0, 0, 1, 1], "offset": [1, 2, 1, 2]}).to_batches()[0]
+    answers = lookup_table(plans, iter([batch, batch]))
+    next(answers)
+    assert len(still_open) == 1
+    list(answers)
+    assert not still_open
+
+
+def test_a_bad_log_is_a_status(tmp_path):
+    log = write_partition(tmp_path / "t-0", "a=1 | b=2").folder / "00000000000000000000.log"
+    data = bytearray(log.read_bytes())
+    data[16] = 9
+    log.write_bytes(data)
+    plans = {("t", 0): archive_plans(str(tmp_path), None, [])[0]}
+    assert [answer["status"] for answer in ask(plans, [("t", 0, 1, None), ("t", 0, None, 1)], 2)] == ["magic"] * 2
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("ms"), pa.timestamp("ns"), pa.timestamp("s")])
+def test_moments(kind):
+    moments = [datetime.datetime(2026, 11, 21, 14, 5), datetime.datetime(1969, 12, 31, 23, 59, 59), None]
+    assert as_ms(pa.array(moments, kind)).to_pylist() == [1_795_269_900_000, None, None]
+    assert as_ms(pa.array([-3, 5], pa.int32())).to_pylist() == [-3, 5]

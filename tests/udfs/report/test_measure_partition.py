@@ -1,0 +1,219 @@
+"""The profile of a partition: against what a compaction says, against its slow twin, and by hand."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.builders.folders import compact, plan_of
+from tests.builders.logs import START_MS, write_partition
+from tests.golden import PASSES, case_names, golden
+from tests.reference.cleaner import Settings
+from tests.reference.log import decode_log
+from tests.reference.record_figures import profile as slow_profile
+from tests.udfs.compact.test_golden import archived_at, golden_plan
+from udfs.compact.plan import Limits, PartitionPlan
+from udfs.report.measure_partition import ProfilePlan, profile_partition
+from udfs.report.partition_profile import (
+    AGE_NAMES,
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    PartitionProfile,
+    TimeBuckets,
+    Times,
+    join_times,
+    shown_key,
+)
+
+CASES = case_names()
+OF_MAGIC_2 = [name for name in CASES if not name.startswith(("v0", "v1"))]  # what the slow reader of logs can read
+DROPPED = ("superseded", "aborted", "expired_tombstones")
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    return golden(tmp_path_factory)
+
+
+def profile(plan: PartitionPlan, *, compacted: bool = True) -> PartitionProfile:
+    out = profile_partition(ProfilePlan(plan, compacted))
+    assert out.problem is None, str(out.problem)
+    assert out.total("live_bytes") + out.total("dead_bytes") == out.total("size_bytes") == out.size_bytes
+    assert out.total("live_records") + out.total("dead_records") == out.total("records")
+    assert sum(out.total(name) for name in DROPPED) <= out.total("dead_records")
+    return out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_live_and_dead_are_what_a_dry_run_says(cases, name, tmp_path):
+    case = cases[name]
+    for partition in case.partitions:
+        for number in PASSES:
+            archived = archived_at(case.before(number, partition).parent, partition)
+            plan = golden_plan(case, partition, number, archived, tmp_path / "store")
+            plan = replace(plan, force=False, dry_run=True)
+            said = compact(replace(plan, settings=replace(plan.settings, min_cleanable_dirty_ratio=-1.0))).result
+            found = profile(plan)
+            assert (found.dirty_ratio, found.clean_bytes, found.dirty_bytes) == (
+                said.dirty_ratio, said.clean_bytes, said.dirty_bytes,
+            )  # fmt: skip
+            if said.status == "not_due":
+                assert not any(s.cleaned for s in found.segments)
+                continue
+            assert found.counters == said.counters
+            assert found.total("bytes_after") == said.bytes_after
+            assert found.size_bytes == said.bytes_before
+            assert found.total("superseded") == said.counters["dropped_superseded"]
+            assert found.total("aborted") == said.counters["dropped_aborted"]
+
+
+@pytest.mark.parametrize("name", OF_MAGIC_2)
+def test_records_keys_and_times_are_those_of_the_slow_twin(cases, name, tmp_path):
+    case = cases[name]
+    for partition in case.partitions:
+        archived = archived_at(case.input(partition).parent, partition)
+        plan = golden_plan(case, partition, 1, archived, tmp_path / "store")
+        found = profile(replace(plan, limits=Limits(chunk_bytes=1 << 14)), compacted=False)
+        logs = [decode_log((archived.root / s.path).read_bytes()[: s.size]) for s in plan.segments]
+        figures, keys = slow_profile(logs)
+        names = ("records", "null_keys", "control_records", "out_of_order", "largest_lag_ms", "without_time")
+        for ours, theirs in zip(found.segments, figures, strict=True):
+            assert [getattr(ours, n) for n in names] == [getattr(theirs, n) for n in names]
+            assert ours.dead_bytes == 0
+            ends = (min(theirs.times, default=None), max(theirs.times, default=None))
+            assert (ours.min_timestamp_ms, ours.max_timestamp_ms) == ends
+            assert {n: c.stored_bytes for n, c in ours.codecs.items()} == theirs.stored
+            assert {n: c.batches for n, c in ours.codecs.items()} == theirs.batches
+        assert found.distinct_keys == len(keys)
+        most = sorted(keys.values(), reverse=True)[:20]
+        assert [hot.records for hot in found.hot_keys] == most
+        for hot in found.hot_keys:
+            (key,) = [k for k in keys if hashlib.sha256(k).hexdigest()[:16] == hot.sha256]
+            assert (keys[key], shown_key(key)) == (hot.records, hot.text)
+        times = Counter(t for one in figures for t in one.times)
+        if not times:
+            assert found.times is None
+            continue
+        by_bucket = Counter()
+        for time, n in times.items():
+            by_bucket[time // found.times.width_ms - found.times.first] += n
+        assert {i: n for i, n in enumerate(found.times.counts) if n} == by_bucket
+
+
+def plan(tmp_path: Path, text: str, **given) -> PartitionPlan:
+    archive = tmp_path / "archive"
+    write_partition(archive / "t-0", text)
+    given = {"now_ms": START_MS + DAY_MS, "log_start_offset": 0, "force": False} | given
+    return plan_of(archived_at(archive, "t-0"), tmp_path / "store", Settings(), **given)
+
+
+def test_a_key_written_again_above_the_cleanable_range_supersedes_nothing_yet(tmp_path):
+    text = "a=1 b=1 a=2 | c=- || a=3 d=4"
+    open_ended = profile(plan(tmp_path, text))
+    assert [(s.cleaned, s.superseded, s.live_records) for s in open_ended.segments] == [(True, 1, 3), (False, 0, 2)]
+    assert open_ended.distinct_keys == 4
+    assert [(k.text, k.records) for k in open_ended.hot_keys[:1]] == [("a", 3)]
+    sealed = profile(replace(plan(tmp_path, text), sealed=True))
+    assert [(s.cleaned, s.superseded) for s in sealed.segments] == [(True, 2), (True, 0)]
+    plain = profile(plan(tmp_path, text), compacted=False)
+    assert [(s.cleaned, s.dead_records, s.bytes_after) for s in plain.segments] == [
+        (False, 0, s.size_bytes) for s in plain.segments
+    ]
+
+
+def test_below_the_checkpoint_keys_are_alone_already(tmp_path):
+    text = "a=1 a=2 || b=1 a=3 || c=1"
+    found = profile(plan(tmp_path, text, checkpoint=2))
+    assert [s.superseded for s in found.segments] == [2, 0, 0]
+    found = profile(plan(tmp_path, "a=1 a=2 || b=1 b=2 || c=1", checkpoint=2))
+    assert [s.superseded for s in found.segments] == [0, 1, 0]
+    assert found.first_dirty_offset == 2 and 0 < found.dirty_ratio < 1
+
+
+def test_tombstones_by_age_and_horizon(tmp_path):
+    hour = START_MS + DAY_MS - HOUR_MS
+    horizon = START_MS + 2 * DAY_MS
+    text = f"a=-~{hour - 1} b=-~{hour + 1} a0=-~-1 | {{horizon={horizon}}} c=-~{START_MS} c2=5 || d=- || e=1"
+    found = profile(plan(tmp_path, text))
+    first = found.segments[0]
+    assert (first.tombstones, first.tombstones_with_horizon) == (4, 1)
+    ages = dict(zip(AGE_NAMES, first.tombstone_ages, strict=True))
+    assert ages == dict.fromkeys(AGE_NAMES, 0) | {"< 1 hour": 1, "< 1 day": 1, "< 7 days": 1, "no time": 1}
+    late = profile(plan(tmp_path / "late", text, now_ms=horizon))
+    assert (late.segments[0].tombstones, late.segments[0].expired_tombstones) == (4, 1)
+
+
+def test_keyless_records_are_counted_and_alive(tmp_path):
+    text = "-=1 -=2 | -=3 || -=4"
+    for given in ({"null_keys": "fail"}, {"null_keys": "keep"}):
+        found = profile(plan(tmp_path / given["null_keys"], text, **given))
+        assert (found.total("null_keys"), found.total("dead_records"), found.distinct_keys) == (4, 0, 0)
+    assert profile(plan(tmp_path / "drop", text, null_keys="drop")).total("dead_records") == 3
+
+
+def test_records_out_of_order_are_held_against_all_before(tmp_path):
+    times = f"a=1~{START_MS + 50} b=1~{START_MS + 10} | c=1~{START_MS + 40} || d=1~{START_MS + 60} e=1~{START_MS}"
+    found = profile(replace(plan(tmp_path, times), limits=Limits(chunk_bytes=100)))
+    assert [(s.out_of_order, s.largest_lag_ms) for s in found.segments] == [(2, 40), (1, 60)]
+
+
+@pytest.mark.parametrize("chunk_bytes", [100, 1 << 20])
+def test_a_time_that_cannot_be_makes_nothing_late(tmp_path, chunk_bytes):
+    text = f"a=1~{START_MS} b=1~{2**62} | c=1~{START_MS + 9} || d=1~{START_MS + 5} | e=1~{START_MS + 5}"
+    found = profile(replace(plan(tmp_path, text), limits=Limits(chunk_bytes=chunk_bytes)))
+    assert [(s.out_of_order, s.largest_lag_ms, s.without_time) for s in found.segments] == [(0, 0, 1), (2, 4, 0)]
+
+
+def test_damage_is_a_problem_and_nothing_else(tmp_path):
+    made = plan(tmp_path, "a=1 a=2 || b=1")
+    log = tmp_path / "archive" / made.segments[0].path
+    data = bytearray(log.read_bytes())
+    data[-1] ^= 1
+    log.write_bytes(data)
+    found = profile_partition(ProfilePlan(made, True))
+    assert found.problem is not None and found.problem.kind == "crc"
+    assert found.size_bytes == sum(s.size for s in made.segments) and not found.segments
+
+
+def test_more_keys_than_memory_is_a_problem_that_says_what_to_do(tmp_path):
+    text = " | ".join(" ".join(f"k{i}-{j}=v" for j in range(1000)) for i in range(30))
+    made = replace(plan(tmp_path, text), limits=Limits(task_memory_bytes=1 << 20))
+    found = profile_partition(ProfilePlan(made, True))
+    assert found.problem is not None and "task.memory.bytes" in str(found.problem)
+    assert profile(replace(made, limits=Limits())).distinct_keys == 30_000
+
+
+def test_many_records_of_few_keys_need_no_more_memory_than_the_keys(tmp_path):
+    text = " ".join(f"k{i % 50}=v" for i in range(30_000))
+    made = plan(tmp_path, text + " || z=1")
+    found = profile(replace(made, limits=Limits(task_memory_bytes=1 << 20)))
+    assert (found.distinct_keys, found.total("superseded")) == (51, 29_950)
+
+
+def test_buckets_widen_as_they_must():
+    buckets = TimeBuckets()
+    buckets.cover(10 * MINUTE_MS, 12 * MINUTE_MS)
+    buckets.counts += [1, 2, 3]
+    buckets.cover(0, 1000 * HOUR_MS)
+    assert (buckets.width_ms, buckets.first, len(buckets.counts)) == (HOUR_MS, 0, 1001)
+    assert buckets.counts[0] == 6
+    buckets.cover(0, 253_402_300_799_999)
+    assert buckets.counts.sum() == 6 and len(buckets.counts) <= 1024
+    minutes, hours = Times(MINUTE_MS, 60, (1,) * 61), Times(HOUR_MS, 0, (5, 0, 7))
+    assert join_times([minutes, None, hours]) == Times(HOUR_MS, 0, (5, 60, 8))
+    assert join_times([None]) is None
+    assert join_times([hours, minutes]) == join_times([minutes, hours])
+
+
+def test_keys_are_shown_as_text_or_hex():
+    assert shown_key(b"abc") == "abc"
+    assert shown_key("Zürich".encode()) == "Zürich"
+    assert shown_key(b"a\nb") == "0x610a62"
+    assert shown_key(b"\xff") == "0xff"
+    assert shown_key(b"0x61") == "0x30783631", "what looks like hex is no text"
+    assert shown_key(bytes(65)) is None

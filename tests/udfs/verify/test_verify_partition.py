@@ -1,0 +1,329 @@
+"""The checker: silent on what brokers and our compaction wrote, and loud on every difference of a generation."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.archive.listing import list_archive
+from jobs.command.config import Config
+from jobs.compact.plan import inputs_from_archive
+from jobs.verify.job import plan_archived
+from logformat.batches.chunks import ChunkBuffer
+from tests.builders.damage import START_MS, edit, name_of
+from tests.golden import Case, case_names, golden
+from tests.reference.log import Batch, data_batch, marker_batch
+from udfs.compact.one_task import compact_partition
+from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult, SegmentInput, SideFile
+from udfs.storage import open_root
+from udfs.verify.generation import GenerationPlan, check_generation
+from udfs.verify.parent import Differences, Rules, Side, compare, scan_headers
+from udfs.verify.partition import CheckedSegment, CheckPlan, check_partition
+
+
+@pytest.fixture(scope="session")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    return golden(tmp_path_factory)
+
+
+# -- what real brokers wrote
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_nothing_is_wrong_with_what_a_broker_wrote(cases: dict[str, Case], name: str) -> None:
+    for side in ("input", "expected1", "expected3"):
+        root = open_root(str(cases[name].folder / side))
+        for archived in list_archive(root, lambda _: True).partitions.values():
+            result = check_partition(plan_archived(archived, root, Config(), sealed=False))
+            assert not result.problems and not result.not_checked
+            assert result.batches and result.records
+
+
+# -- a generation
+
+
+def compacted(root: Path, store: Path, now_ms: int, settings: CleanSettings) -> tuple[PartitionPlan, PartitionResult]:
+    (archived,) = list_archive(open_root(str(root)), lambda _: True).partitions.values()
+    plan = PartitionPlan(
+        topic=archived.topic, partition=archived.partition, archive_uri=str(root), store_uri=str(store),
+        folder="segments/p/1-run", high_watermark=None, sealed=False, force=True, dry_run=False, now_ms=now_ms,
+        settings=settings, limits=Limits(), secret=(1, 2), **inputs_from_archive(archived),  # type: ignore[arg-type]
+    )  # fmt: skip
+    result = compact_partition(plan)
+    assert result.status == "cleaned", result.problem
+    return plan, result
+
+
+def generation(plan: PartitionPlan, result: PartitionResult, **changes: object) -> GenerationPlan:
+    def ours(base: int, kind: str) -> SideFile:
+        return SideFile("store", f"{plan.folder}/{name_of(base, kind)}", base)
+
+    segments = tuple(
+        CheckedSegment(
+            SideFile(s.root, s.path, s.base_offset), s.size_bytes, ours(s.base_offset, "index"),
+            ours(s.base_offset, "timeindex"), ours(s.base_offset, "txnindex") if s.txn_index_bytes else None,
+        )
+        for s in result.segments
+    )  # fmt: skip
+    bases = [s.base_offset for s in result.segments if s.base_offset > result.log_start_offset]
+    side = CheckPlan(
+        topic=plan.topic, partition=plan.partition, name="p", archive_uri=plan.archive_uri, store_uri=plan.store_uri,
+        segments=segments, snapshots=tuple(ours(b, "snapshot") for b in [*bases, result.next_offset]),
+        leader_epochs=SideFile("store", f"{plan.folder}/leader-epoch-checkpoint", 0), generation=True,
+        index_interval_bytes=plan.settings.index_interval_bytes,
+    )  # fmt: skip
+    made = GenerationPlan(
+        side=side, manifest=result.segments, folder=plan.folder, log_start_offset=result.log_start_offset,
+        next_offset=result.next_offset, last_batch=result.last_batch, first_dirty_offset=result.first_dirty_before,
+        end_offset=result.first_dirty_offset, now_ms=plan.now_ms,
+        delete_retention_ms=plan.settings.delete_retention_ms, null_keys=plan.settings.null_keys, parent=plan.segments,
+    )  # fmt: skip
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+ONE_OF_EACH = ("none-tomb-more", "txn-zstd", "txn-hang", "v0-gzip", "v1-lz4", "snappy-zipf", "idem-active")
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_a_generation_against_its_parent(cases: dict[str, Case], tmp_path: Path, name: str) -> None:
+    case = cases[name]
+    (partition,) = case.partitions
+    settings = CleanSettings(segment_bytes=case.settings["segment.bytes"], min_cleanable_dirty_ratio=0.0)
+    root = case.folder / "input"
+    plan, result = compacted(root, tmp_path / "store", case.now_ms(1, partition), settings)
+    for memory in (1 << 30, 1 << 16):  # the keys in one part, and in several
+        checked = check_generation(generation(plan, result, task_memory_bytes=memory))
+        assert not checked.problems and not checked.not_checked
+        assert checked.compared_records == sum(s.records for s in result.segments if s.cleaned)
+
+
+@pytest.fixture
+def made(cases: dict[str, Case], tmp_path: Path) -> tuple[PartitionPlan, PartitionResult]:
+    case = cases["none-tomb"]
+    settings = CleanSettings(segment_bytes=case.settings["segment.bytes"], min_cleanable_dirty_ratio=0.0)
+    shutil.copytree(case.folder / "input", tmp_path / "archive")
+    return compacted(tmp_path / "archive", tmp_path / "store", case.now_ms(1, case.partitions[0]), settings)
+
+
+def log_of(plan: PartitionPlan, result: PartitionResult) -> Path:
+    return Path(plan.store_uri) / result.segments[0].path
+
+
+def test_files_against_the_manifest(made: tuple[PartitionPlan, PartitionResult]) -> None:
+    plan, result = made
+    first = result.segments[0]
+    for field, value in (
+        ("records", 1), ("batches", 2), ("tombstones", 3), ("last_offset", 4), ("checksum", 5), ("max_timestamp_ms", 6),
+        ("codecs", "gzip"), ("next_offset", 7),
+    ):  # fmt: skip
+        manifest = (replace(first, **{field: value}), *result.segments[1:])
+        problems = check_generation(generation(plan, result, manifest=manifest)).problems
+        assert [(p.kind, p.path) for p in problems] == [("readback", first.path)], field
+    wrong_end = check_generation(generation(plan, result, next_offset=result.next_offset + 1)).problems
+    assert {p.kind for p in wrong_end} == {"readback", "side_file"}
+
+
+def test_a_changed_epoch_is_seen_by_the_checksum(made: tuple[PartitionPlan, PartitionResult]) -> None:
+    plan, result = made
+    edit(log_of(plan, result), 15, b"\x09")
+    problems = check_generation(generation(plan, result)).problems
+    assert [p.kind for p in problems] == ["readback"] and "checksum" in problems[0].expected
+
+
+@pytest.mark.parametrize("kind", ["index", "timeindex", "snapshot", "leader-epoch-checkpoint", "log"])
+def test_files_that_are_gone(made: tuple[PartitionPlan, PartitionResult], kind: str) -> None:
+    plan, result = made
+    folder = Path(plan.store_uri) / plan.folder
+    gone = folder / kind if kind == "leader-epoch-checkpoint" else sorted(folder.glob(f"*.{kind}"))[0]
+    gone.unlink()
+    checked = check_generation(generation(plan, result))
+    assert any(p.path == f"{plan.folder}/{gone.name}" for p in checked.problems)
+    assert checked.not_checked  # the parent
+
+
+def test_an_index_of_ours_is_exact(made: tuple[PartitionPlan, PartitionResult]) -> None:
+    """An archive's index may be sparser; one that we wrote may not."""
+    plan, result = made
+    index = (Path(plan.store_uri) / result.segments[2].path).with_suffix(".index")
+    index.write_bytes(index.read_bytes()[8:])
+    problems = check_generation(generation(plan, result)).problems
+    assert {(p.kind, p.position) for p in problems if "rebuilds" in p.expected} == {("index", 0)}
+
+
+def test_a_parent_that_is_gone_is_said(made: tuple[PartitionPlan, PartitionResult]) -> None:
+    plan, result = made
+    checked = check_generation(generation(plan, result, parent_gone="vacuum took it"))
+    assert not checked.problems and checked.compared_records == 0
+    assert checked.not_checked == ("p: against what it was made of: vacuum took it",)
+    shorter = check_generation(generation(plan, result, parent=plan.segments[1:]))
+    assert not shorter.problems and "bytes when it was made" in shorter.not_checked[0]
+    (Path(plan.archive_uri) / plan.segments[0].path).unlink()
+    gone = check_generation(generation(plan, result))
+    assert not gone.problems and "unreadable" in gone.not_checked[0]
+
+
+# -- differences, on small logs
+
+PARENT = {0: [(START_MS, b"a", b"1"), (START_MS, b"b", b"2"), (START_MS, b"a", b"3"), (START_MS, b"c", None)]}
+
+
+def side_of(root: Path, batches: list[Batch], mtime_ms: int = 0) -> Side:
+    root.mkdir()
+    data = b"".join(b.data for b in batches)
+    (root / name_of(0)).write_bytes(data)
+    segment = SegmentInput("archive", name_of(0), 0, len(data), mtime_ms)
+    return Side(str(root), str(root), (segment,), 2**62)
+
+
+def difference(
+    tmp_path: Path, before: list[Batch], after: list[Batch], *, now_ms: int = START_MS, null_keys_stay: bool = False,
+    mtime_ms: int = 0,
+) -> Differences:  # fmt: skip
+    parent, child = side_of(tmp_path / "parent", before, mtime_ms), side_of(tmp_path / "child", after, mtime_ms)
+    buffer = ChunkBuffer()
+    rows, sizes = scan_headers(parent, buffer)
+    child_rows, _ = scan_headers(child, buffer)
+    rules = Rules(now_ms, 1000, null_keys_stay)
+    return compare(parent, child, rows, child_rows, rules, 1 << 20, 1 << 24, sum(n for _, n in sizes))
+
+
+def kept(batch: Batch, *offsets: int, **changes: object) -> Batch:
+    wanted = set(offsets)
+    return replace(batch, records=tuple(r for r in batch.records if r.offset in wanted), **changes).encoded()  # type: ignore[arg-type]
+
+
+def batch(**fields: object) -> Batch:
+    return data_batch(0, PARENT[0], **fields)
+
+
+def test_no_difference(tmp_path: Path) -> None:
+    found = difference(tmp_path, [batch()], [kept(batch(), 1, 2, 3)])
+    assert not found.problems and found.compared_records == 3
+
+
+def test_more_may_survive_than_must(tmp_path: Path) -> None:
+    assert not difference(tmp_path, [batch()], [batch()]).problems
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_lost_record(tmp_path: Path, lost: int) -> None:
+    found = difference(tmp_path, [batch()], [kept(batch(), *({1, 2, 3} - {lost}))])
+    assert [(p.kind, p.base_offset) for p in found.problems] == [("readback", lost)]
+
+
+def test_older_record_instead_of_the_last(tmp_path: Path) -> None:
+    found = difference(tmp_path, [batch()], [kept(batch(), 0, 1, 3)])
+    assert [p.base_offset for p in found.problems] == [2]
+
+
+def test_tombstone_past_its_horizon(tmp_path: Path) -> None:
+    before = [batch(delete_horizon=START_MS)]
+    after = [kept(before[0], 1, 2)]
+    assert not difference(tmp_path, before, after, now_ms=START_MS).problems
+    shutil.rmtree(tmp_path / "parent")
+    shutil.rmtree(tmp_path / "child")
+    assert [p.base_offset for p in difference(tmp_path, before, after, now_ms=START_MS - 1).problems] == [3]
+
+
+@pytest.mark.parametrize(("mtime_ms", "stays"), [(1000, False), (1001, True)])
+def test_tombstone_of_magic_1(tmp_path: Path, mtime_ms: int, stays: bool) -> None:
+    before = [replace(data_batch(i, [r], magic=1), max_timestamp=START_MS).encoded() for i, r in enumerate(PARENT[0])]
+    after = [data_batch(i, [PARENT[0][i]]) for i in (1, 2)]
+    found = difference(tmp_path, before, after, mtime_ms=mtime_ms)
+    assert [p.base_offset for p in found.problems] == ([3] if stays else [])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"timestamp": START_MS + 1}, {"key": b"B"}, {"value": b"other"}, {"value": None}, {"headers": ((b"h", b"x"),)},
+    ],
+)  # fmt: skip
+def test_changed_record(tmp_path: Path, changed: dict[str, object]) -> None:
+    after = kept(batch(), 1, 2, 3)
+    first = replace(after.records[0], **changed)  # type: ignore[arg-type]
+    after = replace(after, records=(first, *after.records[1:])).encoded()
+    found = difference(tmp_path, [batch()], [after])
+    assert [p.base_offset for p in found.problems] == [1, 1]  # it is not as it was, and the one that was is lost
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"producer_id": 8}, {"producer_epoch": 1}, {"base_sequence": 5}, {"leader_epoch": 4}, {"last_offset": 4},
+        {"transactional": True},
+    ],
+)  # fmt: skip
+def test_changed_batch(tmp_path: Path, changed: dict[str, object]) -> None:
+    before = batch(producer_id=7, producer_epoch=0, base_sequence=0)
+    follows = data_batch(9, [(START_MS, b"z", b"z")])
+    found = difference(tmp_path, [before, follows], [kept(before, 1, 2, 3, **changed), follows])
+    assert found.problems and {p.kind for p in found.problems} == {"readback"}
+
+
+def test_added_record_and_batch(tmp_path: Path) -> None:
+    more = data_batch(20, [(START_MS, b"new", b"x")])
+    found = difference(tmp_path, [batch()], [batch(), more])
+    assert [p.base_offset for p in found.problems] == [20, 20]
+    shutil.rmtree(tmp_path / "parent")
+    shutil.rmtree(tmp_path / "child")
+    inside = [batch(), data_batch(30, PARENT[0])]
+    found = difference(tmp_path, inside, [batch(), more, data_batch(30, PARENT[0])])
+    assert [p.base_offset for p in found.problems] == [20, 20]
+
+
+def test_records_without_a_key(tmp_path: Path) -> None:
+    before = [data_batch(0, [(START_MS, None, b"1"), (START_MS, b"b", b"2")])]
+    after = [kept(before[0], 1)]
+    assert not difference(tmp_path, before, after).problems
+    shutil.rmtree(tmp_path / "parent")
+    shutil.rmtree(tmp_path / "child")
+    assert [p.base_offset for p in difference(tmp_path, before, after, null_keys_stay=True).problems] == [0]
+
+
+def transaction(kind: int) -> list[Batch]:
+    written = data_batch(
+        0, [(START_MS, b"a", b"1")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
+    )
+    return [data_batch(0, [(START_MS, b"z", b"0")]), *_moved(written, 1), marker_batch(2, 7, kind, timestamp=START_MS)]
+
+
+def _moved(b: Batch, offset: int) -> list[Batch]:
+    records = tuple(replace(r, offset=offset) for r in b.records)
+    return [replace(b, base_offset=offset, last_offset=offset, records=records).encoded()]
+
+
+def test_aborted_records_may_go(tmp_path: Path) -> None:
+    before = transaction(0)
+    assert not difference(tmp_path, before, [before[0], before[2]]).problems
+
+
+def test_committed_records_may_not(tmp_path: Path) -> None:
+    before = transaction(1)
+    assert [p.base_offset for p in difference(tmp_path, before, [before[0], before[2]]).problems] == [1]
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_marker_may_not_go_before_its_records(tmp_path: Path, kind: int) -> None:
+    """Aborted records would come to life, committed ones would never be seen."""
+    before = transaction(kind)
+    found = difference(tmp_path, before, before[:2])
+    assert [(p.base_offset, "decided" in p.found) for p in found.problems] == [(1, True)]
+
+
+def test_more_keys_than_the_table_holds(tmp_path: Path) -> None:
+    """Wrappers of magic 1 do not say how many records they hold: the walk is made again for parts of the keys."""
+    n = 70_000
+    records = [(START_MS, b"%d" % i, b"") for i in range(n)]
+    wrapper = data_batch(0, records, magic=1, codec=1)
+    parent = side_of(tmp_path / "parent", [wrapper])
+    child = side_of(tmp_path / "child", [kept(data_batch(0, records), *range(0, n, 2), base_offset=0)])
+    rows, sizes = scan_headers(parent, ChunkBuffer())
+    assert sizes[0][1] == 1
+    found = compare(parent, child, rows, rows, Rules(START_MS, 0, False), 1 << 24, 1 << 20, 1)
+    assert found.compared_records == n // 2
+    assert found.counts["lost"] == n // 2
+    assert len([p for p in found.problems if "last of its key" in p.found]) == 20

@@ -1,0 +1,1 @@
+"""Compaction of one partition: plan, scan, analysis, cleaning, output. See COMPACTION.md."""

@@ -1,0 +1,182 @@
+"""Kafka's rules for cleaning as pure functions: what is cleanable, due, grouped, retained (COMPACTION.md, "Rules").
+
+Nothing here reads a file. Segments come as arrays, one element a segment, ascending by base offset; batches as BATCH
+rows. The decision for single records is in `retain_kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK, MAX_RELATIVE_OFFSET
+from udfs.compact.decide_kernels import DELETE, DELETE_EMPTY, RETAIN_EMPTY
+
+NO_LEGACY_HORIZON: Final = -(2**63)  # no segment is clean yet: no file is so old that its legacy tombstones may go
+
+
+@dataclass(frozen=True)
+class SegmentFacts:
+    """What the rules ask of the segments of a log; arrays of one element a segment."""
+
+    base_offset: np.ndarray  # int64
+    size: np.ndarray  # int64, bytes
+    max_timestamp: np.ndarray  # int64, ms; -1: none
+    first_timestamp: np.ndarray  # int64, ms: the largest of its first batch; -1: none
+    mtime_ms: np.ndarray  # int64
+
+    def largest_timestamp(self) -> np.ndarray:
+        """Kafka's LogSegment.largestTimestamp: the file's mtime where no record has a timestamp."""
+        return np.where(self.max_timestamp >= 0, self.max_timestamp, self.mtime_ms)
+
+
+@dataclass(frozen=True)
+class CleanableRange:
+    """Offsets and sizes of semantics §4.2."""
+
+    first_dirty_offset: int
+    first_uncleanable_offset: int  # a segment's base, or the log end
+    clean_bytes: int
+    cleanable_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """Dirty part of what would be cleaned."""
+        total = self.clean_bytes + self.cleanable_bytes
+        return self.cleanable_bytes / total if total else 0.0
+
+
+def first_dirty_offset(checkpoint: int | None, log_start_offset: int, log_end_offset: int) -> int:
+    """Where the dirty section begins. A checkpoint beyond the log end is the caller's to refuse (`diverged`): Kafka
+    would begin at the log start, which hides that the log was replaced.
+    """
+    if checkpoint is None or checkpoint < log_start_offset:
+        return log_start_offset
+    return min(checkpoint, log_end_offset)
+
+
+def cleanable_range(
+    segments: SegmentFacts,
+    *,
+    first_dirty: int,
+    log_end_offset: int,
+    active_base_offset: int,
+    last_stable_offset: int,
+    min_compaction_lag_ms: int,
+    now_ms: int,
+) -> CleanableRange:
+    """Semantics §4.2. `active_base_offset`: base of the active segment; the log end where the archive is sealed."""
+    limit = min(last_stable_offset, active_base_offset)
+    bases = segments.base_offset
+    if min_compaction_lag_ms > 0 and len(bases):
+        start = max(int(np.searchsorted(bases, first_dirty, "right")) - 1, 0)
+        young = (segments.largest_timestamp() > now_ms - min_compaction_lag_ms) & (bases < active_base_offset)
+        later = np.flatnonzero(young[start:])
+        if len(later):
+            limit = min(limit, int(bases[start + later[0]]))
+    limit = max(limit, first_dirty)
+    if limit < log_end_offset and len(bases):
+        limit = int(bases[max(int(np.searchsorted(bases, limit, "right")) - 1, 0)])
+    ends = np.append(bases[1:], log_end_offset)
+    first = min(first_dirty, limit)
+    return CleanableRange(
+        first_dirty_offset=first_dirty,
+        first_uncleanable_offset=limit,
+        clean_bytes=int(segments.size[bases < first_dirty].sum()),
+        cleanable_bytes=int(segments.size[(ends > first) & (bases < limit)].sum()),
+    )
+
+
+def compaction_delay_ms(
+    segments: SegmentFacts, first_dirty: int, active_base_offset: int, max_lag_ms: int, now_ms: int
+) -> int:
+    """How long the oldest dirty record is past max.compaction.lag.ms; 0: not past (semantics §4.3)."""
+    if max_lag_ms <= 0 or max_lag_ms >= 2**63 - 1:
+        return 0
+    ends = np.append(segments.base_offset[1:], active_base_offset)
+    dirty = (ends > first_dirty) & (segments.base_offset < active_base_offset) & (segments.first_timestamp > 0)
+    if not dirty.any():
+        return 0
+    return max(now_ms - max_lag_ms - int(segments.first_timestamp[dirty].min()), 0)
+
+
+def is_due(cleanable: CleanableRange, delay_ms: int, min_dirty_ratio: float, min_dirty_bytes: int, force: bool) -> bool:
+    """Lag passed, or ratio (strictly) and volume both reached; `--force` takes whatever is cleanable."""
+    if cleanable.cleanable_bytes <= 0 and not (force and cleanable.clean_bytes > 0):
+        return False
+    if force or delay_ms > 0:
+        return True
+    return cleanable.ratio > min_dirty_ratio and cleanable.cleanable_bytes >= min_dirty_bytes
+
+
+def group_segments_by_size(
+    base_offsets: Sequence[int],
+    sizes: Sequence[int],
+    offset_index_bytes: Sequence[int],
+    time_index_bytes: Sequence[int],
+    *,
+    end_offset: int,
+    max_bytes: int,
+    max_index_bytes: int,
+) -> list[range]:
+    """Segments that become one, as ranges of their numbers (semantics §4.10); sizes are those before cleaning."""
+    groups: list[range] = []
+    start = 0
+    n = len(base_offsets)
+    while start < n:
+        log, offset_index, time_index = sizes[start], offset_index_bytes[start], time_index_bytes[start]
+        end = start + 1
+        while end < n:
+            last = (base_offsets[end + 1] if end + 1 < n else end_offset) - 1
+            if (
+                log + sizes[end] > max_bytes
+                or offset_index + offset_index_bytes[end] > max_index_bytes
+                or time_index + time_index_bytes[end] > max_index_bytes
+                or (sizes[end] > 0 and last - base_offsets[start] > MAX_RELATIVE_OFFSET)
+            ):
+                break
+            log += sizes[end]
+            offset_index += offset_index_bytes[end]
+            time_index += time_index_bytes[end]
+            end += 1
+        groups.append(range(start, end))
+        start = end
+    return groups
+
+
+@dataclass(frozen=True)
+class LastBatches:
+    """The last batch of each active producer, sorted by producer id (Kafka's lastRecordsOfActiveProducers)."""
+
+    producer_id: np.ndarray  # int64[m]
+    last_offset: np.ndarray  # int64[m]; -1: the producer wrote nothing but markers
+    producer_epoch: np.ndarray  # int16[m]
+
+
+def is_last_of_producer(batches: np.ndarray, producers: LastBatches) -> np.ndarray:
+    """bool[n]: batches that must leave at least their header (semantics §4.7)."""
+    if not len(producers.producer_id):
+        return np.zeros(len(batches), np.bool_)
+    at = np.searchsorted(producers.producer_id, batches["producer_id"])
+    at = np.minimum(at, len(producers.producer_id) - 1)
+    known = (producers.producer_id[at] == batches["producer_id"]) & (batches["producer_id"] >= 0)
+    last = producers.last_offset[at]
+    control = (batches["attributes"] & CONTROL_MASK) != 0
+    marker = control & (producers.producer_epoch[at] == batches["producer_epoch"])
+    is_last: np.ndarray = known & np.where(last >= 0, batches["last_offset"] == last, marker)
+    return is_last
+
+
+def batch_retention(
+    batches: np.ndarray, discardable: np.ndarray, producers: LastBatches, first_uncleanable_offset: int, now_ms: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(retention: int8[n], drop_records: bool[n]) of BATCH[n]; with Kafka 4.0's rule for the last batch of a round."""
+    control = (batches["attributes"] & CONTROL_MASK) != 0
+    has_horizon = (batches["magic"] == 2) & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
+    drop = discardable & (~control | (has_horizon & (batches["base_timestamp"] <= now_ms)))
+    stays = is_last_of_producer(batches, producers) | (batches["last_offset"] + 1 == first_uncleanable_offset)
+    retention = np.where(stays, RETAIN_EMPTY, np.where(drop, DELETE, DELETE_EMPTY)).astype(np.int8)
+    return retention, drop

@@ -1,0 +1,173 @@
+"""The cleaner's decision for every record and batch, as a kernel (semantics §4.7 to §4.9; COMPACTION.md, "Rules")."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from logformat.batches.span_kernels import COPIED, DROPPED, EMPTIED, REBUILT
+from logformat.jit import kernel
+from logformat.layout import (
+    CODEC_MASK,
+    CONTROL_MASK,
+    DELETE_HORIZON_MASK,
+    TIMESTAMP_TYPE_MASK,
+    TRANSACTIONAL_MASK,
+)
+
+# batch retention, as Kafka's RecordFilter.BatchRetention
+DELETE: Final = 0
+RETAIN_EMPTY: Final = 1
+DELETE_EMPTY: Final = 2
+
+# columns of the counters
+RECORDS_READ: Final = 0
+RECORDS_KEPT: Final = 1
+DROPPED_SUPERSEDED: Final = 2
+DROPPED_TOMBSTONES: Final = 3
+DROPPED_ABORTED: Final = 4
+DROPPED_NULL_KEY: Final = 5
+DROPPED_MARKERS: Final = 6
+NULL_KEYS: Final = 7
+BATCHES_READ: Final = 8
+BATCHES_COPIED: Final = 9
+BATCHES_REBUILT: Final = 10
+BATCHES_EMPTIED: Final = 11
+BATCHES_DROPPED: Final = 12
+TOMBSTONES_KEPT: Final = 13
+N_COUNTERS: Final = 14
+COUNTER_NAMES: Final = (
+    "records_read", "records_kept", "dropped_superseded", "dropped_tombstones", "dropped_aborted", "dropped_null_key",
+    "dropped_markers", "null_keys", "batches_read", "batches_copied", "batches_rebuilt", "batches_emptied",
+    "batches_dropped", "tombstones_kept",
+)  # fmt: skip
+
+
+@kernel
+def decide(
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    spans: np.ndarray,
+    is_last: np.ndarray,
+    retention: np.ndarray,
+    drop_records: np.ndarray,
+    discardable: np.ndarray,
+    now_ms: int,
+    new_horizon_ms: int,
+    keep_legacy_tombstones: bool,
+    keep_null_keys: bool,
+    kept: np.ndarray,
+    cleaned: np.ndarray,
+    counters: np.ndarray,
+) -> None:
+    """Decide for every record (kept: bool[len(spans)]) and batch (cleaned: CLEANED[n]); add up counters: int64[].
+
+    batches: BATCH[n]; bodies: BODY[n]; is_last: bool[len(spans)]; retention: int8[n]; drop_records, discardable:
+    bool[n]. new_horizon_ms: now + delete.retention.ms, negative where that overflows (then no horizon is set).
+    """
+    for i in range(batches.shape[0]):
+        batch = batches[i]
+        body = bodies[i]
+        result = cleaned[i]
+        control = batch.attributes & CONTROL_MASK != 0
+        current = batch.magic == 2
+        has_horizon = current and batch.attributes & DELETE_HORIZON_MASK != 0
+        append_time = batch.magic > 0 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
+        n_records = np.int64(batch.records_count) if drop_records[i] else body.n_records
+        n_kept = 0
+        tombstones = 0
+        first_kept = np.int64(-1)
+        last_kept = np.int64(-1)
+        max_timestamp = np.int64(-1)
+        if drop_records[i]:
+            counters[DROPPED_MARKERS if control else DROPPED_ABORTED] += n_records
+        else:
+            for row in range(body.first_span, body.first_span + n_records):
+                span = spans[row]
+                keep = True
+                if not control:
+                    if span.null_key:
+                        counters[NULL_KEYS] += 1
+                        if not keep_null_keys:
+                            keep = False
+                            counters[DROPPED_NULL_KEY] += 1
+                    elif not is_last[row]:
+                        keep = False
+                        counters[DROPPED_SUPERSEDED] += 1
+                    elif span.null_value:
+                        if current:
+                            keep = not has_horizon or now_ms < batch.base_timestamp
+                        else:
+                            keep = keep_legacy_tombstones
+                        if not keep:
+                            counters[DROPPED_TOMBSTONES] += 1
+                kept[row] = keep
+                if keep:
+                    if n_kept == 0:
+                        first_kept = np.int64(row)
+                        max_timestamp = body.base_timestamp + span.timestamp_delta
+                    last_kept = np.int64(row)
+                    n_kept += 1
+                    if span.null_value:
+                        tombstones += 1
+                    max_timestamp = max(max_timestamp, body.base_timestamp + span.timestamp_delta)
+        set_horizon = (tombstones > 0 or (control and discardable[i])) and not has_horizon
+        result.n_kept = n_kept
+        result.tombstones = tombstones if not control else 0
+        if n_kept > 0 and n_kept == n_records and current and not set_horizon:
+            result.outcome = COPIED
+            result.base_offset = batch.base_offset
+            result.last_offset = batch.last_offset
+            result.base_timestamp = batch.base_timestamp
+            result.max_timestamp = batch.max_timestamp
+            result.attributes = batch.attributes
+            counters[BATCHES_COPIED] += 1
+        elif n_kept > 0:
+            result.outcome = REBUILT
+            if append_time:
+                max_timestamp = batch.max_timestamp
+            result.max_timestamp = max_timestamp
+            attributes = batch.attributes & ~(DELETE_HORIZON_MASK | TIMESTAMP_TYPE_MASK)
+            if not current:
+                attributes = batch.attributes & CODEC_MASK
+            if append_time:
+                attributes |= TIMESTAMP_TYPE_MASK
+                result.base_timestamp = max_timestamp
+            else:
+                result.base_timestamp = body.base_timestamp + spans[first_kept].timestamp_delta
+            if has_horizon:
+                attributes |= DELETE_HORIZON_MASK
+                result.base_timestamp = batch.base_timestamp
+            elif set_horizon and new_horizon_ms >= 0:
+                attributes |= DELETE_HORIZON_MASK
+                result.base_timestamp = new_horizon_ms
+            result.attributes = attributes
+            if current:
+                result.base_offset = batch.base_offset
+                result.last_offset = batch.last_offset
+            else:
+                result.base_offset = body.base_offset + spans[first_kept].offset_delta
+                result.last_offset = body.base_offset + spans[last_kept].offset_delta
+            counters[BATCHES_REBUILT] += 1
+        elif retention[i] == RETAIN_EMPTY:
+            result.outcome = EMPTIED
+            result.base_offset = batch.base_offset if current else batch.last_offset
+            result.last_offset = batch.last_offset
+            result.base_timestamp = -1
+            result.max_timestamp = batch.max_timestamp
+            result.attributes = batch.attributes & (TRANSACTIONAL_MASK | CONTROL_MASK)
+            if append_time:
+                result.attributes |= TIMESTAMP_TYPE_MASK
+            counters[BATCHES_EMPTIED] += 1
+        else:
+            result.outcome = DROPPED
+            result.base_offset = batch.base_offset
+            result.last_offset = batch.last_offset
+            result.max_timestamp = batch.max_timestamp
+            counters[BATCHES_DROPPED] += 1
+        counters[BATCHES_READ] += 1
+        counters[RECORDS_READ] += n_records
+        counters[RECORDS_KEPT] += n_kept
+        if not control:
+            counters[TOMBSTONES_KEPT] += tombstones

@@ -1,0 +1,275 @@
+"""The files of a new generation: cleaned segments with their indexes, and the side files of every segment.
+
+A generation's folder holds what a broker needs beside each `.log`, also for the segments whose `.log` stays in the
+archive. Nothing here is visible to anybody before `jobs.store.tables` commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from logformat.batches.chunks import ChunkBuffer, read_exactly
+from logformat.errors import LogFormatError
+from logformat.layout import MAX_RELATIVE_OFFSET, MAX_SEGMENT_BYTES, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from logformat.names import segment_file
+from logformat.primitives.crc32c import crc32c_extend
+from logformat.side_files import checkpoints, producer_snapshot, transaction_index
+from udfs.compact.analyse import Analysis
+from udfs.compact.plan import OutputSegment, PartitionPlan, SideFile
+from udfs.compact.scan_partition import root_of
+from udfs.compact.scan_segment import read_again
+from udfs.compact.segment_output import Group, SegmentOutput, Source, manifest_row, read_back
+from udfs.storage import Root, exists, flush, flush_folder, open_root, opened, read_file, write_file
+
+_PART_BYTES: Final = 8 << 20
+
+
+def make_folder(plan: PartitionPlan) -> Root:
+    """The store, with the generation's folder made."""
+    store = open_root(plan.store_uri)
+    store.filesystem.create_dir(store.full(plan.folder), recursive=True)
+    return store
+
+
+def remove_folder(plan: PartitionPlan) -> None:
+    """Take away what was written for a generation that will not be; what cannot be removed is vacuum's."""
+    if not plan.dry_run:
+        store = open_root(plan.store_uri)
+        with suppress(OSError):
+            if exists(store, plan.folder):
+                store.filesystem.delete_dir(store.full(plan.folder))
+
+
+def write_group(plan: PartitionPlan, analysis: Analysis, group: Group, buffer: ChunkBuffer) -> OutputSegment:
+    """Write one cleaned segment with its indexes, flush it, and read it back."""
+    if plan.dry_run:
+        rows = group.stack.rows()
+        return manifest_row(group, "", rows, 0, (0, 0, 0))
+    store = make_folder(plan)
+    output = SegmentOutput(store, plan.folder, group.base_offset, plan.settings)
+    digest = group.stack.digest
+    for rows, data in group.stack.drain(analysis.sources):
+        output.append(rows, data)
+    return finish_segment(plan, analysis.kept_aborts, store, output, group, digest, buffer)
+
+
+def finish_segment(
+    plan: PartitionPlan,
+    kept_aborts: np.ndarray,
+    store: Root,
+    output: SegmentOutput,
+    group: Group,
+    digest: int,
+    buffer: ChunkBuffer,
+) -> OutputSegment:
+    """Close a written segment, write its indexes, read it back."""
+    rows, offset_index, time_index = output.close()
+    inside = (kept_aborts["last_offset"] >= group.base_offset) & (kept_aborts["last_offset"] < group.next_offset)
+    txn_index = transaction_index.write(kept_aborts[inside])
+    write_indexes(store, plan.folder, group.base_offset, offset_index, time_index, txn_index)
+    read_back(store, output.path, rows, output.checksum, digest, plan.settings.max_decompressed_batch_bytes, buffer)
+    sizes = (len(offset_index), len(time_index), len(txn_index))
+    return manifest_row(group, output.path, rows, output.checksum, sizes)
+
+
+def write_indexes(
+    store: Root, folder: str, base_offset: int, offset_index: bytes, time_index: bytes, txn_index: bytes
+) -> None:
+    """`.index` and `.timeindex` always, `.txnindex` where there is something in it, as Kafka does."""
+    write_file(store, f"{folder}/{segment_file(base_offset, 'index')}", offset_index)
+    write_file(store, f"{folder}/{segment_file(base_offset, 'timeindex')}", time_index)
+    if txn_index:
+        write_file(store, f"{folder}/{segment_file(base_offset, 'txnindex')}", txn_index)
+
+
+def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[OutputSegment]) -> list[OutputSegment]:
+    """All other files of the generation; the whole manifest in order."""
+    untouched = [_untouched(plan, analysis, number) for number in analysis.untouched]
+    segments = [*cleaned, *untouched]
+    if plan.dry_run:
+        return segments
+    store = make_folder(plan)
+    _write_snapshots(plan, analysis, store, [s.base_offset for s in segments])
+    epochs = list(plan.leader_epochs) if plan.leader_epochs is not None else _replayed_epochs(analysis)
+    epochs = checkpoints.truncate_from_end(epochs, analysis.log_end_offset)
+    write_file(store, f"{plan.folder}/leader-epoch-checkpoint", checkpoints.write_leader_epochs(epochs))
+    if plan.topic_id is not None:
+        topic_id = checkpoints.parse_uuid(plan.topic_id, f"{plan.topic}-{plan.partition}")
+        write_file(store, f"{plan.folder}/partition.metadata", checkpoints.write_partition_metadata(topic_id))
+    if store.is_local:
+        flush_folder(store, plan.folder)
+    return segments
+
+
+def join_empty_groups(plan: PartitionPlan, segments: Sequence[OutputSegment]) -> list[OutputSegment]:
+    """Segments written by tasks that knew nothing of each other, in order: a segment takes the base of the empty ones
+    before it, as `compact_partition.clean_groups` does; what can join nothing is written as an empty segment.
+    """
+    out: list[OutputSegment] = []
+    held: OutputSegment | None = None
+    for segment in reversed(segments):
+        if held is not None and not segment.size_bytes and _can_begin_at(held, segment.base_offset):
+            held = _begin_at(held, segment)
+            continue
+        if held is not None:
+            out.append(_placed(plan, held))
+        held = segment
+    if held is not None:
+        out.append(_placed(plan, held))
+    return out[::-1]
+
+
+def _can_begin_at(segment: OutputSegment, base_offset: int) -> bool:
+    return not segment.size_bytes or segment.last_offset - base_offset <= MAX_RELATIVE_OFFSET
+
+
+def _begin_at(segment: OutputSegment, empty: OutputSegment) -> OutputSegment:
+    """The segment under an earlier base; its files are copied under new names when it is placed."""
+    return replace(
+        segment,
+        base_offset=empty.base_offset,
+        source_bytes=segment.source_bytes + empty.source_bytes,
+        source_records=segment.source_records + empty.source_records,
+    )
+
+
+def _placed(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
+    """The segment with its files under the name of its base."""
+    if plan.dry_run:
+        return segment
+    store = make_folder(plan)
+    path = f"{plan.folder}/{segment_file(segment.base_offset, 'log')}"
+    if not segment.size_bytes:
+        write_file(store, path, b"")
+        write_indexes(store, plan.folder, segment.base_offset, b"", b"", b"")
+        return replace(segment, path=path)
+    folder, _, name = segment.path.rpartition("/")
+    written = int(name.partition(".")[0])
+    if written == segment.base_offset and folder == plan.folder:
+        return segment
+    store.filesystem.copy_file(store.full(segment.path), store.full(path))
+    flush(store, path)
+    _check_written(store, path, segment.size_bytes, segment.checksum)  # the one that was read back goes
+    offset_index = _shifted(store, folder, written, segment.base_offset, "index", OFFSET_INDEX_ENTRY)
+    time_index = _shifted(store, folder, written, segment.base_offset, "timeindex", TIME_INDEX_ENTRY)
+    txn_index = b""
+    if segment.txn_index_bytes:
+        txn_index = read_file(store, f"{folder}/{segment_file(written, 'txnindex')}")
+    write_indexes(store, plan.folder, segment.base_offset, offset_index, time_index, txn_index)
+    for kind in ("log", "index", "timeindex", *(("txnindex",) if segment.txn_index_bytes else ())):
+        store.filesystem.delete_file(store.full(f"{folder}/{segment_file(written, kind)}"))
+    return replace(segment, path=path)
+
+
+def _shifted(store: Root, folder: str, old_base: int, new_base: int, kind: str, entry: np.dtype[np.void]) -> bytes:
+    path = f"{folder}/{segment_file(old_base, kind)}"
+    entries = np.frombuffer(read_file(store, path, MAX_SEGMENT_BYTES), entry).copy()
+    entries["relative_offset"] += old_base - new_base
+    return entries.tobytes()
+
+
+def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSegment:
+    """The manifest's row, and the side files, of a segment that is not cleaned."""
+    source, segment = analysis.sources[number], plan.segments[number]
+    scan = source.scan
+    base, end = scan.base_offset, analysis.end_of(number)
+    inside = (analysis.aborted["last_offset"] >= base) & (analysis.aborted["last_offset"] < end)
+    txn_index = transaction_index.write(analysis.aborted[inside])
+    root, path = segment.root, segment.path
+    if not plan.dry_run:
+        store = make_folder(plan)
+        if segment.from_offset:
+            root, path = "store", f"{plan.folder}/{segment_file(base, 'log')}"
+            _copy_rest(source, store, path)
+        write_indexes(store, plan.folder, base, scan.offset_index, scan.time_index, txn_index)
+    return OutputSegment(
+        base_offset=base,
+        root=root,
+        path=path,
+        size_bytes=scan.size,
+        next_offset=end,
+        last_offset=scan.last_offset,
+        batches=scan.n_batches,
+        records=scan.n_records,
+        tombstones=-1,
+        max_timestamp_ms=scan.max_timestamp,
+        mtime_ms=segment.mtime_ms,
+        codecs=scan.codecs,
+        checksum=scan.checksum,
+        source_bytes=scan.size,
+        source_records=scan.n_records,
+        cleaned=False,
+        offset_index_bytes=len(scan.offset_index),
+        time_index_bytes=len(scan.time_index),
+        txn_index_bytes=len(txn_index),
+    )
+
+
+def _copy_rest(source: Source, store: Root, path: str) -> None:
+    """An archived segment whose beginning is in the generation already: its rest becomes a file of ours, flushed to the
+    disk as all of them are, and read back.
+    """
+    scan = source.scan
+    with (
+        opened(source.root, source.path) as file,
+        store.filesystem.open_output_stream(store.full(path), compression=None) as stream,
+    ):
+        for chunk in scan.chunks:
+            part = np.empty(chunk.size, np.uint8)
+            read_again(file, source.path, chunk, part)
+            stream.write(part.data)
+    flush(store, path)
+    _check_written(store, path, scan.size, scan.checksum)
+
+
+def _check_written(store: Root, path: str, size: int, checksum: int) -> None:
+    """Read a copied `.log` back, and hold it against the checksum of what was to be copied."""
+    found = 0
+    with opened(store, path) as file:
+        if file.size() != size:
+            raise LogFormatError("readback", path, 0, f"{size} bytes", f"{file.size()}")
+        for start in range(0, size, _PART_BYTES):
+            part = np.empty(min(_PART_BYTES, size - start), np.uint8)
+            read_exactly(file, path, start, part)
+            found = crc32c_extend(found, part)
+    if found != checksum:
+        raise LogFormatError("readback", path, 0, f"checksum {checksum:#010x}, as scanned", f"{found:#010x}")
+
+
+def _write_snapshots(plan: PartitionPlan, analysis: Analysis, store: Root, bases: Sequence[int]) -> None:
+    """Producer snapshots at the base of every segment, and at the end; the archive's own where it has one there."""
+    number = {s.scan.base_offset: i for i, s in enumerate(analysis.sources)}
+    given = {s.offset: s for s in plan.snapshots}
+    for base in bases:
+        if base == plan.log_start_offset:
+            continue
+        data = None
+        if base in given and base != analysis.log_end_offset:
+            data = _valid_snapshot(plan, given[base])
+        if data is None:
+            data = producer_snapshot.write(analysis.producers[number[base]])
+        write_file(store, f"{plan.folder}/{segment_file(base, 'snapshot')}", data)
+    end = analysis.log_end_offset
+    data = producer_snapshot.write(analysis.producers[-1])
+    write_file(store, f"{plan.folder}/{segment_file(end, 'snapshot')}", data)
+
+
+def _valid_snapshot(plan: PartitionPlan, file: SideFile) -> bytes | None:
+    try:
+        data = read_file(root_of(plan, file), file.path)
+        producer_snapshot.read(data, file.path)
+    except LogFormatError:
+        return None
+    return data
+
+
+def _replayed_epochs(analysis: Analysis) -> list[tuple[int, int]]:
+    out: list[tuple[int, int]] = []
+    for source in analysis.sources:
+        out.extend(e for e in source.scan.epochs if not out or e[0] > out[-1][0])
+    return out

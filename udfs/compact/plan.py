@@ -1,0 +1,241 @@
+"""What a task is told and what it tells: the values that cross between the driver and the workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from logformat.batches.chunks import MAX_BATCH_BYTES
+from logformat.errors import LogFormatError
+
+NullKeys = Literal["fail", "keep", "drop"]
+Gaps = Literal["fail", "accept"]
+
+
+@dataclass(frozen=True)
+class CleanSettings:
+    """Kafka's settings that change the result, of one topic."""
+
+    delete_retention_ms: int = 86_400_000
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = 2**63 - 1
+    min_cleanable_dirty_ratio: float = 0.5
+    min_dirty_bytes: int = 0
+    segment_bytes: int = 1 << 30
+    segment_index_bytes: int = 10 << 20
+    index_interval_bytes: int = 4096
+    producer_id_expiration_ms: int = 86_400_000
+    max_decompressed_batch_bytes: int = MAX_BATCH_BYTES
+    null_keys: NullKeys = "fail"
+    gaps: Gaps = "fail"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Settings that change only speed and memory."""
+
+    chunk_bytes: int = 8 << 20
+    task_memory_bytes: int = 1 << 30
+    split_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True)
+class SegmentInput:
+    """One `.log` to be read, never beyond `size`."""
+
+    root: Literal["archive", "store"]
+    path: str  # of the .log, relative to its root
+    base_offset: int
+    size: int  # bytes when it was listed
+    mtime_ms: int
+    from_offset: int = 0  # batches below are not part of the log: they are in the generation already
+    offset_index: str | None = None  # of the archive, where there is one: what it says of the end of the .log ...
+    time_index: str | None = None  # ... (`gaps.indexed_end`); nothing else of it is used
+
+
+@dataclass(frozen=True)
+class SideFile:
+    """A small file that is read where it is there: a `.snapshot` or `.txnindex`; or an index without its `.log`."""
+
+    root: Literal["archive", "store"]
+    path: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class LastBatch:
+    """Identity of the last batch before an offset: how an archive shows that it is still the same log."""
+
+    base_offset: int = -1
+    leader_epoch: int = -1
+    crc: int = -1
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Offsets that no segment held when a generation was made, which passed over them."""
+
+    first: int
+    last: int
+    before: int = -1  # base offset of the archived segment that ends there; -1: there is none
+    size: int = -1  # its bytes then
+    lost: bool = True  # a file is missing or short; else a cleaner took them
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """All that one partition's compaction needs; made by the driver from names, sizes, checkpoints and the store."""
+
+    topic: str
+    partition: int
+    archive_uri: str
+    store_uri: str
+    folder: str  # of the new generation, relative to the store
+    segments: tuple[SegmentInput, ...]
+    log_start_offset: int
+    checkpoint: int | None  # first dirty offset by the store or the archive
+    high_watermark: int | None
+    sealed: bool
+    force: bool
+    dry_run: bool
+    now_ms: int
+    settings: CleanSettings
+    limits: Limits
+    secret: tuple[int, int]  # key of the key hash
+    snapshots: tuple[SideFile, ...] = ()
+    txn_indexes: tuple[SideFile, ...] = ()
+    leader_epochs: tuple[tuple[int, int], ...] | None = None  # by the archive's checkpoint; None: lost
+    topic_id: str | None = None
+    known_until: int | None = None  # next_offset of the last generation
+    known_last_batch: LastBatch = LastBatch()
+    identity_segment: SegmentInput | None = None  # of the archive, where known_last_batch lies in none of `segments`
+    cleaner_checkpoint: int | None = None  # of the archive, whoever `checkpoint` is by
+    log_start_checkpoint: int | None = None  # of the archive
+    orphans: tuple[SideFile, ...] = ()  # indexes of the archive whose .log is not there, by offset
+    known_gaps: tuple[Gap, ...] = ()  # of the last generation
+    anew: bool = False  # --reset: from what the archive holds, wherever that begins; the generation before is kept
+
+    @property
+    def read_until(self) -> int | None:
+        """Offset that the high watermark lets us read to; never below the last generation, or what the broker cleaned
+        or gave up, which was safe then (the checkpoint of a high watermark may be older than the log beside it). None:
+        to the end.
+        """
+        if self.high_watermark is None:
+            return None
+        return max(self.high_watermark, self.known_until or 0, self.cleaned_until, self.log_start_checkpoint or 0)
+
+    @property
+    def cleaned_until(self) -> int:
+        """Below this offset the log was cleaned, by us or by the archive's broker."""
+        return max(self.checkpoint or 0, self.cleaner_checkpoint or 0)
+
+
+@dataclass(frozen=True)
+class OutputSegment:
+    """One segment of the new generation: a row of log_segments without its keys."""
+
+    base_offset: int
+    root: Literal["archive", "store"]
+    path: str
+    size_bytes: int
+    next_offset: int
+    last_offset: int
+    batches: int
+    records: int
+    tombstones: int
+    max_timestamp_ms: int
+    mtime_ms: int
+    codecs: str
+    checksum: int
+    source_bytes: int
+    source_records: int
+    cleaned: bool
+    offset_index_bytes: int
+    time_index_bytes: int
+    txn_index_bytes: int
+
+
+Status = Literal["cleaned", "not_due", "set_aside", "too_large"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a partition, in the words of LogFormatError."""
+
+    kind: str
+    path: str
+    position: int
+    expected: str
+    found: str
+    base_offset: int = -1
+    hint: str = ""
+    state: str = "uncleanable"  # of cleaner_state: uncleanable, diverged or gap
+
+    @classmethod
+    def of(cls, error: LogFormatError, state: str = "uncleanable") -> Problem:
+        """The same, as a value."""
+        return cls(
+            error.kind, error.path, error.position, error.expected, error.found, error.base_offset, error.hint, state
+        )
+
+    def __str__(self) -> str:
+        return str(
+            LogFormatError(
+                self.kind, self.path, self.position, self.expected, self.found,
+                base_offset=self.base_offset, hint=self.hint,
+            )
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PartitionResult:
+    """What became of one partition."""
+
+    topic: str
+    partition: int
+    status: Status
+    folder: str = ""
+    problem: Problem | None = None
+    notes: tuple[str, ...] = ()
+    first_dirty_before: int = 0
+    first_dirty_offset: int = 0  # of the new generation
+    log_start_offset: int = 0
+    next_offset: int = 0
+    last_batch: LastBatch = LastBatch()
+    log_end_timestamp_ms: int = -1
+    dirty_ratio: float = 0.0
+    clean_bytes: int = 0
+    dirty_bytes: int = 0
+    segments: tuple[OutputSegment, ...] = ()
+    gaps: tuple[Gap, ...] = ()  # that the new generation passes over
+    segments_before: int = 0
+    counters: dict[str, int] = field(default_factory=dict)
+    bytes_read: int = 0
+    bytes_written: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    recompressed_bytes: int = 0  # of bytes_after: an estimate in a dry run
+    seconds: dict[str, float] = field(default_factory=dict)
+    splits: int = 1
+    peak_memory_bytes: int = 0
+
+    def name(self) -> str:
+        """`<topic>-<partition>`."""
+        return f"{self.topic}-{self.partition}"
+
+
+class SetAside(Exception):
+    """The partition is not to be touched; `problem` says why."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+class NotDue(Exception):
+    """There is nothing to do now; `result` has the sizes."""
+
+    def __init__(self, result: PartitionResult) -> None:
+        super().__init__(result)
+        self.result = result

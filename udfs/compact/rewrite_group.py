@@ -1,0 +1,84 @@
+"""One segment group and the stream of its surviving offsets -> a new segment: a task of the way with several splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from logformat.batches.bodies import BodyLoader, Run
+from udfs.compact.clean_batches import OUT_BATCH, Rules, Tally
+from udfs.compact.generation import finish_segment, make_folder
+from udfs.compact.last_offset_kernels import mark_survivors
+from udfs.compact.plan import OutputSegment, PartitionPlan
+from udfs.compact.scan_segment import chunk_buffer
+from udfs.compact.segment_output import Group, SegmentOutput, Source, clean_forwards, manifest_row
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """What became of a group. An empty one has written nothing: the driver joins it to the next one."""
+
+    number: int
+    segment: OutputSegment
+    counters: np.ndarray
+    recompressed_bytes: int
+    peak_memory_bytes: int = 0
+    seconds: float = 0.0
+
+
+class SurvivorStream:
+    """Surviving offsets of a group, ascending, taken from an iterator as far as they are needed."""
+
+    def __init__(self, arrays: Iterator[np.ndarray]) -> None:
+        self._arrays = arrays
+        self._held = np.empty(0, np.int64)
+        self._at = 0
+
+    def mark(self, run: Run, is_last: np.ndarray) -> None:
+        """Mark the run's surviving records (`mark_survivors`); runs come in the order of the log."""
+        end = int(run.batches["last_offset"][-1])
+        parts = [self._held[self._at :]]
+        while not len(parts[-1]) or parts[-1][-1] < end:
+            more = next(self._arrays, None)
+            if more is None:
+                break
+            parts.append(more)
+        if len(parts) > 1:
+            self._held, self._at = np.concatenate(parts), 0
+        self._at = mark_survivors(run.batches, run.bodies, run.wanted, run.spans, self._held, self._at, is_last)
+
+
+def rewrite_group(
+    plan: PartitionPlan,
+    number: int,
+    group: Group,
+    sources: Sequence[Source],
+    rules: Rules,
+    kept_aborts: np.ndarray,
+    survivors: Iterator[np.ndarray],
+) -> GroupResult:
+    """Write what survives of a group's sources; `survivors`: arrays of int64 offsets, ascending over all."""
+    buffer = chunk_buffer(plan)
+    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
+    stream = SurvivorStream(survivors)
+    tally = Tally()
+    output: SegmentOutput | None = None
+    all_rows: list[np.ndarray] = []
+    digest = 0
+    for source in sources:
+        for piece, data in clean_forwards(source, rules, loader, stream.mark, tally, buffer):
+            digest = (digest + piece.digest) & (2**64 - 1)
+            all_rows.append(piece.rows)
+            if plan.dry_run:
+                continue
+            if output is None:
+                output = SegmentOutput(make_folder(plan), plan.folder, group.base_offset, plan.settings)
+            output.append(piece.rows, data)
+    if output is not None:
+        segment = finish_segment(plan, kept_aborts, output.root, output, group, digest, buffer)
+    else:
+        rows = np.concatenate(all_rows) if all_rows else np.empty(0, OUT_BATCH)
+        segment = manifest_row(group, "", rows, 0, (0, 0, 0))
+    return GroupResult(number, segment, tally.counters, tally.recompressed_bytes)

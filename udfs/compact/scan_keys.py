@@ -1,0 +1,104 @@
+"""A split's last offset of each key, as rows for Spark's window: the way for partitions of several splits.
+
+A split is walked backwards with the key table, so at most one row a key leaves it; where the table would outgrow the
+task's memory it is emptied, and a key may leave twice, which the window settles. Records below the first dirty offset
+leave all (they are of different keys already, unless somebody edited a checkpoint), marked as clean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from logformat.batches.bodies import BodyLoader, Run
+from logformat.layout import CONTROL_MASK
+from udfs.compact.clean_batches import Rules
+from udfs.compact.cleaner import batch_retention
+from udfs.compact.last_offset_kernels import KeyTable
+from udfs.compact.plan import PartitionPlan
+from udfs.compact.scan_segment import chunk_buffer
+from udfs.compact.segment_output import Source, chunk_at
+from udfs.storage import opened
+
+KEY_OFFSETS = pa.schema(
+    [
+        pa.field("key_low", pa.int64(), nullable=False),  # the hash's halves, as signed numbers
+        pa.field("key_high", pa.int64(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("dirty", pa.bool_(), nullable=False),
+        pa.field("segment_group", pa.int32(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Consecutive segments that one task scans."""
+
+    numbers: tuple[int, ...]  # of the plan's segments
+    groups: tuple[int, ...]  # the segment group of each
+
+
+def make_splits(sizes: Sequence[int], groups: Sequence[range], split_bytes: int) -> list[Split]:
+    """Cut the groups' segments into splits of about `split_bytes`, at segment borders."""
+    out: list[Split] = []
+    numbers: list[int] = []
+    of_group: list[int] = []
+    held = 0
+    for group, members in enumerate(groups):
+        for number in members:
+            if numbers and held + sizes[number] > split_bytes:
+                out.append(Split(tuple(numbers), tuple(of_group)))
+                numbers, of_group, held = [], [], 0
+            numbers.append(number)
+            of_group.append(group)
+            held += sizes[number]
+    if numbers:
+        out.append(Split(tuple(numbers), tuple(of_group)))
+    return out
+
+
+def scan_keys(
+    plan: PartitionPlan, sources: Sequence[Source], split: Split, rules: Rules, first_dirty_offset: int
+) -> Iterator[pa.RecordBatch]:
+    """KEY_OFFSETS rows of one split; `sources` are those of split.numbers."""
+    buffer = chunk_buffer(plan)
+    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
+    table = KeyTable(plan.limits.task_memory_bytes // 2)
+    for source, group in zip(reversed(sources), reversed(split.groups), strict=True):
+        with opened(source.root, source.path) as file:
+            for scanned in reversed(source.scan.chunks):
+                chunk = chunk_at(file, source.path, scanned, buffer)
+                _, drop = batch_retention(
+                    chunk.batches, rules.discardable(chunk.batches), rules.producers,
+                    rules.first_uncleanable_offset, rules.now_ms,
+                )  # fmt: skip
+                wanted = ~drop & ((chunk.batches["attributes"] & CONTROL_MASK) == 0)
+                for run in loader.runs(
+                    chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True, before=chunk.before
+                ):
+                    yield _rows(run, table, first_dirty_offset, group)
+
+
+def _rows(run: Run, table: KeyTable, first_dirty_offset: int, group: int) -> pa.RecordBatch:
+    is_last = np.empty(len(run.spans), np.bool_)
+    left = len(run.spans)
+    while left := table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, left):
+        table.clear()
+    base = np.repeat(run.bodies["base_offset"], run.bodies["n_records"])
+    offset = base + run.spans["offset_delta"]
+    dirty = offset >= first_dirty_offset
+    leaves = np.flatnonzero((is_last | ~dirty) & ~run.spans["null_key"])
+    return pa.record_batch(
+        [
+            pa.array(run.spans["key_low"][leaves].view(np.int64)),
+            pa.array(run.spans["key_high"][leaves].view(np.int64)),
+            pa.array(offset[leaves]),
+            pa.array(dirty[leaves]),
+            pa.array(np.full(len(leaves), group, np.int32)),
+        ],
+        schema=KEY_OFFSETS,
+    )

@@ -1,0 +1,141 @@
+"""All segments of a partition scanned, and whether they are one whole log, and still the one that the store knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from logformat.batches.chunks import NO_END, ChunkBuffer
+from logformat.errors import LogFormatError
+from logformat.names import MAX_OFFSET
+from udfs.compact.gaps import indexed_end
+from udfs.compact.plan import LastBatch, PartitionPlan, Problem, SegmentInput, SetAside, SideFile
+from udfs.compact.scan_segment import SegmentScan, scan_segment
+from udfs.compact.segment_output import Source
+from udfs.storage import Root, open_root
+
+
+def root_of(plan: PartitionPlan, segment: SegmentInput | SideFile) -> Root:
+    """The file system that a file of the plan lies on."""
+    return open_root(plan.archive_uri if segment.root == "archive" else plan.store_uri)
+
+
+def source_of(plan: PartitionPlan, number: int, scan: SegmentScan) -> Source:
+    """One of the plan's segments with its scan."""
+    segment = plan.segments[number]
+    return Source(root_of(plan, segment), segment.path, scan, segment.mtime_ms)
+
+
+def scan_all(plan: PartitionPlan, buffer: ChunkBuffer) -> list[SegmentScan]:
+    """Scan the plan's segments in order, up to the high watermark."""
+    scans = []
+    for i in range(len(plan.segments)):
+        scans.append(scan_one(plan, i, buffer))
+        if scans[-1].reached_end_offset:
+            break
+    return scans
+
+
+def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentScan:
+    """Scan one of the plan's segments; a task of its own where the partition is large."""
+    segment = plan.segments[number]
+    after = plan.segments[number + 1].base_offset if number + 1 < len(plan.segments) else None
+    root = root_of(plan, segment)
+    scan = scan_segment(
+        root,
+        segment,
+        buffer,
+        next_base_offset=after,
+        index_interval_bytes=plan.settings.index_interval_bytes,
+        max_index_bytes=plan.settings.segment_index_bytes,
+        end_offset=NO_END if plan.read_until is None else plan.read_until,
+        mark=plan.known_until,
+    )
+    if scan.reached_end_offset:
+        return scan
+    end = indexed_end(root, segment, scan, MAX_OFFSET if after is None else after)
+    return replace(scan, indexed_end=end) if end else scan
+
+
+def until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> Sequence[SegmentScan]:
+    """The scans up to the one that ended at the high watermark."""
+    for i, scan in enumerate(scans):
+        if scan.reached_end_offset:
+            notes.append(
+                f"{plan.segments[i].path}: read up to offset {scan.last_offset}, below the high watermark "
+                f"{plan.read_until}; what is above it may still be undone by the cluster"
+            )
+            return scans[: i + 1]
+    return scans
+
+
+def check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> None:
+    """A torn tail ends the log in its last segment, with a note; elsewhere, and in a sealed archive, it is damage."""
+    for i, scan in enumerate(scans):
+        if not scan.torn_bytes:
+            continue
+        last = i + 1 == len(plan.segments)
+        if not last or plan.sealed:
+            raise LogFormatError(
+                "torn_tail", plan.segments[i].path, scan.end_position, "whole batches up to the end of the file",
+                f"{scan.torn_bytes} bytes that are none",
+                hint="" if not last else "a sealed archive should end cleanly; without --sealed the log ends there",
+            )  # fmt: skip
+        notes.append(
+            f"{plan.segments[i].path}: torn tail, the last {scan.torn_bytes} bytes are no batch; the log ends there"
+        )
+
+
+def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
+    """A checkpoint beyond the log end belongs to another log. A broker begins at the log start then, or deletes all."""
+    for what, offset in (
+        ("log start", max(plan.log_start_offset, plan.log_start_checkpoint or 0)),
+        ("first dirty offset", plan.cleaned_until),
+    ):
+        if offset > log_end:
+            raise SetAside(
+                Problem("side_file", f"{plan.topic}-{plan.partition}", 0,
+                        f"a {what} up to the log end, {log_end}", f"{offset}, by its checkpoint", state="diverged",
+                        hint="the log was replaced, or is not whole: bring back what belongs to it, or --reset to "
+                        "begin at its first segment")
+            )  # fmt: skip
+
+
+def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
+    """The archive's last batch before the end of the last generation, where that lies in no segment of the plan."""
+    segment = plan.identity_segment
+    if segment is None:
+        return LastBatch()
+    scan = scan_segment(
+        root_of(plan, segment), segment, buffer, next_base_offset=None, mark=plan.known_until,
+        index_interval_bytes=plan.settings.index_interval_bytes, max_index_bytes=plan.settings.segment_index_bytes,
+    )  # fmt: skip
+    return scan.marked_batch
+
+
+def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, log_end: int) -> LastBatch:
+    """That this is still the log that the last generation was made of."""
+    name = f"{plan.topic}-{plan.partition}"
+    hint = "topic recreated, archive rolled back, or another cluster: --reset starts it anew"
+    if plan.known_until is not None:
+        if log_end < plan.known_until:
+            raise SetAside(
+                Problem("changed", name, 0, f"a log that reaches offset {plan.known_until}, as the last generation did",
+                        f"one that ends at {log_end}", hint=hint, state="diverged")
+            )  # fmt: skip
+        marked = [  # in files of ours the last batch may be a rebuilt one
+            scan.marked_batch
+            for scan, segment in zip(scans, plan.segments, strict=False)
+            if segment.root == "archive" and scan.marked_batch.base_offset >= 0
+        ]
+        known = plan.known_last_batch
+        found = identity if plan.identity_segment is not None else (marked[-1] if marked else known)
+        if known.base_offset >= 0 and found != known:
+            raise SetAside(
+                Problem("changed", name, 0, f"{known} before offset {plan.known_until}", f"{found}",
+                        hint=hint, state="diverged")
+            )  # fmt: skip
+    last = [s.last_batch for s in scans if s.last_batch.base_offset >= 0]
+    if plan.known_until == log_end:
+        return plan.known_last_batch
+    return last[-1] if last else LastBatch()

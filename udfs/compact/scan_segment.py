@@ -1,0 +1,275 @@
+"""A segment's batches, without its records: one pass that checks every byte's checksum and remembers little.
+
+What is remembered of a segment is bounded by its chunks, its producers and its transactional batches, never by its
+batches. Segments can be scanned in any order, and in parallel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from logformat.batches.chunks import NO_END, ChunkBuffer, Tail, read_chunks, read_exactly
+from logformat.batches.walk_kernels import MORE, REACHED_END, walk_batches
+from logformat.errors import LogFormatError
+from logformat.layout import BATCH, CODEC_MASK, CODEC_NAMES, LOG_OVERHEAD, MAX_RELATIVE_OFFSET, MIN_LEGACY_SIZE
+from logformat.primitives.crc32c import crc32c_extend
+from logformat.side_files.checkpoints import assign_batches
+from logformat.side_files.index_builder import IndexBuilder
+from logformat.side_files.producer_state import ProducerSummary, merge, merge_all, summarize
+from udfs.compact.plan import LastBatch, PartitionPlan, SegmentInput
+from udfs.compact.transactions import TXN_BATCH, transactional_batches
+from udfs.storage import Root, opened
+
+_NOT_KNOWN: Final = -2
+CHANGED_HINT: Final = "something writes to this file, or the disk errs: look into that, then run again"
+_SMALLEST_BATCH: Final = LOG_OVERHEAD + MIN_LEGACY_SIZE
+
+
+class ScannedChunk(NamedTuple):
+    """Whole batches as a scan read and checked them. The checksum is that of the segment, from its first byte that was
+    scanned up to the end of the chunk; so it stands for every byte, those too that no batch's own checksum covers.
+    """
+
+    position: int
+    size: int
+    batches: int
+    offset_before: int  # last offset of the batch before the chunk; of the first one the segment's base - 1
+    before: int  # the checksum of what was scanned before the chunk
+    checksum: int  # of that and the chunk: CRC-32C
+
+
+@dataclass(frozen=True)
+class SegmentScan:
+    """What a scan remembers."""
+
+    base_offset: int
+    start_position: int
+    end_position: int  # first byte that does not belong to the log
+    torn_bytes: int  # incomplete batch or zeros after end_position
+    reached_end_offset: bool
+    n_batches: int
+    n_records: int  # of magic 0, 1 wrappers: counted as one
+    last_offset: int  # -1: empty
+    max_timestamp: int  # ms, -1: none
+    first_timestamp: int  # ms, the largest of the first batch; -1: none
+    chunks: tuple[ScannedChunk, ...]
+    codecs: str
+    transactional: np.ndarray  # TXN_BATCH[m]
+    producers: ProducerSummary
+    epochs: tuple[tuple[int, int], ...]  # (leader epoch, base offset of its first batch)
+    last_batch: LastBatch
+    marked_batch: LastBatch  # last one before the `mark` that was asked for
+    checksum: int
+    offset_index: bytes
+    time_index: bytes
+    thinned_offset: int = -1  # the last at which a cleaner's work is seen (`thinned_offset`); -1: none
+    indexed_end: int = 0  # by the archive's own indexes, where that is behind the end; 0: it is not (`gaps`)
+
+    @property
+    def size(self) -> int:
+        """Bytes that belong to the log."""
+        return self.end_position - self.start_position
+
+    def lean(self) -> SegmentScan:
+        """The same without what only the analysis needs: what the tasks of a large partition are sent."""
+        none = merge_all([])
+        return replace(self, producers=none, offset_index=b"", time_index=b"", transactional=self.transactional[:0])
+
+
+@dataclass
+class _Collected:
+    n_batches: int = 0
+    n_records: int = 0
+    last_offset: int = -1  # before the first batch: the offset before it, or _NOT_KNOWN
+    max_timestamp: int = -1
+    first_timestamp: int = -1
+    codecs: int = 0  # bits
+    checksum: int = 0
+    thinned_offset: int = -1
+    chunks: list[ScannedChunk] = field(default_factory=list)
+    transactional: list[np.ndarray] = field(default_factory=list)
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+    last_batch: LastBatch = LastBatch()
+    marked_batch: LastBatch = LastBatch()
+
+
+def chunk_buffer(plan: PartitionPlan) -> ChunkBuffer:
+    """The buffer that one task reads all its segments through."""
+    return ChunkBuffer(plan.limits.chunk_bytes, plan.settings.max_decompressed_batch_bytes)
+
+
+def scan_segment(
+    root: Root,
+    segment: SegmentInput,
+    buffer: ChunkBuffer,
+    *,
+    next_base_offset: int | None,
+    index_interval_bytes: int,
+    max_index_bytes: int,
+    end_offset: int = NO_END,
+    mark: int | None = None,
+) -> SegmentScan:
+    """Scan one segment up to its listed size, or up to the first batch that reaches `end_offset`.
+
+    next_base_offset: of the segment after it, which none of its offsets may reach; mark: remember the last batch before
+    this offset. Raises LogFormatError for whatever Kafka would not have written.
+    """
+    base = segment.base_offset
+    out = _Collected(last_offset=base - 1 if not segment.from_offset else _NOT_KNOWN)
+    producers = merge_all([])
+    indexes = IndexBuilder(base, index_interval_bytes, max_index_bytes, segment.path)
+    tail = Tail()
+    with opened(root, segment.path) as file:
+        if file.size() < segment.size:
+            raise LogFormatError("changed", segment.path, file.size(), f"{segment.size} bytes, as listed", "fewer")
+        start = _cut(file, segment, buffer) if segment.from_offset else 0
+        tail.position = start
+        for chunk in read_chunks(file, segment.path, start, segment.size, buffer, tail, end_offset=end_offset):
+            batches = chunk.batches
+            check_offsets(segment.path, base, next_base_offset, batches)
+            indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
+            producers = merge(producers, summarize(batches, segment.path), segment.path)
+            before, out.checksum = out.checksum, crc32c_extend(out.checksum, chunk.raw)
+            scanned = ScannedChunk(
+                chunk.position, len(chunk.raw), len(batches), max(chunk.before, base - 1), before, out.checksum
+            )
+            out.chunks.append(scanned)
+            _collect(out, batches, mark)
+    offset_index, time_index = indexes.finish()
+    return SegmentScan(
+        base_offset=base,
+        start_position=start,
+        end_position=tail.position,
+        torn_bytes=tail.torn_bytes,
+        reached_end_offset=tail.reached_end_offset,
+        n_batches=out.n_batches,
+        n_records=out.n_records,
+        last_offset=out.last_offset if out.n_batches else -1,
+        max_timestamp=out.max_timestamp,
+        first_timestamp=out.first_timestamp,
+        chunks=tuple(out.chunks),
+        codecs=",".join(name for i, name in enumerate(CODEC_NAMES) if out.codecs >> i & 1),
+        transactional=np.concatenate(out.transactional) if out.transactional else np.empty(0, TXN_BATCH),
+        producers=producers,
+        epochs=tuple(out.epochs),
+        last_batch=out.last_batch,
+        marked_batch=out.marked_batch,
+        checksum=out.checksum,
+        offset_index=offset_index,
+        time_index=time_index,
+        thinned_offset=out.thinned_offset,
+    )
+
+
+def read_again(file: Any, path: str, chunk: ScannedChunk, out: np.ndarray) -> None:
+    """Fill `out` (uint8[chunk.size]) with a scanned chunk: the very bytes that were checked, or kind "changed"."""
+    read_exactly(file, path, chunk.position, out)
+    found = crc32c_extend(chunk.before, out)
+    if found != chunk.checksum:
+        raise LogFormatError(
+            "changed", path, _first_bad(out, chunk.position),
+            f"the bytes that were checked: CRC-32C {chunk.checksum:#010x} up to byte {chunk.position + chunk.size}",
+            f"other bytes when they were read again: {found:#010x}",
+            hint=CHANGED_HINT,
+        )  # fmt: skip
+
+
+def _first_bad(raw: np.ndarray, position: int) -> int:
+    """Position of the first batch in `raw` that cannot be; of raw itself where each, taken alone, could be."""
+    rows = np.empty(len(raw) // _SMALLEST_BATCH + 1, BATCH)
+    _, consumed, status, _, _ = walk_batches(raw, len(raw), position, -1, NO_END, True, rows)
+    return position + (consumed if status not in (MORE, REACHED_END) else 0)
+
+
+def _cut(file: Any, segment: SegmentInput, buffer: ChunkBuffer) -> int:
+    """Position of the first batch that reaches `from_offset`; it must begin there or later."""
+    tail = Tail()
+    for _ in read_chunks(
+        file, segment.path, 0, segment.size, buffer, tail, end_offset=segment.from_offset, check_crc=False
+    ):
+        pass
+    first = np.empty(min(8, segment.size - tail.position), np.uint8)
+    read_exactly(file, segment.path, tail.position, first)
+    base = int.from_bytes(first.tobytes(), "big")
+    if tail.reached_end_offset and base < segment.from_offset:
+        raise LogFormatError(
+            "overlap", segment.path, tail.position, f"a batch that begins at offset {segment.from_offset} or later",
+            f"one that begins at {base} and ends above", base_offset=base,
+        )  # fmt: skip
+    return tail.position
+
+
+def _collect(out: _Collected, batches: np.ndarray, mark: int | None) -> None:
+    if out.n_batches == 0:
+        out.first_timestamp = int(batches["max_timestamp"][0])
+    out.n_batches += len(batches)
+    out.n_records += int(np.maximum(batches["records_count"], 0).sum(dtype=np.int64))
+    out.n_records += int((batches["records_count"] < 0).sum())
+    out.thinned_offset = max(out.thinned_offset, thinned_offset(batches, out.last_offset))
+    out.last_offset = int(batches["last_offset"][-1])
+    out.max_timestamp = max(out.max_timestamp, int(batches["max_timestamp"].max()))
+    out.codecs |= int(np.bitwise_or.reduce(1 << (batches["attributes"] & CODEC_MASK)))
+    transactional = transactional_batches(batches)
+    if len(transactional):
+        out.transactional.append(transactional)
+    out.epochs = assign_batches(out.epochs, batches["partition_leader_epoch"], batches["base_offset"])
+    out.last_batch = _identity(batches[-1])
+    if mark is not None:
+        before = int(np.searchsorted(batches["last_offset"], mark))
+        if before:
+            out.marked_batch = _identity(batches[before - 1])
+
+
+def thinned_offset(batches: np.ndarray, previous_last_offset: int) -> int:
+    """The last offset of BATCH[n], n > 0, at which a cleaner's work is seen; -1: none is.
+
+    previous_last_offset: of the batch before them, or the segment's base - 1; _NOT_KNOWN. Where a compressed batch
+    of magic 0 or 1 begins its header does not say, so nothing is seen at it.
+    """
+    base, last = batches["base_offset"], batches["last_offset"]
+    before = np.concatenate([[previous_last_offset], last[:-1]])
+    thinned = (before != _NOT_KNOWN) & (base != before + 1)
+    thinned |= batches["records_count"] < last - base + 1
+    found = np.flatnonzero(thinned & (base >= 0))
+    return int(last[found[-1]]) if len(found) else -1
+
+
+def _identity(batch: np.void) -> LastBatch:
+    offset = batch["base_offset"] if batch["magic"] == 2 else batch["last_offset"]
+    return LastBatch(int(offset), int(batch["partition_leader_epoch"]), int(batch["crc"]))
+
+
+def check_offsets(path: str, base: int, next_base: int | None, batches: np.ndarray) -> None:
+    """That the offsets of BATCH[n] lie between a segment's base and the next one's, and fit its index entries."""
+    first = int(batches["base_offset"][0]) if batches["base_offset"][0] >= 0 else int(batches["last_offset"][0])
+    last = int(batches["last_offset"][-1])
+    if first < base:
+        raise LogFormatError(
+            "name", path, int(batches["position"][0]), f"offsets from {base} on, as its name says", f"{first}",
+            base_offset=first,
+        )  # fmt: skip
+    if next_base is not None and last >= next_base:
+        i = int(np.searchsorted(batches["last_offset"], next_base))
+        raise LogFormatError(
+            "overlap", path, int(batches["position"][i]), f"offsets below {next_base}, where the next segment begins",
+            f"{int(batches['last_offset'][i])}", base_offset=int(batches["base_offset"][i]),
+        )  # fmt: skip
+    if last - base > MAX_RELATIVE_OFFSET:
+        i = int(np.searchsorted(batches["last_offset"], base + MAX_RELATIVE_OFFSET, "right"))
+        raise LogFormatError(
+            "relative_offset", path, int(batches["position"][i]), f"offsets up to {base + MAX_RELATIVE_OFFSET}",
+            f"{int(batches['last_offset'][i])}", hint="let a broker split the segment by loading it once",
+        )  # fmt: skip
+
+
+def next_offset_of(root: Root, path: str) -> int:
+    """Last offset + 1 of a `.log`; its base where it is empty. For the few files whose end decides what is read."""
+    base = int(path.rpartition("/")[2].partition(".")[0])
+    last, tail = base - 1, Tail()
+    with opened(root, path) as file:
+        for chunk in read_chunks(file, path, 0, file.size(), ChunkBuffer(), tail, check_crc=False):
+            last = int(chunk.batches["last_offset"][-1])
+    return last + 1

@@ -1,0 +1,62 @@
+"""Imported by the process that Python workers are forked from: what every task needs, compiled kernels included.
+
+A kernel is read from numba's cache at its first call, so each one is called here once, on one empty batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from logformat.batches.bodies import BodyLoader, Run
+from logformat.batches.chunks import NO_END, Chunk
+from logformat.batches.span_kernels import CLEANED, EMPTIED, assemble_batches, digest_records, encode_bodies
+from logformat.batches.walk_kernels import walk_batches
+from logformat.layout import BATCH, BATCH_OVERHEAD
+from logformat.primitives.crc32c import crc32c_extend
+from logformat.side_files.index_builder import IndexBuilder
+from logformat.side_files.producer_state import ProducerState, merge, merge_all, summarize
+from udfs.compact import one_task, rewrite_group, scan_keys  # noqa: F401 - imported so that workers need not
+from udfs.compact.clean_batches import Rules, Tally, clean_chunk
+from udfs.compact.cleaner import LastBatches
+from udfs.compact.last_offset_kernels import KeyTable, mark_last_offsets, mark_survivors, rehash
+from udfs.compact.transactions import TXN_BATCH, discardable_batches
+
+
+def load_kernels() -> None:
+    """Call every kernel of a compaction on a log of one empty batch."""
+    offsets, flags = np.zeros(1, np.int64), np.zeros(1, np.bool_)
+    header = np.zeros(1, BATCH)
+    header["magic"], header["producer_id"] = 2, 0
+    cleaned = np.zeros(1, CLEANED)
+    cleaned["outcome"] = EMPTIED
+    raw = np.zeros(BATCH_OVERHEAD, np.uint8)
+    assemble_batches(raw, 0, header, cleaned, raw, offsets, raw)
+    batches = np.empty(1, BATCH)
+    walk_batches(raw, len(raw), 0, -1, NO_END, True, batches)
+    crc32c_extend(0, raw)
+    indexes = IndexBuilder(0, 4096, 1 << 20)
+    indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
+    indexes.finish()
+    summary = merge(merge_all([]), summarize(batches))
+    state = ProducerState()
+    state.apply(summary)
+    aborted = state.apply(summary)[:0]
+    discardable_batches(np.zeros(1, TXN_BATCH), np.zeros(0, aborted.dtype))
+    table = KeyTable(1 << 30)
+    rehash(table.low, table.high, table.low.copy(), table.high.copy())
+
+    def mark_last(run: Run, is_last: np.ndarray) -> None:
+        mark_last_offsets(run.batches, run.bodies, run.wanted, run.spans, 0, table.low, table.high, 0, is_last, 0)
+        mark_survivors(run.batches, run.bodies, run.wanted, run.spans, offsets, 0, is_last)
+        kept, out = np.empty(0, np.bool_), np.empty(0, np.uint8)
+        encode_bodies(run.raw, run.scratch, run.batches, run.bodies, cleaned, run.spans, kept, out, offsets)
+        digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, kept, flags)
+
+    nobody = LastBatches(offsets[:0], offsets[:0], np.empty(0, np.int16))
+    rules = Rules(0, 0, 1, 0, False, nobody, offsets[:0], flags[:0])
+    loader = BodyLoader(max_batch_bytes=1 << 20, secret=(0, 1))
+    for _ in clean_chunk(Chunk(0, raw, batches), "", loader, rules, True, mark_last, Tally(), backwards=True):
+        pass
+
+
+load_kernels()

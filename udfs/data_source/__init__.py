@@ -1,0 +1,1 @@
+"""What the data sources read: plans, pieces, Arrow record batches."""

@@ -1,0 +1,84 @@
+"""Pieces of logs to batch headers as Arrow record batches; nothing is decompressed, and of local files only the headers
+are read. No checksum is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from logformat.batches.chunks import ChunkBuffer, Tail
+from logformat.batches.columns import Place, header_batch
+from logformat.batches.headers import read_headers
+from logformat.errors import stopped
+from logformat.schemas import BATCHES, select
+from udfs.compact.plan import Problem
+from udfs.compact.scan_segment import check_offsets
+from udfs.data_source.plan import Piece, ReadSpec
+from udfs.data_source.records import check_size, check_tail
+from udfs.data_source.resume import resume_position
+from udfs.data_source.rows import aligned, as_error, cached_root, problem_row
+from udfs.storage import opened_unbuffered
+
+_BUFFER_BYTES: Final = 8 << 20
+_MAX_ROWS: Final = 1 << 16
+
+
+def read_batches(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
+    """The batches of all pieces that lie in their offsets, as pa.RecordBatch of spec.schema.
+
+    Raises LogFormatError for what cannot be read, unless spec.set_aside; then it is a row that says so.
+    """
+    schema = select(BATCHES, [name for name in spec.schema.names if name in BATCHES.names] or ["position"])
+    buffer = ChunkBuffer(_BUFFER_BYTES)
+    for piece in pieces:
+        yield from _read(piece, spec, schema, buffer)
+
+
+def _read(piece: Piece, spec: ReadSpec, schema: Any, buffer: ChunkBuffer) -> Iterator[Any]:
+    if piece.problem is not None:
+        if not spec.set_aside:
+            raise as_error(piece.problem)
+        yield problem_row(spec.schema, piece, piece.problem)
+        return
+    root, position, previous = cached_root(piece.root), piece.start, -1
+    while position < piece.end:
+        tail = Tail(position)
+        try:
+            with opened_unbuffered(root, piece.path) as file:
+                check_size(file, piece)
+                for headers in read_headers(
+                    file, piece.shown, position, piece.end, buffer, tail, previous_last_offset=previous
+                ):
+                    _check(piece, spec, headers.batches)
+                    yield from _rows(piece, spec, schema, headers.batches)
+                    position, previous = headers.position + headers.size, int(headers.batches["last_offset"][-1])
+                    if previous + 1 >= piece.end_offset:
+                        return
+                check_tail(file, piece, tail)
+            return
+        except Exception as found_error:  # of whatever kind: it is told with the file it was in
+            error = stopped(found_error, piece.shown)
+            if not spec.set_aside:
+                raise error from error.__cause__
+            yield problem_row(spec.schema, piece, Problem.of(error))
+            found = resume_position(root, piece, error, position)
+            if found is None:
+                return
+            position = found
+
+
+def _check(piece: Piece, spec: ReadSpec, batches: np.ndarray) -> None:
+    if not spec.set_aside:  # else they are shown as they are
+        check_offsets(piece.shown, piece.base_offset, piece.next_base_offset, batches)
+
+
+def _rows(piece: Piece, spec: ReadSpec, schema: Any, batches: np.ndarray) -> Iterator[Any]:
+    inside = (batches["last_offset"] >= piece.start_offset) & (batches["base_offset"] < piece.end_offset)
+    chosen = batches[inside]
+    step = spec.max_rows or _MAX_ROWS
+    for first in range(0, len(chosen), step):
+        rows = header_batch(chosen[first : first + step], schema, Place(piece.topic, piece.partition))
+        yield aligned(rows, spec.schema, piece)

@@ -1,0 +1,148 @@
+"""Up to where a partition's log may be read: its end, the high watermark, the last stable offset, or damage.
+
+Damage that hides the batches behind it (a length that cannot be, and no entry of the index that leads on) hides the
+log's end too. Where what is damaged is set aside, the log then ends there for all that has to know its end: limits by
+offset, committed data, streams. What asks for no end reads on to the last byte, and meets the damage itself.
+
+Headers are read here, and no checksum is checked: what is wrong in a header, and yet may be, is believed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from logformat.batches.chunks import NO_END, ChunkBuffer, Tail
+from logformat.batches.headers import read_headers
+from logformat.errors import LogFormatError
+from logformat.listing import SegmentFiles
+from logformat.search.partition_log import PartitionLog
+from udfs.data_source.plan import LATEST, Piece, Range, SourcePartition, SourceSegment, Wanted
+from udfs.data_source.resume import resume_position
+from udfs.data_source.rows import cached_root
+from udfs.lookup.last_stable_offset import last_stable_offset
+from udfs.storage import opened_unbuffered
+
+_BUFFER_BYTES: Final = 1 << 20
+
+
+class OpenedLog(NamedTuple):
+    """A log to be searched, and what of it is not known."""
+
+    log: PartitionLog
+    damage: LogFormatError | None = None  # behind its last batch: nobody can say what comes then
+    doubtful: bool = False  # markers may be lost in damage: of a batch that has none it is not known what became of it
+
+
+def open_log(partition: SourcePartition, asked: Range) -> OpenedLog:
+    """The log up to where it may be read; with `asked.wanted.committed` up to the last stable offset.
+
+    Raises LogFormatError for damage on the way to its end, unless `asked.set_aside`. Where reading goes on to the last
+    byte, nothing is asked of the end here.
+    """
+    if asked.as_stored:
+        return OpenedLog(_log(replace(partition, log_start_offset=None), None))
+    end, lost, doubtful = partition.high_watermark, None, False
+    if asked.wanted.committed:
+        end, lost, doubtful = _last_stable_offset(partition, asked)
+    log = _log(partition, end)
+    if partition.segments and log.earliest > partition.segments[-1].base_offset:
+        log.latest  # noqa: B018 - raises where the log does not reach its start: else it would be read as empty
+    to_the_last_byte = end is None and asked.start.kind == "earliest" and asked.end.kind == "latest"
+    if not asked.set_aside or (to_the_last_byte and asked.end_offset == NO_END):
+        return OpenedLog(log, None, doubtful)
+    try:
+        log.latest  # noqa: B018 - looked for now
+    except LogFormatError:
+        known, damage = _end_across_damage(partition)
+        return OpenedLog(_log(partition, end, known), damage or lost, doubtful)
+    return OpenedLog(log, lost, doubtful)
+
+
+def end_of(partition: SourcePartition, *, committed: bool, set_aside: bool = False) -> tuple[int, int]:
+    """(log start, where reading ends): what a stream may read up to now."""
+    asked = Range(start=LATEST, wanted=Wanted(committed=committed), set_aside=set_aside)
+    with open_log(partition, asked).log as log:
+        return log.earliest, log.latest
+
+
+def bytes_behind(partition: SourcePartition, offset: int, *, set_aside: bool = False) -> int:
+    """Bytes of log from an offset on, about: whole where its segment has no index."""
+    with open_log(partition, Range(start=LATEST, set_aside=set_aside)).log as log:
+        try:
+            found = log.lookup_offset(offset)
+        except LogFormatError:
+            if not set_aside:
+                raise
+            return sum(s.size for s in partition.segments[-1:])
+    if found is None:
+        return 0
+    behind = sum(s.size for s in partition.segments if s.base_offset >= found.segment_base_offset)
+    return behind - found.position
+
+
+def _log(partition: SourcePartition, end: int | None, known: int | None = None) -> PartitionLog:
+    return PartitionLog(
+        [segment_files(segment) for segment in partition.segments], log_start_offset=partition.log_start_offset,
+        topic=partition.topic, partition=partition.partition, end_offset=end, log_end_offset=known,
+    )  # fmt: skip
+
+
+def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError | None]:
+    """Offset behind the last batch that can be found, and what hides those behind it; None: nothing does."""
+    last = partition.segments[-1]
+    end, position, buffer = last.base_offset, 0, ChunkBuffer(_BUFFER_BYTES)
+    while position < last.size:
+        try:
+            with opened_unbuffered(cached_root(last.root), last.path) as file:
+                shown = f"{last.root}/{last.path}"
+                for headers in read_headers(file, shown, position, last.size, buffer, Tail()):
+                    position = headers.position + headers.size
+                    end = int(headers.batches["last_offset"][-1]) + 1  # not the largest, which may be the damage
+            break
+        except LogFormatError as error:
+            found = _resume(last, error, position)
+            if found is None:
+                return end, error
+            position = found
+    return end, None
+
+
+def _resume(segment: SourceSegment, error: LogFormatError, position: int) -> int | None:
+    index = None if segment.index is None else (segment.beside, segment.index)
+    piece = Piece(None, None, segment.root, segment.path, segment.base_offset, 0, segment.size, index=index)
+    return resume_position(cached_root(segment.root), piece, error, position)
+
+
+def _last_stable_offset(partition: SourcePartition, asked: Range) -> tuple[int, LogFormatError | None, bool]:
+    """That offset, what hides the batches behind it, and whether damage was met on the way to it."""
+    segments, met, ends = partition.segments, False, None
+
+    def resume(segment: SourceSegment, error: LogFormatError, position: int) -> int | None:
+        nonlocal met, ends
+        found, met = _resume(segment, error, position), True
+        if found is None and segment is segments[-1]:
+            ends = error
+        return found
+
+    start = partition.log_start_offset
+    if start is None:
+        start = segments[0].base_offset if segments else 0
+    found = last_stable_offset(
+        [(cached_root(segment.root), segment) for segment in segments], start, partition.high_watermark,
+        [(offset, cached_root(partition.side_root), path) for offset, path in partition.snapshots],
+        resume if asked.set_aside else None,
+    )  # fmt: skip
+    return found, ends, met
+
+
+def segment_files(segment: SourceSegment) -> SegmentFiles:
+    """The segment for searches. An index on another file system than its log cannot be mapped: left out."""
+    root, side = cached_root(segment.root), cached_root(segment.beside)
+    index, time_index = (
+        None if path is None or not side.filesystem.equals(root.filesystem) else side.full(path)
+        for path in (segment.index, segment.time_index)
+    )
+    return SegmentFiles(
+        segment.base_offset, root.full(segment.path), segment.size, segment.mtime_ms, index, time_index, root.filesystem
+    )

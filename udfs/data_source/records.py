@@ -1,0 +1,182 @@
+"""Pieces of logs to records as Arrow record batches: what a task of the data source does.
+
+What is checked on the way is what a consumer checks and more: structure, order of offsets, checksums, the segment's
+name. A batch that cannot be is a LogFormatError, or a row in the column `problem`, and the next batch is read: by the
+length that the bad one states, or, where that cannot be believed, from the next entry of the offset index whose batch
+is there.
+
+In memory at a time: a chunk, 32 MiB of decompressed batches or one batch, and one Arrow batch.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from logformat.batches.bodies import BadBatch, BodyLoader, Run
+from logformat.batches.chunks import CHUNK_BYTES, Chunk, ChunkBuffer, Tail, read_chunks
+from logformat.batches.columns import MAX_ROWS, Place, record_batches
+from logformat.errors import LogFormatError, stopped
+from logformat.schemas import RECORDS, select
+from udfs.compact.plan import Problem
+from udfs.compact.scan_segment import check_offsets
+from udfs.data_source.committed import Outcomes
+from udfs.data_source.plan import Piece, ReadSpec, limited
+from udfs.data_source.resume import next_indexed, resume_position
+from udfs.data_source.rows import aligned, as_error, cached_root, problem_row
+from udfs.storage import opened
+
+_SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of what is only looked at
+
+
+def read_records(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
+    """The wanted records of all pieces as pa.RecordBatch of spec.schema.
+
+    Raises LogFormatError for what cannot be read, unless spec.set_aside; then it is a row that says so.
+    """
+    reader = _Reader(spec)
+    for piece in pieces:
+        yield from reader.read(piece)
+
+
+class _Reader:
+    """Buffers that are used again from piece to piece."""
+
+    def __init__(self, spec: ReadSpec) -> None:
+        self.spec = spec
+        self.schema = select(RECORDS, [name for name in spec.schema.names if name in RECORDS.names] or ["offset"])
+        self.loader = BodyLoader(max_batch_bytes=spec.max_batch_bytes)
+        self.buffer = ChunkBuffer(CHUNK_BYTES, spec.max_batch_bytes)
+        self.searched = select(
+            RECORDS,
+            (["key"] if spec.wanted.keys is not None else []) + (["timestamp_ms"] if spec.wanted.by_time else []),
+        )
+        self.keys = None if spec.wanted.keys is None else pa.array(sorted(set(spec.wanted.keys)), pa.binary())
+
+    def read(self, piece: Piece) -> Iterator[Any]:
+        """The records of one piece."""
+        if piece.problem is not None:
+            if not self.spec.set_aside:
+                raise as_error(piece.problem)
+            yield problem_row(self.spec.schema, piece, piece.problem)
+            return
+        root = cached_root(piece.root)
+        position, previous = piece.start, -1
+        while position < piece.end:
+            tail = Tail(position)
+            try:
+                with opened(root, piece.path) as file:
+                    check_size(file, piece)
+                    outcomes = self._outcomes(piece, position)
+                    for chunk in read_chunks(
+                        file, piece.shown, position, piece.end, self.buffer, tail, previous_last_offset=previous,
+                    ):  # fmt: skip
+                        within = yield from self._within(piece, chunk)
+                        yield from self._chunk(within, chunk, outcomes)
+                        position, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
+                        if previous + 1 >= piece.end_offset:
+                            return
+                    check_tail(file, piece, tail)
+                return
+            except Exception as found_error:  # of whatever kind: it is told with the file it was in
+                error = stopped(found_error, piece.shown)
+                if not self.spec.set_aside:
+                    raise error from error.__cause__
+                yield problem_row(self.spec.schema, piece, Problem.of(error))
+                found = resume_position(root, piece, error, position)
+                if found is None:
+                    return
+                position = found
+
+    def _outcomes(self, piece: Piece, position: int) -> Outcomes | None:
+        """Of what comes from a position on: behind damage its own, since no marker is looked for across it."""
+        if not self.spec.wanted.committed:
+            return None
+        return Outcomes(replace(piece, start=position), self.spec.logs_behind)
+
+    def _within(self, piece: Piece, chunk: Chunk) -> Generator[Any, None, Piece]:
+        """The piece, cut to its segment's offsets where the chunk has others."""
+        try:
+            check_offsets(piece.shown, piece.base_offset, piece.next_base_offset, chunk.batches)
+        except LogFormatError as error:
+            if not self.spec.set_aside:
+                raise
+            yield problem_row(self.spec.schema, piece, Problem.of(error))
+            return limited(piece)
+        return piece
+
+    def _chunk(self, piece: Piece, chunk: Chunk, outcomes: Outcomes | None) -> Iterator[Any]:
+        batches = chunk.batches
+        wanted = self.spec.wanted.batches(batches, piece.start_offset, piece.end_offset)
+        if outcomes is not None and wanted.any():
+            aborted, unknown = outcomes.aborted(chunk, wanted)
+            if unknown is not None:
+                if not self.spec.set_aside:
+                    raise unknown
+                yield problem_row(self.spec.schema, piece, Problem.of(unknown))
+            wanted &= ~aborted
+        if not wanted.any():
+            return
+        if not self.spec.set_aside:
+            for run in self.loader.runs(chunk.raw, chunk.position, batches, wanted, piece.shown, backwards=False):
+                yield from self._run(piece, run)
+            return
+        for found in self.loader.runs_around_damage(chunk.raw, chunk.position, batches, wanted, piece.shown):
+            if isinstance(found, BadBatch):
+                yield problem_row(self.spec.schema, piece, Problem.of(found.error))
+            else:
+                yield from self._run(piece, found)
+
+    def _run(self, piece: Piece, run: Run) -> Iterator[Any]:
+        if not len(run.spans):
+            return
+        keep = self._keep(run) if self.searched.names else None
+        if keep is not None and not keep.any():
+            return
+        for batch in record_batches(
+            run, self.schema, Place(piece.topic, piece.partition), start_offset=piece.start_offset,
+            end_offset=piece.end_offset, max_rows=self.spec.max_rows or MAX_ROWS, keep=keep,
+        ):  # fmt: skip
+            yield aligned(batch, self.spec.schema, piece)
+
+    def _keep(self, run: Run) -> NDArray[np.bool_]:
+        """bool[spans of the run]: those with a wanted key and time. Of the others no other column is made."""
+        limits = self.spec.wanted
+        found = []
+        for records in record_batches(run, self.searched, Place(), max_rows=len(run.spans), max_bytes=_SEARCH_BYTES):
+            mask = np.ones(len(records), np.bool_)
+            if limits.by_time:
+                time = np.asarray(records.column("timestamp_ms"))
+                mask &= time >= limits.start_ms if limits.start_ms is not None else True
+                mask &= time < limits.end_ms if limits.end_ms is not None else True
+            if self.keys is not None:
+                equal = pc.is_in(records.column("key"), value_set=self.keys)
+                mask &= np.asarray(equal)
+            found.append(mask)
+        return np.concatenate(found)
+
+
+def check_size(file: Any, piece: Piece) -> None:
+    """That the file still holds the piece."""
+    size = os.fstat(file.fileno()).st_size if isinstance(file, io.FileIO) else int(file.size())
+    if size < piece.end:
+        raise LogFormatError("changed", piece.shown, size, f"{piece.end} bytes, as listed", f"{size}")
+
+
+def check_tail(file: Any, piece: Piece, tail: Tail) -> None:
+    """That the piece ends with a whole batch; at the end of a log, that nothing comes behind its torn tail.
+
+    Raises kind "torn_tail". A length that leads behind the file's end looks like a torn tail; the index knows better.
+    """
+    if tail.torn_bytes and not (piece.torn_tail and next_indexed(file, piece, tail.position) is None):
+        raise LogFormatError(
+            "torn_tail", piece.shown, tail.position, "whole batches up to the end", f"{tail.torn_bytes} bytes more"
+        )

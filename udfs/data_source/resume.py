@@ -1,0 +1,85 @@
+"""Where to go on behind bytes that are no batch."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from logformat.batches.chunks import read_exactly
+from logformat.errors import LogFormatError
+from logformat.layout import BATCH_HEADER, LOG_OVERHEAD, MIN_LEGACY_SIZE
+from logformat.side_files import offset_index
+from udfs.data_source.plan import Piece
+from udfs.data_source.rows import cached_root
+from udfs.storage import Root, opened, read_file
+
+_ENDS: Final = frozenset({"unreadable", "changed", "defect", "memory"})  # nothing behind such a problem can be told
+# The walk believed the length before it found these
+_BY_LENGTH: Final = frozenset({"crc", "codec", "bomb", "count", "offsets", "transaction"})
+_MAX_MAGIC: Final = 2
+
+
+def resume_position(root: Root, piece: Piece, error: LogFormatError, position: int) -> int | None:
+    """Position of the next batch behind the bad one at `position`; None: none in this piece can be told.
+
+    By the bad batch's own length, where that was believed and a batch may stand behind it; or by the first entry of the
+    offset index that points at a batch which ends at the entry's offset. The nearer one, since a length may be wrong.
+    """
+    if error.kind in _ENDS:
+        return None
+    try:
+        with opened(root, piece.path) as file:
+            by_length = _behind(file, piece, position) if error.kind in _BY_LENGTH else None
+            by_index = next_indexed(file, piece, position)
+    except LogFormatError:
+        return None
+    found = [at for at in (by_length, by_index) if at is not None]
+    return min(found, default=None)
+
+
+def next_indexed(file: Any, piece: Piece, position: int) -> int | None:
+    """Position of the first batch behind `position` that the offset index knows; None: there is none."""
+    if piece.index is None:
+        return None
+    beside, path = piece.index
+    try:
+        entries = offset_index.read(read_file(cached_root(beside), path, piece.end), piece.base_offset, path)
+    except LogFormatError:
+        return None
+    inside = entries[(entries["position"] > position) & (entries["position"] < piece.end)]
+    for at, offset in zip(inside["position"].tolist(), inside["offset"].tolist(), strict=True):
+        header = _header(file, piece, at)  # the first one fits, unless the index is wrong too
+        if header is not None and _last_offset(header) == offset:
+            return int(at)
+    return None
+
+
+def _behind(file: Any, piece: Piece, position: int) -> int | None:
+    """The end of the batch at a position, if that is the piece's end or looks like the begin of another batch."""
+    header = _header(file, piece, position)
+    if header is None or header["length"] < MIN_LEGACY_SIZE:
+        return None
+    end = position + LOG_OVERHEAD + int(header["length"])
+    if end == piece.end:
+        return end
+    following = _header(file, piece, end)
+    if following is None or not 0 <= following["magic"] <= _MAX_MAGIC or following["length"] < MIN_LEGACY_SIZE:
+        return None
+    return end
+
+
+def _header(file: Any, piece: Piece, position: int) -> np.void | None:
+    """What stands at a position as a batch header; None: too few bytes. Of magic 0 and 1 the first fields count."""
+    raw = np.zeros(BATCH_HEADER.itemsize, np.uint8)
+    n = min(len(raw), piece.end - position)
+    if n < LOG_OVERHEAD + MIN_LEGACY_SIZE:
+        return None
+    read_exactly(file, piece.shown, position, raw[:n])
+    header: np.void = raw.view(BATCH_HEADER)[0]
+    return header
+
+
+def _last_offset(header: np.void) -> int:
+    base = int(header["base_offset"])
+    return base + int(header["last_offset_delta"]) if header["magic"] == _MAX_MAGIC else base

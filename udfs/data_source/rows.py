@@ -1,0 +1,53 @@
+"""Rows as Spark expects them: exactly the declared schema, and a row for what could not be read."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+from logformat.errors import LogFormatError
+from logformat.schemas import PATH, PROBLEM
+from udfs.compact.plan import Problem
+from udfs.data_source.plan import Piece
+from udfs.storage import Root, open_root
+
+
+@cache
+def cached_root(uri: str) -> Root:
+    """`open_root`, once a process."""
+    return open_root(uri)
+
+
+def aligned(batch: Any, schema: Any, piece: Piece) -> Any:
+    """A record batch as one of `schema`, a pa.Schema: columns by name, cast where Spark has no such type.
+
+    `path` is filled in; `problem` is null.
+    """
+    return pa.record_batch([_column(batch, field, piece) for field in schema], schema=schema)
+
+
+def _column(batch: Any, field: Any, piece: Piece) -> Any:
+    if field.name == PROBLEM.name:
+        return pa.nulls(len(batch), field.type)
+    if field.name == PATH.name:
+        return pa.repeat(pa.scalar(piece.shown, field.type), len(batch))
+    values = batch.column(field.name)
+    return values if values.type == field.type else values.cast(field.type)
+
+
+def problem_row(schema: Any, piece: Piece, problem: Problem) -> Any:
+    """One row of `schema`: topic, partition, path and problem, as far as there are such columns; else null."""
+    known = {field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "state"}
+    values = {"topic": piece.topic, "partition": piece.partition, PATH.name: problem.path, PROBLEM.name: known}
+    return pa.record_batch([pa.array([values.get(field.name)], field.type) for field in schema], schema=schema)
+
+
+def as_error(problem: Problem) -> LogFormatError:
+    """The same as what is raised."""
+    return LogFormatError(
+        problem.kind, problem.path, problem.position, problem.expected, problem.found,
+        base_offset=problem.base_offset, hint=problem.hint,
+    )  # fmt: skip

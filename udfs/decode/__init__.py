@@ -1,0 +1,1 @@
+"""Keys and values on Arrow columns: Avro, text, numbers; the default partitioner."""

@@ -1,0 +1,131 @@
+"""What indexes of a log cost in bytes, at several granularities: counted from its batch headers, nothing decompressed.
+
+| granularity | an entry for | bytes |
+|---|---|---|
+| interval | each `index.interval.bytes` of log, as Kafka makes them: offset and time index | 8, 12 |
+| batch | each batch, in both | 8, 12 |
+| minute, second | each minute or second of a segment in which a batch's largest timestamp falls: a time index | 12 |
+
+The last two are the KIP-33 draft's; its tables, and those of the proposal of the offset index, are the functions below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logformat.batches.chunks import ChunkBuffer, Tail
+from logformat.batches.headers import read_headers
+from logformat.errors import stopped
+from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from logformat.side_files.index_builder import IndexBuilder
+from udfs.compact.plan import Problem
+from udfs.lookup.queries import LookupPlan
+from udfs.storage import open_root, opened_unbuffered
+
+OFFSET_ENTRY: Final = OFFSET_INDEX_ENTRY.itemsize
+TIME_ENTRY: Final = TIME_INDEX_ENTRY.itemsize
+_SECOND, _MINUTE, _DAY = 1000, 60_000, 86_400_000
+_CHUNK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class IndexSizesPlan:
+    """One partition, and how its topic's indexes are made."""
+
+    log: LookupPlan
+    index_interval_bytes: int
+    segment_index_bytes: int
+
+
+@dataclass(frozen=True)
+class IndexSizes:
+    """Counts of one partition, or the sum of several."""
+
+    topic: str = ""
+    partitions: int = 1
+    segments: int = 0
+    log_bytes: int = 0
+    batches: int = 0
+    now_bytes: int = 0  # of the .index and .timeindex files that are there
+    interval_bytes: int = 0
+    batch_bytes: int = 0
+    minute_bytes: int = 0
+    second_bytes: int = 0
+    days: int = 0  # in which a partition has data, summed
+    bytes_read: int = 0
+    problem: Problem | None = None
+
+    def __add__(self, other: IndexSizes) -> IndexSizes:
+        counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        return IndexSizes(self.topic, **counts)
+
+
+_COUNTS = (
+    "partitions", "segments", "log_bytes", "batches", "now_bytes", "interval_bytes", "batch_bytes", "minute_bytes",
+    "second_bytes", "days", "bytes_read",
+)  # fmt: skip
+
+
+def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
+    """Counts of one partition; what is behind a bad batch is not counted, and `problem` says so."""
+    log = plan.log
+    roots = {"archive": open_root(log.archive_uri)} if log.archive_uri else {}
+    if log.store_uri:
+        roots["store"] = open_root(log.store_uri)
+    buffer = ChunkBuffer(_CHUNK_BYTES)
+    total = IndexSizes(log.topic)
+    days: set[int] = set()
+    problem = log.problem
+    for segment in log.segments if problem is None else ():
+        now = 0
+        for path in filter(None, (segment.index, segment.time_index)):
+            index_root = roots[segment.index_root]
+            now += int(index_root.filesystem.get_file_info(index_root.full(path)).size or 0)
+        builder = IndexBuilder(segment.base_offset, plan.index_interval_bytes, plan.segment_index_bytes, segment.path)
+        seconds = np.empty(0, np.int64)
+        batches = bytes_read = n_bytes = 0
+        try:
+            with opened_unbuffered(roots[segment.root], segment.path) as file:
+                for headers in read_headers(file, segment.path, 0, segment.size, buffer, Tail()):
+                    rows = headers.batches
+                    builder.append(rows["last_offset"], rows["size"], rows["max_timestamp"])
+                    seconds = _merged(seconds, rows["max_timestamp"])
+                    batches, bytes_read = batches + len(rows), bytes_read + headers.bytes_read
+                    n_bytes += headers.size
+        except Exception as error:  # the other segments go on
+            problem = problem or Problem.of(stopped(error, segment.path))
+        offset_index, time_index = builder.finish()
+        minutes = np.unique(seconds // (_MINUTE // _SECOND))
+        days |= set((np.unique(minutes // (_DAY // _MINUTE))).tolist())
+        total += IndexSizes(
+            partitions=0, segments=1, log_bytes=n_bytes, batches=batches, now_bytes=now,
+            interval_bytes=len(offset_index) + len(time_index), batch_bytes=batches * (OFFSET_ENTRY + TIME_ENTRY),
+            minute_bytes=TIME_ENTRY * len(minutes), second_bytes=TIME_ENTRY * len(seconds), bytes_read=bytes_read,
+        )  # fmt: skip
+    return IndexSizes(
+        log.topic, **{name: getattr(total, name) for name in _COUNTS if name != "days"}, days=len(days),
+        problem=problem,
+    )  # fmt: skip
+
+
+def _merged(seconds: NDArray[np.int64], timestamps_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+    known = timestamps_ms[timestamps_ms >= 0]
+    return np.unique(np.concatenate([seconds, known // _SECOND]))
+
+
+def time_index_bytes_per_day(seconds_per_entry: int, partitions: int = 1) -> int:
+    """Bytes of a day's time index with an entry each so many seconds: the table of the KIP-33 draft (3,500 partitions:
+    each second 3.4 GiB, each minute 57 MiB).
+    """
+    return _DAY // _SECOND // seconds_per_entry * TIME_ENTRY * partitions
+
+
+def offset_index_bytes(log_bytes: int, interval_bytes: int = 4096, partitions: int = 1) -> int:
+    """Bytes of an offset index with an entry each so many bytes of log: the estimate of the offset index's proposal
+    (512 MiB: 1 MiB; 1,000 partitions: about 1 GiB).
+    """
+    return log_bytes // interval_bytes * OFFSET_ENTRY * partitions

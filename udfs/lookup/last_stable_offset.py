@@ -1,0 +1,96 @@
+"""Where reading committed data ends: the first offset of the oldest transaction that is still open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from logformat.batches.chunks import ChunkBuffer, Tail
+from logformat.batches.headers import read_headers
+from logformat.errors import LogFormatError
+from logformat.side_files import producer_snapshot
+from logformat.side_files.producer_kernels import MARKER
+from logformat.side_files.producer_state import ProducerState
+from udfs.storage import Root, opened_unbuffered, read_file
+
+_BUFFER_BYTES: Final = 1 << 20
+
+
+class ListedSegment(Protocol):
+    """A `.log` by its listing."""
+
+    @property
+    def path(self) -> str:
+        """Relative to its root."""
+
+    @property
+    def base_offset(self) -> int:
+        """By its name."""
+
+    @property
+    def size(self) -> int:
+        """Bytes when it was listed."""
+
+
+def last_stable_offset(
+    segments: Sequence[tuple[Root, ListedSegment]],
+    log_start_offset: int,
+    high_watermark: int | None = None,
+    snapshots: Sequence[tuple[int, Root, str]] = (),
+    resume: Callable[[Any, LogFormatError, int], int | None] | None = None,
+) -> int:
+    """Of a log, by the headers of its batches from the newest of the `snapshots` on (offset, root and path, rising)
+    that can be read and lies at a segment's base; without one, of all batches. Nothing is decompressed.
+
+    Rule: UnifiedLog.fetchLastStableOffsetMetadata of a broker that has just loaded the log: a producer's transaction
+    begins with its first batch that is not below the log start, and is open until its marker is below the high
+    watermark (None: the log end). Raises LogFormatError for a bad log, unless there is `resume`: of a segment, what is
+    wrong with its batch at a position, and that position it gives the next batch's, None: go on in the next segment.
+    What was open before the damage is then not known to be open; who reads it finds no marker this side of the damage.
+    """
+    state, first = _loaded(segments, snapshots, high_watermark)
+    completed, end = [np.empty(0, MARKER)], log_start_offset
+    buffer = ChunkBuffer(_BUFFER_BYTES)
+    for root, segment in segments[first:]:
+        end = max(end, segment.base_offset)
+        position: int | None = 0
+        while position is not None and position < segment.size:
+            try:
+                with opened_unbuffered(root, segment.path) as file:
+                    shown = f"{root.uri}/{segment.path}"
+                    for headers in read_headers(file, shown, position, segment.size, buffer, Tail()):
+                        batches = headers.batches
+                        position = headers.position + headers.size
+                        end = int(batches["last_offset"][-1]) + 1
+                        counts = (batches["producer_id"] >= 0) & (batches["last_offset"] >= log_start_offset)
+                        completed.append(state.append(batches[counts], shown))
+                break
+            except LogFormatError as error:
+                if resume is None:
+                    raise
+                state, position = ProducerState(), resume(segment, error, position)
+    end = max(end, log_start_offset)
+    known = end if high_watermark is None else min(end, high_watermark)
+    found = state.last_stable_offset(known, np.concatenate(completed).view(MARKER))
+    return min(max(found, log_start_offset), known)
+
+
+def _loaded(
+    segments: Sequence[tuple[Root, ListedSegment]],
+    snapshots: Sequence[tuple[int, Root, str]],
+    high_watermark: int | None,
+) -> tuple[ProducerState, int]:
+    """Producers at the base of a segment, and its number. Of a snapshot above the high watermark it would not be known
+    which transactions were decided below it.
+    """
+    bases = {segment.base_offset: number for number, (_, segment) in enumerate(segments)}
+    for offset, root, path in reversed(snapshots):
+        if offset in bases and (high_watermark is None or offset <= high_watermark):
+            try:
+                entries = producer_snapshot.read(read_file(root, path), f"{root.uri}/{path}")
+            except LogFormatError:
+                continue  # an older one, or the log itself
+            return ProducerState.from_snapshot(entries), bases[offset]
+    return ProducerState(), 0

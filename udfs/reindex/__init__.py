@@ -1,0 +1,1 @@
+"""Indexes and snapshots made anew and judged. See REINDEX.md."""

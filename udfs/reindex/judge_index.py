@@ -1,0 +1,198 @@
+"""What is to be said of an archived `.index` or `.timeindex` beside the one that is rebuilt from its log.
+
+The words are those of the report; each is tried in this order, and the first that fits is taken:
+
+    missing        there is no such file
+    (same)         byte for byte as rebuilt
+    huge           longer than segment.index.bytes, and not because of zeros at its end
+    foreign        no entry of it fits this log, or its first one lies outside: it belongs to another segment
+    wrong          entry n misleads a look-up
+    torn           no whole number of entries
+    padded         right as far as it goes, then zeros: a segment that was being written, and was never closed
+    stale          right as far as it goes, but ends before the log does, or goes on where the log was cut off
+    other_entries  right for every look-up, but not the entries that Kafka 4.3 makes
+
+Never more of a file is held in memory than can be right (segment.index.bytes) and a bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logformat.errors import LogFormatError, unreadable
+from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from logformat.side_files import offset_index, time_index
+from udfs.storage import Root, opened
+from udfs.verify.index_entries import EntryCheck, falls
+
+Reason = Literal["", "missing", "torn", "padded", "stale", "wrong", "foreign", "huge", "other_entries"]
+
+_OFFSET_SIZE: Final = OFFSET_INDEX_ENTRY.itemsize
+_TIME_SIZE: Final = TIME_INDEX_ENTRY.itemsize
+_PART_BYTES: Final = 1 << 20  # of what is only asked whether it is zeros
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is wrong with a file. No reason: nothing, it is as rebuilt."""
+
+    reason: Reason = ""
+    position: int = -1  # byte in the file
+    entry: int = -1  # number of the entry there
+    expected: str = ""
+    found: str = ""
+
+
+SAME: Final = Verdict()
+
+
+@dataclass(frozen=True)
+class SideBytes:
+    """A file as far as it can be right."""
+
+    path: str
+    size: int  # of the whole file
+    head: bytes  # its first bytes, all of them where there are no more than the limit
+    only_zeros_behind: bool  # what lies behind `head` is zeros, or nothing
+
+
+def read_bounded(root: Root, path: str, limit: int) -> SideBytes:
+    """A file's first `limit` bytes, and whether the rest is zeros. Raises kind "unreadable"."""
+    try:
+        with opened(root, path) as file:
+            size = int(file.size())
+            head = file.read(min(size, limit))
+            zeros, left = True, size - len(head)
+            while zeros and left > 0:
+                part = file.read(min(left, _PART_BYTES))
+                zeros = bool(part) and part.count(0) == len(part)
+                left -= len(part)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return SideBytes(path, size, bytes(head), zeros)
+
+
+def unparsed(error: LogFormatError) -> Verdict:
+    """Of a file that could not be read, or not be parsed."""
+    return Verdict("wrong", error.position, -1, error.expected, error.found)
+
+
+class IndexJudge:
+    """Takes a segment's batches in order, then says what is to be said of its two index files; None: there is none."""
+
+    def __init__(self, base_offset: int, offset_file: SideBytes | None, time_file: SideBytes | None) -> None:
+        self.offset_file, self.time_file = offset_file, time_file
+        self._base = base_offset
+        offsets = offset_index.read(_whole(offset_file, _OFFSET_SIZE), base_offset, "")
+        times = time_index.read(_whole(time_file, _TIME_SIZE), base_offset, "")
+        self._entries = EntryCheck(base_offset, offsets, times)
+        self._end = 0  # of the log so far, bytes
+
+    def feed(self, batches: NDArray[np.void], position: int, size: int) -> None:
+        """The next batches, layout.BATCH[n]: bytes [position, position + size) of the log."""
+        if self.offset_file is not None or self.time_file is not None:
+            self._entries.feed(batches, position, size)
+        self._end = position + size
+
+    def offset_index(self, rebuilt: bytes, max_bytes: int) -> Verdict:
+        """Of the `.index`; rebuilt: what it should be; max_bytes: segment.index.bytes."""
+        seen, e = self._entries, self._entries.offsets
+        beyond = (e["position"] >= self._end) | (e["offset"] > seen.last_offset)
+        bad = falls(e["offset"]) | falls(e["position"]) | (seen.wrong_offset & seen.seen_offset)
+        bad |= ~seen.seen_offset & ~beyond
+        right = offset_index.read(rebuilt, self._base, "")
+        return _judge(self.offset_file, rebuilt, max_bytes, _OFFSET_SIZE, bad, beyond, _offset_texts(e, right))
+
+    def time_index(self, rebuilt: bytes, max_bytes: int) -> Verdict:
+        """Of the `.timeindex`."""
+        seen, e = self._entries, self._entries.times
+        beyond = e["offset"] > seen.last_offset
+        bad = falls(e["timestamp"]) | falls(e["offset"], may_stay=True) | (e["offset"] < self._base)
+        bad |= (seen.wrong_time & ~beyond) | (~beyond & (e["timestamp"] > seen.max_timestamp))
+        ends_early = not len(e) or int(e["timestamp"][-1]) < seen.max_timestamp
+        right = time_index.read(rebuilt, self._base, "")
+        return _judge(self.time_file, rebuilt, max_bytes, _TIME_SIZE, bad, beyond, _time_texts(e, right), ends_early)
+
+
+def _whole(file: SideBytes | None, entry_size: int) -> bytes:
+    return b"" if file is None else file.head[: len(file.head) - len(file.head) % entry_size]
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Entries as text."""
+
+    template: str
+    found: NDArray[np.void]
+    right: NDArray[np.void]
+
+    def of(self, n: int, entries: NDArray[np.void]) -> str:
+        return self.template.format(*(int(value) for value in entries[n])) if n < len(entries) else "no entry"
+
+
+def _offset_texts(found: NDArray[np.void], right: NDArray[np.void]) -> _Texts:
+    return _Texts("offset {} at position {}", found, right)
+
+
+def _time_texts(found: NDArray[np.void], right: NDArray[np.void]) -> _Texts:
+    return _Texts("timestamp {} at offset {}", found, right)
+
+
+def _judge(
+    file: SideBytes | None,
+    rebuilt: bytes,
+    max_bytes: int,
+    entry_size: int,
+    bad: NDArray[np.bool_],
+    beyond: NDArray[np.bool_],
+    texts: _Texts,
+    ends_early: bool = False,
+) -> Verdict:
+    """bad, beyond: bool[n], of the entries read: misleads; lies behind the log's end."""
+    if file is None:
+        return Verdict("missing", expected=f"{len(rebuilt)} bytes", found="no such file")
+    if file.size == len(rebuilt) and file.head == rebuilt:
+        return SAME
+    n = len(bad)
+    used = n * entry_size
+    whole = len(file.head) - len(file.head) % entry_size
+    behind = np.frombuffer(file.head, np.uint8)[used:whole]  # whole entries behind the last one that counts
+    zeros_to_end = not file.head[used:].strip(b"\0") and file.only_zeros_behind
+    if file.size > max_bytes and (used > max_bytes or not zeros_to_end):
+        return Verdict(
+            "huge", max_bytes, max_bytes // entry_size, f"at most {max_bytes} bytes (segment.index.bytes)",
+            f"{file.size} bytes",
+        )  # fmt: skip
+
+    def at(reason: Reason, i: int) -> Verdict:
+        return Verdict(reason, i * entry_size, i, texts.of(i, texts.right), texts.of(i, texts.found))
+
+    misfits = np.flatnonzero(bad | beyond)
+    if len(misfits):
+        first = int(misfits[0])
+        cut_off = not bad[first:].any() and bool(beyond[first:].all())  # rises on and on behind the log's end
+        if n > 1 and bad.any() and len(misfits) == n:
+            return at("foreign", 0)
+        if cut_off and first == 0 and rebuilt:
+            return at("foreign", 0)
+        return at("stale" if cut_off else "wrong", first)
+    if behind.any():
+        position = used + int(behind.argmax())
+        entry = position // entry_size
+        return Verdict("wrong", entry * entry_size, entry, "nothing behind the zeros that end it", "more entries")
+    if file.size % entry_size:
+        rest = file.size % entry_size
+        return Verdict(
+            "torn", file.size - rest, (file.size - rest) // entry_size, f"entries of {entry_size} bytes",
+            f"{rest} bytes at the end",
+        )  # fmt: skip
+    if file.size > used:
+        return Verdict("padded", used, n, f"{len(rebuilt)} bytes", f"{file.size - used} bytes of zeros at the end")
+    if ends_early or rebuilt.startswith(file.head):
+        return at("stale", n)
+    other = np.frombuffer(file.head, np.uint8)[: len(rebuilt)] != np.frombuffer(rebuilt, np.uint8)[: len(file.head)]
+    return at("other_entries", (int(other.argmax()) if other.any() else len(rebuilt)) // entry_size)

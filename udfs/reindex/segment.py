@@ -1,0 +1,267 @@
+"""Reindex, first half: the `.index` and `.timeindex` of segments from their `.log`, and what the second half needs.
+
+One pass over each log, front to back: checksums (or headers alone, where checksums are trusted), offsets against the
+names; every batch is shown to the index builder, to the judge of the archived indexes, and to the producers' summary.
+What the second half (reindex_side_files) is told of a segment is bounded by its producers and aborted transactions.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logformat import names
+from logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer, Tail, read_chunks
+from logformat.batches.headers import read_headers
+from logformat.errors import LogFormatError, unreadable
+from logformat.layout import CONTROL_ABORT, CONTROL_MASK
+from logformat.regular_files import open_local
+from logformat.side_files.checkpoints import EpochEntry, assign_batches
+from logformat.side_files.index_builder import IndexBuilder
+from logformat.side_files.producer_state import ProducerSummary, merge, merge_all, summarize
+from udfs.attempt import attempt
+from udfs.compact.plan import Problem
+from udfs.compact.scan_segment import check_offsets
+from udfs.reindex.judge_index import IndexJudge, SideBytes, Verdict, read_bounded, unparsed
+from udfs.reindex.write import FileReport, SideFilePlace, Target, finish_folder, impossible, make_folder, settle
+from udfs.storage import Root, open_root, opened
+from udfs.verify.transactions import TXN_ROW, previous_markers, transaction_rows
+
+_OURS: Final = (names.INDEX, names.TIME_INDEX)
+_MORE: Final = 4096  # bytes of an index that are looked at behind the most that can be right
+
+
+@dataclass(frozen=True)
+class ReindexSettings:
+    """What decides the bytes of a topic's indexes, and how its logs are read."""
+
+    index_interval_bytes: int = 4096
+    segment_index_bytes: int = 10 << 20
+    time_index_interval_ms: int = 0
+    producer_id_expiration_ms: int = 86_400_000
+    check_crc: bool = True
+    chunk_bytes: int = 8 << 20
+    max_batch_bytes: int = MAX_BATCH_BYTES
+
+
+@dataclass(frozen=True)
+class ReindexSegment:
+    """One `.log`; paths are relative to the archive."""
+
+    log: str
+    base_offset: int
+    size: int  # bytes when it was listed
+    next_base_offset: int | None  # of the segment behind it; None: it is the last, and may end in a torn batch
+    offset_index: str | None = None  # the files that are there
+    time_index: str | None = None
+
+
+@dataclass(frozen=True)
+class ReindexTask:
+    """Consecutive segments of one partition."""
+
+    target: Target
+    folder: str  # of the partition
+    segments: tuple[ReindexSegment, ...]
+    settings: ReindexSettings
+
+
+@dataclass(frozen=True)
+class SegmentOutcome:
+    """What was found in one log, and what became of its two indexes."""
+
+    base_offset: int
+    log: str
+    problem: Problem | None = None  # the log is bad: nothing below but what it says of the files is known
+    producer_problem: Problem | None = None  # only what depends on producers is not known
+    files: tuple[FileReport, ...] = ()
+    end_position: int = 0  # bytes that are batches
+    torn_bytes: int = 0  # behind them
+    n_batches: int = 0
+    first_offset: int = -1  # of the first batch; -1: empty
+    last_offset: int = -1
+    max_timestamp: int = -1  # ms
+    dense: bool = True  # each batch begins where the one before it ends
+    producers: ProducerSummary = field(default_factory=lambda: merge_all([]))  # markers: those that abort only
+    aborts: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TXN_ROW))  # every ABORT marker ...
+    # ... of each the offset of its producer's marker before it, in this log; -1: none
+    previous: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    last_markers: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TXN_ROW))  # of each producer
+    epochs: tuple[EpochEntry, ...] = ()  # (leader epoch, base offset of its first batch)
+    bytes_read: int = 0
+    bytes_written: int = 0
+    seconds: float = 0.0
+
+    @property
+    def next_offset(self) -> int:
+        """Where the log goes on behind this segment."""
+        return max(self.base_offset, self.last_offset + 1)
+
+
+def reindex_segments(task: ReindexTask) -> list[SegmentOutcome]:
+    """Rebuild the two indexes of each segment, and put them where the task says.
+
+    Whatever stops the work on a segment is its problem. Only a full disk raises OSError.
+    """
+    buffer = ChunkBuffer(task.settings.chunk_bytes, task.settings.max_batch_bytes)
+    made = attempt(task.folder, lambda: make_folder(task.target, task.folder))
+    if isinstance(made, Problem):
+        return [_stopped(task, segment, made) for segment in task.segments]
+    outcomes = []
+    for segment in task.segments:
+        started = time.perf_counter()
+        done = attempt(segment.log, lambda s=segment: _reindex(task, s, buffer))  # type: ignore[misc]
+        outcome = _stopped(task, segment, done) if isinstance(done, Problem) else done
+        outcomes.append(replace(outcome, seconds=time.perf_counter() - started))
+    files = [file for outcome in outcomes for file in outcome.files]
+    flushed = attempt(task.folder, lambda: finish_folder(task.target, task.folder, files))
+    if isinstance(flushed, Problem):
+        return [_stopped(task, segment, flushed) for segment in task.segments]
+    return outcomes
+
+
+def _stopped(task: ReindexTask, segment: ReindexSegment, problem: Problem) -> SegmentOutcome:
+    places = [_place(task.folder, segment, kind) for kind in _OURS]
+    files = tuple(impossible(place, problem) for place in places)
+    return SegmentOutcome(segment.base_offset, segment.log, problem, files=files)
+
+
+def _reindex(task: ReindexTask, segment: ReindexSegment, buffer: ChunkBuffer) -> SegmentOutcome:
+    root, settings = open_root(task.target.archive_uri), task.settings
+    places = [_place(task.folder, segment, kind) for kind in _OURS]
+    archived = [_read_index(root, place, settings.segment_index_bytes) for place in places]
+    files_read = [file if isinstance(file, SideBytes) else None for file in archived]
+    judge = IndexJudge(segment.base_offset, files_read[0], files_read[1])
+    builder = IndexBuilder(
+        segment.base_offset, settings.index_interval_bytes, settings.segment_index_bytes, segment.log,
+        settings.time_index_interval_ms,
+    )  # fmt: skip
+    found = scan(root, segment, settings, buffer, builder, judge)
+    rebuilt = builder.finish()
+    limit = settings.segment_index_bytes
+    verdicts = judge.offset_index(rebuilt[0], limit), judge.time_index(rebuilt[1], limit)
+    files, written = [], 0
+    for place, file, verdict, data in zip(places, archived, verdicts, rebuilt, strict=True):
+        report, n = settle(task.target, place, file if isinstance(file, Verdict) else verdict, data)
+        files.append(report)
+        written += n
+    read = sum(len(file.head) for file in files_read if file is not None)
+    return replace(found, files=tuple(files), bytes_read=found.bytes_read + read, bytes_written=written)
+
+
+def _place(folder: str, segment: ReindexSegment, kind: str) -> SideFilePlace:
+    archived = segment.offset_index if kind == names.INDEX else segment.time_index
+    return SideFilePlace(folder, names.segment_file(segment.base_offset, kind), kind, archived, segment.log)
+
+
+def _read_index(root: Root, place: SideFilePlace, max_bytes: int) -> SideBytes | Verdict | None:
+    """None: there is none. One that cannot be read is no fault of the log."""
+    if place.archived is None:
+        return None
+    try:
+        return read_bounded(root, place.archived, max_bytes + _MORE)
+    except LogFormatError as error:
+        return unparsed(error)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Consecutive batches."""
+
+    position: int
+    size: int
+    batches: NDArray[np.void]
+    bytes_read: int
+
+
+def scan(
+    root: Root,
+    segment: ReindexSegment,
+    settings: ReindexSettings,
+    buffer: ChunkBuffer,
+    builder: IndexBuilder,
+    judge: IndexJudge | None = None,
+) -> SegmentOutcome:
+    """One pass over a log. Raises LogFormatError for whatever a broker would cut off, or refuse to load."""
+    base, path = segment.base_offset, segment.log
+    producers = merge_all([])
+    producer_problem: Problem | None = None
+    aborts: list[NDArray[np.void]] = []
+    before_aborts: list[NDArray[np.int64]] = []
+    last_markers = np.empty(0, TXN_ROW)
+    epochs: list[EpochEntry] = []
+    first, last, max_timestamp, n_batches, bytes_read, dense = -1, -1, -1, 0, 0, True
+    tail = Tail()
+    for part in _parts(root, segment, settings, buffer, tail):
+        batches = part.batches
+        check_offsets(path, base, segment.next_base_offset, batches)
+        builder.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
+        if judge is not None:
+            judge.feed(batches, part.position, part.size)
+        owned = batches[batches["producer_id"] >= 0]
+        if len(owned) and producer_problem is None:
+            try:
+                producers = merge(producers, _only_aborts(summarize(owned, path)), path)
+            except LogFormatError as error:
+                producer_problem = Problem.of(error)
+            markers = owned[(owned["attributes"] & CONTROL_MASK) != 0]
+            rows = transaction_rows(markers)
+            previous, last_markers = previous_markers(rows, last_markers)
+            aborts.append(rows[rows["marker"] == CONTROL_ABORT])
+            before_aborts.append(previous[rows["marker"] == CONTROL_ABORT])
+        epochs = assign_batches(epochs, batches["partition_leader_epoch"], batches["base_offset"])
+        starts, ends = batches["base_offset"], batches["last_offset"]
+        dense = dense and (n_batches == 0 or int(starts[0]) == last + 1)
+        dense = dense and bool((starts[1:] == ends[:-1] + 1).all()) and int(starts[0]) >= 0
+        first = int(starts[0]) if n_batches == 0 else first
+        last = int(ends[-1])
+        max_timestamp = max(max_timestamp, int(batches["max_timestamp"].max()))
+        n_batches += len(batches)
+        bytes_read += part.bytes_read
+    if tail.torn_bytes and segment.next_base_offset is not None:
+        raise LogFormatError(
+            "torn_tail", path, tail.position, "whole batches up to the end of the file, since another segment follows",
+            f"{tail.torn_bytes} bytes that are none",
+        )  # fmt: skip
+    return SegmentOutcome(
+        base, path, producer_problem=producer_problem, end_position=tail.position, torn_bytes=tail.torn_bytes,
+        n_batches=n_batches, first_offset=first, last_offset=last, max_timestamp=max_timestamp, dense=dense,
+        producers=producers, aborts=np.concatenate([np.empty(0, TXN_ROW), *aborts]),
+        previous=np.concatenate([np.empty(0, np.int64), *before_aborts]), last_markers=last_markers,
+        epochs=tuple(epochs), bytes_read=bytes_read,
+    )  # fmt: skip
+
+
+def _parts(
+    root: Root, segment: ReindexSegment, settings: ReindexSettings, buffer: ChunkBuffer, tail: Tail
+) -> Iterator[_Part]:
+    path = segment.log
+    if not settings.check_crc and root.is_local:
+        try:
+            with open_local(root.full(path)) as raw:
+                _check_size(path, os.fstat(raw.fileno()).st_size, segment.size)
+                for headers in read_headers(raw, path, 0, segment.size, buffer, tail):
+                    yield _Part(headers.position, headers.size, headers.batches, headers.bytes_read)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        return
+    with opened(root, path) as file:
+        _check_size(path, int(file.size()), segment.size)
+        for chunk in read_chunks(file, path, 0, segment.size, buffer, tail, check_crc=settings.check_crc):
+            yield _Part(chunk.position, len(chunk.raw), chunk.batches, len(chunk.raw))
+
+
+def _check_size(path: str, size: int, listed: int) -> None:
+    if size < listed:
+        raise LogFormatError("changed", path, size, f"{listed} bytes, as listed", f"{size}")
+
+
+def _only_aborts(summary: ProducerSummary) -> ProducerSummary:
+    """Without the markers that commit: nothing of them goes into a file."""
+    return ProducerSummary(summary.producers, summary.markers[summary.markers["aborted"]])

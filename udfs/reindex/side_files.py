@@ -1,0 +1,331 @@
+"""Reindex, second half: what a partition's producers decide, folded over its segments in order.
+
+    state = nothing
+    for each segment:
+        as long as the log start is not passed, a broker begins anew; above it, the state at the base is a `.snapshot`
+        state takes the segment's summary; the transactions that it aborts are its `.txnindex`
+    the state at the log end is the last `.snapshot`; the first batch of each leader epoch the leader-epoch-checkpoint
+
+A log that is bad ends what is known. A valid archived snapshot at a later base gives it back, as when a broker loads
+it. Archived files can know more than the log does: the cleaner took batches, the log start went up. What they say
+beyond the log is then no fault; what contradicts a batch that is there is. Rules: semantics §3.4 to §3.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logformat import names
+from logformat.errors import LogFormatError
+from logformat.layout import SNAPSHOT_ENTRY, TXN_INDEX_ENTRY
+from logformat.side_files import checkpoints, producer_snapshot, transaction_index
+from logformat.side_files.checkpoints import EpochEntry
+from logformat.side_files.producer_state import ProducerState, aborted_transactions
+from udfs.compact.plan import Problem
+from udfs.reindex.judge_index import SAME, Reason, SideBytes, Verdict, read_bounded, unparsed
+from udfs.reindex.judge_snapshot import Known, judge_snapshot
+from udfs.reindex.segment import SegmentOutcome
+from udfs.reindex.write import FileReport, SideFilePlace, Target, finish_folder, impossible, make_folder, settle
+from udfs.storage import Root, open_root, read_file
+from udfs.verify.transactions import TXN_ROW, check_txn_index, previous_markers
+
+_TXN_SIZE: Final = TXN_INDEX_ENTRY.itemsize
+_MOST_SIDE_BYTES: Final = 64 << 20  # of a file that should be small, and of which nothing says how small
+
+
+@dataclass(frozen=True)
+class SideFilesPlan:
+    """A partition's side files as they are listed; paths are relative to the archive."""
+
+    target: Target
+    folder: str
+    log_start_offset: int | None  # by the checkpoint beside it
+    snapshots: Mapping[int, str]  # offset -> path
+    txn_indexes: Mapping[int, str]  # base -> path
+    leader_epochs: tuple[EpochEntry, ...] | None  # as parsed; None: there is none that could be
+    leader_epochs_path: str | None
+    producer_id_expiration_ms: int = 86_400_000
+    ends_here: bool = True  # no segment is left out behind these (of a log that a broker holds)
+
+
+@dataclass
+class SideFilesDone:
+    """What became of them."""
+
+    files: list[FileReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+
+def reindex_side_files(plan: SideFilesPlan, outcomes: Sequence[SegmentOutcome]) -> SideFilesDone:
+    """Fold the segments' outcomes, in order; rebuild, compare and put the partition's side files."""
+    note = _log_start_beyond(plan, outcomes)
+    fold = _Fold(replace(plan, log_start_offset=None) if note else plan)
+    fold.done.notes += [note] if note else []
+    make_folder(plan.target, plan.folder)
+    for outcome in outcomes:
+        fold.segment(outcome)
+    fold.end(outcomes)
+    finish_folder(plan.target, plan.folder, fold.done.files)
+    return fold.done
+
+
+def _log_start_beyond(plan: SideFilesPlan, outcomes: Sequence[SegmentOutcome]) -> str:
+    """What to say of a log start checkpoint above the log end, which is another log's; "": it is not."""
+    if plan.log_start_offset is None or not plan.ends_here or not outcomes or outcomes[-1].problem is not None:
+        return ""
+    end = max(outcomes[-1].base_offset, outcomes[-1].next_offset)
+    if plan.log_start_offset <= end:
+        return ""
+    return (
+        f"{plan.folder}: the log start is {plan.log_start_offset} by its checkpoint, above the log end {end}; not used"
+    )
+
+
+class _Fold:
+    def __init__(self, plan: SideFilesPlan) -> None:
+        self.plan, self.done = plan, SideFilesDone()
+        self.root: Root = open_root(plan.target.archive_uri)
+        self.state: ProducerState | None = ProducerState()
+        self.why: Problem | None = None  # there is no state
+        self.log_start: int | None = None
+        self.first_offset = 0  # from which on the state was replayed
+        self.dense = True  # every offset from there on was in a batch
+        self.end_offset = 0  # of the segments so far
+        self.last_markers = np.empty(0, TXN_ROW)  # of each producer, in the segments so far
+        self.expected: set[int] = set()  # offsets at which a snapshot is looked at
+        self.log = ""
+
+    def segment(self, outcome: SegmentOutcome) -> None:
+        base = outcome.base_offset
+        self.log = outcome.log
+        if self.log_start is None:
+            self.log_start = max(base, self.plan.log_start_offset or 0)
+        # UnifiedLog.rebuildProducerState: no snapshot counts at or below the log start, and no batch below it is read;
+        # only the segment that is recovered is read from its base on, and leaves a snapshot if it ends above.
+        below = base <= self.log_start
+        if below or (self.state is not None and self.end_offset <= self.log_start):
+            self.state, self.first_offset, self.dense = ProducerState(), base, True
+        else:
+            self.dense = self.dense and self.end_offset == base
+        if not below:
+            self._snapshot(base, outcome.log)
+        self.end_offset = outcome.next_offset
+        problem = outcome.problem or outcome.producer_problem
+        entries: NDArray[np.void] | None = None
+        if problem is None and self.state is None and not len(outcome.producers.markers):
+            entries = np.empty(0, transaction_index.ENTRY)  # nothing is aborted here, whatever was before
+        elif problem is None and self.state is not None:
+            try:
+                entries = aborted_transactions(self.state.apply(outcome.producers, outcome.log))
+            except LogFormatError as error:
+                problem = Problem.of(error)
+        if problem is not None:
+            self.state, self.why = None, problem
+        empty = outcome.n_batches == 0
+        starts_at_base = empty or outcome.first_offset == base
+        self.dense = self.dense and outcome.dense and starts_at_base
+        self._txn_index(outcome, entries)
+        _, self.last_markers = previous_markers(outcome.last_markers, self.last_markers)
+
+    def _txn_index(self, outcome: SegmentOutcome, entries: NDArray[np.void] | None) -> None:
+        archived = self.plan.txn_indexes.get(outcome.base_offset)
+        name = names.segment_file(outcome.base_offset, names.TXN_INDEX)
+        place = SideFilePlace(self.plan.folder, name, names.TXN_INDEX, archived, outcome.log)
+        if entries is None:
+            if self.why is not None:
+                self.done.files.append(impossible(place, self.why))
+            return
+        data = transaction_index.write(entries)
+        if archived is None and not data:
+            return  # the file appears with its first entry
+        try:
+            file = None if archived is None else self._read(archived, max(1 << 20, outcome.end_position // 2))
+            earlier, _ = previous_markers(outcome.aborts, self.last_markers)
+            dense_from = self.first_offset if self.dense else None
+            verdict = judge_txn_index(file, entries, outcome, np.maximum(outcome.previous, earlier), dense_from)
+        except LogFormatError as error:
+            verdict = unparsed(error)
+        if archived is not None and not data and not verdict.reason and self.plan.target.mode == "output":
+            return  # an empty file is as good as none, and recovery makes none
+        self._settle(place, verdict, data)
+
+    def _snapshot(self, offset: int, log: str, *, at_end: bool = False) -> None:
+        self.expected.add(offset)
+        archived = self.plan.snapshots.get(offset)
+        place = SideFilePlace(
+            self.plan.folder, names.segment_file(offset, names.SNAPSHOT), names.SNAPSHOT, archived, log
+        )
+        if self.state is None and archived is not None and not at_end:
+            self._load(offset, archived)
+        if self.state is None:
+            if self.why is not None:
+                self.done.files.append(impossible(place, self.why))
+            return
+        entries = self.state.entries()
+        if archived is None:
+            if self.plan.target.mode == "check" and (at_end or not len(entries)):
+                return  # a live broker has none at the end; one without producers says nothing
+            verdict = Verdict("missing", expected=f"{len(entries)} producers", found="no such file")
+        else:
+            try:
+                file = self._read(archived, max(_MOST_SIDE_BYTES, 2 * SNAPSHOT_ENTRY.itemsize * len(entries)))
+                known = Known(offset, self.first_offset, self.dense)
+                verdict = judge_snapshot(file, entries, known, lambda: self._expired_ms(archived))
+            except LogFormatError as error:
+                verdict = unparsed(error)
+        self._settle(place, verdict, producer_snapshot.write(entries))
+
+    def _load(self, offset: int, archived: str) -> None:
+        """Go on from an archived snapshot, if there is nothing wrong with it."""
+        try:
+            entries = producer_snapshot.read(self._read(archived, _MOST_SIDE_BYTES).head, archived)
+        except LogFormatError:
+            return
+        if (entries["last_offset"] >= offset).any() or (entries["current_txn_first_offset"] >= offset).any():
+            return
+        self.state = ProducerState.from_snapshot(entries)
+        self.first_offset, self.dense = offset, False
+        self.done.notes.append(
+            f"{archived}: taken as it is, since the log before it is bad; what follows goes on from it"
+        )
+
+    def end(self, outcomes: Sequence[SegmentOutcome]) -> None:
+        """What is there once in a partition."""
+        if not outcomes:
+            return
+        start = self.log_start or 0
+        if self.plan.ends_here and self.end_offset > start and self.end_offset not in self.expected:
+            self._snapshot(self.end_offset, self.log, at_end=True)
+        if self.plan.ends_here:
+            stray = [path for offset, path in self.plan.snapshots.items() if offset not in self.expected | {start}]
+            at_bases = {outcome.base_offset for outcome in outcomes}
+            for path in stray:
+                if int(path.rpartition("/")[2].partition(".")[0]) not in at_bases:
+                    self.done.notes.append(f"{path}: at no segment's base and not at the log end; left alone")
+        self._leader_epochs(outcomes)
+
+    def _leader_epochs(self, outcomes: Sequence[SegmentOutcome]) -> None:
+        listed, path = self.plan.leader_epochs, self.plan.leader_epochs_path
+        found: list[EpochEntry] = []
+        for outcome in outcomes:
+            for epoch, start in outcome.epochs:
+                if not found or epoch > found[-1][0]:
+                    found = checkpoints.assign(found, epoch, start)
+        found = checkpoints.truncate_from_start(found, self.log_start or 0)
+        name = names.LEADER_EPOCH_CHECKPOINT
+        place = SideFilePlace(self.plan.folder, name, name, path, outcomes[-1].log)
+        if listed is not None and (listed or not found):  # it knows where an epoch began; the log may not, any more
+            if found and found[-1][0] > listed[-1][0]:
+                self.done.notes.append(
+                    f"{path}: ends before leader epoch {found[-1][0]}, which the log has; left alone"
+                )
+            self.done.files.append(FileReport(place.path, name, "same"))
+            return
+        if not self.plan.ends_here:
+            return  # later ones may be in what was left out
+        verdict = Verdict("missing", expected=f"{len(found)} leader epochs", found="no such file")
+        if path is not None:
+            try:
+                checkpoints.read_leader_epochs(read_file(self.root, path), path)
+                verdict = Verdict("stale", expected=f"{len(found)} leader epochs", found="none")
+            except LogFormatError as error:
+                verdict = unparsed(error)
+        bad = next((outcome.problem for outcome in outcomes if outcome.problem is not None), None)
+        if bad is not None:
+            self.done.files.append(impossible(place, bad))
+        elif found or path is not None:
+            self.done.notes.append(
+                f"{place.path}: lost, so made of the batches that are left: in a compacted log an epoch can begin "
+                "later than it did, and epochs can be missing"
+            )
+            self._settle(place, verdict, checkpoints.write_leader_epochs(found))
+
+    def _expired_ms(self, path: str) -> int:
+        """A broker that wrote this file had forgotten producers that were idle since then, or would by now."""
+        mtime_ns = self.root.filesystem.get_file_info(self.root.full(path)).mtime_ns or 0
+        return int(mtime_ns) // 1_000_000 - self.plan.producer_id_expiration_ms
+
+    def _read(self, path: str, limit: int) -> SideBytes:
+        file = read_bounded(self.root, path, limit)
+        self.done.bytes_read += len(file.head)
+        return file
+
+    def _settle(self, place: SideFilePlace, verdict: Verdict, data: bytes) -> None:
+        report, written = settle(self.plan.target, place, verdict, data)
+        self.done.files.append(report)
+        self.done.bytes_written += written
+
+
+def judge_txn_index(
+    file: SideBytes | None,
+    entries: NDArray[np.void],
+    outcome: SegmentOutcome,
+    previous: NDArray[np.int64],
+    dense_from: int | None = None,
+) -> Verdict:
+    """What is to be said of a `.txnindex`; entries: transaction_index.ENTRY[n], what replay of the log gives; previous:
+    int64[k], for each of the segment's ABORT markers that of its producer before it, -1 none; dense_from: from here on
+    every offset is in a batch, None: some may have been cleaned away.
+
+    On a compacted log the archived file can know more: transactions whose data is gone, an earlier first offset. That
+    is `other_entries`, as long as every replayed entry is covered, each of the others has its ABORT marker (else a
+    reader would go on to drop what its producer wrote later), and none begins before its producer's marker before (else
+    a reader would drop what was committed there).
+    """
+    rebuilt = transaction_index.write(entries)
+    if file is None:
+        return Verdict("missing", expected=f"{len(entries)} entries", found="no such file")
+    if file.size == len(rebuilt) and file.head == rebuilt:
+        return SAME
+    if file.size > len(file.head) and not file.only_zeros_behind:
+        return Verdict(
+            "huge", len(file.head), len(file.head) // _TXN_SIZE, f"{len(entries)} entries", f"{file.size} bytes"
+        )
+    used = -(-len(file.head.rstrip(b"\0")) // _TXN_SIZE) * _TXN_SIZE  # no entry ends in a zero offset and begins in one
+    whole = min(used, len(file.head) - len(file.head) % _TXN_SIZE)
+    found = transaction_index.read(file.head[:whole], file.path)
+    n = len(found)
+
+    def at(reason: Reason, i: int, expected: str = "") -> Verdict:
+        right = _txn_text(entries[i]) if i < len(entries) else "no entry"
+        said = _txn_text(found[i]) if i < n else "no entry"
+        return Verdict(reason, i * _TXN_SIZE, i, expected or right, said)
+
+    problems = check_txn_index(
+        file.head[:whole], file.path, entries, np.ones(len(entries), np.bool_), outcome.aborts, previous, dense_from
+    )
+    ended = n < len(entries) and rebuilt.startswith(file.head[:whole])
+    if problems and not ended:
+        outside = (found["last_offset"] < outcome.base_offset) | (found["last_offset"] > outcome.last_offset)
+        first = min(problems, key=lambda problem: problem.position)
+        i = first.position // _TXN_SIZE
+        if outside.any() and outside.all() and (len(entries) or found["last_offset"][0] < outcome.base_offset):
+            return at("foreign", 0)
+        cut_off = bool(
+            outside[i:].any() and outside[i:].all() and (found["last_offset"][i:] > outcome.last_offset).all()
+        )
+        return at("stale", i) if cut_off else at("wrong", i, first.expected)
+    rest = file.size - whole
+    if 0 < rest < _TXN_SIZE:
+        return Verdict("torn", whole, n, f"entries of {_TXN_SIZE} bytes", f"{rest} bytes at the end")
+    if rest:
+        return Verdict("padded", whole, n, f"{len(rebuilt)} bytes", f"{rest} bytes of zeros at the end")
+    if ended:
+        return at("stale", n)
+    both = min(n, len(entries))
+    differs = np.flatnonzero(found[:both] != entries[:both])
+    return at("other_entries", int(differs[0]) if len(differs) else both)
+
+
+def _txn_text(entry: np.void) -> str:
+    return (
+        f"producer {entry['producer_id']}, offsets {entry['first_offset']} to {entry['last_offset']}, "
+        f"last stable {entry['last_stable_offset']}"
+    )

@@ -1,0 +1,191 @@
+"""Where rebuilt side files go: nowhere (check), into a folder of their own (output), in the place of the old.
+
+In place, a file is written under a name that Kafka and our listing pass over, flushed, read back, and renamed over the
+old one: at any moment the name stands for the old bytes or the new ones. Whatever a killed run leaves has the ending
+LEFTOVER, and goes with the next run. Only names of side files are ever written, never a `.log`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from logformat import names
+from logformat.errors import LogFormatError
+from udfs.compact.plan import Problem
+from udfs.reindex.judge_index import Verdict
+from udfs.storage import Root, flush, flush_folder, open_root, opened, write_file
+
+LEFTOVER: Final = ".reindex.tmp"  # ends in .tmp: ignored by Kafka, and by names.is_ignorable
+
+Status = Literal["same", "differs", "rebuilt", "impossible"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where rebuilt files go."""
+
+    mode: Literal["check", "output", "in_place"]
+    archive_uri: str
+    output_uri: str = ""  # mode "output"
+    exact: bool = False  # in place: files too that are right and only not byte for byte as rebuilt
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """What is said of one file."""
+
+    path: str
+    kind: str  # names.KINDS without the log, or names.LEADER_EPOCH_CHECKPOINT; "log", "folder" where that is at fault
+    status: Status
+    reason: str = ""  # of classify_index.Verdict; of "impossible": the kind of problem
+    position: int = -1
+    entry: int = -1
+    expected: str = ""
+    found: str = ""
+    bytes: int = 0  # of the rebuilt file
+    log: str = ""  # of "impossible": the .log at fault, in which `position` lies
+
+
+@dataclass(frozen=True)
+class SideFilePlace:
+    """A side file's names."""
+
+    folder: str  # of the partition, relative to the archive
+    name: str  # as Kafka calls it: 00000000000000000042.index
+    kind: str
+    archived: str | None  # path of the file that is there, which may end in .swap
+    log: str  # path of a .log beside it: a new file takes its owner and mode, and its suffix where that is .swap
+
+    @property
+    def path(self) -> str:
+        """Where the file is, or would be."""
+        if self.archived is not None:
+            return self.archived
+        log = self.log.rpartition("/")[2]
+        alike = log.endswith(names.SWAP) and log.partition(".")[0] == self.name.partition(".")[0]
+        return f"{self.folder}/{self.name}{names.SWAP if alike else ''}"  # a broker will rename both
+
+
+def impossible(place: SideFilePlace, problem: Problem) -> FileReport:
+    """A file that cannot be rebuilt, because of a log."""
+    return FileReport(
+        place.path, place.kind, "impossible", problem.kind, problem.position, -1, problem.expected, problem.found, 0,
+        problem.path,
+    )  # fmt: skip
+
+
+def settle(target: Target, place: SideFilePlace, verdict: Verdict, data: bytes) -> tuple[FileReport, int]:
+    """Write a side file where the target says so; what is said of it, and how many bytes were written.
+
+    What cannot be written is a report too, but for a full disk: that raises OSError.
+    """
+    status: Status = "same"
+    written = 0
+    if target.mode == "check":
+        status = "differs" if verdict.reason else "same"
+    elif target.mode == "output" or (verdict.reason and (target.exact or verdict.reason != "other_entries")):
+        try:
+            if target.mode == "output":
+                _write_new(open_root(target.output_uri), place, data)
+            else:
+                replace_file(open_root(target.archive_uri), place, data)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            found = f"{type(error).__name__}: {error.strerror or error}"
+            return FileReport(
+                place.path, place.kind, "impossible", "unwritable", -1, -1, "a file that can be written", found
+            ), 0
+        except LogFormatError as error:
+            return FileReport(
+                place.path, place.kind, "impossible", error.kind, error.position, -1, error.expected, error.found
+            ), 0
+        status = "rebuilt" if verdict.reason else "same"
+        written = len(data)
+    return FileReport(
+        place.path, place.kind, status, verdict.reason, verdict.position, verdict.entry, verdict.expected,
+        verdict.found, len(data),
+    ), written  # fmt: skip
+
+
+def make_folder(target: Target, folder: str) -> None:
+    """The partition's folder in the output, before anything is written to it."""
+    if target.mode == "output":
+        root = open_root(target.output_uri)
+        root.filesystem.create_dir(root.full(folder), recursive=True)
+
+
+def finish_folder(target: Target, folder: str, files: Iterable[FileReport]) -> None:
+    """Flush the names in the folder, when these files are in it."""
+    if target.mode == "output":
+        root = open_root(target.output_uri)
+        if root.is_local:
+            flush_folder(root, folder)
+    elif target.mode == "in_place" and any(file.status == "rebuilt" for file in files):
+        flush(open_root(target.archive_uri), folder)
+
+
+def remove_leftovers(root: Root, folder: str) -> int:
+    """Remove what a killed run left in a partition's folder; how many files. Local only."""
+    left = [path for path in Path(root.full(folder)).iterdir() if path.name.endswith(LEFTOVER)]
+    for path in left:
+        path.unlink()
+    return len(left)
+
+
+def _write_new(root: Root, place: SideFilePlace, data: bytes) -> None:
+    path = f"{place.folder}/{place.name}"
+    write_file(root, path, data)
+    _check_written(root, path, data)
+
+
+def replace_file(root: Root, place: SideFilePlace, data: bytes) -> None:
+    """Put `data` in the place of a local side file, at once."""
+    path = place.path
+    file = names.parse_segment_file(path.rpartition("/")[2])
+    if file is not None and file.kind == names.LOG:
+        raise ValueError(f"{path}: a log is never written")
+    final = Path(root.full(path))
+    ending = f".{uuid.uuid4().hex[:12]}{LEFTOVER}"  # of its own: a task that is tried again may still be writing
+    made = final.with_name(final.name + ending)
+    like = final if final.is_file() else Path(root.full(place.log))
+    try:
+        descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as out:
+            out.write(data)
+            out.flush()
+            _as_before(out.fileno(), like)
+            os.fsync(out.fileno())  # before the rename: else a power cut could leave the new name without bytes
+        _check_written(root, path + ending, data)
+        made.replace(final)
+    except BaseException:
+        with suppress(OSError):
+            made.unlink(missing_ok=True)
+        raise
+
+
+def _check_written(root: Root, path: str, data: bytes) -> None:
+    found = _read_again(root, path, len(data) + 1)
+    if found != data:
+        at = next((i for i, (a, b) in enumerate(zip(found, data, strict=False)) if a != b), min(len(found), len(data)))
+        raise LogFormatError("readback", path, at, f"the {len(data)} bytes that were written", "others")
+
+
+def _read_again(root: Root, path: str, most: int) -> bytes:
+    with opened(root, path) as file:
+        return bytes(file.read(most))
+
+
+def _as_before(descriptor: int, like: Path) -> None:
+    """Mode and owner of the file that is replaced, as far as this process may give them."""
+    stat = like.stat()
+    with suppress(PermissionError):
+        os.fchown(descriptor, stat.st_uid, stat.st_gid)
+    os.fchmod(descriptor, stat.st_mode & 0o7777)  # behind fchown, which clears bits

@@ -1,0 +1,1 @@
+"""What is in a partition, and what cleaning would make of it."""

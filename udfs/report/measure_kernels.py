@@ -1,0 +1,225 @@
+"""Kernels of `profile_partition`: keys counted and their last records found, records added up by segment and time."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from logformat.batches.span_kernels import DROPPED
+from logformat.jit import inline, kernel
+from logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK, TIMESTAMP_TYPE_MASK
+
+# columns of the sums of a segment
+RECORDS: Final = 0  # of data batches that were opened
+LIVE_BYTES: Final = 1  # of every batch; a batch's bytes by the share of its records' sizes
+DEAD_BYTES: Final = 2
+TOMBSTONES: Final = 3  # that are the last of their key
+TOMBSTONES_WITH_HORIZON: Final = 4  # of those, in batches whose delete horizon is set
+NULL_KEYS: Final = 5
+OUT_OF_ORDER: Final = 6  # records below the running maximum
+LARGEST_LAG: Final = 7  # ms below it, at most
+NO_TIME: Final = 8  # records whose timestamp is none, or after the year 9999
+CONTROL_RECORDS: Final = 9
+MIN_TIME: Final = 10  # ms; NOTHING where there is none
+MAX_TIME: Final = 11  # ms; -1 where there is none
+N_SUMS: Final = 12
+NOTHING: Final = 2**63 - 1
+LAST_TIME: Final = 253_402_300_799_999  # ms: the end of the year 9999
+
+# upper ends of the classes of tombstones by age, ms; the last class has none
+AGES_MS: Final = (3_600_000, 86_400_000, 7 * 86_400_000, 30 * 86_400_000, 90 * 86_400_000, 365 * 86_400_000)
+NO_AGE: Final = len(AGES_MS) + 1  # the class of tombstones without a time
+N_AGES: Final = len(AGES_MS) + 2
+
+
+@kernel
+def count_keys(
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    wanted: np.ndarray,
+    spans: np.ndarray,
+    first_dirty_offset: int,
+    first_uncleanable_offset: int,
+    low: np.ndarray,
+    high: np.ndarray,
+    counts: np.ndarray,
+    examples: np.ndarray,
+    used: int,
+    is_last: np.ndarray,
+    left: int,
+) -> tuple[int, int]:
+    """Count the records of every key, and mark those that the cleaner takes for the last of their key.
+
+    Batches and records from last to first. batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans: SPAN[]; low,
+    high: uint64[2^k], the table, (0, 0) is free; counts: int64[2^k], its records, negative from the first one below
+    `first_uncleanable_offset` and at or above `first_dirty_offset` on; examples: int64[2^k], the highest offset of the
+    key; used: entries; is_last: bool[len(spans)], written: as `last_offset_kernels.mark_last_offsets` does for records
+    below `first_uncleanable_offset`, of which alone it is told; true above. left: rows of `spans` that are yet to be
+    counted. Stops before a key for which there is no room: the table is full at two thirds. Returns (entries, rows that
+    are left).
+    """
+    most = low.shape[0] * 2 // 3
+    mask = np.uint64(low.shape[0] - 1)
+    one = np.uint64(1)
+    zero = np.uint64(0)
+    for i in range(batches.shape[0] - 1, -1, -1):
+        if not wanted[i]:
+            continue
+        first = bodies[i].first_span
+        control = batches[i].attributes & CONTROL_MASK != 0
+        base = bodies[i].base_offset
+        for row in range(min(first + bodies[i].n_records, left) - 1, first - 1, -1):
+            span = spans[row]
+            is_last[row] = True
+            if control or span.null_key:
+                continue
+            a = span.key_low
+            b = span.key_high
+            if a == zero and b == zero:
+                b = one
+            slot = a & mask
+            while (low[slot] != a or high[slot] != b) and (low[slot] != zero or high[slot] != zero):
+                slot = (slot + one) & mask
+            offset = base + span.offset_delta
+            if low[slot] == zero and high[slot] == zero:
+                if used >= most:
+                    return used, row + 1
+                low[slot] = a
+                high[slot] = b
+                counts[slot] = 0
+                examples[slot] = offset
+                used += 1
+            seen = counts[slot] < 0
+            n = abs(counts[slot]) + 1
+            if offset < first_uncleanable_offset:
+                is_last[row] = not seen
+                seen = seen or offset >= first_dirty_offset
+            counts[slot] = -n if seen else n
+    return used, 0
+
+
+@kernel
+def move_keys(
+    low: np.ndarray,
+    high: np.ndarray,
+    counts: np.ndarray,
+    examples: np.ndarray,
+    new_low: np.ndarray,
+    new_high: np.ndarray,
+    new_counts: np.ndarray,
+    new_examples: np.ndarray,
+) -> None:
+    """Enter a table's keys into a larger one, whose arrays are zeros; arrays as in `count_keys`."""
+    mask = np.uint64(new_low.shape[0] - 1)
+    one = np.uint64(1)
+    zero = np.uint64(0)
+    for i in range(low.shape[0]):
+        if low[i] == zero and high[i] == zero:
+            continue
+        slot = low[i] & mask
+        while new_low[slot] != zero or new_high[slot] != zero:
+            slot = (slot + one) & mask
+        new_low[slot] = low[i]
+        new_high[slot] = high[i]
+        new_counts[slot] = counts[i]
+        new_examples[slot] = examples[i]
+
+
+@inline
+def _time_of(batch: np.ndarray, body: np.ndarray, span: np.ndarray) -> int:
+    """A record's timestamp: of LogAppendTime batches the batch's."""
+    if batch.magic == 2 and batch.attributes & TIMESTAMP_TYPE_MASK != 0:
+        return np.int64(batch.max_timestamp)
+    return body.base_timestamp + span.timestamp_delta
+
+
+@kernel
+def add_up(
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    wanted: np.ndarray,
+    spans: np.ndarray,
+    is_last: np.ndarray,
+    kept: np.ndarray,
+    outcome: np.ndarray,
+    largest_before: np.ndarray,
+    now_ms: int,
+    sums: np.ndarray,
+    ages: np.ndarray,
+) -> None:
+    """Add the records of a run to `sums`: int64[N_SUMS], and its tombstones to `ages`: int64[N_AGES].
+
+    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans: SPAN[]; is_last, kept: bool[len(spans)]; outcome:
+    int8[n], of `clean_batches`; largest_before: int64[n], ms, the largest timestamp of all batches before each.
+    """
+    for i in range(batches.shape[0]):
+        batch = batches[i]
+        body = bodies[i]
+        control = batch.attributes & CONTROL_MASK != 0
+        if not wanted[i]:  # wholly dropped, and not opened; an emptied one keeps its header
+            sums[DEAD_BYTES] += batch.size
+            continue
+        if control:
+            sums[CONTROL_RECORDS] += body.n_records
+        largest = largest_before[i]
+        horizon = batch.magic == 2 and batch.attributes & DELETE_HORIZON_MASK != 0
+        dead = np.int64(0)
+        length = np.int64(0)
+        for row in range(body.first_span, body.first_span + body.n_records):
+            span = spans[row]
+            length += span.end - span.start
+            if not kept[row]:
+                dead += span.end - span.start
+            if control:
+                continue
+            sums[RECORDS] += 1
+            if span.null_key:
+                sums[NULL_KEYS] += 1
+            time = _time_of(batch, body, span)
+            usable = 0 <= time <= LAST_TIME
+            if usable:
+                sums[MIN_TIME] = min(sums[MIN_TIME], time)
+                sums[MAX_TIME] = max(sums[MAX_TIME], time)
+                if time < largest:
+                    sums[OUT_OF_ORDER] += 1
+                    sums[LARGEST_LAG] = max(sums[LARGEST_LAG], largest - time)
+                largest = max(largest, time)
+            else:
+                sums[NO_TIME] += 1
+            if span.null_value and not span.null_key and is_last[row]:
+                sums[TOMBSTONES] += 1
+                if horizon:
+                    sums[TOMBSTONES_WITH_HORIZON] += 1
+                at = NO_AGE
+                if usable:
+                    at = 0
+                    while at < len(AGES_MS) and now_ms - time >= AGES_MS[at]:
+                        at += 1
+                ages[at] += 1
+        if length == 0:
+            dead_bytes = np.int64(batch.size) if outcome[i] == DROPPED else np.int64(0)
+        else:  # both are below 2^31, so the product fits
+            dead_bytes = batch.size * dead // length
+        sums[DEAD_BYTES] += dead_bytes
+        sums[LIVE_BYTES] += batch.size - dead_bytes
+
+
+@kernel
+def add_times(
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    wanted: np.ndarray,
+    spans: np.ndarray,
+    first_bucket: int,
+    width_ms: int,
+    counts: np.ndarray,
+) -> None:
+    """Count the data records with a usable timestamp by time // width_ms - first_bucket; counts: int64[], added to."""
+    for i in range(batches.shape[0]):
+        if not wanted[i] or batches[i].attributes & CONTROL_MASK != 0:
+            continue
+        for row in range(bodies[i].first_span, bodies[i].first_span + bodies[i].n_records):
+            time = _time_of(batches[i], bodies[i], spans[row])
+            if 0 <= time <= LAST_TIME:
+                counts[time // width_ms - first_bucket] += 1

@@ -1,0 +1,111 @@
+"""Kernels that compare two sides of a partition, and that find the last record of each key: for check_generation."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from logformat.jit import inline, kernel
+from logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK, TRANSACTIONAL_MASK
+from logformat.primitives.siphash_kernels import siphash128
+
+_KEPT_BITS: Final = TIMESTAMP_TYPE_MASK | TRANSACTIONAL_MASK | CONTROL_MASK
+
+
+@inline
+def _mix(word: np.uint64, more: np.uint64) -> np.uint64:
+    """One step of a chain over 64-bit words (the finaliser of splitmix64)."""
+    word = (word ^ more) + np.uint64(0x9E3779B97F4A7C15)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))
+
+
+@kernel
+def digest_batches(batches: np.ndarray, plain: np.ndarray, full: np.ndarray) -> None:
+    """What cleaning must not change in a batch. batches: BATCH[n]; plain, full: uint64[n], written.
+
+    plain: producer id, epoch and sequence, leader epoch, timestamp type, transactional and control bits; full: first
+    and last offset too, which a batch of magic 2 keeps.
+    """
+    for i in range(batches.shape[0]):
+        batch = batches[i]
+        bits = np.int64(batch.attributes) & _KEPT_BITS if batch.magic > 0 else np.int64(0)
+        word = _mix(np.uint64(0), np.uint64(batch.producer_id))
+        word = _mix(word, np.uint64(np.int64(batch.producer_epoch)))
+        word = _mix(word, np.uint64(np.int64(batch.base_sequence)))
+        word = _mix(word, np.uint64(np.int64(batch.partition_leader_epoch)))
+        plain[i] = _mix(word, np.uint64(bits))
+        word = _mix(plain[i], np.uint64(batch.base_offset))
+        full[i] = _mix(word, np.uint64(batch.last_offset))
+
+
+@kernel
+def digest_records(
+    raw: np.ndarray,
+    scratch: np.ndarray,
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    spans: np.ndarray,
+    k0: np.uint64,
+    k1: np.uint64,
+    offset: np.ndarray,
+    digest: np.ndarray,
+) -> None:
+    """Offset, and a hash of timestamp and all bytes from the key on, of every record.
+
+    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[m]; k0, k1: SipHash key; offset: int64[m], digest: uint64[m],
+    written.
+    """
+    for i in range(batches.shape[0]):
+        body = bodies[i]
+        append_time = batches[i].magic > 0 and batches[i].attributes & TIMESTAMP_TYPE_MASK != 0
+        for row in range(body.first_span, body.first_span + body.n_records):
+            span = spans[row]
+            timestamp = batches[i].max_timestamp if append_time else body.base_timestamp + span.timestamp_delta
+            if body.in_scratch:
+                low, _ = siphash128(scratch, span.rest, span.end, k0, k1)
+            else:
+                low, _ = siphash128(raw, span.rest, span.end, k0, k1)
+            offset[row] = body.base_offset + span.offset_delta
+            digest[row] = _mix(low, np.uint64(timestamp))
+
+
+@kernel
+def enter_last(
+    low: np.ndarray,
+    high: np.ndarray,
+    offset: np.ndarray,
+    ok: np.ndarray,
+    part: int,
+    parts: int,
+    table_low: np.ndarray,
+    table_high: np.ndarray,
+    table_offset: np.ndarray,
+    table_ok: np.ndarray,
+    used: int,
+) -> int:
+    """Take records in the order of their offsets: of each key the table holds the last one, and whether it is `ok`.
+
+    low, high: uint64[n], key hashes; offset: int64[n]; ok: bool[n]; only keys with high % parts == part are taken.
+    table_*: [2^k], offset -1 is free. Returns the entries now used, or -1 where the table is more than 3/4 full.
+    """
+    mask = np.uint64(table_low.shape[0] - 1)
+    most = table_low.shape[0] // 4 * 3
+    one = np.uint64(1)
+    for i in range(low.shape[0]):
+        if parts > 1 and np.int64(high[i] % np.uint64(parts)) != part:
+            continue
+        slot = low[i] & mask
+        while table_offset[slot] >= 0 and (table_low[slot] != low[i] or table_high[slot] != high[i]):
+            slot = (slot + one) & mask
+        if table_offset[slot] < 0:
+            if used >= most:
+                return -1
+            table_low[slot] = low[i]
+            table_high[slot] = high[i]
+            used += 1
+        table_offset[slot] = offset[i]
+        table_ok[slot] = ok[i]
+    return used

@@ -1,0 +1,183 @@
+"""A generation: its files against its manifest, and against what it was made of where that is still there."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from logformat.batches.chunks import ChunkBuffer
+from logformat.errors import LogFormatError
+from logformat.layout import CODEC_NAMES
+from logformat.names import segment_file
+from udfs.attempt import attempt
+from udfs.compact.plan import LastBatch, OutputSegment, Problem, SegmentInput
+from udfs.storage import file_size, open_root
+from udfs.verify.parent import Rules, Side, compare, scan_headers
+from udfs.verify.partition import CheckPlan, CheckResult, Findings, SegmentFacts, check_side, result_of
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """One partition's generation and the run that made it."""
+
+    side: CheckPlan  # its files; `generation` is set
+    manifest: tuple[OutputSegment, ...]  # the same segments, as the store's tables have them
+    folder: str  # of its side files, relative to the store
+    log_start_offset: int
+    next_offset: int
+    last_batch: LastBatch
+    first_dirty_offset: int  # where the run began
+    end_offset: int  # first offset that it did not clean
+    now_ms: int
+    delete_retention_ms: int
+    null_keys: str
+    parent: tuple[SegmentInput, ...] = ()  # what it was made of, as far as it is still there
+    parent_log_start_offset: int = 0
+    parent_gone: str = ""  # why there is no parent to compare with
+    task_memory_bytes: int = 1 << 30
+
+
+def check_generation(plan: GenerationPlan) -> CheckResult:
+    """Check one generation. Whatever is wrong, or stops the check, is a row."""
+    started = time.perf_counter()
+    found = Findings()
+
+    def own_files() -> None:
+        check_side(plan.side, found)
+        _check_manifest(plan, found)
+        _check_files(plan, found)
+
+    found.attempt(own_files, plan.side.name)
+    compared = 0
+    if plan.parent_gone:
+        found.not_checked.append(f"{plan.side.name}: against what it was made of: {plan.parent_gone}")
+    elif found.problems:
+        found.not_checked.append(f"{plan.side.name}: against what it was made of, since its own files have problems")
+    else:
+        done = attempt(plan.side.name, lambda: _check_parent(plan, found))
+        if not isinstance(done, Problem):
+            compared = done
+        elif done.kind == "defect":
+            found.problems.append(done)
+        else:
+            found.not_checked.append(f"{plan.side.name}: against what it was made of: {done}")
+    return result_of(plan.side, found, time.perf_counter() - started, compared)
+
+
+def _check_manifest(plan: GenerationPlan, found: Findings) -> None:
+    """Each row against its file, and the rows against each other and the checkpoint."""
+    bases = [row.base_offset for row in plan.manifest]
+    ends = [*bases[1:], plan.next_offset]
+    for row, facts, end in zip(plan.manifest, found.facts, ends, strict=True):
+        if facts.damaged:
+            continue
+        held = [
+            ("bytes", row.size_bytes, facts.size), ("batches", row.batches, facts.batches),
+            ("last offset", row.last_offset, facts.last_offset),
+            ("largest timestamp", row.max_timestamp_ms, facts.max_timestamp_ms),
+            ("codecs", _bits(row.codecs), facts.codecs), ("checksum", row.checksum, facts.checksum),
+            ("records", row.records, facts.records if row.cleaned else facts.headers_records),
+            ("end of its range", row.next_offset, end),
+        ]  # fmt: skip
+        if row.tombstones >= 0:
+            held.append(("tombstones", row.tombstones, facts.tombstones))
+        for what, expected, seen in held:
+            if expected != seen:
+                _add(found, facts.path, f"{what} {expected}, as the manifest says", str(seen))
+    if found.facts and not any(f.damaged for f in found.facts):
+        _check_end(plan, found)
+
+
+def _check_end(plan: GenerationPlan, found: Findings) -> None:
+    last: SegmentFacts = found.facts[-1]
+    if found.log_end_offset != plan.next_offset:
+        _add(found, last.path, f"a log that ends at {plan.next_offset}", f"one that ends at {found.log_end_offset}")
+    known = [f.last_batch for f in found.facts if f.last_batch.base_offset >= 0]
+    cleaned = [row.cleaned for row in plan.manifest]
+    if not cleaned[-1] and known and last.batches and known[-1] != plan.last_batch:
+        _add(found, last.path, f"{plan.last_batch} before offset {plan.next_offset}", f"{known[-1]}")
+    if found.facts[0].base_offset > plan.log_start_offset:
+        expected = f"offsets from {plan.log_start_offset} on, the log start"
+        _add(found, found.facts[0].path, expected, f"a first segment at {found.facts[0].base_offset}")
+
+
+def _bits(codecs: str) -> int:
+    return sum(1 << CODEC_NAMES.index(name) for name in codecs.split(",") if name in CODEC_NAMES)
+
+
+def _add(found: Findings, path: str, expected: str, seen: str) -> None:
+    found.add(LogFormatError("readback", path, 0, expected, seen))
+
+
+def _check_files(plan: GenerationPlan, found: Findings) -> None:
+    """Files that belong to a generation beside logs and indexes: snapshots and the text files; sizes of indexes."""
+    root = open_root(plan.side.store_uri)
+    wanted = [
+        segment_file(row.base_offset, "snapshot") for row in plan.manifest if row.base_offset > plan.log_start_offset
+    ]
+    wanted += [segment_file(plan.next_offset, "snapshot"), "leader-epoch-checkpoint"]
+    for name in wanted:
+        path = f"{plan.folder}/{name}"
+        if file_size(root, path) is None:
+            found.add(LogFormatError("side_file", path, 0, "a file of this generation", "no such file"))
+    for row in plan.manifest:
+        for kind, size in (
+            ("index", row.offset_index_bytes), ("timeindex", row.time_index_bytes), ("txnindex", row.txn_index_bytes),
+        ):  # fmt: skip
+            path = f"{plan.folder}/{segment_file(row.base_offset, kind)}"
+            seen = file_size(root, path)
+            if seen != size and not (seen is None and (size == 0 or kind != "txnindex")):
+                found.add(LogFormatError("index", path, 0, f"{size} bytes, as the manifest says", f"{seen}"))
+
+
+def _check_parent(plan: GenerationPlan, found: Findings) -> int:
+    """Invariants 1 to 3; the number of records that were compared."""
+    side = plan.side
+    buffer = ChunkBuffer(side.chunk_bytes, side.max_batch_bytes)
+    whole = Side(side.archive_uri, side.store_uri, plan.parent, plan.next_offset)
+    rows, sizes = scan_headers(whole, buffer)
+    gone = _changed_parent(plan, sizes)
+    if gone:
+        found.not_checked.append(f"{side.name}: against what it was made of: {gone}")
+        return 0
+    if plan.log_start_offset < plan.parent_log_start_offset:
+        _add(found, side.name, f"a log start of at least {plan.parent_log_start_offset}", str(plan.log_start_offset))
+    parent = replace(
+        whole, segments=tuple(s for s in plan.parent if s.base_offset < plan.end_offset), end_offset=plan.end_offset
+    )
+    cleaned = tuple(
+        SegmentInput(row.root, row.path, row.base_offset, row.size_bytes, row.mtime_ms)
+        for row in plan.manifest
+        if row.base_offset < plan.end_offset
+    )
+    child = replace(parent, segments=cleaned)
+    before = [s for s in plan.parent if s.base_offset < plan.first_dirty_offset]
+    rules = Rules(
+        now_ms=plan.now_ms,
+        legacy_horizon_ms=before[-1].mtime_ms - plan.delete_retention_ms if before else -(2**63),
+        null_keys_stay=plan.null_keys == "keep",
+    )
+    differences = compare(
+        parent, child, rows, found.transactions, rules, side.max_batch_bytes, plan.task_memory_bytes,
+        sum(n for _, n in sizes),
+    )  # fmt: skip
+    for error in differences.problems:
+        found.add(error)
+    found.notes += [f"{side.name}: {n} more rows of this kind: {kind}" for kind, n in differences.unlisted.items()]
+    return differences.compared_records
+
+
+def _changed_parent(plan: GenerationPlan, sizes: list[tuple[int, int]]) -> str:
+    """Why the parent is not what the run read; empty where it is."""
+    base = np.array([s.base_offset for s in plan.parent], np.int64)
+    held = np.array([n for n, _ in sizes], np.int64)
+    for row in plan.manifest:
+        seen = int(held[(base >= row.base_offset) & (base < row.next_offset)].sum())
+        if seen != row.source_bytes:
+            return (
+                f"offsets {row.base_offset} to {row.next_offset - 1} held {row.source_bytes} bytes when it was made, "
+                f"{seen} are there now"
+            )
+    return ""

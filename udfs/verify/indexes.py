@@ -1,0 +1,161 @@
+"""`.index` and `.timeindex` held against their `.log`: equal to what a broker rebuilds, or at least right for look-ups.
+
+An archived index can differ from the rebuilt one and be right; so an entry that is not as rebuilt is judged by what a
+look-up makes of it: see index_entries.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from logformat.errors import LogFormatError
+from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from logformat.side_files import offset_index, time_index
+from logformat.side_files.index_builder import IndexBuilder
+from udfs.verify.index_entries import EntryCheck, falls
+
+_OFFSET_SIZE = OFFSET_INDEX_ENTRY.itemsize
+_TIME_SIZE = TIME_INDEX_ENTRY.itemsize
+
+
+class IndexCheck:
+    """Takes a segment's batches while its log is walked, then says what is wrong with its two indexes.
+
+    offset_data, time_data: the files' bytes, None where there is none.
+    """
+
+    def __init__(
+        self,
+        base_offset: int,
+        log_path: str,
+        offset_path: str,
+        offset_data: bytes | None,
+        time_path: str,
+        time_data: bytes | None,
+        index_interval_bytes: int,
+        max_index_bytes: int,
+    ) -> None:
+        self.base_offset = base_offset
+        self.offset_path, self.offset_data = offset_path, offset_data
+        self.time_path, self.time_data = time_path, time_data
+        self.problems: list[LogFormatError] = []
+        self.offsets = np.empty(0, offset_index.ENTRY)
+        self.times = np.empty(0, time_index.ENTRY)
+        if offset_data is not None:
+            self.offsets = self._read(offset_index, offset_data, offset_path)
+        if time_data is not None:
+            self.times = self._read(time_index, time_data, time_path)
+        self.builder: IndexBuilder | None = IndexBuilder(base_offset, index_interval_bytes, max_index_bytes, log_path)
+        self._entries = EntryCheck(base_offset, self.offsets, self.times)
+
+    def _read(self, kind: object, data: bytes, path: str) -> np.ndarray:
+        entry = _OFFSET_SIZE if kind is offset_index else _TIME_SIZE
+        module = offset_index if kind is offset_index else time_index
+        try:
+            entries: np.ndarray = module.read(data, self.base_offset, path)
+        except LogFormatError as error:
+            self.problems.append(error)
+            entries = module.read(data[: len(data) - len(data) % entry], self.base_offset, path)
+        return entries
+
+    @property
+    def positions(self) -> np.ndarray:
+        """int64[n], rising: where the offset index says that batches begin."""
+        positions: np.ndarray = np.unique(self.offsets["position"])
+        return positions
+
+    def feed(self, batches: np.ndarray, position: int, size: int) -> None:
+        """The next batches (BATCH[n]), bytes [position, position + size) of the log."""
+        last, timestamp = batches["last_offset"].copy(), batches["max_timestamp"].copy()
+        if self.builder is not None:
+            try:
+                self.builder.append(last, batches["size"], timestamp)
+            except LogFormatError as error:
+                self.builder = None
+                if int(last.min()) >= self.base_offset:  # else the segment's name is wrong, which is a row already
+                    self.problems.append(error)
+        self._entries.feed(batches, position, size)
+
+    def finish(
+        self, *, active: bool, exact: bool, damaged: bool, missing_ok: bool
+    ) -> tuple[list[LogFormatError], list[str]]:
+        """(problems, notes). active: the segment may still be written to; exact: nothing but the rebuilt index will do;
+        damaged: not every batch of the log could be read; missing_ok: a file that is not there is a note.
+        """
+        notes: list[str] = []
+        rebuilt = self.builder.finish() if self.builder is not None and not damaged else (None, None)
+        self._judge("offset", self.offset_path, self.offset_data, rebuilt[0], active, exact, damaged, missing_ok, notes)
+        self._judge("time", self.time_path, self.time_data, rebuilt[1], active, exact, damaged, missing_ok, notes)
+        return self.problems, notes
+
+    def _judge(
+        self, kind: str, path: str, data: bytes | None, rebuilt: bytes | None, active: bool, exact: bool,
+        damaged: bool, missing_ok: bool, notes: list[str],
+    ) -> None:  # fmt: skip
+        if data is None:
+            if missing_ok:
+                notes.append(f"{path}: missing; a broker would rebuild it")
+            else:
+                self._add(path, 0, f"the {kind} index of the segment", "no such file")
+            return
+        if data == rebuilt:
+            return
+        entries = self.offsets if kind == "offset" else self.times
+        entry_size = _OFFSET_SIZE if kind == "offset" else _TIME_SIZE
+        used = len(entries) * entry_size
+        if not any(p.path == path for p in self.problems) and len(data) > used:
+            tail = data[used:]
+            if tail.count(0) != len(tail) or not active:
+                self._add(path, used, "entries that rise, to the end of the file", f"{len(tail)} more bytes")
+            else:
+                notes.append(f"{path}: {len(tail)} bytes of zeros at the end, as of a segment that was being written")
+        legal = self._illegal(kind, path, active, damaged)
+        if exact and legal and rebuilt is not None and not any(p.path == path for p in self.problems):
+            at = next(
+                (i for i in range(min(len(data), len(rebuilt))) if data[i] != rebuilt[i]), min(len(data), len(rebuilt))
+            )
+            self._add(path, at - at % entry_size, "the entries that a broker rebuilds from the log", "others")
+        elif legal and rebuilt is not None and data[:used] != rebuilt and not active:
+            notes.append(f"{path}: not the entries that Kafka 4.3 would make, but right for look-ups")
+
+    def _illegal(self, kind: str, path: str, active: bool, damaged: bool) -> bool:
+        """Report entries that a look-up is misled by; True: there are none."""
+        before = len(self.problems)
+        seen = self._entries
+        if kind == "offset":
+            e = self.offsets
+            self._report(path, _OFFSET_SIZE, falls(e["offset"]), "offsets that rise", e["offset"])
+            self._report(path, _OFFSET_SIZE, falls(e["position"]), "positions that rise", e["position"])
+            if not damaged:
+                self._report(path, _OFFSET_SIZE, ~seen.seen_offset, "a position inside the log", e["position"])
+            wrong = seen.wrong_offset & seen.seen_offset
+            self._report(path, _OFFSET_SIZE, wrong, "a batch that begins there and ends at the offset", e["position"])
+            if not damaged:
+                self._report(
+                    path, _OFFSET_SIZE, e["offset"] > seen.last_offset, f"offsets up to {seen.last_offset}", e["offset"]
+                )
+        else:
+            e = self.times
+            self._report(path, _TIME_SIZE, falls(e["timestamp"]), "timestamps that rise", e["timestamp"])
+            self._report(path, _TIME_SIZE, falls(e["offset"], may_stay=True), "offsets that rise", e["offset"])
+            self._report(path, _TIME_SIZE, e["offset"] < self.base_offset, "an offset in the segment", e["offset"])
+            if not damaged:
+                wrong = seen.wrong_time
+                self._report(path, _TIME_SIZE, wrong, "no such timestamp before its offset", e["timestamp"])
+                self._report(
+                    path, _TIME_SIZE, e["offset"] > seen.last_offset, f"offsets up to {seen.last_offset}", e["offset"]
+                )
+            largest = int(e["timestamp"][-1]) if len(e) else -1
+            if not damaged and (largest > seen.max_timestamp or (not active and largest != seen.max_timestamp)):
+                expected = f"{seen.max_timestamp}, the largest timestamp, in the last entry"
+                self._add(path, max(len(e) - 1, 0) * _TIME_SIZE, expected, f"{largest}")
+        return len(self.problems) == before
+
+    def _report(self, path: str, entry_size: int, wrong: np.ndarray, expected: str, values: np.ndarray) -> None:
+        rows = np.flatnonzero(wrong)
+        if len(rows):
+            more = f" (and {len(rows) - 1} entries more)" if len(rows) > 1 else ""
+            self._add(path, int(rows[0]) * entry_size, expected, f"{int(values[rows[0]])}{more}")
+
+    def _add(self, path: str, position: int, expected: str, found: str) -> None:
+        self.problems.append(LogFormatError("index", path, position, expected, found))

@@ -1,0 +1,321 @@
+"""A generation held against what it was made of: nothing lost, nothing changed, nothing added (invariants 1 to 3).
+
+Both sides are walked once together, in the order of offsets, a run of batches at a time. Each record of the generation
+must be in its parent, unchanged; each record of the parent that is the last committed one of its key must be in the
+generation, unless it is a tombstone past its horizon. The table of keys takes 25 bytes a slot; where it would outgrow
+the memory the walk is made again for one part of the keys after the other.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from logformat.batches.bodies import BodyLoader
+from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from logformat.errors import LogFormatError
+from logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK
+from udfs.compact.plan import SegmentInput
+from udfs.storage import open_root, opened
+from udfs.verify.digest_kernels import digest_batches, digest_records, enter_last
+from udfs.verify.transactions import TXN_ROW, aborted_data, decisions, transaction_rows
+
+_BYTES_PER_SLOT = 25
+_LISTED = 20  # records that a row names one by one; the others are counted
+
+
+@dataclass(frozen=True)
+class Side:
+    """Segments of one side, in order; of each only batches at or above its `from_offset` count."""
+
+    archive_uri: str
+    store_uri: str
+    segments: tuple[SegmentInput, ...]
+    end_offset: int  # batches that reach it do not count
+
+    def open(self, segment: SegmentInput) -> AbstractContextManager[Any]:
+        """A segment's file, as `storage.opened`."""
+        return opened(open_root(self.archive_uri if segment.root == "archive" else self.store_uri), segment.path)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What may go."""
+
+    now_ms: int
+    legacy_horizon_ms: int  # tombstones of magic 0, 1 may go where their segment's mtime is not above it
+    null_keys_stay: bool
+
+
+@dataclass
+class Differences:
+    """What was found."""
+
+    problems: list[LogFormatError] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)  # by kind, listed or not
+    compared_records: int = 0
+
+    @property
+    def unlisted(self) -> dict[str, int]:
+        """How many of each kind have no row."""
+        return {kind: n - _LISTED for kind, n in self.counts.items() if n > _LISTED}
+
+    def add(self, kind: str, offsets: np.ndarray, path: str, expected: str, found: str) -> None:
+        """A row for each of the first offsets; the others are counted."""
+        if not len(offsets):
+            return
+        before = self.counts.get(kind, 0)
+        self.counts[kind] = before + len(offsets)
+        for offset in offsets[: max(_LISTED - before, 0)].tolist():
+            self.problems.append(
+                LogFormatError("readback", path, 0, expected, found.format(offset=offset), base_offset=offset)
+            )
+
+    def add_at(self, kind: str, offsets: np.ndarray, side: Side, expected: str, found: str) -> None:
+        """The same, each in the segment of `side` whose range it lies in."""
+        bases = np.array([s.base_offset for s in side.segments], np.int64)
+        at = np.maximum(np.searchsorted(bases, offsets, "right") - 1, 0)
+        for i in np.unique(at):
+            path = side.segments[i].path if side.segments else ""
+            self.add(kind, offsets[at == i], path, expected, found)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A run of batches and its records."""
+
+    path: str
+    mtime_ms: int
+    batches: np.ndarray  # BATCH[n], a copy
+    plain: np.ndarray  # uint64[n]
+    full: np.ndarray  # uint64[n]
+    batch: np.ndarray  # int64[m]: the batch of each record
+    offset: np.ndarray  # int64[m]
+    digest: np.ndarray  # uint64[m]
+    low: np.ndarray  # uint64[m], key hash
+    high: np.ndarray
+    null_key: np.ndarray  # bool[m]
+    null_value: np.ndarray  # bool[m]
+
+    def after(self, offset: int) -> _Block:
+        """What of it lies above an offset."""
+        first = int(np.searchsorted(self.batches["last_offset"], offset, "right"))
+        row = int(np.searchsorted(self.batch, first))
+        return _Block(
+            self.path, self.mtime_ms, self.batches[first:], self.plain[first:], self.full[first:],
+            self.batch[row:] - first, self.offset[row:], self.digest[row:], self.low[row:], self.high[row:],
+            self.null_key[row:], self.null_value[row:],
+        )  # fmt: skip
+
+
+def scan_headers(side: Side, buffer: ChunkBuffer) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """(TXN_ROW[m] of a side, (bytes, records by the headers) of each of its segments)."""
+    rows, sizes = [np.empty(0, TXN_ROW)], []
+    for segment in side.segments:
+        n_bytes = n_records = 0
+        with side.open(segment) as file:
+            for chunk in read_chunks(file, segment.path, 0, segment.size, buffer, Tail(), end_offset=side.end_offset):
+                batches = chunk.batches[chunk.batches["last_offset"] >= segment.from_offset]
+                rows.append(transaction_rows(batches))
+                n_bytes += int(batches["size"].sum())
+                n_records += int(np.abs(batches["records_count"]).sum(dtype=np.int64))
+        sizes.append((n_bytes, n_records))
+    return np.concatenate(rows), sizes
+
+
+def compare(
+    parent: Side,
+    child: Side,
+    parent_transactions: np.ndarray,
+    child_transactions: np.ndarray,
+    rules: Rules,
+    max_batch_bytes: int,
+    memory_bytes: int,
+    n_records: int,
+) -> Differences:
+    """All differences. *_transactions: TXN_ROW[m] of each side's whole log, behind end_offset too; n_records: how many
+    records the parent has, as far as headers say.
+    """
+    slots = 1 << 16
+    while slots // 2 < n_records and slots * 2 * _BYTES_PER_SLOT <= memory_bytes // 2:
+        slots *= 2
+    secret = secrets.randbits(64), secrets.randbits(64)
+    soft = max(memory_bytes // 16, 1 << 20)
+    aborted = aborted_data(parent_transactions)
+    parts = max(1, -(-n_records // (slots // 2)))
+    while True:
+        found = Differences()
+        _compare_transactions(parent_transactions, child_transactions, child, found)
+        try:
+            for part in range(parts):
+                table = _Table(slots)
+                differences = found if part == 0 else Differences()
+                walk = _Walk(parent, child, rules, aborted, secret, max_batch_bytes, soft, differences)
+                walk.run(table, part, parts)
+                table.report(found, child)
+            return found
+        except _TableFullError:  # more keys than the headers told: magic 0 and 1 do not count what they wrap
+            parts *= 2
+
+
+class _TableFullError(Exception):
+    """More keys than the table was made for."""
+
+
+class _Table:
+    def __init__(self, slots: int) -> None:
+        self.low, self.high = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
+        self.offset, self.ok = np.full(slots, -1, np.int64), np.zeros(slots, np.bool_)
+        self.used = 0
+
+    def enter(self, block: _Block, rows: np.ndarray, ok: np.ndarray, part: int, parts: int) -> None:
+        self.used = enter_last(
+            block.low[rows], block.high[rows], block.offset[rows], ok[rows], part, parts,
+            self.low, self.high, self.offset, self.ok, self.used,
+        )  # fmt: skip
+        if self.used < 0:
+            raise _TableFullError
+
+    def report(self, found: Differences, child: Side) -> None:
+        found.add_at(
+            "lost", np.sort(self.offset[(self.offset >= 0) & ~self.ok]), child,
+            "the last committed record of every key",
+            "no record at offset {offset}, which is the last of its key in the generation before",
+        )  # fmt: skip
+
+
+def _compare_transactions(parent: np.ndarray, child: np.ndarray, side: Side, found: Differences) -> None:
+    """What was aborted stays so, and what was committed too, as far as it is still there."""
+    data = child[child["marker"] < 0]
+    now = decisions(child)[child["marker"] < 0]
+    before = parent[parent["marker"] < 0]
+    then = decisions(parent)[parent["marker"] < 0]
+    at = np.minimum(np.searchsorted(before["base_offset"], data["base_offset"]), max(len(before) - 1, 0))
+    if not len(before):
+        return
+    wrong = (before["base_offset"][at] == data["base_offset"]) & (then[at] != now)
+    found.add_at(
+        "decision", data["base_offset"][wrong], side, "the marker that decides each batch",
+        "the batch at offset {offset} decided in another way than in the generation before",
+    )  # fmt: skip
+
+
+@dataclass
+class _Walk:
+    parent: Side
+    child: Side
+    rules: Rules
+    aborted: np.ndarray
+    secret: tuple[int, int]
+    max_batch_bytes: int
+    soft_bytes: int
+    found: Differences
+
+    def run(self, table: _Table, part: int, parts: int) -> None:
+        """Both sides once, side by side."""
+        children = self._blocks(self.child)
+        waiting: list[_Block] = []
+        for block in self._blocks(self.parent):
+            end = int(block.batches["last_offset"][-1])
+            while not waiting or int(waiting[-1].batches["last_offset"][-1]) < end:
+                following = next(children, None)
+                if following is None:
+                    break
+                waiting.append(following)
+            survived = np.zeros(len(block.offset), np.bool_)
+            for held in waiting:
+                self._match(block, held, end, survived)
+            waiting = [w for w in (held.after(end) for held in waiting) if len(w.batches)]
+            self._enter(block, survived, table, part, parts)
+        for held in [*waiting, *children]:
+            self._report_added(held, np.ones(len(held.offset), np.bool_), np.ones(len(held.batches), np.bool_))
+
+    def _blocks(self, side: Side) -> Iterator[_Block]:
+        loader = BodyLoader(max_batch_bytes=self.max_batch_bytes, soft_bytes=self.soft_bytes, secret=self.secret)
+        buffer = ChunkBuffer(max_batch_bytes=self.max_batch_bytes)
+        k0, k1 = np.uint64(self.secret[0]), np.uint64(self.secret[1])
+        for segment in side.segments:
+            with side.open(segment) as file:
+                for chunk in read_chunks(
+                    file, segment.path, 0, segment.size, buffer, Tail(), end_offset=side.end_offset, check_crc=False
+                ):
+                    batches = chunk.batches[chunk.batches["last_offset"] >= segment.from_offset]
+                    wanted = np.ones(len(batches), np.bool_)
+                    for run in loader.runs(chunk.raw, chunk.position, batches, wanted, segment.path, backwards=False):
+                        n = len(run.batches)
+                        plain, full = np.empty(n, np.uint64), np.empty(n, np.uint64)
+                        digest_batches(run.batches, plain, full)
+                        offset = np.empty(len(run.spans), np.int64)
+                        digest = np.empty(len(run.spans), np.uint64)
+                        digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, k0, k1, offset, digest)
+                        yield _Block(
+                            segment.path, segment.mtime_ms, run.batches.copy(), plain, full,
+                            np.repeat(np.arange(n), run.bodies["n_records"]), offset, digest,
+                            run.spans["key_low"].copy(), run.spans["key_high"].copy(),
+                            run.spans["null_key"].copy(), run.spans["null_value"].copy(),
+                        )  # fmt: skip
+
+    def _match(self, block: _Block, held: _Block, end: int, survived: np.ndarray) -> None:
+        """Batches and records of the child up to offset `end` against the parent's run that covers them."""
+        n = int(np.searchsorted(held.batches["last_offset"], end, "right"))
+        m = int(np.searchsorted(held.batch, n))
+        self.found.compared_records += m
+        legacy = block.batches["magic"] < 2
+        # batches: one of magic 2 is there with the same offsets; those of magic 0, 1 lie inside one of the parent
+        at = np.searchsorted(block.batches["last_offset"], held.batches["last_offset"][:n])
+        wrong = np.where(legacy[at], block.plain[at] != held.plain[:n], block.full[at] != held.full[:n])
+        # records
+        offset = held.offset[:m]
+        row = np.minimum(np.searchsorted(block.offset, offset), max(len(block.offset) - 1, 0))
+        same = np.zeros(m, np.bool_)
+        if len(block.offset):
+            same = block.offset[row] == offset
+            changed = same & (block.digest[row] != held.digest[:m])
+            self.found.add(
+                "changed", offset[changed], held.path, "every survivor as it was",
+                "the record at offset {offset} with another timestamp, key, value or header",
+            )  # fmt: skip
+            survived[row[same & ~changed]] = True
+        first = np.zeros(len(held.offset), np.bool_)
+        first[:m] = ~same
+        batches = np.zeros(len(held.batches), np.bool_)
+        batches[:n] = wrong
+        self._report_added(held, first, batches)
+
+    def _report_added(self, held: _Block, records: np.ndarray, batches: np.ndarray) -> None:
+        self.found.add(
+            "added", held.offset[records], held.path, "records of the generation before only",
+            "a record at offset {offset} that is not in it",
+        )  # fmt: skip
+        self.found.add(
+            "batch", held.batches["last_offset"][batches], held.path,
+            "each batch with the offsets, producer, sequence and epochs that it had",
+            "one that ends at offset {offset} and has others",
+        )  # fmt: skip
+
+    def _enter(self, block: _Block, survived: np.ndarray, table: _Table, part: int, parts: int) -> None:
+        batches = block.batches
+        control = (batches["attributes"] & CONTROL_MASK) != 0
+        at = np.minimum(np.searchsorted(self.aborted, batches["base_offset"]), max(len(self.aborted) - 1, 0))
+        gone = np.zeros(len(batches), np.bool_)
+        if len(self.aborted):
+            gone = self.aborted[at] == batches["base_offset"]
+        current = batches["magic"] == 2
+        horizon = current & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
+        past = np.where(
+            current, horizon & (batches["base_timestamp"] <= self.rules.now_ms),
+            block.mtime_ms <= self.rules.legacy_horizon_ms,
+        )  # fmt: skip
+        data = ~(control | gone)[block.batch]
+        ok = survived | (block.null_value & past[block.batch])
+        table.enter(block, np.flatnonzero(data & ~block.null_key), ok, part, parts)
+        if self.rules.null_keys_stay:
+            self.found.add(
+                "unkeyed", block.offset[data & block.null_key & ~survived], block.path, "records without a key kept",
+                "none at offset {offset}",
+            )  # fmt: skip

@@ -1,0 +1,178 @@
+"""Transactions judged from the log alone, by the plainest rule: a batch belongs to the next marker of its producer.
+
+Independent of `udfs.compact.transactions`, which replays Kafka's bookkeeping batch by batch; here everything is a sort.
+Source: semantics §2.5, §3.4; Kafka's ProducerAppendInfo and TransactionIndex (4.3.0).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from logformat.errors import LogFormatError
+from logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, MAX_LAST_OFFSET, TRANSACTIONAL_MASK
+from logformat.side_files import transaction_index
+from logformat.side_files.transaction_index import ENTRY
+
+OPEN: Final = -1  # no marker follows: not decided
+_NEVER: Final = MAX_LAST_OFFSET + 1  # offset behind all of data
+
+# What is remembered of a batch that is transactional or a marker.
+TXN_ROW = np.dtype([("base_offset", "i8"), ("last_offset", "i8"), ("producer_id", "i8"), ("marker", "i1")])
+
+
+def transaction_rows(batches: np.ndarray) -> np.ndarray:
+    """TXN_ROW[m] of BATCH[n]: data batches of transactions (marker -1), and ABORT and COMMIT markers that hold one. A
+    batch without a producer is in no transaction.
+    """
+    attributes = batches["attributes"]
+    control = (attributes & CONTROL_MASK) != 0
+    kind = batches["control_type"]
+    marker = control & (batches["records_count"] > 0) & ((kind == CONTROL_ABORT) | (kind == CONTROL_COMMIT))
+    rows = batches[(marker | (~control & ((attributes & TRANSACTIONAL_MASK) != 0))) & (batches["producer_id"] >= 0)]
+    out = np.empty(len(rows), TXN_ROW)
+    for name in ("base_offset", "last_offset", "producer_id"):
+        out[name] = rows[name]
+    out["marker"] = np.where((rows["attributes"] & CONTROL_MASK) != 0, rows["control_type"], -1)
+    return out
+
+
+def decisions(rows: np.ndarray) -> np.ndarray:
+    """int8[m]: CONTROL_ABORT, CONTROL_COMMIT or OPEN for each of TXN_ROW[m] in log order; a marker says itself."""
+    _, closing = _closing(rows)
+    out: np.ndarray = np.where(closing >= 0, rows["marker"][closing], OPEN).astype(np.int8)
+    return out
+
+
+def aborted_data(rows: np.ndarray) -> np.ndarray:
+    """int64[k], rising: base offsets of the data batches that are aborted."""
+    found: np.ndarray = rows["base_offset"][(rows["marker"] < 0) & (decisions(rows) == CONTROL_ABORT)]
+    return found
+
+
+def completed_transactions(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(transactions with data as ENTRY[k] by marker, bool[k]: aborted); last_stable_offset is what the rule of
+    semantics §3.4 gives from the batches that are left.
+    """
+    group, closing = _closing(rows)
+    data = rows["marker"] < 0
+    key = np.where(closing >= 0, closing, len(rows) + group)  # transactions that are open count for the others
+    which, at = np.unique(key[data], return_inverse=True)
+    first = np.full(len(which), _NEVER, np.int64)
+    np.minimum.at(first, at, rows["base_offset"][data])
+    done = which < len(rows)
+    end = np.full(len(which), _NEVER, np.int64)
+    end[done] = rows["base_offset"][which[done]]
+    by_first = np.argsort(first, kind="stable")
+    latest_end = np.maximum.accumulate(end[by_first]) if len(which) else end
+    entries = np.zeros(int(done.sum()), ENTRY)
+    entries["producer_id"] = rows["producer_id"][which[done]]
+    entries["first_offset"] = first[done]
+    entries["last_offset"] = end[done]
+    oldest = np.searchsorted(latest_end, end[done], "right")  # the oldest transaction that ends behind this marker
+    other = np.append(first[by_first], _NEVER)[oldest]
+    entries["last_stable_offset"] = np.minimum(other, entries["last_offset"] + 1)
+    return entries, rows["marker"][which[done]] == CONTROL_ABORT
+
+
+def _closing(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(dense number of each row's producer, row of the marker that it ends with; -1: none), int64[m]."""
+    _, group = np.unique(rows["producer_id"], return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    closing = np.full(len(rows), -1, np.int64)
+    if len(rows):
+        n = len(rows)
+        at = np.where(rows["marker"][order] >= 0, np.arange(n), n)
+        following = np.minimum.accumulate(at[::-1])[::-1]
+        found = following < n
+        found[found] = group[order][following[found]] == group[order][found]
+        closing[order[found]] = order[following[found]]
+    return group, closing
+
+
+def previous_markers(markers: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(int64[m]: offset of the marker before each one of the same producer, -1: none; TXN_ROW[p]: the last marker of
+    each producer).
+
+    markers: TXN_ROW[m], markers in log order; before: TXN_ROW[], the last one of each producer before them.
+    """
+    both = np.concatenate([before, markers])
+    order = np.argsort(both["producer_id"], kind="stable")
+    producer = both["producer_id"][order]
+    same = producer[1:] == producer[:-1]
+    previous = np.full(len(both), -1, np.int64)
+    previous[order[1:][same]] = both["base_offset"][order[:-1][same]]
+    return previous[len(before) :], both[order[np.append(~same, np.ones(min(len(both), 1), np.bool_))]]
+
+
+def check_txn_index(
+    data: bytes,
+    path: str,
+    completed: np.ndarray,
+    aborted: np.ndarray,
+    markers: np.ndarray,
+    previous: np.ndarray,
+    dense_from: int | None = None,
+) -> list[LogFormatError]:
+    """What is wrong with a segment's `.txnindex` (empty: there is none).
+
+    completed, aborted: of completed_transactions, those whose marker is in this segment; markers: TXN_ROW[k], its
+    markers; previous: int64[k], of previous_markers; dense_from: every offset of the log from here on is in a batch, so
+    that nothing was cleaned away; None: some may have been.
+
+    An entry of a transaction whose data is gone already does no harm, and so does one that begins earlier than what is
+    left of it, behind its producer's transaction before. One that begins earlier than that would hide committed
+    records from readers; a missing or late one would bring aborted records back to life.
+    """
+    try:
+        entries = transaction_index.read(data, path)
+    except LogFormatError as error:
+        return [error]
+    problems: list[LogFormatError] = []
+
+    def report(wrong: np.ndarray, expected: str, values: np.ndarray | None = None) -> None:
+        for i in np.flatnonzero(wrong).tolist():  # a loop over what is wrong, not over entries
+            text = expected if values is None else expected.format(int(values[i]))
+            problems.append(transaction_index.wrong_entry(path, i, text, entries[i]))
+
+    n = len(entries)
+    first, last, stable = entries["first_offset"], entries["last_offset"], entries["last_stable_offset"]
+    is_abort = markers["marker"] == CONTROL_ABORT
+    aborts, previous = markers[is_abort], np.append(previous[is_abort], -1)
+    row = np.searchsorted(aborts["base_offset"], last)
+    there = np.append(aborts, np.zeros(1, TXN_ROW))[row]
+    known = row < len(aborts)
+    known &= (there["base_offset"] == last) & (there["producer_id"] == entries["producer_id"])
+    report(~known, "an ABORT marker of its producer at its last offset")
+    falls = np.zeros(n, np.bool_)
+    falls[1:] = last[1:] <= last[:-1]
+    report(falls, "markers that rise")
+    before = previous[row]
+    report(known & (before >= 0) & (first <= before), "a first offset above {}, its producer's marker before", before)
+
+    wanted = completed[aborted]
+    by_marker = np.argsort(last, kind="stable")
+    place = np.searchsorted(last[by_marker], wanted["last_offset"])
+    at = np.append(by_marker, n)[place]
+    missing = np.append(last, -1)[at] != wanted["last_offset"]
+    for i in np.flatnonzero(missing):
+        expected = (
+            f"an entry for the transaction of producer {wanted['producer_id'][i]} from offset "
+            f"{wanted['first_offset'][i]} that was aborted at {wanted['last_offset'][i]}"
+        )
+        problems.append(LogFormatError("index", path, int(place[i]) * ENTRY.itemsize, expected, "none"))
+    left = np.zeros(n, np.bool_)  # data of the entry's transaction is in the log, which begins at, and is stable up to:
+    begins, most = last - 1, last + 1
+    left[at[~missing]] = True
+    begins[at[~missing]] = wanted["first_offset"][~missing]
+    most[at[~missing]] = wanted["last_stable_offset"][~missing]
+    report(first > begins, "a first offset up to {}", begins)
+    report(first < 0, "a first offset from 0 on")
+    report(stable > most, "a last stable offset up to {}", most)
+    report(stable < 0, "a last stable offset from 0 on")
+    if dense_from is not None:
+        report(left & (first >= dense_from) & (first < begins), "a first offset of {}", begins)
+        report(known & ~left & (first >= dense_from), f"no data in the log, or a first offset below {dense_from}")
+        report(left & (stable >= dense_from) & (stable < most), "a last stable offset of {}", most)
+    return sorted(problems, key=lambda problem: problem.position)
