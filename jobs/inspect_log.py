@@ -15,10 +15,10 @@ from typing import Any
 from pyarrow import fs as pafs
 
 from jobs.archive.places import Place, check_apart
-from jobs.command.nearest import no_such_topic
 from jobs.command.options import InspectOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import size
+from jobs.command.typed import no_such_topic
 from jobs.errors import DONE, PROBLEMS, MissingPathError, NotEmptyError, UsageError
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from logformat import names

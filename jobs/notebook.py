@@ -24,7 +24,8 @@ from jobs.archive.listing import Archive, ArchivedPartition, archive_at, matchin
 from jobs.command.config import Config, load_config
 from jobs.command.options import ReportOptions
 from jobs.command.progress import Silent
-from jobs.report.job import ArchiveReport, is_compacted, profile_archive
+from jobs.report.archive_report import ArchiveReport
+from jobs.report.job import is_compacted, profile_archive
 from logformat.control_characters import visible
 from udfs.report.partition_profile import AGE_NAMES, PartitionProfile, SegmentProfile
 from udfs.storage import normal_uri
@@ -89,9 +90,9 @@ class OpenedArchive(Mapping[str, "OpenedPartition"]):
             policy=("policy", "first"),
         )  # fmt: skip
 
-    def profile(self, topics: str | None = None) -> ArchiveReport:
+    def profile(self, topics: str | None = None) -> ProfiledArchive:
         """What is in the partitions of some topics (a glob; None: all), as the job `report` finds it."""
-        return profile_archive(self._options(topics), Silent())
+        return ProfiledArchive(**vars(profile_archive(self._options(topics), Silent())))
 
     def _options(self, topics: str | None) -> ReportOptions:
         return ReportOptions(self.uri, "", self.now_ms, self.config, topics)
@@ -149,6 +150,15 @@ class OpenedPartition:
 
     def _repr_html_(self) -> str:
         return _html(self.segments)
+
+
+class ProfiledArchive(ArchiveReport):
+    """What `report` found: its page where a cell ends with it."""
+
+    def _repr_html_(self) -> str:
+        from jobs.report.page import report_fragment  # noqa: PLC0415 - the plot library takes a second to load
+
+        return report_fragment(self)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from jobs.spark import session
 from jobs.spark.submit import user_options
+from jobs.store.rows import (
+    Checkpoint,
+    Commit,
+    PartitionState,
+    Row,
+    RunRow,
+    Segment,
+    arrow_schema,
+)
+from jobs.store.tables import open_state
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "archive"
 _WITHOUT_SPARK = (
@@ -26,9 +41,8 @@ _WITHOUT_SPARK = (
 def main() -> int:
     """Fetch, train, write the archive. Returns an exit code; a missing archive is none worth failing for."""
     java = session.find_java()
-    subprocess.run(
-        [sys.executable, "-c", "import udfs.compact.warm_up"], check=False
-    )  # compiles the kernels of a compaction
+    compile_kernels = "import udfs.compact.warm_up"  # of a compaction
+    subprocess.run([sys.executable, "-c", compile_kernels], check=False)
     for job in _WITHOUT_SPARK if EXAMPLE.is_dir() else ():  # and those of these jobs
         command = [sys.executable, "-m", "jobs", job[0], str(EXAMPLE), *job[1:]]
         subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
@@ -58,8 +72,6 @@ def train(part: str) -> None:
             + f" -XX:ArchiveClassesAtExit={part} -Xlog:disable"
         },
     )
-    from jobs.store.tables import exercise  # noqa: PLC0415
-
     with tempfile.TemporaryDirectory() as folder:
         exercise(spark, folder)
     gateway = spark.sparkContext._gateway
@@ -76,3 +88,26 @@ def train(part: str) -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def exercise(spark: SparkSession, folder: str) -> None:
+    """A commit, a MERGE and reads on an empty store, for a new environment (`jobs.prepare`)."""
+    state = open_state(spark, folder)
+    for generation, wave in ((1, 0), (2, 1)):
+        run_id = f"{generation}"
+        values: dict[str, Any] = {"topic": "t", "run_id": run_id, "generation": generation, "base_offset": 0}
+        values |= {"generation_after": generation, "generation_before": generation - 1}
+        before = str(generation - 1) if generation > 1 else None
+        commit = Commit(
+            "t", 0, generation - 1, before, _sample(Checkpoint, values), [_sample(Segment, values)],
+            _sample(RunRow, values | {"parent_run_id": before}),
+        )  # fmt: skip
+        state.commit_wave([commit], wave)
+        state.set_states([_sample(PartitionState, values)])
+        state.current()
+    state.histories()
+
+
+def _sample(kind: type[Row], values: Mapping[str, Any]) -> Row:
+    empty = {pa.string(): "", pa.int64(): 0, pa.int32(): 0, pa.float64(): 0.0, pa.bool_(): False}
+    return kind(**{f.name: values.get(f.name, empty[f.type]) for f in arrow_schema(kind)})

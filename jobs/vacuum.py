@@ -27,9 +27,8 @@ from jobs.archive.places import Place, check_apart
 from jobs.command.options import VacuumOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
-from jobs.restore.job import open_store
 from jobs.spark import session
-from jobs.store.tables import RunRow, Segment, State, open_state
+from jobs.store.tables import RunRow, Segment, State, open_state, open_store
 from logformat import names
 from logformat.locations import text_entries
 from udfs.storage import Root

@@ -28,7 +28,7 @@ _caching: Any = caching  # half of it has types
 
 _SOURCES = (
     "logformat/**/*_kernels.py", "logformat/primitives/crc32*.py", "logformat/layout.py", "logformat/jit.py",
-    "udfs/**/*_kernels.py", "udfs/compact/transactions.py",
+    "udfs/**/*_kernels.py",
 )  # fmt: skip
 
 

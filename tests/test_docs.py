@@ -189,7 +189,7 @@ def test_json_fields_of_the_other_jobs(job):
     from jobs.reindex.report import ReindexReport
     from jobs.restore.job import RestoreReport
     from jobs.vacuum import VacuumReport
-    from jobs.verify.job import VerifyReport
+    from jobs.verify.report import VerifyReport
 
     report = {"verify": lambda: VerifyReport("archive", "A"), "reindex": lambda: ReindexReport("A", "check"),
               "restore": lambda: RestoreReport("D"),

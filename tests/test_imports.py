@@ -7,6 +7,7 @@ checks free of the code that it checks.
 from __future__ import annotations
 
 import ast
+import graphlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ SOURCES = {
 _BASE = {"logformat.errors", "logformat.layout", "logformat.names", "logformat.schemas", "logformat.locations"}
 _BYTES = _BASE | {"logformat.jit", "logformat.regular_files", "logformat.primitives"}
 _FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
-_TASK = {"udfs.storage", "udfs.attempt", "udfs.groups", "udfs.compact.plan"}
+_TASK = {"udfs.storage", "udfs.problem", "udfs.segments", "udfs.attempt", "udfs.groups"}
 _SHELL = {"jobs.errors", "jobs.command", "jobs.archive", "jobs.store"}
 _JOB = _SHELL | {"jobs.spark"}
 FLOORS: dict[str, set[str]] = {
@@ -50,7 +51,9 @@ FLOORS: dict[str, set[str]] = {
     "udfs": set(),
     "udfs.storage": set(),
     "udfs.groups": set(),
-    "udfs.attempt": _TASK,
+    "udfs.problem": set(),
+    "udfs.segments": set(),
+    "udfs.attempt": {"udfs.problem"},
     "udfs.decode": set(),
     "udfs.dump_files": _TASK | {"udfs.decode"},
     "udfs.compact": _TASK,
@@ -98,7 +101,7 @@ THIRD_PARTY = {
 ONLY_IN = {
     "delta": "jobs.store",
     "py4j": "jobs.store",
-    "deltalake": "jobs.data_source.store",
+    "deltalake": "jobs.store",
     "click": "jobs.command.cli",
     "tqdm": "jobs.command.progress",
     "fastavro": "udfs.decode.avro",
@@ -169,6 +172,18 @@ def test_the_table_has_no_room_that_is_not_there_and_every_one_that_is():
     assert not {room for room in named if not any(within(module, room) for module in SOURCES)}
 
 
+def test_no_import_runs_in_a_circle():
+    """Of modules, and of rooms."""
+    modules = {
+        module: {ours for name in imports(path) if (ours := module_of(name))} for module, path in SOURCES.items()
+    }
+    rooms: dict[str, set[str]] = {}
+    for module, used in modules.items():
+        rooms.setdefault(floor_of(module), set()).update(floor_of(ours) for ours in used)
+    for graph in (modules, rooms):
+        graphlib.TopologicalSorter({key: used - {key} for key, used in graph.items()}).prepare()  # raises CycleError
+
+
 @pytest.mark.parametrize("module", SOURCES)
 def test_length_and_name(module):
     path = SOURCES[module]
@@ -192,6 +207,21 @@ def test_the_session_is_made_in_one_place():
         if any(text in path.read_text(encoding="utf-8") for text in ("SparkSession.builder", "launch_gateway("))
     }
     assert makers == {"jobs.spark.session"}
+
+
+def test_delta_lies_in_one_room():
+    """Whoever says `.format("delta")`, or names its classes to the JVM, knows Delta as one who imports it does."""
+    formats = {
+        module
+        for module in SOURCES
+        for node in nodes(module)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("format", "using", "load", "save")
+        and any(isinstance(arg, ast.Constant) and str(arg.value).lower() == "delta" for arg in node.args)
+    }
+    assert formats, "the test sees no table at all"
+    assert all(within(module, "jobs.store") for module in formats), formats
 
 
 def test_only_the_command_line_prints():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from logformat.errors import stopped
-from udfs.compact.plan import Problem, SetAside
+from udfs.problem import Problem, SetAside
 
 R = TypeVar("R")
 

@@ -16,9 +16,9 @@ from logformat.dump.findings import Findings
 from logformat.dump.log import NO_LIMIT, Decoder, LogOptions, Wanted, as_strings
 from logformat.messages import coordinator_records
 from udfs.attempt import attempt
-from udfs.compact.plan import Problem
 from udfs.decode.decoders import decode, decoder
 from udfs.groups import groups
+from udfs.problem import Problem
 from udfs.storage import flush_folder, open_root
 
 __all__ = ["DumpFile", "Findings", "asked_for", "dump_files", "list_files"]  # for jobs, beside what is defined here

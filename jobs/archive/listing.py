@@ -6,9 +6,6 @@ partition's counts, wherever it lies below the root.
 
 from __future__ import annotations
 
-import fcntl
-import os
-import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,13 +13,14 @@ from fnmatch import fnmatchcase
 
 from pyarrow import fs as pafs
 
+from jobs.archive.broker_lock import is_locked
 from jobs.errors import MissingPathError
 from logformat import names
 from logformat.errors import LogFormatError, unreadable
 from logformat.locations import text_entries
 from logformat.side_files import checkpoints
-from udfs.compact.plan import Problem
 from udfs.compact.scan_segment import next_offset_of
+from udfs.problem import Problem
 from udfs.storage import Root, folder_identity, is_link, no_files, open_root, read_file
 
 _BESIDE = (
@@ -278,26 +276,12 @@ def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _Log
             archive.notes.append(f"{error}; cluster not known")
     if names.LOCK in files and archive.root.is_local:
         lock = f"{path}/{names.LOCK}" if path else names.LOCK
-        out.held_by_broker = _is_locked(archive.root.full(lock))
+        out.held_by_broker = is_locked(archive.root.full(lock))
         if out.held_by_broker:
             archive.notes.append(
                 f"{path or archive.root.uri}: a running broker holds it; read up to the high watermark"
             )
     return out
-
-
-def _is_locked(path: str) -> bool:
-    """Whether another process holds Kafka's lock (a POSIX record lock); asks without ever taking it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        request = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, request.ljust(32, b"\0"))
-        return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
-    finally:
-        os.close(descriptor)
 
 
 def _read_partition(

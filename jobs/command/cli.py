@@ -35,7 +35,7 @@ from jobs.command.options import (
 )
 from jobs.command.progress import Bar, Progress, Silent
 from jobs.command.reporting import Report
-from jobs.command.times import parse_time
+from jobs.command.typed import parse_time
 from jobs.errors import DiskFullError, JobError, JvmEndedError, UsageError
 from logformat.control_characters import visible, visible_bytes
 from logformat.errors import UnsafeFolderError

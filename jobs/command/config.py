@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from jobs.command.nearest import nearest
+from jobs.command.typed import nearest
 from jobs.errors import BadSettingError, ConfigFileError, NowError, UnknownSettingError
 
 MAX_LONG = 2**63 - 1

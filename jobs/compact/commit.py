@@ -17,7 +17,8 @@ from jobs.errors import ConflictError
 from jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
 from logformat import names
 from logformat.locations import text_entries
-from udfs.compact.plan import CleanSettings, OutputSegment, PartitionResult
+from udfs.compact.plan import CleanSettings, PartitionResult
+from udfs.segments import OutputSegment
 from udfs.storage import Root
 
 

@@ -36,7 +36,9 @@ from jobs.store.tables import State
 from logformat.names import partition_folder
 from udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from udfs.compact.one_task import compact_partition
-from udfs.compact.plan import CleanSettings, LastBatch, Limits, PartitionPlan, PartitionResult, Problem
+from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
+from udfs.problem import Problem
+from udfs.segments import LastBatch
 from udfs.storage import normal_uri, open_root
 
 Key = tuple[str, int]

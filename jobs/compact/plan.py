@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from jobs.archive.listing import ArchivedPartition, ArchivedSegment
 from logformat import names
 from logformat.names import partition_folder, segment_file
-from udfs.compact.plan import Gap, LastBatch, Problem, SegmentInput, SideFile
+from udfs.compact.plan import Gap
+from udfs.problem import Problem
+from udfs.segments import LastBatch, SegmentInput, SideFile
 
 if TYPE_CHECKING:
     from jobs.store.rows import Checkpoint, Segment

@@ -30,11 +30,13 @@ from udfs.compact.clean_batches import Tally
 from udfs.compact.decide_kernels import COUNTER_NAMES
 from udfs.compact.generation import join_empty_groups, remove_folder, write_generation
 from udfs.compact.one_task import Clock, check_null_keys
-from udfs.compact.plan import NotDue, OutputSegment, PartitionPlan, PartitionResult, Problem, SetAside
+from udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
 from udfs.compact.rewrite_group import GroupResult, rewrite_group
 from udfs.compact.scan_keys import make_splits, scan_keys
 from udfs.compact.scan_partition import scan_identity, scan_one, source_of
 from udfs.compact.scan_segment import SegmentScan, chunk_buffer
+from udfs.problem import Problem, SetAside
+from udfs.segments import OutputSegment
 
 _KEYS = "key_low long, key_high long, offset long, dirty boolean, segment_group int"
 _SENTINEL = -1  # offset of a row that says only: this group exists

@@ -14,14 +14,14 @@ from typing import Final
 from pyarrow import fs as pafs
 
 from jobs.archive.listing import Archive, ArchivedPartition, list_archive, list_folder
-from jobs.command.nearest import no_such_topic
+from jobs.command.typed import no_such_topic
 from jobs.data_source.options import Selection
 from jobs.errors import MissingPathError, UsageError
 from logformat import names
 from logformat.locations import text_entries
-from udfs.compact.plan import Problem
 from udfs.data_source.find_pieces import first_offset
 from udfs.data_source.plan import SourcePartition, SourceSegment
+from udfs.problem import Problem
 from udfs.storage import Root, UnknownRootError, exists, folder_identity, normal_uri, open_root
 
 _OF_FILE_SYSTEM: Final = "lost+found"  # root's own on many a disk, and no log

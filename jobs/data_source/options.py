@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
-from jobs.command.nearest import nearest
-from jobs.command.times import MAX_TIME_MS, parse_time
+from jobs.command.typed import MAX_TIME_MS, nearest, parse_time
 from jobs.errors import UsageError
 from logformat.locations import SecretInUriError, has_secret
 from logformat.names import MAX_OFFSET

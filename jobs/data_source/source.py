@@ -27,7 +27,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from jobs.command.nearest import nearest
+from jobs.command.typed import nearest
 from jobs.data_source.options import ReadOptions, Source, parse
 from jobs.data_source.read import read_task
 from jobs.errors import UsageError

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs as pafs
 
-from jobs.command.nearest import nearest
+from jobs.command.typed import nearest
 from jobs.data_source.options import ReadOptions
 from jobs.errors import MissingPathError, NoGenerationError, UsageError
-from jobs.store.rows import Checkpoint, RunRow, Segment, arrow_schema, from_arrow, histories
+from jobs.store.reader import table_rows
+from jobs.store.rows import Checkpoint, RunRow, Segment, histories
 from logformat import names
 from logformat.locations import text_entries
 from udfs.data_source.plan import SourcePartition, SourceSegment
@@ -59,17 +57,6 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
             manifests[segment.topic, segment.partition].append(segment)
     archive = normal_uri(options.paths[0]) if options.paths else None
     return [_partition(store, key, run, manifests[key], archive) for key, run in sorted(runs.items())]
-
-
-def table_rows(store: Root, name: str, kind: Any, filters: list[tuple[str, str, Any]] | None = None) -> list[Any]:
-    """The rows of a state table, or those that pass the filters of a column, an operator and a value each."""
-    uri = store.base if store.is_local else store.uri
-    try:
-        table = DeltaTable(f"{uri}/state/{name}").to_pyarrow_table(filters=filters)
-    except (DeltaError, TableNotFoundError) as error:
-        raise MissingPathError(path=f"{uri}/state/{name}", expected="a Delta table", found=str(error)) from error
-    known = [name for name in arrow_schema(kind).names if name in table.column_names]
-    return from_arrow(kind, table.select(known))
 
 
 def _as_run(row: Checkpoint | RunRow, generation: int) -> _Run:

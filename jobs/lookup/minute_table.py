@@ -6,7 +6,6 @@ that changed or vanished go with it. Who reads the table sees the state before o
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import pyarrow as pa
-from pyarrow import fs as pafs
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
@@ -24,12 +22,13 @@ from jobs.archive.places import Place, check_apart, is_same
 from jobs.command.options import LookupOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import count, seconds, size, table
-from jobs.command.times import parse_time
+from jobs.command.typed import parse_time
 from jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
-from jobs.lookup.job import list_plans
+from jobs.lookup.plans import list_plans
 from jobs.lookup.report import moment
 from jobs.spark import session
 from jobs.spark.each import each
+from jobs.store.minutes import known_segments, minute_table, replace_segments
 from jobs.store.tables import TIME_INDEX, State, open_state
 from udfs.groups import groups
 from udfs.lookup.minutes import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, time_index_rows
@@ -42,12 +41,6 @@ _FILES_A_CORE = 4  # that many tasks, at most, of a refresh, and so many files o
 _IN_DRIVER_BYTES = 256 << 20  # tuned: the first Python task of a session costs 4 s
 _THREAD_BYTES = 8 << 20
 _MOST_PROBLEMS = 100  # that are told of, one of a partition
-_LARGE_TABLE_BYTES = 16 << 20  # tuned: 40 MB, 6 million rows, take 5 s in the session of the state, 2 s in the other
-_MOST_IN_PREDICATE = 200  # segments whose rows are replaced by name; more: the table is written anew
-_CONSTRAINT_CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
-_KEY = ("topic", "partition", "segment_base_offset")
-
-SegmentKey = tuple[str, int, int]
 
 
 @dataclass
@@ -131,7 +124,7 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
         )
     report.seconds["refresh"] = time.perf_counter() - started
     at = time.perf_counter()
-    report.rows, problems = happened(_table(spark, state), start, end, covers)
+    report.rows, problems = happened(minute_table(spark, state), start, end, covers)
     report.problems += problems
     report.seconds["ask"] = time.perf_counter() - at
     report.seconds["total"] = time.perf_counter() - started
@@ -147,15 +140,6 @@ def _archive_of(state: State) -> str:
     if len(archives) != 1:
         raise UsageError(message=f"{state.root.uri} does not say which archive it serves: give ARCHIVE too")
     return archives.pop()
-
-
-def _table(spark: SparkSession, state: State) -> DataFrame:
-    """The table; a large one in a session for large ones, which that of `state` is not."""
-    root = state.root
-    files = root.filesystem.get_file_info(pafs.FileSelector(root.full(f"state/{TIME_INDEX}")))
-    if sum(file.size or 0 for file in files) < _LARGE_TABLE_BYTES:
-        return state.load(TIME_INDEX)
-    return spark.read.format("delta").load(state.uri(TIME_INDEX))
 
 
 def _all(topic: str, partition: int) -> bool:
@@ -217,13 +201,13 @@ def refresh(
     """
     set_aside = {(plan.topic, plan.partition) for plan in plans if plan.problem is not None}
     with state.lock():  # from here to the write: two refreshes at once would both append
-        known = _known(spark, state)
+        known = known_segments(spark, state)
         there = {(s.topic, s.partition, s.base_offset): s for plan in plans for s in _segments(plan)}
         same = {key for key, s in there.items() if known.get(key) == (s.path, s.size, s.mtime_ms)}
         new = [s for key, s in there.items() if key not in same]
         old = [key for key in known if key not in same and key[:2] not in set_aside and covers(*key[:2])]
         if new or old or not state.has(TIME_INDEX):
-            _write(state, _frame(spark, new, progress), old)
+            replace_segments(state, _frame(spark, new, progress), old)
     return {
         "segments_read": len(new), "bytes_read": sum(s.size for s in new), "segments_kept": len(same),
         "segments_removed": len([key for key in old if key not in there]),
@@ -236,18 +220,6 @@ def _segments(plan: LookupPlan) -> Iterator[TimedSegment]:
             plan.topic, plan.partition, plan.archive_uri, s.base_offset, s.path, s.size, s.mtime_ms,
             plan.max_batch_bytes,
         )  # fmt: skip
-
-
-def _known(spark: SparkSession, state: State) -> dict[SegmentKey, tuple[str, int, int]]:
-    """What the table holds: path, size and time of every segment's log when it was read."""
-    if not state.has(TIME_INDEX):
-        return {}
-    columns = (*_KEY, "path", "size_bytes", "mtime_ms")
-    rows = _table(spark, state).select(*columns).distinct().toArrow().to_pylist()
-    return {
-        (r["topic"], r["partition"], r["segment_base_offset"]): (r["path"], r["size_bytes"], r["mtime_ms"])
-        for r in rows
-    }  # fmt: skip
 
 
 def _frame(spark: SparkSession, segments: list[TimedSegment], progress: Progress) -> DataFrame:
@@ -270,42 +242,3 @@ def _frame(spark: SparkSession, segments: list[TimedSegment], progress: Progress
     schema: StructType = spark.createDataFrame(TIME_INDEX_ROWS.empty_table()).schema
     n_spark = min(len(tasks), _FILES_A_CORE * spark.sparkContext.defaultParallelism)
     return spark.range(0, len(tasks), 1, n_spark).mapInArrow(work, schema)
-
-
-def _write(state: State, frame: DataFrame, replaced: list[SegmentKey]) -> None:
-    """One commit: rows of `replaced` segments go, those of `frame` come."""
-    uri = state.uri(TIME_INDEX)
-    if not state.has(TIME_INDEX):
-        frame.write.format("delta").mode("errorifexists").save(uri)
-    elif not replaced:
-        frame.write.format("delta").mode("append").save(uri)
-    elif len(replaced) <= _MOST_IN_PREDICATE:
-        is_old = " OR ".join(
-            f"(topic = '{topic}' AND partition = {partition} AND segment_base_offset = {base})"
-            for topic, partition, base in replaced
-        )  # a topic's name holds letters, digits, dots, dashes and underscores only
-        write = frame.write.format("delta").mode("overwrite").option("replaceWhere", is_old)
-        with _unchecked(frame.sparkSession):
-            write.save(uri)
-    else:
-        spark = frame.sparkSession
-        old = spark.createDataFrame(
-            pa.table({name: [key[i] for key in replaced] for i, name in enumerate(_KEY)}, schema=_key_schema())
-        )
-        kept = spark.read.format("delta").load(uri).join(F.broadcast(old), list(_KEY), "left_anti")
-        kept.unionByName(frame).write.format("delta").mode("overwrite").save(uri)
-
-
-def _key_schema() -> pa.Schema:
-    return pa.schema([TIME_INDEX_ROWS.field(name) for name in _KEY])
-
-
-@contextlib.contextmanager
-def _unchecked(spark: SparkSession) -> Iterator[None]:
-    """Let `replaceWhere` take rows of other segments too: those that are new."""
-    before = spark.conf.get(_CONSTRAINT_CHECK, "true")
-    spark.conf.set(_CONSTRAINT_CHECK, "false")
-    try:
-        yield
-    finally:
-        spark.conf.set(_CONSTRAINT_CHECK, before or "true")

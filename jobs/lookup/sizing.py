@@ -11,7 +11,6 @@ from jobs.command.progress import Progress
 from jobs.command.reporting import count, seconds, size, table
 from jobs.errors import DONE, PROBLEMS
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
-from udfs.compact.plan import Problem
 from udfs.lookup.index_sizes import (
     IndexSizes,
     IndexSizesPlan,
@@ -20,6 +19,7 @@ from udfs.lookup.index_sizes import (
     time_index_bytes_per_day,
 )
 from udfs.lookup.queries import LookupPlan
+from udfs.problem import Problem
 
 _HEADERS_ONLY = 16  # a pass over headers alone is so many times as fast, at the least
 _FIELDS = (

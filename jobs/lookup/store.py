@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from jobs.command.nearest import no_such_topic
 from jobs.command.options import LookupOptions
+from jobs.command.typed import no_such_topic
 from jobs.errors import MissingPathError, NoGenerationError
 from jobs.spark import session
 from jobs.store.rows import Checkpoint, RunRow

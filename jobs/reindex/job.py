@@ -28,8 +28,8 @@ from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from logformat import names
 from logformat.locations import first_of
 from udfs.attempt import attempt
-from udfs.compact.plan import Problem
 from udfs.groups import groups
+from udfs.problem import Problem
 from udfs.reindex.segment import ReindexSegment, ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
 from udfs.reindex.side_files import SideFilesPlan, reindex_side_files
 from udfs.reindex.write import FileReport, Target, remove_leftovers

@@ -11,107 +11,24 @@ import os
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from jobs.archive.listing import Archive, ArchivedPartition, archive_at, matching
 from jobs.archive.places import Place, check_apart, is_same
 from jobs.command.config import Config, TopicSettings
-from jobs.command.nearest import no_such_topic
 from jobs.command.options import ReportOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import count, seconds, size, table
+from jobs.command.typed import no_such_topic
 from jobs.compact.plan import NotPlanned, inputs_from_archive, inputs_from_generation
-from jobs.errors import DONE, PROBLEMS, MissingPathError, PolicyError, UsageError
+from jobs.errors import MissingPathError, PolicyError, UsageError
+from jobs.report.archive_report import ArchiveReport, Key
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from jobs.store.rows import Checkpoint, RunRow, Segment, histories
-from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, Problem
+from udfs.compact.plan import CleanSettings, Limits, PartitionPlan
 from udfs.report.measure_partition import ProfilePlan, profile_partition
-from udfs.report.partition_profile import PartitionProfile
 from udfs.storage import normal_uri, open_root, write_file
-
-Key = tuple[str, int]
-
-
-@dataclass
-class ArchiveReport:
-    """What was found, partition by partition."""
-
-    archive: str
-    now_ms: int
-    store: str | None = None
-    output: str = ""
-    profiles: list[PartitionProfile] = field(default_factory=list)  # by topic and partition
-    problems: list[Problem] = field(default_factory=list)  # of no partition that was profiled
-    archived_bytes: dict[Key, int] = field(default_factory=dict)  # of `.log` files in the archive, by listing
-    history: dict[Key, list[RunRow]] = field(default_factory=dict)  # of the store, newest first
-    notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def all_problems(self) -> list[Problem]:
-        """Of partitions too."""
-        return [*self.problems, *(p.problem for p in self.profiles if p.problem is not None)]
-
-    @property
-    def exit_code(self) -> int:
-        """0, or 3 where a partition could not be read."""
-        return PROBLEMS if self.all_problems else DONE
-
-    def total(self, column: str) -> int:
-        """Sum of a column of all segments."""
-        return sum(p.total(column) for p in self.profiles)
-
-    def to_json(self) -> dict[str, Any]:
-        """For programs; everything that was found."""
-        return {
-            "job": "report",
-            "archive": self.archive,
-            "store": self.store,
-            "output": self.output,
-            "now_ms": self.now_ms,
-            "exit_code": self.exit_code,
-            "partitions": [asdict(p) for p in self.profiles],
-            "problems": [asdict(p) for p in self.problems],
-            "history": [asdict(run) for key in sorted(self.history) for run in self.history[key]],
-            "notes": self.notes,
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
-        }
-
-    def to_text(self) -> str:
-        """For people: a row a partition."""
-        header = ("partition", "policy", "records", "keys", "dead", "tombstones", "dirty", "size", "would be", "saved")
-        rows = [partition_row(p) for p in self.profiles if p.problem is None]
-        out = [table(header, rows, left=(0, 1))] if rows else ["no partition in the archive"]
-        out += [f"problem: {p}" for p in self.all_problems]
-        out += [f"note: {note}" for note in self.notes]
-        if self.output:
-            out.append(f"the page: {self.output}")
-        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
-        return "\n".join(out)
-
-    def _repr_html_(self) -> str:
-        from jobs.report.page import report_fragment  # noqa: PLC0415 - as in run
-
-        return report_fragment(self)
-
-
-def partition_row(p: PartitionProfile) -> tuple[str, ...]:
-    """A partition's line of a table: name, policy, records, keys, dead, tombstones, dirty, size, would be, saved."""
-    after, about = p.total("bytes_after"), "~" if p.bytes_after_is_estimate else ""
-    return (
-        p.name(), "compact" if p.compacted else "delete", count(p.total("records")), count(p.distinct_keys),
-        count(p.total("dead_records")), count(p.total("tombstones")), f"{100 * p.dirty_ratio:.0f} %" if p.compacted
-        else "", size(p.size_bytes), about + size(after) if p.compacted else "",
-        about + saved(p.size_bytes, after) if p.compacted else "",
-    )  # fmt: skip
-
-
-def saved(before: int, after: int) -> str:
-    """Share that is saved."""
-    return f"{100 * (before - after) / before:.1f} %" if before else ""
 
 
 def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
@@ -227,7 +144,7 @@ def _of_the_store(
     report: ArchiveReport, options: ReportOptions
 ) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
     """Checkpoints and manifests of the current generations; the history goes into the report."""
-    from jobs.data_source.store import table_rows  # noqa: PLC0415 - deltalake and pyspark: only for a store
+    from jobs.store.reader import table_rows  # noqa: PLC0415 - deltalake and pyspark: only for a store
 
     store = open_root(report.store or "")
     if store.filesystem.get_file_info(store.full("state/compaction_checkpoints")).type.name != "Directory":

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from jobs.command.reporting import count, size
 from jobs.report import plots
-from jobs.report.job import ArchiveReport, partition_row, saved
+from jobs.report.archive_report import ArchiveReport, partition_row, saved
 from jobs.report.plots import DEAD, LIVE, OTHER, Plot
 from logformat.control_characters import visible
 from udfs.report.partition_profile import AGE_NAMES, HotKey, PartitionProfile, SegmentProfile, join_times

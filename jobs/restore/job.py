@@ -29,7 +29,6 @@ from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
 from jobs.errors import (
     LogStartError,
     MissingFileError,
-    MissingPathError,
     NoGenerationError,
     NotEmptyError,
     RestoreFullError,
@@ -37,7 +36,7 @@ from jobs.errors import (
 )
 from jobs.restore.copy_files import Made, copy_log, copy_small, finish
 from jobs.spark import session
-from jobs.store.tables import Checkpoint, RunRow, Segment, State, open_state
+from jobs.store.tables import Checkpoint, RunRow, Segment, State, open_state, open_store
 from logformat import names
 from logformat.errors import is_full
 from logformat.locations import first_of, text_entries
@@ -184,15 +183,6 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     _list_beyond(report, listed, targets, manifests)
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
-
-
-def open_store(uri: str) -> Root:
-    """The root of a store that holds a committed state."""
-    store = open_root(normal_uri(uri))
-    found = store.filesystem.get_file_info(store.full("state/compaction_checkpoints"))
-    if found.type != pafs.FileType.Directory:
-        raise MissingPathError(path=store.uri, expected="a store, with state/compaction_checkpoints", found="none")
-    return store
 
 
 def choose(state: State, topics: str | None, generation: int | None) -> list[Target]:

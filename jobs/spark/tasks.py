@@ -20,7 +20,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from udfs.compact.plan import PartitionPlan, Problem
+from udfs.compact.plan import PartitionPlan
+from udfs.problem import Problem
 from udfs.storage import exists, open_root
 
 T = TypeVar("T")

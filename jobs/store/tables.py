@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 from delta.exceptions.base import (
@@ -45,7 +44,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from jobs.errors import ConflictError, NoGenerationError, NoLockError
+from jobs.errors import (
+    ConflictError,
+    MissingPathError,
+    NoGenerationError,
+    NoLockError,
+)
 from jobs.store.rows import (
     Checkpoint,
     Commit,
@@ -377,29 +381,6 @@ class State:
         return from_arrow(kind, frame.toArrow())
 
 
-def exercise(spark: SparkSession, folder: str) -> None:
-    """A commit, a MERGE and reads on an empty store, for a new environment (`jobs.prepare`)."""
-    state = open_state(spark, folder)
-    for generation, wave in ((1, 0), (2, 1)):
-        run_id = f"{generation}"
-        values: dict[str, Any] = {"topic": "t", "run_id": run_id, "generation": generation, "base_offset": 0}
-        values |= {"generation_after": generation, "generation_before": generation - 1}
-        before = str(generation - 1) if generation > 1 else None
-        commit = Commit(
-            "t", 0, generation - 1, before, _sample(Checkpoint, values), [_sample(Segment, values)],
-            _sample(RunRow, values | {"parent_run_id": before}),
-        )  # fmt: skip
-        state.commit_wave([commit], wave)
-        state.set_states([_sample(PartitionState, values)])
-        state.current()
-    state.histories()
-
-
-def _sample(kind: type[Row], values: Mapping[str, Any]) -> Row:
-    empty = {pa.string(): "", pa.int64(): 0, pa.int32(): 0, pa.float64(): 0.0, pa.bool_(): False}
-    return kind(**{f.name: values.get(f.name, empty[f.type]) for f in arrow_schema(kind)})
-
-
 def _is_at(row: Checkpoint | None, generation: int, run_id: str | None) -> bool:
     if row is None:
         return generation == 0
@@ -442,3 +423,12 @@ def _flock(path: str, seconds: float) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)  # gives the lock back
+
+
+def open_store(uri: str) -> Root:
+    """The root of a store that holds a committed state."""
+    store = open_root(normal_uri(uri))
+    found = store.filesystem.get_file_info(store.full("state/compaction_checkpoints"))
+    if found.type != pafs.FileType.Directory:
+        raise MissingPathError(path=store.uri, expected="a store, with state/compaction_checkpoints", found="none")
+    return store

@@ -29,6 +29,7 @@ from logformat.dump.indexes import IndexFindings
 from logformat.dump.log import LogFindings, LogOptions, log_lines
 from logformat.errors import LogFormatError, stopped, unreadable, without_frames
 from logformat.locations import locate, text_entries
+from logformat.primitives.java_text import bytes_of
 from logformat.regular_files import files_below, open_input
 from logformat.side_files import producer_snapshot
 from logformat.side_files.small_files import read_side_file
@@ -157,7 +158,7 @@ def _file(file: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[
 
 def _as_bytes(lines: Any) -> memoryview:
     """Lines of a pa.StringArray, each with its end."""
-    return text.bytes_of(pc.binary_join_element_wise(lines, "\n", "")) if len(lines) else memoryview(b"")
+    return bytes_of(pc.binary_join_element_wise(lines, "\n", "")) if len(lines) else memoryview(b"")
 
 
 def _file_lines(file: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[Any]:

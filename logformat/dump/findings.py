@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from logformat.dump.indexes import IndexFindings, Pairs
-from logformat.dump.lines import bytes_of
 from logformat.dump.log import LogFindings
 from logformat.errors import LogFormatError
+from logformat.primitives.java_text import bytes_of
 
 _LINES: Final = 1 << 16  # of findings made at once
 

@@ -9,7 +9,7 @@ Source: Kafka's DumpLogSegments (4.3.0).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +28,8 @@ from logformat.layout import (
 )
 from logformat.messages.control_records import control_record_text
 from logformat.primitives.binary_arrays import spans_of
-from logformat.primitives.text_kernels import escape_json, replace_malformed
+from logformat.primitives.java_text import rewritten, text_of
+from logformat.primitives.text_kernels import escape_json
 
 TIMESTAMP_TYPES: Final = ("NoTimestampType", "CreateTime", "LogAppendTime")  # by timestampType + 1
 END_TXN_MARKERS: Final = ("ABORT", "COMMIT")  # by control type
@@ -36,7 +37,6 @@ _CONTROL_TYPES: Final = ("ABORT", "COMMIT", "LEADER_CHANGE", "SNAPSHOT_HEADER", 
                          "KRAFT_VOTERS")  # fmt: skip
 _SEQUENCES: Final = 2**31
 _EMPTY: Final = "OptionalLong.empty"
-_MAX_TEXT: Final = 2**31 - 2  # bytes of a pa.StringArray
 
 
 def batch_lines(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> Any:
@@ -147,40 +147,6 @@ RECORD_COLUMNS: Final = (
 )  # fmt: skip
 
 
-def bytes_of(texts: Any) -> memoryview:
-    """The bytes of a pa.StringArray, one text after the other."""
-    _, ends, data = texts.buffers()
-    first, last = (memoryview(ends).cast("i")[texts.offset + i] for i in (0, len(texts)))
-    return memoryview(data)[first:last]
-
-
-def text_of(values: Any) -> Any:
-    """pa.BinaryArray as text; malformed UTF-8 becomes U+FFFD as Java's String makes it."""
-    text = values.view(pa.string())
-    try:
-        text.validate(full=True)
-    except pa.ArrowInvalid:
-        return _mended(values)
-    return text
-
-
-def _mended(values: Any) -> Any:
-    text = _rewritten(pc.fill_null(values, b""), replace_malformed, 3)
-    return pc.if_else(pc.is_valid(values), text, None) if values.null_count else text
-
-
-def _rewritten(values: Any, kernel: Callable[..., int], most: int) -> Any:
-    """pa.StringArray of what a kernel of text_kernels makes of binary or text without nulls; most: bytes for one."""
-    _, ends, data = values.buffers()
-    first, n = values.offset, len(values)
-    at = np.frombuffer(ends, np.int32)[first : first + n + 1].astype(np.int64)
-    out, out_at = np.empty(most * int(at[-1] - at[0]), np.uint8), np.empty(n + 1, np.int32)
-    size = kernel(np.frombuffer(data or b"", np.uint8), at, out, out_at)
-    if size > _MAX_TEXT:
-        raise pa.ArrowCapacityError(f"a text of {size} bytes")
-    return pa.StringArray.from_buffers(n, pa.py_buffer(out_at), pa.py_buffer(out[:size]))
-
-
 def json_lines(columns: Mapping[str, Any]) -> Any:
     """A JSON object for each row: name -> value of int, bool, text, lists and structs of them, in Arrow or numpy; null
     stays so.
@@ -203,7 +169,7 @@ def _json(column: Any) -> Any:
     elif pa.types.is_struct(array.type):
         said = json_lines({field.name: array.field(field.name) for field in array.type})
     elif pa.types.is_string(array.type):
-        said = _joined('"', _rewritten(pc.fill_null(array, ""), escape_json, 6), '"')
+        said = _joined('"', rewritten(pc.fill_null(array, ""), escape_json, 6), '"')
     else:
         said = array.cast(pa.string())
     return pc.if_else(pc.is_valid(array), said, "null") if array.null_count else said

@@ -22,17 +22,10 @@ from logformat.batches.bodies import BadBatch, BodyLoader, Run
 from logformat.batches.chunks import MAX_BATCH_BYTES, NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
 from logformat.batches.columns import Place, record_batches
 from logformat.batches.walk_kernels import checksums_fit
-from logformat.dump.lines import (
-    RECORD_COLUMNS,
-    batch_columns,
-    batch_lines,
-    json_lines,
-    record_columns,
-    record_lines,
-    text_of,
-)
+from logformat.dump.lines import RECORD_COLUMNS, batch_columns, batch_lines, json_lines, record_columns, record_lines
 from logformat.errors import LogFormatError, without_frames
 from logformat.layout import CODEC_MASK, LOG_OVERHEAD, MIN_LEGACY_SIZE
+from logformat.primitives.java_text import text_of
 from logformat.schemas import RECORDS, select
 
 NO_LIMIT: Final = 2**31 - 1  # of max_bytes, as in Kafka's tool

@@ -13,7 +13,7 @@ import google_crc32c
 from jobs.archive.listing import ArchivedPartition, list_archive
 from jobs.command.config import Config
 from jobs.compact.plan import inputs_from_archive
-from jobs.verify.job import plan_archived
+from jobs.verify.plan import plan_archived
 from logformat.side_files.index_builder import IndexBuilder
 from tests.reference.log import NONE, Batch, data_batch
 from udfs.compact.one_task import compact_partition

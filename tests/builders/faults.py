@@ -118,9 +118,7 @@ def faulty_environment(folder: Path, *given: Fault, base: Mapping[str, str] = os
     counted = _folder(folder)
     site = counted / "site"
     site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "from tests.builders import faults\n\nfaults.install_from_environment()\n"
-    )
+    (site / "sitecustomize.py").write_text("from tests.builders import faults\n\nfaults.install_from_environment()\n")
     paths = (str(site), str(_ROOT), base.get("PYTHONPATH", ""))
     return {
         **base, "PYTHONPATH": os.pathsep.join(filter(None, paths)),

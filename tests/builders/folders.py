@@ -10,7 +10,8 @@ from tests.reference.cleaner import AbortedTxn, Log, Segment, Settings, replay
 from tests.reference.log import Batch, decode_log
 from tests.reference.producer_state import State
 from udfs.compact.one_task import compact_partition
-from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult, SegmentInput, SideFile
+from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
+from udfs.segments import SegmentInput, SideFile
 
 _TXN_ENTRY = struct.Struct(">hqqqq")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from jobs.lookup.job import archive_plans
+from jobs.lookup.plans import archive_plans
 from logformat.batches.segment import open_segment
 from logformat.search.partition_log import END, FOUND, OUT_OF_RANGE, open_partition
 from tests.golden import golden

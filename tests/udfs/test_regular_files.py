@@ -15,7 +15,7 @@ from jobs.archive.listing import Archive, list_archive
 from jobs.command import cli
 from jobs.command.config import Config
 from jobs.restore.copy_files import copy_log, copy_small
-from jobs.verify.job import plan_archived
+from jobs.verify.plan import plan_archived
 from logformat.batches.segment import open_segment
 from logformat.errors import LogFormatError
 from logformat.regular_files import open_local

@@ -14,7 +14,7 @@ import pytest
 from jobs.archive import listing as archive
 from jobs.command.options import ReportOptions
 from jobs.command.progress import Silent
-from jobs.lookup.job import archive_plans
+from jobs.lookup.plans import archive_plans
 from jobs.report.job import profile_archive
 from logformat.dump.files import DumpOptions, dump
 from logformat.dump.log import LogOptions
@@ -24,11 +24,11 @@ from tests.builders.faults import Fault, faults, happened
 from tests.builders.sources import read
 from udfs.attempt import attempt
 from udfs.compact.one_task import compact_partition
-from udfs.compact.plan import Problem, SetAside
 from udfs.dump_files import DumpSpec, dump_tasks, dump_to_file, list_files
 from udfs.lookup.index_sizes import IndexSizesPlan, index_sizes
 from udfs.lookup.minutes import TimedSegment, time_index_rows
 from udfs.lookup.queries import Queries, lookup
+from udfs.problem import Problem, SetAside
 from udfs.reindex.segment import ReindexSegment, ReindexSettings, ReindexTask, reindex_segments
 from udfs.reindex.write import Target
 from udfs.report.measure_partition import ProfilePlan, profile_partition

@@ -16,20 +16,10 @@ from logformat.side_files import producer_snapshot, transaction_index
 from logformat.side_files.producer_kernels import MARKER
 from logformat.side_files.producer_state import ProducerState, aborted_transactions
 from udfs.compact import cleaner
-from udfs.compact.clean_batches import Rules
-from udfs.compact.cleaner import CleanableRange, LastBatches, SegmentFacts
+from udfs.compact.cleaner import CleanableRange, LastBatches, Rules, SegmentFacts
 from udfs.compact.gaps import check_gaps
-from udfs.compact.plan import (
-    Gap,
-    LastBatch,
-    NotDue,
-    OutputSegment,
-    PartitionPlan,
-    PartitionResult,
-    Problem,
-    SetAside,
-    SideFile,
-)
+from udfs.compact.piece_stack import Group, PieceStack
+from udfs.compact.plan import Gap, NotDue, PartitionPlan, PartitionResult
 from udfs.compact.scan_partition import (
     check_checkpoints,
     check_identity,
@@ -39,7 +29,7 @@ from udfs.compact.scan_partition import (
     until_high_watermark,
 )
 from udfs.compact.scan_segment import SegmentScan
-from udfs.compact.segment_output import Group, PieceStack, Source
+from udfs.compact.sources import Source
 from udfs.compact.transactions import (
     TXN_BATCH,
     abort_markers,
@@ -48,6 +38,8 @@ from udfs.compact.transactions import (
     same_marker,
     undecided,
 )
+from udfs.problem import Problem, SetAside
+from udfs.segments import LastBatch, OutputSegment, SideFile
 from udfs.storage import read_file
 
 _MOST_ENTRIES_NAMED: Final = 3  # of one `.txnindex`, in notes

@@ -13,7 +13,11 @@ import numpy as np
 
 from logformat.batches.bodies import BodyLoader, Run
 from logformat.batches.chunks import Chunk
-from logformat.batches.span_kernels import (
+from logformat.layout import BATCH_OVERHEAD, CODEC_MASK
+from logformat.primitives.codec import compress
+from udfs.compact.cleaner import Rules, batch_retention
+from udfs.compact.decide_kernels import N_COUNTERS, decide
+from udfs.compact.rebuild_kernels import (
     CLEANED,
     COPIED,
     DROPPED,
@@ -23,10 +27,6 @@ from logformat.batches.span_kernels import (
     digest_records,
     encode_bodies,
 )
-from logformat.layout import BATCH_OVERHEAD, CODEC_MASK
-from logformat.primitives.codec import compress
-from udfs.compact.cleaner import LastBatches, batch_retention
-from udfs.compact.decide_kernels import N_COUNTERS, decide
 
 _REENCODED_MORE = 20  # bytes that new varints of a record may need beyond the old ones
 
@@ -44,36 +44,6 @@ OUT_BATCH = np.dtype(
     ],
     align=True,
 )
-
-
-@dataclass(frozen=True)
-class Rules:
-    """All that decides about a partition's batches, besides the last offsets; the same for every segment."""
-
-    now_ms: int
-    delete_retention_ms: int
-    first_uncleanable_offset: int
-    legacy_horizon_ms: int  # tombstones of magic 0, 1 go where their segment's mtime is not above it
-    keep_null_keys: bool
-    producers: LastBatches
-    txn_base_offsets: np.ndarray  # int64[m], ascending: the transactional and control batches ...
-    txn_discardable: np.ndarray  # bool[m]: ... and which of them may go
-    dry_run: bool = False
-
-    @property
-    def new_horizon_ms(self) -> int:
-        """Delete horizon given now; -1 where it overflows."""
-        horizon = self.now_ms + self.delete_retention_ms
-        return horizon if horizon < 2**63 else -1
-
-    def discardable(self, batches: np.ndarray) -> np.ndarray:
-        """bool[n] of BATCH[n]."""
-        out = np.zeros(len(batches), np.bool_)
-        if len(self.txn_base_offsets):
-            at = np.searchsorted(self.txn_base_offsets, batches["base_offset"])
-            at = np.minimum(at, len(self.txn_base_offsets) - 1)
-            out = (self.txn_base_offsets[at] == batches["base_offset"]) & self.txn_discardable[at]
-        return out
 
 
 @dataclass(frozen=True)

@@ -180,3 +180,33 @@ def batch_retention(
     stays = is_last_of_producer(batches, producers) | (batches["last_offset"] + 1 == first_uncleanable_offset)
     retention = np.where(stays, RETAIN_EMPTY, np.where(drop, DELETE, DELETE_EMPTY)).astype(np.int8)
     return retention, drop
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All that decides about a partition's batches, besides the last offsets; the same for every segment."""
+
+    now_ms: int
+    delete_retention_ms: int
+    first_uncleanable_offset: int
+    legacy_horizon_ms: int  # tombstones of magic 0, 1 go where their segment's mtime is not above it
+    keep_null_keys: bool
+    producers: LastBatches
+    txn_base_offsets: np.ndarray  # int64[m], ascending: the transactional and control batches ...
+    txn_discardable: np.ndarray  # bool[m]: ... and which of them may go
+    dry_run: bool = False
+
+    @property
+    def new_horizon_ms(self) -> int:
+        """Delete horizon given now; -1 where it overflows."""
+        horizon = self.now_ms + self.delete_retention_ms
+        return horizon if horizon < 2**63 else -1
+
+    def discardable(self, batches: np.ndarray) -> np.ndarray:
+        """bool[n] of BATCH[n]."""
+        out = np.zeros(len(batches), np.bool_)
+        if len(self.txn_base_offsets):
+            at = np.searchsorted(self.txn_base_offsets, batches["base_offset"])
+            at = np.minimum(at, len(self.txn_base_offsets) - 1)
+            out = (self.txn_base_offsets[at] == batches["base_offset"]) & self.txn_discardable[at]
+        return out

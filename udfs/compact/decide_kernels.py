@@ -6,7 +6,6 @@ from typing import Final
 
 import numpy as np
 
-from logformat.batches.span_kernels import COPIED, DROPPED, EMPTIED, REBUILT
 from logformat.jit import kernel
 from logformat.layout import (
     CODEC_MASK,
@@ -15,6 +14,7 @@ from logformat.layout import (
     TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
 )
+from udfs.compact.rebuild_kernels import COPIED, DROPPED, EMPTIED, REBUILT
 
 # batch retention, as Kafka's RecordFilter.BatchRetention
 DELETE: Final = 0

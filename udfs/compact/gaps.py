@@ -33,8 +33,10 @@ from typing import Final
 from logformat.errors import LogFormatError
 from logformat.names import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, parse_segment_file
 from logformat.side_files import offset_index, time_index
-from udfs.compact.plan import Gap, PartitionPlan, Problem, SegmentInput, SetAside
+from udfs.compact.plan import Gap, PartitionPlan
 from udfs.compact.scan_segment import SegmentScan
+from udfs.problem import Problem, SetAside
+from udfs.segments import SegmentInput
 from udfs.storage import Root, read_file
 
 _SHOWN: Final = 3

@@ -20,10 +20,13 @@ from logformat.names import segment_file
 from logformat.primitives.crc32c import crc32c_extend
 from logformat.side_files import checkpoints, producer_snapshot, transaction_index
 from udfs.compact.analyse import Analysis
-from udfs.compact.plan import OutputSegment, PartitionPlan, SideFile
+from udfs.compact.piece_stack import Group
+from udfs.compact.plan import PartitionPlan
 from udfs.compact.scan_partition import root_of
 from udfs.compact.scan_segment import read_again
-from udfs.compact.segment_output import Group, SegmentOutput, Source, manifest_row, read_back
+from udfs.compact.segment_output import SegmentOutput, manifest_row, read_back
+from udfs.compact.sources import Source
+from udfs.segments import OutputSegment, SideFile
 from udfs.storage import Root, exists, flush, flush_folder, open_root, opened, read_file, write_file
 
 _PART_BYTES: Final = 8 << 20

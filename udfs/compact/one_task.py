@@ -22,13 +22,16 @@ from logformat.batches.chunks import ChunkBuffer
 from udfs.attempt import attempt
 from udfs.compact.analyse import Analysis, analyse, result_of
 from udfs.compact.clean_batches import Tally
+from udfs.compact.clean_segment import clean_backwards
 from udfs.compact.decide_kernels import COUNTER_NAMES, NULL_KEYS
 from udfs.compact.generation import remove_folder, write_generation, write_group
-from udfs.compact.last_offset_kernels import KeyTable
-from udfs.compact.plan import NotDue, OutputSegment, PartitionPlan, PartitionResult, Problem, SetAside
+from udfs.compact.key_table import KeyTable
+from udfs.compact.piece_stack import Group, PieceStack
+from udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
 from udfs.compact.scan_partition import scan_all, scan_identity
 from udfs.compact.scan_segment import chunk_buffer
-from udfs.compact.segment_output import Group, PieceStack, clean_backwards
+from udfs.problem import Problem, SetAside
+from udfs.segments import OutputSegment
 
 
 class TooManyKeys(Exception):

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from logformat.batches.chunks import MAX_BATCH_BYTES
-from logformat.errors import LogFormatError
+from udfs.problem import Problem
+from udfs.segments import LastBatch, OutputSegment, SegmentInput, SideFile
 
 NullKeys = Literal["fail", "keep", "drop"]
 Gaps = Literal["fail", "accept"]
@@ -37,38 +38,6 @@ class Limits:
     chunk_bytes: int = 8 << 20
     task_memory_bytes: int = 1 << 30
     split_bytes: int = 1 << 30
-
-
-@dataclass(frozen=True)
-class SegmentInput:
-    """One `.log` to be read, never beyond `size`."""
-
-    root: Literal["archive", "store"]
-    path: str  # of the .log, relative to its root
-    base_offset: int
-    size: int  # bytes when it was listed
-    mtime_ms: int
-    from_offset: int = 0  # batches below are not part of the log: they are in the generation already
-    offset_index: str | None = None  # of the archive, where there is one: what it says of the end of the .log ...
-    time_index: str | None = None  # ... (`gaps.indexed_end`); nothing else of it is used
-
-
-@dataclass(frozen=True)
-class SideFile:
-    """A small file that is read where it is there: a `.snapshot` or `.txnindex`; or an index without its `.log`."""
-
-    root: Literal["archive", "store"]
-    path: str
-    offset: int
-
-
-@dataclass(frozen=True)
-class LastBatch:
-    """Identity of the last batch before an offset: how an archive shows that it is still the same log."""
-
-    base_offset: int = -1
-    leader_epoch: int = -1
-    crc: int = -1
 
 
 @dataclass(frozen=True)
@@ -131,61 +100,7 @@ class PartitionPlan:
         return max(self.checkpoint or 0, self.cleaner_checkpoint or 0)
 
 
-@dataclass(frozen=True)
-class OutputSegment:
-    """One segment of the new generation: a row of log_segments without its keys."""
-
-    base_offset: int
-    root: Literal["archive", "store"]
-    path: str
-    size_bytes: int
-    next_offset: int
-    last_offset: int
-    batches: int
-    records: int
-    tombstones: int
-    max_timestamp_ms: int
-    mtime_ms: int
-    codecs: str
-    checksum: int
-    source_bytes: int
-    source_records: int
-    cleaned: bool
-    offset_index_bytes: int
-    time_index_bytes: int
-    txn_index_bytes: int
-
-
 Status = Literal["cleaned", "not_due", "set_aside", "too_large"]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong with a partition, in the words of LogFormatError."""
-
-    kind: str
-    path: str
-    position: int
-    expected: str
-    found: str
-    base_offset: int = -1
-    hint: str = ""
-    state: str = "uncleanable"  # of cleaner_state: uncleanable, diverged or gap
-
-    @classmethod
-    def of(cls, error: LogFormatError, state: str = "uncleanable") -> Problem:
-        """The same, as a value."""
-        return cls(
-            error.kind, error.path, error.position, error.expected, error.found, error.base_offset, error.hint, state
-        )
-
-    def __str__(self) -> str:
-        return str(
-            LogFormatError(
-                self.kind, self.path, self.position, self.expected, self.found,
-                base_offset=self.base_offset, hint=self.hint,
-            )
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -223,14 +138,6 @@ class PartitionResult:
     def name(self) -> str:
         """`<topic>-<partition>`."""
         return f"{self.topic}-{self.partition}"
-
-
-class SetAside(Exception):
-    """The partition is not to be touched; `problem` says why."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.problem = problem
 
 
 class NotDue(Exception):

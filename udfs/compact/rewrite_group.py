@@ -8,12 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from logformat.batches.bodies import BodyLoader, Run
-from udfs.compact.clean_batches import OUT_BATCH, Rules, Tally
+from udfs.compact.clean_batches import OUT_BATCH, Tally
+from udfs.compact.clean_segment import clean_forwards
+from udfs.compact.cleaner import Rules
 from udfs.compact.generation import finish_segment, make_folder
 from udfs.compact.last_offset_kernels import mark_survivors
-from udfs.compact.plan import OutputSegment, PartitionPlan
+from udfs.compact.piece_stack import Group
+from udfs.compact.plan import PartitionPlan
 from udfs.compact.scan_segment import chunk_buffer
-from udfs.compact.segment_output import Group, SegmentOutput, Source, clean_forwards, manifest_row
+from udfs.compact.segment_output import SegmentOutput, manifest_row
+from udfs.compact.sources import Source
+from udfs.segments import OutputSegment
 
 
 @dataclass(frozen=True)

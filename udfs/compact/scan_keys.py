@@ -15,12 +15,11 @@ import pyarrow as pa
 
 from logformat.batches.bodies import BodyLoader, Run
 from logformat.layout import CONTROL_MASK
-from udfs.compact.clean_batches import Rules
-from udfs.compact.cleaner import batch_retention
-from udfs.compact.last_offset_kernels import KeyTable
+from udfs.compact.cleaner import Rules, batch_retention
+from udfs.compact.key_table import KeyTable
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.scan_segment import chunk_buffer
-from udfs.compact.segment_output import Source, chunk_at
+from udfs.compact.sources import Source, chunk_at
 from udfs.storage import opened
 
 KEY_OFFSETS = pa.schema(

@@ -9,9 +9,11 @@ from logformat.batches.chunks import NO_END, ChunkBuffer
 from logformat.errors import LogFormatError
 from logformat.names import MAX_OFFSET
 from udfs.compact.gaps import indexed_end
-from udfs.compact.plan import LastBatch, PartitionPlan, Problem, SegmentInput, SetAside, SideFile
+from udfs.compact.plan import PartitionPlan
 from udfs.compact.scan_segment import SegmentScan, scan_segment
-from udfs.compact.segment_output import Source
+from udfs.compact.sources import Source
+from udfs.problem import Problem, SetAside
+from udfs.segments import LastBatch, SegmentInput, SideFile
 from udfs.storage import Root, open_root
 
 

@@ -12,15 +12,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from logformat.batches.chunks import NO_END, ChunkBuffer, Tail, read_chunks, read_exactly
+from logformat.batches.segment_bounds import check_offsets
 from logformat.batches.walk_kernels import MORE, REACHED_END, walk_batches
 from logformat.errors import LogFormatError
-from logformat.layout import BATCH, CODEC_MASK, CODEC_NAMES, LOG_OVERHEAD, MAX_RELATIVE_OFFSET, MIN_LEGACY_SIZE
+from logformat.layout import BATCH, CODEC_MASK, CODEC_NAMES, LOG_OVERHEAD, MIN_LEGACY_SIZE
 from logformat.primitives.crc32c import crc32c_extend
 from logformat.side_files.checkpoints import assign_batches
 from logformat.side_files.index_builder import IndexBuilder
 from logformat.side_files.producer_state import ProducerSummary, merge, merge_all, summarize
-from udfs.compact.plan import LastBatch, PartitionPlan, SegmentInput
+from udfs.compact.plan import PartitionPlan
 from udfs.compact.transactions import TXN_BATCH, transactional_batches
+from udfs.segments import LastBatch, SegmentInput
 from udfs.storage import Root, opened
 
 _NOT_KNOWN: Final = -2
@@ -240,29 +242,6 @@ def thinned_offset(batches: np.ndarray, previous_last_offset: int) -> int:
 def _identity(batch: np.void) -> LastBatch:
     offset = batch["base_offset"] if batch["magic"] == 2 else batch["last_offset"]
     return LastBatch(int(offset), int(batch["partition_leader_epoch"]), int(batch["crc"]))
-
-
-def check_offsets(path: str, base: int, next_base: int | None, batches: np.ndarray) -> None:
-    """That the offsets of BATCH[n] lie between a segment's base and the next one's, and fit its index entries."""
-    first = int(batches["base_offset"][0]) if batches["base_offset"][0] >= 0 else int(batches["last_offset"][0])
-    last = int(batches["last_offset"][-1])
-    if first < base:
-        raise LogFormatError(
-            "name", path, int(batches["position"][0]), f"offsets from {base} on, as its name says", f"{first}",
-            base_offset=first,
-        )  # fmt: skip
-    if next_base is not None and last >= next_base:
-        i = int(np.searchsorted(batches["last_offset"], next_base))
-        raise LogFormatError(
-            "overlap", path, int(batches["position"][i]), f"offsets below {next_base}, where the next segment begins",
-            f"{int(batches['last_offset'][i])}", base_offset=int(batches["base_offset"][i]),
-        )  # fmt: skip
-    if last - base > MAX_RELATIVE_OFFSET:
-        i = int(np.searchsorted(batches["last_offset"], base + MAX_RELATIVE_OFFSET, "right"))
-        raise LogFormatError(
-            "relative_offset", path, int(batches["position"][i]), f"offsets up to {base + MAX_RELATIVE_OFFSET}",
-            f"{int(batches['last_offset'][i])}", hint="let a broker split the segment by loading it once",
-        )  # fmt: skip
 
 
 def next_offset_of(root: Root, path: str) -> int:

@@ -8,12 +8,10 @@ data, nor a wrong field in it committed data into aborted. COMPACTION.md says wh
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
-from logformat.jit import kernel
 from logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
+from udfs.compact.transaction_kernels import NONE, replay
 
 # What is remembered of a batch that is transactional or control.
 TXN_BATCH = np.dtype(
@@ -27,7 +25,6 @@ TXN_BATCH = np.dtype(
     ],
     align=True,
 )
-NONE: Final = -1
 
 
 def transactional_batches(batches: np.ndarray) -> np.ndarray:
@@ -52,7 +49,7 @@ def discardable_batches(rows: np.ndarray, aborted: np.ndarray) -> tuple[np.ndarr
     if len(rows):
         order = np.argsort(aborted["first_offset"], kind="stable")
         known, dense = np.unique(np.concatenate([rows["producer_id"], aborted["producer_id"]]), return_inverse=True)
-        _replay(
+        replay(
             rows,
             dense[: len(rows)],
             aborted["first_offset"][order],
@@ -138,48 +135,3 @@ def same_marker(offset: np.ndarray, producer_id: np.ndarray, entries: np.ndarray
     same[found] = offset[at[found]] == entries["last_offset"][found]
     same[found] &= producer_id[at[found]] == entries["producer_id"][found]
     return same, at
-
-
-@kernel
-def _replay(
-    rows: np.ndarray,
-    producer: np.ndarray,
-    aborted_first: np.ndarray,
-    aborted_producer: np.ndarray,
-    open_aborted: np.ndarray,
-    observed: np.ndarray,
-    open_committed: np.ndarray,
-    discardable: np.ndarray,
-    kept_abort: np.ndarray,
-) -> None:
-    """producer: dense id of each row; aborted_*: sorted by first offset; open_aborted (aborted row or -1), observed,
-    open_committed: state of each dense id.
-    """
-    queued = 0
-    for i in range(rows.shape[0]):
-        row = rows[i]
-        p = producer[i]
-        while queued < aborted_first.shape[0] and aborted_first[queued] <= row.last_offset:
-            q = aborted_producer[queued]
-            if open_aborted[q] == NONE:
-                open_aborted[q] = queued
-                observed[q] = False
-            queued += 1
-        if not row.control:
-            if open_aborted[p] != NONE:
-                observed[p] = True
-                discardable[i] = True
-            else:
-                open_committed[p] = True
-        elif row.records_count == 0:
-            discardable[i] = True
-        elif row.control_type == CONTROL_ABORT:
-            txn = open_aborted[p]
-            if txn != NONE and observed[p]:
-                kept_abort[i] = txn
-            else:
-                discardable[i] = True
-            open_aborted[p] = NONE
-        elif row.control_type == CONTROL_COMMIT:
-            discardable[i] = not open_committed[p]
-            open_committed[p] = False

@@ -9,16 +9,17 @@ import numpy as np
 
 from logformat.batches.bodies import BodyLoader, Run
 from logformat.batches.chunks import NO_END, Chunk
-from logformat.batches.span_kernels import CLEANED, EMPTIED, assemble_batches, digest_records, encode_bodies
 from logformat.batches.walk_kernels import walk_batches
 from logformat.layout import BATCH, BATCH_OVERHEAD
 from logformat.primitives.crc32c import crc32c_extend
 from logformat.side_files.index_builder import IndexBuilder
 from logformat.side_files.producer_state import ProducerState, merge, merge_all, summarize
 from udfs.compact import one_task, rewrite_group, scan_keys  # noqa: F401 - imported so that workers need not
-from udfs.compact.clean_batches import Rules, Tally, clean_chunk
-from udfs.compact.cleaner import LastBatches
-from udfs.compact.last_offset_kernels import KeyTable, mark_last_offsets, mark_survivors, rehash
+from udfs.compact.clean_batches import Tally, clean_chunk
+from udfs.compact.cleaner import LastBatches, Rules
+from udfs.compact.key_table import KeyTable
+from udfs.compact.last_offset_kernels import mark_last_offsets, mark_survivors, rehash
+from udfs.compact.rebuild_kernels import CLEANED, EMPTIED, assemble_batches, digest_records, encode_bodies
 from udfs.compact.transactions import TXN_BATCH, discardable_batches
 
 

@@ -12,14 +12,14 @@ import numpy as np
 from logformat.batches.chunks import ChunkBuffer, Tail
 from logformat.batches.columns import Place, header_batch
 from logformat.batches.headers import read_headers
+from logformat.batches.segment_bounds import check_offsets
 from logformat.errors import stopped
 from logformat.schemas import BATCHES, select
-from udfs.compact.plan import Problem
-from udfs.compact.scan_segment import check_offsets
 from udfs.data_source.plan import Piece, ReadSpec
 from udfs.data_source.records import check_size, check_tail
 from udfs.data_source.resume import resume_position
 from udfs.data_source.rows import aligned, as_error, cached_root, problem_row
+from udfs.problem import Problem
 from udfs.storage import opened_unbuffered
 
 _BUFFER_BYTES: Final = 8 << 20

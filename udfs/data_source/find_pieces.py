@@ -27,10 +27,10 @@ from logformat.errors import LogFormatError, stopped, unreadable
 from logformat.search.partition_log import PartitionLog
 from logformat.search.segment_search import SearchableSegment
 from logformat.side_files import offset_index
-from udfs.compact.plan import Problem
 from udfs.data_source.log_end import OpenedLog, open_log, segment_files
 from udfs.data_source.plan import Bound, ListedLog, Piece, Range, SourcePartition, SourceSegment, Wanted
 from udfs.data_source.rows import as_error, cached_root
+from udfs.problem import Problem
 from udfs.storage import Root, opened_unbuffered, read_file
 
 _LATER: Final = 8  # segments that a piece names; transactions seldom span more, and all of all pieces were quadratic

@@ -12,9 +12,9 @@ from logformat import names
 from logformat.errors import stopped
 from logformat.schemas import INDEX
 from logformat.side_files import checkpoints, offset_index, producer_snapshot, time_index, transaction_index
-from udfs.compact.plan import Problem
 from udfs.data_source.plan import Piece, ReadSpec, SourcePartition
 from udfs.data_source.rows import aligned, as_error, cached_root, problem_row
+from udfs.problem import Problem
 from udfs.storage import read_file
 
 _LOG_PER_INDEX: Final = 4096 // 12  # bytes of log for a byte of index: an entry each index.interval.bytes

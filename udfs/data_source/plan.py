@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
 from logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
-from udfs.compact.plan import Problem
 from udfs.groups import groups
+from udfs.problem import Problem
 
 SPLIT_BYTES: Final = 128 << 20
 OPEN_BYTES: Final = 128 << 10  # what opening one more file counts for: a thousand tiny ones still are one task

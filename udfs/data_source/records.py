@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from logformat.batches.bodies import BadBatch, BodyLoader, Run
 from logformat.batches.chunks import CHUNK_BYTES, Chunk, ChunkBuffer, Tail, read_chunks
 from logformat.batches.columns import MAX_ROWS, Place, record_batches
+from logformat.batches.segment_bounds import check_offsets
 from logformat.errors import LogFormatError, stopped
 from logformat.schemas import RECORDS, select
-from udfs.compact.plan import Problem
-from udfs.compact.scan_segment import check_offsets
 from udfs.data_source.committed import Outcomes
 from udfs.data_source.plan import Piece, ReadSpec, limited
 from udfs.data_source.resume import next_indexed, resume_position
 from udfs.data_source.rows import aligned, as_error, cached_root, problem_row
+from udfs.problem import Problem
 from udfs.storage import opened
 
 _SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of what is only looked at

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from logformat.errors import LogFormatError
 from logformat.schemas import PATH, PROBLEM
-from udfs.compact.plan import Problem
 from udfs.data_source.plan import Piece
+from udfs.problem import Problem
 from udfs.storage import Root, open_root
 
 

@@ -38,8 +38,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from logformat.dump.lines import text_of
 from logformat.primitives.binary_arrays import is_bytes, spans_of, whole_array
+from logformat.primitives.java_text import text_of
 from udfs.decode.base64_kernels import write_base64
 
 Errors = Literal["null", "fail"]

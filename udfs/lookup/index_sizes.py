@@ -22,8 +22,8 @@ from logformat.batches.headers import read_headers
 from logformat.errors import stopped
 from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from logformat.side_files.index_builder import IndexBuilder
-from udfs.compact.plan import Problem
 from udfs.lookup.queries import LookupPlan
+from udfs.problem import Problem
 from udfs.storage import open_root, opened_unbuffered
 
 OFFSET_ENTRY: Final = OFFSET_INDEX_ENTRY.itemsize

@@ -19,8 +19,8 @@ from logformat.listing import SegmentFiles
 from logformat.names import LOG, segment_file
 from logformat.search.partition_log import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE, PartitionLog
 from udfs.attempt import attempt
-from udfs.compact.plan import Problem
 from udfs.lookup.last_stable_offset import last_stable_offset
+from udfs.problem import Problem
 from udfs.storage import open_root
 
 SPECIAL_TIMES: Final = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}

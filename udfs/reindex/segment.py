@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from logformat import names
 from logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer, Tail, read_chunks
 from logformat.batches.headers import read_headers
+from logformat.batches.segment_bounds import check_offsets
 from logformat.errors import LogFormatError, unreadable
 from logformat.layout import CONTROL_ABORT, CONTROL_MASK
 from logformat.regular_files import open_local
@@ -26,8 +27,7 @@ from logformat.side_files.checkpoints import EpochEntry, assign_batches
 from logformat.side_files.index_builder import IndexBuilder
 from logformat.side_files.producer_state import ProducerSummary, merge, merge_all, summarize
 from udfs.attempt import attempt
-from udfs.compact.plan import Problem
-from udfs.compact.scan_segment import check_offsets
+from udfs.problem import Problem
 from udfs.reindex.judge_index import IndexJudge, SideBytes, Verdict, read_bounded, unparsed
 from udfs.reindex.write import FileReport, SideFilePlace, Target, finish_folder, impossible, make_folder, settle
 from udfs.storage import Root, open_root, opened

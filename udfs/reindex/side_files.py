@@ -22,19 +22,19 @@ from numpy.typing import NDArray
 
 from logformat import names
 from logformat.errors import LogFormatError
-from logformat.layout import SNAPSHOT_ENTRY, TXN_INDEX_ENTRY
+from logformat.layout import SNAPSHOT_ENTRY
 from logformat.side_files import checkpoints, producer_snapshot, transaction_index
 from logformat.side_files.checkpoints import EpochEntry
 from logformat.side_files.producer_state import ProducerState, aborted_transactions
-from udfs.compact.plan import Problem
-from udfs.reindex.judge_index import SAME, Reason, SideBytes, Verdict, read_bounded, unparsed
+from udfs.problem import Problem
+from udfs.reindex.judge_index import SideBytes, Verdict, read_bounded, unparsed
 from udfs.reindex.judge_snapshot import Known, judge_snapshot
+from udfs.reindex.judge_txn_index import judge_txn_index
 from udfs.reindex.segment import SegmentOutcome
 from udfs.reindex.write import FileReport, SideFilePlace, Target, finish_folder, impossible, make_folder, settle
 from udfs.storage import Root, open_root, read_file
-from udfs.verify.transactions import TXN_ROW, check_txn_index, previous_markers
+from udfs.verify.transactions import TXN_ROW, previous_markers
 
-_TXN_SIZE: Final = TXN_INDEX_ENTRY.itemsize
 _MOST_SIDE_BYTES: Final = 64 << 20  # of a file that should be small, and of which nothing says how small
 
 
@@ -261,71 +261,3 @@ class _Fold:
         report, written = settle(self.plan.target, place, verdict, data)
         self.done.files.append(report)
         self.done.bytes_written += written
-
-
-def judge_txn_index(
-    file: SideBytes | None,
-    entries: NDArray[np.void],
-    outcome: SegmentOutcome,
-    previous: NDArray[np.int64],
-    dense_from: int | None = None,
-) -> Verdict:
-    """What is to be said of a `.txnindex`; entries: transaction_index.ENTRY[n], what replay of the log gives; previous:
-    int64[k], for each of the segment's ABORT markers that of its producer before it, -1 none; dense_from: from here on
-    every offset is in a batch, None: some may have been cleaned away.
-
-    On a compacted log the archived file can know more: transactions whose data is gone, an earlier first offset. That
-    is `other_entries`, as long as every replayed entry is covered, each of the others has its ABORT marker (else a
-    reader would go on to drop what its producer wrote later), and none begins before its producer's marker before (else
-    a reader would drop what was committed there).
-    """
-    rebuilt = transaction_index.write(entries)
-    if file is None:
-        return Verdict("missing", expected=f"{len(entries)} entries", found="no such file")
-    if file.size == len(rebuilt) and file.head == rebuilt:
-        return SAME
-    if file.size > len(file.head) and not file.only_zeros_behind:
-        return Verdict(
-            "huge", len(file.head), len(file.head) // _TXN_SIZE, f"{len(entries)} entries", f"{file.size} bytes"
-        )
-    used = -(-len(file.head.rstrip(b"\0")) // _TXN_SIZE) * _TXN_SIZE  # no entry ends in a zero offset and begins in one
-    whole = min(used, len(file.head) - len(file.head) % _TXN_SIZE)
-    found = transaction_index.read(file.head[:whole], file.path)
-    n = len(found)
-
-    def at(reason: Reason, i: int, expected: str = "") -> Verdict:
-        right = _txn_text(entries[i]) if i < len(entries) else "no entry"
-        said = _txn_text(found[i]) if i < n else "no entry"
-        return Verdict(reason, i * _TXN_SIZE, i, expected or right, said)
-
-    problems = check_txn_index(
-        file.head[:whole], file.path, entries, np.ones(len(entries), np.bool_), outcome.aborts, previous, dense_from
-    )
-    ended = n < len(entries) and rebuilt.startswith(file.head[:whole])
-    if problems and not ended:
-        outside = (found["last_offset"] < outcome.base_offset) | (found["last_offset"] > outcome.last_offset)
-        first = min(problems, key=lambda problem: problem.position)
-        i = first.position // _TXN_SIZE
-        if outside.any() and outside.all() and (len(entries) or found["last_offset"][0] < outcome.base_offset):
-            return at("foreign", 0)
-        cut_off = bool(
-            outside[i:].any() and outside[i:].all() and (found["last_offset"][i:] > outcome.last_offset).all()
-        )
-        return at("stale", i) if cut_off else at("wrong", i, first.expected)
-    rest = file.size - whole
-    if 0 < rest < _TXN_SIZE:
-        return Verdict("torn", whole, n, f"entries of {_TXN_SIZE} bytes", f"{rest} bytes at the end")
-    if rest:
-        return Verdict("padded", whole, n, f"{len(rebuilt)} bytes", f"{rest} bytes of zeros at the end")
-    if ended:
-        return at("stale", n)
-    both = min(n, len(entries))
-    differs = np.flatnonzero(found[:both] != entries[:both])
-    return at("other_entries", int(differs[0]) if len(differs) else both)
-
-
-def _txn_text(entry: np.void) -> str:
-    return (
-        f"producer {entry['producer_id']}, offsets {entry['first_offset']} to {entry['last_offset']}, "
-        f"last stable {entry['last_stable_offset']}"
-    )

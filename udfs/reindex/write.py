@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from logformat import names
 from logformat.errors import LogFormatError
-from udfs.compact.plan import Problem
+from udfs.problem import Problem
 from udfs.reindex.judge_index import Verdict
 from udfs.storage import Root, flush, flush_folder, open_root, opened, write_file
 

@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from logformat.batches.span_kernels import DROPPED
 from logformat.jit import inline, kernel
 from logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK, TIMESTAMP_TYPE_MASK
+from udfs.compact.rebuild_kernels import DROPPED
 
 # columns of the sums of a segment
 RECORDS: Final = 0  # of data batches that were opened

@@ -24,16 +24,17 @@ from logformat.batches.bodies import BodyLoader, Run
 from logformat.batches.chunks import Chunk, ChunkBuffer, Tail
 from logformat.batches.columns import Place, record_batches
 from logformat.batches.headers import read_headers
-from logformat.batches.span_kernels import COPIED
 from logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
 from logformat.schemas import RECORDS as RECORD_COLUMNS
 from logformat.schemas import select
 from udfs.attempt import attempt
 from udfs.compact.analyse import Analysis, analyse
-from udfs.compact.clean_batches import Rules, Tally, clean_chunk
+from udfs.compact.clean_batches import Tally, clean_chunk
+from udfs.compact.cleaner import Rules
 from udfs.compact.decide_kernels import COUNTER_NAMES
 from udfs.compact.gaps import check_gaps
-from udfs.compact.plan import LastBatch, NotDue, PartitionPlan, Problem, SetAside
+from udfs.compact.plan import NotDue, PartitionPlan
+from udfs.compact.rebuild_kernels import COPIED
 from udfs.compact.scan_partition import (
     check_checkpoints,
     check_tails,
@@ -43,10 +44,12 @@ from udfs.compact.scan_partition import (
     until_high_watermark,
 )
 from udfs.compact.scan_segment import SegmentScan, chunk_buffer
-from udfs.compact.segment_output import Source, chunk_at
+from udfs.compact.sources import Source, chunk_at
+from udfs.problem import Problem, SetAside
 from udfs.report import measure_kernels as sums_of
 from udfs.report.measure_kernels import LAST_TIME, N_AGES, N_SUMS, NOTHING, add_times, add_up, count_keys
 from udfs.report.partition_profile import Codec, HotKey, PartitionProfile, SegmentProfile, TimeBuckets, shown_key
+from udfs.segments import LastBatch
 from udfs.storage import opened, opened_unbuffered
 
 HOT_KEYS: Final = 20

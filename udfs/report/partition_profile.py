@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from udfs.compact.plan import Problem
+from udfs.problem import Problem
 
 MAX_BUCKETS: Final = 1024
 MINUTE_MS: Final = 60_000

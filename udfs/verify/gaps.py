@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from logformat.errors import LogFormatError
-from udfs.compact.plan import SideFile
+from udfs.segments import SideFile
 
 
 class Thinned:

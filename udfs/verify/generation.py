@@ -12,7 +12,8 @@ from logformat.errors import LogFormatError
 from logformat.layout import CODEC_NAMES
 from logformat.names import segment_file
 from udfs.attempt import attempt
-from udfs.compact.plan import LastBatch, OutputSegment, Problem, SegmentInput
+from udfs.problem import Problem
+from udfs.segments import LastBatch, OutputSegment, SegmentInput
 from udfs.storage import file_size, open_root
 from udfs.verify.parent import Rules, Side, compare, scan_headers
 from udfs.verify.partition import CheckPlan, CheckResult, Findings, SegmentFacts, check_side, result_of

@@ -20,7 +20,7 @@ from logformat.batches.bodies import BodyLoader
 from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
 from logformat.errors import LogFormatError
 from logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK
-from udfs.compact.plan import SegmentInput
+from udfs.segments import SegmentInput
 from udfs.storage import open_root, opened
 from udfs.verify.digest_kernels import digest_batches, digest_records, enter_last
 from udfs.verify.transactions import TXN_ROW, aborted_data, decisions, transaction_rows

@@ -24,7 +24,8 @@ from logformat.primitives.crc32c import crc32c_extend
 from logformat.side_files import checkpoints, producer_snapshot
 from logformat.side_files.producer_state import merge, merge_all, summarize
 from udfs.attempt import attempt
-from udfs.compact.plan import LastBatch, Problem, SideFile
+from udfs.problem import Problem
+from udfs.segments import LastBatch, SideFile
 from udfs.storage import Root, open_root, opened, read_file
 from udfs.verify.gaps import Thinned, gap_problems
 from udfs.verify.indexes import IndexCheck

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from logformat import names
 from logformat.errors import LogFormatError
 from logformat.side_files import checkpoints
-from udfs.compact.plan import Problem
+from udfs.problem import Problem
 from udfs.storage import file_size, open_root, read_file
 
 

@@ -18,7 +18,7 @@ from logformat.batches.bodies import BadBatch, BodyLoader, Run
 from logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, batch_problem, read_exactly, too_large
 from logformat.errors import LogFormatError
 from logformat.layout import BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET, MIN_LEGACY_SIZE
-from udfs.compact.plan import Problem
+from udfs.problem import Problem
 
 MAX_PROBLEMS: Final = 1000  # rows for one file; behind that they are only counted
 _PEEK: Final = MAGIC_OFFSET + 1

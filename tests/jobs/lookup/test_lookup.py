@@ -16,7 +16,7 @@ from jobs.command.config import check_now_ms, load_config
 from jobs.command.options import CompactOptions
 from jobs.command.progress import Silent
 from jobs.compact import job as compact
-from jobs.lookup.job import archive_plans
+from jobs.lookup.plans import archive_plans
 from jobs.lookup.query_table import answered
 from logformat.batches.segment import open_segment
 from logformat.search.partition_log import open_partition

@@ -12,8 +12,8 @@ from jobs.command.options import LookupOptions
 from jobs.command.progress import Silent
 from jobs.errors import MissingPathError
 from jobs.lookup import minute_table as time_index
-from jobs.lookup.job import archive_plans
 from jobs.lookup.minute_table import happened, refresh, run_at
+from jobs.lookup.plans import archive_plans
 from jobs.store.tables import TIME_INDEX, open_state
 from logformat.batches.segment import open_segment
 from tests.builders.archives import put

@@ -19,7 +19,8 @@ from jobs.command.options import ReportOptions
 from jobs.command.progress import Silent
 from jobs.errors import UsageError
 from jobs.report import job as archive_report
-from jobs.report.job import ArchiveReport, profile_archive
+from jobs.report.archive_report import ArchiveReport
+from jobs.report.job import profile_archive
 from jobs.report.page import page_of, segment_rows
 from jobs.store.rows import RunRow
 from tests.builders.logs import START_MS, write_partition

@@ -249,7 +249,7 @@ state.commit_wave([make_commit(0, 2, "killed", "r1", segments=7)], 0, stop)
 @pytest.mark.slow
 def test_a_store_of_before_the_column_anew_is_read_and_written(state, spark):
     """`cleaner_runs` as an older version made it; read by Spark and by delta-rs, before and after a new row."""
-    from jobs.data_source.store import table_rows
+    from jobs.store.reader import table_rows
 
     old, new = make_commit(0, 1, "r1"), make_commit(0, 2, "r2", "r1")
     state.commit_wave([old], 0)

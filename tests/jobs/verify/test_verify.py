@@ -11,7 +11,8 @@ import pytest
 from jobs.command.options import VerifyOptions
 from jobs.command.progress import Silent
 from jobs.errors import DONE, PROBLEMS, MissingPathError
-from jobs.verify.job import VerifyReport, run
+from jobs.verify.job import run
+from jobs.verify.report import VerifyReport
 from tests.builders.damage import build, flip, name_of
 
 

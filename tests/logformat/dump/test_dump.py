@@ -16,8 +16,9 @@ import pytest
 
 from logformat.control_characters import visible, visible_bytes
 from logformat.dump.files import DumpOptions, dump, kind_of
-from logformat.dump.lines import json_lines, text_of
+from logformat.dump.lines import json_lines
 from logformat.dump.log import LogOptions, Wanted, as_strings
+from logformat.primitives.java_text import text_of
 from logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import START_MS, Row, arrow_records, write_partition, write_segment
 from tests.golden import case_names, golden
@@ -257,7 +258,7 @@ def test_control_records_of_another_kind(tmp_path, kind, shown):
 
 def test_a_text_that_is_too_large_for_arrow(tmp_path, monkeypatch):
     log = write_segment(tmp_path, f"a=1 | b={'x' * 1000} | c=3")
-    monkeypatch.setattr("logformat.dump.lines._MAX_TEXT", 500)
+    monkeypatch.setattr("logformat.primitives.java_text._MAX_TEXT", 500)
     monkeypatch.setattr("logformat.dump.log._PART_ROWS", 1)
     text, findings = dumped(log, options=replace(DATA, as_json=True))
     assert [json.loads(line).get("offset") for line in text.splitlines()] == [None, 0, None, 2]

@@ -14,7 +14,7 @@ import pytest
 
 from jobs.archive.listing import list_archive
 from jobs.command.config import Config
-from jobs.verify.job import plan_archived
+from jobs.verify.plan import plan_archived
 from logformat.primitives.codec import compress
 from tests.builders.damage import (
     RECORDS,
@@ -32,7 +32,7 @@ from tests.builders.damage import (
 )
 from tests.reference.log import GZIP, LZ4, NONE, SNAPPY, ZSTD, Batch, Record, data_batch, marker_batch
 from udfs.compact.one_task import compact_partition
-from udfs.compact.plan import Problem
+from udfs.problem import Problem
 from udfs.storage import open_root
 from udfs.verify.partition import check_partition
 

@@ -24,8 +24,9 @@ from tests.reference.log import data_batch
 from tests.udfs.compact.test_splits import compact_in_splits
 from udfs.compact.clean_batches import OUT_BATCH, Piece
 from udfs.compact.one_task import compact_partition
-from udfs.compact.plan import PartitionResult, Problem
-from udfs.compact.segment_output import PieceStack
+from udfs.compact.piece_stack import PieceStack
+from udfs.compact.plan import PartitionResult
+from udfs.problem import Problem
 from udfs.report.measure_partition import ProfilePlan, profile_partition
 
 HEADER = [0, 4, 7, 8, 11, 12, 13, 15, 16, 17, 20, 21, 22, 23, 26, 27, 34, 42, 43, 50, 51, 53, 57, 60]  # of 61 bytes
@@ -151,7 +152,7 @@ def test_pending_output_that_comes_back_otherwise(monkeypatch: pytest.MonkeyPatc
         made.append(real(**given))
         return made[-1]
 
-    monkeypatch.setattr("udfs.compact.segment_output.tempfile.TemporaryFile", temporary_file)
+    monkeypatch.setattr("udfs.compact.piece_stack.tempfile.TemporaryFile", temporary_file)
     stack = PieceStack(0)
     rows, data = np.zeros(1, OUT_BATCH), np.arange(200, dtype=np.uint8)
     nothing = Chunk(0, np.empty(0, np.uint8), np.empty(0, BATCH))

@@ -18,19 +18,11 @@ from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, SEGMENTS, Partition,
 from tests.builders.logs import write_partition
 from tests.golden import PASSES, Case, case_names, golden
 from udfs.compact.analyse import Analysis, analyse
-from udfs.compact.plan import (
-    CleanSettings,
-    Gap,
-    Limits,
-    NotDue,
-    PartitionPlan,
-    PartitionResult,
-    Problem,
-    SetAside,
-    SideFile,
-)
+from udfs.compact.plan import CleanSettings, Gap, Limits, NotDue, PartitionPlan, PartitionResult
 from udfs.compact.scan_partition import scan_all, scan_identity
 from udfs.compact.scan_segment import thinned_offset
+from udfs.problem import Problem, SetAside
+from udfs.segments import SideFile
 from udfs.storage import open_root
 from udfs.verify.gaps import Thinned
 

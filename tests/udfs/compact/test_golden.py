@@ -19,7 +19,8 @@ from tests.builders.folders import Archived, Outcome, compact, plan_of
 from tests.golden import PASSES, Case, case_names, golden
 from tests.reference.cleaner import Settings
 from tests.reference.log import SNAPPY, ZSTD, decode_log
-from udfs.compact.plan import Limits, PartitionPlan, SegmentInput, SideFile
+from udfs.compact.plan import Limits, PartitionPlan
+from udfs.segments import SegmentInput, SideFile
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from logformat.batches.span_kernels import BODY, SPAN
 from logformat.layout import BATCH, CONTROL_MASK
-from udfs.compact.last_offset_kernels import KeyTable, mark_survivors
+from udfs.compact.key_table import KeyTable
+from udfs.compact.last_offset_kernels import mark_survivors
 
 
 @dataclass

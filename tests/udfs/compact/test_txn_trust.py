@@ -15,8 +15,8 @@ from jobs.archive.listing import list_archive
 from jobs.command import cli
 from jobs.command.config import Config
 from jobs.compact.plan import inputs_from_archive
-from jobs.lookup.job import archive_plans
-from jobs.verify.job import plan_archived
+from jobs.lookup.plans import archive_plans
+from jobs.verify.plan import plan_archived
 from logformat.batches.segment import open_segment
 from logformat.side_files import transaction_index
 from tests.builders.folders import Archived, Outcome, compact, lay_out, plan_of
@@ -26,8 +26,9 @@ from tests.reference.cleaner import replay
 from tests.reference.producer_state import State
 from tests.udfs.compact.test_cleaner_twin import Drawn, logs
 from udfs.compact.one_task import compact_partition
-from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult, SideFile
+from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from udfs.lookup.queries import Queries, lookup
+from udfs.segments import SideFile
 from udfs.storage import open_root
 from udfs.verify.partition import check_partition
 

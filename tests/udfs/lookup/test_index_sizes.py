@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.lookup.job import archive_plans
+from jobs.lookup.plans import archive_plans
 from logformat.batches.segment import open_segment
 from tests.builders.logs import write_partition
 from tests.golden import golden

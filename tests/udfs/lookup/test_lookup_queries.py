@@ -8,7 +8,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from jobs.lookup.job import archive_plans
+from jobs.lookup.plans import archive_plans
 from logformat.search.partition_log import PartitionLog, open_partition
 from tests.builders.logs import write_partition
 from tests.golden import golden

@@ -15,7 +15,7 @@ from logformat.side_files import producer_snapshot, transaction_index
 from logformat.side_files.producer_state import summarize
 from tests.logformat.side_files.test_producer_state import logs
 from tests.reference import producer_state as twin
-from udfs.compact.plan import Problem
+from udfs.problem import Problem
 from udfs.reindex.segment import SegmentOutcome, _only_aborts
 from udfs.reindex.side_files import SideFilesPlan, reindex_side_files
 from udfs.reindex.write import Target

@@ -11,13 +11,14 @@ import pytest
 from jobs.archive.listing import list_archive
 from jobs.command.config import Config
 from jobs.compact.plan import inputs_from_archive
-from jobs.verify.job import plan_archived
+from jobs.verify.plan import plan_archived
 from logformat.batches.chunks import ChunkBuffer
 from tests.builders.damage import START_MS, edit, name_of
 from tests.golden import Case, case_names, golden
 from tests.reference.log import Batch, data_batch, marker_batch
 from udfs.compact.one_task import compact_partition
-from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult, SegmentInput, SideFile
+from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
+from udfs.segments import SegmentInput, SideFile
 from udfs.storage import open_root
 from udfs.verify.generation import GenerationPlan, check_generation
 from udfs.verify.parent import Differences, Rules, Side, compare, scan_headers

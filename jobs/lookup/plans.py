@@ -1,0 +1,70 @@
+"""The partitions that a look-up asks: of an archive, or of an archive and what a store holds of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from jobs.archive.listing import ArchivedPartition, archive_at, matching
+from jobs.command.options import LookupOptions
+from jobs.command.typed import nearest, no_such_topic
+from jobs.errors import UsageError
+from logformat import names
+from udfs.lookup.queries import LogSegment, LookupPlan
+from udfs.storage import Root, normal_uri
+
+
+def list_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
+    """The logs that are asked for, by topic and partition."""
+    if options.archive is None:
+        from jobs.lookup.store import generation_plans  # noqa: PLC0415 - an archive is looked up without Spark
+
+        plans = generation_plans(options, notes)
+    else:
+        plans = archive_plans(normal_uri(options.archive or ""), options.topics, notes)
+    chosen = [
+        replace(plan, max_batch_bytes=options.config.topic_settings(plan.topic).max_decompressed_batch_bytes)
+        for plan in _chosen(plans, options.partitions)
+    ]
+    return [replace(plan, read_committed=True) for plan in chosen] if options.isolation == "read_committed" else chosen
+
+
+def archive_plans(uri: str, topics: str | None, notes: list[str]) -> list[LookupPlan]:
+    """The logs of an archive."""
+    archive = archive_at(uri, matching(topics))
+    notes += archive.notes
+    if not archive.partitions and archive.not_wanted:
+        raise no_such_topic(topics or "", archive.not_wanted, uri)
+    plans = []
+    for archived in archive.partitions.values():
+        notes += [note for note in archived.notes if names.REBUILT not in note]
+        plans.append(archived_plan(archived, archive.root))
+    return plans
+
+
+def archived_plan(archived: ArchivedPartition, root: Root) -> LookupPlan:
+    """What a look-up is told of an archived partition."""
+    segments = []
+    for s in archived.segments:
+        of = archived.indexes.get(s.base_offset, {})
+        segments.append(
+            LogSegment(
+                s.base_offset, s.size, s.mtime_ms, "archive", s.path, "archive", of.get(names.INDEX),
+                of.get(names.TIME_INDEX),
+            )
+        )  # fmt: skip
+    return LookupPlan(
+        archived.topic, archived.partition, root.uri, "", tuple(segments), archived.log_start_checkpoint,
+        archived.high_watermark if archived.held_by_broker else None, archived.leader_epochs or (),
+        problem=archived.problem,
+    )  # fmt: skip
+
+
+def _chosen(plans: Iterable[LookupPlan], wanted: Sequence[str]) -> list[LookupPlan]:
+    by_name = {plan.name: plan for plan in sorted(plans, key=lambda plan: (plan.topic, plan.partition))}
+    if not by_name:
+        raise UsageError(message="no partition to look into")
+    for name in wanted:
+        if name not in by_name:
+            raise UsageError(message=f"no such partition: {name}{nearest(name, by_name)}")
+    return [by_name[name] for name in dict.fromkeys(wanted)] if wanted else list(by_name.values())

@@ -1,0 +1,80 @@
+"""The table `time_index` of a store: the minutes in which each segment has data. No part of a generation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from jobs.store.tables import TIME_INDEX, State
+from udfs.lookup.minutes import TIME_INDEX_ROWS
+
+_LARGE_TABLE_BYTES = 16 << 20  # tuned: 40 MB, 6 million rows, take 5 s in the session of the state, 2 s in the other
+_MOST_IN_PREDICATE = 200  # segments whose rows are replaced by name; more: the table is written anew
+_CONSTRAINT_CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
+_KEY = ("topic", "partition", "segment_base_offset")
+SegmentKey = tuple[str, int, int]
+
+
+def minute_table(spark: SparkSession, state: State) -> DataFrame:
+    """The table; a large one in a session for large ones, which that of `state` is not."""
+    root = state.root
+    files = root.filesystem.get_file_info(pafs.FileSelector(root.full(f"state/{TIME_INDEX}")))
+    if sum(file.size or 0 for file in files) < _LARGE_TABLE_BYTES:
+        return state.load(TIME_INDEX)
+    return spark.read.format("delta").load(state.uri(TIME_INDEX))
+
+
+def known_segments(spark: SparkSession, state: State) -> dict[SegmentKey, tuple[str, int, int]]:
+    """What the table holds: path, size and time of every segment's log when it was read."""
+    if not state.has(TIME_INDEX):
+        return {}
+    columns = (*_KEY, "path", "size_bytes", "mtime_ms")
+    rows = minute_table(spark, state).select(*columns).distinct().toArrow().to_pylist()
+    return {
+        (r["topic"], r["partition"], r["segment_base_offset"]): (r["path"], r["size_bytes"], r["mtime_ms"])
+        for r in rows
+    }  # fmt: skip
+
+
+def replace_segments(state: State, frame: DataFrame, replaced: list[SegmentKey]) -> None:
+    """One commit: rows of `replaced` segments go, those of `frame` come."""
+    uri = state.uri(TIME_INDEX)
+    if not state.has(TIME_INDEX):
+        frame.write.format("delta").mode("errorifexists").save(uri)
+    elif not replaced:
+        frame.write.format("delta").mode("append").save(uri)
+    elif len(replaced) <= _MOST_IN_PREDICATE:
+        is_old = " OR ".join(
+            f"(topic = '{topic}' AND partition = {partition} AND segment_base_offset = {base})"
+            for topic, partition, base in replaced
+        )  # a topic's name holds letters, digits, dots, dashes and underscores only
+        write = frame.write.format("delta").mode("overwrite").option("replaceWhere", is_old)
+        with _unchecked(frame.sparkSession):
+            write.save(uri)
+    else:
+        spark = frame.sparkSession
+        old = spark.createDataFrame(
+            pa.table({name: [key[i] for key in replaced] for i, name in enumerate(_KEY)}, schema=_key_schema())
+        )
+        kept = spark.read.format("delta").load(uri).join(F.broadcast(old), list(_KEY), "left_anti")
+        kept.unionByName(frame).write.format("delta").mode("overwrite").save(uri)
+
+
+def _key_schema() -> pa.Schema:
+    return pa.schema([TIME_INDEX_ROWS.field(name) for name in _KEY])
+
+
+@contextlib.contextmanager
+def _unchecked(spark: SparkSession) -> Iterator[None]:
+    """Let `replaceWhere` take rows of other segments too: those that are new."""
+    before = spark.conf.get(_CONSTRAINT_CHECK, "true")
+    spark.conf.set(_CONSTRAINT_CHECK, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(_CONSTRAINT_CHECK, before or "true")

@@ -1,0 +1,44 @@
+"""What is wrong with a partition, as a value that crosses between the driver and the workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from logformat.errors import LogFormatError
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a partition, in the words of LogFormatError."""
+
+    kind: str
+    path: str
+    position: int
+    expected: str
+    found: str
+    base_offset: int = -1
+    hint: str = ""
+    state: str = "uncleanable"  # of cleaner_state: uncleanable, diverged or gap
+
+    @classmethod
+    def of(cls, error: LogFormatError, state: str = "uncleanable") -> Problem:
+        """The same, as a value."""
+        return cls(
+            error.kind, error.path, error.position, error.expected, error.found, error.base_offset, error.hint, state
+        )
+
+    def __str__(self) -> str:
+        return str(
+            LogFormatError(
+                self.kind, self.path, self.position, self.expected, self.found,
+                base_offset=self.base_offset, hint=self.hint,
+            )
+        )  # fmt: skip
+
+
+class SetAside(Exception):
+    """The partition is not to be touched; `problem` says why."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
