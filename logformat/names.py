@@ -3,8 +3,8 @@
 A partition's folder is `<topic>-<partition>`; the topic may hold "-", so the LAST one counts. A file of the log is
 `<base>.<kind>`, the base an offset of 20 digits; a suffix after the kind says in what state a swap was left.
 
-Source: Kafka's LocalLog.parseTopicPartitionName, LogFileUtils and LogLoader (4.3.0). Difference: Kafka parses any
-number before the first dot as an offset; here a name that Kafka would not write is not a file of the log.
+Source: LocalLog.parseTopicPartitionName, LogFileUtils and LogLoader (4.3.0; KAFKA.md, "Log directory"). Difference:
+Kafka parses any number before the first dot as an offset; here a name that it would not write is not a file of the log.
 """
 
 from __future__ import annotations
@@ -172,10 +172,11 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
     files: (name, size in bytes). next_offset: last offset + 1 of a `.log.swap` (its base, if empty), as a function of
     the file's name or a mapping from its base; asked only for the swap files that count.
 
-    The rules are LogLoader's, in its order: `.deleted` goes; `.cleaned` goes, and with it every `.swap` at or above the
-    lowest `.cleaned` base (the renaming had not ended); what the remaining `.log.swap` files span replaces everything
-    else there, snapshots too; then each `.swap` takes its final name. An index file without its log goes; where
-    no `.deleted` log shows that the broker was about to delete it too, it is an orphan: a broker never leaves one.
+    The rules are LogLoader's, in its order (KAFKA.md, "Broker start"): `.deleted` goes; `.cleaned` goes, and with it
+    every `.swap` at or above the lowest `.cleaned` base (the renaming had not ended); what the remaining `.log.swap`
+    files span replaces everything else there, snapshots too; then each `.swap` takes its final name. An index file
+    without its log goes; where no `.deleted` log shows that the broker was about to delete it too, it is an orphan: a
+    broker never leaves one.
     """
     sizes = dict(files)
     out = Resolution()

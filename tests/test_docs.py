@@ -272,6 +272,44 @@ def test_the_tour_of_contributing_is_the_tree():
     assert {path for path in rooms if Path(path).stem not in ("__init__", "__main__")} - set(told) == set()
 
 
+def _texts() -> dict[Path, str]:
+    """Every text of ours that may refer to another: code, pages, settings; a text in several lines as one."""
+    kinds = (".py", ".toml", ".txt", ".spec")
+    found = {*PAGES, *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in kinds)}
+    return {path: re.sub(r"\s*\n\s*(?:# )?", " ", path.read_text("utf-8")) for path in found - {Path(__file__)}}
+
+
+def test_sections_that_are_referred_to_exist_and_kafkas_are_all_in_use():
+    headings = {
+        page.name: re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        for page in PAGES if page.name != "README.md"
+    }  # fmt: skip
+    used: dict[str, set[str]] = {}
+    for path, text in _texts().items():
+        for page, said in re.findall(r'\b([A-Z]+\.md)\)?((?:(?:,| and|, and) "[^"]+")+)', text):
+            for section in re.findall('"([^"]+)"', said):
+                begins = (f"{section} ", f"{section},")
+                assert any(each == section or each.startswith(begins) for each in headings[page]), (path, page, section)
+                if path.name != page:
+                    used.setdefault(page, set()).add(section)
+    assert used["KAFKA.md"] == set(headings["KAFKA.md"][1:])
+
+
+def test_no_reference_leads_outside_of_the_repository():
+    outside = re.compile(r"§|kafka-semantics|(?<![\w/.-])(?:shared|seeds)/|\b(?:design|layout|examples)\.md")
+    assert [(path, match[0]) for path, text in _texts().items() for match in outside.finditer(text)] == []
+
+
+def test_modules_that_are_named_exist():
+    """Also in comments, by their file names alone."""
+    there = {path.name for path in (*ROOT.glob("*.py"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.py")))}
+    other = {"sitecustomize.py", "kernels.py"}  # Python's own, and one that tests make
+    texts = {path: text for path, text in _texts().items() if path.name != "CHANGELOG.md"}
+    named = {(path, name) for path, text in texts.items() for name in re.findall(r"(?<![\w*])[a-z]\w*\.py\b", text)}
+    assert len(named) > 50
+    assert {(path, name) for path, name in named if name not in there | other} == set()
+
+
 def test_nothing_names_a_machine():
     places = re.compile(r"(?<![\w.~$-])/(?:root|work/[a-z]|home/[a-z]|tmp/w)(?:/|\b)")
     kinds = (".py", ".md", ".toml", ".sh", ".java", ".spec", ".txt", ".properties", ".xml", ".conf")

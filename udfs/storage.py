@@ -79,7 +79,7 @@ def opened(root: Root, path: str) -> Iterator[Any]:
 
 @contextmanager
 def opened_unbuffered(root: Root, path: str) -> Iterator[Any]:
-    """An io.FileIO of a local file, of which sparse_headers reads headers alone; an open pyarrow file of any other."""
+    """An io.FileIO of a local file, of which batches.headers reads headers alone; an open pyarrow file of any other."""
     if not root.is_local:
         with opened(root, path) as file:
             yield file

@@ -1,7 +1,7 @@
 """Kernels from spans to Arrow buffers: find keys, values and headers of decoded records, and copy them (`records`).
 
 Nothing is checked here: decode_records has seen to it that every length fits its record. Records of a run lie in one of
-two uint8 arrays, as `record_kernels` says; `body_row` tells the body of each.
+two uint8 arrays, as `span_kernels` says; `body_row` tells the body of each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The batch headers of a `.log`, without the bodies between them: nothing is decompressed and no checksum is checked.
 
 On a local file only the headers are read, one `pread` each, or with all that lies between them where batches are small;
-any other file is read whole. Everything that a header says is checked as `batch_headers.read_chunks` does.
+any other file is read whole. Everything that a header says is checked as `chunks.read_chunks` does.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read_headers(
     """The batches of bytes [start, end) of a file, front to back; `start` is a batch border.
 
     file: an io.FileIO (`open(path, "rb", buffering=0)`), of which the bodies are skipped, or an open pyarrow file,
-    which is read whole. The rest, what `tail` says at the end, and the errors are as in `batch_headers.read_chunks`.
+    which is read whole. The rest, what `tail` says at the end, and the errors are as in `chunks.read_chunks`.
     """
     if not isinstance(file, io.FileIO):
         for chunk in read_chunks(

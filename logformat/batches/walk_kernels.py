@@ -207,8 +207,8 @@ def check_range(first: int, last_delta: int) -> tuple[int, int, int]:
 
 @kernel
 def _control_record(buf: np.ndarray, start: int, end: int) -> tuple[int, int]:
-    """(type, coordinator epoch) of the one record of a control batch; (-1, -1) where it cannot be (semantics: key of
-    i16 version and i16 type; the value of ABORT and COMMIT is i16 version and i32 coordinator epoch).
+    """(type, coordinator epoch) of the one record of a control batch; (-1, -1) where it cannot be (FORMAT.md,
+    "Records": key of i16 version and i16 type; the value of ABORT and COMMIT is i16 version and i32 coordinator epoch).
     """
     length, position = read_varint(buf, start, end)
     if position < 0 or length < 0 or position + length > end:

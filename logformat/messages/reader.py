@@ -9,7 +9,7 @@ at once, no objects in between.
 
 Text is that of Jackson's JsonNode.toString: no blanks, bytes as base64, UUIDs as Kafka's base64, nulls written. A
 version above the highest known one is read as the highest, as Kafka's classes do: who takes none checks it
-(message_table.versions_of). What is wrong raises MessageError with Kafka's own words. Measured on one core: 180,000
+(table.versions_of). What is wrong raises MessageError with Kafka's own words. Measured on one core: 180,000
 committed offsets a second, all of them different.
 """
 

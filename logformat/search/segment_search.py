@@ -3,7 +3,7 @@
 What is trusted. The log, as far as its headers hold together. Of an index nothing that is not seen to be so:
 
   .index      the batch that an entry points at has to be there, and the walk from it to come to one that ends at the
-              entry's very offset (see lookup_kernels). So a wrong index is noticed before it answers, unless it points
+              entry's very offset (see offset_kernels). So a wrong index is noticed before it answers, unless it points
               at bytes inside a record that are themselves a batch with these offsets.
   .timeindex  the batch that an entry names has to have exactly its timestamp as its largest one. That no batch before
               it has a larger one is taken from the index, as a broker takes it. The largest timestamp of the segment is
@@ -74,7 +74,7 @@ class SearchableSegment:
     def find_offsets(self, targets: NDArray[np.int64], rows: NDArray[np.int64], out: NDArray[np.void]) -> int:
         """Answer as many of the targets (int64[n], not falling) as there are batches for; how many that is.
 
-        rows, out: see lookup_kernels.find_offsets. Raises LogFormatError for a batch on the way that cannot be.
+        rows, out: see offset_kernels.find_offsets. Raises LogFormatError for a batch on the way that cannot be.
         """
         return int(self._find_offsets(targets, rows, out)[k.ROW])
 
@@ -88,7 +88,7 @@ class SearchableSegment:
     ) -> NDArray[np.void]:
         """CANDIDATE[m] of the first m targets (int64[n] ms, not falling); the others have none.
 
-        See time_lookup_kernels.find_times. after: int64[n], not falling: begin behind these positions, batch borders.
+        See time_kernels.find_times. after: int64[n], not falling: begin behind these positions, batch borders.
         """
         out = np.empty(len(targets), CANDIDATE)
         begin = np.zeros(len(targets), np.int64) if after is None else after

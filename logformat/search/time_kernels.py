@@ -1,6 +1,6 @@
 """Kernels of the search by time: which batch may hold the answer, and which of its records is it.
 
-Built as `lookup_kernels`. An entry of the time index says that no batch up to its creation has a larger timestamp, and
+Built as `offset_kernels`. An entry of the time index says that no batch up to its creation has a larger timestamp, and
 which is the first that has this one. That the batch is there and has it is seen on the way; that none before it has a
 larger one is what is taken from the index, as a broker takes it.
 """

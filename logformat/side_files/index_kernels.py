@@ -1,6 +1,6 @@
 """Which batches get an entry in the offset index and the time index, decided in one pass that may stop and go on.
 
-Rules: Kafka's LogSegment.append and LogSegment.recover (4.0.1 and later: decided for each batch, KAFKA-806). Before a
+Rules: Kafka's LogSegment.append and LogSegment.recover (KAFKA.md, "Indexes"; for each batch, KAFKA-806). Before a
 batch is counted: if more than index.interval.bytes were appended since the last entry, the batch gets one. A time
 index entry goes with it if the largest timestamp so far, this batch's included, has risen since the last one; with a
 time index interval (ours, after the KIP-33 draft): if it has risen into another interval.

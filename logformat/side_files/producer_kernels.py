@@ -1,7 +1,8 @@
 """What a run of batches does to the producers' state, whatever that state was before: one pass over the batches.
 
-Rules: Kafka's ProducerAppendInfo and ProducerStateEntry (4.3.0), as a replica applies them: epochs and sequences are
-taken as they come. What depends on the state before the run is left open: see ProducerSummary in producer_state.
+Rules: Kafka's ProducerAppendInfo and ProducerStateEntry (4.3.0; KAFKA.md, "Producers"), as a replica applies them:
+epochs and sequences are taken as they come. What depends on the state before the run is left open: see ProducerSummary
+in producer_state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels from Arrow columns to batches of magic 2: the way back of `records_kernels` (`encode`).
+"""Kernels from Arrow columns to batches of magic 2: the way back of `batches.column_kernels` (`encode`).
 
 Columns come as arrays without gaps: of variable size as `ends` (int32[n + 1], Arrow's offsets: field i is
 data[ends[i]:ends[i + 1]]) with `data` (uint8) and `null` (bool[n]).

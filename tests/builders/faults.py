@@ -30,7 +30,7 @@ subclass, so all that asks whether a root is local still sees a local one, with 
 Opens, lists, renames and deletes by Python itself are audit events (PEP 578), which may raise; os.pread and os.fsync
 are wrapped. The C library's pread is one symbol that LLVM looks up when a kernel is loaded: in a child it is bound to a
 function that counts and then calls the real one. In a process that has loaded its kernels already it is not: what is to
-fail in a read of headers alone (sparse_headers), is tested in a child. No C compiler is needed.
+fail in a read of headers alone (batches/headers.py), is tested in a child. No C compiler is needed.
 
 Spark's workers and all other children of a child inherit it, by a `sitecustomize` on PYTHONPATH. Operations are counted
 in files of a folder, under a lock: the n-th operation is the n-th of all processes together. Those files also say

@@ -69,7 +69,7 @@ def parse(body: bytes) -> tuple[int, int, int, bytes | None, bytes | None]:
 def inner_records(
     content: bytes, wrapper_magic: int, wrapper_offset: int, wrapper_timestamp: int, wrapper_attributes: int
 ) -> list[Record]:
-    """Records of a wrapper's decompressed value; kafka-semantics of AbstractLegacyRecordBatch.DeepRecordsIterator."""
+    """Records of a wrapper's decompressed value, as DeepRecordsIterator gives them (KAFKA.md, "Old messages")."""
     records = []
     while len(content) >= 12:
         offset, size = struct.unpack_from(">qi", content)

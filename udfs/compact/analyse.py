@@ -150,7 +150,9 @@ def _replay(scans: Sequence[SegmentScan]) -> tuple[list[np.ndarray], np.ndarray]
 def _final_producers(
     plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, notes: list[str]
 ) -> ProducerState:
-    """As a broker that loads the log: the newest snapshot, without expired producers, and the log after it."""
+    """As a broker that loads the log: the newest snapshot, without expired producers, and the log after it
+    (KAFKA.md, "Producers").
+    """
     border = {s.base_offset: i for i, s in enumerate(scans)}
     border[log_end] = len(scans)
     for snapshot in sorted(plan.snapshots, key=lambda s: -s.offset):

@@ -1,7 +1,7 @@
 """Batches in, surviving batches out: the step that both ways of finding the last offsets share.
 
 For a run of batches: which may keep records (`cleaner.batch_retention`), which records are the last of their key (told
-by the caller), the decision (`retain_kernels.decide`), and the new bytes. Nothing here knows of files.
+by the caller), the decision (`decide_kernels.decide`), and the new bytes. Nothing here knows of files.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Piece:
     data: np.ndarray | None  # uint8; None: the bytes [position, position + size) of the source, unchanged
     position: int
     size: int
-    digest: int = 0  # of the records of the rebuilt batches (`record_kernels.digest_records`)
+    digest: int = 0  # of the records of the rebuilt batches (`rebuild_kernels.digest_records`)
     estimated: bool = False  # the size of recompressed batches is an estimate (dry run)
 
 
 @dataclass
 class Tally:
-    """Counters of `retain_kernels`, and bytes that were recompressed."""
+    """Counters of `decide_kernels`, and bytes that were recompressed."""
 
     counters: np.ndarray = field(default_factory=lambda: np.zeros(N_COUNTERS, np.int64))
     recompressed_bytes: int = 0

@@ -1,7 +1,7 @@
 """Kafka's rules for cleaning as pure functions: what is cleanable, due, grouped, retained (COMPACTION.md, "Rules").
 
 Nothing here reads a file. Segments come as arrays, one element a segment, ascending by base offset; batches as BATCH
-rows. The decision for single records is in `retain_kernels`.
+rows. The decision for single records is in `decide_kernels`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SegmentFacts:
 
 @dataclass(frozen=True)
 class CleanableRange:
-    """Offsets and sizes of semantics §4.2."""
+    """Where a cleaning begins and ends, and how much it would read (KAFKA.md, "Cleanable range" and "Due")."""
 
     first_dirty_offset: int
     first_uncleanable_offset: int  # a segment's base, or the log end
@@ -68,7 +68,9 @@ def cleanable_range(
     min_compaction_lag_ms: int,
     now_ms: int,
 ) -> CleanableRange:
-    """Semantics §4.2. `active_base_offset`: base of the active segment; the log end where the archive is sealed."""
+    """KAFKA.md, "Cleanable range". `active_base_offset`: base of the active segment; of a sealed
+    archive the log end.
+    """
     limit = min(last_stable_offset, active_base_offset)
     bases = segments.base_offset
     if min_compaction_lag_ms > 0 and len(bases):
@@ -93,7 +95,7 @@ def cleanable_range(
 def compaction_delay_ms(
     segments: SegmentFacts, first_dirty: int, active_base_offset: int, max_lag_ms: int, now_ms: int
 ) -> int:
-    """How long the oldest dirty record is past max.compaction.lag.ms; 0: not past (semantics §4.3)."""
+    """How long the oldest dirty record is past max.compaction.lag.ms; 0: not past (KAFKA.md, "Due")."""
     if max_lag_ms <= 0 or max_lag_ms >= 2**63 - 1:
         return 0
     ends = np.append(segments.base_offset[1:], active_base_offset)
@@ -122,7 +124,7 @@ def group_segments_by_size(
     max_bytes: int,
     max_index_bytes: int,
 ) -> list[range]:
-    """Segments that become one, as ranges of their numbers (semantics §4.10); sizes are those before cleaning."""
+    """Segments that become one, as ranges of their numbers, by sizes before cleaning (KAFKA.md, "Segment groups")."""
     groups: list[range] = []
     start = 0
     n = len(base_offsets)
@@ -157,7 +159,7 @@ class LastBatches:
 
 
 def is_last_of_producer(batches: np.ndarray, producers: LastBatches) -> np.ndarray:
-    """bool[n]: batches that must leave at least their header (semantics §4.7)."""
+    """bool[n]: batches that must leave at least their header (KAFKA.md, "Batches")."""
     if not len(producers.producer_id):
         return np.zeros(len(batches), np.bool_)
     at = np.searchsorted(producers.producer_id, batches["producer_id"])

@@ -1,4 +1,6 @@
-"""The cleaner's decision for every record and batch, as a kernel (semantics §4.7 to §4.9; COMPACTION.md, "Rules")."""
+"""The cleaner's decision for every record and batch, as a kernel (COMPACTION.md, "Rules"). What it follows: KAFKA.md,
+"Batches", "Records", "Tombstones" and "What is written".
+"""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ a batch holds a record for each of its offsets. Only a cleaner makes holes, and 
 
 "A cleaner's work" is a batch that holds fewer records than offsets, or begins above the end of the one before it. Seen
 above a hole it shows that the cleaner has passed the hole; in the segment that ends there, that it may have taken the
-end of that segment too (Kafka before 4.0 did not keep the last batch of what it cleaned).
+end of that segment too (Kafka before 4.0 did not keep the last batch of what it cleaned; KAFKA.md, "Versions").
 
 Wherever a hole lies, it is a gap if a file shows that something was there: an index without its log, or an index whose
 last entry lies behind the end of its log. So it is behind the last segment, where a producer snapshot counts too: it is
 written when a segment is rolled, or at the log end. In between it does not: a clean stop leaves one in the middle of a
 segment, whose records a cleaner may take later. There it is a note. And below the first segment the first leader epoch
-tells where the log began: a broker that gives up the beginning moves it up.
+tells where the log began: a broker that gives up the beginning moves it up (KAFKA.md, "Leader epochs").
 
 `gaps = "accept"` makes a note of a gap. What was passed over stays with the generation (`jobs.compact.plan`
 refuses to go on when it comes back after all), and the report goes on to say that the archive is still needed.

@@ -111,7 +111,7 @@ def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[
 
 def join_empty_groups(plan: PartitionPlan, segments: Sequence[OutputSegment]) -> list[OutputSegment]:
     """Segments written by tasks that knew nothing of each other, in order: a segment takes the base of the empty ones
-    before it, as `compact_partition.clean_groups` does; what can join nothing is written as an empty segment.
+    before it, as `one_task.clean_groups` does; what can join nothing is written as an empty segment.
     """
     out: list[OutputSegment] = []
     held: OutputSegment | None = None

@@ -28,10 +28,10 @@ def mark_last_offsets(
     """Mark the records that no later record of the same key supersedes; batches and records from last to first.
 
     batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n] (others are passed over); spans: SPAN[]; low, high: uint64[2^k],
-    the table, (0, 0) is free; used: its entries; is_last: bool[len(spans)], written. Records below
-    `first_dirty_offset` are looked up and not entered (semantics §4.5, §4.8 row 5). Records without key, and control
-    records, are marked. left: rows of `spans` that are yet to be marked; those behind them were. Stops before a key for
-    which there is no room: the table is full at two thirds. Returns (entries now used, rows that are left).
+    the table, (0, 0) is free; used: its entries; is_last: bool[len(spans)], written. Records below `first_dirty_offset`
+    are looked up and not entered (KAFKA.md, "Last offset of each key"). Records without key, and control records, are
+    marked. left: rows of `spans` that are yet to be marked; those behind them were. Stops before a key for which there
+    is no room: the table is full at two thirds. Returns (entries now used, rows that are left).
     """
     most = low.shape[0] * 2 // 3
     mask = np.uint64(low.shape[0] - 1)

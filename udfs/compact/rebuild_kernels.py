@@ -49,7 +49,7 @@ def encode_bodies(
 
     cleaned: CLEANED[n]; kept: bool[len(spans)]; out: uint8 with room for every kept record and 20 bytes more for each;
     out_ends: int64[n], end of each batch's body in `out` (equal to the end before it for the others).
-    Returns the bytes written. (Timestamps: semantics §4.9; LogAppendTime records take the batch's maximum.)
+    Returns the bytes written. (KAFKA.md, "What is written": LogAppendTime records take the batch's maximum.)
     """
     position = 0
     for i in range(batches.shape[0]):

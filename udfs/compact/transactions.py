@@ -1,4 +1,4 @@
-"""Which transactional batches and markers may go (semantics §4.6; Kafka's Cleaner.CleanedTransactionMetadata).
+"""Which transactional batches and markers may go (KAFKA.md, "Transactions" and "Markers").
 
 Works on the batches that matter to it alone: data batches of transactions, and control batches, of the whole range that
 is cleaned, in order. Difference from Kafka: the markers in the log alone say which transactions were aborted, and where

@@ -5,7 +5,7 @@ archive without `.txnindex` files gives the same: aborted data never lies in a l
 drops the data first, and the marker later). The headers ahead of a chunk are read as far as its open transactions go,
 usually a little, and never twice.
 
-What is above the last stable offset is not read at all: the plan ends there (find_reads). Below it, a batch without a
+What is above the last stable offset is not read at all: the plan ends there (find_pieces). Below it, a batch without a
 marker is data of a transaction whose marker was cleaned away, which only happens to committed ones; or, where the log
 has damage that is set aside, of one that nobody can tell: it is withheld.
 """

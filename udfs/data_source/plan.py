@@ -1,6 +1,6 @@
 """What a task of the data source is told: stretches of log files, and which of their records or batches are wanted.
 
-A stretch begins and ends at a batch border. The driver finds the borders (find_reads), any worker reads them
+A stretch begins and ends at a batch border. The driver finds the borders (find_pieces), any worker reads them
 (read_records, read_batches). All are plain values: they cross process borders, and know nothing of Spark.
 """
 

@@ -44,8 +44,8 @@ def last_stable_offset(
     """Of a log, by the headers of its batches from the newest of the `snapshots` on (offset, root and path, rising)
     that can be read and lies at a segment's base; without one, of all batches. Nothing is decompressed.
 
-    Rule: UnifiedLog.fetchLastStableOffsetMetadata of a broker that has just loaded the log: a producer's transaction
-    begins with its first batch that is not below the log start, and is open until its marker is below the high
+    Rule: that of a broker that has just loaded the log (KAFKA.md, "Offsets of a log"): a producer's transaction begins
+    with its first batch that is not below the log start, and is open until its marker is below the high
     watermark (None: the log end). Raises LogFormatError for a bad log, unless there is `resume`: of a segment, what is
     wrong with its batch at a position, and that position it gives the next batch's, None: go on in the next segment.
     What was open before the damage is then not known to be open; who reads it finds no marker this side of the damage.

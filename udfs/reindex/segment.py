@@ -2,7 +2,7 @@
 
 One pass over each log, front to back: checksums (or headers alone, where checksums are trusted), offsets against the
 names; every batch is shown to the index builder, to the judge of the archived indexes, and to the producers' summary.
-What the second half (reindex_side_files) is told of a segment is bounded by its producers and aborted transactions.
+What the second half (side_files.py) is told of a segment is bounded by its producers and aborted transactions.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@
 
 A log that is bad ends what is known. A valid archived snapshot at a later base gives it back, as when a broker loads
 it. Archived files can know more than the log does: the cleaner took batches, the log start went up. What they say
-beyond the log is then no fault; what contradicts a batch that is there is. Rules: semantics §3.4 to §3.7.
+beyond the log is then no fault; what contradicts a batch that is there is. Rules: KAFKA.md, "Transaction index",
+"Producers", "Leader epochs" and "Recovery".
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class FileReport:
     path: str
     kind: str  # names.KINDS without the log, or names.LEADER_EPOCH_CHECKPOINT; "log", "folder" where that is at fault
     status: Status
-    reason: str = ""  # of classify_index.Verdict; of "impossible": the kind of problem
+    reason: str = ""  # of judge_index.Verdict; of "impossible": the kind of problem
     position: int = -1
     entry: int = -1
     expected: str = ""

@@ -1,4 +1,4 @@
-"""Kernels that compare two sides of a partition, and that find the last record of each key: for check_generation."""
+"""Kernels that compare two sides of a partition, and that find the last record of each key: for parent.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Transactions judged from the log alone, by the plainest rule: a batch belongs to the next marker of its producer.
 
 Independent of `udfs.compact.transactions`, which replays Kafka's bookkeeping batch by batch; here everything is a sort.
-Source: semantics §2.5, §3.4; Kafka's ProducerAppendInfo and TransactionIndex (4.3.0).
+Source: KAFKA.md, "Transactions" and "Transaction index"; ProducerAppendInfo and TransactionIndex (4.3.0).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def aborted_data(rows: np.ndarray) -> np.ndarray:
 
 def completed_transactions(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(transactions with data as ENTRY[k] by marker, bool[k]: aborted); last_stable_offset is what the rule of
-    semantics §3.4 gives from the batches that are left.
+    KAFKA.md, "Transaction index", gives from the batches that are left.
     """
     group, closing = _closing(rows)
     data = rows["marker"] < 0

@@ -600,7 +600,7 @@ def test_only_empty_segments(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_every_crash_point(tmp_path: Path) -> None:
-    """The table of a broker's start: what was replaced, and what was about to be (semantics §4.11)."""
+    """The table of a broker's start: what was replaced, and what was about to be (KAFKA.md, "Broker start")."""
     old = build(tmp_path / "old" / "archive")
     before = works(old)
     new = [

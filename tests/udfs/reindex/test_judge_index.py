@@ -1,4 +1,4 @@
-"""classify_index: an index that is called right misleads no look-up, by brute force; and each word by an example."""
+"""judge_index: an index that is called right misleads no look-up, by brute force; and each word by an example."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_as_the_twin_folds(folder, batches, cuts, log_start, bad):
     try:
         outcomes = [outcome(base, part, number == bad) for number, (base, part) in enumerate(segments)]
     except LogFormatError:
-        return  # a contradiction within a segment: of reindex_segment
+        return  # a contradiction within a segment: of reindex/segment.py
     plan = SideFilesPlan(Target("output", str(folder), str(folder)), "t-0", log_start, {}, {}, None, None)
     done = reindex_side_files(plan, outcomes)
     if outcomes[-1].problem is None and log_start > max(outcomes[-1].base_offset, outcomes[-1].next_offset):
