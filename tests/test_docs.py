@@ -310,6 +310,18 @@ def test_modules_that_are_named_exist():
     assert {(path, name) for path, name in named if name not in there | other} == set()
 
 
+def test_every_room_stands_in_contributings_table():
+    said = (ROOT / "CONTRIBUTING.md").read_text().split("\n## Who may import whom\n")[1].split("\n## ")[0]
+    floors = dict(re.findall(r"^(logformat|udfs|jobs) +(.*)$", said, re.MULTILINE))
+    rooms = {(package, path.parent.name) for package in floors for path in (ROOT / package).glob("*/__init__.py")}
+    assert len(rooms) > 20
+    missing = {room for room in rooms if not re.search(rf"\b{room[1]}\b", floors[room[0]])}
+    planned = set(re.findall(r"^\| `(\w+)`[^|]*\| ", said.split("Rooms are planned")[1], re.MULTILINE))
+    assert missing == set()
+    assert planned
+    assert planned & {room for _, room in rooms} == set()
+
+
 def test_nothing_names_a_machine():
     places = re.compile(r"(?<![\w.~$-])/(?:root|work/[a-z]|home/[a-z]|tmp/w)(?:/|\b)")
     kinds = (".py", ".md", ".toml", ".sh", ".java", ".spec", ".txt", ".properties", ".xml", ".conf")
