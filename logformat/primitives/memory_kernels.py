@@ -77,3 +77,22 @@ def _copy(typing_context: Any, target: Any, target_position: Any, source: Any, s
 
 
 copy_bytes: Any = intrinsic(_copy)
+
+
+def _prefetch(typing_context: Any, array: Any, i: Any) -> Any:
+    """(array, i): have array[i] brought into the cache, where it is soon to be read or written. Never fails."""
+    signature = types.void(array, types.int64)
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = cgutils.create_struct_proxy(sig.args[0])(context, builder, value=args[0]).data
+        pointer = builder.bitcast(builder.gep(data, [args[1]]), _BYTES)
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [_BYTES, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [pointer, word(1), word(3), word(1)])  # to write, keep close, data
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+prefetch: Any = intrinsic(_prefetch)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from udfs.compact.last_offset_kernels import mark_last_offsets, rehash
+from udfs.compact.last_offset_kernels import SLOT, mark_last_offsets, rehash
 
 
 class KeyTable:
-    """The table, grown as keys come; `max_bytes` bounds its memory (both arrays, the old ones too while it grows)."""
-
-    BYTES_PER_SLOT = 16
+    """The table, grown as keys come; `max_bytes` bounds its memory (the old slots too while it grows)."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -18,8 +16,7 @@ class KeyTable:
 
     def clear(self) -> None:
         """Forget all keys."""
-        self.low = np.zeros(1 << 16, np.uint64)
-        self.high = np.zeros(1 << 16, np.uint64)
+        self.slots = np.zeros(1 << 16, SLOT)
         self.used = 0
 
     def mark(
@@ -39,7 +36,7 @@ class KeyTable:
         """
         while left:
             self.used, left = mark_last_offsets(
-                batches, bodies, wanted, spans, first_dirty_offset, self.low, self.high, self.used, is_last, left
+                batches, bodies, wanted, spans, first_dirty_offset, self.slots, self.used, is_last, left
             )
             if left and not self._grow():
                 break
@@ -47,10 +44,10 @@ class KeyTable:
 
     def _grow(self) -> bool:
         """Twice the slots; False where that needs more than max_bytes."""
-        slots = 2 * len(self.low)
-        if (slots + len(self.low)) * self.BYTES_PER_SLOT > self.max_bytes:
+        size = 2 * len(self.slots)
+        if (size + len(self.slots)) * SLOT.itemsize > self.max_bytes:
             return False
-        low, high = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
-        rehash(self.low, self.high, low, high)
-        self.low, self.high = low, high
+        larger = np.zeros(size, SLOT)
+        rehash(self.slots, larger)
+        self.slots = larger
         return True

@@ -44,10 +44,10 @@ def load_kernels() -> None:
     aborted = state.apply(summary)[:0]
     discardable_batches(np.zeros(1, TXN_BATCH), np.zeros(0, aborted.dtype))
     table = KeyTable(1 << 30)
-    rehash(table.low, table.high, table.low.copy(), table.high.copy())
+    rehash(table.slots, table.slots.copy())
 
     def mark_last(run: Run, is_last: np.ndarray) -> None:
-        mark_last_offsets(run.batches, run.bodies, run.wanted, run.spans, 0, table.low, table.high, 0, is_last, 0)
+        mark_last_offsets(run.batches, run.bodies, run.wanted, run.spans, 0, table.slots, 0, is_last, 0)
         mark_survivors(run.batches, run.bodies, run.wanted, run.spans, offsets, 0, is_last)
         kept, out = np.empty(0, np.bool_), np.empty(0, np.uint8)
         encode_bodies(run.raw, run.scratch, run.batches, run.bodies, cleaned, run.spans, kept, out, offsets)

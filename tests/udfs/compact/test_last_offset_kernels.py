@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from logformat.batches.span_kernels import BODY, SPAN
 from logformat.layout import BATCH, CONTROL_MASK
 from udfs.compact.key_table import KeyTable
-from udfs.compact.last_offset_kernels import mark_survivors
+from udfs.compact.last_offset_kernels import SLOT, mark_survivors
 
 
 @dataclass
@@ -119,12 +119,12 @@ def test_a_hash_of_zero_is_a_key() -> None:
 
 def test_the_table_grows_and_keeps_its_keys() -> None:
     table = KeyTable(1 << 30)
-    before = len(table.low)
+    before = len(table.slots)
     keys = [(int(k), int(k) * 3 + 1) for k in range(1, 60_001)]
     drawn: Drawn = [([k], False, True) for k in keys]
     assert all(rows_of(drawn[:30_000]).mark(0, table))
     assert all(rows_of(drawn[30_000:]).mark(0, table))
-    assert len(table.low) > before
+    assert len(table.slots) > before
     assert table.used == 60_000
     assert not any(rows_of(drawn).mark(0, table))
 
@@ -132,12 +132,12 @@ def test_the_table_grows_and_keeps_its_keys() -> None:
 @pytest.mark.parametrize(("max_bytes", "grows"), [(2 << 20, False), (3 << 20, True)])
 def test_memory_counts_the_old_table_too(max_bytes: int, grows: bool) -> None:
     table = KeyTable(max_bytes)
-    assert len(table.low) * KeyTable.BYTES_PER_SLOT == 1 << 20
+    assert len(table.slots) * SLOT.itemsize == 1 << 20
     rows = rows_of([([(k, 1) for k in range(43_690, -1, -1)], False, True)])
     marks = np.zeros(43_691, np.bool_)
     assert table.mark(*rows.arrays, 0, marks, 43_691) == (0 if grows else 1)
     assert (marks.sum(), table.used) == ((43_691, 43_691) if grows else (43_690, 43_690))
-    assert len(table.low) == (1 << 17 if grows else 1 << 16)
+    assert len(table.slots) == (1 << 17 if grows else 1 << 16)
 
 
 def test_a_run_of_more_records_than_the_table_holds_keys() -> None:
@@ -147,7 +147,7 @@ def test_a_run_of_more_records_than_the_table_holds_keys() -> None:
     rows = rows_of([([(k, 1) for k in range(100_000)], False, True), ([(k, 1) for k in range(50_000)], False, True)])
     table, left, marks, times = KeyTable(1 << 20), 150_000, np.zeros(150_000, np.bool_), 0
     while left := table.mark(*rows.arrays, 0, marks, left):
-        assert len(table.low) == 1 << 16
+        assert len(table.slots) == 1 << 16
         table.clear()
         times += 1
     assert times == 3
