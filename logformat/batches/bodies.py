@@ -21,6 +21,8 @@ from logformat.primitives.codec import Scratch, decompress_into
 
 SOFT_BYTES: Final = 32 << 20  # decompressed bytes worked on at once; tuned: larger falls out of the cache
 
+_USUAL_RATIO: Final = 8  # bodies decompress to less, mostly
+
 
 @dataclass(frozen=True)
 class Run:
@@ -166,6 +168,9 @@ class BodyLoader:
             bodies["start"][order], bodies["end"][order], rows["position"], rows["base_offset"],
             rows["attributes"] & CODEC_MASK, rows["magic"],
         )  # fmt: skip
+        packed_bytes = int((columns[1] - columns[0]).sum())
+        if _USUAL_RATIO * packed_bytes > len(scratch.array):
+            scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages nothing
         ends: list[int] = []
         at = 0
         for start, end, position, base, codec, magic in zip(*(c.tolist() for c in columns), strict=True):
