@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.golden import Case, golden
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -32,3 +34,15 @@ def spark() -> Iterator[SparkSession]:
     made = session.start("lastkey-tests")
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    """The golden partitions by name. Read only."""
+    return golden(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def now_ms(cases: dict[str, Case]) -> int:
+    """A clock after all of them: the last of their first passes."""
+    return max(case.now_ms(1, p) for case in cases.values() for p in case.partitions)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -239,6 +240,15 @@ def test_only_the_command_line_prints():
 def test_no_product_module_imports_tests():
     for path in SOURCES.values():
         assert not any(name.partition(".")[0] in ("tests", "pytest") for name in imports(path)), path
+
+
+def test_no_test_module_is_imported():
+    """What tests share lies in tests/builders, or beside them in a module that holds no tests."""
+    sources = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
+    assert len(sources) > 100
+    # read as text: what a test hands to a child process counts too
+    named = {path: re.findall(r"tests\.(?:\w+\.)*test_\w+", path.read_text(encoding="utf-8")) for path in sources}
+    assert {str(path): names for path, names in named.items() if names} == {}
 
 
 def test_asserts_check_no_input():

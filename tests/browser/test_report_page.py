@@ -13,7 +13,7 @@ from jobs.report import job as archive_report
 from jobs.report.page import page_of
 from tests.browser.chromium import chromium, look
 from tests.builders.logs import START_MS, write_partition
-from tests.jobs.report.test_archive_report import HOSTILE, large
+from tests.builders.profiles import HOSTILE, large
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import struct
@@ -74,15 +73,6 @@ def offset_checkpoint(path: Path, entries: dict[str, int]) -> None:
     """One of the offset checkpoints: partition's folder name -> offset."""
     lines = [f"{name.rpartition('-')[0]} {name.rpartition('-')[2]} {offset}\n" for name, offset in entries.items()]
     path.write_text(f"0\n{len(lines)}\n" + "".join(lines))
-
-
-def tree(root: Path) -> dict[str, tuple[str, int]]:
-    """Every file and folder below: SHA-256 and mtime."""
-    out = {}
-    for path in sorted(root.rglob("*")):
-        digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
-        out[str(path.relative_to(root))] = (digest, path.stat().st_mtime_ns)
-    return out
 
 
 def contents(batches: list[Batch]) -> list[tuple[Any, ...]]:

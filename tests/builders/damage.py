@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import struct
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,9 @@ from jobs.archive.listing import ArchivedPartition, list_archive
 from jobs.command.config import Config
 from jobs.compact.plan import inputs_from_archive
 from jobs.verify.plan import plan_archived
+from logformat.names import segment_file
 from logformat.side_files.index_builder import IndexBuilder
+from tests.builders.trees import files_of
 from tests.reference.log import NONE, Batch, data_batch
 from udfs.compact.one_task import compact_partition
 from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
@@ -26,10 +27,6 @@ START_MS = 1_700_000_000_000
 BOMB_LIMIT = 1 << 20
 SEGMENTS, BATCHES, RECORDS = 4, 3, 4  # the last segment is the active one
 SEGMENT_OFFSETS = BATCHES * RECORDS
-
-
-def name_of(base: int, kind: str = "log") -> str:
-    return f"{base:020d}.{kind}"
 
 
 def build(root: Path, codec: int = NONE) -> Partition:
@@ -65,7 +62,7 @@ class Partition:
         return self.root / "t-0"
 
     def log(self, base: int) -> Path:
-        return self.folder / name_of(base)
+        return self.folder / segment_file(base, "log")
 
     def write(self, base: int, batches: list[Batch], *, active: bool = False) -> None:
         """A segment with its indexes; the active one has no last entry in its time index yet."""
@@ -74,8 +71,8 @@ class Partition:
         for b in batches:
             builder.append([b.last_offset], [len(b.data)], [b.max_timestamp])
         offset_index, time_index = builder.finish()
-        (self.folder / name_of(base, "index")).write_bytes(offset_index)
-        (self.folder / name_of(base, "timeindex")).write_bytes(time_index[:-12] if active else time_index)
+        (self.folder / segment_file(base, "index")).write_bytes(offset_index)
+        (self.folder / segment_file(base, "timeindex")).write_bytes(time_index[:-12] if active else time_index)
 
     def positions(self, base: int) -> list[int]:
         """Where the batches of a healthy segment begin."""
@@ -86,14 +83,6 @@ class Partition:
                 break
             out.append(at)
         return out
-
-    def digest(self) -> dict[str, str]:
-        """Of every file of the archive."""
-        return {
-            str(p.relative_to(self.root)): hashlib.sha256(p.read_bytes()).hexdigest()
-            for p in sorted(self.root.rglob("*"))
-            if p.is_file()
-        }
 
     def copy_to(self, root: Path) -> Partition:
         shutil.copytree(self.root, root)
@@ -116,10 +105,10 @@ class Partition:
     def compact(self, *, sealed: bool = False, plan: PartitionPlan | None = None) -> PartitionResult:
         """Compact it; the archive must be as it was, and a partition that is set aside must leave nothing behind."""
         plan = plan or self.plan(sealed=sealed)
-        before = self.digest()
+        before = files_of(self.root)
         shutil.rmtree(self.store, ignore_errors=True)
         result = compact_partition(plan)
-        assert self.digest() == before
+        assert files_of(self.root) == before
         if result.status == "set_aside":
             left = [p for p in self.store.rglob("*") if p.is_file()] if self.store.exists() else []
             assert not left
@@ -127,12 +116,12 @@ class Partition:
 
     def verify(self, *, sealed: bool = False, chunk_bytes: int = 8 << 20) -> CheckResult:
         """Verify it; no byte may change."""
-        before = self.digest()
+        before = files_of(self.root)
         plan = plan_archived(self.listed(), open_root(str(self.root)), Config(), sealed=sealed)
         result = check_partition(
             replace(plan, index_interval_bytes=0, max_batch_bytes=BOMB_LIMIT, chunk_bytes=chunk_bytes)
         )
-        assert self.digest() == before
+        assert files_of(self.root) == before
         return result
 
     def cleaned_bytes(self, result: PartitionResult) -> bytes:

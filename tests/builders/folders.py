@@ -6,6 +6,8 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from logformat.names import segment_file
+from tests.golden import Case
 from tests.reference.cleaner import AbortedTxn, Log, Segment, Settings, replay
 from tests.reference.log import Batch, decode_log
 from tests.reference.producer_state import State
@@ -14,10 +16,6 @@ from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionRes
 from udfs.segments import SegmentInput, SideFile
 
 _TXN_ENTRY = struct.Struct(">hqqqq")
-
-
-def segment_name(base_offset: int, kind: str) -> str:
-    return f"{base_offset:020d}.{kind}"
 
 
 @dataclass
@@ -36,9 +34,25 @@ def lay_out(root: Path, segments: list[Segment] | tuple[Segment, ...]) -> Archiv
     (root / "t-0").mkdir(parents=True, exist_ok=True)
     for s in segments:
         data = b"".join(b.data for b in s.batches)
-        path = f"t-0/{segment_name(s.base_offset, 'log')}"
+        path = f"t-0/{segment_file(s.base_offset, 'log')}"
         (root / path).write_bytes(data)
         out.segments.append(SegmentInput("archive", path, s.base_offset, len(data), s.mtime_ms))
+    return out
+
+
+def archived_at(root: Path, partition: str) -> Archived:
+    """A folder as the archive's listing would tell it."""
+    out = Archived(root)
+    for path in sorted((root / partition).iterdir()):
+        relative, stat = f"{partition}/{path.name}", path.stat()
+        if path.suffix == ".log":
+            out.segments.append(
+                SegmentInput("archive", relative, int(path.stem), stat.st_size, stat.st_mtime_ns // 1_000_000)
+            )
+        elif path.suffix == ".snapshot":
+            out.snapshots.append(SideFile("archive", relative, int(path.stem)))
+        elif path.suffix == ".txnindex":
+            out.txn_indexes.append(SideFile("archive", relative, int(path.stem)))
     return out
 
 
@@ -93,7 +107,7 @@ class Outcome:
     def side_file(self, number: int, kind: str) -> Path:
         """Beside segment `number`, in the generation's folder."""
         return (
-            Path(self.plan.store_uri) / self.plan.folder / segment_name(self.result.segments[number].base_offset, kind)
+            Path(self.plan.store_uri) / self.plan.folder / segment_file(self.result.segments[number].base_offset, kind)
         )
 
     def segments(self) -> list[Segment]:
@@ -121,7 +135,7 @@ class Outcome:
         folder.mkdir(parents=True)
         out = Archived(root)
         for i, s in enumerate(self.result.segments):
-            path = f"t-0/{segment_name(s.base_offset, 'log')}"
+            path = f"t-0/{segment_file(s.base_offset, 'log')}"
             (root / path).write_bytes(self.path(i).read_bytes()[: s.size_bytes])
             out.segments.append(SegmentInput("archive", path, s.base_offset, s.size_bytes, s.mtime_ms))
         for name, data in self.files().items():
@@ -134,6 +148,21 @@ class Outcome:
             if kind == "txnindex":
                 out.txn_indexes.append(SideFile("archive", f"t-0/{name}", int(offset)))
         return out
+
+
+def golden_plan(case: Case, partition: str, number: int, archived: Archived, store: Path) -> PartitionPlan:
+    """Pass 1 from the checkpoint that the broker had; later ones from the log start. Null keys go, as in the broker."""
+    settings = Settings(
+        delete_retention_ms=case.settings["delete.retention.ms"],
+        min_compaction_lag_ms=case.settings["min.compaction.lag.ms"],
+        segment_bytes=case.settings["segment.bytes"],
+        segment_index_bytes=case.settings["segment.index.bytes"],
+        index_interval_bytes=case.settings["index.interval.bytes"],
+    )
+    return plan_of(
+        archived, store, settings, now_ms=case.now_ms(number, partition), log_start_offset=0,
+        checkpoint=case.first_dirty_offset(number, partition), force=number > 1,
+    )  # fmt: skip
 
 
 def compact(plan: PartitionPlan) -> Outcome:

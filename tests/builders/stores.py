@@ -35,6 +35,18 @@ def run_id(generation, other=0):
     return f"{generation:016x}{other:016x}"
 
 
+def make_commit(partition, generation, run_id, parent=None, segments=2, planned=None, topic="t"):
+    """Generation `generation` of one partition, planned on the one before (or on `planned`)."""
+    shared = {"topic": topic, "partition": partition, "generation": generation, "run_id": run_id}
+    run = {"generation_before": generation - 1, "generation_after": generation, "parent_run_id": parent}
+    return Commit(
+        topic, partition, generation - 1 if planned is None else planned, parent,
+        row(Checkpoint, **shared, next_offset=generation * 100),
+        [row(Segment, **shared, base_offset=i * 10, path=f"{i}.log") for i in reversed(range(segments))],
+        row(RunRow, **shared, **run),
+    )  # fmt: skip
+
+
 @dataclass
 class FakeState:
     """jobs.store.tables.State without Spark; `commit_wave` keeps rows in memory."""
@@ -78,6 +90,13 @@ class FakeState:
     def vacuum_state(self, *, dry_run=False):
         self.vacuumed.append(dry_run)
         return 0
+
+
+def without_spark(monkeypatch, state, *jobs):
+    """Jobs that start no session and find this state in every store."""
+    for job in jobs:
+        monkeypatch.setattr(job.session, "start", lambda: None)
+        monkeypatch.setattr(job, "open_state", lambda spark, store, single_writer=False: state)
 
 
 @dataclass
@@ -151,8 +170,3 @@ class StoreMaker:
     def run_folder(self, topic, partition, generation):
         """Path of a run's folder."""
         return self.store / "segments" / f"{topic}-{partition}" / f"{generation}-{run_id(generation)}"
-
-
-def tree(folder):
-    """Relative path -> bytes of all files below."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}

@@ -11,11 +11,6 @@ from tests.golden import PASSES, case_names, golden
 KINDS = ("input", *(f"expected{number}" for number in PASSES))
 
 
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    return golden(tmp_path_factory)
-
-
 def test_every_case_of_the_specs_is_there_and_no_other(cases):
     assert sorted(path.name for path in next(iter(cases.values())).folder.parent.iterdir()) == case_names()
 

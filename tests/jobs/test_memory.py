@@ -44,7 +44,7 @@ if sys.argv[1] == "compact":
     from udfs.compact.one_task import compact_partition
     problem = compact_partition(plan).problem
 elif sys.argv[1] == "splits":
-    from tests.udfs.compact.test_splits import compact_in_splits
+    from tests.builders.splits import compact_in_splits
     from logformat.errors import LogFormatError
     try:
         compact_in_splits(plan)

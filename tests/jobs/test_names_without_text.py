@@ -30,7 +30,8 @@ from jobs.lookup import job as lookup
 from jobs.reindex import job as reindex
 from jobs.report import job as archive_report
 from jobs.restore import job as restore
-from tests.builders.stores import StoreMaker, run_id, tree
+from tests.builders.stores import StoreMaker, run_id, without_spark
+from tests.builders.trees import files_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "archive"
 NAMES = [os.fsdecode(name) for name in (b"\xff-0", b"caf\xe9", b"\xff.log")]
@@ -84,7 +85,7 @@ def test_inspect(archive, tmp_path, below):
     )
     written = inspect_log.run(InspectOptions((str(archive),), output=str(tmp_path / "out")), Silent(), shown.append)
     assert "Ignoring" in "".join(written.said)
-    assert all(path.startswith("users-0/") for path in tree(tmp_path / "out"))
+    assert all(path.startswith("users-0/") for path in files_of(tmp_path / "out"))
 
 
 def test_an_output_that_holds_such_a_name(archive, tmp_path, monkeypatch):
@@ -105,19 +106,16 @@ def test_an_output_that_holds_such_a_name(archive, tmp_path, monkeypatch):
 def test_a_store(tmp_path, monkeypatch):
     """Nothing is deleted with a folder of which not all is seen; a restore does not mind it."""
     maker = StoreMaker(tmp_path)
-    for job in (restore, vacuum):
-        monkeypatch.setattr(job.session, "start", lambda: None)
-    monkeypatch.setattr(restore, "open_state", lambda spark, store: maker.state)
-    monkeypatch.setattr(vacuum, "open_state", lambda spark, store, single_writer: maker.state)
+    without_spark(monkeypatch, maker.state, restore, vacuum)
     maker.archived("t", 0, 0, b"x")
     maker.generation("t", 0, 1, {0: b"x"})
     dead = maker.store / "segments" / "t-0" / f"2-{run_id(9, 9)}"
     shutil.copytree(maker.run_folder("t", 0, 1), dead)
     segments = maker.store / "segments"
     spoil(segments, segments / "t-0", dead, maker.run_folder("t", 0, 1))
-    before = tree(maker.store)
+    before = files_of(maker.store)
     report = vacuum.run(VacuumOptions(str(maker.store), grace_hours=0), Silent())
-    assert tree(maker.store) == before
+    assert files_of(maker.store) == before
     assert [note for note in report.notes if "UTF-8" in note] == [
         f"{path}: 3 names that are no UTF-8; left alone"
         for path in ("segments", "segments/t-0", f"segments/t-0/1-{run_id(1)}", f"segments/t-0/{dead.name}")

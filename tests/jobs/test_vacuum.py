@@ -10,7 +10,8 @@ from jobs.command.options import VacuumOptions
 from jobs.command.progress import Silent
 from jobs.errors import MissingPathError
 from jobs.store.rows import histories
-from tests.builders.stores import StoreMaker, run_id, tree
+from tests.builders.stores import StoreMaker, run_id, without_spark
+from tests.builders.trees import files_of
 
 A, B = b"a" * 1000, b"b" * 2000
 WEEK = 168.0
@@ -19,8 +20,7 @@ WEEK = 168.0
 @pytest.fixture
 def maker(tmp_path, monkeypatch):
     made = StoreMaker(tmp_path)
-    monkeypatch.setattr(vacuum.session, "start", lambda: None)
-    monkeypatch.setattr(vacuum, "open_state", lambda spark, store, single_writer: made.state)
+    without_spark(monkeypatch, made.state, vacuum)
     return made
 
 
@@ -45,9 +45,9 @@ def _vacuum(maker, **options):
 
 
 def test_nothing_young_is_touched(three_generations):
-    before = tree(three_generations.folder)
+    before = files_of(three_generations.folder)
     report = _vacuum(three_generations)
-    assert tree(three_generations.folder) == before
+    assert files_of(three_generations.folder) == before
     assert report.deleted == {}
     assert any("mine: not a run's folder" in note for note in report.notes)
     assert "0 files, 0 B deleted" in report.to_text()
@@ -57,9 +57,9 @@ def test_old_generations_and_dead_runs_go_but_for_files_that_the_current_one_nam
     maker = three_generations
     folders = [maker.run_folder("t", 0, g) for g in (1, 2, 3)]
     maker.age(WEEK + 1, *folders, maker.dead)
-    before = tree(maker.folder)
+    before = files_of(maker.folder)
     dry = _vacuum(maker, dry_run=True)
-    assert tree(maker.folder) == before
+    assert files_of(maker.folder) == before
     assert maker.state.vacuumed == [True]
     report = _vacuum(maker)
     assert report.to_json() | {"dry_run": 0, "seconds": 0, "state_files": 0} == dry.to_json() | {
@@ -70,7 +70,7 @@ def test_old_generations_and_dead_runs_go_but_for_files_that_the_current_one_nam
     assert not maker.dead.exists()
     assert len(list(folders[2].iterdir())) == 8
     assert (maker.store / "segments" / "t-0" / "mine" / "notes.txt").exists()
-    assert set(before) - set(tree(maker.folder)) == {f"store/{path}" for path in report.deleted["t", 0]}
+    assert set(before) - set(files_of(maker.folder)) == {f"store/{path}" for path in report.deleted["t", 0]}
     assert sum(len(before[f"store/{path}"]) for path in report.deleted["t", 0]) == report.bytes["t", 0]
     assert _vacuum(maker).deleted == {}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.trees import tree
 from tests.golden import golden
 from tests.kafka_lab import (
     Broker,
@@ -94,10 +95,6 @@ def lay_out(logs: list[Log], archive: Path) -> None:
         lines = ["0", str(len(checkpoints))]
         lines += [f"{log.topic} {log.folder.name.rpartition('-')[2]} {log.first_dirty_offset}" for log in checkpoints]
         (archive / "cleaner-offset-checkpoint").write_text("\n".join(lines) + "\n")
-
-
-def tree(folder: Path) -> dict[Path, tuple[int, bytes]]:
-    return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
 
 
 def batches_and_records(folder: Path) -> list[str]:

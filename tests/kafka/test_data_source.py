@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.builders.sources import read
-from tests.golden import Case, case_names, golden
+from tests.golden import Case, case_names
 from tests.kafka_lab import Broker, make_logs, served_by_broker
 from tests.kafka_lab.jvm import lab
 from tests.kafka_lab.spark_source import spark_kafka_jars
@@ -25,11 +25,6 @@ pytestmark = pytest.mark.kafka
 LEVELS = ("read_uncommitted", "read_committed")
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = "topic,partition,offset,timestamp_ms,timestampType,leader_epoch,key,value,headers"
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory) -> dict[str, Case]:
-    return golden(tmp_path_factory)
 
 
 def groups(cases: dict[str, Case]) -> list[dict[str, Path]]:

@@ -9,17 +9,12 @@ from dataclasses import asdict
 
 import pytest
 
-from tests.golden import PASSES, case_names, golden
+from tests.golden import PASSES, case_names
 from tests.kafka_lab import CleanSpec, clean, digest, dump_log_segments, index_check, load_under_broker
 
 pytestmark = pytest.mark.kafka
 
 INDEXED = re.compile(r"\d{20}\.(log|index|timeindex|txnindex)")
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    return golden(tmp_path_factory)
 
 
 def indexed_files(folder):

@@ -18,11 +18,12 @@ from jobs.restore.copy_files import copy_log, copy_small
 from jobs.verify.plan import plan_archived
 from logformat.batches.segment import open_segment
 from logformat.errors import LogFormatError
+from logformat.names import segment_file
 from logformat.regular_files import open_local
 from logformat.search.partition_log import open_partition
 from logformat.search.windows import open_window
 from logformat.search.windows import opened as opened_window
-from tests.builders.damage import SEGMENT_OFFSETS, Partition, build, name_of
+from tests.builders.damage import SEGMENT_OFFSETS, Partition, build
 from tests.builders.sources import read, tasks_of
 from udfs.reindex.judge_index import read_bounded
 from udfs.reindex.segment import ReindexSegment, ReindexSettings, ReindexTask, reindex_segments
@@ -30,7 +31,7 @@ from udfs.reindex.write import Target
 from udfs.storage import open_root, opened, opened_unbuffered, read_file
 from udfs.verify.partition import check_partition
 
-LOG = f"t-0/{name_of(SEGMENT_OFFSETS)}"
+LOG = f"t-0/{segment_file(SEGMENT_OFFSETS, 'log')}"
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +140,7 @@ def test_a_log_that_is_replaced_behind_the_listing(part: Partition, make: Callab
 
 @pytest.mark.parametrize("kind", ["index", "timeindex", "txnindex", "snapshot"])
 def test_a_side_file_that_is_replaced_behind_the_listing(part: Partition, kind: str) -> None:
-    path = part.folder / name_of(SEGMENT_OFFSETS, kind)
+    path = part.folder / segment_file(SEGMENT_OFFSETS, kind)
     if not path.exists():
         path.write_bytes(b"")
     plan, listed = part.plan(), part.listed()
@@ -167,8 +168,8 @@ def test_a_log_that_is_none_when_it_is_listed(
 
 
 def test_side_files_and_checkpoints_that_are_none_are_noted(part: Partition) -> None:
-    put(part.folder / name_of(SEGMENT_OFFSETS, "index"), pipe)
-    (part.folder / name_of(SEGMENT_OFFSETS, "snapshot")).symlink_to("nowhere")
+    put(part.folder / segment_file(SEGMENT_OFFSETS, "index"), pipe)
+    (part.folder / segment_file(SEGMENT_OFFSETS, "snapshot")).symlink_to("nowhere")
     for name in ("partition.metadata", "00000000000000000000.txnindex"):
         pipe(part.folder / name)
     for name in ("log-start-offset-checkpoint", "cleaner-offset-checkpoint", ".lock", "meta.properties"):
@@ -180,8 +181,8 @@ def test_side_files_and_checkpoints_that_are_none_are_noted(part: Partition) -> 
     assert "meta.properties: a named pipe; left out" in notes
     found = archive.partitions["t", 0]
     assert found.problem is None
-    assert f"t-0/{name_of(SEGMENT_OFFSETS, 'index')}: a named pipe; as if it were not there" in found.notes
-    assert f"t-0/{name_of(SEGMENT_OFFSETS, 'snapshot')}: a link to nothing; as if it were not there" in found.notes
+    assert f"t-0/{segment_file(SEGMENT_OFFSETS, 'index')}: a named pipe; as if it were not there" in found.notes
+    assert f"t-0/{segment_file(SEGMENT_OFFSETS, 'snapshot')}: a link to nothing; as if it were not there" in found.notes
     assert "t-0/partition.metadata: a named pipe; as if it were not there" in found.notes
     assert cli.main(["verify", str(part.root), "--no-progress"]) == 0
 
@@ -258,7 +259,7 @@ def test_the_same_folder_given_by_two_names_is_read_once(part: Partition, tmp_pa
     everything = list(range(4 * SEGMENT_OFFSETS))
     both = [str(part.root), str(tmp_path / "link")]
     assert read("kafka_log", both)["offset"].to_pylist() == everything
-    logs = [f"{root}/t-0/{name_of(base)}" for root, base in zip(both, (0, SEGMENT_OFFSETS), strict=True)]
+    logs = [f"{root}/t-0/{segment_file(base, 'log')}" for root, base in zip(both, (0, SEGMENT_OFFSETS), strict=True)]
     assert read("kafka_log", [*logs, logs[0]])["offset"].to_pylist() == everything[: 2 * SEGMENT_OFFSETS]
 
 

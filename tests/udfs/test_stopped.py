@@ -19,6 +19,7 @@ from jobs.report.job import profile_archive
 from logformat.dump.files import DumpOptions, dump
 from logformat.dump.log import LogOptions
 from logformat.errors import KINDS, LogFormatError, stopped
+from logformat.names import segment_file
 from tests.builders.damage import SEGMENT_OFFSETS, Partition, build
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.sources import read
@@ -271,10 +272,8 @@ def test_data_source_fails(part: Partition, tmp_path: Path) -> None:
 
 def test_listing(part: Partition, tmp_path: Path) -> None:
     """A folder that cannot be listed is its partition's problem; the others are there."""
-    from tests.builders.damage import name_of
-
     (part.root / "u-0").mkdir()
-    (part.root / "u-0" / name_of(0)).write_bytes(part.log(0).read_bytes())
+    (part.root / "u-0" / segment_file(0, "log")).write_bytes(part.log(0).read_bytes())
     with faults(tmp_path, Fault("list", str(part.folder), error="EIO")):
         found = archive.archive_at(str(part.root), lambda _: True)
     unreadable(found.partitions["t", 0].problem, "t-0", "EIO")

@@ -28,7 +28,8 @@ from jobs.reindex import job as reindex
 from jobs.report import job as archive_report
 from jobs.restore import job as restore
 from jobs.store.rows import Checkpoint
-from tests.builders.stores import StoreMaker, row, tree
+from tests.builders.stores import StoreMaker, row, without_spark
+from tests.builders.trees import files_of
 
 NOW_MS = 1_790_000_000_000
 
@@ -204,7 +205,7 @@ INTO = ["{0}/link/new", "file://{0}/archive/new", "file:{0}/link/new", "{0}/arch
 
 @pytest.mark.parametrize("spelt", INTO)
 def test_no_job_writes_into_an_archive(archive, spelt):
-    into, before = spelt.format(archive.parent), tree(archive)
+    into, before = spelt.format(archive.parent), files_of(archive)
     tried = {
         "compact": lambda: compact.run(CompactOptions(str(archive), into, NOW_MS), Silent()),
         "compact, the other way round": lambda: compact.run(CompactOptions(into, str(archive), NOW_MS), Silent()),
@@ -225,22 +226,19 @@ def test_no_job_writes_into_an_archive(archive, spelt):
         with pytest.raises(UsageError, match="lies in") as raised:
             job()
         assert raised.value.exit_code == 2, name
-        assert tree(archive) == before, name
+        assert files_of(archive) == before, name
 
 
 def test_restore_and_vacuum(tmp_path, monkeypatch):
     maker = StoreMaker(tmp_path)
-    for job in (restore, vacuum):
-        monkeypatch.setattr(job.session, "start", lambda: None)
-    monkeypatch.setattr(restore, "open_state", lambda spark, store: maker.state)
-    monkeypatch.setattr(vacuum, "open_state", lambda spark, store, single_writer: maker.state)
+    without_spark(monkeypatch, maker.state, restore, vacuum)
     maker.archived("t", 0, 0, b"x")
     maker.generation("t", 0, 1, {0: b"x"})
     (tmp_path / "link").symlink_to("archive")
     (tmp_path / "shop").symlink_to("store")
     (tmp_path / "disk").mkdir()
     (maker.archive / "disk1").symlink_to(tmp_path / "disk")
-    before = tree(tmp_path)
+    before = files_of(tmp_path)
     for output in ("link/new", "archive/new", "shop/new", "store/segments/new", "disk/new"):
         with pytest.raises(UsageError, match="lies in"):
             restore.run(RestoreOptions(str(maker.store), str(tmp_path / output)), Silent())
@@ -248,7 +246,7 @@ def test_restore_and_vacuum(tmp_path, monkeypatch):
     moved.mkdir()
     with pytest.raises(UsageError, match="lies in the archive"):
         restore.run(RestoreOptions(str(maker.store), f"file://{moved}/new", archive=str(moved)), Silent())
-    assert tree(tmp_path) == before
+    assert files_of(tmp_path) == before
     vacuum.run(VacuumOptions(str(maker.store)), Silent())
 
     shutil.move(maker.store, maker.archive / "store")  # as an older version let it be

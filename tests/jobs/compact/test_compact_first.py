@@ -11,23 +11,13 @@ import pytest
 from jobs.command import cli
 from jobs.compact.report import CompactReport
 from jobs.errors import PolicyError, UsageError
-from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, logs, offset_checkpoint, only_input, put, tree
-from tests.golden import golden
+from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, logs, offset_checkpoint, only_input, put
+from tests.builders.trees import tree
 from tests.reference.log import data_batch, decode_log
 
 pytestmark = [pytest.mark.spark]
 
 CASES = ("few-keys", "none-tomb", "txn-zstd", "idem-active", "v1-snappy", "two-parts")
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    return golden(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def now_ms(cases):
-    return max(case.now_ms(1, p) for case in cases.values() for p in case.partitions)
 
 
 @pytest.fixture

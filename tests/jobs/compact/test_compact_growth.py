@@ -28,9 +28,8 @@ from tests.builders.archives import (
     offset_checkpoint,
     only_input,
     put,
-    tree,
 )
-from tests.golden import golden
+from tests.builders.trees import tree
 from tests.reference.log import decode_log
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -57,16 +56,6 @@ SET_ASIDE = {
     "d-cluster": "diverged",
     "d-other": "diverged",
 }
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    return golden(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def now_ms(cases):
-    return max(case.now_ms(1, p) for case in cases.values() for p in case.partitions)
 
 
 @dataclass

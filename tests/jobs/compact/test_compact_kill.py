@@ -13,9 +13,9 @@ import pytest
 from jobs import vacuum
 from jobs.command.options import VacuumOptions
 from jobs.command.progress import Silent
-from tests.builders.archives import Lab, offset_checkpoint, only_input, put, tree
+from tests.builders.archives import Lab, offset_checkpoint, only_input, put
 from tests.builders.stopping import descendants, start
-from tests.golden import golden
+from tests.builders.trees import tree
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -39,16 +39,6 @@ STEPS = [
     ("after jobs.store.tables:State._switch", True),
     ("after jobs.store.tables:State.set_states", True),
 ]
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    return golden(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def now_ms(cases):
-    return max(case.now_ms(1, p) for case in cases.values() for p in case.partitions)
 
 
 @pytest.fixture(scope="module")

@@ -12,23 +12,12 @@ import pytest
 
 from jobs.compact import job as compact
 from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, only_input, put
-from tests.golden import golden
 from tests.reference.log import data_batch
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 # Magic 0, 1 and 2, all kinds of transactions, groups of several segments, and groups of which nothing stays (few-keys)
 CASES = ("few-keys", "none-tomb", "txn-none", "txn-hang", "v0-none", "v1-gzip-append", "zstd-headers")
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    return golden(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def now_ms(cases):
-    return max(case.now_ms(1, p) for case in cases.values() for p in case.partitions)
 
 
 def files(lab, checkpoints):

@@ -11,7 +11,8 @@ from jobs.command.options import RestoreOptions, VacuumOptions, VerifyOptions
 from jobs.command.progress import Silent
 from jobs.restore import job as restore
 from jobs.verify import job as verify
-from tests.builders.archives import Lab, logs, only_input, put, tree
+from tests.builders.archives import Lab, logs, only_input, put
+from tests.builders.trees import tree
 from tests.golden import golden
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -20,43 +20,22 @@ import pytest
 from jobs.archive.broker_lock import locked
 from jobs.command import cli
 from jobs.command.config import parse_config
-from jobs.command.options import ReindexOptions
-from jobs.command.progress import Silent
 from jobs.errors import CONFLICT, DONE, ENVIRONMENT, PROBLEMS, USAGE, LogDirectoryInUseError
 from jobs.reindex import job as reindex
 from logformat.errors import LogFormatError
+from logformat.names import segment_file
 from logformat.side_files import producer_snapshot, transaction_index
-from tests.builders.archives import borders, tree
+from tests.builders.archives import borders
 from tests.builders.logs import START_MS, write_partition, write_segment
-from tests.golden import PASSES, case_names, golden
+from tests.builders.reindexed import BASES, END, TEXT, not_same, run
+from tests.builders.trees import files_of, tree
+from tests.golden import PASSES, case_names
 from udfs.reindex import segment as reindex_segment
 from udfs.reindex import side_files as reindex_side_files
 from udfs.reindex import write as reindex_write
 
 INDEXED_BY_THE_APPEND = {"v0-none", "v1-none"}  # a 2.8.2 broker, and several messages an append
 RESTARTED = {"txn-none-more"}  # in the segment that was active between the two parts
-EACH_BATCH = parse_config({"defaults": {"index.interval.bytes": 0}})
-
-# Transactions over segments: 7 aborts one in the first and one that began in the second; 8 is idempotent
-TEXT = (
-    "{pid=7 txn} a=1 b=22 | {pid=8} c=333 | {pid=7 abort} | d=4444 "
-    "|| {pid=7 txn} a=55555 | e=666666 | {pid=8 leader=3} f=7 | g=88 | {leader=3} h=1 "
-    "|| {pid=7 abort leader=3} | {leader=3} a=999 | {pid=8 leader=3} b=0000 | {pid=7 txn leader=3} c=5 "
-    "| {pid=7 abort leader=3}"
-)
-BASES = (0, 5, 10)
-END = 15
-
-
-def run(root, mode="check", **options):
-    if mode == "output":
-        options.setdefault("output", str(root.parent / "output"))
-    options.setdefault("config", EACH_BATCH)
-    return reindex.run(ReindexOptions(str(root), mode, **options), Silent())
-
-
-def name(base, kind):
-    return f"{base:020d}.{kind}"
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +51,6 @@ def sound(tmp_path_factory):
 def root(sound, tmp_path):
     shutil.copytree(sound, tmp_path / "archive")
     return tmp_path / "archive"
-
-
-def files_of(root):
-    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
-
-
-def not_same(report):
-    return {f.path.removeprefix("t-0/"): (f.status, f.reason) for f in report.files if f.status != "same" or f.reason}
 
 
 def test_a_sound_partition(root, sound):
@@ -183,7 +154,12 @@ def _remove(path):
     path.unlink()
 
 
-INDEX, TIME, TXN, SNAPSHOT = name(5, "index"), name(5, "timeindex"), name(10, "txnindex"), name(10, "snapshot")
+INDEX, TIME, TXN, SNAPSHOT = (
+    segment_file(5, "index"),
+    segment_file(5, "timeindex"),
+    segment_file(10, "txnindex"),
+    segment_file(10, "snapshot"),
+)
 EPOCHS = "leader-epoch-checkpoint"
 DAMAGE = [
     (INDEX, "missing", _remove),
@@ -193,7 +169,7 @@ DAMAGE = [
     (INDEX, "stale", _cut(8)),
     (INDEX, "stale", _add(struct.pack(">ii", 2000, 70_000))),
     (INDEX, "wrong", _edit(12, struct.pack(">i", 1))),
-    (INDEX, "foreign", _like(name(10, "index"))),
+    (INDEX, "foreign", _like(segment_file(10, "index"))),
     (INDEX, "foreign", lambda path: path.write_bytes(struct.pack(">4i", 5000, 100_000, 5001, 100_100))),
     (INDEX, "huge", lambda path: path.write_bytes(b"\1" * ((10 << 20) + 8))),
     (INDEX, "other_entries", lambda path: path.write_bytes(path.read_bytes()[:8] + path.read_bytes()[16:])),
@@ -216,7 +192,7 @@ DAMAGE = [
     (TXN, "wrong", _txn("first_offset", 8)),
     (TXN, "wrong", _txn("last_offset", 12, 1)),
     (TXN, "wrong", _edit(0, b"\7")),
-    (TXN, "foreign", _like(name(0, "txnindex"))),
+    (TXN, "foreign", _like(segment_file(0, "txnindex"))),
     (TXN, "huge", lambda path: path.write_bytes(b"\1" * (3 << 20))),
     (TXN, "wrong", _txn("first_offset", 3)),  # of a log with holes it may be so, here every offset is there
     (SNAPSHOT, "missing", _remove),
@@ -232,7 +208,7 @@ DAMAGE = [
     (SNAPSHOT, "wrong", _more_producers(3)),
     (SNAPSHOT, "wrong", _just_after(_resigned(lambda entries: entries[:1]))),  # the other one cannot have expired
     (SNAPSHOT, "other_entries", _resigned(lambda entries: entries[:1])),
-    (SNAPSHOT, "wrong", _like(name(5, "snapshot"))),
+    (SNAPSHOT, "wrong", _like(segment_file(5, "snapshot"))),
     (SNAPSHOT, "huge", lambda path: path.write_bytes(b"\1" * (1 << 17))),
     (SNAPSHOT, "other_entries", _more_producers(-1)),
     (SNAPSHOT, "other_entries", _producer("timestamp", 5)),
@@ -279,13 +255,13 @@ def test_damage_is_named_and_put_right(file, reason, damage, root, sound, monkey
 
 
 def test_a_txn_index_that_should_not_be_there(root, sound):
-    path = root / "t-0" / name(5, "txnindex")
+    path = root / "t-0" / segment_file(5, "txnindex")
     path.write_bytes(b"")
     report = run(root)
     assert not_same(report) == {}
     run(root, "output")
     assert not (root.parent / "output/t-0" / path.name).exists()
-    path.write_bytes((root / "t-0" / name(0, "txnindex")).read_bytes())
+    path.write_bytes((root / "t-0" / segment_file(0, "txnindex")).read_bytes())
     assert not_same(run(root)) == {path.name: ("differs", "foreign")}
     run(root, "in_place")
     assert path.read_bytes() == b""
@@ -303,23 +279,23 @@ def _flip(path, position):
 
 def test_a_bad_log_in_the_middle_and_what_lies_behind_it(root):
     write_partition(root / "other-0", "a=1 | b=2", index_interval_bytes=0)
-    log = root / "t-0" / name(5, "log")
+    log = root / "t-0" / segment_file(5, "log")
     position = borders(log.read_bytes())[1]
     _flip(log, position + 65)
-    (root / "other-0" / name(0, "index")).write_bytes(b"")
-    (root / "t-0" / name(10, "timeindex")).unlink()
-    (root / "t-0" / name(10, "snapshot")).unlink()
+    (root / "other-0" / segment_file(0, "index")).write_bytes(b"")
+    (root / "t-0" / segment_file(10, "timeindex")).unlink()
+    (root / "t-0" / segment_file(10, "snapshot")).unlink()
     (root / "t-0" / EPOCHS).unlink()
     before = {p: data for p, data in files_of(root).items() if p.endswith(".log")}
     report = run(root, "in_place")
     assert report.exit_code == PROBLEMS
     told = not_same(report)
-    assert told.pop("other-0/" + name(0, "index")) == ("rebuilt", "stale")
+    assert told.pop("other-0/" + segment_file(0, "index")) == ("rebuilt", "stale")
     assert told == {
-        name(5, "index"): ("impossible", "crc"), name(5, "timeindex"): ("impossible", "crc"),
-        name(5, "txnindex"): ("impossible", "crc"), name(10, "timeindex"): ("rebuilt", "missing"),
-        name(10, "snapshot"): ("impossible", "crc"), name(10, "txnindex"): ("impossible", "crc"),
-        name(15, "snapshot"): ("impossible", "crc"), EPOCHS: ("impossible", "crc"),
+        segment_file(5, "index"): ("impossible", "crc"), segment_file(5, "timeindex"): ("impossible", "crc"),
+        segment_file(5, "txnindex"): ("impossible", "crc"), segment_file(10, "timeindex"): ("rebuilt", "missing"),
+        segment_file(10, "snapshot"): ("impossible", "crc"), segment_file(10, "txnindex"): ("impossible", "crc"),
+        segment_file(15, "snapshot"): ("impossible", "crc"), EPOCHS: ("impossible", "crc"),
     }  # fmt: skip
     for f in report.files:
         if f.status == "impossible":
@@ -332,39 +308,39 @@ def test_a_bad_log_in_the_middle_and_what_lies_behind_it(root):
 
 
 def test_behind_a_bad_log_an_archived_snapshot_is_gone_on_from(root, sound):
-    _flip(root / "t-0" / name(5, "log"), 70)
+    _flip(root / "t-0" / segment_file(5, "log"), 70)
     for base in BASES:
-        (root / "t-0" / name(base, "index")).unlink()
+        (root / "t-0" / segment_file(base, "index")).unlink()
     (root / "t-0" / TXN).unlink()
-    (root / "t-0" / name(END, "snapshot")).unlink()
+    (root / "t-0" / segment_file(END, "snapshot")).unlink()
     report = run(root, "in_place")
     assert not_same(report) == {
-        name(0, "index"): ("rebuilt", "missing"), INDEX: ("impossible", "crc"), TIME: ("impossible", "crc"),
-        name(5, "txnindex"): ("impossible", "crc"), name(10, "index"): ("rebuilt", "missing"),
-        TXN: ("rebuilt", "missing"), name(END, "snapshot"): ("rebuilt", "missing"),
+        segment_file(0, "index"): ("rebuilt", "missing"), INDEX: ("impossible", "crc"), TIME: ("impossible", "crc"),
+        segment_file(5, "txnindex"): ("impossible", "crc"), segment_file(10, "index"): ("rebuilt", "missing"),
+        TXN: ("rebuilt", "missing"), segment_file(END, "snapshot"): ("rebuilt", "missing"),
     }  # fmt: skip
     assert any(SNAPSHOT in note and "taken as it is" in note for p in report.partitions for note in p.notes)
     good = files_of(sound)
     del good[f"t-0/{INDEX}"]
     found = files_of(root)
-    assert found.pop(f"t-0/{name(5, 'log')}") != good.pop(f"t-0/{name(5, 'log')}")
+    assert found.pop(f"t-0/{segment_file(5, 'log')}") != good.pop(f"t-0/{segment_file(5, 'log')}")
     assert found == good
 
 
 @pytest.mark.parametrize("zeros", [False, True])
 def test_a_torn_tail_ends_the_last_log_and_is_bad_in_another(root, zeros):
     for base in (0, 10):
-        log = root / "t-0" / name(base, "log")
+        log = root / "t-0" / segment_file(base, "log")
         data = log.read_bytes()
         log.write_bytes(data + bytes(500) if zeros else data[:-10])
     report = run(root)
     told = not_same(report)
-    assert told[name(0, "index")] == ("impossible", "torn_tail")
+    assert told[segment_file(0, "index")] == ("impossible", "torn_tail")
     if zeros:
-        assert name(10, "index") not in told
+        assert segment_file(10, "index") not in told
     else:  # they point into the batch that is cut
-        assert told[name(10, "index")] == ("differs", "stale")
-        assert told[name(10, "timeindex")] == ("differs", "stale")
+        assert told[segment_file(10, "index")] == ("differs", "stale")
+        assert told[segment_file(10, "timeindex")] == ("differs", "stale")
     assert any("a broker cuts it off there" in note for p in report.partitions for note in p.notes)
 
 
@@ -374,41 +350,41 @@ def test_a_log_whose_offsets_overflow_or_lie_elsewhere(tmp_path):
     far = write_segment(tmp_path / "far", "{base=3000000000} b=2@3000000000", 3_000_000_000)
     near.write_bytes(near.read_bytes() + far.read_bytes())
     write_partition(root / "name-0", "a=1 | b=2", base_offset=50)
-    (root / "name-0" / name(50, "log")).rename(root / "name-0" / name(60, "log"))
+    (root / "name-0" / segment_file(50, "log")).rename(root / "name-0" / segment_file(60, "log"))
     write_partition(root / "over-0", "a=1 b=2 | c=3 || d=4", bases={1: 3})
-    (root / "over-0" / name(3, "log")).rename(root / "over-0" / name(2, "log"))
+    (root / "over-0" / segment_file(3, "log")).rename(root / "over-0" / segment_file(2, "log"))
     report = run(root)
     told = {f.path: f.reason for f in report.files if f.kind == "index"}
-    assert told[f"far-0/{name(0, 'index')}"] == "relative_offset"
-    assert told[f"name-0/{name(60, 'index')}"] == "name"
-    assert told[f"over-0/{name(0, 'index')}"] == "overlap"
-    assert told[f"over-0/{name(2, 'index')}"] == "missing"
+    assert told[f"far-0/{segment_file(0, 'index')}"] == "relative_offset"
+    assert told[f"name-0/{segment_file(60, 'index')}"] == "name"
+    assert told[f"over-0/{segment_file(0, 'index')}"] == "overlap"
+    assert told[f"over-0/{segment_file(2, 'index')}"] == "missing"
 
 
 def test_a_transaction_that_cannot_be_leaves_the_indexes_possible(tmp_path):
     root = tmp_path / "archive"
     write_partition(root / "t-0", "{pid=7 txn} a=1 || b=2", index_interval_bytes=0)
     other = write_segment(tmp_path / "other", "{base=1 pid=7} b=2", 1, index_interval_bytes=0)
-    shutil.copy(other, root / "t-0" / name(1, "log"))
+    shutil.copy(other, root / "t-0" / segment_file(1, "log"))
     told = not_same(run(root))
-    assert told[name(2, "snapshot")] == ("impossible", "transaction")
-    assert name(1, "index") not in told
+    assert told[segment_file(2, "snapshot")] == ("impossible", "transaction")
+    assert segment_file(1, "index") not in told
 
 
 # -- what is left alone, what is said
 
 
 def test_an_empty_segment_and_a_stray_snapshot(root, tmp_path):
-    (root / "t-0" / name(15, "log")).write_bytes(b"")
-    shutil.copy(root / "t-0" / name(10, "snapshot"), root / "t-0" / name(12, "snapshot"))
+    (root / "t-0" / segment_file(15, "log")).write_bytes(b"")
+    shutil.copy(root / "t-0" / segment_file(10, "snapshot"), root / "t-0" / segment_file(12, "snapshot"))
     report = run(root, "in_place")
     assert not_same(report) == {
-        name(15, "index"): ("rebuilt", "missing"),
-        name(15, "timeindex"): ("rebuilt", "missing"),
+        segment_file(15, "index"): ("rebuilt", "missing"),
+        segment_file(15, "timeindex"): ("rebuilt", "missing"),
     }
-    assert (root / "t-0" / name(15, "index")).read_bytes() == b""
-    assert any(f"{name(12, 'snapshot')}: at no segment's base" in n for p in report.partitions for n in p.notes)
-    assert (root / "t-0" / name(12, "snapshot")).exists()
+    assert (root / "t-0" / segment_file(15, "index")).read_bytes() == b""
+    assert any(f"{segment_file(12, 'snapshot')}: at no segment's base" in n for p in report.partitions for n in p.notes)
+    assert (root / "t-0" / segment_file(12, "snapshot")).exists()
 
 
 def test_below_a_raised_log_start_nothing_is_carried(root):
@@ -418,7 +394,7 @@ def test_below_a_raised_log_start_nothing_is_carried(root):
         path.unlink()
     run(root, "output")
     out = root.parent / "output/t-0"
-    assert [p.name for p in sorted(out.glob("*.snapshot"))] == [name(END, "snapshot")]
+    assert [p.name for p in sorted(out.glob("*.snapshot"))] == [segment_file(END, "snapshot")]
     # the transaction that began at 5 is not known in the segment of the log start: nothing for its marker at 10
     entries = transaction_index.read((out / TXN).read_bytes(), "p")
     assert entries["last_offset"].tolist() == [14]
@@ -428,25 +404,30 @@ def test_leftovers_of_a_swap(root, sound):
     """The cleaner's swap had not ended: files keep the names that the broker will rename."""
     folder = root / "t-0"
     for kind in ("log", "index"):
-        (folder / name(5, kind)).rename(folder / f"{name(5, kind)}.swap")
-    (folder / f"{name(5, 'index')}.swap").write_bytes(b"")
-    (folder / name(5, "snapshot")).unlink()
+        (folder / segment_file(5, kind)).rename(folder / f"{segment_file(5, kind)}.swap")
+    (folder / f"{segment_file(5, 'index')}.swap").write_bytes(b"")
+    (folder / segment_file(5, "snapshot")).unlink()
     (folder / TIME).unlink()
-    (folder / f"{name(0, 'index')}.deleted").write_bytes(b"x")
-    (folder / name(10, "log")).rename(folder / f"{name(10, 'log')}.swap")
-    (folder / name(END, "snapshot")).unlink()
+    (folder / f"{segment_file(0, 'index')}.deleted").write_bytes(b"x")
+    (folder / segment_file(10, "log")).rename(folder / f"{segment_file(10, 'log')}.swap")
+    (folder / segment_file(END, "snapshot")).unlink()
     (folder / EPOCHS).unlink()
     report = run(root, "in_place")
     assert not_same(report) == {
-        EPOCHS: ("rebuilt", "missing"), name(END, "snapshot"): ("rebuilt", "missing"),
+        EPOCHS: ("rebuilt", "missing"), segment_file(END, "snapshot"): ("rebuilt", "missing"),
         f"{INDEX}.swap": ("rebuilt", "stale"), f"{TIME}.swap": ("rebuilt", "missing"),
-        f"{name(5, 'snapshot')}.swap": ("rebuilt", "missing"),
+        f"{segment_file(5, 'snapshot')}.swap": ("rebuilt", "missing"),
         # a broker deletes what lies between the offsets of .log.swap files and is no .swap itself
-        **{f"{name(10, kind)}.swap": ("rebuilt", "missing") for kind in ("index", "timeindex", "txnindex", "snapshot")},
+        **{
+            f"{segment_file(10, kind)}.swap": ("rebuilt", "missing")
+            for kind in ("index", "timeindex", "txnindex", "snapshot")
+        },
     }  # fmt: skip
     for kind in ("index", "timeindex", "snapshot"):
-        assert (folder / f"{name(5, kind)}.swap").read_bytes() == (sound / "t-0" / name(5, kind)).read_bytes()
-        assert not (folder / name(5, kind)).exists()
+        assert (folder / f"{segment_file(5, kind)}.swap").read_bytes() == (
+            sound / "t-0" / segment_file(5, kind)
+        ).read_bytes()
+        assert not (folder / segment_file(5, kind)).exists()
     assert not_same(run(root)) == {}
 
 
@@ -454,7 +435,7 @@ def test_mode_and_owner_stay_and_a_new_file_is_like_its_log(root):
     folder = root / "t-0"
     (folder / INDEX).write_bytes(b"")
     (folder / INDEX).chmod(0o640)
-    (folder / name(5, "log")).chmod(0o604)
+    (folder / segment_file(5, "log")).chmod(0o604)
     (folder / TIME).unlink()
     if os.geteuid() == 0:
         os.chown(folder / INDEX, 1234, 2345)
@@ -495,12 +476,12 @@ def test_a_full_disk_is_the_environment(root, monkeypatch, capsys):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
 
-    (root / "t-0" / name(0, "index")).write_bytes(b"x")
+    (root / "t-0" / segment_file(0, "index")).write_bytes(b"x")
     monkeypatch.setattr(reindex_write, "_check_written", full)
     assert cli.main(["reindex", str(root), "--in-place", "--json"]) == ENVIRONMENT
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["kind"], error["path"]) == ("OutputFullError", "somewhere")
-    assert (root / "t-0" / name(0, "index")).read_bytes() == b"x"
+    assert (root / "t-0" / segment_file(0, "index")).read_bytes() == b"x"
     assert not list((root / "t-0").glob("*.tmp"))
 
 
@@ -563,7 +544,7 @@ def test_a_directory_that_a_broker_holds_is_refused_in_place(held, capsys):
 
 def test_of_a_log_that_a_broker_holds_only_what_is_below_the_high_watermark(held):
     (held / "replication-offset-checkpoint").write_text("0\n1\nt 0 12\n")
-    (held / "t-0" / name(10, "index")).write_bytes(bytes(800))
+    (held / "t-0" / segment_file(10, "index")).write_bytes(bytes(800))
     (held / "t-0" / INDEX).write_bytes(bytes(800))
     report = run(held)
     assert not_same(report) == {INDEX: ("differs", "padded")}
@@ -571,7 +552,14 @@ def test_of_a_log_that_a_broker_holds_only_what_is_below_the_high_watermark(held
     assert not any("left alone" in n for n in report.partitions[0].notes)
     run(held, "output")
     names = {p.name for p in (held.parent / "output/t-0").iterdir()}
-    assert names == {name(0, "index"), name(0, "timeindex"), name(0, "txnindex"), INDEX, TIME, name(5, "snapshot")}
+    assert names == {
+        segment_file(0, "index"),
+        segment_file(0, "timeindex"),
+        segment_file(0, "txnindex"),
+        INDEX,
+        TIME,
+        segment_file(5, "snapshot"),
+    }
 
 
 def test_while_files_are_replaced_no_broker_can_start_and_no_second_run(root):
@@ -612,7 +600,7 @@ def test_the_report_as_json(root, capsys):
         "log": "",
     }  # fmt: skip
     totals = told["totals"]
-    logs = sum((root / "t-0" / name(base, "log")).stat().st_size for base in BASES)
+    logs = sum((root / "t-0" / segment_file(base, "log")).stat().st_size for base in BASES)
     assert (totals["files"], totals["same"], totals["differs"], totals["reasons"]) == (12, 11, 1, {"torn": 1})
     assert totals["log_bytes"] == logs < totals["bytes_read"]
     assert cli.main(["reindex", str(root), "--in-place", "--config", str(config)]) == DONE
@@ -679,14 +667,14 @@ def test_skip_crc_gives_the_same_and_passes_over_a_checksum(root, skip_crc):
     for kind in ("index", "timeindex", "txnindex", "snapshot"):
         for path in (root / "t-0").glob(f"*.{kind}"):
             path.unlink()
-    _flip(root / "t-0" / name(5, "log"), 70)
+    _flip(root / "t-0" / segment_file(5, "log"), 70)
     report = run(root, "in_place", skip_crc=skip_crc)
     assert report.exit_code == (DONE if skip_crc else PROBLEMS)
     found = files_of(root)
-    del found[f"t-0/{name(5, 'log')}"]
+    del found[f"t-0/{segment_file(5, 'log')}"]
     if skip_crc:
         assert found == {path: data for path, data in good.items() if path in found}
-        assert set(good) - set(found) == {f"t-0/{name(5, 'log')}"}
+        assert set(good) - set(found) == {f"t-0/{segment_file(5, 'log')}"}
 
 
 def test_time_index_at_the_minute(tmp_path):
@@ -694,11 +682,11 @@ def test_time_index_at_the_minute(tmp_path):
     batches = " | ".join(f"{{ts={START_MS - START_MS % 60_000 + 20_000 * i}}} a={i}" for i in range(10))
     write_partition(root / "t-0", batches, index_interval_bytes=0)
     config = parse_config({"defaults": {"index.interval.bytes": 0, "time.index.interval.ms": 60_000}})
-    assert not_same(run(root, config=config)) == {name(0, "timeindex"): ("differs", "other_entries")}
+    assert not_same(run(root, config=config)) == {segment_file(0, "timeindex"): ("differs", "other_entries")}
     run(root, "in_place", config=config, exact=True)
-    times = struct.unpack(">" + "qi" * 4, (root / "t-0" / name(0, "timeindex")).read_bytes())
+    times = struct.unpack(">" + "qi" * 4, (root / "t-0" / segment_file(0, "timeindex")).read_bytes())
     assert list(times[1::2]) == [1, 3, 6, 9]
-    assert not_same(run(root)) == {name(0, "timeindex"): ("differs", "other_entries")}
+    assert not_same(run(root)) == {segment_file(0, "timeindex"): ("differs", "other_entries")}
 
 
 @pytest.mark.spark
@@ -715,11 +703,6 @@ def test_with_spark_it_is_the_same(spark, root, monkeypatch):
 
 
 # -- what real brokers wrote
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    return golden(tmp_path_factory)
 
 
 def _config(case):

@@ -9,9 +9,10 @@ import pytest
 
 from jobs.errors import DONE
 from tests.builders.logs import write_partition
+from tests.builders.reindexed import TEXT, not_same
+from tests.builders.reindexed import run as reindex
 from tests.builders.stopping import start
-from tests.jobs.reindex.test_reindex import TEXT, files_of, not_same
-from tests.jobs.reindex.test_reindex import run as reindex
+from tests.builders.trees import files_of
 from udfs.reindex.write import LEFTOVER
 
 pytestmark = pytest.mark.slow

@@ -19,15 +19,15 @@ from jobs.command.options import ReportOptions
 from jobs.command.progress import Silent
 from jobs.errors import UsageError
 from jobs.report import job as archive_report
-from jobs.report.archive_report import ArchiveReport
 from jobs.report.job import profile_archive
 from jobs.report.page import page_of, segment_rows
 from jobs.store.rows import RunRow
 from tests.builders.logs import START_MS, write_partition
-from udfs.report.partition_profile import DAY_MS, Codec, HotKey, PartitionProfile, SegmentProfile, Times
+from tests.builders.profiles import HOSTILE, a_segment, large
+from tests.builders.trees import files_of
+from udfs.report.partition_profile import DAY_MS
 
 ROOT = Path(__file__).resolve().parents[3]
-HOSTILE = "<script>alert('&\"$x^$')</script>"
 
 
 def options(archive: Path, **given) -> ReportOptions:
@@ -136,13 +136,13 @@ def test_the_command(archive):
 
 @pytest.mark.parametrize("inside", ["t-0/00000000000000000000.log", "page.html", "new/page.html", "t-0/../page.html"])
 def test_no_page_is_written_into_the_archive(archive, inside):
-    before = {path: path.read_bytes() for path in archive.rglob("*") if path.is_file()}
+    before = files_of(archive)
     with pytest.raises(UsageError, match="lies in the archive"):
         archive_report.run(options(archive, output=str(archive / inside)), Silent())
     (archive.parent / "beside").symlink_to(archive)
     with pytest.raises(UsageError, match="lies in the archive"):
         archive_report.run(options(archive, output=str(archive.parent / "beside" / inside)), Silent())
-    assert {path: path.read_bytes() for path in archive.rglob("*") if path.is_file()} == before
+    assert files_of(archive) == before
 
 
 def test_an_output_that_cannot_be_is_told_before_anything_is_read(archive, monkeypatch):
@@ -208,29 +208,6 @@ def test_the_archive_that_ships_with_the_project_is_as_readme_says():
         dropped = sum(n for k, n in counters.items() if k.startswith("dropped_"))
         assert f"{counters['records_kept']:,}" == after
         assert f"{counters['records_kept'] + dropped:,}" == before
-
-
-def a_segment(base: int) -> SegmentProfile:
-    ages = (0, 3, 0, 0, 0, 0, 0, 0)
-    return SegmentProfile(
-        base, 1 << 20, 100, 1000, True, 400, 400_000, 600, 648_576, 500, 100, 0, 400_000, 3, 0, ages,
-        0, 0, 5, 17, 0, START_MS, START_MS + DAY_MS, {"zstd": Codec(100, 1 << 20, 1 << 22)},
-    )  # fmt: skip
-
-
-def large(partitions: int, segments: int) -> ArchiveReport:
-    rows = tuple(a_segment(i * 1000) for i in range(segments))
-    keys = tuple(HotKey(100 - i, f"{i:016x}", HOSTILE) for i in range(20))
-    times = Times(DAY_MS, START_MS // DAY_MS, (1000,) * 700)
-    profiles = [
-        PartitionProfile(
-            f"a-topic-with-a-name-of-some-length-{i // 20}", i % 20, True, segments << 20, segments=rows, hot_keys=keys,
-            times=times, dirty_ratio=0.5, dirty_bytes=1 << 20, distinct_keys=1000, due=True,
-        )
-        for i in range(partitions)
-    ]  # fmt: skip
-    sizes = {(p.topic, p.partition): p.size_bytes for p in profiles}
-    return ArchiveReport("/archive", START_MS, profiles=profiles, archived_bytes=sizes)
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ from jobs.errors import LogStartError, MissingFileError, MissingPathError, NoGen
 from jobs.restore import copy_files
 from jobs.restore import job as restore
 from logformat.side_files.checkpoints import read_offset_checkpoint
-from tests.builders.stores import MTIME_MS, StoreMaker, tree
+from tests.builders.stores import MTIME_MS, StoreMaker, without_spark
+from tests.builders.trees import files_of
 
 A, B, C = b"a" * 1000, b"b" * 2000, b"c" * 500
 
@@ -16,8 +17,7 @@ A, B, C = b"a" * 1000, b"b" * 2000, b"c" * 500
 @pytest.fixture
 def maker(tmp_path, monkeypatch):
     made = StoreMaker(tmp_path)
-    monkeypatch.setattr(restore.session, "start", lambda: None)
-    monkeypatch.setattr(restore, "open_state", lambda spark, store: made.state)
+    without_spark(monkeypatch, made.state, restore)
     return made
 
 
@@ -41,11 +41,13 @@ def _checkpoint(folder, name):
 
 
 def test_the_current_generation_with_every_side_file(two_generations):
-    before = tree(two_generations.folder)
+    before = files_of(two_generations.folder)
     report = _restore(two_generations)
     out = two_generations.folder / "out"
-    assert {path: data for path, data in tree(two_generations.folder).items() if not path.startswith("out/")} == before
-    logs = {path: data for path, data in tree(out).items() if path.endswith(".log")}
+    assert {
+        path: data for path, data in files_of(two_generations.folder).items() if not path.startswith("out/")
+    } == before
+    logs = {path: data for path, data in files_of(out).items() if path.endswith(".log")}
     assert logs == {
         "t-0/00000000000000000000.log": B,
         "t-0/00000000000000000100.log": B,
@@ -78,7 +80,7 @@ def test_the_current_generation_with_every_side_file(two_generations):
 
 def test_an_older_generation_and_a_glob(two_generations):
     report = _restore(two_generations, generation=1, topics="t*")
-    logs = [data for path, data in tree(two_generations.folder / "out").items() if path.endswith(".log")]
+    logs = [data for path, data in files_of(two_generations.folder / "out").items() if path.endswith(".log")]
     assert logs == [A, B, C]
     assert [p.generation for p in report.partitions] == [1]
     with pytest.raises(UsageError, match="no partition of the store matches"):
@@ -88,7 +90,7 @@ def test_an_older_generation_and_a_glob(two_generations):
 def test_a_generation_of_before_a_reset(two_generations):
     two_generations.generation("t", 0, 3, {0: A}, anew=True)
     report = _restore(two_generations, generation=2, topics="t")
-    logs = [data for path, data in tree(two_generations.folder / "out").items() if path.endswith(".log")]
+    logs = [data for path, data in files_of(two_generations.folder / "out").items() if path.endswith(".log")]
     assert logs == [B, B, C]
     assert any("t-0: generation 2 is of before the --reset that began generation 3 anew" in n for n in report.notes)
     assert "t-0: generation 2 is of before" in report.to_text()
@@ -130,7 +132,7 @@ def test_an_output_that_holds_something_is_refused(two_generations):
     (out / "mine").write_text("x")
     with pytest.raises(NotEmptyError, match="mine"):
         _restore(two_generations)
-    assert tree(out) == {"mine": b"x"}
+    assert files_of(out) == {"mine": b"x"}
     with pytest.raises(NotEmptyError, match="a file"):
         _restore(two_generations, output=str(out / "mine"))
 
@@ -148,7 +150,7 @@ def test_a_damaged_file_leaves_no_half_output(two_generations, cut):
         _restore(two_generations)
     assert raised.value.exit_code == 3
     assert ("CRC-32C" in str(raised.value)) is not cut
-    assert tree(two_generations.folder / "out") == {}
+    assert files_of(two_generations.folder / "out") == {}
 
 
 class _Neighbour(Silent):
@@ -174,7 +176,7 @@ def test_only_what_a_failed_restore_wrote_goes(two_generations, is_there):
     path.write_bytes(B[:-1] + b"?")
     with pytest.raises(MissingFileError, match="CRC-32C") as raised:
         restore.run(RestoreOptions(str(two_generations.store), str(out)), _Neighbour(out))
-    assert tree(out) == {"t-0/mine": b"x", "new/mine too": b"y"}
+    assert files_of(out) == {"t-0/mine": b"x", "new/mine too": b"y"}
     assert sorted(p.name for p in out.iterdir()) == ["new", "t-0"]
     assert f"left in {out}: new/mine too, t-0/mine;" in raised.value.line()
     assert "left in" in raised.value.to_json()["message"]
@@ -212,6 +214,6 @@ def test_reflinks_hold_the_same_bytes(two_generations, monkeypatch, grown):
 
     monkeypatch.setattr(copy_files.fcntl, "ioctl", ioctl)
     report = _restore(two_generations)
-    logs = [data for path, data in tree(two_generations.folder / "out").items() if path.endswith(".log")]
+    logs = [data for path, data in files_of(two_generations.folder / "out").items() if path.endswith(".log")]
     assert logs == [B, B, C, A]
     assert sum(p.reflinked for p in report.partitions) == 4

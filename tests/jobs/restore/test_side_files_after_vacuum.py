@@ -11,8 +11,9 @@ from jobs.command.options import RestoreOptions, VacuumOptions, VerifyOptions
 from jobs.command.progress import Silent
 from jobs.restore import job as restore
 from jobs.verify import job as verify
-from tests.builders.archives import COMPACT, HOUR, Lab, tree
+from tests.builders.archives import COMPACT, HOUR, Lab
 from tests.builders.logs import START_MS, write_partition
+from tests.builders.trees import tree
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

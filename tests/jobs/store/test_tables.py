@@ -13,34 +13,18 @@ import pytest
 from pyarrow import fs as pafs
 
 from jobs.errors import ConflictError, NoGenerationError, NoLockError
-from jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment, arrow_schema, from_arrow, to_arrow
+from jobs.store.rows import Checkpoint, PartitionState, RunRow, Segment, arrow_schema, from_arrow, to_arrow
+from tests.builders.stores import make_commit, row
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def _row(kind, **values):
-    empty = {pa.string(): "x", pa.int64(): 0, pa.int32(): 0, pa.float64(): 0.0, pa.bool_(): False}
-    return kind(**{f.name: values.get(f.name, empty[f.type]) for f in arrow_schema(kind)})
-
-
-def make_commit(partition, generation, run_id, parent=None, segments=2, planned=None, topic="t"):
-    """Generation `generation` of one partition, planned on the one before (or on `planned`)."""
-    shared = {"topic": topic, "partition": partition, "generation": generation, "run_id": run_id}
-    run = {"generation_before": generation - 1, "generation_after": generation, "parent_run_id": parent}
-    return Commit(
-        topic, partition, generation - 1 if planned is None else planned, parent,
-        _row(Checkpoint, **shared, next_offset=generation * 100),
-        [_row(Segment, **shared, base_offset=i * 10, path=f"{i}.log") for i in reversed(range(segments))],
-        _row(RunRow, **shared, **run),
-    )  # fmt: skip
-
-
 def test_rows_and_columns_agree():
-    row = _row(Checkpoint, topic="t", topic_id=None, last_batch_leader_epoch=-1)
-    table = to_arrow(Checkpoint, [row])
+    made = row(Checkpoint, topic="t", topic_id=None, last_batch_leader_epoch=-1)
+    table = to_arrow(Checkpoint, [made])
     assert table.schema.field("partition").type == pa.int32()
     assert table.schema.field("generation").type == pa.int64()
-    assert from_arrow(Checkpoint, table) == [row]
+    assert from_arrow(Checkpoint, table) == [made]
     for kind in (Checkpoint, Segment, PartitionState, RunRow):
         assert arrow_schema(kind).names == [field.name for field in dataclasses.fields(kind)]
     assert arrow_schema(PartitionState).field("dirty_ratio").type == pa.float64()
@@ -49,8 +33,8 @@ def test_rows_and_columns_agree():
 
 def test_a_uri_that_was_stored_with_credentials_is_known_without_them():
     for kind in (Checkpoint, RunRow):
-        table = to_arrow(kind, [_row(kind, topic="t", archive_uri="s3://AKIA:hush@bucket/a"), _row(kind, topic="u")])
-        assert [row.archive_uri for row in from_arrow(kind, table)] == ["s3://bucket/a", _row(kind).archive_uri]
+        table = to_arrow(kind, [row(kind, topic="t", archive_uri="s3://AKIA:hush@bucket/a"), row(kind, topic="u")])
+        assert [each.archive_uri for each in from_arrow(kind, table)] == ["s3://bucket/a", row(kind).archive_uri]
 
 
 def test_a_store_without_a_lock_is_refused_unless_one_writer_is_promised(tmp_path):
@@ -165,8 +149,8 @@ def test_a_wave_is_all_or_nothing(state, monkeypatch):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_states_are_one_row_a_partition(state):
-    state.set_states([_row(PartitionState, topic="t", partition=p, state="dirty") for p in range(3)])
-    state.set_states([_row(PartitionState, topic="t", partition=1, state="clean", reason=None)])
+    state.set_states([row(PartitionState, topic="t", partition=p, state="dirty") for p in range(3)])
+    state.set_states([row(PartitionState, topic="t", partition=1, state="clean", reason=None)])
     assert {key[1]: row.state for key, row in state.states().items()} == {0: "dirty", 1: "clean", 2: "dirty"}
     assert state.vacuum_state(dry_run=True) == 0
     state.vacuum_state()
@@ -178,7 +162,7 @@ def _child(store, code):
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom jobs.spark import session\n"
         "from jobs.store.tables import open_state\n"
-        "from tests.jobs.store.test_tables import make_commit\n"
+        "from tests.builders.stores import make_commit\n"
         f"store = Path({str(store)!r})\nstate = open_state(session.start(), str(store))\n"
         "state.current()\n(store / 'ready').touch()\n" + code
     )

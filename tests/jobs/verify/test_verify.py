@@ -13,7 +13,8 @@ from jobs.command.progress import Silent
 from jobs.errors import DONE, PROBLEMS, MissingPathError
 from jobs.verify.job import run
 from jobs.verify.report import VerifyReport
-from tests.builders.damage import build, flip, name_of
+from logformat.names import segment_file
+from tests.builders.damage import build, flip
 
 
 def verify(root: Path, **options: object) -> VerifyReport:
@@ -44,8 +45,8 @@ def test_every_problem_with_path_position_expected_and_found(tmp_path: Path) -> 
     rows = [*told["problems"], *told["partitions"][0]["problems"]]
     assert [(r["kind"], r["path"], r["position"]) for r in rows] == [
         ("side_file", "cleaner-offset-checkpoint", 4),
-        ("crc", f"t-0/{name_of(0)}", 0),
-        ("crc", f"t-0/{name_of(12)}", part.positions(12)[2]),
+        ("crc", f"t-0/{segment_file(0, 'log')}", 0),
+        ("crc", f"t-0/{segment_file(12, 'log')}", part.positions(12)[2]),
     ]
     text = report.to_text()
     for row in rows:

@@ -11,7 +11,7 @@ import pytest
 from logformat.batches.segment import open_segment
 from logformat.layout import CODEC_NAMES
 from logformat.writing.segment_writer import SegmentWriter
-from tests.golden import case_names, golden
+from tests.golden import case_names
 from tests.reference import legacy, log
 
 COLUMNS = ["offset", "timestamp_ms", "key", "value", "headers", "base_offset", "codec", "magic"]
@@ -31,11 +31,6 @@ RECORD_LINE = re.compile(
     r" endTxnMarker: (?P<marker>\w+) coordinatorEpoch: (?P<coordinator>\d+))?"
 )
 TYPES = {"NoTimestampType": -1, "CreateTime": 0, "LogAppendTime": 1}
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    return golden(tmp_path_factory)
 
 
 def slow_records(data):

@@ -16,15 +16,10 @@ from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
 from logformat.side_files import checkpoints, offset_index, producer_snapshot, time_index, transaction_index
 from logformat.side_files.index_builder import IndexBuilder
 from logformat.side_files.producer_state import ProducerState, aborted_transactions, merge_all, summarize
-from tests.golden import PASSES, case_names, golden
+from tests.golden import PASSES, case_names
 
 INDEXED_BY_THE_APPEND = {"v0-none", "v1-none"}  # a 2.8.2 broker, and several messages an append
 RESTARTED = {"txn-none-more"}  # in the segment that was active between the two parts
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    return golden(tmp_path_factory)
 
 
 class Folder:

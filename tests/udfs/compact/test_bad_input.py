@@ -15,6 +15,7 @@ import pytest
 from jobs.archive.listing import list_archive
 from jobs.command.config import Config
 from jobs.verify.plan import plan_archived
+from logformat.names import segment_file
 from logformat.primitives.codec import compress
 from tests.builders.damage import (
     RECORDS,
@@ -26,7 +27,6 @@ from tests.builders.damage import (
     build,
     edit,
     flip,
-    name_of,
     replace_body,
     resign,
 )
@@ -73,7 +73,7 @@ def coded(tmp_path: Path, codec: int) -> Partition:
 
 def expect(part: Partition, kind: str, position: int, *, base: int = INNER, sealed: bool = False) -> Problem:
     """Found by verify, and set aside by the compaction, as the same problem at the same place."""
-    path = f"t-0/{name_of(base)}"
+    path = f"t-0/{segment_file(base, 'log')}"
     checked = part.verify(sealed=sealed)
     found = [(p.kind, p.path, p.position) for p in checked.problems]
     assert (kind, path, position) in found
@@ -123,7 +123,9 @@ def test_one_bad_batch_does_not_hide_the_next(part: Partition) -> None:
         flip(part.log(INNER), position + 50)
     flip(part.log(0), 30)
     found = [(p.kind, p.path, p.position) for p in part.verify().problems if p.kind == "crc"]
-    assert found == [("crc", f"t-0/{name_of(0)}", 0)] + [("crc", f"t-0/{name_of(INNER)}", p) for p in positions]
+    assert found == [("crc", f"t-0/{segment_file(0, 'log')}", 0)] + [
+        ("crc", f"t-0/{segment_file(INNER, 'log')}", p) for p in positions
+    ]
 
 
 def test_bad_bodies_do_not_hide_one_another(part: Partition) -> None:
@@ -166,19 +168,21 @@ def test_length_past_the_end(part: Partition) -> None:
 def test_length_past_the_end_without_an_index(part: Partition) -> None:
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 8, struct.pack(">i", 1 << 20))
-    (part.folder / name_of(INNER, "index")).unlink()
+    (part.folder / segment_file(INNER, "index")).unlink()
     expect(part, "torn_tail", position)
 
 
 def test_damage_without_an_index_leaves_bytes_unread_and_says_so(part: Partition) -> None:
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 8, struct.pack(">i", -1))
-    (part.folder / name_of(INNER, "index")).unlink()
+    (part.folder / segment_file(INNER, "index")).unlink()
     checked = part.verify()
     left = part.log(INNER).stat().st_size - position
     assert [(p.kind, p.position) for p in checked.problems] == [("length", position)]
     assert str(left) in checked.problems[0].hint
-    assert checked.not_checked == (f"t-0/{name_of(INNER)}: {left} bytes behind damage, where no batch could be found",)
+    assert checked.not_checked == (
+        f"t-0/{segment_file(INNER, 'log')}: {left} bytes behind damage, where no batch could be found",
+    )
 
 
 # -- offsets at the end of all numbers: the base offset lies outside of the checksum
@@ -382,14 +386,14 @@ def test_the_same_batch_twice(part: Partition) -> None:
 
 def test_name_above_the_content(part: Partition) -> None:
     for kind in ("log", "index", "timeindex"):
-        (part.folder / name_of(INNER, kind)).rename(part.folder / name_of(INNER + 2, kind))
+        (part.folder / segment_file(INNER, kind)).rename(part.folder / segment_file(INNER + 2, kind))
     expect(part, "name", 0, base=INNER + 2)
 
 
 def test_name_below_the_content(part: Partition) -> None:
     """Then the segment before it seems to reach into it."""
     for kind in ("log", "index", "timeindex"):
-        (part.folder / name_of(INNER, kind)).rename(part.folder / name_of(INNER - 3, kind))
+        (part.folder / segment_file(INNER, kind)).rename(part.folder / segment_file(INNER - 3, kind))
     expect(part, "overlap", part.positions(0)[2], base=0)
 
 
@@ -403,10 +407,10 @@ def test_offset_too_far_from_the_base(part: Partition) -> None:
     far = INNER + 2**31
     for base in (2 * INNER, ACTIVE):
         for kind in ("log", "index", "timeindex"):
-            (part.folder / name_of(base, kind)).unlink()
+            (part.folder / segment_file(base, kind)).unlink()
     part.log(INNER).write_bytes(batch_at(INNER).data + batch_at(far).data)
-    (part.folder / name_of(INNER, "index")).unlink()
-    (part.folder / name_of(INNER, "timeindex")).unlink()
+    (part.folder / segment_file(INNER, "index")).unlink()
+    (part.folder / segment_file(INNER, "timeindex")).unlink()
     part.log(far + RECORDS).write_bytes(batch_at(far + RECORDS).data)
     expect(part, "relative_offset", part.positions(INNER)[1])
 
@@ -420,7 +424,7 @@ def test_cut_tail_of_the_last_segment(part: Partition, cut: int) -> None:
     whole = works(part)
     last = part.positions(ACTIVE)[2]
     log.write_bytes(log.read_bytes()[:-cut])
-    index = part.folder / name_of(ACTIVE, "index")
+    index = part.folder / segment_file(ACTIVE, "index")
     index.write_bytes(index.read_bytes()[:-8])
     checked = part.verify()
     assert not checked.problems
@@ -435,7 +439,7 @@ def test_cut_tail_of_the_last_segment(part: Partition, cut: int) -> None:
 def test_cut_tail_of_a_sealed_archive(part: Partition) -> None:
     log, last = part.log(ACTIVE), part.positions(ACTIVE)[2]
     log.write_bytes(log.read_bytes()[:-5])
-    index = part.folder / name_of(ACTIVE, "index")
+    index = part.folder / segment_file(ACTIVE, "index")
     index.write_bytes(index.read_bytes()[:-8])
     expect(part, "torn_tail", last, base=ACTIVE, sealed=True)
 
@@ -443,7 +447,7 @@ def test_cut_tail_of_a_sealed_archive(part: Partition) -> None:
 def test_cut_tail_of_an_inner_segment(part: Partition) -> None:
     log, last = part.log(INNER), part.positions(INNER)[2]
     log.write_bytes(log.read_bytes()[: last + 10])
-    (part.folder / name_of(INNER, "index")).unlink()
+    (part.folder / segment_file(INNER, "index")).unlink()
     expect(part, "torn_tail", last)
 
 
@@ -479,17 +483,17 @@ def test_zeros_with_something_behind(part: Partition) -> None:
 @pytest.mark.parametrize("base", [INNER, ACTIVE])
 def test_missing_index(part: Partition, kind: str, base: int) -> None:
     whole = works(part)
-    (part.folder / name_of(base, kind)).unlink()
+    (part.folder / segment_file(base, kind)).unlink()
     checked = part.verify()
     assert not checked.problems
-    assert checked.notes == (f"t-0/{name_of(base, kind)}: missing; a broker would rebuild it",)
+    assert checked.notes == (f"t-0/{segment_file(base, kind)}: missing; a broker would rebuild it",)
     assert works(part) == whole
 
 
 @pytest.mark.parametrize(("kind", "entry"), [("index", 8), ("timeindex", 12)])
 def test_torn_index(part: Partition, kind: str, entry: int) -> None:
     whole = works(part)
-    path = part.folder / name_of(INNER, kind)
+    path = part.folder / segment_file(INNER, kind)
     path.write_bytes(path.read_bytes()[:-3])
     problems = part.verify().problems
     assert ("index", f"t-0/{path.name}", path.stat().st_size // entry * entry) in [
@@ -502,10 +506,10 @@ def test_torn_index(part: Partition, kind: str, entry: int) -> None:
 def test_padded_index(part: Partition, kind: str) -> None:
     whole = works(part)
     for base in (INNER, ACTIVE):
-        path = part.folder / name_of(base, kind)
+        path = part.folder / segment_file(base, kind)
         path.write_bytes(path.read_bytes() + bytes(240))
     checked = part.verify()
-    inner = part.folder / name_of(INNER, kind)
+    inner = part.folder / segment_file(INNER, kind)
     assert [(p.kind, p.path, p.position) for p in checked.problems] == [
         ("index", f"t-0/{inner.name}", inner.stat().st_size - 240)
     ]
@@ -526,7 +530,7 @@ def test_padded_index(part: Partition, kind: str) -> None:
 )
 def test_index_that_misleads(part: Partition, kind: str, position: int, data: bytes) -> None:
     whole = works(part)
-    path = part.folder / name_of(INNER, kind)
+    path = part.folder / segment_file(INNER, kind)
     edit(path, position, data)
     problems = part.verify().problems
     assert problems and {(p.kind, p.path) for p in problems} == {("index", f"t-0/{path.name}")}
@@ -536,7 +540,7 @@ def test_index_that_misleads(part: Partition, kind: str, position: int, data: by
 @pytest.mark.parametrize("name", ["index", "timeindex", "txnindex"])
 def test_index_of_noise(part: Partition, name: str) -> None:
     whole = works(part)
-    path = part.folder / name_of(INNER, name)
+    path = part.folder / segment_file(INNER, name)
     path.write_bytes(random.Random(2).randbytes(34 * 24))
     assert {(p.kind, p.path) for p in part.verify().problems} == {("index", f"t-0/{path.name}")}
     assert works(part) == whole
@@ -544,7 +548,7 @@ def test_index_of_noise(part: Partition, name: str) -> None:
 
 def test_snapshot_that_cannot_be_read(part: Partition) -> None:
     whole = works(part)
-    path = part.folder / name_of(INNER, "snapshot")
+    path = part.folder / segment_file(INNER, "snapshot")
     path.write_bytes(b"\0\1garbage of a snapshot")
     assert [(p.kind, p.path) for p in part.verify().problems] == [("side_file", f"t-0/{path.name}")]
     result = part.compact()
@@ -616,12 +620,12 @@ def test_leftovers_of_every_crash_point(tmp_path: Path) -> None:
         made.folder.mkdir(parents=True, exist_ok=True)
         made.write(0, new)
         for kind in kinds:
-            shutil.copy(made.folder / name_of(0, kind), part.folder / (name_of(0, kind) + suffix))
+            shutil.copy(made.folder / segment_file(0, kind), part.folder / (segment_file(0, kind) + suffix))
 
     def mark_deleted(part: Partition, bases: tuple[int, ...]) -> None:
         for base in bases:
             for kind in ("log", "index", "timeindex"):
-                (part.folder / name_of(base, kind)).rename(part.folder / (name_of(base, kind) + ".deleted"))
+                (part.folder / segment_file(base, kind)).rename(part.folder / (segment_file(base, kind) + ".deleted"))
 
     cleaned_only = state("cleaned")
     put(cleaned_only, ".cleaned")
@@ -655,17 +659,17 @@ def test_leftovers_of_every_crash_point(tmp_path: Path) -> None:
 
 def test_swap_that_cannot_be_read(part: Partition) -> None:
     """How far it reaches decides which files it replaces: without that nothing is certain."""
-    (part.folder / (name_of(0) + ".swap")).write_bytes(b"\0" * 8 + b"\xff" * 40)
+    (part.folder / (segment_file(0, "log") + ".swap")).write_bytes(b"\0" * 8 + b"\xff" * 40)
     problem = part.listed().problem
     assert problem is not None
-    assert (problem.kind, problem.path, problem.position) == ("length", f"t-0/{name_of(0)}.swap", 0)
+    assert (problem.kind, problem.path, problem.position) == ("length", f"t-0/{segment_file(0, 'log')}.swap", 0)
 
 
 def test_folders_that_are_no_partitions(part: Partition) -> None:
     mark = "0123456789abcdef0123456789abcdef"
     for name in (f"t-1.{mark}-delete", f"t-2.{mark}-stray", f"t-3.{mark}-future", "lost+found", "t", "t-x"):
         (part.root / name).mkdir()
-        shutil.copy(part.log(0), part.root / name / name_of(0))
+        shutil.copy(part.log(0), part.root / name / segment_file(0, "log"))
     archive = list_archive(open_root(str(part.root)), lambda _: True)
     assert list(archive.partitions) == [("t", 0)]
     for kind in ("delete", "stray", "future"):
@@ -694,10 +698,10 @@ def test_log_without_permission(part: Partition) -> None:
     part.log(INNER).chmod(0)
     checked, result = check_partition(side), compact_partition(plan)
     part.log(INNER).chmod(0o600)
-    assert ("unreadable", f"t-0/{name_of(INNER)}") in [(p.kind, p.path) for p in checked.problems]
+    assert ("unreadable", f"t-0/{segment_file(INNER, 'log')}") in [(p.kind, p.path) for p in checked.problems]
     assert checked.batches == 9  # those of the other segments
     assert result.problem is not None
-    assert (result.problem.kind, result.problem.path) == ("unreadable", f"t-0/{name_of(INNER)}")
+    assert (result.problem.kind, result.problem.path) == ("unreadable", f"t-0/{segment_file(INNER, 'log')}")
 
 
 @pytest.mark.parametrize("gone", [True, False])

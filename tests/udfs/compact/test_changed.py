@@ -19,9 +19,9 @@ from logformat.layout import BATCH
 from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, START_MS, Partition, build
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.folders import lay_out, plan_of
+from tests.builders.splits import compact_in_splits
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import data_batch
-from tests.udfs.compact.test_splits import compact_in_splits
 from udfs.compact.clean_batches import OUT_BATCH, Piece
 from udfs.compact.one_task import compact_partition
 from udfs.compact.piece_stack import PieceStack

@@ -8,193 +8,21 @@ with the clock moved, from files alone or with snapshots and transaction indexes
 from __future__ import annotations
 
 import functools
-import itertools
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, event, given, note, settings
-from hypothesis import strategies as st
 
 from logformat.batches.bodies import BodyLoader
+from tests.builders.drawn import NOW, RETENTION, Drawn, logs
 from tests.builders.folders import Outcome, compact, lay_out, load, log_end, plan_of, survivors
 from tests.reference.cleaner import AbortedTxn, Cleaned, Segment, Settings, clean, group_segments_by_size
-from tests.reference.log import ABORT, COMMIT, GZIP, NONE, Batch, Record, data_batch, marker_batch, with_timestamps
+from tests.reference.log import ABORT, COMMIT, NONE, Batch, Record, data_batch, marker_batch
 from tests.reference.producer_state import State
 from udfs.compact.plan import Limits
-
-NOW = 1_700_000_000_000
-RETENTION = 1000
-KEYS = [b"a", b"b", b"c", b"d", b""]
-
-
-@dataclass
-class Drawn:
-    """A log with all that a run of the cleaner is told about it."""
-
-    segments: tuple[Segment, ...]
-    settings: Settings
-    log_start_offset: int
-    checkpoint: int | None
-    sealed: bool
-    null_keys: str
-    times: list[int]  # of the passes
-    later_checkpoints: list[int | None]
-    with_snapshots: bool
-
-
-@dataclass
-class _Writer:
-    """Turns events into batches, as a partition's leader would."""
-
-    draw: st.DrawFn
-    null_keys: bool
-    transactions: bool
-    legacy: bool
-    offset: int = 0
-    epochs: dict[int, int] = field(default_factory=dict)
-    open: set[int] = field(default_factory=set)
-
-    def timestamp(self) -> int:
-        return NOW + self.draw(st.sampled_from([0, 1, -5, -3000, 2500, -1 - NOW]))
-
-    def records(self, headers: bool) -> list[Record]:
-        """One to six records, with the holes that earlier compactions leave."""
-        deltas = self.draw(st.lists(st.integers(0, 6), min_size=1, max_size=6, unique=True).map(sorted))
-        keys = [*KEYS, None] if self.null_keys else KEYS
-        values = [None, None, b"", b"x", b"value " * 5]
-        out = []
-        for delta in deltas:
-            h = self.draw(st.sampled_from([(), (), ((b"h", b"1"), (b"h", None))])) if headers else ()
-            key, value = self.draw(st.sampled_from(keys)), self.draw(st.sampled_from(values))
-            out.append(Record(self.offset + delta, self.timestamp(), key, value, h))
-        return out
-
-    def horizon(self) -> int | None:
-        return self.draw(st.sampled_from([None, None, None, NOW - 1, NOW, NOW + 1, NOW + RETENTION + 1]))
-
-    def producer(self) -> dict[str, int | bool]:
-        pid = self.draw(st.sampled_from([-1, -1, 1, 2, 7]))
-        if pid == -1:
-            return {}
-        transactional = pid in self.open or (self.transactions and pid < 7 and self.draw(st.booleans()))
-        if transactional:
-            self.open.add(pid)
-        sequence = self.draw(st.sampled_from([0, 5, 2**31 - 2]))
-        epoch = self.epochs.setdefault(pid, 0)
-        return {
-            "producer_id": pid, "producer_epoch": epoch, "base_sequence": sequence, "transactional": transactional,
-        }  # fmt: skip
-
-    def data(self) -> Batch:
-        fields = self.producer()
-        codec = self.draw(st.sampled_from([NONE, NONE, GZIP]))
-        append_time = self.draw(st.sampled_from([False, False, True]))
-        records = self.records(headers=True)
-        if self.draw(st.integers(0, 7)) == 0:
-            records, codec = [], NONE
-        horizon = self.horizon() if records else None
-        last = (records[-1].offset if records else self.offset) + self.draw(st.sampled_from([0, 0, 1, 3]))
-        batch = Batch(
-            self.offset, last, tuple(records), codec=codec, append_time=append_time, delete_horizon=horizon,
-            max_timestamp=self.timestamp(), leader_epoch=self.draw(st.integers(-1, 2)),
-            **fields,  # type: ignore[arg-type]
-        )  # fmt: skip
-        if append_time and horizon is not None:
-            records = [replace(r, timestamp=batch.max_timestamp) for r in records]
-            return replace(batch, base_timestamp=horizon, records=tuple(records)).encoded()
-        return with_timestamps(batch).encoded()
-
-    def legacy_batch(self) -> Batch:
-        magic, codec = self.draw(st.sampled_from([(0, NONE), (1, NONE), (0, GZIP), (1, GZIP)]))
-        append_time = magic == 1 and self.draw(st.booleans())
-        records = self.records(headers=False)
-        if codec == NONE:
-            records = [replace(records[0], offset=self.offset)]
-        if magic == 0:
-            records = [replace(r, timestamp=-1) for r in records]
-        batch = Batch(
-            records[0].offset, records[-1].offset, tuple(records), magic=magic, codec=codec, append_time=append_time,
-            max_timestamp=self.timestamp(),
-        )  # fmt: skip
-        return with_timestamps(batch).encoded()
-
-    def marker(self) -> Batch:
-        return self.end_of(self.draw(st.sampled_from([*sorted(self.open), 1, 2])))
-
-    def marker_of(self, pid: int) -> Batch:
-        batch = self.end_of(pid)
-        self.offset += 1
-        return batch
-
-    def end_of(self, pid: int) -> Batch:
-        self.open.discard(pid)
-        if self.draw(st.integers(0, 3)) == 0:  # fenced, as since KIP-890
-            self.epochs[pid] = self.epochs.get(pid, 0) + 1
-        return marker_batch(
-            self.offset, pid, self.draw(st.sampled_from([ABORT, COMMIT])), timestamp=self.timestamp(),
-            epoch=self.epochs.setdefault(pid, 0), delete_horizon=self.horizon(),
-        )  # fmt: skip
-
-    def empty_marker(self) -> Batch:
-        pid = self.draw(st.sampled_from([1, 2]))
-        return Batch(
-            self.offset, self.offset, transactional=True, control=True, max_timestamp=self.timestamp(),
-            producer_id=pid, producer_epoch=self.epochs.setdefault(pid, 0),
-        ).encoded()  # fmt: skip
-
-    def event(self) -> Batch:
-        kinds = [self.data] * 6
-        kinds += [self.marker, self.marker, self.empty_marker] if self.transactions else []
-        kinds += [self.legacy_batch] * 2 if self.legacy else []
-        batch = self.draw(st.sampled_from(kinds))()
-        self.offset = batch.last_offset + 1 + self.draw(st.sampled_from([0, 0, 0, 0, 2]))
-        return batch
-
-
-@st.composite
-def logs(draw: st.DrawFn) -> Drawn:
-    null_keys = draw(st.sampled_from(["fail", "fail", "keep", "drop"]))
-    writer = _Writer(
-        draw, null_keys != "fail" or draw(st.integers(0, 9)) == 0, draw(st.booleans()), draw(st.integers(0, 3)) == 0,
-        offset=draw(st.sampled_from([0, 0, 100])),
-    )  # fmt: skip
-    segments = []
-    for n in draw(st.lists(st.integers(0, 5), min_size=2, max_size=5)):
-        # no two files have one name: behind an empty segment the base moves on
-        base = max(writer.offset, segments[-1].base_offset + 1) if segments else writer.offset
-        writer.offset = base + draw(st.sampled_from([0, 0, 0, 1]))
-        batches = tuple(writer.event() for _ in range(n))
-        segments.append(Segment(base, batches, NOW + draw(st.sampled_from([0, -1, -RETENTION, 5000]))))
-    if draw(st.booleans()):  # decide what is open, so that the whole log can be cleaned
-        writer.offset = max(writer.offset, segments[-1].base_offset)
-        markers = tuple(writer.marker_of(pid) for pid in sorted(writer.open))
-        segments[-1] = replace(segments[-1], batches=segments[-1].batches + markers)
-    if draw(st.integers(0, 3)) == 0:  # everything but this one may be cleaned
-        segments.append(Segment(writer.offset + 1, (), NOW))
-    first, end = segments[0].base_offset, log_end(segments)
-    offsets = st.integers(first, end)
-    any_checkpoint = st.sampled_from([None, *range(first, end + 1)])
-    steps = draw(st.lists(st.sampled_from([0, 1, RETENTION, RETENTION + 1]), max_size=3))
-    return Drawn(
-        tuple(segments),
-        Settings(
-            delete_retention_ms=RETENTION,
-            min_compaction_lag_ms=draw(st.sampled_from([0, 0, 0, 1, 2000])),
-            segment_bytes=draw(st.sampled_from([150, 600, 1 << 30])),
-            index_interval_bytes=draw(st.sampled_from([0, 150, 4096])),
-            keep_null_keys=null_keys == "keep",
-        ),
-        log_start_offset=draw(st.one_of(st.just(first), st.just(first), offsets)),
-        checkpoint=draw(any_checkpoint),
-        sealed=draw(st.booleans()),
-        null_keys=null_keys,
-        times=[*itertools.accumulate(steps, initial=NOW)],
-        later_checkpoints=[draw(any_checkpoint) if draw(st.booleans()) else None for _ in steps],
-        with_snapshots=draw(st.booleans()),
-    )  # fmt: skip
 
 
 def check_equal(expected: Cleaned, ours: Outcome, originals: list[Batch]) -> None:

@@ -12,11 +12,12 @@ from jobs.archive.listing import list_archive
 from jobs.compact.plan import inputs_from_archive
 from logformat.batches.chunks import ChunkBuffer
 from logformat.layout import BATCH
+from logformat.names import segment_file
 from logformat.side_files import transaction_index
 from tests.builders.archives import borders
-from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, SEGMENTS, Partition, batch_at, build, name_of
+from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, SEGMENTS, Partition, batch_at, build
 from tests.builders.logs import write_partition
-from tests.golden import PASSES, Case, case_names, golden
+from tests.golden import PASSES, Case, case_names
 from udfs.compact.analyse import Analysis, analyse
 from udfs.compact.plan import CleanSettings, Gap, Limits, NotDue, PartitionPlan, PartitionResult
 from udfs.compact.scan_partition import scan_all, scan_identity
@@ -29,11 +30,6 @@ from udfs.verify.gaps import Thinned
 END = SEGMENTS * SEGMENT_OFFSETS
 ACTIVE = END - SEGMENT_OFFSETS
 INNER = SEGMENT_OFFSETS
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    return golden(tmp_path_factory)
 
 
 @pytest.fixture
@@ -140,7 +136,7 @@ def test_below_the_checkpoint_a_file_tells(cases: dict[str, Case], name: str) ->
 
 def remove(part: Partition, base: int, *kinds: str) -> None:
     for kind in kinds or ("log", "index", "timeindex"):
-        (part.folder / name_of(base, kind)).unlink()
+        (part.folder / segment_file(base, kind)).unlink()
 
 
 def checkpoint(part: Partition, name: str, offset: int) -> None:
@@ -161,7 +157,7 @@ def expect_gap(part: Partition, path: str) -> Problem:
 
 def test_a_segment_in_the_middle(part: Partition) -> None:
     remove(part, INNER)
-    problem = expect_gap(part, name_of(2 * INNER))
+    problem = expect_gap(part, segment_file(2 * INNER, "log"))
     assert f"begins at offset {INNER}" in problem.expected and "--gaps accept" in problem.hint
     plan = part.plan()
     accepted = part.compact(plan=replace(plan, settings=replace(plan.settings, gaps="accept")))
@@ -171,7 +167,7 @@ def test_a_segment_in_the_middle(part: Partition) -> None:
 
 def test_an_index_without_its_log(part: Partition) -> None:
     remove(part, INNER, "log", "timeindex")
-    expect_gap(part, name_of(INNER, "index"))
+    expect_gap(part, segment_file(INNER, "index"))
 
 
 def test_an_index_whose_log_a_broker_was_about_to_delete(part: Partition) -> None:
@@ -187,15 +183,15 @@ def test_an_index_whose_log_a_broker_was_about_to_delete(part: Partition) -> Non
 def test_an_index_below_the_first_segment(part: Partition, kind: str) -> None:
     remove(part, 0, "log")
     remove(part, 0, "index" if kind == "timeindex" else "timeindex")
-    expect_gap(part, name_of(0, kind))
+    expect_gap(part, segment_file(0, kind))
     checkpoint(part, "log-start-offset", INNER)
     assert part.compact().status == "cleaned"
     assert not part.verify().problems
 
 
 def test_an_index_behind_the_last_segment(part: Partition) -> None:
-    (part.folder / name_of(END, "index")).write_bytes(b"")
-    expect_gap(part, name_of(END, "index"))
+    (part.folder / segment_file(END, "index")).write_bytes(b"")
+    expect_gap(part, segment_file(END, "index"))
 
 
 def test_the_first_segment_with_all_its_files(part: Partition) -> None:
@@ -269,7 +265,7 @@ def test_nothing_but_indexes(part: Partition) -> None:
         remove(part, number * SEGMENT_OFFSETS, "log")
     problem = part.listed().problem
     assert problem is not None
-    assert (problem.kind, problem.state, problem.path) == ("gap", "gap", f"t-0/{name_of(0, 'index')}")
+    assert (problem.kind, problem.state, problem.path) == ("gap", "gap", f"t-0/{segment_file(0, 'index')}")
 
 
 @pytest.mark.parametrize("kind", ["index", "timeindex"])
@@ -281,7 +277,7 @@ def test_a_log_cut_at_a_batch_border_below_the_checkpoint(part: Partition, kind:
     checkpoint(part, "cleaner-offset", ACTIVE)
     result = part.compact()
     assert result.problem is not None
-    assert (result.problem.kind, result.problem.path) == ("gap", f"t-0/{name_of(INNER)}")
+    assert (result.problem.kind, result.problem.path) == ("gap", f"t-0/{segment_file(INNER, 'log')}")
     assert result.problem.position == borders(data)[0]
     assert f"up to offset {2 * INNER - 1}" in result.problem.expected
     assert {p.kind for p in part.verify().problems} == {"index"}  # the index, which the log does not bear out
@@ -290,8 +286,8 @@ def test_a_log_cut_at_a_batch_border_below_the_checkpoint(part: Partition, kind:
 def test_an_index_of_another_log_shows_nothing(part: Partition) -> None:
     """Its offsets lie beyond the next segment."""
     part.write(INNER, [batch_at(INNER)])
-    (part.folder / name_of(INNER, "index")).write_bytes(b"".join(n.to_bytes(4, "big") for n in (5000, 90_000)))
-    (part.folder / name_of(INNER, "timeindex")).unlink()
+    (part.folder / segment_file(INNER, "index")).write_bytes(b"".join(n.to_bytes(4, "big") for n in (5000, 90_000)))
+    (part.folder / segment_file(INNER, "timeindex")).unlink()
     checkpoint(part, "cleaner-offset", ACTIVE)
     assert part.compact().status == "cleaned"
 
@@ -302,15 +298,15 @@ def test_the_last_segment_cut_short(part: Partition) -> None:
     part.log(ACTIVE).write_bytes(data[: borders(data)[0]])
     assert part.compact().status == "cleaned"
     sealed = part.compact(sealed=True).problem
-    assert sealed is not None and (sealed.kind, sealed.path) == ("gap", f"t-0/{name_of(ACTIVE)}")
-    (part.folder / name_of(END, "snapshot")).write_bytes(b"")
+    assert sealed is not None and (sealed.kind, sealed.path) == ("gap", f"t-0/{segment_file(ACTIVE, 'log')}")
+    (part.folder / segment_file(END, "snapshot")).write_bytes(b"")
     said = part.compact().problem
-    assert said is not None and (said.kind, said.path) == ("gap", f"t-0/{name_of(END, 'snapshot')}")
+    assert said is not None and (said.kind, said.path) == ("gap", f"t-0/{segment_file(END, 'snapshot')}")
 
 
 def test_above_the_high_watermark_nothing_is_asked(part: Partition) -> None:
     remove(part, 2 * INNER)
-    (part.folder / name_of(END + 5, "snapshot")).write_bytes(b"")
+    (part.folder / segment_file(END + 5, "snapshot")).write_bytes(b"")
     checkpoint(part, "replication-offset", INNER + RECORDS)
     plan = replace(part.plan(), high_watermark=INNER + RECORDS)
     assert part.compact(plan=plan).status == "cleaned"
@@ -340,21 +336,21 @@ def test_cleaned_work_below_a_hole_does_not_excuse_it(part: Partition) -> None:
     """The cleaner went through the first segment, and another file is missing behind it."""
     part.write(0, thinned(0, (0, 2)))
     remove(part, 2 * INNER)
-    expect_gap(part, name_of(ACTIVE))
+    expect_gap(part, segment_file(ACTIVE, "log"))
 
 
 def test_work_below_the_checkpoint_excuses_nothing_above_it(part: Partition) -> None:
     part.write(INNER, thinned(INNER, (0, 2)))
     checkpoint(part, "cleaner-offset", 2 * INNER)
     remove(part, 2 * INNER)
-    expect_gap(part, name_of(ACTIVE))
+    expect_gap(part, segment_file(ACTIVE, "log"))
 
 
 def test_a_hole_over_the_checkpoint(part: Partition) -> None:
     """What begins at the checkpoint is missing; what is below it a cleaner may have taken."""
     remove(part, INNER)
     checkpoint(part, "cleaner-offset", INNER + RECORDS)
-    problem = expect_gap(part, name_of(2 * INNER))
+    problem = expect_gap(part, segment_file(2 * INNER, "log"))
     assert f"begins at offset {INNER + RECORDS}" in problem.expected
 
 

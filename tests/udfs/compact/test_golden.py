@@ -15,12 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.folders import Archived, Outcome, compact, plan_of
-from tests.golden import PASSES, Case, case_names, golden
-from tests.reference.cleaner import Settings
+from tests.builders.folders import Outcome, archived_at, compact, golden_plan
+from tests.golden import PASSES, Case, case_names
 from tests.reference.log import SNAPPY, ZSTD, decode_log
-from udfs.compact.plan import Limits, PartitionPlan
-from udfs.segments import SegmentInput, SideFile
+from udfs.compact.plan import Limits
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,6 @@ class Files:
         index = b"".join(struct.pack(">ii", o + shift, p) for o, p in struct.iter_unpack(">ii", self.index))
         times = b"".join(struct.pack(">qi", t, o + shift) for t, o in struct.iter_unpack(">qi", self.timeindex))
         return replace(self, base_offset=base_offset, index=index, timeindex=times)
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    return golden(tmp_path_factory)
 
 
 def read_segments(folder: Path) -> list[Files]:
@@ -68,37 +61,6 @@ def join_empty(segments: list[Files]) -> list[Files]:
         out.append(segment if base is None else segment.at_base(base))
         base = None
     return out
-
-
-def archived_at(root: Path, partition: str) -> Archived:
-    """A folder as the archive's listing would tell it."""
-    out = Archived(root)
-    for path in sorted((root / partition).iterdir()):
-        relative, stat = f"{partition}/{path.name}", path.stat()
-        if path.suffix == ".log":
-            out.segments.append(
-                SegmentInput("archive", relative, int(path.stem), stat.st_size, stat.st_mtime_ns // 1_000_000)
-            )
-        elif path.suffix == ".snapshot":
-            out.snapshots.append(SideFile("archive", relative, int(path.stem)))
-        elif path.suffix == ".txnindex":
-            out.txn_indexes.append(SideFile("archive", relative, int(path.stem)))
-    return out
-
-
-def golden_plan(case: Case, partition: str, number: int, archived: Archived, store: Path) -> PartitionPlan:
-    """Pass 1 from the checkpoint that the broker had; later ones from the log start. Null keys go, as in the broker."""
-    settings = Settings(
-        delete_retention_ms=case.settings["delete.retention.ms"],
-        min_compaction_lag_ms=case.settings["min.compaction.lag.ms"],
-        segment_bytes=case.settings["segment.bytes"],
-        segment_index_bytes=case.settings["segment.index.bytes"],
-        index_interval_bytes=case.settings["index.interval.bytes"],
-    )
-    return plan_of(
-        archived, store, settings, now_ms=case.now_ms(number, partition), log_start_offset=0,
-        checkpoint=case.first_dirty_offset(number, partition), force=number > 1,
-    )  # fmt: skip
 
 
 def our_segments(ours: Outcome) -> list[Files]:

@@ -19,12 +19,12 @@ from jobs.lookup.plans import archive_plans
 from jobs.verify.plan import plan_archived
 from logformat.batches.segment import open_segment
 from logformat.side_files import transaction_index
+from tests.builders.drawn import Drawn, logs
 from tests.builders.folders import Archived, Outcome, compact, lay_out, plan_of
 from tests.builders.logs import write_partition
 from tests.builders.sources import read
 from tests.reference.cleaner import replay
 from tests.reference.producer_state import State
-from tests.udfs.compact.test_cleaner_twin import Drawn, logs
 from udfs.compact.one_task import compact_partition
 from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from udfs.lookup.queries import Queries, lookup
@@ -186,7 +186,7 @@ def test_an_entry_may_begin_before_what_a_cleaning_left(tmp_path: Path, capsys: 
     assert cli.main(["reindex", str(root), "--check", "--no-progress"]) == 3
 
 
-def files_of(outcome: Outcome) -> dict[str, bytes]:
+def logs_of(outcome: Outcome) -> dict[str, bytes]:
     return {name: data for name, data in outcome.files().items() if name.endswith(".log")}
 
 
@@ -222,7 +222,7 @@ def test_the_markers_alone_decide_in_every_pass(tmp_path_factory: pytest.TempPat
             return
         assert not [note for note in ours.result.notes if "txnindex" in note]
         without = compact(replace(plan, txn_indexes=(), store_uri=str(tmp / f"none{number}")))
-        assert files_of(without) == files_of(ours)
+        assert logs_of(without) == logs_of(ours)
         for file in plan.txn_indexes:
             path = Path(plan.archive_uri) / file.path
             data = bytearray(path.read_bytes())
@@ -231,6 +231,6 @@ def test_the_markers_alone_decide_in_every_pass(tmp_path_factory: pytest.TempPat
                 data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
             path.write_bytes(bytes(data))
             damaged = compact(replace(plan, store_uri=str(tmp / f"bad{number}-{file.offset}")))
-            assert files_of(damaged) == files_of(ours)
+            assert logs_of(damaged) == logs_of(ours)
             path.write_bytes(right)
         archived = ours.as_archive(tmp / f"pass{number}", snapshots=True)

@@ -14,6 +14,7 @@ import pytest
 
 from jobs.archive import listing as archive
 from logformat.errors import LogFormatError
+from logformat.names import segment_file
 from logformat.primitives.codec import compress
 from tests.builders.damage import (
     RECORDS,
@@ -24,7 +25,6 @@ from tests.builders.damage import (
     build,
     edit,
     flip,
-    name_of,
     replace_body,
     resign,
 )
@@ -67,7 +67,7 @@ def set_aside(part: Partition, **options: str) -> tuple[list[int], list[tuple[st
 
 def expect(part: Partition, kind: str, position: int, lost: list[int], base: int = INNER) -> None:
     """The one problem, wherever it is met, and nothing else lost."""
-    fails(part, kind, name_of(base), position)
+    fails(part, kind, segment_file(base, "log"), position)
     kept = [offset for offset in ALL if offset not in lost]
     for options in ({}, HOSTILE):
         assert set_aside(part, **options) == (kept, [(kind, position)]), options
@@ -92,7 +92,7 @@ def test_flipped_bit(tmp_path, codec, at):
 def test_a_last_offset_that_no_log_can_hold(part, past, isolation):
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position, struct.pack(">q", 2**63 - 1 - RECORDS + past))
-    fails(part, "offsets", name_of(INNER), position, isolationLevel=isolation)
+    fails(part, "offsets", segment_file(INNER, "log"), position, isolationLevel=isolation)
     kept = [offset for offset in ALL if offset not in SECOND]
     for options in ({}, HOSTILE):
         found = set_aside(part, isolationLevel=isolation, **options)
@@ -136,7 +136,7 @@ def test_length_past_the_end(part, base):
     """Also in the last segment: the index knows batches behind, so it is no torn tail."""
     position = part.positions(base)[1]
     edit(part.log(base), position + 8, struct.pack(">i", 1 << 20))
-    fails(part, "torn_tail", name_of(base), position)
+    fails(part, "torn_tail", segment_file(base, "log"), position)
     lost = range(base + RECORDS, base + 2 * RECORDS)
     assert set_aside(part) == ([offset for offset in ALL if offset not in lost], [("torn_tail", position)])
 
@@ -144,7 +144,7 @@ def test_length_past_the_end(part, base):
 def test_damage_without_an_index(part):
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 8, struct.pack(">i", -1))
-    (part.folder / name_of(INNER, "index")).unlink()
+    (part.folder / segment_file(INNER, "index")).unlink()
     found, problems = set_aside(part)
     assert problems == [("length", position)]
     assert found == [offset for offset in ALL if not INNER + RECORDS <= offset < 2 * INNER]
@@ -195,7 +195,7 @@ def test_record_that_cannot_be(part, data, kind):
 
 def test_batches_out_of_order(part):
     part.write(INNER, [batch_at(INNER), batch_at(INNER + 8), batch_at(INNER + 4)])
-    fails(part, "offsets", name_of(INNER), part.positions(INNER)[2])
+    fails(part, "offsets", segment_file(INNER, "log"), part.positions(INNER)[2])
     found, problems = set_aside(part)
     assert problems == [("offsets", part.positions(INNER)[2])]
     assert found == [offset for offset in ALL if offset not in SECOND]
@@ -203,8 +203,8 @@ def test_batches_out_of_order(part):
 
 def test_name_above_the_content(part):
     for kind in ("log", "index", "timeindex"):
-        (part.folder / name_of(INNER, kind)).rename(part.folder / name_of(INNER + 2, kind))
-    fails(part, "name", name_of(INNER + 2), 0)
+        (part.folder / segment_file(INNER, kind)).rename(part.folder / segment_file(INNER + 2, kind))
+    fails(part, "name", segment_file(INNER + 2, "log"), 0)
     found, problems = set_aside(part)
     assert ("name", 0) in problems
     assert found == [offset for offset in ALL if offset not in (INNER, INNER + 1)]
@@ -212,7 +212,7 @@ def test_name_above_the_content(part):
 
 def test_overlapping_segments(part):
     part.write(INNER, [batch_at(INNER + i * RECORDS) for i in range(4)])
-    fails(part, "overlap", name_of(INNER), part.positions(INNER)[3])
+    fails(part, "overlap", segment_file(INNER, "log"), part.positions(INNER)[3])
     found, problems = set_aside(part)
     assert problems == [("overlap", part.positions(INNER)[3])]
     assert found == ALL
@@ -372,7 +372,7 @@ def test_batches_and_indexes_are_set_aside_too(part):
     assert [row["base_offset"] for row in rows] == [
         offset if offset != INNER + RECORDS else None for offset in ALL[::RECORDS]
     ]
-    index = part.folder / name_of(INNER, "index")
+    index = part.folder / segment_file(INNER, "index")
     index.write_bytes(index.read_bytes()[:-1])
     with pytest.raises(LogFormatError, match="index: expected entries of 8 bytes"):
         read("kafka_log_index", part.root)

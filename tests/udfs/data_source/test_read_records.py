@@ -17,7 +17,7 @@ from logformat.batches.segment import open_segment
 from logformat.errors import LogFormatError
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.sources import read, tasks_of
-from tests.golden import Case, case_names, golden
+from tests.golden import case_names
 from udfs.data_source import records as read_records
 
 HOSTILE = {"maxRecordsPerBatch": "3", "splitBytes": "2000"}
@@ -25,11 +25,6 @@ ALL = (
     "key,value,topic,partition,offset,timestamp,timestampType,headers,timestamp_ms,producer_id,producer_epoch,sequence,"
     "transactional,control,base_offset,position,leader_epoch,codec,magic,delete_horizon_ms"
 )
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory) -> dict[str, Case]:
-    return golden(tmp_path_factory)
 
 
 def plain(table: pa.Table) -> pa.Table:

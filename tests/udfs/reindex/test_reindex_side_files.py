@@ -13,7 +13,7 @@ from logformat.errors import LogFormatError
 from logformat.layout import BATCH
 from logformat.side_files import producer_snapshot, transaction_index
 from logformat.side_files.producer_state import summarize
-from tests.logformat.side_files.test_producer_state import logs
+from tests.builders.producers import logs
 from tests.reference import producer_state as twin
 from udfs.problem import Problem
 from udfs.reindex.segment import SegmentOutcome, _only_aborts

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.folders import compact, plan_of
+from tests.builders.folders import archived_at, compact, golden_plan, plan_of
 from tests.builders.logs import START_MS, write_partition
-from tests.golden import PASSES, case_names, golden
+from tests.builders.profiles import profile
+from tests.golden import PASSES, case_names
 from tests.reference.cleaner import Settings
 from tests.reference.log import decode_log
 from tests.reference.record_figures import profile as slow_profile
-from tests.udfs.compact.test_golden import archived_at, golden_plan
 from udfs.compact.plan import Limits, PartitionPlan
 from udfs.report.measure_partition import ProfilePlan, profile_partition
 from udfs.report.partition_profile import (
@@ -23,7 +23,6 @@ from udfs.report.partition_profile import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,
-    PartitionProfile,
     TimeBuckets,
     Times,
     join_times,
@@ -32,21 +31,6 @@ from udfs.report.partition_profile import (
 
 CASES = case_names()
 OF_MAGIC_2 = [name for name in CASES if not name.startswith(("v0", "v1"))]  # what the slow reader of logs can read
-DROPPED = ("superseded", "aborted", "expired_tombstones")
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    return golden(tmp_path_factory)
-
-
-def profile(plan: PartitionPlan, *, compacted: bool = True) -> PartitionProfile:
-    out = profile_partition(ProfilePlan(plan, compacted))
-    assert out.problem is None, str(out.problem)
-    assert out.total("live_bytes") + out.total("dead_bytes") == out.total("size_bytes") == out.size_bytes
-    assert out.total("live_records") + out.total("dead_records") == out.total("records")
-    assert sum(out.total(name) for name in DROPPED) <= out.total("dead_records")
-    return out
 
 
 @pytest.mark.parametrize("name", CASES)

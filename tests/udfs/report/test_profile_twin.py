@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.builders.drawn import Drawn, logs
 from tests.builders.folders import compact, lay_out, load, plan_of
+from tests.builders.profiles import profile
 from tests.reference.cleaner import clean
 from tests.reference.record_figures import LAST_TIME
 from tests.reference.record_figures import profile as slow_profile
-from tests.udfs.compact.test_cleaner_twin import Drawn, logs
-from tests.udfs.report.test_measure_partition import profile
 from udfs.compact.plan import Limits, PartitionPlan
 
 FIGURES = ("records", "null_keys", "control_records", "out_of_order", "largest_lag_ms", "without_time")

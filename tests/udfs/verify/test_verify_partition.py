@@ -13,8 +13,9 @@ from jobs.command.config import Config
 from jobs.compact.plan import inputs_from_archive
 from jobs.verify.plan import plan_archived
 from logformat.batches.chunks import ChunkBuffer
-from tests.builders.damage import START_MS, edit, name_of
-from tests.golden import Case, case_names, golden
+from logformat.names import segment_file
+from tests.builders.damage import START_MS, edit
+from tests.golden import Case, case_names
 from tests.reference.log import Batch, data_batch, marker_batch
 from udfs.compact.one_task import compact_partition
 from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
@@ -23,12 +24,6 @@ from udfs.storage import open_root
 from udfs.verify.generation import GenerationPlan, check_generation
 from udfs.verify.parent import Differences, Rules, Side, compare, scan_headers
 from udfs.verify.partition import CheckedSegment, CheckPlan, check_partition
-
-
-@pytest.fixture(scope="session")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    return golden(tmp_path_factory)
-
 
 # -- what real brokers wrote
 
@@ -60,7 +55,7 @@ def compacted(root: Path, store: Path, now_ms: int, settings: CleanSettings) -> 
 
 def generation(plan: PartitionPlan, result: PartitionResult, **changes: object) -> GenerationPlan:
     def ours(base: int, kind: str) -> SideFile:
-        return SideFile("store", f"{plan.folder}/{name_of(base, kind)}", base)
+        return SideFile("store", f"{plan.folder}/{segment_file(base, kind)}", base)
 
     segments = tuple(
         CheckedSegment(
@@ -174,8 +169,8 @@ PARENT = {0: [(START_MS, b"a", b"1"), (START_MS, b"b", b"2"), (START_MS, b"a", b
 def side_of(root: Path, batches: list[Batch], mtime_ms: int = 0) -> Side:
     root.mkdir()
     data = b"".join(b.data for b in batches)
-    (root / name_of(0)).write_bytes(data)
-    segment = SegmentInput("archive", name_of(0), 0, len(data), mtime_ms)
+    (root / segment_file(0, "log")).write_bytes(data)
+    segment = SegmentInput("archive", segment_file(0, "log"), 0, len(data), mtime_ms)
     return Side(str(root), str(root), (segment,), 2**62)
 
 
