@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.trees import files_in
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("logformat", "udfs", "jobs")
 SOURCES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path
     for package in PACKAGES
-    for path in sorted((ROOT / package).rglob("*.py"))
+    for path in files_in(ROOT / package, "**/*.py")
 }
 
 # A room, or a module that lies in none, and what of its package it may import beside itself
@@ -244,7 +246,7 @@ def test_no_product_module_imports_tests():
 
 def test_no_test_module_is_imported():
     """What tests share lies in tests/builders, or beside them in a module that holds no tests."""
-    sources = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
+    sources = [path for path in files_in(ROOT / "tests", "**/*.py") if path != Path(__file__)]
     assert len(sources) > 100
     # read as text: what a test hands to a child process counts too
     named = {path: re.findall(r"tests\.(?:\w+\.)*test_\w+", path.read_text(encoding="utf-8")) for path in sources}

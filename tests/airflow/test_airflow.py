@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests.builders.trees import files_in
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "examples" / "airflow"
 VENV = ROOT / ".airflow" / "venv"
@@ -94,7 +96,7 @@ def _flip(path: Path, position: int) -> None:
 def _files(archive: Path) -> dict[str, str]:
     return {
         str(path.relative_to(archive)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(archive.rglob("*"))
+        for path in files_in(archive, "**/*")
         if path.is_file() and path.name != ".lock"
     }
 
@@ -242,7 +244,7 @@ def test_the_report_is_in_the_tasks_log(runs):
     assert [line["job"] for line in lines if "job" in line] == ["reindex", "reindex", "verify"]
     assert [line["exit_code"] for line in lines if "job" in line] == [3, 0, 0]
     partitions = [f"{line['topic']}-{line['partition']}" for line in lines if "topic" in line]
-    there = sorted(path.parent.name for path in (ROOT / "examples" / "archive").glob("*/partition.metadata"))
+    there = sorted(path.parent.name for path in files_in(ROOT / "examples" / "archive", "*/partition.metadata"))
     assert partitions == there * 3
     differs = [file["path"] for line in lines for file in line.get("files", []) if file["status"] == "differs"]
     assert len(differs) == 4

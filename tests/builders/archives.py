@@ -16,6 +16,7 @@ from jobs.compact import job as compact
 from jobs.compact.report import CompactReport
 from jobs.store.rows import Segment
 from jobs.store.tables import State, open_state
+from tests.builders.trees import files_in
 from tests.golden import Case
 from tests.reference.log import Batch, decode_log
 from udfs.compact.plan import PartitionResult
@@ -33,16 +34,12 @@ def borders(data: bytes) -> list[int]:
     return out
 
 
-def logs(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.log"))
-
-
 def put(source: Path, target: Path, *, segments: int | None = None, batches: int = 0) -> Path:
     """Copy a partition's folder; with `segments`: only the first of them, and `batches` of the one after, which is then
     the active segment. Times are kept. A target that is there grows, as the log of a running broker does.
     """
     target.mkdir(parents=True, exist_ok=True)
-    kept = logs(source) if segments is None else logs(source)[: segments + bool(batches)]
+    kept = files_in(source) if segments is None else files_in(source)[: segments + bool(batches)]
     end = int(kept[-1].stem)
     for path in sorted(source.iterdir()):
         if path.suffix == ".log" and path not in kept:

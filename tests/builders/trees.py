@@ -6,6 +6,13 @@ import hashlib
 from pathlib import Path
 
 
+def files_in(folder: Path, pattern: str = "*.log") -> list[Path]:
+    """Files that match, in order of their names. There must be some: a loop over none would hold nothing to account."""
+    found = sorted(folder.glob(pattern))
+    assert found, f"{folder}: no {pattern}"
+    return found
+
+
 def files_of(root: Path) -> dict[str, bytes]:
     """Every file below: its bytes."""
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}

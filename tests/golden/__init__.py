@@ -24,6 +24,8 @@ HERE = Path(__file__).parent
 ARCHIVE = HERE / "golden.tar.xz"
 SPECS = {name: HERE / f"{name}.spec" for name in ("new", "old", "more")}
 PASSES = (1, 2, 3)
+# Cases that come with what kafka-dump-log prints of their files
+DUMPED = ("none-tomb", "gzip-headers", "txn-zstd", "idem-active", "null-keys", "v0-gzip", "v1-none")
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,10 @@ class Case:
 
     @property
     def partitions(self) -> list[str]:
-        """Names of the partitions, `<topic>-<n>`."""
-        return list(self.meta["partitions"])
+        """Names of the partitions, `<topic>-<n>`; there are some."""
+        names = list(self.meta["partitions"])
+        assert names, self.folder
+        return names
 
     def input(self, partition: str) -> Path:
         return self.folder / "input" / partition

@@ -21,13 +21,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.golden import ARCHIVE, PASSES, spec_lines
+from tests.golden import ARCHIVE, DUMPED, PASSES, spec_lines
 from tests.kafka_lab import Broker, CleanSpec, OldBroker, clean, digest, dump, dump_log_segments, make_logs
 from tests.kafka_lab.waiting import wait_until
 
 RETENTION_MS = 86_400_000
 GAP_MS = RETENTION_MS + 3_600_000  # between passes
-DUMPED = ("none-tomb", "gzip-headers", "txn-zstd", "idem-active", "null-keys", "v0-gzip", "v1-none")
 INDEXED = re.compile(r"\d{20}\.(log|index|timeindex|txnindex)")
 SETTINGS = {"delete.retention.ms": RETENTION_MS, "index.interval.bytes": 4096, "segment.index.bytes": 10_485_760,
             "max.message.bytes": 1_048_588, "producer.id.expiration.ms": 86_400_000,

@@ -6,7 +6,8 @@ import hashlib
 
 import pytest
 
-from tests.golden import PASSES, case_names, golden
+from tests.builders.trees import files_in
+from tests.golden import DUMPED, PASSES, case_names, golden
 
 KINDS = ("input", *(f"expected{number}" for number in PASSES))
 
@@ -35,12 +36,13 @@ def test_clocks_rise_and_logs_are_as_old_as_their_making(cases, name):
     for partition in case.partitions:
         clocks = [case.now_ms(number, partition) for number in PASSES]
         assert clocks[0] < clocks[1] < clocks[2]
-        for log in case.input(partition).glob("*.log"):
+        for log in files_in(case.input(partition)):
             assert clocks[0] / 1000 - 3600 < log.stat().st_mtime < clocks[0] / 1000 + 60
 
 
 def test_some_files_come_with_the_text_of_kafka_dump_log(cases):
     texts = {file: text for case in cases.values() for file, text in case.dumps().items()}
+    assert {name for name, case in cases.items() if case.dumps()} == set(DUMPED)
     assert {file.suffix for file in texts} == {".log", ".index", ".timeindex", ".txnindex", ".snapshot"}
     for file, text in texts.items():
         assert file.is_file()

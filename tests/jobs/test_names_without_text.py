@@ -85,7 +85,7 @@ def test_inspect(archive, tmp_path, below):
     )
     written = inspect_log.run(InspectOptions((str(archive),), output=str(tmp_path / "out")), Silent(), shown.append)
     assert "Ignoring" in "".join(written.said)
-    assert all(path.startswith("users-0/") for path in files_of(tmp_path / "out"))
+    assert {path.partition("/")[0] for path in files_of(tmp_path / "out")} == {"users-0"}
 
 
 def test_an_output_that_holds_such_a_name(archive, tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ def test_topics_partitions_and_segments(archive):
     }  # fmt: skip
     assert archive.topics.loc["other", "policy"] == "delete"
     assert list(archive["t-0"].segments["base_offset"]) == [0, 3]
-    assert all(Path(path).is_file() for path in archive["t-0"].paths)
+    assert {Path(path).is_file() for path in archive["t-0"].paths} == {True}
     assert "t-0" in repr(archive["t-0"]) and "3 partitions" in repr(archive)
 
 
@@ -97,8 +97,9 @@ def test_an_empty_archive_shows_itself(tmp_path):
 
 def test_the_notebook_is_stored_without_outputs_and_machine():
     text = NOTEBOOK.read_text()
-    cells = json.loads(text)["cells"]
-    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells if cell["cell_type"] == "code")
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) > 5
+    assert [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None] == []
     assert not re.search(r"/(root|home|tmp)/", text)
 
 
@@ -120,7 +121,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     cells = [cell for cell in json.loads(out.read_text())["cells"] if cell["cell_type"] == "code"]
     outputs = [json.dumps(cell["outputs"]) for cell in cells]
-    assert not any('"output_type": "error"' in text for text in outputs)
+    assert [text for text in outputs if '"output_type": "error"' in text] == []
     whole = "\n".join(outputs)
     for said in ("orders", "Live and dead bytes by segment", "905 keys in 12,818 records", "would clean", "% less"):
         assert said in whole, said

@@ -23,6 +23,7 @@ from logformat.errors import LogFormatError
 from logformat.locations import file_system
 from tests.builders.logs import write_partition
 from tests.builders.sources import read, tasks_of
+from tests.builders.trees import files_in
 from tests.kafka_lab.broker import free_ports
 from tests.kafka_lab.waiting import wait_until
 
@@ -118,7 +119,7 @@ def test_indexes_are_rebuilt_into_the_bucket(tmp_path):
     infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
     written = {info.path[len(path) + 1 :]: info for info in infos if info.type == pafs.FileType.File}
     local = tmp_path / "rebuilt"
-    assert set(written) == {p.relative_to(local).as_posix() for p in local.rglob("*") if p.is_file()}
+    assert set(written) == {p.relative_to(local).as_posix() for p in files_in(local, "**/*") if p.is_file()}
     for name, info in written.items():
         with filesystem.open_input_file(info.path) as file:
             assert file.read() == (local / name).read_bytes(), name
@@ -207,7 +208,7 @@ def test_a_bucket_is_compacted_into_a_store_on_a_disk(tmp_path):
         env = {**os.environ, "LASTKEY_VENV": sys.prefix}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        logs = sorted((store / "segments").rglob("*.log"))
+        logs = files_in(store / "segments", "**/*.log")
         stores.append({f"{p.parent.parent.name}/{p.name}": p.read_bytes() for p in logs})
     assert len(stores[0]) > 4
     assert stores[0] == stores[1]

@@ -11,7 +11,7 @@ from jobs.command.progress import Silent
 from jobs.errors import MissingPathError
 from jobs.store.rows import histories
 from tests.builders.stores import StoreMaker, run_id, without_spark
-from tests.builders.trees import files_of
+from tests.builders.trees import files_in, files_of
 
 A, B = b"a" * 1000, b"b" * 2000
 WEEK = 168.0
@@ -130,7 +130,7 @@ def test_no_grace_and_a_glob(three_generations):
     maker = three_generations
     maker.generation("u", 0, 1, {0: A})
     maker.generation("u", 0, 2, {0: A})
-    maker.age(0.001, *(f for t in ("t-0", "u-0") for f in (maker.store / "segments" / t).glob("*-*")))
+    maker.age(0.001, *(f for t in ("t-0", "u-0") for f in files_in(maker.store / "segments" / t, "*-*")))
     report = _vacuum(maker, grace_hours=0, topics="u*")
     assert list(report.deleted) == [("u", 0)]
     assert not maker.run_folder("u", 0, 1).exists()

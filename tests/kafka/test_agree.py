@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.trees import tree
+from tests.builders.trees import files_in, tree
 from tests.golden import golden
 from tests.kafka_lab import (
     Broker,
@@ -150,9 +150,7 @@ def three_passes(logs: list[Log], work: Path) -> list[Path]:
 
 def check_with_kafkas_tool(output: Path) -> None:
     """kafka-dump-log finds nothing in the indexes of the segments that we wrote."""
-    files = [
-        str(p) for p in sorted(output.glob("*/*index")) if p.suffix in (".index", ".timeindex") and p.stat().st_size
-    ]
+    files = [str(p) for p in files_in(output, "*/*index") if p.suffix in (".index", ".timeindex") and p.stat().st_size]
     for option in ("--index-sanity-check", "--verify-index-only"):
         said = dump_log_segments(option, "--files", ",".join(files))
         assert [line for line in said.splitlines() if BAD_INDEX.search(line)] == []

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.builders.sources import read
+from tests.builders.trees import files_in
 from tests.golden import Case, case_names
 from tests.kafka_lab import Broker, make_logs, served_by_broker
 from tests.kafka_lab.jvm import lab
@@ -80,7 +81,7 @@ def test_lost_side_files_do_not_change_what_is_committed(cases, tmp_path):
         for name, folder in parts.items():
             bare = tmp_path / "bare" / name
             bare.mkdir(parents=True)
-            for log in folder.glob("*.log"):
+            for log in files_in(folder):
                 (bare / log.name).symlink_to(log)
             lab().call(
                 "consume_fields", bootstrap=broker.bootstrap, partition=name, isolation="read_committed",
@@ -97,6 +98,7 @@ def test_a_running_brokers_folder_is_read_up_to_its_high_watermark(tmp_path):
         lab().call("consume_fields", **given, output=tmp_path / "lines")
         theirs = (tmp_path / "lines").read_text("latin-1").splitlines()
         running = ours(broker.data / "live-0", "read_uncommitted")
+        assert len(theirs) == 500
         assert running == theirs[: len(running)]
         wait_until(lambda: ours(broker.data / "live-0", "read_uncommitted") == theirs, "the checkpoint", seconds=30)
     assert ours(broker.data / "live-0", "read_uncommitted") == theirs

@@ -13,6 +13,7 @@ import pytest
 from jobs.lookup.plans import archive_plans
 from logformat.batches.segment import open_segment
 from logformat.search.partition_log import END, FOUND, OUT_OF_RANGE, open_partition
+from tests.builders.trees import files_in
 from tests.golden import golden
 from tests.kafka_lab import list_offsets, locate, seek, served_by_broker
 from udfs.lookup.queries import Queries, lookup
@@ -24,17 +25,17 @@ _SPECIAL = (-1, -2, -3)
 
 def queries(folder, rng, log_start=0, most=400):
     """(offsets, times): edges of batches and segments, record timestamps and their neighbours, and random ones."""
-    headers = np.concatenate([open_segment(log).headers() for log in sorted(folder.glob("*.log"))])
+    headers = np.concatenate([open_segment(log).headers() for log in files_in(folder)])
     times = np.concatenate(
         [
             np.asarray(open_segment(log).to_arrow(["timestamp_ms"]).column(0)).astype(np.int64)
-            for log in sorted(folder.glob("*.log"))
+            for log in files_in(folder)
         ]
     )
     last = headers["last_offset"]
     end = int(last[-1]) + 1
     near = [int(o) + d for o in rng.sample(last.tolist(), min(len(last), 40)) for d in (-1, 0, 1)]
-    near += [int(log.stem) + d for log in folder.glob("*.log") for d in (-1, 0, 1)]
+    near += [int(log.stem) + d for log in files_in(folder) for d in (-1, 0, 1)]
     near += [log_start + d for d in (-1, 0, 1)] + [end + d for d in (-1, 0, 1, 1000)]
     offsets = [o for o in near if o >= 0] + [rng.randrange(end + 2) for _ in range(most - len(near))]
     known = times[times >= 0].tolist() or [0]
@@ -78,11 +79,11 @@ def test_as_kafkas_own_log_answers(kind, tmp_path, tmp_path_factory):
             shutil.copytree(source, folder)
             log_start = 0
             if kind == "log-start-raised":
-                bases = sorted(int(log.stem) for log in folder.glob("*.log"))
+                bases = sorted(int(log.stem) for log in files_in(folder))
                 log_start = rng.randrange(bases[0], bases[min(1, len(bases) - 1)] + 1)
                 for base in bases[:-1]:  # a broker deletes what lies below the log start as a whole
                     if bases[bases.index(base) + 1] <= log_start:
-                        for path in folder.glob(f"{base:020}.*"):
+                        for path in files_in(folder, f"{base:020}.*"):
                             path.unlink()
                 topic, _, number = partition.rpartition("-")
                 (folder.parent / "log-start-offset-checkpoint").write_text(f"0\n1\n{topic} {number} {log_start}\n")
@@ -104,7 +105,7 @@ def first_readable(folder, offset):
         place = log.lookup_offset(offset)
     if place is None:
         return -1
-    for path in sorted(folder.glob("*.log")):
+    for path in files_in(folder):
         if int(path.stem) < place.segment_base_offset:
             continue
         position = place.position if int(path.stem) == place.segment_base_offset else 0

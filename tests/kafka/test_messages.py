@@ -23,6 +23,7 @@ from logformat.messages.coordinator_records import (
 from logformat.messages.reader import reader
 from logformat.messages.remote_log_records import REMOTE_RECORDS
 from logformat.messages.table import messages, versions_of
+from tests.builders.trees import files_in
 from tests.kafka_lab import Broker, dump_log_segments, make_logs
 from tests.kafka_lab.jars import kafka_jars
 from tests.kafka_lab.jvm import lab
@@ -198,7 +199,7 @@ def test_every_line_of_a_brokers_own_topics(broker):
     kinds = set()
     for folder in folders:
         name = TOPICS[folder.name.rpartition("-")[0]]
-        for log in folder.glob("*.log"):
+        for log in files_in(folder):
             theirs = dump_log_segments(DECODERS[name][1], "--files", log)
             ours = []
             dump([str(log)], DumpOptions(LogOptions(True, partial(decode_records, name))), ours.append)

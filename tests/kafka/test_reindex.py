@@ -19,6 +19,7 @@ from jobs.reindex.job import run
 from logformat.batches.segment import open_segment
 from logformat.side_files import checkpoints, producer_snapshot
 from tests.builders.logs import write_partition
+from tests.builders.trees import files_in
 from tests.golden import case_names, golden
 from tests.kafka_lab import (
     RecoverSpec,
@@ -59,7 +60,7 @@ def copy_logs(logs, target):
     """An archive of the `.log` files alone."""
     for log in logs:
         (target / log.name).mkdir(parents=True)
-        for path in log.source.glob("*.log"):
+        for path in files_in(log.source):
             shutil.copy2(path, target / log.name)
     starts = [(*log.name.rsplit("-", 1), log.log_start) for log in logs if log.log_start]
     if starts:
@@ -127,7 +128,7 @@ def without_its_own_epoch(folder, kafkas, ours):
 def test_equal_to_kafkas_recovery(cleaned, raised, tmp_path, tmp_path_factory):
     logs = bare(tmp_path_factory, cleaned=cleaned)
     if raised:  # into the middle of the second segment
-        several = [(log, sorted(int(p.stem) for p in log.source.glob("*.log"))) for log in logs]
+        several = [(log, sorted(int(p.stem) for p in files_in(log.source))) for log in logs]
         logs = [BareLog(log.name, log.source, log.interval, (b[1] + b[2]) // 2) for log, b in several if len(b) > 2]
     assert len(logs) > 10
     copy_logs(logs, tmp_path / "archive")
@@ -165,7 +166,7 @@ def test_a_real_broker_rebuilds_the_same_and_takes_ours(tmp_path, tmp_path_facto
     reindexed(tmp_path / "archive", tmp_path / "ours")
     parts = {log.name: log.source for log in logs}
     with recovered_by_broker(parts, options={"producer.id.expiration.ms": _EXPIRATION_MS}) as data:
-        clock_ms = max(int(path.stat().st_mtime * 1000) for path in data.rglob("*.snapshot"))
+        clock_ms = max(int(path.stat().st_mtime * 1000) for path in files_in(data, "**/*.snapshot"))
         found = [
             d
             for name in parts

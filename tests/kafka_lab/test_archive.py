@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.trees import files_in
 from tests.kafka_lab import check_served, index_check, start_restored
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -20,7 +21,7 @@ def test_topics_are_configured_as_they_were_made():
     assert [topic for topic, settings in topics.items() if settings["cleanup.policy"] == "delete"] == ["clicks"]
     for name, path in PARTITIONS.items():
         if not name.startswith("__"):
-            sizes = [log.stat().st_size for log in path.glob("*.log")]
+            sizes = [log.stat().st_size for log in files_in(path)]
             assert len(sizes) >= 4
             assert max(sizes) <= topics[name.rpartition("-")[0]]["segment.bytes"]
 

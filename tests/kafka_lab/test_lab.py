@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.trees import files_in
 from tests.kafka_lab import (
     Broker,
     LabError,
@@ -119,7 +120,7 @@ def test_index_check_accepts_what_the_broker_wrote(written):
 )
 def test_index_check_finds_damage(written, tmp_path, kind, damage, complaint):
     copy = copy_of(written[0] / "orders-0", tmp_path)
-    damage(min(f for f in copy.glob(f"*.{kind}") if f.stat().st_size))
+    damage(min(f for f in files_in(copy, f"*.{kind}") if f.stat().st_size))
     assert any(complaint in failure for failure in index_check([copy])[copy].failures)
 
 

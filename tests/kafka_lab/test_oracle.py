@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import pytest
 
-from tests.golden import PASSES, case_names
+from tests.golden import DUMPED, PASSES, case_names
 from tests.kafka_lab import CleanSpec, clean, digest, dump_log_segments, index_check, load_under_broker
 
 pytestmark = pytest.mark.kafka
@@ -59,7 +59,9 @@ def test_digests_and_indexes_of_golden_partitions(cases, name):
 
 
 def test_kafka_dump_log_prints_the_golden_texts(cases):
-    for case in cases.values():
+    for name in DUMPED:
+        case = cases[name]
+        assert case.dumps()
         for file, text in case.dumps().items():
             printed = dump_log_segments("--deep-iteration", "--print-data-log", "--files", file)
             assert printed.replace(f"{case.folder}/", "") == text.read_text()

@@ -15,6 +15,7 @@ import pytest
 
 from logformat import cache_folder
 from logformat.cache_folder import weakness
+from tests.builders.trees import files_in
 
 ROOT = Path(cache_folder.__file__).resolve().parents[1]
 US = frozenset((0, os.getuid()))
@@ -131,7 +132,7 @@ def test_no_code_of_others_is_run_out_of_a_folder_that_they_made_first(closed):
     cache, told = closed / "cache", closed / "told"
     assert _hits(_run(closed, NUMBA_CACHE_DIR=str(cache)))[0] == 0
     assert {stat.S_IMODE(path.stat().st_mode) for path in [cache, *cache.rglob("*")] if path.is_dir()} == {0o700}
-    for index in cache.rglob("*.nbi"):
+    for index in files_in(cache, "**/*.nbi"):
         index.write_bytes(pickle.dumps(_Bomb(told)))
     cache.chmod(0o777)
     done = _run(closed, NUMBA_CACHE_DIR=str(cache))
@@ -192,7 +193,7 @@ def test_a_read_only_installation_gives_the_kernels_that_it_holds(closed):
     done = _run(closed, root, preexec=_without_roots_power)
     assert _hits(done)[0] == 1
     assert done.stderr == ""
-    for index in (root / ".numba").rglob("*.nb*"):
+    for index in files_in(root / ".numba", "**/*.nb*"):
         index.parent.chmod(0o755)
         index.unlink()
         index.parent.chmod(0o555)

@@ -11,8 +11,8 @@ import pytest
 from jobs.command import cli
 from jobs.compact.report import CompactReport
 from jobs.errors import PolicyError, UsageError
-from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, logs, offset_checkpoint, only_input, put
-from tests.builders.trees import tree
+from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, offset_checkpoint, only_input, put
+from tests.builders.trees import files_in, tree
 from tests.reference.log import data_batch, decode_log
 
 pytestmark = [pytest.mark.spark]
@@ -64,7 +64,7 @@ def first(spark, cases, now_ms, tmp_path_factory):
     _null_keys(lab.archive / "disk2" / "drop-0", 7)
     (lab.archive / "disk2" / "lost+found").mkdir()
     at = cases["two-parts"].partitions[0]
-    middle = int(logs(cases["two-parts"].input(at))[2].stem)
+    middle = int(files_in(cases["two-parts"].input(at))[2].stem)
     offset_checkpoint(
         lab.archive / "disk2" / "cleaner-offset-checkpoint", {"waits-0": middle, "small-0": 0, "old-0": middle}
     )
@@ -133,7 +133,9 @@ def test_what_was_cleaned_equals_the_brokers_own_cleaning(first, cases, now_ms):
             key = (partition.rpartition("-")[0], number)
             lab.check_whole(manifests[key])
             got = lab.batches([s for s in manifests[key] if s.cleaned])
-            want = [b for log in logs(cases[name].expected(1, partition))[:-1] for b in decode_log(log.read_bytes())]
+            want = [
+                b for log in files_in(cases[name].expected(1, partition))[:-1] for b in decode_log(log.read_bytes())
+            ]
             late = now_ms - cases[name].now_ms(1, partition)  # one clock for all here, a clock each there
             assert [(b.base_offset, b.last_offset, b.records) for b in got] == [
                 (b.base_offset, b.last_offset, b.records) for b in want
@@ -238,7 +240,7 @@ def test_the_archive_is_needed_until_nothing_of_it_is_used(cases, now_ms, lab):
     put(only_input(cases["two-parts"]), lab.archive / "other-0")
     report = lab.run(now_ms, sealed=True, topics="t")
     assert report.exit_code == 0
-    assert all(s.root == "store" for s in report.results[0].segments)
+    assert {s.root for s in report.results[0].segments} == {"store"}
     assert (report.archive_needed, report.not_compacted) == ("it holds other topics", ["other"])  # it is nowhere else
     assert "the archive is still needed: it holds other topics" in report.to_text()
     kept = lab.run(now_ms, sealed=True, settings={"defaults": COMPACT, "topics": {"o*": {"cleanup.policy": "delete"}}})

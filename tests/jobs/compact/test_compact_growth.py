@@ -24,12 +24,11 @@ from tests.builders.archives import (
     by_topic,
     contents,
     cut,
-    logs,
     offset_checkpoint,
     only_input,
     put,
 )
-from tests.builders.trees import tree
+from tests.builders.trees import files_in, tree
 from tests.reference.log import decode_log
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -124,7 +123,7 @@ def grown(spark, cases, now_ms, tmp_path_factory):
     put(idem, directories["start"] / "h-covered-0", segments=4, batches=3)
     put(idem, directories["start2"] / "h-covered2-0", segments=4, batches=3)
     put(idem, directories["marked"] / "h-marked-0")
-    bases = [int(log.stem) for log in logs(idem)]
+    bases = [int(log.stem) for log in files_in(idem)]
     mark = bases[4] + 130  # inside a batch of the fifth segment
     offset_checkpoint(directories["marked"] / "replication-offset-checkpoint", {"h-marked-0": mark})
     put(idem, directories["held"] / "h-held-0")
@@ -132,12 +131,12 @@ def grown(spark, cases, now_ms, tmp_path_factory):
     put(idem, directories["heldmute"] / "h-mute-0")
     put(idem, directories["late"] / "h-late-0", segments=4, batches=3)
     put(idem, top / "h-torn-0", segments=4, batches=3)
-    cut(logs(top / "h-torn-0")[-1], 3)
-    data = logs(idem)[4].read_bytes()
-    torn = logs(top / "h-torn-0")[-1]
+    cut(files_in(top / "h-torn-0")[-1], 3)
+    data = files_in(idem)[4].read_bytes()
+    torn = files_in(top / "h-torn-0")[-1]
     torn.write_bytes(data[: borders(data)[2] + 40])
     put(idem, top / "s-torn-0", segments=2, batches=2)
-    torn = logs(top / "s-torn-0")[-1]
+    torn = files_in(top / "s-torn-0")[-1]
     torn.write_bytes(torn.read_bytes() + b"\x00" * 25)
 
     before = tree(lab.archive)
@@ -158,13 +157,13 @@ def grown(spark, cases, now_ms, tmp_path_factory):
         folder = put(source(topic), top / f"{topic}-0")
         if topic.endswith("gone"):
             kept = GROWN[topic][1]
-            for log in logs(folder)[:kept]:
-                for path in folder.glob(f"{log.stem}.*"):
+            for log in files_in(folder)[:kept]:
+                for path in files_in(folder, f"{log.stem}.*"):
                     path.unlink()
         put(source(topic), top / f"w{topic}-0")  # the same log whole, seen for the first time
         if topic.endswith("gone"):
-            assert int(logs(folder)[0].stem) > 0
-    still = logs(top / "g-still-0")[0]  # would be found damaged if anybody looked
+            assert int(files_in(folder)[0].stem) > 0
+    still = files_in(top / "g-still-0")[0]  # would be found damaged if anybody looked
     times = still.stat()
     still.write_bytes(b"\xff" * times.st_size)
     os.utime(still, ns=(times.st_mtime_ns, times.st_mtime_ns))
@@ -174,21 +173,21 @@ def grown(spark, cases, now_ms, tmp_path_factory):
             put(idem, top / f"{topic}-0")
     put(idem, directories["cluster"] / "d-cluster-0")
     for number in (4, 5):  # of the generation there are segments 0 to 3, and of number 4 three batches
-        _remove(logs(top / "d-gap-0")[number if number == 4 else 4])
-    _remove(logs(top / "d-lost-0")[4])
-    cut(logs(top / "d-back-0")[4], 2)
-    for log in logs(top / "d-back-0")[5:]:
+        _remove(files_in(top / "d-gap-0")[number if number == 4 else 4])
+    _remove(files_in(top / "d-lost-0")[4])
+    cut(files_in(top / "d-back-0")[4], 2)
+    for log in files_in(top / "d-back-0")[5:]:
         _remove(log)
-    for log in logs(top / "d-short-0")[3:]:
+    for log in files_in(top / "d-short-0")[3:]:
         _remove(log)
     (top / "d-anew-0" / "partition.metadata").write_text("version: 0\ntopic_id: BBBBBBBBBBBBBBBBBBBBBA")
     (directories["cluster"] / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=CCCCCCCCCCCCCCCCCCCCCA\n")
-    fourth = logs(top / "d-other-0")[4]
+    fourth = files_in(top / "d-other-0")[4]
     at = borders(fourth.read_bytes())
     _replace_last_batch(fourth, (at[1], at[2]))
     for name, topic in (("start", "h-covered"), ("start2", "h-covered2")):
         folder = put(idem, directories[name] / f"{topic}-0")
-        for log in logs(folder)[:6]:  # retention took them, the active segment of the first run among them
+        for log in files_in(folder)[:6]:  # retention took them, the active segment of the first run among them
             _remove(log)
         offset_checkpoint(directories[name] / "log-start-offset-checkpoint", {f"{topic}-0": bases[6] + 10})
     offset_checkpoint(directories["start2"] / "log-start-offset-checkpoint", {"h-covered2-0": bases[6] - 10})
@@ -196,7 +195,7 @@ def grown(spark, cases, now_ms, tmp_path_factory):
         offset_checkpoint(directories[name] / "replication-offset-checkpoint", {f"h-{name}-0": bases[-1] + 1})
     put(idem, directories["late"] / "h-late-0")  # a high watermark below what was taken when nothing was known of it
     offset_checkpoint(directories["late"] / "replication-offset-checkpoint", {"h-late-0": bases[2]})
-    shutil.copy2(logs(idem)[4], logs(top / "h-torn-0")[-1])
+    shutil.copy2(files_in(idem)[4], files_in(top / "h-torn-0")[-1])
     put(idem, top / "h-torn-0")
     put(idem, top / "wh-idem-0")
     put(small, top / "new-0")
@@ -219,7 +218,7 @@ def grown(spark, cases, now_ms, tmp_path_factory):
 
 
 def _remove(log):
-    for path in log.parent.glob(f"{log.stem}.*"):
+    for path in files_in(log.parent, f"{log.stem}.*"):
         path.unlink()
 
 
@@ -274,8 +273,8 @@ def test_a_generation_that_ends_inside_a_segment(grown):
     for topic in ("s-none", "s-gone"):
         border = sealed.checkpoints[topic, 0].next_offset
         assert border == sealed.checkpoints[topic, 0].first_dirty_offset
-        assert all(s.root == "store" for s in sealed.manifests[topic, 0])
-        named = {int(log.stem) for log in logs(lab.archive / "disk" / f"{topic}-0")}
+        assert {s.root for s in sealed.manifests[topic, 0]} == {"store"}
+        named = {int(log.stem) for log in files_in(lab.archive / "disk" / f"{topic}-0")}
         assert border not in named
         assert second.found[topic].first_dirty_before == border
     # a transaction was open at the end: its segment was not cleaned, and is the archive's still
@@ -287,7 +286,7 @@ def test_what_vanished_from_the_archive_stays_in_ours(grown):
     lab, _, _, _, second, _ = grown
     manifest = second.manifests["g-gone", 0]
     assert manifest[0].base_offset == 0
-    assert lab.batches(manifest)[0].base_offset < int(logs(lab.archive / "disk" / "g-gone-0")[0].stem)
+    assert lab.batches(manifest)[0].base_offset < int(files_in(lab.archive / "disk" / "g-gone-0")[0].stem)
 
 
 def test_nothing_new_is_not_read(grown):
@@ -327,7 +326,7 @@ def test_a_gap_that_the_log_start_covers_is_none(grown):
 def test_only_what_the_high_watermark_covers(grown, cases):
     lab, first, _, _, second, _ = grown
     idem = only_input(cases["idem-active"])
-    fifth = logs(idem)[4]
+    fifth = files_in(idem)[4]
     mark = int(fifth.stem) + 130
     below = [b for b in decode_log(fifth.read_bytes()) if b.last_offset < mark]
     for topic in ("h-marked", "h-held"):
@@ -426,7 +425,7 @@ def test_force_cleans_again_by_the_clock(spark, cases, now_ms, tmp_path):
     _, last = lab.state().current()
     for name in names:
         partition = cases[name].partitions[0]
-        want = [b for log in logs(cases[name].expected(2, partition))[:-1] for b in decode_log(log.read_bytes())]
+        want = [b for log in files_in(cases[name].expected(2, partition))[:-1] for b in decode_log(log.read_bytes())]
         got = lab.batches([s for s in last[name, 0] if s.cleaned])
         assert contents(got) == contents(want)
         assert [(b.base_offset, b.last_offset) for b in got] == [(b.base_offset, b.last_offset) for b in want]

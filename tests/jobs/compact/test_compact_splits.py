@@ -12,6 +12,7 @@ import pytest
 
 from jobs.compact import job as compact
 from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, only_input, put
+from tests.builders.trees import files_in
 from tests.reference.log import data_batch
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -38,7 +39,7 @@ def rows(manifests):
 
 
 def folders(lab):
-    return sorted(str(path.relative_to(lab.store / "segments")) for path in (lab.store / "segments").glob("*/*"))
+    return sorted(str(path.relative_to(lab.store / "segments")) for path in files_in(lab.store / "segments", "*/*"))
 
 
 def test_the_same_bytes(spark, cases, now_ms, tmp_path):
@@ -82,14 +83,15 @@ def test_the_same_bytes(spark, cases, now_ms, tmp_path):
     (at_once, manifest), (in_splits, manifest_of_splits) = one.state().current(), many.state().current()
     assert rows(manifest) == rows(manifest_of_splits)
     ours, theirs = files(one, at_once), files(many, in_splits)
-    assert [name for name in ours if ours[name] != theirs.get(name)] == []
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
 def test_what_sets_a_partition_aside_does_so_in_splits_too(spark, cases, now_ms, tmp_path):
     lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.bytes": 1}})
     put(only_input(cases["few-keys"]), lab.archive / "good-0")
     bad = put(only_input(cases["few-keys"]), lab.archive / "flipped-0")
-    log = sorted(bad.glob("*.log"))[3]
+    log = files_in(bad)[3]
     data = bytearray(log.read_bytes())
     data[200] ^= 1
     log.write_bytes(data)

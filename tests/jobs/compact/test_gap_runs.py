@@ -12,7 +12,8 @@ from deltalake import DeltaTable, write_deltalake
 from jobs.command.options import RestoreOptions
 from jobs.command.progress import Silent
 from jobs.restore import job as restore
-from tests.builders.archives import Lab, contents, logs, offset_checkpoint, only_input, put
+from tests.builders.archives import Lab, contents, offset_checkpoint, only_input, put
+from tests.builders.trees import files_in
 from tests.golden import golden
 from tests.reference.log import decode_log
 
@@ -36,15 +37,15 @@ def now_ms(case):
 
 def hide(lab, number):
     """Take a segment with its indexes out of the archive; gives what brings it back."""
-    log, away = logs(lab.archive / "t-0")[number], lab.root / "away"
+    log, away = files_in(lab.archive / "t-0")[number], lab.root / "away"
     away.mkdir()
-    for path in log.parent.glob(f"{log.stem}.*"):
+    for path in files_in(log.parent, f"{log.stem}.*"):
         shutil.move(path, away / path.name)
     return lambda: [shutil.move(path, log.parent / path.name) for path in sorted(away.iterdir())]
 
 
 def archived(lab):
-    return [b for log in logs(lab.archive / "t-0") for b in decode_log(log.read_bytes())]
+    return [b for log in files_in(lab.archive / "t-0") for b in decode_log(log.read_bytes())]
 
 
 def last_records(batches):
@@ -56,7 +57,7 @@ def test_a_missing_segment_from_run_to_run(lab, case, now_ms):
     put(only_input(case), lab.archive / "t-0")
     whole = archived(lab)
     bring_back = hide(lab, 1)
-    missing = logs(lab.archive / "t-0")[1].name
+    missing = files_in(lab.archive / "t-0")[1].name
 
     aside = lab.run(now_ms, sealed=True)
     assert aside.exit_code == 3 and aside.archive_needed
@@ -96,8 +97,8 @@ def test_a_gap_behind_the_generation_is_passed_over(lab, case, now_ms):
     assert first.exit_code == 0
     before = lab.batches(lab.state().manifest("t", 0))
     put(only_input(case), lab.archive / "t-0")
-    for log in logs(lab.archive / "t-0")[:2]:
-        for path in log.parent.glob(f"{log.stem}.*"):
+    for log in files_in(lab.archive / "t-0")[:2]:
+        for path in files_in(log.parent, f"{log.stem}.*"):
             path.unlink()
     assert lab.run(now_ms, sealed=True).exit_code == 3
     after = lab.run(now_ms, sealed=True, gaps="accept")
@@ -158,4 +159,4 @@ def test_a_store_of_the_last_release(lab, case, now_ms):
     assert json.loads(lab.state().checkpoints()["t", 0].gaps)
     output = lab.root / "restored"
     restore.run(RestoreOptions(str(lab.store), str(output)), Silent())
-    assert logs(output / "t-0")
+    assert files_in(output / "t-0")

@@ -14,6 +14,7 @@ from jobs.errors import DataLossError, UsageError
 from logformat.errors import LogFormatError
 from logformat.schemas import RECORDS
 from tests.builders.logs import TextWriter, parse, write_partition
+from tests.builders.trees import files_in
 
 SCHEMA = pa.schema([pa.field(name, RECORDS.field(name).type) for name in ("topic", "partition", "offset", "value")])
 
@@ -40,7 +41,7 @@ class Growing:
                 self.texts.append(writer, batch)
             sizes = writer.size
         self.folder.mkdir(parents=True, exist_ok=True)
-        logs = sorted(self.folder.glob("*.log"))
+        logs = files_in(self.folder)
         target = self.folder / f"{self.next_offset:020d}.log" if roll or not logs else logs[-1]
         data = Path(writer.path).read_bytes()
         assert len(data) == sizes
@@ -53,7 +54,7 @@ class Growing:
         self.next_offset = writer.next_offset
 
     def complete(self) -> None:
-        with sorted(self.folder.glob("*.log"))[-1].open("ab") as file:
+        with files_in(self.folder)[-1].open("ab") as file:
             file.write(self.missing)
 
 
@@ -182,7 +183,7 @@ def test_what_is_lost_is_told(tmp_path):
         DataLossError, match="u-0: expected offset 3, where the stream goes on, found no such partition"
     ):
         stream.latestOffset({"t": {"0": 4}, "u": {"0": 3}}, ReadAllAvailable())
-    for path in (archive / "t-0").glob("00000000000000000000.*"):
+    for path in files_in(archive / "t-0", "00000000000000000000.*"):
         path.unlink()
     with pytest.raises(DataLossError, match="expected offset 1"):
         stream.latestOffset({"t": {"0": 1}}, ReadAllAvailable())

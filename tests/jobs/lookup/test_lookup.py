@@ -21,6 +21,7 @@ from jobs.lookup.query_table import answered
 from logformat.batches.segment import open_segment
 from logformat.search.partition_log import open_partition
 from tests.builders.logs import write_partition
+from tests.builders.trees import files_in
 from tests.golden import golden
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -39,9 +40,7 @@ def answers(out):
 
 
 def records(folder):
-    return pa.concat_tables(
-        open_segment(log).to_arrow(["offset", "timestamp_ms"]) for log in sorted(folder.glob("*.log"))
-    )
+    return pa.concat_tables(open_segment(log).to_arrow(["offset", "timestamp_ms"]) for log in files_in(folder))
 
 
 def test_offsets_and_times_of_the_example(capsys):
@@ -122,7 +121,7 @@ def test_sizing_of_the_example(capsys):
     code, out, _ = run(capsys, ARCHIVE, "--sizing", "--json")
     report = json.loads(out)
     assert code == 0
-    assert report["total"]["log_bytes"] == sum(log.stat().st_size for log in ARCHIVE.rglob("*.log"))
+    assert report["total"]["log_bytes"] == sum(log.stat().st_size for log in files_in(ARCHIVE, "**/*.log"))
     assert report["total"]["interval_bytes"] == report["total"]["now_bytes"]
     assert report["estimates"]["offset_512_mib_segment"] == 1 << 20
     assert {t["topic"] for t in report["topics"]} >= {"users", "orders"}
@@ -150,7 +149,7 @@ def test_a_generation(store, capsys, tmp_path):
     folder = next((store / "segments" / "users-1").iterdir())
     restored = tmp_path / "users-1"  # the whole generation in one folder, as restore makes it
     shutil.copytree(folder, restored)
-    for log in (ARCHIVE / "users-1").glob("*.log"):
+    for log in files_in(ARCHIVE / "users-1"):
         if (restored / log.with_suffix(".index").name).exists() and not (restored / log.name).exists():
             shutil.copy2(log, restored / log.name)
     with open_partition(restored) as log:

@@ -18,6 +18,7 @@ from jobs.store.tables import TIME_INDEX, open_state
 from logformat.batches.segment import open_segment
 from tests.builders.archives import put
 from tests.builders.logs import write_partition
+from tests.builders.trees import files_in
 from tests.golden import golden
 from udfs.lookup.minutes import MINUTE_MS
 
@@ -40,7 +41,7 @@ def expected(root, start, end):
         topic, _, partition = folder.name.rpartition("-")
         rows = [
             row
-            for log in sorted(folder.glob("*.log"))
+            for log in files_in(folder)
             for row in open_segment(log).to_arrow(["offset", "timestamp_ms", "control"]).to_pylist()
             if not row["control"] and start <= row["timestamp_ms"] < end
         ]
@@ -56,7 +57,7 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
     state = open_state(spark, str(tmp_path / "store"))
     times = [
         t
-        for log in archive.rglob("*.log")
+        for log in files_in(archive, "**/*.log")
         for t in open_segment(log).to_arrow(["timestamp_ms"]).column(0).to_pylist()
         if t >= 0
     ]
@@ -79,7 +80,7 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
         return refresh(spark, state, archive_plans(str(archive), None, []), Silent())
 
     done = bring()
-    size = sum(log.stat().st_size for log in archive.rglob("*.log"))
+    size = sum(log.stat().st_size for log in files_in(archive, "**/*.log"))
     assert done == {"segments_read": 4, "bytes_read": size, "segments_kept": 0, "segments_removed": 0}
     check()
     version = state.load(TIME_INDEX).count()
@@ -87,12 +88,12 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
     assert state.load(TIME_INDEX).count() == version
 
     put(golden(tmp_path_factory)["none-append"].input("none-append-0"), archive / "none-append-0", segments=3)  # grows
-    new = sorted((archive / "none-append-0").glob("*.log"))[2]
+    new = files_in(archive / "none-append-0")[2]
     done = bring()
     assert (done["segments_read"], done["bytes_read"], done["segments_kept"]) == (1, new.stat().st_size, 4)
     check()
 
-    log = sorted((archive / "ts-disorder-0").glob("*.log"))[1]
+    log = files_in(archive / "ts-disorder-0")[1]
     log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])  # another file under an old name, and new ones beside
     write_partition(archive / "other-7", "a=1~60000 b=2~120000")
     shutil.rmtree(archive / "none-append-0")

@@ -13,6 +13,7 @@ from logformat.batches.headers import read_headers
 from logformat.errors import LogFormatError
 from logformat.layout import BATCH
 from tests.builders.logs import write_segment
+from tests.builders.trees import files_in
 from tests.golden import case_names, golden
 from tests.reference.log import Batch, Record, encode_batch
 
@@ -63,7 +64,7 @@ def test_golden_logs(name, tmp_path_factory):
     case = golden(tmp_path_factory)[name]
     for partition in case.partitions:
         for folder in (case.input(partition), case.expected(1, partition)):
-            for log in sorted(folder.glob("*.log")):
+            for log in files_in(folder):
                 assert_same(log)
 
 

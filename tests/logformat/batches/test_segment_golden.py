@@ -11,7 +11,8 @@ import pytest
 from logformat.batches.segment import open_segment
 from logformat.layout import CODEC_NAMES
 from logformat.writing.segment_writer import SegmentWriter
-from tests.golden import case_names
+from tests.builders.trees import files_in
+from tests.golden import DUMPED, case_names
 from tests.reference import legacy, log
 
 COLUMNS = ["offset", "timestamp_ms", "key", "value", "headers", "base_offset", "codec", "magic"]
@@ -60,7 +61,7 @@ def slow_records(data):
 @pytest.mark.parametrize("name", case_names())
 def test_as_the_slow_reader(cases, name):
     for partition in cases[name].partitions:
-        for path in sorted(cases[name].input(partition).glob("*.log")):
+        for path in files_in(cases[name].input(partition)):
             expected = slow_records(path.read_bytes())
             rows = open_segment(path, chunk_bytes=20_000).to_arrow(COLUMNS).to_pylist()
             if expected is not None:
@@ -77,11 +78,11 @@ def text(data):
     return None if data is None else data.decode()
 
 
-@pytest.mark.parametrize("name", case_names())
+@pytest.mark.parametrize("name", DUMPED)
 def test_as_kafka_dump_log(cases, name):
-    for path, dump in cases[name].dumps().items():
-        if path.suffix != ".log":
-            continue
+    logs = {path: dump for path, dump in cases[name].dumps().items() if path.suffix == ".log"}
+    assert logs
+    for path, dump in logs.items():
         batches, records = [], []
         for line in dump.read_text().splitlines()[2:]:
             pattern, found = (RECORD_LINE, records) if line.startswith("|") else (BATCH_LINE, batches)

@@ -21,7 +21,7 @@ from logformat.dump.log import LogOptions, Wanted, as_strings
 from logformat.primitives.java_text import text_of
 from logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import START_MS, Row, arrow_records, write_partition, write_segment
-from tests.golden import case_names, golden
+from tests.golden import DUMPED, golden
 from tests.reference import java_text
 
 DATA = DumpOptions(LogOptions(deep=True, decode=as_strings))
@@ -34,10 +34,11 @@ def dumped(*paths, options=DATA):
     return b"".join(out).decode(), findings
 
 
-@pytest.mark.parametrize("name", case_names())
+@pytest.mark.parametrize("name", DUMPED)
 def test_as_the_tool_prints_it(name, tmp_path_factory, monkeypatch):
     case = golden(tmp_path_factory)[name]
     monkeypatch.chdir(case.folder)
+    assert case.dumps()
     for path, expected in case.dumps().items():
         text, findings = dumped(path.relative_to(case.folder))
         assert text == expected.read_text()

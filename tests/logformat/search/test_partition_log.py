@@ -32,6 +32,7 @@ from logformat.search.partition_log import (
 )
 from logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import START_MS, write_partition
+from tests.builders.trees import files_in
 from tests.golden import case_names, golden
 from tests.reference.log import data_batch
 from tests.reference.lookup import Batch, Log, Segment
@@ -185,7 +186,7 @@ DAMAGE = {
 
 def damage(folder: Path, rng: random.Random, *, kinds: list[str]) -> None:
     """Damage each index of a partition in one of these ways, or give it that of another segment."""
-    files = sorted(folder.glob("*.index")), sorted(folder.glob("*.timeindex"))
+    files = files_in(folder, "*.index"), files_in(folder, "*.timeindex")
     for paths, entry in zip(files, (8, 12), strict=True):
         data = [path.read_bytes() for path in paths]
         for i, path in enumerate(paths):
@@ -357,7 +358,7 @@ def test_the_end_of_a_log(tmp_path):
     write_partition(folder, "a=1 | b=2 || c=3 | d=4", index_interval_bytes=0)
     intact = open_partition(folder)
     twin = twin_of(intact.segments, 0)
-    data = {path: path.read_bytes() for path in sorted(folder.glob("*.log"))}
+    data = {path: path.read_bytes() for path in files_in(folder)}
     for path, whole in data.items():
         for tail, note in (
             (whole[:40], "no whole batch"),

@@ -20,6 +20,7 @@ from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, START_MS, Partition,
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.folders import lay_out, plan_of
 from tests.builders.splits import compact_in_splits
+from tests.builders.trees import files_in
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import data_batch
 from udfs.compact.clean_batches import OUT_BATCH, Piece
@@ -53,7 +54,7 @@ def copied(part: Partition) -> Partition:
 
 
 def log_of(part: Partition, number: int = 1) -> Path:
-    return sorted(part.folder.glob("*.log"))[number]
+    return files_in(part.folder)[number]
 
 
 def set_aside(result: PartitionResult, part: Partition) -> Problem:
@@ -69,7 +70,8 @@ def changed(part: Partition, tmp_path: Path, *given: Fault) -> Problem:
     plan = part.plan()
     with faults(tmp_path, *given):
         problem = set_aside(compact_partition(plan), part)
-    assert all(happened(tmp_path))
+    did = happened(tmp_path)
+    assert len(did) == len(given) > 0 and all(did)
     assert problem.kind == "changed"
     return problem
 

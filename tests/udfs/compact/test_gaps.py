@@ -17,6 +17,7 @@ from logformat.side_files import transaction_index
 from tests.builders.archives import borders
 from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, SEGMENTS, Partition, batch_at, build
 from tests.builders.logs import write_partition
+from tests.builders.trees import files_in
 from tests.golden import PASSES, Case, case_names
 from udfs.compact.analyse import Analysis, analyse
 from udfs.compact.plan import CleanSettings, Gap, Limits, NotDue, PartitionPlan, PartitionResult
@@ -232,8 +233,8 @@ TXN_OVER_A_HOLE = {
 def test_a_transaction_whose_end_is_missing(tmp_path: Path, text: str) -> None:
     """Its producer's next marker is of another transaction: nobody can say what became of it."""
     write_partition(tmp_path / "t-0", text)
-    hidden = sorted((tmp_path / "t-0").glob("*.log"))[1]
-    for path in (tmp_path / "t-0").glob(f"{hidden.stem}.*"):
+    hidden = files_in(tmp_path / "t-0")[1]
+    for path in files_in(tmp_path / "t-0", f"{hidden.stem}.*"):
         path.unlink()
     plan = replace(plan_of(tmp_path / "t-0"), sealed=True)
     assert state(plan) == "gap"
@@ -246,10 +247,10 @@ def test_a_marker_that_only_the_index_misses(tmp_path: Path) -> None:
     """Below the checkpoint, where a hole says nothing: the entry of the next one begins above committed data."""
     folder = tmp_path / "t-0"
     write_partition(folder, TXN_OVER_A_HOLE["committed before it"])
-    hidden = sorted(folder.glob("*.log"))[1]
-    for path in folder.glob(f"{hidden.stem}.*"):
+    hidden = files_in(folder)[1]
+    for path in files_in(folder, f"{hidden.stem}.*"):
         path.unlink()
-    third = sorted(folder.glob("*.log"))[1]
+    third = files_in(folder)[1]
     entry = np.array([(0, 7, 2, 4, 5)], transaction_index.ENTRY)
     third.with_suffix(".txnindex").write_bytes(transaction_index.write(entry))
     plan = replace(plan_of(folder, checkpoint=3, cleaner_checkpoint=3), sealed=True)

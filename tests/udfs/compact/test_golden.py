@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.folders import Outcome, archived_at, compact, golden_plan
+from tests.builders.trees import files_in
 from tests.golden import PASSES, Case, case_names
 from tests.reference.log import SNAPPY, ZSTD, decode_log
 from udfs.compact.plan import Limits
@@ -42,7 +43,7 @@ class Files:
 
 def read_segments(folder: Path) -> list[Files]:
     out = []
-    for log in sorted(folder.glob("*.log")):
+    for log in files_in(folder):
         side = [log.with_suffix(f".{kind}") for kind in ("index", "timeindex", "txnindex")]
         index, times, txns = (f.read_bytes() if f.exists() else b"" for f in side)
         mtime_ms = log.stat().st_mtime_ns // 1_000_000

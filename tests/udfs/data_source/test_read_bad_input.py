@@ -30,6 +30,7 @@ from tests.builders.damage import (
 )
 from tests.builders.logs import write_partition
 from tests.builders.sources import read
+from tests.builders.trees import files_in
 from tests.reference.log import GZIP, LZ4, NONE, SNAPPY, ZSTD
 
 INNER = SEGMENT_OFFSETS
@@ -262,7 +263,7 @@ def test_data_without_a_marker_is_withheld_where_headers_are_damaged(tmp_path):
         tmp_path / "archive" / "t-0", "x=1 | {pid=1 txn} a=2 | y=3 || {pid=2 txn} b=4 | {pid=2 commit}"
     )
     edit(files.logs[0], 23, b"\x00\x00\x00\x09")
-    for snapshot in (tmp_path / "archive" / "t-0").glob("*.snapshot"):
+    for snapshot in files_in(tmp_path / "archive" / "t-0", "*.snapshot"):
         snapshot.unlink()
     given = {"isolationLevel": "read_committed", "badRecords": "set_aside"}
     rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()

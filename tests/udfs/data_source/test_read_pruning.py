@@ -11,6 +11,7 @@ from pyarrow import fs as pafs
 
 from logformat.writing.segment_writer import SegmentWriter
 from tests.builders.sources import read, tasks_of
+from tests.builders.trees import files_in
 from udfs.data_source import rows as read_rows
 from udfs.storage import Root
 
@@ -133,7 +134,7 @@ def full_scan(counting: CountingFiles, day: Path) -> int:
     rows = read("kafka_log", day).num_rows
     assert rows == RECORDS
     total, counting.bytes = counting.logs, {}
-    assert total >= sum(path.stat().st_size for path in day.glob("*.log"))
+    assert total >= sum(path.stat().st_size for path in files_in(day))
     return total
 
 
@@ -190,7 +191,7 @@ def test_a_limit_by_time_skips_what_lies_before_and_misses_nothing(day, counting
 
 
 def test_batches_read_headers_alone(day):
-    size = sum(path.stat().st_size for path in day.glob("*.log"))
+    size = sum(path.stat().st_size for path in files_in(day))
     before = read_bytes()
     assert read("kafka_log_batches", day, columns="base_offset").num_rows == RECORDS // 100
     assert read_bytes() - before < size / 20

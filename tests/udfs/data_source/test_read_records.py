@@ -17,6 +17,7 @@ from logformat.batches.segment import open_segment
 from logformat.errors import LogFormatError
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.sources import read, tasks_of
+from tests.builders.trees import files_in
 from tests.golden import case_names
 from udfs.data_source import records as read_records
 
@@ -35,7 +36,7 @@ def plain(table: pa.Table) -> pa.Table:
 
 def whole(folder: Path) -> pa.Table:
     """All records of a partition's folder, control records too."""
-    logs = sorted(folder.glob("*.log"))
+    logs = files_in(folder)
     return plain(pa.concat_tables([open_segment(path).to_arrow(ALL.split(",")) for path in logs]))
 
 
@@ -144,7 +145,7 @@ def test_read_committed(tmp_path, lost, options):
     """Aborted data is left out, and all from the first open transaction on, whatever files there are beside the log."""
     write_partition(tmp_path / "t-0", TRANSACTIONS)
     for kind in lost:
-        for path in (tmp_path / "t-0").glob(f"*.{kind}"):
+        for path in files_in(tmp_path / "t-0", f"*.{kind}"):
             path.unlink()
     committed = read("kafka_log", tmp_path, isolationLevel="read_committed", **options)
     assert [v.decode() for v in committed["value"].to_pylist()] == ["3", "0", "5", "7"]
@@ -207,7 +208,9 @@ def test_split_at_batches_and_packed(tmp_path):
     split = tasks_of("kafka_log", tmp_path, splitBytes="50000", topics="large")
     assert len(split) == 12
     pieces = [piece for task in split for piece in task]
-    assert sum(p.end - p.start for p in pieces) == sum(path.stat().st_size for path in tmp_path.glob("large*/*.log"))
+    assert sum(p.end - p.start for p in pieces) == sum(
+        path.stat().st_size for path in files_in(tmp_path, "large*/*.log")
+    )
     assert read("kafka_log", tmp_path, splitBytes="50000", topics="large").equals(
         read("kafka_log", tmp_path, topics="large")
     )
@@ -256,7 +259,7 @@ def test_a_torn_tail_ends_the_log_and_is_damage_before_its_end(tmp_path):
 def test_batches_and_indexes(cases):
     case = cases["txn-zstd"]
     folder = case.input(case.partitions[0])
-    logs = sorted(folder.glob("*.log"))
+    logs = files_in(folder)
     expected = pa.concat_tables([pa.Table.from_batches(open_segment(path).batches()) for path in logs])
     found = read("kafka_log_batches", folder, **HOSTILE)
     assert found.drop_columns(["path"]).num_rows == expected.num_rows
@@ -266,7 +269,7 @@ def test_batches_and_indexes(cases):
     assert set(entries["kind"].to_pylist()) == {"offset", "time", "transaction", "producer", "leader_epoch"}
     from logformat.side_files import offset_index
 
-    first = sorted(folder.glob("*.index"))[0]
+    first = files_in(folder, "*.index")[0]
     raw = offset_index.read(first.read_bytes(), int(first.stem), str(first))
     of_first = entries.filter(pc.equal(entries["path"], str(first)))
     assert of_first["position"].to_pylist() == raw["position"].tolist()

@@ -183,7 +183,7 @@ def test_branches_symbols_and_decimals_that_cannot_be():
     good, values = b"\2\2\2\2", [b"\1\2\2\2", b"\3\2\2", b"\x7f\2\2", b"\4\2\2\2", b"\2\2\1\2", b"\2\2\4"]
     column, reasons = read_avro(pa.array([good, *values]), union)
     assert column.to_pylist() == [{"a": 1, "b": {"member0": None, "member1": "B"}}, *[None] * 6]
-    assert all("the union has 2 branches" in reason for reason in reasons.to_pylist()[1:])
+    assert ["the union has 2 branches" in (reason or "") for reason in reasons.to_pylist()] == [False, *[True] * 6]
     column, reasons = read_avro(pa.array([b"\1", b"\2", b"\6"]), LETTERS)
     assert column.to_pylist() == [None, "B", None]
     assert ["no symbol" in (reason or "") for reason in reasons.to_pylist()] == [True, False, True]

@@ -8,6 +8,7 @@ import pytest
 from jobs.lookup.plans import archive_plans
 from logformat.batches.segment import open_segment
 from tests.builders.logs import write_partition
+from tests.builders.trees import files_in
 from tests.golden import golden
 from udfs.lookup.index_sizes import IndexSizesPlan, index_sizes, offset_index_bytes, time_index_bytes_per_day
 
@@ -29,7 +30,7 @@ def test_counts_against_the_headers(name, tmp_path_factory):
     folder = case.input(case.partitions[0])
     [plan] = archive_plans(str(folder.parent), case.partitions[0].rpartition("-")[0], [])
     found = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
-    headers = {log: open_segment(log).headers() for log in folder.glob("*.log")}
+    headers = {log: open_segment(log).headers() for log in files_in(folder)}
     assert found.segments == len(headers)
     assert found.batches == sum(map(len, headers.values()))
     assert found.log_bytes == sum(log.stat().st_size for log in headers)

@@ -8,6 +8,7 @@ import pytest
 
 from logformat.batches.segment import open_segment
 from tests.builders.logs import write_segment
+from tests.builders.trees import files_in
 from tests.golden import case_names, golden
 from tests.reference.time_index import first_offsets
 from udfs.groups import groups
@@ -35,7 +36,7 @@ def test_golden_logs(name, tmp_path_factory):
     case = golden(tmp_path_factory)[name]
     for partition in case.partitions:
         for folder in (case.input(partition), case.expected(2, partition)):
-            for log in sorted(folder.glob("*.log")):
+            for log in files_in(folder):
                 rows = rows_of(log)
                 assert minutes(rows) == expected(log)
                 assert {r["problem"] for r in rows} == {None}

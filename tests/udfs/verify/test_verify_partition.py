@@ -15,6 +15,7 @@ from jobs.verify.plan import plan_archived
 from logformat.batches.chunks import ChunkBuffer
 from logformat.names import segment_file
 from tests.builders.damage import START_MS, edit
+from tests.builders.trees import files_in
 from tests.golden import Case, case_names
 from tests.reference.log import Batch, data_batch, marker_batch
 from udfs.compact.one_task import compact_partition
@@ -133,7 +134,7 @@ def test_a_changed_epoch_is_seen_by_the_checksum(made: tuple[PartitionPlan, Part
 def test_files_that_are_gone(made: tuple[PartitionPlan, PartitionResult], kind: str) -> None:
     plan, result = made
     folder = Path(plan.store_uri) / plan.folder
-    gone = folder / kind if kind == "leader-epoch-checkpoint" else sorted(folder.glob(f"*.{kind}"))[0]
+    gone = folder / kind if kind == "leader-epoch-checkpoint" else files_in(folder, f"*.{kind}")[0]
     gone.unlink()
     checked = check_generation(generation(plan, result))
     assert any(p.path == f"{plan.folder}/{gone.name}" for p in checked.problems)
