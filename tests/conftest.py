@@ -24,6 +24,15 @@ settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes for whole folders, on two cores; no more, for each may hold a session and a broker: 3 GB.
+
+    A file that is named runs in this process. `-n 0`, `-n 2` say otherwise.
+    """
+    named = any(".py" in argument for argument in config.args)
+    return 0 if named or (os.cpu_count() or 1) < 2 else 2
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one session of a test run, made as the jobs make theirs."""

@@ -11,6 +11,7 @@ from decimal import Decimal
 import fastavro
 import pyarrow as pa
 import pytest
+from chispa import assert_df_equality
 from py4j.protocol import Py4JJavaError
 
 from jobs.functions import functions, register, register_avro
@@ -141,20 +142,22 @@ def column(frame):
 def test_sql(spark, topic):
     found = spark.sql(
         "SELECT kafka_string(key) k, kafka_long(value) l, kafka_schema_id(value) id, kafka_partition(key, 12) p,"
-        " kafka_problem(value, 'long') why FROM topic"
-    ).collect()
-    assert [row.k for row in found] == ["key", "schlüssel", None, "�"]
-    assert [row.l for row in found] == [None, 42, None, None]
-    assert [row.id for row in found] == [7, 0, None, 7]
-    keys = [b"key", "schlüssel".encode(), None, b"\xff"]
-    assert [row.p for row in found] == [None if key is None else twin.partition_of(key, 12) for key in keys]
-    assert [row.why is None for row in found] == [False, True, True, False]
+        " kafka_problem(value, 'long') IS NULL fine FROM topic"
+    )
+    first, second, last = (twin.partition_of(key, 12) for key in (b"key", "schlüssel".encode(), b"\xff"))
+    rows = [
+        ("key", None, 7, first, False), ("schlüssel", 42, 0, second, True), (None, None, None, None, True),
+        ("�", None, 7, last, False),
+    ]  # fmt: skip
+    expected = spark.createDataFrame(rows, "k string, l bigint, id int, p int, fine boolean")
+    assert_df_equality(found, expected, ignore_nullable=True)
 
 
 @pytest.mark.slow
 def test_dataframes(topic):
     made = functions()
-    assert column(topic.select(made["kafka_long"]("value"))) == [None, 42, None, None]
+    longs = topic.select(made["kafka_long"]("value").alias("l"))
+    assert_df_equality(longs, topic.sparkSession.createDataFrame([(None,), (42,), (None,), (None,)], "l bigint"))
     assert column(topic.select(made["kafka_payload"]("value")))[3] == b"\0"
     for name, function in made.items():
         arguments = (
@@ -170,7 +173,9 @@ def test_keys_of_other_types(spark, topic):
     asked = "kafka_partition('order-17', 50), kafka_partition(17, 50), kafka_partition(17L, 50), kafka_murmur2('abc')"
     packed = (b"order-17", struct.pack(">i", 17), struct.pack(">q", 17))
     expected = [twin.partition_of(key, 50) for key in packed] + [twin.murmur2(b"abc")]
-    assert list(spark.sql(f"SELECT {asked}").first()) == expected
+    names = [f"v{i}" for i in range(len(expected))]
+    found = spark.sql(f"SELECT {asked}").toDF(*names)
+    assert_df_equality(found, spark.createDataFrame([tuple(expected)], ", ".join(f"{n} int" for n in names)))
 
 
 @pytest.mark.slow

@@ -178,7 +178,13 @@ def test_records_as_the_tool_prints_them_whole_and_damaged(classes, decoder):
     ours = decode_records(decoder, pa.array(keys, pa.binary()), pa.array(values, pa.binary()), offsets)
     for row, said, *found in zip(rows, theirs, *(column.to_pylist() for column in ours), strict=True):
         assert found == said, row
-    assert not any("skipping" in text for pair in theirs[:whole] for text in pair if text) or "remote" in decoder
+    refused = [text for pair in theirs[:whole] for text in pair if text and "skipping" in text]
+    if (
+        decoder == "remote-log-metadata"
+    ):  # of random numbers Kafka's classes refuse most: no segment ends before it begins
+        assert len(refused) < whole - 10
+    else:
+        assert refused == []
 
 
 # -- what a broker writes

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from chispa import assert_df_equality
 
 from jobs.command import cli
 from jobs.command.config import check_now_ms, load_config
@@ -184,11 +185,18 @@ def test_a_table_of_queries(spark, tmp_path, tmp_path_factory):
     table = pa.table(
         dict(zip(("id", "topic", "partition", "offset", "timestamp"), map(list, zip(*rows, strict=True)), strict=True))
     )
-    found = {row["id"]: row for row in answered(spark.createDataFrame(table), plans).toArrow().to_pylist()}
-    assert len(found) == len(rows)
-    for i, position in expected.items():
-        assert found[i]["position"] == (position if position >= 0 else None), found[i]
-    assert [found[len(rows) - n]["status"] for n in (3, 2, 1)] == ["no_partition", "no_partition", "no_query"]
+    found = answered(spark.createDataFrame(table), plans).select("id", "position", "status")
+    assert found.count() == len(rows)
+    positions = [(i, position if position >= 0 else None) for i, position in expected.items()]
+    assert_df_equality(
+        found.where(f"id < {len(positions)}").select("id", "position"),
+        spark.createDataFrame(positions, "id bigint, position bigint"), ignore_row_order=True,
+    )  # fmt: skip
+    statuses = [(len(rows) - 3, "no_partition"), (len(rows) - 2, "no_partition"), (len(rows) - 1, "no_query")]
+    assert_df_equality(
+        found.where(f"id >= {len(positions)}").select("id", "status"),
+        spark.createDataFrame(statuses, "id bigint, status string"), ignore_row_order=True,
+    )  # fmt: skip
 
 
 @pytest.mark.spark
@@ -208,9 +216,13 @@ def test_queries_of_files(spark, tmp_path, capsys, kind):
     code, out, _ = run(capsys, ARCHIVE, "--queries", source, "--output", target, "--json")
     assert (code, json.loads(out)["answers"]) == (0, {"found": 2})
     read = spark.read.option("header", "true").option("inferSchema", "true").format(kind).load(str(target))
-    by_partition = {row["partition"]: row["answer_offset"] for row in read.toArrow().to_pylist()}
+    expected = []
     for partition, ms in ((0, 1_795_227_700_000), (1, 1_795_228_000_000)):
         with open_partition(ARCHIVE / f"users-{partition}") as log:
-            assert by_partition[partition] == log.offsets_for_times([ms])[0]["offset"]
+            expected.append((partition, log.offsets_for_times([ms])[0]["offset"].item()))
+    assert_df_equality(
+        read.selectExpr("int(partition)", "bigint(answer_offset)"),
+        spark.createDataFrame(expected, "partition int, answer_offset bigint"), ignore_row_order=True,
+    )  # fmt: skip
     code, _, err = run(capsys, ARCHIVE, "--queries", source, "--output", target)
     assert (code, "found something" in err) == (2, True)

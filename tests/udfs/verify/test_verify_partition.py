@@ -33,7 +33,9 @@ from udfs.verify.partition import CheckedSegment, CheckPlan, check_partition
 def test_nothing_is_wrong_with_what_a_broker_wrote(cases: dict[str, Case], name: str) -> None:
     for side in ("input", "expected1", "expected3"):
         root = open_root(str(cases[name].folder / side))
-        for archived in list_archive(root, lambda _: True).partitions.values():
+        partitions = list_archive(root, lambda _: True).partitions
+        assert len(partitions) == len(cases[name].partitions)
+        for archived in partitions.values():
             result = check_partition(plan_archived(archived, root, Config(), sealed=False))
             assert not result.problems and not result.not_checked
             assert result.batches and result.records
