@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.report.job import ArchiveReport
+from jobs.report.archive_report import ArchiveReport
 from tests.builders.logs import START_MS
 from udfs.compact.plan import PartitionPlan
 from udfs.report.measure_partition import ProfilePlan, profile_partition
