@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,26 @@ from logformat.side_files.small_files import read_side_file
 
 
 @dataclass(frozen=True)
-class SegmentFiles:
-    """One segment by its listing. Paths are as the file system wants them."""
+class ListedSegment:
+    """One `.log` by its listing, and the paths of what lies beside it; None: there is no such file.
 
-    base_offset: int
-    log: str
-    size: int  # bytes of the log; what is behind them is not looked at
+    Plain values: they cross between processes, and say all that is needed to find the files again.
+    """
+
+    root: str  # URI that `path` is below; of `list_partition` the folder's path on its file system
+    path: str
+    base_offset: int  # by the file's name
+    size: int  # bytes that belong to the log; what is behind them is not looked at
     mtime_ms: int  # stands for the largest timestamp of a segment without timestamps
-    index: str | None = None  # None: there is none
+    index: str | None = None
     time_index: str | None = None
-    filesystem: Any = field(default_factory=pafs.LocalFileSystem, compare=False, repr=False)
+    txn_index: str | None = None
+    side_root: str | None = None  # URI that the indexes are below; None: as root
+
+    @property
+    def beside(self) -> str:
+        """URI that the indexes are below."""
+        return self.side_root or self.root
 
 
 @dataclass(frozen=True)
@@ -39,10 +49,11 @@ class PartitionListing:
     path: str
     topic: str | None  # by the folder's name; None: not that of a partition
     partition: int | None
-    segments: tuple[SegmentFiles, ...]  # by base offset
+    segments: tuple[ListedSegment, ...]  # by base offset
     log_start_offset: int | None  # by the checkpoint beside the folder
     leader_epochs: tuple[tuple[int, int], ...]
     notes: tuple[str, ...]
+    filesystem: Any  # that `path` is on
 
 
 def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> PartitionListing:
@@ -63,14 +74,14 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
     parent, _, name = path.rpartition("/")
     folder = names.parse_partition_folder(name)
     notes = [f"{path}: {note}" for note in resolution.notes]
-    segments = []
-    for base, files in resolution.segments.items():
-        log = files[names.LOG]
-        index, time_index = (
-            f"{path}/{files[kind].name}" if kind in files else None for kind in (names.INDEX, names.TIME_INDEX)
+    segments = [
+        ListedSegment(
+            path, files[names.LOG].name, base, files[names.LOG].size,
+            entries[files[names.LOG].name].mtime_ns // 1_000_000,
+            *(files[kind].name if kind in files else None for kind in (names.INDEX, names.TIME_INDEX, names.TXN_INDEX)),
         )
-        mtime_ms = entries[log.name].mtime_ns // 1_000_000
-        segments.append(SegmentFiles(base, f"{path}/{log.name}", log.size, mtime_ms, index, time_index, found))
+        for base, files in resolution.segments.items()
+    ]  # fmt: skip
     epochs: tuple[tuple[int, int], ...] = ()
     if names.LEADER_EPOCH_CHECKPOINT in resolution.side_files:
         full = f"{path}/{names.LEADER_EPOCH_CHECKPOINT}"
@@ -87,7 +98,7 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
         except LogFormatError as error:
             notes.append(f"{error}; as if it were not there")
     topic, partition = (folder.topic, folder.partition) if folder is not None else (None, None)
-    return PartitionListing(path, topic, partition, tuple(segments), log_start, epochs, tuple(notes))
+    return PartitionListing(path, topic, partition, tuple(segments), log_start, epochs, tuple(notes), found)
 
 
 def _read(filesystem: Any, path: str) -> bytes:

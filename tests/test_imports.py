@@ -87,6 +87,7 @@ OURS = {"logformat": {"logformat"}, "udfs": {"udfs", "logformat"}, "jobs": {"job
 FORMATS_FOR_JOBS = {
     "logformat.names", "logformat.schemas", "logformat.errors", "logformat.locations", "logformat.control_characters",
     "logformat.side_files.checkpoints",
+    "logformat.listing",  # what a listed segment is, and which files of a folder count: it opens no log but a .swap
 }  # fmt: skip
 # What kernels may import beside other kernels: what checksums are made of is inlined into them
 FOR_KERNELS = {"logformat.layout", "logformat.jit", "logformat.primitives.crc32", "logformat.primitives.crc32c"}

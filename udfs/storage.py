@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,18 @@ def open_root(uri: str) -> Root:
     except pa.ArrowInvalid as error:
         raise UnknownRootError(f"{uri}: expected a path, or a URI that pyarrow.fs knows, found {error}") from error
     return Root(uri, filesystem, base.rstrip("/"))
+
+
+@cache
+def cached_root(uri: str) -> Root:
+    """`open_root`, once a process."""
+    return open_root(uri)
+
+
+def cached_place(uri: str) -> tuple[Any, str]:
+    """The same as searches of a log want it: the file system, and the path on it."""
+    root = cached_root(uri)
+    return root.filesystem, root.base
 
 
 def open_file(root: Root, path: str) -> Any:

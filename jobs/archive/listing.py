@@ -17,6 +17,7 @@ from jobs.archive.broker_lock import is_locked
 from jobs.errors import MissingPathError
 from logformat import names
 from logformat.errors import LogFormatError, unreadable
+from logformat.listing import ListedSegment
 from logformat.locations import text_entries
 from logformat.side_files import checkpoints
 from udfs.compact.scan_segment import next_offset_of
@@ -33,27 +34,16 @@ _NO_HIGH_WATERMARK = (
 _MAX_DEPTH = 3  # root / disk / log directory / partition
 
 
-@dataclass(frozen=True)
-class ArchivedSegment:
-    """One `.log` by its name and listing."""
-
-    base_offset: int
-    path: str  # relative to the archive
-    size: int
-    mtime_ms: int
-
-
 @dataclass
 class ArchivedPartition:
     """One partition's folder."""
 
     topic: str
     partition: int
+    root: str  # URI that all paths are below
     path: str
-    segments: list[ArchivedSegment] = field(default_factory=list)  # by base offset
+    segments: list[ListedSegment] = field(default_factory=list)  # by base offset
     snapshots: dict[int, str] = field(default_factory=dict)  # offset -> path
-    txn_indexes: dict[int, str] = field(default_factory=dict)  # base -> path
-    indexes: dict[int, dict[str, str]] = field(default_factory=dict)  # base -> kind -> path, .txnindex too
     orphans: dict[int, str] = field(default_factory=dict)  # base -> path of an index whose .log is not there
     side_files: dict[str, str] = field(default_factory=dict)  # name -> path
     topic_id: str | None = None  # as Kafka writes it, 22 characters
@@ -287,7 +277,7 @@ def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _Log
 def _read_partition(
     root: Root, parsed: names.PartitionFolder, path: str, directory: _LogDirectory
 ) -> ArchivedPartition | None:
-    out = ArchivedPartition(parsed.topic, parsed.partition, path)
+    out = ArchivedPartition(parsed.topic, parsed.partition, root.uri, path)
     try:
         _fill(root, out)
     except OSError as error:
@@ -328,12 +318,17 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
     out.notes.extend(f"{out.path}: {note}" for note in resolution.notes)
     for base, files in resolution.segments.items():
         log = files[names.LOG]
+        beside = (names.INDEX, names.TIME_INDEX, names.TXN_INDEX)
         out.segments.append(
-            ArchivedSegment(base, f"{out.path}/{log.name}", log.size, entries[log.name].mtime_ns // 1_000_000)
+            ListedSegment(
+                root.uri,
+                f"{out.path}/{log.name}",
+                base,
+                log.size,
+                entries[log.name].mtime_ns // 1_000_000,
+                *(f"{out.path}/{files[kind].name}" if kind in files else None for kind in beside),
+            )
         )
-        out.indexes[base] = {kind: f"{out.path}/{file.name}" for kind, file in files.items() if kind != names.LOG}
-        if names.TXN_INDEX in files:
-            out.txn_indexes[base] = f"{out.path}/{files[names.TXN_INDEX].name}"
     out.orphans = {base: f"{out.path}/{file.name}" for base, file in resolution.orphans.items()}
     out.snapshots = {offset: f"{out.path}/{file.name}" for offset, file in resolution.snapshots.items()}
     out.side_files = {name: f"{out.path}/{name}" for name in resolution.side_files}

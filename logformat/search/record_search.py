@@ -72,7 +72,7 @@ class RecordSearch:
         positions, first_rows, which = np.unique(candidates["position"], return_index=True, return_inverse=True)
         sizes = candidates["size"][first_rows]
         for i in np.flatnonzero(sizes > self._loader.max_batch_bytes)[:1]:
-            check_batch_size(int(sizes[i]), self._loader.max_batch_bytes, segment.files.log, int(positions[i]), -1)
+            check_batch_size(int(sizes[i]), self._loader.max_batch_bytes, segment.path, int(positions[i]), -1)
         ends = np.cumsum(sizes)
         done = 0
         while done < len(positions):
@@ -106,7 +106,7 @@ class RecordSearch:
         out: NDArray[np.void],
     ) -> None:
         """Fill RECORD[n]. Errors have positions in the copied bytes, which begin at starts[i] for positions[i]."""
-        path = segment.files.log
+        path = segment.path
         raw = segment.copy(positions, starts)
         batches = _headers(raw, len(positions), path)
         wanted = np.ones(len(batches), np.bool_)

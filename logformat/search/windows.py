@@ -21,7 +21,6 @@ from pyarrow import fs as pafs
 from logformat.batches.chunks import read_exactly
 from logformat.errors import LogFormatError, unreadable
 from logformat.layout import BATCH_OVERHEAD
-from logformat.listing import SegmentFiles
 from logformat.regular_files import open_input, open_local
 from logformat.search.time_kernels import copy_batches
 
@@ -62,13 +61,13 @@ class MappedLog:
 class WindowedLog:
     """Any other file: a window of it is read when it is needed, a larger one while the search goes forward."""
 
-    def __init__(self, files: SegmentFiles) -> None:
-        self._path, self._size = files.log, files.size
+    def __init__(self, filesystem: Any, path: str, size: int) -> None:
+        self._path, self._size = path, size
         try:
-            self._file = open_input(files.filesystem, files.log)
-            _check_size(files.log, files.size, int(self._file.size()))
+            self._file = open_input(filesystem, path)
+            _check_size(path, size, int(self._file.size()))
         except OSError as error:
-            raise unreadable(files.log, error) from error
+            raise unreadable(path, error) from error
         self.whole = _fixed(np.empty(0, np.uint8))
         self._window, self._origin, self._next_bytes = self.whole, 0, WINDOW_BYTES
 
@@ -104,21 +103,23 @@ class WindowedLog:
         return _fixed(out)
 
 
-def open_window(files: SegmentFiles) -> LogWindow:
-    """The log of a segment. Kind "changed" where it is shorter than listed, "unreadable" where it cannot be opened."""
-    mapped = _map(files.log, files.size) if is_local(files) else None
-    return WindowedLog(files) if mapped is None else MappedLog(mapped)
+def open_window(filesystem: Any, path: str, size: int) -> LogWindow:
+    """The log of a segment, `size` bytes of it. Kind "changed" where it is shorter, "unreadable" where it cannot be
+    opened.
+    """
+    mapped = _map(path, size) if _is_local(filesystem) else None
+    return WindowedLog(filesystem, path, size) if mapped is None else MappedLog(mapped)
 
 
-def read_index(files: SegmentFiles, path: str, most: int) -> tuple[Bytes, int]:
+def read_index(filesystem: Any, path: str, most: int) -> tuple[Bytes, int]:
     """Up to `most` bytes of an index file, and its size; mapped if it is local. Kind "unreadable"."""
     try:
-        if is_local(files):
+        if _is_local(filesystem):
             size = Path(path).stat().st_size
             mapped = _map(path, min(size, most))
             if mapped is not None:
                 return mapped, size
-        with open_input(files.filesystem, path) as file:
+        with open_input(filesystem, path) as file:
             size = int(file.size())
             out = np.empty(min(size, most), np.uint8)
             read_exactly(file, path, 0, out)
@@ -127,20 +128,20 @@ def read_index(files: SegmentFiles, path: str, most: int) -> tuple[Bytes, int]:
     return _fixed(out), size
 
 
-def is_local(files: SegmentFiles) -> bool:
-    """Whether the files can be mapped."""
-    return isinstance(files.filesystem, pafs.LocalFileSystem)
-
-
 @contextmanager
-def opened(files: SegmentFiles) -> Iterator[Any]:
-    """The log as a file: an io.FileIO if it is local (of which headers alone can be read), else one of pyarrow's."""
+def opened(filesystem: Any, path: str) -> Iterator[Any]:
+    """A log as a file: an io.FileIO if it is local (of which headers alone can be read), else one of pyarrow's."""
     try:
-        file = open_input(files.filesystem, files.log)
+        file = open_input(filesystem, path)
     except OSError as error:
-        raise unreadable(files.log, error) from error
+        raise unreadable(path, error) from error
     with file:
         yield file
+
+
+def _is_local(filesystem: Any) -> bool:
+    """Whether its files can be mapped."""
+    return isinstance(filesystem, pafs.LocalFileSystem)
 
 
 def _map(path: str, size: int) -> Bytes | None:

@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from logformat.listing import ListedSegment
 from tests.reference.cleaner import AbortedTxn, Log, Segment, Settings, replay
 from tests.reference.log import Batch, decode_log
 from tests.reference.producer_state import State
@@ -38,7 +39,7 @@ def lay_out(root: Path, segments: list[Segment] | tuple[Segment, ...]) -> Archiv
         data = b"".join(b.data for b in s.batches)
         path = f"t-0/{segment_name(s.base_offset, 'log')}"
         (root / path).write_bytes(data)
-        out.segments.append(SegmentInput("archive", path, s.base_offset, len(data), s.mtime_ms))
+        out.segments.append(SegmentInput(ListedSegment(str(root), path, s.base_offset, len(data), s.mtime_ms)))
     return out
 
 
@@ -123,16 +124,16 @@ class Outcome:
         for i, s in enumerate(self.result.segments):
             path = f"t-0/{segment_name(s.base_offset, 'log')}"
             (root / path).write_bytes(self.path(i).read_bytes()[: s.size_bytes])
-            out.segments.append(SegmentInput("archive", path, s.base_offset, s.size_bytes, s.mtime_ms))
+            out.segments.append(SegmentInput(ListedSegment(str(root), path, s.base_offset, s.size_bytes, s.mtime_ms)))
         for name, data in self.files().items():
             offset, _, kind = name.partition(".")
             if kind == "log" or (kind == "snapshot" and not snapshots):
                 continue
             (folder / name).write_bytes(data)
             if kind == "snapshot":
-                out.snapshots.append(SideFile("archive", f"t-0/{name}", int(offset)))
+                out.snapshots.append(SideFile(str(root), f"t-0/{name}", int(offset)))
             if kind == "txnindex":
-                out.txn_indexes.append(SideFile("archive", f"t-0/{name}", int(offset)))
+                out.txn_indexes.append(SideFile(str(root), f"t-0/{name}", int(offset)))
         return out
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyarrow import fs as pafs
 
 from jobs.archive.listing import Archive, list_archive
 from jobs.command import cli
@@ -18,6 +19,7 @@ from jobs.restore.copy_files import copy_log, copy_small
 from jobs.verify.plan import plan_archived
 from logformat.batches.segment import open_segment
 from logformat.errors import LogFormatError
+from logformat.listing import ListedSegment
 from logformat.regular_files import open_local
 from logformat.search.partition_log import open_partition
 from logformat.search.windows import open_window
@@ -25,7 +27,7 @@ from logformat.search.windows import opened as opened_window
 from tests.builders.damage import SEGMENT_OFFSETS, Partition, build, name_of
 from tests.builders.sources import read, tasks_of
 from udfs.reindex.judge_index import read_bounded
-from udfs.reindex.segment import ReindexSegment, ReindexSettings, ReindexTask, reindex_segments
+from udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
 from udfs.reindex.write import Target
 from udfs.storage import open_root, opened, opened_unbuffered, read_file
 from udfs.verify.partition import check_partition
@@ -108,7 +110,6 @@ def test_a_log_that_is_replaced_behind_the_listing(part: Partition, make: Callab
     """Every job has listed it as a file."""
     plan, listed = part.plan(), part.listed()
     tasks = tasks_of("kafka_log", part.root, badRecords="set_aside")
-    segments = open_partition(part.folder).segments
     size = part.log(SEGMENT_OFFSETS).stat().st_size
     put(part.root / LOG, make)
     result = part.compact(plan=plan)
@@ -119,14 +120,15 @@ def test_a_log_that_is_replaced_behind_the_listing(part: Partition, make: Callab
     assert [(p.kind, p.path, found in p.found) for p in checked.problems] == [("unreadable", LOG, True)]
     for check_crc in (True, False):
         target = Target("check", str(part.root))
-        segment = ReindexSegment(LOG, SEGMENT_OFFSETS, size, None)
+        segment = ListedSegment(str(part.root), LOG, SEGMENT_OFFSETS, size, 0)
         settings = ReindexSettings(check_crc=check_crc)
         (outcome,) = reindex_segments(ReindexTask(target, "t-0", (segment,), settings))
         assert outcome.problem is not None
         assert (outcome.problem.kind, found in outcome.problem.found) == ("unreadable", True)
+    local, path = pafs.LocalFileSystem(), str(part.root / LOG)
     with pytest.raises(LogFormatError, match=found):
-        open_window(segments[1])
-    with pytest.raises(LogFormatError, match=found), opened_window(segments[1]):
+        open_window(local, path, size)
+    with pytest.raises(LogFormatError, match=found), opened_window(local, path):
         pass
     assert len(tasks) == 1
     root, store = open_root(str(part.root)), open_root(str(part.store))

@@ -24,7 +24,6 @@ from udfs.compact.scan_partition import (
     check_checkpoints,
     check_identity,
     check_tails,
-    root_of,
     source_of,
     until_high_watermark,
 )
@@ -40,7 +39,7 @@ from udfs.compact.transactions import (
 )
 from udfs.problem import Problem, SetAside
 from udfs.segments import LastBatch, OutputSegment, SideFile
-from udfs.storage import read_file
+from udfs.storage import open_root, read_file
 
 _MOST_ENTRIES_NAMED: Final = 3  # of one `.txnindex`, in notes
 
@@ -159,7 +158,7 @@ def _final_producers(
         if snapshot.offset not in border or snapshot.offset <= plan.log_start_offset:
             continue
         try:
-            entries = producer_snapshot.read(read_file(root_of(plan, snapshot), snapshot.path), snapshot.path)
+            entries = producer_snapshot.read(read_file(open_root(snapshot.root), snapshot.path), snapshot.path)
         except LogFormatError as error:
             notes.append(f"{error}; an older snapshot, or the log, is used")
             continue
@@ -238,7 +237,7 @@ def _with_index_entries(
     index_only = [out[:0]]
     for file in plan.txn_indexes:
         try:
-            entries = transaction_index.read(read_file(root_of(plan, file), file.path), file.path)
+            entries = transaction_index.read(read_file(open_root(file.root), file.path), file.path)
         except LogFormatError as error:
             notes.append(f"{error}; rebuilt from the log")
             continue

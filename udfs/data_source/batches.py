@@ -18,9 +18,9 @@ from logformat.schemas import BATCHES, select
 from udfs.data_source.plan import Piece, ReadSpec
 from udfs.data_source.records import check_size, check_tail
 from udfs.data_source.resume import resume_position
-from udfs.data_source.rows import aligned, as_error, cached_root, problem_row
+from udfs.data_source.rows import aligned, as_error, problem_row
 from udfs.problem import Problem
-from udfs.storage import opened_unbuffered
+from udfs.storage import cached_root, opened_unbuffered
 
 _BUFFER_BYTES: Final = 8 << 20
 _MAX_ROWS: Final = 1 << 16

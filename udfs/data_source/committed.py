@@ -23,8 +23,7 @@ from logformat.batches.headers import read_headers
 from logformat.errors import LogFormatError
 from logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
 from udfs.data_source.plan import ListedLog, Piece
-from udfs.data_source.rows import cached_root
-from udfs.storage import opened_unbuffered
+from udfs.storage import cached_root, opened_unbuffered
 
 _BUFFER_BYTES: Final = 1 << 20
 LogsBehind = Callable[[ListedLog], Iterable[ListedLog]]

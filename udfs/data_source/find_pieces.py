@@ -24,14 +24,15 @@ import numpy as np
 
 from logformat.batches.chunks import NO_END
 from logformat.errors import LogFormatError, stopped, unreadable
+from logformat.listing import ListedSegment
 from logformat.search.partition_log import PartitionLog
 from logformat.search.segment_search import SearchableSegment
 from logformat.side_files import offset_index
-from udfs.data_source.log_end import OpenedLog, open_log, segment_files
-from udfs.data_source.plan import Bound, ListedLog, Piece, Range, SourcePartition, SourceSegment, Wanted
-from udfs.data_source.rows import as_error, cached_root
+from udfs.data_source.log_end import OpenedLog, open_log
+from udfs.data_source.plan import Bound, ListedLog, Piece, Range, SourcePartition, Wanted
+from udfs.data_source.rows import as_error
 from udfs.problem import Problem
-from udfs.storage import Root, opened_unbuffered, read_file
+from udfs.storage import Root, cached_place, cached_root, opened_unbuffered, read_file
 
 _LATER: Final = 8  # segments that a piece names; transactions seldom span more, and all of all pieces were quadratic
 
@@ -92,8 +93,7 @@ def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list
         told = [Piece(partition.topic, partition.partition, problem=Problem.of(damage))]
     if start >= end:
         return told
-    by_base = {segment.base_offset: segment for segment in partition.segments}
-    segments = [by_base[files.base_offset] for files in log.segments]
+    segments = list(log.segments)
     first = max(int(np.searchsorted([s.base_offset for s in segments], start, "right")) - 1, 0)
     out = []
     for number, segment in enumerate(segments[first:], first):
@@ -116,7 +116,7 @@ def _at_most(bound: Bound, offset: int) -> Bound:
     return Bound("offset", min(bound.value, offset)) if bound.kind == "offset" else bound
 
 
-def _later(segments: Sequence[SourceSegment]) -> tuple[ListedLog, ...]:
+def _later(segments: Sequence[ListedSegment]) -> tuple[ListedLog, ...]:
     return tuple(ListedLog(segment.root, segment.path, segment.size) for segment in segments[:_LATER])
 
 
@@ -160,7 +160,7 @@ def _out_of_range(partition: SourcePartition, log: PartitionLog, option: str, fo
     )
 
 
-def _cut(piece: Piece, segment: SourceSegment, log: PartitionLog, asked: Range) -> list[Piece]:
+def _cut(piece: Piece, segment: ListedSegment, log: PartitionLog, asked: Range) -> list[Piece]:
     """The part of a segment that can match, in stretches of about split_bytes."""
     borders = None
     try:
@@ -178,7 +178,7 @@ def _cut(piece: Piece, segment: SourceSegment, log: PartitionLog, asked: Range) 
     return [*out[:-1], replace(out[-1], torn_tail=piece.torn_tail)]
 
 
-def _within(piece: Piece, segment: SourceSegment, log: PartitionLog, wanted: Wanted) -> Piece | None:
+def _within(piece: Piece, segment: ListedSegment, log: PartitionLog, wanted: Wanted) -> Piece | None:
     """The piece without what lies before its start and behind its end; None: nothing is left."""
     if segment.index is None and not cached_root(segment.root).is_local:
         return piece
@@ -195,7 +195,7 @@ def _within(piece: Piece, segment: SourceSegment, log: PartitionLog, wanted: Wan
             end = found.position + found.size if inside else found.position
             piece = replace(piece, end=end, torn_tail=False)
     if wanted.start_ms is not None:
-        times = SearchableSegment(segment_files(segment), lambda _: None)
+        times = SearchableSegment(segment, lambda _: None, cached_place)
         if times.largest().timestamp < wanted.start_ms:
             return None
         first = times.find_times(np.array([wanted.start_ms]), piece.start_offset)
@@ -205,7 +205,7 @@ def _within(piece: Piece, segment: SourceSegment, log: PartitionLog, wanted: Wan
     return piece if piece.start < piece.end else None
 
 
-def _borders(piece: Piece, segment: SourceSegment, log: PartitionLog, split_bytes: int) -> list[int]:
+def _borders(piece: Piece, segment: ListedSegment, log: PartitionLog, split_bytes: int) -> list[int]:
     """Positions inside the piece, by entries of the offset index that hold, about split_bytes apart."""
     size = piece.end - piece.start
     if size <= split_bytes or segment.index is None:

@@ -30,9 +30,9 @@ from logformat.schemas import RECORDS, select
 from udfs.data_source.committed import Outcomes
 from udfs.data_source.plan import Piece, ReadSpec, limited
 from udfs.data_source.resume import next_indexed, resume_position
-from udfs.data_source.rows import aligned, as_error, cached_root, problem_row
+from udfs.data_source.rows import aligned, as_error, problem_row
 from udfs.problem import Problem
-from udfs.storage import opened
+from udfs.storage import cached_root, opened
 
 _SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of what is only looked at
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -12,13 +11,6 @@ from logformat.errors import LogFormatError
 from logformat.schemas import PATH, PROBLEM
 from udfs.data_source.plan import Piece
 from udfs.problem import Problem
-from udfs.storage import Root, open_root
-
-
-@cache
-def cached_root(uri: str) -> Root:
-    """`open_root`, once a process."""
-    return open_root(uri)
 
 
 def aligned(batch: Any, schema: Any, piece: Piece) -> Any:

@@ -115,7 +115,7 @@ def profile_partition(given: ProfilePlan) -> PartitionProfile:
     """Profile one partition. Whatever stops it becomes `problem`."""
     start = time.perf_counter()
     plan = given.plan
-    size = sum(s.size for s in plan.segments)
+    size = sum(s.listed.size for s in plan.segments)
     profile = attempt(f"{plan.topic}-{plan.partition}", lambda: _profile(plan, given.compacted))
     if isinstance(profile, Problem):
         profile = PartitionProfile(plan.topic, plan.partition, given.compacted, size, profile)

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -33,14 +31,8 @@ _LISTED = 20  # records that a row names one by one; the others are counted
 class Side:
     """Segments of one side, in order; of each only batches at or above its `from_offset` count."""
 
-    archive_uri: str
-    store_uri: str
     segments: tuple[SegmentInput, ...]
     end_offset: int  # batches that reach it do not count
-
-    def open(self, segment: SegmentInput) -> AbstractContextManager[Any]:
-        """A segment's file, as `storage.opened`."""
-        return opened(open_root(self.archive_uri if segment.root == "archive" else self.store_uri), segment.path)
 
 
 @dataclass(frozen=True)
@@ -81,7 +73,7 @@ class Differences:
         bases = np.array([s.base_offset for s in side.segments], np.int64)
         at = np.maximum(np.searchsorted(bases, offsets, "right") - 1, 0)
         for i in np.unique(at):
-            path = side.segments[i].path if side.segments else ""
+            path = side.segments[i].listed.path if side.segments else ""
             self.add(kind, offsets[at == i], path, expected, found)
 
 
@@ -118,8 +110,9 @@ def scan_headers(side: Side, buffer: ChunkBuffer) -> tuple[np.ndarray, list[tupl
     rows, sizes = [np.empty(0, TXN_ROW)], []
     for segment in side.segments:
         n_bytes = n_records = 0
-        with side.open(segment) as file:
-            for chunk in read_chunks(file, segment.path, 0, segment.size, buffer, Tail(), end_offset=side.end_offset):
+        listed = segment.listed
+        with opened(open_root(listed.root), listed.path) as file:
+            for chunk in read_chunks(file, listed.path, 0, listed.size, buffer, Tail(), end_offset=side.end_offset):
                 batches = chunk.batches[chunk.batches["last_offset"] >= segment.from_offset]
                 rows.append(transaction_rows(batches))
                 n_bytes += int(batches["size"].sum())
@@ -240,13 +233,14 @@ class _Walk:
         buffer = ChunkBuffer(max_batch_bytes=self.max_batch_bytes)
         k0, k1 = np.uint64(self.secret[0]), np.uint64(self.secret[1])
         for segment in side.segments:
-            with side.open(segment) as file:
+            listed = segment.listed
+            with opened(open_root(listed.root), listed.path) as file:
                 for chunk in read_chunks(
-                    file, segment.path, 0, segment.size, buffer, Tail(), end_offset=side.end_offset, check_crc=False
+                    file, listed.path, 0, listed.size, buffer, Tail(), end_offset=side.end_offset, check_crc=False
                 ):
                     batches = chunk.batches[chunk.batches["last_offset"] >= segment.from_offset]
                     wanted = np.ones(len(batches), np.bool_)
-                    for run in loader.runs(chunk.raw, chunk.position, batches, wanted, segment.path, backwards=False):
+                    for run in loader.runs(chunk.raw, chunk.position, batches, wanted, listed.path, backwards=False):
                         n = len(run.batches)
                         plain, full = np.empty(n, np.uint64), np.empty(n, np.uint64)
                         digest_batches(run.batches, plain, full)
@@ -254,7 +248,7 @@ class _Walk:
                         digest = np.empty(len(run.spans), np.uint64)
                         digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, k0, k1, offset, digest)
                         yield _Block(
-                            segment.path, segment.mtime_ms, run.batches.copy(), plain, full,
+                            listed.path, listed.mtime_ms, run.batches.copy(), plain, full,
                             np.repeat(np.arange(n), run.bodies["n_records"]), offset, digest,
                             run.spans["key_low"].copy(), run.spans["key_high"].copy(),
                             run.spans["null_key"].copy(), run.spans["null_value"].copy(),

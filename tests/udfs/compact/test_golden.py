@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from logformat.listing import ListedSegment
 from tests.builders.folders import Archived, Outcome, compact, plan_of
 from tests.golden import PASSES, Case, case_names, golden
 from tests.reference.cleaner import Settings
@@ -77,12 +78,14 @@ def archived_at(root: Path, partition: str) -> Archived:
         relative, stat = f"{partition}/{path.name}", path.stat()
         if path.suffix == ".log":
             out.segments.append(
-                SegmentInput("archive", relative, int(path.stem), stat.st_size, stat.st_mtime_ns // 1_000_000)
+                SegmentInput(
+                    ListedSegment(str(root), relative, int(path.stem), stat.st_size, stat.st_mtime_ns // 1_000_000)
+                )
             )
         elif path.suffix == ".snapshot":
-            out.snapshots.append(SideFile("archive", relative, int(path.stem)))
+            out.snapshots.append(SideFile(str(root), relative, int(path.stem)))
         elif path.suffix == ".txnindex":
-            out.txn_indexes.append(SideFile("archive", relative, int(path.stem)))
+            out.txn_indexes.append(SideFile(str(root), relative, int(path.stem)))
     return out
 
 

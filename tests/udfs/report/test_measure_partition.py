@@ -79,7 +79,7 @@ def test_records_keys_and_times_are_those_of_the_slow_twin(cases, name, tmp_path
         archived = archived_at(case.input(partition).parent, partition)
         plan = golden_plan(case, partition, 1, archived, tmp_path / "store")
         found = profile(replace(plan, limits=Limits(chunk_bytes=1 << 14)), compacted=False)
-        logs = [decode_log((archived.root / s.path).read_bytes()[: s.size]) for s in plan.segments]
+        logs = [decode_log((archived.root / s.listed.path).read_bytes()[: s.listed.size]) for s in plan.segments]
         figures, keys = slow_profile(logs)
         names = ("records", "null_keys", "control_records", "out_of_order", "largest_lag_ms", "without_time")
         for ours, theirs in zip(found.segments, figures, strict=True):
