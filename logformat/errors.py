@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import logging
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,6 +51,15 @@ def _rebuild(
 def unreadable(path: str, error: OSError, position: int = 0) -> LogFormatError:
     """What stands for an operating-system error while a file is opened or read."""
     return LogFormatError("unreadable", path, position, "a readable file", _said(error))
+
+
+@contextmanager
+def readable(path: str, position: int = 0) -> Iterator[None]:
+    """For what only reads a file: an OSError inside the block is raised as `unreadable`."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(path, error, position) from error
 
 
 def is_full(error: BaseException) -> bool:

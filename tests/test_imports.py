@@ -38,7 +38,7 @@ FLOORS: dict[str, set[str]] = {
     "logformat.locations": set(),
     "logformat.cache_folder": {"logformat.errors"},
     "logformat.jit": {"logformat.cache_folder"},
-    "logformat.regular_files": {"logformat.locations"},
+    "logformat.regular_files": {"logformat.errors", "logformat.locations"},
     "logformat.primitives": _BYTES,
     "logformat.batches": _BYTES,
     "logformat.side_files": _BYTES,

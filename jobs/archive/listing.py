@@ -6,7 +6,7 @@ partition's counts, wherever it lies below the root.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -17,10 +17,9 @@ from jobs.archive.broker_lock import is_locked
 from jobs.errors import MissingPathError
 from logformat import names
 from logformat.errors import LogFormatError, unreadable
-from logformat.listing import ListedSegment
+from logformat.listing import ListedSegment, files_of
 from logformat.locations import text_entries
 from logformat.side_files import checkpoints
-from udfs.compact.scan_segment import next_offset_of
 from udfs.problem import Problem
 from udfs.storage import Root, folder_identity, is_link, no_files, open_root, read_file
 
@@ -308,27 +307,12 @@ def _read_partition(
 
 
 def _fill(root: Root, out: ArchivedPartition) -> None:
-    listed, _ = _list(root, out.path)
-    out.notes += _check_kinds(root, out.path, listed)
-    entries = {e.base_name: e for e in listed if e.type == pafs.FileType.File}
-    resolution = names.resolve_leftovers(
-        ((name, int(e.size)) for name, e in entries.items()), lambda name: next_offset_of(root, f"{out.path}/{name}")
-    )
+    found = files_of(root.filesystem, root.full(out.path), out.path)
+    resolution = found.resolution
+    out.notes += [f"{out.path}/{name}: {kind}; as if it were not there" for name, kind in found.odd.items()]
     out.notes.extend(f"{out.path}/{name}: {why}" for name, why in resolution.ignored.items())
     out.notes.extend(f"{out.path}: {note}" for note in resolution.notes)
-    for base, files in resolution.segments.items():
-        log = files[names.LOG]
-        beside = (names.INDEX, names.TIME_INDEX, names.TXN_INDEX)
-        out.segments.append(
-            ListedSegment(
-                root.uri,
-                f"{out.path}/{log.name}",
-                base,
-                log.size,
-                entries[log.name].mtime_ns // 1_000_000,
-                *(f"{out.path}/{files[kind].name}" if kind in files else None for kind in beside),
-            )
-        )
+    out.segments.extend(found.segments(root.uri, f"{out.path}/"))
     out.orphans = {base: f"{out.path}/{file.name}" for base, file in resolution.orphans.items()}
     out.snapshots = {offset: f"{out.path}/{file.name}" for offset, file in resolution.snapshots.items()}
     out.side_files = {name: f"{out.path}/{name}" for name in resolution.side_files}
@@ -344,16 +328,3 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
             out.leader_epochs = tuple(checkpoints.read_leader_epochs(read_file(root, full), full))
         except LogFormatError as error:
             out.notes.append(f"{error}; rebuilt from the log")
-
-
-def _check_kinds(root: Root, path: str, listed: Iterable[pafs.FileInfo]) -> list[str]:
-    """What is named like a `.log` must be a file: a folder, a pipe, or a link to nothing would be a segment that is
-    missing without a word. Notes on the others that are none.
-    """
-    odd = no_files(root, path, listed)
-    kinds = {e.base_name: "a folder" for e in listed if e.type == pafs.FileType.Directory} | odd
-    for name, kind in sorted(kinds.items()):
-        file = names.parse_segment_file(name)
-        if file is not None and file.kind == names.LOG and file.suffix not in (names.DELETED, names.CLEANED):
-            raise LogFormatError("unreadable", f"{path}/{name}", 0, "a readable file", kind)
-    return [f"{path}/{name}: {kind}; as if it were not there" for name, kind in odd.items()]

@@ -30,10 +30,11 @@ from logformat.errors import LogFormatError
 from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from logformat.listing import ListedSegment
 from logformat.locations import file_system
+from logformat.regular_files import opened
 from logformat.search import offset_kernels as k
 from logformat.search.offset_kernels import LOCATION
 from logformat.search.time_kernels import CANDIDATE, find_times
-from logformat.search.windows import Bytes, open_window, opened, read_index
+from logformat.search.windows import Bytes, open_window, read_index
 from logformat.side_files import index_kernels
 from logformat.side_files.index_builder import INDEX_INTERVAL_BYTES
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -19,7 +17,7 @@ from numpy.typing import NDArray
 from pyarrow import fs as pafs
 
 from logformat.batches.chunks import read_exactly
-from logformat.errors import LogFormatError, unreadable
+from logformat.errors import LogFormatError, readable
 from logformat.layout import BATCH_OVERHEAD
 from logformat.regular_files import open_input, open_local
 from logformat.search.time_kernels import copy_batches
@@ -63,11 +61,9 @@ class WindowedLog:
 
     def __init__(self, filesystem: Any, path: str, size: int) -> None:
         self._path, self._size = path, size
-        try:
+        with readable(path):
             self._file = open_input(filesystem, path)
             _check_size(path, size, int(self._file.size()))
-        except OSError as error:
-            raise unreadable(path, error) from error
         self.whole = _fixed(np.empty(0, np.uint8))
         self._window, self._origin, self._next_bytes = self.whole, 0, WINDOW_BYTES
 
@@ -96,10 +92,8 @@ class WindowedLog:
 
     def _read(self, position: int, size: int) -> Bytes:
         out = np.empty(size, np.uint8)
-        try:
+        with readable(self._path):
             read_exactly(self._file, self._path, position, out)
-        except OSError as error:
-            raise unreadable(self._path, error) from error
         return _fixed(out)
 
 
@@ -113,7 +107,7 @@ def open_window(filesystem: Any, path: str, size: int) -> LogWindow:
 
 def read_index(filesystem: Any, path: str, most: int) -> tuple[Bytes, int]:
     """Up to `most` bytes of an index file, and its size; mapped if it is local. Kind "unreadable"."""
-    try:
+    with readable(path):
         if _is_local(filesystem):
             size = Path(path).stat().st_size
             mapped = _map(path, min(size, most))
@@ -123,20 +117,7 @@ def read_index(filesystem: Any, path: str, most: int) -> tuple[Bytes, int]:
             size = int(file.size())
             out = np.empty(min(size, most), np.uint8)
             read_exactly(file, path, 0, out)
-    except OSError as error:
-        raise unreadable(path, error) from error
     return _fixed(out), size
-
-
-@contextmanager
-def opened(filesystem: Any, path: str) -> Iterator[Any]:
-    """A log as a file: an io.FileIO if it is local (of which headers alone can be read), else one of pyarrow's."""
-    try:
-        file = open_input(filesystem, path)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    with file:
-        yield file
 
 
 def _is_local(filesystem: Any) -> bool:
@@ -146,18 +127,15 @@ def _is_local(filesystem: Any) -> bool:
 
 def _map(path: str, size: int) -> Bytes | None:
     """The first `size` bytes of a local file; None where the file system cannot map files, or memory has a limit."""
-    try:
-        with open_local(path) as file:
-            _check_size(path, size, os.fstat(file.fileno()).st_size)
-            if size == 0:
-                return _fixed(np.empty(0, np.uint8))
-            try:
-                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-            except OSError:
-                return None
-            return np.frombuffer(mapped, np.uint8)
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with readable(path), open_local(path) as file:
+        _check_size(path, size, os.fstat(file.fileno()).st_size)
+        if size == 0:
+            return _fixed(np.empty(0, np.uint8))
+        try:
+            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except OSError:
+            return None
+        return np.frombuffer(mapped, np.uint8)
 
 
 def _check_size(path: str, listed: int, size: int) -> None:

@@ -29,7 +29,7 @@ from tests.builders.sources import read, tasks_of
 from udfs.reindex.judge_index import read_bounded
 from udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
 from udfs.reindex.write import Target
-from udfs.storage import open_root, opened, opened_unbuffered, read_file
+from udfs.storage import open_root, opened, read_file
 from udfs.verify.partition import check_partition
 
 LOG = f"t-0/{name_of(SEGMENT_OFFSETS)}"
@@ -86,7 +86,6 @@ def put(path: Path, make: Callable[[Path], None]) -> None:
 
 OPENERS = [
     lambda root, path: opened(open_root(root), path).__enter__(),
-    lambda root, path: opened_unbuffered(open_root(root), path).__enter__(),
     lambda root, path: read_file(open_root(root), path),
     lambda root, path: read_bounded(open_root(root), path, 10),
     lambda root, path: open_segment(f"{root}/{path}").headers(),

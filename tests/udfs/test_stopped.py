@@ -205,7 +205,7 @@ def test_sizing_and_time_index(part: Partition, tmp_path: Path) -> None:
     log = log_of(part)
     with faults(tmp_path, Fault("open", str(log), times=2, error="ESTALE")):
         sizes = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
-        segments = [TimedSegment("t", 0, s.listed) for s in plan.segments]
+        segments = [TimedSegment("t", 0, s) for s in plan.segments]
         rows = time_index_rows(segments).to_pylist()
     assert happened(tmp_path) == [2]
     unreadable(sizes.problem, f"t-0/{log.name}", "ESTALE")

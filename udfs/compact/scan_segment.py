@@ -23,7 +23,7 @@ from logformat.side_files.producer_state import ProducerSummary, merge, merge_al
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.transactions import TXN_BATCH, transactional_batches
 from udfs.segments import LastBatch, SegmentInput
-from udfs.storage import Root, open_root, opened
+from udfs.storage import open_root, opened
 
 _NOT_KNOWN: Final = -2
 CHANGED_HINT: Final = "something writes to this file, or the disk errs: look into that, then run again"
@@ -241,13 +241,3 @@ def thinned_offset(batches: np.ndarray, previous_last_offset: int) -> int:
 def _identity(batch: np.void) -> LastBatch:
     offset = batch["base_offset"] if batch["magic"] == 2 else batch["last_offset"]
     return LastBatch(int(offset), int(batch["partition_leader_epoch"]), int(batch["crc"]))
-
-
-def next_offset_of(root: Root, path: str) -> int:
-    """Last offset + 1 of a `.log`; its base where it is empty. For the few files whose end decides what is read."""
-    base = int(path.rpartition("/")[2].partition(".")[0])
-    last, tail = base - 1, Tail()
-    with opened(root, path) as file:
-        for chunk in read_chunks(file, path, 0, file.size(), ChunkBuffer(), tail, check_crc=False):
-            last = int(chunk.batches["last_offset"][-1])
-    return last + 1

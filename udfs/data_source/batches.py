@@ -20,7 +20,7 @@ from udfs.data_source.records import check_size, check_tail
 from udfs.data_source.resume import resume_position
 from udfs.data_source.rows import aligned, as_error, problem_row
 from udfs.problem import Problem
-from udfs.storage import cached_root, opened_unbuffered
+from udfs.storage import cached_root, opened
 
 _BUFFER_BYTES: Final = 8 << 20
 _MAX_ROWS: Final = 1 << 16
@@ -47,7 +47,7 @@ def _read(piece: Piece, spec: ReadSpec, schema: Any, buffer: ChunkBuffer) -> Ite
     while position < piece.end:
         tail = Tail(position)
         try:
-            with opened_unbuffered(root, piece.path) as file:
+            with opened(root, piece.path) as file:
                 check_size(file, piece)
                 for headers in read_headers(
                     file, piece.shown, position, piece.end, buffer, tail, previous_last_offset=previous

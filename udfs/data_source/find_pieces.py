@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from logformat.batches.chunks import NO_END
-from logformat.errors import LogFormatError, stopped, unreadable
+from logformat.errors import LogFormatError, readable, stopped
 from logformat.listing import ListedSegment
 from logformat.search.partition_log import PartitionLog
 from logformat.search.segment_search import SearchableSegment
@@ -32,7 +32,7 @@ from udfs.data_source.log_end import OpenedLog, open_log
 from udfs.data_source.plan import Bound, ListedLog, Piece, Range, SourcePartition, Wanted
 from udfs.data_source.rows import as_error
 from udfs.problem import Problem
-from udfs.storage import Root, cached_place, cached_root, opened_unbuffered, read_file
+from udfs.storage import Root, cached_place, cached_root, opened, read_file
 
 _LATER: Final = 8  # segments that a piece names; transactions seldom span more, and all of all pieces were quadratic
 
@@ -74,11 +74,8 @@ def first_offset(root: Root, path: str) -> int:
     """What the first batch of a file says, whatever the file's name; 0 where there is none. Of a compressed batch of
     magic 0 or 1 it is the last offset.
     """
-    with opened_unbuffered(root, path) as file:
-        try:
-            first = file.read(8)
-        except OSError as error:
-            raise unreadable(path, error) from error
+    with opened(root, path) as file, readable(path):
+        first = file.read(8)
     return max(int.from_bytes(first, "big", signed=True), 0) if len(first) == 8 else 0
 
 

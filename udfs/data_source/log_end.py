@@ -20,7 +20,7 @@ from logformat.search.partition_log import PartitionLog
 from udfs.data_source.plan import LATEST, Piece, Range, SourcePartition, Wanted
 from udfs.data_source.resume import resume_position
 from udfs.lookup.last_stable_offset import last_stable_offset
-from udfs.storage import cached_place, cached_root, opened_unbuffered
+from udfs.storage import cached_place, cached_root, opened
 
 _BUFFER_BYTES: Final = 1 << 20
 
@@ -93,7 +93,7 @@ def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError 
     end, position, buffer = last.base_offset, 0, ChunkBuffer(_BUFFER_BYTES)
     while position < last.size:
         try:
-            with opened_unbuffered(cached_root(last.root), last.path) as file:
+            with opened(cached_root(last.root), last.path) as file:
                 shown = f"{last.root}/{last.path}"
                 for headers in read_headers(file, shown, position, last.size, buffer, Tail()):
                     position = headers.position + headers.size

@@ -24,7 +24,7 @@ from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from logformat.side_files.index_builder import IndexBuilder
 from udfs.lookup.queries import LookupPlan
 from udfs.problem import Problem
-from udfs.storage import cached_root, opened_unbuffered
+from udfs.storage import cached_root, opened
 
 OFFSET_ENTRY: Final = OFFSET_INDEX_ENTRY.itemsize
 TIME_ENTRY: Final = TIME_INDEX_ENTRY.itemsize
@@ -86,7 +86,7 @@ def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
         seconds = np.empty(0, np.int64)
         batches = bytes_read = n_bytes = 0
         try:
-            with opened_unbuffered(cached_root(segment.root), segment.path) as file:
+            with opened(cached_root(segment.root), segment.path) as file:
                 for headers in read_headers(file, segment.path, 0, segment.size, buffer, Tail()):
                     rows = headers.batches
                     builder.append(rows["last_offset"], rows["size"], rows["max_timestamp"])

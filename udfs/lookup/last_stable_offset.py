@@ -14,7 +14,7 @@ from logformat.listing import ListedSegment
 from logformat.side_files import producer_snapshot
 from logformat.side_files.producer_kernels import MARKER
 from logformat.side_files.producer_state import ProducerState
-from udfs.storage import cached_root, opened_unbuffered, read_file
+from udfs.storage import cached_root, opened, read_file
 
 _BUFFER_BYTES: Final = 1 << 20
 
@@ -44,7 +44,7 @@ def last_stable_offset(
         position: int | None = 0
         while position is not None and position < segment.size:
             try:
-                with opened_unbuffered(cached_root(segment.root), segment.path) as file:
+                with opened(cached_root(segment.root), segment.path) as file:
                     shown = f"{segment.root}/{segment.path}"
                     for headers in read_headers(file, shown, position, segment.size, buffer, Tail()):
                         batches = headers.batches

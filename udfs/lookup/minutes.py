@@ -24,7 +24,7 @@ from logformat.errors import stopped
 from logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from logformat.listing import ListedSegment
 from udfs.lookup import minute_kernels as kernels
-from udfs.storage import open_root, opened, opened_unbuffered
+from udfs.storage import open_root, opened
 
 LOG_APPEND_TIME: Final = "LogAppendTime"
 CREATE_TIME: Final = "CreateTime"
@@ -95,7 +95,7 @@ def _rows(segment: TimedSegment) -> Any:
 def _by_headers(segment: TimedSegment, first: FirstOffsets) -> tuple[bool, bool]:
     """Note minutes from headers: whether these say it all, and whether all data has LogAppendTime."""
     listed = segment.listed
-    with opened_unbuffered(open_root(listed.root), listed.path) as file:
+    with opened(open_root(listed.root), listed.path) as file:
         said, buffer = True, ChunkBuffer(1 << 20, segment.max_batch_bytes)
         for headers in read_headers(file, listed.path, 0, listed.size, buffer, Tail()):
             b = headers.batches

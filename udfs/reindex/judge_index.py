@@ -23,7 +23,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.errors import LogFormatError, unreadable
+from logformat.errors import LogFormatError, readable
 from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from logformat.side_files import offset_index, time_index
 from udfs.storage import Root, opened
@@ -62,17 +62,14 @@ class SideBytes:
 
 def read_bounded(root: Root, path: str, limit: int) -> SideBytes:
     """A file's first `limit` bytes, and whether the rest is zeros. Raises kind "unreadable"."""
-    try:
-        with opened(root, path) as file:
-            size = int(file.size())
-            head = file.read(min(size, limit))
-            zeros, left = True, size - len(head)
-            while zeros and left > 0:
-                part = file.read(min(left, _PART_BYTES))
-                zeros = bool(part) and part.count(0) == len(part)
-                left -= len(part)
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with readable(path), opened(root, path) as file:
+        size = int(file.size())
+        head = file.read(min(size, limit))
+        zeros, left = True, size - len(head)
+        while zeros and left > 0:
+            part = file.read(min(left, _PART_BYTES))
+            zeros = bool(part) and part.count(0) == len(part)
+            left -= len(part)
     return SideBytes(path, size, bytes(head), zeros)
 
 

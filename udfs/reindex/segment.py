@@ -7,7 +7,6 @@ What the second half (side_files.py) is told of a segment is bounded by its prod
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -20,10 +19,9 @@ from logformat import names
 from logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer, Tail, read_chunks
 from logformat.batches.headers import read_headers
 from logformat.batches.segment_bounds import check_offsets
-from logformat.errors import LogFormatError, unreadable
+from logformat.errors import LogFormatError
 from logformat.layout import CONTROL_ABORT, CONTROL_MASK
 from logformat.listing import ListedSegment
-from logformat.regular_files import open_local
 from logformat.side_files.checkpoints import EpochEntry, assign_batches
 from logformat.side_files.index_builder import IndexBuilder
 from logformat.side_files.producer_state import ProducerSummary, merge, merge_all, summarize
@@ -239,13 +237,10 @@ def _parts(
 ) -> Iterator[_Part]:
     path = segment.path
     if not settings.check_crc and root.is_local:
-        try:
-            with open_local(root.full(path)) as raw:
-                _check_size(path, os.fstat(raw.fileno()).st_size, segment.size)
-                for headers in read_headers(raw, path, 0, segment.size, buffer, tail):
-                    yield _Part(headers.position, headers.size, headers.batches, headers.bytes_read)
-        except OSError as error:
-            raise unreadable(path, error) from error
+        with opened(root, path) as file:
+            _check_size(path, int(file.size()), segment.size)
+            for headers in read_headers(file, path, 0, segment.size, buffer, tail):
+                yield _Part(headers.position, headers.size, headers.batches, headers.bytes_read)
         return
     with opened(root, path) as file:
         _check_size(path, int(file.size()), segment.size)

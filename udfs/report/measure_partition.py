@@ -50,7 +50,7 @@ from udfs.report import measure_kernels as sums_of
 from udfs.report.measure_kernels import LAST_TIME, N_AGES, N_SUMS, NOTHING, add_times, add_up, count_keys
 from udfs.report.partition_profile import Codec, HotKey, PartitionProfile, SegmentProfile, TimeBuckets, shown_key
 from udfs.segments import LastBatch
-from udfs.storage import opened, opened_unbuffered
+from udfs.storage import opened
 
 HOT_KEYS: Final = 20
 _FIRST_SLOTS: Final = 1 << 14
@@ -262,7 +262,7 @@ class _Walk:
         source, scan = self.sources[number], self.sources[number].scan
         starts = np.array([chunk.position for chunk in scan.chunks])
         largest = np.full(len(starts), -1, np.int64)
-        with opened_unbuffered(source.root, source.path) as file:
+        with opened(source.root, source.path) as file:
             for part in read_headers(file, source.path, scan.start_position, scan.end_position, self.buffer, Tail()):
                 at = np.searchsorted(starts, part.batches["position"], "right") - 1
                 np.maximum.at(largest, at, _usable(part.batches["max_timestamp"]))

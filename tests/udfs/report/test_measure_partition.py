@@ -171,7 +171,7 @@ def test_a_time_that_cannot_be_makes_nothing_late(tmp_path, chunk_bytes):
 
 def test_damage_is_a_problem_and_nothing_else(tmp_path):
     made = plan(tmp_path, "a=1 a=2 || b=1")
-    log = tmp_path / "archive" / made.segments[0].path
+    log = tmp_path / "archive" / made.segments[0].listed.path
     data = bytearray(log.read_bytes())
     data[-1] ^= 1
     log.write_bytes(data)
