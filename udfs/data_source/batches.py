@@ -18,7 +18,7 @@ from logformat.schemas import BATCHES, select
 from udfs.data_source.plan import Piece, ReadSpec
 from udfs.data_source.records import check_size, check_tail
 from udfs.data_source.resume import resume_position
-from udfs.data_source.rows import aligned, as_error, problem_row
+from udfs.data_source.rows import aligned, problem_row
 from udfs.problem import Problem
 from udfs.storage import cached_root, opened
 
@@ -40,7 +40,7 @@ def read_batches(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
 def _read(piece: Piece, spec: ReadSpec, schema: Any, buffer: ChunkBuffer) -> Iterator[Any]:
     if piece.problem is not None:
         if not spec.set_aside:
-            raise as_error(piece.problem)
+            raise piece.problem.as_error()
         yield problem_row(spec.schema, piece, piece.problem)
         return
     root, position, previous = cached_root(piece.root), piece.start, -1

@@ -30,7 +30,6 @@ from logformat.search.segment_search import SearchableSegment
 from logformat.side_files import offset_index
 from udfs.data_source.log_end import OpenedLog, open_log
 from udfs.data_source.plan import Bound, ListedLog, Piece, Range, SourcePartition, Wanted
-from udfs.data_source.rows import as_error
 from udfs.problem import Problem
 from udfs.storage import Root, cached_place, cached_root, opened, read_file
 
@@ -51,7 +50,7 @@ def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
     """
     try:
         if partition.problem is not None:
-            raise as_error(partition.problem)
+            raise partition.problem.as_error()
         opened = open_log(partition, asked)
         with opened.log:
             return _pieces(partition, opened, asked)

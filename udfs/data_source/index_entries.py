@@ -13,7 +13,7 @@ from logformat.errors import stopped
 from logformat.schemas import INDEX
 from logformat.side_files import checkpoints, offset_index, producer_snapshot, time_index, transaction_index
 from udfs.data_source.plan import Piece, ReadSpec, SourcePartition
-from udfs.data_source.rows import aligned, as_error, problem_row
+from udfs.data_source.rows import aligned, problem_row
 from udfs.problem import Problem
 from udfs.storage import cached_root, read_file
 
@@ -49,7 +49,7 @@ def read_index(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
     for piece in pieces:
         try:
             if piece.problem is not None:
-                raise as_error(piece.problem)
+                raise piece.problem.as_error()
             columns, n = _entries(piece)
         except Exception as found:  # of whatever kind: it is told with the file it was in
             error = stopped(found, piece.shown)

@@ -30,7 +30,7 @@ from logformat.schemas import RECORDS, select
 from udfs.data_source.committed import Outcomes
 from udfs.data_source.plan import Piece, ReadSpec, limited
 from udfs.data_source.resume import next_indexed, resume_position
-from udfs.data_source.rows import aligned, as_error, problem_row
+from udfs.data_source.rows import aligned, problem_row
 from udfs.problem import Problem
 from udfs.storage import cached_root, opened
 
@@ -65,7 +65,7 @@ class _Reader:
         """The records of one piece."""
         if piece.problem is not None:
             if not self.spec.set_aside:
-                raise as_error(piece.problem)
+                raise piece.problem.as_error()
             yield problem_row(self.spec.schema, piece, piece.problem)
             return
         root = cached_root(piece.root)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from logformat.errors import LogFormatError
 from logformat.schemas import PATH, PROBLEM
 from udfs.data_source.plan import Piece
 from udfs.problem import Problem
@@ -35,11 +34,3 @@ def problem_row(schema: Any, piece: Piece, problem: Problem) -> Any:
     known = {field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "state"}
     values = {"topic": piece.topic, "partition": piece.partition, PATH.name: problem.path, PROBLEM.name: known}
     return pa.record_batch([pa.array([values.get(field.name)], field.type) for field in schema], schema=schema)
-
-
-def as_error(problem: Problem) -> LogFormatError:
-    """The same as what is raised."""
-    return LogFormatError(
-        problem.kind, problem.path, problem.position, problem.expected, problem.found,
-        base_offset=problem.base_offset, hint=problem.hint,
-    )  # fmt: skip
