@@ -146,8 +146,6 @@ PROBLEM: Final = _column(
     "null: a row as it should be; else what could not be read, and the other columns are null", nullable=True,
 )  # fmt: skip
 
-SCHEMAS: Final = {"RECORDS": RECORDS, "BATCHES": BATCHES, "INDEX": INDEX, "PROBLEMS": PROBLEMS}
-
 
 def select(schema: Any, columns: Iterable[str] | None) -> Any:
     """The schema of the named columns, in the order given; None: all. An unknown name raises ValueError."""

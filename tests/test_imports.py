@@ -47,7 +47,7 @@ FLOORS: dict[str, set[str]] = {
     "logformat.search": _FILES | {"logformat.listing"},
     "logformat.dump": _FILES,
     "logformat.writing": _FILES,
-    "logformat": {"logformat.batches", "logformat.search"},
+    "logformat": {"logformat.batches", "logformat.search", "logformat.writing"},
     "udfs": set(),
     "udfs.storage": set(),
     "udfs.groups": set(),

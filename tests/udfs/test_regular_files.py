@@ -23,7 +23,6 @@ from logformat.listing import ListedSegment
 from logformat.regular_files import open_local
 from logformat.search.partition_log import open_partition
 from logformat.search.windows import open_window
-from logformat.search.windows import opened as opened_window
 from tests.builders.damage import SEGMENT_OFFSETS, Partition, build, name_of
 from tests.builders.sources import read, tasks_of
 from udfs.reindex.judge_index import read_bounded
@@ -127,8 +126,6 @@ def test_a_log_that_is_replaced_behind_the_listing(part: Partition, make: Callab
     local, path = pafs.LocalFileSystem(), str(part.root / LOG)
     with pytest.raises(LogFormatError, match=found):
         open_window(local, path, size)
-    with pytest.raises(LogFormatError, match=found), opened_window(local, path):
-        pass
     assert len(tasks) == 1
     root, store = open_root(str(part.root)), open_root(str(part.store))
     part.store.mkdir(exist_ok=True)

@@ -168,8 +168,3 @@ def limited(piece: Piece) -> Piece:
     """The same without offsets that its segment cannot have."""
     end = piece.end_offset if piece.next_base_offset is None else min(piece.end_offset, piece.next_base_offset)
     return replace(piece, start_offset=max(piece.start_offset, piece.base_offset), end_offset=end)
-
-
-def total_bytes(pieces: Iterable[Piece]) -> int:
-    """Bytes of log that the pieces cover."""
-    return sum(piece.end - piece.start for piece in pieces)

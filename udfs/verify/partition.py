@@ -19,7 +19,7 @@ import numpy as np
 from logformat.batches.bodies import BodyLoader, Run
 from logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer
 from logformat.errors import LogFormatError
-from logformat.layout import CODEC_MASK, CODEC_NAMES, CONTROL_MASK
+from logformat.layout import CODEC_MASK, CONTROL_MASK
 from logformat.listing import ListedSegment
 from logformat.primitives.crc32c import crc32c_extend
 from logformat.side_files import checkpoints, producer_snapshot
@@ -84,11 +84,6 @@ class SegmentFacts:
     thinned_offset: int = -1  # the last at which a cleaner's work is seen
     dense: bool = True  # every offset from the base to the last one is in a batch
     last_batch: LastBatch = LastBatch()
-
-    @property
-    def codec_names(self) -> str:
-        """As the manifest has them."""
-        return ",".join(name for i, name in enumerate(CODEC_NAMES) if self.codecs >> i & 1)
 
 
 @dataclass(frozen=True)
