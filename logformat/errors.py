@@ -95,16 +95,24 @@ def _stopped(error: Exception, name: str) -> LogFormatError:
         return LogFormatError("unwritable", str(error.filename or name), 0, "a file that can be written", _said(error))
     if isinstance(error, MemoryError):
         return LogFormatError(
-            "memory", name, 0, "memory enough for this work", str(error) or "none left",
+            "memory",
+            name,
+            0,
+            "memory enough for this work",
+            str(error) or "none left",
             hint="more memory, or lower chunk.bytes and max.decompressed.batch.bytes",
-        )  # fmt: skip
+        )
     _LOG.error("%s: unexpected, please report this:", name, exc_info=error)
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = "".join(f" in {frame.name}, line {frame.lineno} of {frame.filename.rpartition('/')[2]}" for frame in last)
     return LogFormatError(
-        "defect", name, 0, "work that comes to its end", f"{type(error).__name__}: {error}{where}",
+        "defect",
+        name,
+        0,
+        "work that comes to its end",
+        f"{type(error).__name__}: {error}{where}",
         hint="please report this with the traceback in the log; nothing of it was used",
-    )  # fmt: skip
+    )
 
 
 def _said(error: OSError) -> str:

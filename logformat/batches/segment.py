@@ -66,9 +66,14 @@ def open_segment(
         topic = folder.topic if topic is None else topic
         partition = folder.partition if partition is None else partition
     return Segment(
-        located, path, Place(topic, partition), sealed=sealed, check_crc=check_crc, max_batch_bytes=max_batch_bytes,
+        located,
+        path,
+        Place(topic, partition),
+        sealed=sealed,
+        check_crc=check_crc,
+        max_batch_bytes=max_batch_bytes,
         chunk_bytes=chunk_bytes,
-    )  # fmt: skip
+    )
 
 
 class Segment:
@@ -157,9 +162,14 @@ class Segment:
                     continue
                 for run in loader.runs(chunk.raw, chunk.position, batches, wanted, self.path, backwards=False):
                     yield from record_batches(
-                        run, schema, self.place, start_offset=start_offset, end_offset=end_offset,
-                        max_rows=max_rows, max_bytes=max_bytes,
-                    )  # fmt: skip
+                        run,
+                        schema,
+                        self.place,
+                        start_offset=start_offset,
+                        end_offset=end_offset,
+                        max_rows=max_rows,
+                        max_bytes=max_bytes,
+                    )
 
     def raw_batch(self, i: int) -> bytes:
         """Bytes of the batch in row i of `headers()`. IndexError where there is none.
@@ -222,6 +232,10 @@ class Segment:
         first = int(batch["base_offset"] if batch["base_offset"] >= 0 else batch["last_offset"])
         if self.base_offset is not None and first < self.base_offset:
             raise LogFormatError(
-                "name", self.path, int(batch["position"]), f"offsets from {self.base_offset} on, as its name says",
-                f"{first}", base_offset=first,
-            )  # fmt: skip
+                "name",
+                self.path,
+                int(batch["position"]),
+                f"offsets from {self.base_offset} on, as its name says",
+                f"{first}",
+                base_offset=first,
+            )

@@ -104,10 +104,16 @@ def open_partition(
     """
     listing = list_partition(path_or_uri, filesystem)
     log = PartitionLog(
-        listing.segments, log_start_offset=listing.log_start_offset, topic=listing.topic, partition=listing.partition,
-        leader_epochs=listing.leader_epochs, end_offset=end_offset, max_open=max_open, max_batch_bytes=max_batch_bytes,
+        listing.segments,
+        log_start_offset=listing.log_start_offset,
+        topic=listing.topic,
+        partition=listing.partition,
+        leader_epochs=listing.leader_epochs,
+        end_offset=end_offset,
+        max_open=max_open,
+        max_batch_bytes=max_batch_bytes,
         place=lambda root: (listing.filesystem, root),
-    )  # fmt: skip
+    )
     for note in listing.notes:
         log.note(note)
     return log
@@ -212,9 +218,15 @@ class PartitionLog:
         while number < len(self._bases):
             segment = self._segment(number)
             status, position, size, base, last = k.find_offset(
-                segment.whole, segment.end, segment.index, segment.entry_size, segment.n_entries, segment.base_offset,
-                segment.budget, offset,
-            )  # fmt: skip
+                segment.whole,
+                segment.end,
+                segment.index,
+                segment.entry_size,
+                segment.n_entries,
+                segment.base_offset,
+                segment.budget,
+                offset,
+            )
             if status != k.FOUND:
                 out = np.empty(1, LOCATION)
                 if not segment.find_offsets(np.full(1, offset), np.zeros(1, np.int64), out):
@@ -345,9 +357,13 @@ class PartitionLog:
                 last = self.segments[-1]
                 _, path = located(self._place, last.root, last.path)
                 raise LogFormatError(
-                    "side_file", path, 0, f"a log start up to the log end, {found}",
-                    f"{self._log_start}, by its checkpoint", hint="the checkpoint belongs to another log",
-                )  # fmt: skip
+                    "side_file",
+                    path,
+                    0,
+                    f"a log start up to the log end, {found}",
+                    f"{self._log_start}, by its checkpoint",
+                    hint="the checkpoint belongs to another log",
+                )
             log_end = max(found, self._log_start)
             bound = log_end if self._end_offset is None else min(self._end_offset, log_end)
             self._end = log_end, max(bound, self._log_start)

@@ -82,15 +82,26 @@ class RecordSearch:
             starts = np.append(0, ends[done:until] - before)
             try:
                 self._search(
-                    segment, positions[done:until], starts, which[rows] - done, targets[rows], start_offset, exact,
+                    segment,
+                    positions[done:until],
+                    starts,
+                    which[rows] - done,
+                    targets[rows],
+                    start_offset,
+                    exact,
                     out[rows],
-                )  # fmt: skip
+                )
             except LogFormatError as error:
                 at = int(np.searchsorted(starts, error.position, "right")) - 1
                 raise LogFormatError(
-                    error.kind, error.path, int(positions[done + at] - starts[at]) + error.position, error.expected,
-                    error.found, base_offset=error.base_offset, hint=error.hint,
-                ) from None  # fmt: skip
+                    error.kind,
+                    error.path,
+                    int(positions[done + at] - starts[at]) + error.position,
+                    error.expected,
+                    error.found,
+                    base_offset=error.base_offset,
+                    hint=error.hint,
+                ) from None
             done = until
         return out
 

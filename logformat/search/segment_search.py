@@ -102,9 +102,22 @@ class SearchableSegment:
             # Behind a batch that was not it, an entry's own batch may have been passed: no way to see it
             times, entry_size, n_times = self.times if after is None else (self.whole[:0], k.TIME_ENTRY, 0)
             status = find_times(
-                window, origin, self.end, self.index, self.entry_size, self.n_entries, times, entry_size, n_times,
-                self.base_offset, start_offset, targets, begin, state, out,
-            )  # fmt: skip
+                window,
+                origin,
+                self.end,
+                self.index,
+                self.entry_size,
+                self.n_entries,
+                times,
+                entry_size,
+                n_times,
+                self.base_offset,
+                start_offset,
+                targets,
+                begin,
+                state,
+                out,
+            )
             if status == k.NONE:
                 self._end_at(int(state[k.POSITION]))
             if status in (k.FOUND, k.NONE):
@@ -145,9 +158,19 @@ class SearchableSegment:
         window, origin = self.whole, 0
         while True:
             status = k.find_offsets(
-                window, origin, self.end, self.index, self.entry_size, self.n_entries, self.base_offset, self.budget,
-                targets, rows, state, out,
-            )  # fmt: skip
+                window,
+                origin,
+                self.end,
+                self.index,
+                self.entry_size,
+                self.n_entries,
+                self.base_offset,
+                self.budget,
+                targets,
+                rows,
+                state,
+                out,
+            )
             if status == k.FOUND:
                 return state
             if status == k.NONE:
@@ -238,9 +261,14 @@ class SearchableSegment:
         with opened(self._filesystem, self.path) as file:
             try:
                 for headers in read_headers(
-                    file, self.path, 0, self.end, ChunkBuffer(_BUFFER_BYTES), tail,
+                    file,
+                    self.path,
+                    0,
+                    self.end,
+                    ChunkBuffer(_BUFFER_BYTES),
+                    tail,
                     previous_last_offset=self.base_offset - 1,
-                ):  # fmt: skip
+                ):
                     entries, time_entries = _entries(headers.batches, state)
                     offsets.append(entries)
                     times.append(time_entries)

@@ -63,9 +63,12 @@ def check_relative(relative: NDArray[np.int64], base_offset: int, path: str, ent
     if len(wrong):
         first = int(wrong[0])
         raise LogFormatError(
-            "relative_offset", path, first * entry_size, f"an offset from {base_offset} to {base_offset} + 2^31 - 1",
+            "relative_offset",
+            path,
+            first * entry_size,
+            f"an offset from {base_offset} to {base_offset} + 2^31 - 1",
             str(base_offset + int(relative[first])),
-        )  # fmt: skip
+        )
 
 
 def _check(wrong: NDArray[np.bool_], expected: str, values: NDArray[np.int64], path: str) -> None:

@@ -151,31 +151,39 @@ def _missing(plan: PartitionPlan, scans: Sequence[SegmentScan], hole: _Hole) -> 
     if hole.below < 0:
         path = f"{plan.segments[0].listed.path.rpartition('/')[0]}/{LEADER_EPOCH_CHECKPOINT}"
         return _gap(
-            path, f"a log from offset {hole.first} on, where its first leader epoch begins, or a log start checkpoint",
-            f"a first segment at {hole.last + 1}", _HINT,
-        )  # fmt: skip
+            path,
+            f"a log from offset {hole.first} on, where its first leader epoch begins, or a log start checkpoint",
+            f"a first segment at {hole.last + 1}",
+            _HINT,
+        )
     scan, segment = scans[hole.below], plan.segments[hole.below].listed
     if scan.indexed_end:
         return _gap(
-            segment.path, f"batches up to offset {scan.indexed_end - 1}, as its index says",
-            f"the end of the file behind offset {scan.last_offset}", _HINT, scan.end_position,
-        )  # fmt: skip
+            segment.path,
+            f"batches up to offset {scan.indexed_end - 1}, as its index says",
+            f"the end of the file behind offset {scan.last_offset}",
+            _HINT,
+            scan.end_position,
+        )
     if hole.last < plan.cleaned_until:
         return None
     after = plan.segments[hole.below + 1].listed
     if _behind_generation(plan, hole.below):
         return _gap(
-            after.path, f"offsets from {hole.first} on, where the last generation ends",
+            after.path,
+            f"offsets from {hole.first} on, where the last generation ends",
             f"a segment that begins at {hole.last + 1}",
             f"{_HINT}; or --reset to begin anew from what the archive holds",
-        )  # fmt: skip
+        )
     above = max(s.thinned_offset for s in scans[hole.below + 1 :])
     if above >= 0 or scan.thinned_offset >= plan.cleaned_until:
         return None
     return _gap(
-        after.path, f"a segment that begins at offset {hole.first}, where {segment.path} ends",
-        f"one that begins at {hole.last + 1}, and no sign that a cleaner took what was between", _HINT,
-    )  # fmt: skip
+        after.path,
+        f"a segment that begins at offset {hole.first}, where {segment.path} ends",
+        f"one that begins at {hole.last + 1}, and no sign that a cleaner took what was between",
+        _HINT,
+    )
 
 
 def _beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> tuple[Problem | None, bool]:
@@ -189,15 +197,12 @@ def _beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> 
         return certain, True
     if scans[-1].indexed_end:
         last = plan.segments[len(scans) - 1].listed
-        return _gap(
-            last.path, f"batches up to offset {scans[-1].indexed_end - 1}, as its index says",
-            f"the end of the file behind offset {scans[-1].last_offset}", _HINT, scans[-1].end_position,
-        ), plan.sealed  # fmt: skip
+        expected = f"batches up to offset {scans[-1].indexed_end - 1}, as its index says"
+        end = f"the end of the file behind offset {scans[-1].last_offset}"
+        return _gap(last.path, expected, end, _HINT, scans[-1].end_position), plan.sealed
     if (plan.high_watermark or 0) > log_end:
-        return _gap(
-            HIGH_WATERMARK_CHECKPOINT, f"{_name(plan)} up to offset {plan.high_watermark}, its high watermark",
-            f"a log that ends at {log_end}", _HINT,
-        ), plan.sealed  # fmt: skip
+        expected = f"{_name(plan)} up to offset {plan.high_watermark}, its high watermark"
+        return _gap(HIGH_WATERMARK_CHECKPOINT, expected, f"a log that ends at {log_end}", _HINT), plan.sealed
     return None, False
 
 
@@ -208,9 +213,11 @@ def _certainly_beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end
     for snapshot in plan.snapshots:
         if snapshot.offset > log_end:
             return _gap(
-                snapshot.path, f"a log that reaches offset {snapshot.offset}, as this snapshot's name says",
-                f"one that ends at {log_end}", _HINT,
-            )  # fmt: skip
+                snapshot.path,
+                f"a log that reaches offset {snapshot.offset}, as this snapshot's name says",
+                f"one that ends at {log_end}",
+                _HINT,
+            )
     return None
 
 

@@ -72,10 +72,13 @@ def check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[s
         last = i + 1 == len(plan.segments)
         if not last or plan.sealed:
             raise LogFormatError(
-                "torn_tail", plan.segments[i].listed.path, scan.end_position, "whole batches up to the end of the file",
+                "torn_tail",
+                plan.segments[i].listed.path,
+                scan.end_position,
+                "whole batches up to the end of the file",
                 f"{scan.torn_bytes} bytes that are none",
                 hint="" if not last else "a sealed archive should end cleanly; without --sealed the log ends there",
-            )  # fmt: skip
+            )
         notes.append(
             f"{plan.segments[i].listed.path}: torn tail, the last {scan.torn_bytes} bytes are no batch; the log ends "
             "there"
@@ -90,11 +93,17 @@ def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
     ):
         if offset > log_end:
             raise SetAside(
-                Problem("side_file", f"{plan.topic}-{plan.partition}", 0,
-                        f"a {what} up to the log end, {log_end}", f"{offset}, by its checkpoint", state="diverged",
-                        hint="the log was replaced, or is not whole: bring back what belongs to it, or --reset to "
-                        "begin at its first segment")
-            )  # fmt: skip
+                Problem(
+                    "side_file",
+                    f"{plan.topic}-{plan.partition}",
+                    0,
+                    f"a {what} up to the log end, {log_end}",
+                    f"{offset}, by its checkpoint",
+                    state="diverged",
+                    hint="the log was replaced, or is not whole: bring back what belongs to it, or --reset to "
+                    "begin at its first segment",
+                )
+            )
 
 
 def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
@@ -103,9 +112,13 @@ def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
     if segment is None:
         return LastBatch()
     scan = scan_segment(
-        segment, buffer, next_base_offset=None, mark=plan.known_until,
-        index_interval_bytes=plan.settings.index_interval_bytes, max_index_bytes=plan.settings.segment_index_bytes,
-    )  # fmt: skip
+        segment,
+        buffer,
+        next_base_offset=None,
+        mark=plan.known_until,
+        index_interval_bytes=plan.settings.index_interval_bytes,
+        max_index_bytes=plan.settings.segment_index_bytes,
+    )
     return scan.marked_batch
 
 
@@ -116,9 +129,16 @@ def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: 
     if plan.known_until is not None:
         if log_end < plan.known_until:
             raise SetAside(
-                Problem("changed", name, 0, f"a log that reaches offset {plan.known_until}, as the last generation did",
-                        f"one that ends at {log_end}", hint=hint, state="diverged")
-            )  # fmt: skip
+                Problem(
+                    "changed",
+                    name,
+                    0,
+                    f"a log that reaches offset {plan.known_until}, as the last generation did",
+                    f"one that ends at {log_end}",
+                    hint=hint,
+                    state="diverged",
+                )
+            )
         marked = [  # in files of ours the last batch may be a rebuilt one
             scan.marked_batch
             for scan, segment in zip(scans, plan.segments, strict=False)
@@ -128,9 +148,16 @@ def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: 
         found = identity if plan.identity_segment is not None else (marked[-1] if marked else known)
         if known.base_offset >= 0 and found != known:
             raise SetAside(
-                Problem("changed", name, 0, f"{known} before offset {plan.known_until}", f"{found}",
-                        hint=hint, state="diverged")
-            )  # fmt: skip
+                Problem(
+                    "changed",
+                    name,
+                    0,
+                    f"{known} before offset {plan.known_until}",
+                    f"{found}",
+                    hint=hint,
+                    state="diverged",
+                )
+            )
     last = [s.last_batch for s in scans if s.last_batch.base_offset >= 0]
     if plan.known_until == log_end:
         return plan.known_last_batch

@@ -171,11 +171,13 @@ def read_again(file: Any, path: str, chunk: ScannedChunk, out: np.ndarray) -> No
     found = crc32c_extend(chunk.before, out)
     if found != chunk.checksum:
         raise LogFormatError(
-            "changed", path, _first_bad(out, chunk.position),
+            "changed",
+            path,
+            _first_bad(out, chunk.position),
             f"the bytes that were checked: CRC-32C {chunk.checksum:#010x} up to byte {chunk.position + chunk.size}",
             f"other bytes when they were read again: {found:#010x}",
             hint=CHANGED_HINT,
-        )  # fmt: skip
+        )
 
 
 def _first_bad(raw: np.ndarray, position: int) -> int:
@@ -197,9 +199,13 @@ def _cut(file: Any, segment: SegmentInput, buffer: ChunkBuffer) -> int:
     base = int.from_bytes(first.tobytes(), "big")
     if tail.reached_end_offset and base < segment.from_offset:
         raise LogFormatError(
-            "overlap", listed.path, tail.position, f"a batch that begins at offset {segment.from_offset} or later",
-            f"one that begins at {base} and ends above", base_offset=base,
-        )  # fmt: skip
+            "overlap",
+            listed.path,
+            tail.position,
+            f"a batch that begins at offset {segment.from_offset} or later",
+            f"one that begins at {base} and ends above",
+            base_offset=base,
+        )
     return tail.position
 
 

@@ -97,13 +97,22 @@ def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list
             break
         following = segments[number + 1] if number + 1 < len(segments) else None
         piece = Piece(
-            partition.topic, partition.partition, segment.root, segment.path, segment.base_offset, 0, segment.size,
-            start, end, None if following is None else following.base_offset,
+            partition.topic,
+            partition.partition,
+            segment.root,
+            segment.path,
+            segment.base_offset,
+            0,
+            segment.size,
+            start,
+            end,
+            None if following is None else following.base_offset,
             torn_tail=following is None and not partition.sealed,
             index=None if segment.index is None else (segment.beside, segment.index),
             later=_later(segments[number:]) if asked.wanted.committed else (),
-            more_later=asked.wanted.committed and len(segments) - number > _LATER, doubtful=doubtful,
-        )  # fmt: skip
+            more_later=asked.wanted.committed and len(segments) - number > _LATER,
+            doubtful=doubtful,
+        )
         out += _cut(piece, segment, log, asked)
     return out + told
 

@@ -82,9 +82,14 @@ def bytes_behind(partition: SourcePartition, offset: int, *, set_aside: bool = F
 
 def _log(partition: SourcePartition, end: int | None, known: int | None = None) -> PartitionLog:
     return PartitionLog(
-        partition.segments, log_start_offset=partition.log_start_offset, topic=partition.topic,
-        partition=partition.partition, end_offset=end, log_end_offset=known, place=cached_place,
-    )  # fmt: skip
+        partition.segments,
+        log_start_offset=partition.log_start_offset,
+        topic=partition.topic,
+        partition=partition.partition,
+        end_offset=end,
+        log_end_offset=known,
+        place=cached_place,
+    )
 
 
 def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError | None]:
@@ -128,8 +133,10 @@ def _last_stable_offset(partition: SourcePartition, asked: Range) -> tuple[int, 
     if start is None:
         start = segments[0].base_offset if segments else 0
     found = last_stable_offset(
-        segments, start, partition.high_watermark,
+        segments,
+        start,
+        partition.high_watermark,
         [(offset, partition.side_root, path) for offset, path in partition.snapshots],
         resume if asked.set_aside else None,
-    )  # fmt: skip
+    )
     return found, ends, met

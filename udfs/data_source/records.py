@@ -77,8 +77,14 @@ class _Reader:
                     check_size(file, piece)
                     outcomes = self._outcomes(piece, position)
                     for chunk in read_chunks(
-                        file, piece.shown, position, piece.end, self.buffer, tail, previous_last_offset=previous,
-                    ):  # fmt: skip
+                        file,
+                        piece.shown,
+                        position,
+                        piece.end,
+                        self.buffer,
+                        tail,
+                        previous_last_offset=previous,
+                    ):
                         within = yield from self._within(piece, chunk)
                         yield from self._chunk(within, chunk, outcomes)
                         position, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
@@ -142,9 +148,14 @@ class _Reader:
         if keep is not None and not keep.any():
             return
         for batch in record_batches(
-            run, self.schema, Place(piece.topic, piece.partition), start_offset=piece.start_offset,
-            end_offset=piece.end_offset, max_rows=self.spec.max_rows or MAX_ROWS, keep=keep,
-        ):  # fmt: skip
+            run,
+            self.schema,
+            Place(piece.topic, piece.partition),
+            start_offset=piece.start_offset,
+            end_offset=piece.end_offset,
+            max_rows=self.spec.max_rows or MAX_ROWS,
+            keep=keep,
+        ):
             yield aligned(batch, self.spec.schema, piece)
 
     def _keep(self, run: Run) -> NDArray[np.bool_]:

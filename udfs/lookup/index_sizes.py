@@ -99,14 +99,23 @@ def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
         minutes = np.unique(seconds // (_MINUTE // _SECOND))
         days |= set((np.unique(minutes // (_DAY // _MINUTE))).tolist())
         total += IndexSizes(
-            partitions=0, segments=1, log_bytes=n_bytes, batches=batches, now_bytes=now,
-            interval_bytes=len(offset_index) + len(time_index), batch_bytes=batches * (OFFSET_ENTRY + TIME_ENTRY),
-            minute_bytes=TIME_ENTRY * len(minutes), second_bytes=TIME_ENTRY * len(seconds), bytes_read=bytes_read,
-        )  # fmt: skip
+            partitions=0,
+            segments=1,
+            log_bytes=n_bytes,
+            batches=batches,
+            now_bytes=now,
+            interval_bytes=len(offset_index) + len(time_index),
+            batch_bytes=batches * (OFFSET_ENTRY + TIME_ENTRY),
+            minute_bytes=TIME_ENTRY * len(minutes),
+            second_bytes=TIME_ENTRY * len(seconds),
+            bytes_read=bytes_read,
+        )
     return IndexSizes(
-        log.topic, **{name: getattr(total, name) for name in _COUNTS if name != "days"}, days=len(days),
+        log.topic,
+        **{name: getattr(total, name) for name in _COUNTS if name != "days"},
+        days=len(days),
         problem=problem,
-    )  # fmt: skip
+    )
 
 
 def _merged(seconds: NDArray[np.int64], timestamps_ms: NDArray[np.int64]) -> NDArray[np.int64]:

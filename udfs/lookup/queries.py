@@ -89,9 +89,15 @@ def open_log(plan: LookupPlan) -> PartitionLog:
         start = max(plan.log_start_offset or 0, plan.segments[0].base_offset)
         end = last_stable_offset(plan.segments, start, end)
     return PartitionLog(
-        plan.segments, log_start_offset=plan.log_start_offset, topic=plan.topic, partition=plan.partition,
-        leader_epochs=plan.leader_epochs, end_offset=end, max_batch_bytes=plan.max_batch_bytes, place=cached_place,
-    )  # fmt: skip
+        plan.segments,
+        log_start_offset=plan.log_start_offset,
+        topic=plan.topic,
+        partition=plan.partition,
+        leader_epochs=plan.leader_epochs,
+        end_offset=end,
+        max_batch_bytes=plan.max_batch_bytes,
+        place=cached_place,
+    )
 
 
 def lookup(plan: LookupPlan, queries: Queries) -> Lookup:
@@ -144,12 +150,18 @@ def _answers(log: PartitionLog, queries: Queries) -> Any:
     files = pa.array([segment_file(int(base), LOG) if base >= 0 else None for base in bases], pa.string())
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(status, pa.string()), _numbers(offset), _numbers(timestamp), _numbers(epoch).cast(pa.int32()),
-            files.take(pa.array(row)), _numbers(columns["position"]), _numbers(columns["size"]),
-            _numbers(columns["base_offset"]), _numbers(columns["last_offset"]),
+            pa.array(status, pa.string()),
+            _numbers(offset),
+            _numbers(timestamp),
+            _numbers(epoch).cast(pa.int32()),
+            files.take(pa.array(row)),
+            _numbers(columns["position"]),
+            _numbers(columns["size"]),
+            _numbers(columns["base_offset"]),
+            _numbers(columns["last_offset"]),
         ],
         schema=ANSWER,
-    )  # fmt: skip
+    )
 
 
 def _numbers(values: NDArray[np.int64]) -> Any:

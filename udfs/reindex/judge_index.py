@@ -161,9 +161,12 @@ def _judge(
     zeros_to_end = not file.head[used:].strip(b"\0") and file.only_zeros_behind
     if file.size > max_bytes and (used > max_bytes or not zeros_to_end):
         return Verdict(
-            "huge", max_bytes, max_bytes // entry_size, f"at most {max_bytes} bytes (segment.index.bytes)",
+            "huge",
+            max_bytes,
+            max_bytes // entry_size,
+            f"at most {max_bytes} bytes (segment.index.bytes)",
             f"{file.size} bytes",
-        )  # fmt: skip
+        )
 
     def at(reason: Reason, i: int) -> Verdict:
         return Verdict(reason, i * entry_size, i, texts.of(i, texts.right), texts.of(i, texts.found))
@@ -184,9 +187,12 @@ def _judge(
     if file.size % entry_size:
         rest = file.size % entry_size
         return Verdict(
-            "torn", file.size - rest, (file.size - rest) // entry_size, f"entries of {entry_size} bytes",
+            "torn",
+            file.size - rest,
+            (file.size - rest) // entry_size,
+            f"entries of {entry_size} bytes",
             f"{rest} bytes at the end",
-        )  # fmt: skip
+        )
     if file.size > used:
         return Verdict("padded", used, n, f"{len(rebuilt)} bytes", f"{file.size - used} bytes of zeros at the end")
     if ends_early or rebuilt.startswith(file.head):

@@ -129,9 +129,12 @@ def _reindex(task: ReindexTask, number: int, buffer: ChunkBuffer) -> SegmentOutc
     files_read = [file if isinstance(file, SideBytes) else None for file in archived]
     judge = IndexJudge(segment.base_offset, files_read[0], files_read[1])
     builder = IndexBuilder(
-        segment.base_offset, settings.index_interval_bytes, settings.segment_index_bytes, segment.path,
+        segment.base_offset,
+        settings.index_interval_bytes,
+        settings.segment_index_bytes,
+        segment.path,
         settings.time_index_interval_ms,
-    )  # fmt: skip
+    )
     found = scan(root, segment, settings, buffer, builder, judge, next_base_offset=after)
     rebuilt = builder.finish()
     limit = settings.segment_index_bytes
@@ -220,16 +223,30 @@ def scan(
         bytes_read += part.bytes_read
     if tail.torn_bytes and next_base_offset is not None:
         raise LogFormatError(
-            "torn_tail", path, tail.position, "whole batches up to the end of the file, since another segment follows",
+            "torn_tail",
+            path,
+            tail.position,
+            "whole batches up to the end of the file, since another segment follows",
             f"{tail.torn_bytes} bytes that are none",
-        )  # fmt: skip
+        )
     return SegmentOutcome(
-        base, path, producer_problem=producer_problem, end_position=tail.position, torn_bytes=tail.torn_bytes,
-        n_batches=n_batches, first_offset=first, last_offset=last, max_timestamp=max_timestamp, dense=dense,
-        producers=producers, aborts=np.concatenate([np.empty(0, TXN_ROW), *aborts]),
-        previous=np.concatenate([np.empty(0, np.int64), *before_aborts]), last_markers=last_markers,
-        epochs=tuple(epochs), bytes_read=bytes_read,
-    )  # fmt: skip
+        base,
+        path,
+        producer_problem=producer_problem,
+        end_position=tail.position,
+        torn_bytes=tail.torn_bytes,
+        n_batches=n_batches,
+        first_offset=first,
+        last_offset=last,
+        max_timestamp=max_timestamp,
+        dense=dense,
+        producers=producers,
+        aborts=np.concatenate([np.empty(0, TXN_ROW), *aborts]),
+        previous=np.concatenate([np.empty(0, np.int64), *before_aborts]),
+        last_markers=last_markers,
+        epochs=tuple(epochs),
+        bytes_read=bytes_read,
+    )
 
 
 def _parts(

@@ -157,9 +157,15 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
         null_keys_stay=plan.null_keys == "keep",
     )
     differences = compare(
-        parent, child, rows, found.transactions, rules, side.max_batch_bytes, plan.task_memory_bytes,
+        parent,
+        child,
+        rows,
+        found.transactions,
+        rules,
+        side.max_batch_bytes,
+        plan.task_memory_bytes,
         sum(n for _, n in sizes),
-    )  # fmt: skip
+    )
     for error in differences.problems:
         found.add(error)
     found.notes += [f"{side.name}: {n} more rows of this kind: {kind}" for kind, n in differences.unlisted.items()]

@@ -23,13 +23,14 @@ from logformat.layout import CODEC_MASK, CONTROL_MASK
 from logformat.listing import ListedSegment
 from logformat.primitives.crc32c import crc32c_extend
 from logformat.side_files import checkpoints, producer_snapshot
+from logformat.side_files.index_builder import IndexBuilder
 from logformat.side_files.producer_state import merge, merge_all, summarize
 from udfs.attempt import attempt
 from udfs.problem import Problem
 from udfs.segments import LastBatch, SideFile
 from udfs.storage import open_root, opened, read_file
 from udfs.verify.gaps import Thinned, gap_problems
-from udfs.verify.indexes import IndexCheck
+from udfs.verify.indexes import Expected, IndexCheck, IndexFile
 from udfs.verify.transactions import (
     TXN_ROW,
     check_txn_index,
@@ -137,10 +138,18 @@ def result_of(plan: CheckPlan, found: Findings, seconds: float, compared_records
     """The rows as a value."""
     facts = found.facts
     return CheckResult(
-        plan.topic, plan.partition, tuple(found.problems), tuple(found.notes), tuple(found.not_checked), len(facts),
-        sum(f.batches for f in facts), sum(f.records for f in facts), sum(f.size for f in facts), compared_records,
-        seconds,
-    )  # fmt: skip
+        plan.topic,
+        plan.partition,
+        problems=tuple(found.problems),
+        notes=tuple(found.notes),
+        not_checked=tuple(found.not_checked),
+        segments=len(facts),
+        batches=sum(f.batches for f in facts),
+        records=sum(f.records for f in facts),
+        bytes=sum(f.size for f in facts),
+        compared_records=compared_records,
+        seconds=seconds,
+    )
 
 
 def check_side(plan: CheckPlan, found: Findings) -> None:
@@ -170,13 +179,14 @@ def _check_segment(
     active = after is None and not plan.sealed and not plan.generation
     facts = SegmentFacts(path, base)
     found.facts.append(facts)
+    index = segment.index or _path_of(path, "index")
+    times = segment.time_index or _path_of(path, "timeindex")
     indexes = IndexCheck(
-        base, path,
-        segment.index or _path_of(path, "index"), _data(plan, segment, segment.index, found, segment.size),
-        segment.time_index or _path_of(path, "timeindex"),
-        _data(plan, segment, segment.time_index, found, segment.size),
-        plan.index_interval_bytes, plan.max_index_bytes,
-    )  # fmt: skip
+        base,
+        IndexFile("offset", index, _data(plan, segment, segment.index, found, segment.size)),
+        IndexFile("time", times, _data(plan, segment, segment.time_index, found, segment.size)),
+        IndexBuilder(base, plan.index_interval_bytes, plan.max_index_bytes, path),
+    )
     walk = LogWalk(path, segment.size, indexes.positions, base_offset=base)
     loader = BodyLoader(max_batch_bytes=plan.max_batch_bytes)
     placed, thinned = _Placed(path, base, after), Thinned(base)
@@ -198,10 +208,13 @@ def _check_segment(
     except LogFormatError as error:
         walk.add(error)
     facts.damaged, facts.thinned_offset = walk.n_problems > 0, thinned.last
-    problems, notes = indexes.finish(
-        active=active, exact=plan.generation, damaged=facts.damaged or walk.torn_bytes > 0,
+    expected = Expected(
+        active=active,
+        exact=plan.generation,
+        damaged=facts.damaged or walk.torn_bytes > 0,
         missing_ok=not plan.generation,
-    )  # fmt: skip
+    )
+    problems, notes = indexes.finish(expected)
     found.problems += walk.problems
     if walk.n_problems > len(walk.problems):
         found.notes.append(f"{path}: {walk.n_problems - len(walk.problems)} more problems in this file are not listed")
@@ -349,10 +362,13 @@ def _check_tail(walk: LogWalk, active: bool, found: Findings) -> None:
     else:
         found.add(
             LogFormatError(
-                "torn_tail", walk.path, walk.end_position, "whole batches up to the end of the file",
+                "torn_tail",
+                walk.path,
+                walk.end_position,
+                "whole batches up to the end of the file",
                 f"{walk.torn_bytes} bytes that are {what}",
             )
-        )  # fmt: skip
+        )
 
 
 def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, found: Findings) -> None:
@@ -363,9 +379,13 @@ def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, found: Fin
         for f in found.facts
     ]
     for gap in gap_problems(
-        plan.name, rows, plan.orphans, log_start_offset=plan.log_start_offset or 0,
-        cleaned_until=plan.cleaner_checkpoint or 0, first_epoch=first_epoch,
-    ):  # fmt: skip
+        plan.name,
+        rows,
+        plan.orphans,
+        log_start_offset=plan.log_start_offset or 0,
+        cleaned_until=plan.cleaner_checkpoint or 0,
+        first_epoch=first_epoch,
+    ):
         if isinstance(gap, str) or plan.gaps_accepted:
             found.notes.append(str(gap))
         else:
@@ -408,10 +428,13 @@ def _check_snapshot(file: SideFile) -> None:
     if wrong.any():
         entry = entries[wrong][0]
         raise LogFormatError(
-            "side_file", file.path, 0, f"offsets below {file.offset}, as its name says",
+            "side_file",
+            file.path,
+            0,
+            f"offsets below {file.offset}, as its name says",
             f"{max(int(entry['last_offset']), int(entry['current_txn_first_offset']))} of producer "
             f"{int(entry['producer_id'])}",
-        )  # fmt: skip
+        )
 
 
 def _check_text_files(plan: CheckPlan, found: Findings) -> None:
