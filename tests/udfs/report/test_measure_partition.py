@@ -177,7 +177,7 @@ def test_damage_is_a_problem_and_nothing_else(tmp_path):
     log.write_bytes(data)
     found = profile_partition(ProfilePlan(made, True))
     assert found.problem is not None and found.problem.kind == "crc"
-    assert found.size_bytes == sum(s.size for s in made.segments) and not found.segments
+    assert found.size_bytes == sum(s.listed.size for s in made.segments) and not found.segments
 
 
 def test_more_keys_than_memory_is_a_problem_that_says_what_to_do(tmp_path):
