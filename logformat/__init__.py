@@ -2,6 +2,8 @@
 
 logformat.open_segment("archive/orders-0/00000000000000000000.log").to_arrow(["offset", "key"])
 logformat.open_partition("archive/orders-0").lookup_offset(4711)
+with logformat.SegmentWriter("test/orders-0", 0) as writer:
+    writer.append_records(pyarrow.record_batch({"key": [b"a"], "value": [b"1"], "offset": [0], "timestamp_ms": [0]}))
 """
 
 from __future__ import annotations
@@ -12,10 +14,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from logformat.batches.segment import open_segment
     from logformat.search.partition_log import open_partition
+    from logformat.writing.segment_writer import SegmentWriter
 
-__all__ = ["open_partition", "open_segment"]
+__all__ = ["SegmentWriter", "open_partition", "open_segment"]
 
-_HOMES = {"open_partition": "logformat.search.partition_log", "open_segment": "logformat.batches.segment"}
+_HOMES = {
+    "open_segment": "logformat.batches.segment",
+    "open_partition": "logformat.search.partition_log",
+    "SegmentWriter": "logformat.writing.segment_writer",
+}
 
 
 def __getattr__(name: str) -> Any:

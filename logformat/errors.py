@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import logging
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,6 +53,15 @@ def unreadable(path: str, error: OSError, position: int = 0) -> LogFormatError:
     return LogFormatError("unreadable", path, position, "a readable file", _said(error))
 
 
+@contextmanager
+def readable(path: str, position: int = 0) -> Iterator[None]:
+    """For what only reads a file: an OSError inside the block is raised as `unreadable`."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(path, error, position) from error
+
+
 def is_full(error: BaseException) -> bool:
     """Whether an error says that a disk, or a quota, is full: no file's fault, and all that write meet it."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -84,16 +95,24 @@ def _stopped(error: Exception, name: str) -> LogFormatError:
         return LogFormatError("unwritable", str(error.filename or name), 0, "a file that can be written", _said(error))
     if isinstance(error, MemoryError):
         return LogFormatError(
-            "memory", name, 0, "memory enough for this work", str(error) or "none left",
+            "memory",
+            name,
+            0,
+            "memory enough for this work",
+            str(error) or "none left",
             hint="more memory, or lower chunk.bytes and max.decompressed.batch.bytes",
-        )  # fmt: skip
+        )
     _LOG.error("%s: unexpected, please report this:", name, exc_info=error)
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = "".join(f" in {frame.name}, line {frame.lineno} of {frame.filename.rpartition('/')[2]}" for frame in last)
     return LogFormatError(
-        "defect", name, 0, "work that comes to its end", f"{type(error).__name__}: {error}{where}",
+        "defect",
+        name,
+        0,
+        "work that comes to its end",
+        f"{type(error).__name__}: {error}{where}",
         hint="please report this with the traceback in the log; nothing of it was used",
-    )  # fmt: skip
+    )
 
 
 def _said(error: OSError) -> str:

@@ -10,12 +10,14 @@ import errno
 import io
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from pyarrow import fs as pafs
 
+from logformat.errors import readable
 from logformat.locations import text_entries
 
 _KINDS: Final = {
@@ -56,6 +58,17 @@ def open_local(path: str) -> RegularFile:
 def open_input(filesystem: Any, path: str) -> Any:
     """A file of any file system: open_local, or pyarrow's own."""
     return open_local(path) if isinstance(filesystem, pafs.LocalFileSystem) else filesystem.open_input_file(path)
+
+
+@contextmanager
+def opened(filesystem: Any, path: str, shown: str = "") -> Iterator[Any]:
+    """open_input, closed behind the block. What cannot be opened, or is no regular file, raises LogFormatError kind
+    "unreadable"; shown: the path as it stands in messages, where that is another one.
+    """
+    with readable(shown or path):
+        file = open_input(filesystem, path)
+    with file:
+        yield file
 
 
 def kind_of_path(path: str) -> str | None:

@@ -142,11 +142,11 @@ INDEX: Final = pa.schema(
 # What the data sources add to a row where it is asked for
 PATH: Final = _column("path", pa.string(), "of the file", nullable=True)
 PROBLEM: Final = _column(
-    "problem", pa.struct([field for field in PROBLEMS if field.name not in ("topic", "partition")]),
-    "null: a row as it should be; else what could not be read, and the other columns are null", nullable=True,
-)  # fmt: skip
-
-SCHEMAS: Final = {"RECORDS": RECORDS, "BATCHES": BATCHES, "INDEX": INDEX, "PROBLEMS": PROBLEMS}
+    "problem",
+    pa.struct([field for field in PROBLEMS if field.name not in ("topic", "partition")]),
+    "null: a row as it should be; else what could not be read, and the other columns are null",
+    nullable=True,
+)
 
 
 def select(schema: Any, columns: Iterable[str] | None) -> Any:

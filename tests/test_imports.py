@@ -41,7 +41,7 @@ FLOORS: dict[str, set[str]] = {
     "logformat.locations": set(),
     "logformat.cache_folder": {"logformat.errors"},
     "logformat.jit": {"logformat.cache_folder"},
-    "logformat.regular_files": {"logformat.locations"},
+    "logformat.regular_files": {"logformat.errors", "logformat.locations"},
     "logformat.primitives": _BYTES,
     "logformat.batches": _BYTES,
     "logformat.side_files": _BYTES,
@@ -50,7 +50,7 @@ FLOORS: dict[str, set[str]] = {
     "logformat.search": _FILES | {"logformat.listing"},
     "logformat.dump": _FILES,
     "logformat.writing": _FILES,
-    "logformat": {"logformat.batches", "logformat.search"},
+    "logformat": {"logformat.batches", "logformat.search", "logformat.writing"},
     "udfs": set(),
     "udfs.storage": set(),
     "udfs.groups": set(),
@@ -90,6 +90,7 @@ OURS = {"logformat": {"logformat"}, "udfs": {"udfs", "logformat"}, "jobs": {"job
 FORMATS_FOR_JOBS = {
     "logformat.names", "logformat.schemas", "logformat.errors", "logformat.locations", "logformat.control_characters",
     "logformat.side_files.checkpoints",
+    "logformat.listing",  # what a listed segment is, and which files of a folder count: it opens no log but a .swap
 }  # fmt: skip
 # What kernels may import beside other kernels: what checksums are made of is inlined into them
 FOR_KERNELS = {"logformat.layout", "logformat.jit", "logformat.primitives.crc32", "logformat.primitives.crc32c"}

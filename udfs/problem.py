@@ -27,13 +27,14 @@ class Problem:
             error.kind, error.path, error.position, error.expected, error.found, error.base_offset, error.hint, state
         )
 
+    def as_error(self) -> LogFormatError:
+        """The same, to be raised."""
+        return LogFormatError(
+            self.kind, self.path, self.position, self.expected, self.found, base_offset=self.base_offset, hint=self.hint
+        )
+
     def __str__(self) -> str:
-        return str(
-            LogFormatError(
-                self.kind, self.path, self.position, self.expected, self.found,
-                base_offset=self.base_offset, hint=self.hint,
-            )
-        )  # fmt: skip
+        return str(self.as_error())
 
 
 class SetAside(Exception):

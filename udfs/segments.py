@@ -5,26 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from logformat.listing import ListedSegment
+
 
 @dataclass(frozen=True)
 class SegmentInput:
-    """One `.log` to be read, never beyond `size`."""
+    """A segment to be read, from an offset on."""
 
-    root: Literal["archive", "store"]
-    path: str  # of the .log, relative to its root
-    base_offset: int
-    size: int  # bytes when it was listed
-    mtime_ms: int
+    listed: ListedSegment
     from_offset: int = 0  # batches below are not part of the log: they are in the generation already
-    offset_index: str | None = None  # of the archive, where there is one: what it says of the end of the .log ...
-    time_index: str | None = None  # ... (`gaps.indexed_end`); nothing else of it is used
+
+    @property
+    def base_offset(self) -> int:
+        """The lowest offset that counts."""
+        return max(self.listed.base_offset, self.from_offset)
 
 
 @dataclass(frozen=True)
 class SideFile:
     """A small file that is read where it is there: a `.snapshot` or `.txnindex`; or an index without its `.log`."""
 
-    root: Literal["archive", "store"]
+    root: str  # URI that `path` is below
     path: str
     offset: int
 

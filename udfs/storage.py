@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs as pafs
 
-from logformat.errors import unreadable
+from logformat import regular_files
+from logformat.errors import readable
 from logformat.locations import file_system, refuse_secrets
-from logformat.regular_files import odd_entries, open_input, open_local
-from logformat.side_files.small_files import read_side_file
+from logformat.regular_files import odd_entries, open_input
+from logformat.side_files.small_files import read_small_file
 
 
 @dataclass(frozen=True)
@@ -59,45 +61,35 @@ def open_root(uri: str) -> Root:
     return Root(uri, filesystem, base.rstrip("/"))
 
 
+@cache
+def cached_root(uri: str) -> Root:
+    """`open_root`, once a process."""
+    return open_root(uri)
+
+
+def cached_place(uri: str) -> tuple[Any, str]:
+    """The same as searches of a log want it: the file system, and the path on it."""
+    root = cached_root(uri)
+    return root.filesystem, root.base
+
+
 def open_file(root: Root, path: str) -> Any:
     """An open file for reading, as pyarrow's are. OSError for what is no regular file, and what cannot be opened."""
     return open_input(root.filesystem, root.full(path))
 
 
-@contextmanager
-def opened(root: Root, path: str) -> Iterator[Any]:
-    """An open file for reading, as pyarrow's are; what cannot be opened, or is no regular file, raises LogFormatError
-    kind "unreadable".
+def opened(root: Root, path: str) -> AbstractContextManager[Any]:
+    """An open file for reading: an io.FileIO of a local one, of which batches.headers reads headers alone; else one of
+    pyarrow's. What cannot be opened, or is no regular file, raises LogFormatError kind "unreadable".
     """
-    try:
-        file = open_file(root, path)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    with file:
-        yield file
-
-
-@contextmanager
-def opened_unbuffered(root: Root, path: str) -> Iterator[Any]:
-    """An io.FileIO of a local file, of which batches.headers reads headers alone; an open pyarrow file of any other."""
-    if not root.is_local:
-        with opened(root, path) as file:
-            yield file
-        return
-    try:
-        file = open_local(root.full(path))
-    except OSError as error:
-        raise unreadable(path, error) from error
-    with file:
-        yield file
+    return regular_files.opened(root.filesystem, root.full(path), path)
 
 
 def read_file(root: Root, path: str, log_bytes: int = 0) -> bytes:
     """A small file, whole. log_bytes: of the log beside an index, where known. A larger file than is sensible for its
     kind raises LogFormatError kind "side_file", one that cannot be read "unreadable".
     """
-    with opened(root, path) as file:
-        return read_side_file(file, path, log_bytes)
+    return read_small_file(root.filesystem, root.full(path), path, log_bytes)
 
 
 def write_file(root: Root, path: str, data: bytes) -> None:
@@ -156,7 +148,5 @@ def file_size(root: Root, path: str) -> int | None:
 
 
 def _info(root: Root, path: str) -> Any:
-    try:
+    with readable(path):
         return root.filesystem.get_file_info(root.full(path))
-    except OSError as error:
-        raise unreadable(path, error) from error

@@ -6,7 +6,7 @@ partition's counts, wherever it lies below the root.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -17,9 +17,9 @@ from jobs.archive.broker_lock import is_locked
 from jobs.errors import MissingPathError
 from logformat import names
 from logformat.errors import LogFormatError, unreadable
+from logformat.listing import ListedSegment, files_of
 from logformat.locations import text_entries
 from logformat.side_files import checkpoints
-from udfs.compact.scan_segment import next_offset_of
 from udfs.problem import Problem
 from udfs.storage import Root, folder_identity, is_link, no_files, open_root, read_file
 
@@ -33,27 +33,16 @@ _NO_HIGH_WATERMARK = (
 _MAX_DEPTH = 3  # root / disk / log directory / partition
 
 
-@dataclass(frozen=True)
-class ArchivedSegment:
-    """One `.log` by its name and listing."""
-
-    base_offset: int
-    path: str  # relative to the archive
-    size: int
-    mtime_ms: int
-
-
 @dataclass
 class ArchivedPartition:
     """One partition's folder."""
 
     topic: str
     partition: int
+    root: str  # URI that all paths are below
     path: str
-    segments: list[ArchivedSegment] = field(default_factory=list)  # by base offset
+    segments: list[ListedSegment] = field(default_factory=list)  # by base offset
     snapshots: dict[int, str] = field(default_factory=dict)  # offset -> path
-    txn_indexes: dict[int, str] = field(default_factory=dict)  # base -> path
-    indexes: dict[int, dict[str, str]] = field(default_factory=dict)  # base -> kind -> path, .txnindex too
     orphans: dict[int, str] = field(default_factory=dict)  # base -> path of an index whose .log is not there
     side_files: dict[str, str] = field(default_factory=dict)  # name -> path
     topic_id: str | None = None  # as Kafka writes it, 22 characters
@@ -287,7 +276,7 @@ def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _Log
 def _read_partition(
     root: Root, parsed: names.PartitionFolder, path: str, directory: _LogDirectory
 ) -> ArchivedPartition | None:
-    out = ArchivedPartition(parsed.topic, parsed.partition, path)
+    out = ArchivedPartition(parsed.topic, parsed.partition, root.uri, path)
     try:
         _fill(root, out)
     except OSError as error:
@@ -318,22 +307,12 @@ def _read_partition(
 
 
 def _fill(root: Root, out: ArchivedPartition) -> None:
-    listed, _ = _list(root, out.path)
-    out.notes += _check_kinds(root, out.path, listed)
-    entries = {e.base_name: e for e in listed if e.type == pafs.FileType.File}
-    resolution = names.resolve_leftovers(
-        ((name, int(e.size)) for name, e in entries.items()), lambda name: next_offset_of(root, f"{out.path}/{name}")
-    )
+    found = files_of(root.filesystem, root.full(out.path), out.path)
+    resolution = found.resolution
+    out.notes += [f"{out.path}/{name}: {kind}; as if it were not there" for name, kind in found.odd.items()]
     out.notes.extend(f"{out.path}/{name}: {why}" for name, why in resolution.ignored.items())
     out.notes.extend(f"{out.path}: {note}" for note in resolution.notes)
-    for base, files in resolution.segments.items():
-        log = files[names.LOG]
-        out.segments.append(
-            ArchivedSegment(base, f"{out.path}/{log.name}", log.size, entries[log.name].mtime_ns // 1_000_000)
-        )
-        out.indexes[base] = {kind: f"{out.path}/{file.name}" for kind, file in files.items() if kind != names.LOG}
-        if names.TXN_INDEX in files:
-            out.txn_indexes[base] = f"{out.path}/{files[names.TXN_INDEX].name}"
+    out.segments.extend(found.segments(root.uri, f"{out.path}/"))
     out.orphans = {base: f"{out.path}/{file.name}" for base, file in resolution.orphans.items()}
     out.snapshots = {offset: f"{out.path}/{file.name}" for offset, file in resolution.snapshots.items()}
     out.side_files = {name: f"{out.path}/{name}" for name in resolution.side_files}
@@ -349,16 +328,3 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
             out.leader_epochs = tuple(checkpoints.read_leader_epochs(read_file(root, full), full))
         except LogFormatError as error:
             out.notes.append(f"{error}; rebuilt from the log")
-
-
-def _check_kinds(root: Root, path: str, listed: Iterable[pafs.FileInfo]) -> list[str]:
-    """What is named like a `.log` must be a file: a folder, a pipe, or a link to nothing would be a segment that is
-    missing without a word. Notes on the others that are none.
-    """
-    odd = no_files(root, path, listed)
-    kinds = {e.base_name: "a folder" for e in listed if e.type == pafs.FileType.Directory} | odd
-    for name, kind in sorted(kinds.items()):
-        file = names.parse_segment_file(name)
-        if file is not None and file.kind == names.LOG and file.suffix not in (names.DELETED, names.CLEANED):
-            raise LogFormatError("unreadable", f"{path}/{name}", 0, "a readable file", kind)
-    return [f"{path}/{name}: {kind}; as if it were not there" for name, kind in odd.items()]

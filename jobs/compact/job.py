@@ -175,7 +175,7 @@ def _plans(
                 inputs = inputs_from_archive(archived)
             else:
                 inputs = inputs_from_generation(
-                    archived, checkpoint, manifests[key], archive.root.uri, settings[key[0]].gaps
+                    archived, checkpoint, manifests[key], report.store, settings[key[0]].gaps
                 )
         except NotPlanned as reason:
             if checkpoint is None or not _begins_anew(options, key, reason.problem):
@@ -238,8 +238,8 @@ def _surely_not_due(plan: PartitionPlan) -> PartitionResult | None:
     none = np.full(n, -1, np.int64)
     facts = SegmentFacts(
         np.array([s.base_offset for s in plan.segments], np.int64),
-        np.array([s.size for s in plan.segments], np.int64),
-        none, none, np.array([s.mtime_ms for s in plan.segments], np.int64),
+        np.array([s.listed.size for s in plan.segments], np.int64),
+        none, none, np.array([s.listed.mtime_ms for s in plan.segments], np.int64),
     )  # fmt: skip
     last = plan.segments[-1].base_offset
     end = max(last + 1, plan.known_until or 0)
@@ -255,7 +255,8 @@ def _surely_not_due(plan: PartitionPlan) -> PartitionResult | None:
     )  # fmt: skip
     if is_due(cleanable, 0, plan.settings.min_cleanable_dirty_ratio, plan.settings.min_dirty_bytes, False):
         return None
-    unread = any(s.root == "archive" and s.size for s in plan.segments)  # how far it goes is seen only in it
+    theirs = [s.listed for s in plan.segments if not plan.is_ours(s.listed)]
+    unread = any(s.size for s in theirs)  # how far it goes is seen only in it
     return PartitionResult(
         plan.topic, plan.partition, "not_due", first_dirty_before=dirty, first_dirty_offset=dirty,
         log_start_offset=plan.log_start_offset, next_offset=-1 if unread else plan.known_until or -1,
@@ -279,7 +280,7 @@ def _run_waves(
 ) -> None:
     """Waves of partitions, the largest first; the commit of one runs while the next one works."""
     job = options.config.job
-    todo = sorted(plans, key=lambda p: -sum(s.size for s in p.segments))
+    todo = sorted(plans, key=lambda p: -sum(s.listed.size for s in p.segments))
     progress.start("compact", len(todo))
     commit_seconds = 0.0
     with ThreadPoolExecutor(1) as pool:
@@ -329,7 +330,7 @@ def _next_wave(
     batch: list[PartitionPlan] = []
     held = 0
     for plan in todo[:most]:
-        held += sum(s.size for s in plan.segments)
+        held += sum(s.listed.size for s in plan.segments)
         if batch and done and held * spent / done > minutes * 60:
             break
         batch.append(plan)
@@ -351,7 +352,7 @@ class _Counted:
 def _run_wave(
     spark: SparkSession, plans: Sequence[PartitionPlan], on_done: Callable[[int], None]
 ) -> list[PartitionResult]:
-    large = [p for p in plans if sum(s.size for s in p.segments) > p.limits.split_bytes]
+    large = [p for p in plans if sum(s.listed.size for s in p.segments) > p.limits.split_bytes]
     small = [p for p in plans if p not in large]
     results = []
     for plan, result in zip(small, run_tasks(spark, _one_partition, small, on_done), strict=True):

@@ -5,11 +5,11 @@ generation"; COMPACTION.md, "Where a run begins").
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from jobs.archive.listing import ArchivedPartition, ArchivedSegment
-from logformat import names
+from jobs.archive.listing import ArchivedPartition
+from logformat.listing import ListedSegment
 from logformat.names import partition_folder, segment_file
 from udfs.compact.plan import Gap
 from udfs.problem import Problem
@@ -38,36 +38,37 @@ def inputs_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True
     if not checkpoints:
         cleaner = log_start = None
     return {
-        "segments": tuple(_input(archived, s) for s in archived.segments),
+        "segments": tuple(SegmentInput(s) for s in archived.segments),
         "log_start_offset": max(first, log_start or 0),
         "log_start_checkpoint": log_start,
         "checkpoint": cleaner,
         "cleaner_checkpoint": cleaner,
-        "orphans": tuple(SideFile("archive", path, base) for base, path in archived.orphans.items()),
-        "snapshots": tuple(SideFile("archive", path, offset) for offset, path in archived.snapshots.items()),
-        "txn_indexes": tuple(SideFile("archive", path, base) for base, path in archived.txn_indexes.items()),
+        "orphans": tuple(_side_files(archived, archived.orphans)),
+        "snapshots": tuple(_side_files(archived, archived.snapshots)),
+        "txn_indexes": tuple(_txn_indexes(archived.segments)),
         "leader_epochs": archived.leader_epochs,
         "topic_id": archived.topic_id,
     }
 
 
-def _input(archived: ArchivedPartition, s: ArchivedSegment, from_offset: int = 0) -> SegmentInput:
-    of = archived.indexes.get(s.base_offset, {})
-    return SegmentInput(
-        "archive", s.path, from_offset or s.base_offset, s.size, s.mtime_ms, from_offset,
-        of.get(names.INDEX), of.get(names.TIME_INDEX),
-    )  # fmt: skip
+def _side_files(archived: ArchivedPartition, files: Mapping[int, str]) -> Iterator[SideFile]:
+    """files: offset -> path."""
+    yield from (SideFile(archived.root, path, offset) for offset, path in files.items())
+
+
+def _txn_indexes(segments: Iterable[ListedSegment]) -> Iterator[SideFile]:
+    yield from (SideFile(s.root, s.txn_index, s.base_offset) for s in segments if s.txn_index is not None)
 
 
 def inputs_from_generation(
-    archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment], archive_uri: str, gaps: str
+    archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment], store_uri: str, gaps: str
 ) -> dict[str, object]:
     """Fields of the plan for a partition of which the store holds a generation: that, and the archive after it.
 
     gaps: the setting. Raises NotPlanned where the archive is another log now, lacks what comes next, or holds again
     what the generation passed over.
     """
-    _check_identity(archived, checkpoint, archive_uri)
+    _check_identity(archived, checkpoint)
     ours = [s for s in manifest if s.root == "store"]
     theirs = [s for s in manifest if s.root == "archive"]
     covered = ours[-1].next_offset if ours else min((s.base_offset for s in theirs), default=checkpoint.next_offset)
@@ -79,15 +80,14 @@ def inputs_from_generation(
     after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
     folder = f"segments/{partition_folder(checkpoint.topic, checkpoint.partition)}"
     folder = f"{folder}/{checkpoint.generation}-{checkpoint.run_id}"
-    segments = [
-        SegmentInput("store", s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours
-    ] + after  # fmt: skip
-    snapshots = {offset: SideFile("archive", path, offset) for offset, path in archived.snapshots.items()}
+    listed = [ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours]
+    segments = [*map(SegmentInput, listed), *after]
+    snapshots = {file.offset: file for file in _side_files(archived, archived.snapshots)}
     for base in [s.base_offset for s in manifest if s.base_offset > log_start] + [checkpoint.next_offset]:
-        snapshots[base] = SideFile("store", f"{folder}/{segment_file(base, 'snapshot')}", base)
-    txn_indexes = [SideFile("archive", p, b) for b, p in archived.txn_indexes.items() if b >= covered] + [
+        snapshots[base] = SideFile(store_uri, f"{folder}/{segment_file(base, 'snapshot')}", base)
+    txn_indexes = [file for file in _txn_indexes(archived.segments) if file.offset >= covered] + [
         # not beside the .log: that may be an older run's, of which vacuum leaves the .log alone
-        SideFile("store", f"{folder}/{segment_file(s.base_offset, 'txnindex')}", s.base_offset)
+        SideFile(store_uri, f"{folder}/{segment_file(s.base_offset, 'txnindex')}", s.base_offset)
         for s in ours if s.txn_index_bytes
     ]  # fmt: skip
     return {
@@ -106,7 +106,7 @@ def inputs_from_generation(
         "cleaner_checkpoint": archived.cleaner_checkpoint,
         "log_start_checkpoint": archived.log_start_checkpoint,
         "orphans": tuple(
-            SideFile("archive", path, base) for base, path in archived.orphans.items() if base >= checkpoint.next_offset
+            file for file in _side_files(archived, archived.orphans) if file.offset >= checkpoint.next_offset
         ),
         "known_gaps": known_gaps,
     }
@@ -161,7 +161,7 @@ def _check_begins_there(archived: ArchivedPartition, checkpoint: Checkpoint, man
         raise _came_back(first, f"no offsets below {begins}, where generation {checkpoint.generation} begins")
 
 
-def _came_back(s: ArchivedSegment, expected: str) -> NotPlanned:
+def _came_back(s: ListedSegment, expected: str) -> NotPlanned:
     return NotPlanned(
         Problem(
             "gap", s.path, 0, expected, f"{s.size} bytes from offset {s.base_offset} on", state="gap",
@@ -170,7 +170,7 @@ def _came_back(s: ArchivedSegment, expected: str) -> NotPlanned:
     )  # fmt: skip
 
 
-def _check_identity(archived: ArchivedPartition, checkpoint: Checkpoint, archive_uri: str) -> None:
+def _check_identity(archived: ArchivedPartition, checkpoint: Checkpoint) -> None:
     for what, known, found in (
         ("topic id", checkpoint.topic_id, archived.topic_id),
         ("cluster id", checkpoint.cluster_id, archived.cluster_id),
@@ -187,11 +187,11 @@ def _archive_after(
     """The archive's segments from offset `covered` on, and the one that shows its identity if none of them does."""
     after = [s for s in archived.segments if s.base_offset >= covered]
     before = [s for s in archived.segments if s.base_offset < covered]
-    inputs = [_input(archived, s) for s in after]
+    inputs = [SegmentInput(s) for s in after]
     straddling = before[-1] if before else None
     if straddling is not None and straddling.size and (not after or after[0].base_offset > covered):
         # The segment may hold offsets on both sides: the task cuts it at the batch border.
-        inputs.insert(0, _input(archived, straddling, covered))
+        inputs.insert(0, SegmentInput(straddling, covered))
     elif not after and straddling is None:
         return [], None
     if gaps == "fail" and inputs and inputs[0].base_offset > max(covered, log_start) and straddling is None:
@@ -204,7 +204,4 @@ def _archive_after(
             )
         )  # fmt: skip
     shown = covered < checkpoint.next_offset
-    identity = None
-    if not shown and straddling is not None:
-        identity = _input(archived, straddling)
-    return inputs, identity
+    return inputs, SegmentInput(straddling) if not shown and straddling is not None else None

@@ -70,7 +70,7 @@ def _compact_if_due(spark: SparkSession, plan: PartitionPlan, clock: Clock) -> P
 
 
 def _scan(plan: PartitionPlan, number: int) -> SegmentScan | Problem:
-    return attempt(plan.segments[number].path, lambda: scan_one(plan, number, chunk_buffer(plan)))
+    return attempt(plan.segments[number].listed.path, lambda: scan_one(plan, number, chunk_buffer(plan)))
 
 
 def _scans(spark: SparkSession, plan: PartitionPlan) -> list[SegmentScan]:

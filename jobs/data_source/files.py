@@ -18,9 +18,10 @@ from jobs.command.typed import no_such_topic
 from jobs.data_source.options import Selection
 from jobs.errors import MissingPathError, UsageError
 from logformat import names
+from logformat.listing import ListedSegment
 from logformat.locations import text_entries
 from udfs.data_source.find_pieces import first_offset
-from udfs.data_source.plan import SourcePartition, SourceSegment
+from udfs.data_source.plan import SourcePartition
 from udfs.problem import Problem
 from udfs.storage import Root, UnknownRootError, exists, folder_identity, normal_uri, open_root
 
@@ -35,7 +36,7 @@ def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: 
     """
     found: dict[object, SourcePartition] = {}
     left_out: set[str] = set()
-    files: dict[object, dict[str, SourceSegment]] = {}
+    files: dict[object, dict[str, ListedSegment]] = {}
     for uri in _each_once(paths):
         root = _root(uri)
         kind = root.filesystem.get_file_info(root.base).type
@@ -160,37 +161,28 @@ def _same_folder(here: str, there: str) -> bool:
 
 
 def _source(archived: ArchivedPartition, root: Root) -> SourcePartition:
-    segments = []
-    for s in archived.segments:
-        beside = archived.indexes.get(s.base_offset, {})
-        segments.append(
-            SourceSegment(
-                root.uri, s.path, s.base_offset, s.size, s.mtime_ms, beside.get(names.INDEX),
-                beside.get(names.TIME_INDEX), beside.get(names.TXN_INDEX),
-            )
-        )  # fmt: skip
     return SourcePartition(
-        archived.topic, archived.partition, tuple(segments), archived.log_start_checkpoint,
+        archived.topic, archived.partition, tuple(archived.segments), archived.log_start_checkpoint,
         archived.high_watermark if archived.held_by_broker else None, root.uri,
         tuple(sorted(archived.snapshots.items())), archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
         problem=archived.problem,
     )  # fmt: skip
 
 
-def _single(root: Root, name: str) -> SourceSegment:
+def _single(root: Root, name: str) -> ListedSegment:
     """One file, of any name, with the indexes that lie beside it."""
     info = root.filesystem.get_file_info(root.full(name))
     parsed = names.parse_segment_file(name)
     if (parsed is not None and parsed.kind != names.LOG) or name in _NO_LOGS:
         raise MissingPathError(path=f"{root.uri}/{name}", expected="a .log, or a folder", found="a file beside a log")
     if parsed is None:
-        return SourceSegment(root.uri, name, first_offset(root, name), int(info.size), info.mtime_ns // 1_000_000)
+        return ListedSegment(root.uri, name, first_offset(root, name), int(info.size), info.mtime_ns // 1_000_000)
     beside = {
         kind: there if exists(root, there) else None
         for kind in (names.INDEX, names.TIME_INDEX, names.TXN_INDEX)
         for there in (names.segment_file(parsed.base, kind),)
     }
-    return SourceSegment(
+    return ListedSegment(
         root.uri, name, parsed.base, int(info.size), info.mtime_ns // 1_000_000, beside[names.INDEX],
         beside[names.TIME_INDEX], beside[names.TXN_INDEX],
     )  # fmt: skip

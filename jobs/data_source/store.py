@@ -18,8 +18,9 @@ from jobs.errors import MissingPathError, NoGenerationError, UsageError
 from jobs.store.reader import table_rows
 from jobs.store.rows import Checkpoint, RunRow, Segment, histories
 from logformat import names
+from logformat.listing import ListedSegment
 from logformat.locations import text_entries
-from udfs.data_source.plan import SourcePartition, SourceSegment
+from udfs.data_source.plan import SourcePartition
 from udfs.storage import Root, normal_uri, open_root
 
 Key = tuple[str, int]
@@ -90,7 +91,7 @@ def _partition(store: Root, key: Key, run: _Run, manifest: list[Segment], archiv
             )  # fmt: skip
     roots = {"store": store.uri, "archive": archive or normal_uri(archive_uri)}
     segments = [
-        SourceSegment(
+        ListedSegment(
             roots[s.root], s.path, s.base_offset, s.size_bytes, s.mtime_ms,
             _side_file(folder, s.base_offset, names.INDEX, beside),
             _side_file(folder, s.base_offset, names.TIME_INDEX, beside),

@@ -25,7 +25,7 @@ from jobs.data_source.options import ReadOptions
 from jobs.data_source.plan import each, range_of, source_partitions
 from jobs.data_source.read import read_task
 from jobs.errors import DataLossError, UsageError
-from logformat.errors import LogFormatError, stopped
+from logformat.errors import stopped
 from udfs.data_source.find_pieces import first_to_read
 from udfs.data_source.log_end import bytes_behind, end_of
 from udfs.data_source.plan import LATEST, Bound, Range, SourcePartition, pack
@@ -86,8 +86,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         moved = [key for key in moved if key in found]
         ranges = []
         for key in moved:
-            if found[key].problem is not None and not self.options.set_aside:
-                raise _as_error(found[key])
+            problem = found[key].problem
+            if problem is not None and not self.options.set_aside:
+                raise problem.as_error()
             first = Bound("offset", begin[key]) if key in begin else Bound("earliest")
             asked = Range(
                 first, Bound("offset", until[key]), wanted=self.options.wanted(), split_bytes=self.options.split_bytes,
@@ -124,7 +125,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for partition in source_partitions(self.options, may_be_none=True):
             try:
                 if partition.problem is not None:
-                    raise _as_error(partition)
+                    raise partition.problem.as_error()
                 first, end = end_of(partition, committed=self.options.committed, set_aside=self.options.set_aside)
             except Exception as found:  # of whatever kind: the other logs go on
                 error = stopped(found, partition.name)
@@ -172,15 +173,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _no_such_partition(key: Key, offset: int) -> DataLossError:
     return DataLossError(path=f"{key[0]}-{key[1]}", expected=f"offset {offset}", found="no such partition")
-
-
-def _as_error(partition: SourcePartition) -> LogFormatError:
-    problem = partition.problem
-    if problem is None:
-        raise ValueError(partition.name)
-    return LogFormatError(
-        problem.kind, problem.path, problem.position, problem.expected, problem.found, hint=problem.hint
-    )
 
 
 def _key(partition: SourcePartition) -> Key:

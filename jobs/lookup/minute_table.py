@@ -202,37 +202,34 @@ def refresh(
     set_aside = {(plan.topic, plan.partition) for plan in plans if plan.problem is not None}
     with state.lock():  # from here to the write: two refreshes at once would both append
         known = known_segments(spark, state)
-        there = {(s.topic, s.partition, s.base_offset): s for plan in plans for s in _segments(plan)}
-        same = {key for key, s in there.items() if known.get(key) == (s.path, s.size, s.mtime_ms)}
+        there = {(s.topic, s.partition, s.listed.base_offset): s for plan in plans for s in _segments(plan)}
+        same = {key for key, s in there.items() if known.get(key) == (s.listed.path, s.listed.size, s.listed.mtime_ms)}
         new = [s for key, s in there.items() if key not in same]
         old = [key for key in known if key not in same and key[:2] not in set_aside and covers(*key[:2])]
         if new or old or not state.has(TIME_INDEX):
             replace_segments(state, _frame(spark, new, progress), old)
     return {
-        "segments_read": len(new), "bytes_read": sum(s.size for s in new), "segments_kept": len(same),
+        "segments_read": len(new), "bytes_read": sum(s.listed.size for s in new), "segments_kept": len(same),
         "segments_removed": len([key for key in old if key not in there]),
     }  # fmt: skip
 
 
 def _segments(plan: LookupPlan) -> Iterator[TimedSegment]:
     for s in plan.segments if plan.problem is None else ():
-        yield TimedSegment(
-            plan.topic, plan.partition, plan.archive_uri, s.base_offset, s.path, s.size, s.mtime_ms,
-            plan.max_batch_bytes,
-        )  # fmt: skip
+        yield TimedSegment(plan.topic, plan.partition, s, plan.max_batch_bytes)
 
 
 def _frame(spark: SparkSession, segments: list[TimedSegment], progress: Progress) -> DataFrame:
     """Rows of segments: made in threads where there is little to read, else in tasks of Spark."""
-    if sum(s.size for s in segments) <= _IN_DRIVER_BYTES:
-        small = list(groups(segments, lambda segment: segment.size, _THREAD_BYTES))
+    if sum(s.listed.size for s in segments) <= _IN_DRIVER_BYTES:
+        small = list(groups(segments, lambda segment: segment.listed.size, _THREAD_BYTES))
         progress.start("time_index", len(small), "task")
         made = pa.concat_tables(
             [TIME_INDEX_ROWS.empty_table(), *each(time_index_rows, small, progress, with_spark=False)]
         )
         progress.close()
         return spark.createDataFrame(made).coalesce(1)
-    tasks = list(groups(segments, lambda segment: segment.size, _TASK_BYTES))
+    tasks = list(groups(segments, lambda segment: segment.listed.size, _TASK_BYTES))
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -10,7 +10,7 @@ from jobs.command.options import LookupOptions
 from jobs.command.typed import nearest, no_such_topic
 from jobs.errors import UsageError
 from logformat import names
-from udfs.lookup.queries import LogSegment, LookupPlan
+from udfs.lookup.queries import LookupPlan
 from udfs.storage import Root, normal_uri
 
 
@@ -44,17 +44,8 @@ def archive_plans(uri: str, topics: str | None, notes: list[str]) -> list[Lookup
 
 def archived_plan(archived: ArchivedPartition, root: Root) -> LookupPlan:
     """What a look-up is told of an archived partition."""
-    segments = []
-    for s in archived.segments:
-        of = archived.indexes.get(s.base_offset, {})
-        segments.append(
-            LogSegment(
-                s.base_offset, s.size, s.mtime_ms, "archive", s.path, "archive", of.get(names.INDEX),
-                of.get(names.TIME_INDEX),
-            )
-        )  # fmt: skip
     return LookupPlan(
-        archived.topic, archived.partition, root.uri, "", tuple(segments), archived.log_start_checkpoint,
+        archived.topic, archived.partition, root.uri, tuple(archived.segments), archived.log_start_checkpoint,
         archived.high_watermark if archived.held_by_broker else None, archived.leader_epochs or (),
         problem=archived.problem,
     )  # fmt: skip

@@ -11,8 +11,9 @@ from jobs.spark import session
 from jobs.store.rows import Checkpoint, RunRow
 from jobs.store.tables import open_state
 from logformat import names
+from logformat.listing import ListedSegment
 from logformat.side_files import checkpoints
-from udfs.lookup.queries import LogSegment, LookupPlan
+from udfs.lookup.queries import LookupPlan
 from udfs.storage import exists, normal_uri, open_root, read_file
 
 
@@ -45,11 +46,12 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
     plans = []
     for key, run in sorted(runs.items()):
         folder = f"segments/{names.partition_folder(*key)}/{run.generation_after}-{run.run_id}"
+        archive_uri = normal_uri(run.archive_uri)
         segments = tuple(
-            LogSegment(
-                s.base_offset, s.size_bytes, s.mtime_ms, "store" if s.root == "store" else "archive", s.path, "store",
+            ListedSegment(
+                store_uri if s.root == "store" else archive_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms,
                 f"{folder}/{names.segment_file(s.base_offset, names.INDEX)}",
-                f"{folder}/{names.segment_file(s.base_offset, names.TIME_INDEX)}",
+                f"{folder}/{names.segment_file(s.base_offset, names.TIME_INDEX)}", side_root=store_uri,
             )
             for s in manifests[key]
         )  # fmt: skip
@@ -58,11 +60,7 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
             continue
         epochs = f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}"
         known = tuple(checkpoints.read_leader_epochs(read_file(store, epochs), epochs)) if exists(store, epochs) else ()
-        plans.append(
-            LookupPlan(
-                *key, normal_uri(run.archive_uri), store_uri, segments, run.log_start_offset, run.next_offset, known
-            )
-        )
+        plans.append(LookupPlan(*key, archive_uri, segments, run.log_start_offset, run.next_offset, known))
     return plans
 
 

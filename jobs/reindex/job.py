@@ -17,7 +17,7 @@ from pathlib import Path
 from pyarrow import fs as pafs
 
 from jobs.archive.broker_lock import locked
-from jobs.archive.listing import Archive, ArchivedPartition, ArchivedSegment, archive_at, matching
+from jobs.archive.listing import Archive, ArchivedPartition, archive_at, matching
 from jobs.archive.places import Place, check_apart, check_outside
 from jobs.command.config import Config
 from jobs.command.options import ReindexOptions
@@ -26,11 +26,12 @@ from jobs.errors import LogDirectoryInUseError, NotEmptyError, OutputFullError, 
 from jobs.reindex.report import ReindexedPartition, ReindexReport
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from logformat import names
+from logformat.listing import ListedSegment
 from logformat.locations import first_of
 from udfs.attempt import attempt
 from udfs.groups import groups
 from udfs.problem import Problem
-from udfs.reindex.segment import ReindexSegment, ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
+from udfs.reindex.segment import ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
 from udfs.reindex.side_files import SideFilesPlan, reindex_side_files
 from udfs.reindex.write import FileReport, Target, remove_leftovers
 from udfs.storage import Root, normal_uri, open_root
@@ -109,7 +110,7 @@ class _Planned:
     """One partition with its tasks."""
 
     archived: ArchivedPartition
-    segments: Sequence[ArchivedSegment]
+    segments: Sequence[ListedSegment]
     tasks: Sequence[ReindexTask]
     report: ReindexedPartition
 
@@ -169,7 +170,9 @@ def _plan(options: ReindexOptions, target: Target, root: Root, archived: Archive
     report.segments, report.log_bytes = len(segments), sum(s.size for s in segments)
     settings = _settings(options, archived.topic)
     tasks = [
-        ReindexTask(target, archived.path, tuple(_input(archived, i, segments) for i in group), settings)
+        ReindexTask(
+            target, archived.path, tuple(segments[i] for i in group), settings, _base_behind(archived, group[-1])
+        )
         for group in groups(range(len(segments)), lambda i: segments[i].size, _TASK_BYTES)
     ]
     return _Planned(archived, segments, tasks, report)
@@ -182,7 +185,7 @@ def _nothing_done(path: str, problem: Problem) -> FileReport:
     )  # fmt: skip
 
 
-def _safe(archived: ArchivedPartition, report: ReindexedPartition) -> Sequence[ArchivedSegment]:
+def _safe(archived: ArchivedPartition, report: ReindexedPartition) -> Sequence[ListedSegment]:
     """The segments that may be judged: of a log that a broker holds those that end below its high watermark."""
     if not archived.held_by_broker:
         return archived.segments
@@ -205,13 +208,9 @@ def _settings(options: ReindexOptions, topic: str) -> ReindexSettings:
     )  # fmt: skip
 
 
-def _input(archived: ArchivedPartition, i: int, segments: Sequence[ArchivedSegment]) -> ReindexSegment:
-    segment = segments[i]
-    after = archived.segments[i + 1].base_offset if i + 1 < len(archived.segments) else None
-    indexes = archived.indexes.get(segment.base_offset, {})
-    return ReindexSegment(
-        segment.path, segment.base_offset, segment.size, after, indexes.get(names.INDEX), indexes.get(names.TIME_INDEX)
-    )
+def _base_behind(archived: ArchivedPartition, i: int) -> int | None:
+    """The base offset of the segment behind a segment of the log; None: it is the last."""
+    return archived.segments[i + 1].base_offset if i + 1 < len(archived.segments) else None
 
 
 def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], config: Config) -> ReindexedPartition:
@@ -230,7 +229,8 @@ def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], con
     if not outcomes:
         return report
     plan = SideFilesPlan(
-        target, archived.path, archived.log_start_checkpoint, archived.snapshots, archived.txn_indexes,
+        target, archived.path, archived.log_start_checkpoint, archived.snapshots,
+        {s.base_offset: s.txn_index for s in archived.segments if s.txn_index is not None},
         archived.leader_epochs, archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
         config.topic_settings(archived.topic).producer_id_expiration_ms, ends_here=not archived.held_by_broker,
     )  # fmt: skip

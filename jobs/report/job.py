@@ -72,7 +72,7 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
     plans = list(plans_of(archive, options, checkpoints, manifests, report))
     at = time.perf_counter()
     progress.start("report", len(plans))
-    total = sum(s.size for p in plans for s in p.plan.segments)
+    total = sum(s.listed.size for p in plans for s in p.plan.segments)
     report.profiles += each(profile_partition, plans, progress, with_spark=total > WITHOUT_SPARK_BYTES)
     progress.close()
     if options.hide_keys:
@@ -196,7 +196,7 @@ def plans_of(
         if key in checkpoints:
             try:
                 inputs = inputs_from_generation(
-                    archived, checkpoints[key], manifests[key], archive.root.uri, settings.gaps
+                    archived, checkpoints[key], manifests[key], report.store or "", settings.gaps
                 )
             except NotPlanned as reason:
                 report.problems.append(reason.problem)

@@ -126,7 +126,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
             )
         )  # fmt: skip
     at = time.perf_counter()
-    total = sum(s.size for p in plans for s in p.side.segments) + sum(s.size for p in plans for s in p.parent)
+    total = sum(s.size for p in plans for s in p.side.segments) + sum(s.listed.size for p in plans for s in p.parent)
     report.results += _each(check_generation, plans, total, progress)
     report.seconds["check"] = time.perf_counter() - at
     return report

@@ -10,10 +10,11 @@ from jobs.archive.listing import Archive, ArchivedPartition
 from jobs.command.config import Config
 from jobs.store.rows import RunRow, Segment
 from logformat import names
+from logformat.listing import ListedSegment
 from udfs.segments import LastBatch, OutputSegment, SegmentInput, SideFile
 from udfs.storage import Root
 from udfs.verify.generation import GenerationPlan
-from udfs.verify.partition import CheckedSegment, CheckPlan
+from udfs.verify.partition import CheckPlan
 
 
 def plan_archived(
@@ -22,27 +23,18 @@ def plan_archived(
     """What a task is told of an archived partition."""
     settings = config.topic_settings(archived.topic)
 
-    def side_file(path: str | None, offset: int = 0) -> SideFile | None:
-        return SideFile("archive", path, offset) if path is not None else None
+    def side_file(path: str | None) -> SideFile | None:
+        return SideFile(archived.root, path, 0) if path is not None else None
 
-    segments = []
-    for s in archived.segments:
-        of = archived.indexes.get(s.base_offset, {})
-        segments.append(
-            CheckedSegment(
-                SideFile("archive", s.path, s.base_offset), s.size, side_file(of.get(names.INDEX), s.base_offset),
-                side_file(of.get(names.TIME_INDEX), s.base_offset), side_file(of.get(names.TXN_INDEX), s.base_offset),
-            )
-        )  # fmt: skip
     return CheckPlan(
-        topic=archived.topic, partition=archived.partition, name=archived.path, archive_uri=root.uri, store_uri="",
-        segments=tuple(segments),
-        snapshots=tuple(SideFile("archive", path, offset) for offset, path in archived.snapshots.items()),
+        topic=archived.topic, partition=archived.partition, name=archived.path, store_uri="",
+        segments=tuple(archived.segments),
+        snapshots=tuple(SideFile(archived.root, path, offset) for offset, path in archived.snapshots.items()),
         leader_epochs=side_file(archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT)),
         metadata=side_file(archived.side_files.get(names.PARTITION_METADATA)),
         log_start_offset=archived.log_start_checkpoint, cleaner_checkpoint=archived.cleaner_checkpoint,
         high_watermark=archived.high_watermark, sealed=sealed,
-        orphans=tuple(SideFile("archive", path, base) for base, path in archived.orphans.items()),
+        orphans=tuple(SideFile(archived.root, path, base) for base, path in archived.orphans.items()),
         gaps_accepted=(gaps or settings.gaps) == "accept",
         index_interval_bytes=settings.index_interval_bytes, max_index_bytes=settings.segment_index_bytes,
         max_batch_bytes=settings.max_decompressed_batch_bytes, chunk_bytes=config.job.chunk_bytes,
@@ -65,29 +57,32 @@ def plan_generation(
     name = names.partition_folder(run.topic, run.partition)
     folder = f"segments/{name}/{run.generation_after}-{run.run_id}"
 
-    def ours(base: int, kind: str) -> SideFile:
-        return SideFile("store", f"{folder}/{names.segment_file(base, kind)}", base)
+    def ours(base: int, kind: str) -> str:
+        return f"{folder}/{names.segment_file(base, kind)}"
 
     segments = tuple(
-        CheckedSegment(
-            SideFile("store" if s.root == "store" else "archive", s.path, s.base_offset), s.size_bytes,
+        ListedSegment(
+            store.uri if s.root == "store" else archive_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms,
             ours(s.base_offset, names.INDEX), ours(s.base_offset, names.TIME_INDEX),
-            ours(s.base_offset, names.TXN_INDEX) if s.txn_index_bytes else None,
+            ours(s.base_offset, names.TXN_INDEX) if s.txn_index_bytes else None, store.uri,
         )
         for s in manifest
     )  # fmt: skip
     bases = [s.base_offset for s in manifest if s.base_offset > run.log_start_offset]
     side = CheckPlan(
-        topic=run.topic, partition=run.partition, name=name, archive_uri=archive_uri, store_uri=store.uri,
-        segments=segments, snapshots=tuple(ours(base, names.SNAPSHOT) for base in [*bases, run.next_offset]),
-        leader_epochs=SideFile("store", f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}", 0),
-        metadata=SideFile("store", f"{folder}/{names.PARTITION_METADATA}", 0) if run.topic_id else None,
+        topic=run.topic, partition=run.partition, name=name, store_uri=store.uri,
+        segments=segments,
+        snapshots=tuple(
+            SideFile(store.uri, ours(base, names.SNAPSHOT), base) for base in [*bases, run.next_offset]
+        ),
+        leader_epochs=SideFile(store.uri, f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}", 0),
+        metadata=SideFile(store.uri, f"{folder}/{names.PARTITION_METADATA}", 0) if run.topic_id else None,
         generation=True, index_interval_bytes=settings["index_interval_bytes"],
         max_index_bytes=settings["segment_index_bytes"],
         max_batch_bytes=settings["max_decompressed_batch_bytes"], chunk_bytes=chunk_bytes,
     )  # fmt: skip
     archived = archive.partitions.get((run.topic, run.partition)) if archive is not None else None
-    gone, parent = _parent(run, before, archived, archive_uri, manifest)
+    gone, parent = _parent(run, before, archived, store.uri, archive_uri, manifest)
     return GenerationPlan(
         side=side, manifest=tuple(_row(s) for s in manifest), folder=folder, log_start_offset=run.log_start_offset,
         next_offset=run.next_offset,
@@ -107,6 +102,7 @@ def _parent(
     run: RunRow,
     before: Sequence[Segment] | None,
     archived: ArchivedPartition | None,
+    store_uri: str,
     archive_uri: str,
     manifest: Iterable[Segment],
 ) -> tuple[str, tuple[SegmentInput, ...]]:
@@ -114,7 +110,7 @@ def _parent(
     before had, and the archive from there on, as far as the run went.
     """
     held = [s for s in before or () if s.root == "store"]
-    parent = [SegmentInput("store", s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in held]
+    parent = [SegmentInput(ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms)) for s in held]
     covered = held[-1].next_offset if held else 0
     if covered < run.next_offset:
         if archived is None or not archived.segments:
@@ -122,12 +118,7 @@ def _parent(
         for s, after in zip(archived.segments, [*archived.segments[1:], None], strict=True):
             end = after.base_offset if after is not None else run.next_offset
             if s.base_offset < run.next_offset and end > covered:
-                parent.append(
-                    SegmentInput(
-                        "archive", s.path, max(s.base_offset, covered), s.size, s.mtime_ms,
-                        from_offset=covered if s.base_offset < covered else 0,
-                    )
-                )  # fmt: skip
+                parent.append(SegmentInput(s, covered if s.base_offset < covered else 0))
     first = min((s.base_offset for s in manifest), default=0)
     if parent and parent[0].base_offset > first:
         return f"its first offset is {parent[0].base_offset} now, it was {first}", ()

@@ -72,9 +72,13 @@ def check_batch_size(size: int, limit: int, path: str, position: int, base_offse
 def too_large(size: int, limit: int, path: str, position: int, base_offset: int) -> LogFormatError:
     """What is said of a batch above the limit."""
     return LogFormatError(
-        "bomb", path, position, f"a batch of at most {limit} bytes (max.decompressed.batch.bytes)", f"{size}",
+        "bomb",
+        path,
+        position,
+        f"a batch of at most {limit} bytes (max.decompressed.batch.bytes)",
+        f"{size}",
         base_offset=max(base_offset, -1),
-    )  # fmt: skip
+    )
 
 
 def fitting(batches: np.ndarray, limit: int) -> int:
@@ -198,8 +202,10 @@ def batch_problem(path: str, position: int, status: int, expected: int, found: i
         walk.BAD_COUNT: ("count", f"0 to {expected} records, by the offsets of the batch", f"{found} in its header"),
         walk.BAD_OFFSETS: ("offsets", f"an offset of {expected} or more", f"{found}"),
         walk.BAD_LAST_OFFSET: (
-            "offsets", f"a base offset up to {expected}, so that the last one is below 2^63 - 1", f"{found}",
+            "offsets",
+            f"a base offset up to {expected}, so that the last one is below 2^63 - 1",
+            f"{found}",
         ),
         walk.BAD_CONTROL: ("transaction", "a control record with a version and a type", "something else"),
-    }[status]  # fmt: skip
+    }[status]
     return LogFormatError(kind, path, position, want, got, base_offset=max(base, -1))

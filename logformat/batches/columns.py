@@ -165,9 +165,19 @@ class _Part:
         at = tuple(np.empty(n, np.int64) for _ in range(3))
         ends = tuple(np.empty(n + 1, np.int32) for _ in range(3))
         sizes = kernels.locate_fields(
-            self.run.raw, self.run.scratch, self.run.bodies, self.body_row, self.spans, self.want_headers,
-            at[0], ends[0], at[1], ends[1], at[2], ends[2],
-        )  # fmt: skip
+            self.run.raw,
+            self.run.scratch,
+            self.run.bodies,
+            self.body_row,
+            self.spans,
+            self.want_headers,
+            at[0],
+            ends[0],
+            at[1],
+            ends[1],
+            at[2],
+            ends[2],
+        )
         return (*at, *ends, np.array(sizes))
 
     def _binary(self, number: int, null: NDArray[np.bool_]) -> Any:
@@ -189,9 +199,19 @@ class _Part:
         key_ends, value_ends, null = np.empty(n + 1, np.int32), np.empty(n + 1, np.int32), np.empty(n, np.bool_)
         keys, values = np.empty(key_bytes, np.uint8), np.empty(value_bytes, np.uint8)
         not_ascii = kernels.copy_headers(
-            self.run.raw, self.run.scratch, self.run.bodies, self.body_row, self.spans, at, ends,
-            key_ends, value_ends, null, keys, values,
-        )  # fmt: skip
+            self.run.raw,
+            self.run.scratch,
+            self.run.bodies,
+            self.body_row,
+            self.spans,
+            at,
+            ends,
+            key_ends,
+            value_ends,
+            null,
+            keys,
+            values,
+        )
         key = _from_buffers(pa.binary(), np.zeros(n, np.bool_), key_ends, keys)
         pairs = pa.StructArray.from_arrays(
             [_text(key) if not_ascii else key.view(pa.string()), _from_buffers(pa.binary(), null, value_ends, values)],

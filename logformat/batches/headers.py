@@ -51,9 +51,16 @@ def read_headers(
     """
     if not isinstance(file, io.FileIO):
         for chunk in read_chunks(
-            file, path, start, end, buffer, tail,
-            previous_last_offset=previous_last_offset, end_offset=end_offset, check_crc=False,
-        ):  # fmt: skip
+            file,
+            path,
+            start,
+            end,
+            buffer,
+            tail,
+            previous_last_offset=previous_last_offset,
+            end_offset=end_offset,
+            check_crc=False,
+        ):
             yield Headers(chunk.position, len(chunk.raw), chunk.batches, len(chunk.raw))
         return
     position, previous, failed_at = start, previous_last_offset, -1

@@ -80,9 +80,16 @@ def _decompress(
     offset, _size, _crc, magic, attributes = struct.unpack_from(_WRAPPER, raw.data, start)
     value, end = _find_value(raw, start + _KEY_LENGTH[magic], start + size, path, position, offset)
     return decompress_into(
-        attributes & CODEC_MASK, raw[value:end], inner, 0, limit,
-        path=path, position=position, base_offset=offset, magic=magic,
-    )  # fmt: skip
+        attributes & CODEC_MASK,
+        raw[value:end],
+        inner,
+        0,
+        limit,
+        path=path,
+        position=position,
+        base_offset=offset,
+        magic=magic,
+    )
 
 
 def message_checksums(
@@ -167,9 +174,14 @@ def transcode_plain_batches(
     Returns the position in `out` after the records.
     """
     starts, ends = transcode_plain(
-        raw, batches["position"][rows] - raw_position, batches["size"][rows], out, at,
-        path=path, raw_position=raw_position,
-    )  # fmt: skip
+        raw,
+        batches["position"][rows] - raw_position,
+        batches["size"][rows],
+        out,
+        at,
+        path=path,
+        raw_position=raw_position,
+    )
     bodies["start"][rows], bodies["end"][rows], bodies["in_scratch"][rows] = starts, ends, True
     bodies["n_records"][rows], bodies["base_offset"][rows] = 1, batches["last_offset"][rows]
     bodies["base_timestamp"][rows] = 0

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,11 +32,11 @@ from logformat.batches.chunks import (
     read_exactly,
 )
 from logformat.batches.columns import MAX_BYTES, MAX_ROWS, Place, header_batch, record_batches
-from logformat.errors import LogFormatError, unreadable
+from logformat.errors import LogFormatError, readable
 from logformat.layout import BATCH
 from logformat.locations import locate
 from logformat.names import LOG, parse_partition_folder, parse_segment_file
-from logformat.regular_files import open_input
+from logformat.regular_files import opened
 from logformat.schemas import BATCHES, RECORDS, select
 
 _NULLABLE: Final = {"int32": "Int32", "int64": "Int64"}  # Arrow's type -> pandas' that holds null
@@ -67,9 +66,14 @@ def open_segment(
         topic = folder.topic if topic is None else topic
         partition = folder.partition if partition is None else partition
     return Segment(
-        located, path, Place(topic, partition), sealed=sealed, check_crc=check_crc, max_batch_bytes=max_batch_bytes,
+        located,
+        path,
+        Place(topic, partition),
+        sealed=sealed,
+        check_crc=check_crc,
+        max_batch_bytes=max_batch_bytes,
         chunk_bytes=chunk_bytes,
-    )  # fmt: skip
+    )
 
 
 class Segment:
@@ -109,7 +113,7 @@ class Segment:
 
     def iter_headers(self) -> Iterator[NDArray[np.void]]:
         """Batch headers as layout.BATCH[n] arrays, chunk by chunk; nothing is decompressed."""
-        with self._open() as file:
+        with opened(self.filesystem, self.path) as file:
             for chunk in self._chunks(file):
                 yield chunk.batches.copy()
 
@@ -148,7 +152,7 @@ class Segment:
         self, schema: Any, start_offset: int, end_offset: int, max_rows: int, max_bytes: int, soft_bytes: int
     ) -> Iterator[Any]:
         loader = BodyLoader(max_batch_bytes=self.max_batch_bytes, soft_bytes=soft_bytes)
-        with self._open() as file:
+        with opened(self.filesystem, self.path) as file:
             for chunk in self._chunks(file):
                 batches = chunk.batches
                 if int(batches["base_offset"][0]) >= end_offset:
@@ -158,9 +162,14 @@ class Segment:
                     continue
                 for run in loader.runs(chunk.raw, chunk.position, batches, wanted, self.path, backwards=False):
                     yield from record_batches(
-                        run, schema, self.place, start_offset=start_offset, end_offset=end_offset,
-                        max_rows=max_rows, max_bytes=max_bytes,
-                    )  # fmt: skip
+                        run,
+                        schema,
+                        self.place,
+                        start_offset=start_offset,
+                        end_offset=end_offset,
+                        max_rows=max_rows,
+                        max_bytes=max_bytes,
+                    )
 
     def raw_batch(self, i: int) -> bytes:
         """Bytes of the batch in row i of `headers()`. IndexError where there is none.
@@ -176,7 +185,7 @@ class Segment:
             raise IndexError(i)
         first, position, size = places[at]
         raw = np.empty(size, np.uint8)
-        with self._open() as file:
+        with opened(self.filesystem, self.path) as file:
             read_exactly(file, self.path, position, raw)
         rows = np.empty(i - first + 1, BATCH)
         n, end, _, _, _ = walk.walk_batches(raw, size, 0, -1, NO_END, False, rows)
@@ -200,18 +209,11 @@ class Segment:
                 frame[field.name] = numbers.mask(column.is_null().to_pandas())
         return frame
 
-    @contextmanager
-    def _open(self) -> Iterator[Any]:
-        try:
-            with open_input(self.filesystem, self.path) as file:
-                yield file
-        except OSError as error:
-            raise unreadable(self.path, error) from error
-
     def _chunks(self, file: Any) -> Iterator[Chunk]:
         """Whole batches of the file, checked against its name; at the end it is known what the file ends with."""
         tail, places, row = Tail(), [], 0
-        size = file.size()
+        with readable(self.path):
+            size = file.size()
         buffer = ChunkBuffer(self.chunk_bytes, self.max_batch_bytes)
         for chunk in read_chunks(file, self.path, 0, size, buffer, tail, check_crc=self.check_crc):
             if row == 0:
@@ -230,6 +232,10 @@ class Segment:
         first = int(batch["base_offset"] if batch["base_offset"] >= 0 else batch["last_offset"])
         if self.base_offset is not None and first < self.base_offset:
             raise LogFormatError(
-                "name", self.path, int(batch["position"]), f"offsets from {self.base_offset} on, as its name says",
-                f"{first}", base_offset=first,
-            )  # fmt: skip
+                "name",
+                self.path,
+                int(batch["position"]),
+                f"offsets from {self.base_offset} on, as its name says",
+                f"{first}",
+                base_offset=first,
+            )

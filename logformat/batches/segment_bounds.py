@@ -14,18 +14,30 @@ def check_offsets(path: str, base: int, next_base: int | None, batches: np.ndarr
     last = int(batches["last_offset"][-1])
     if first < base:
         raise LogFormatError(
-            "name", path, int(batches["position"][0]), f"offsets from {base} on, as its name says", f"{first}",
+            "name",
+            path,
+            int(batches["position"][0]),
+            f"offsets from {base} on, as its name says",
+            f"{first}",
             base_offset=first,
-        )  # fmt: skip
+        )
     if next_base is not None and last >= next_base:
         i = int(np.searchsorted(batches["last_offset"], next_base))
         raise LogFormatError(
-            "overlap", path, int(batches["position"][i]), f"offsets below {next_base}, where the next segment begins",
-            f"{int(batches['last_offset'][i])}", base_offset=int(batches["base_offset"][i]),
-        )  # fmt: skip
+            "overlap",
+            path,
+            int(batches["position"][i]),
+            f"offsets below {next_base}, where the next segment begins",
+            f"{int(batches['last_offset'][i])}",
+            base_offset=int(batches["base_offset"][i]),
+        )
     if last - base > MAX_RELATIVE_OFFSET:
         i = int(np.searchsorted(batches["last_offset"], base + MAX_RELATIVE_OFFSET, "right"))
         raise LogFormatError(
-            "relative_offset", path, int(batches["position"][i]), f"offsets up to {base + MAX_RELATIVE_OFFSET}",
-            f"{int(batches['last_offset'][i])}", hint="let a broker split the segment by loading it once",
-        )  # fmt: skip
+            "relative_offset",
+            path,
+            int(batches["position"][i]),
+            f"offsets up to {base + MAX_RELATIVE_OFFSET}",
+            f"{int(batches['last_offset'][i])}",
+            hint="let a broker split the segment by loading it once",
+        )

@@ -27,12 +27,12 @@ from logformat.dump import lines as text
 from logformat.dump.findings import Findings
 from logformat.dump.indexes import IndexFindings
 from logformat.dump.log import LogFindings, LogOptions, log_lines
-from logformat.errors import LogFormatError, stopped, unreadable, without_frames
+from logformat.errors import LogFormatError, readable, stopped, without_frames
 from logformat.locations import locate, text_entries
 from logformat.primitives.java_text import bytes_of
 from logformat.regular_files import files_below, open_input
 from logformat.side_files import producer_snapshot
-from logformat.side_files.small_files import read_side_file
+from logformat.side_files.small_files import read_small_file
 
 _CHECKPOINT_SUFFIX: Final = "checkpoint"  # of KRaft's snapshots: batches, as in a log
 _KINDS: Final = (*names.KINDS, _CHECKPOINT_SUFFIX)
@@ -149,9 +149,8 @@ def dump_files(files: Iterable[DumpFile], options: DumpOptions, write: Callable[
 def _file(file: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[Any]:
     """Lines of a file; what is wrong with it, and what stopped the reading of it, is among the findings."""
     try:
-        yield from _file_lines(file, options, findings)
-    except OSError as error:
-        findings.problems.append(unreadable(file.located, error))
+        with readable(file.located):
+            yield from _file_lines(file, options, findings)
     except Exception as error:  # the other files go on
         findings.problems.append(without_frames(stopped(error, file.located)))
 
@@ -210,8 +209,7 @@ def _headed(head: str, lines: Iterator[Any], options: DumpOptions) -> Iterator[A
 
 
 def _read(file: DumpFile, log_bytes: int) -> bytes:
-    with open_input(file.filesystem, file.path) as opened:
-        return read_side_file(opened, file.located, log_bytes)
+    return read_small_file(file.filesystem, file.path, file.located, log_bytes)
 
 
 def _log_bytes(file: DumpFile) -> int:

@@ -75,10 +75,13 @@ def _within(entries: NDArray[np.void], log_bytes: int, path: str, findings: Inde
         found += f", by {len(behind)} entries" if len(behind) > 1 else ""
         findings.problems.append(
             LogFormatError(
-                "index", path, first * OFFSET_INDEX_ENTRY.itemsize,
-                f"a batch at byte {entries['position'][first]} of the log", found,
+                "index",
+                path,
+                first * OFFSET_INDEX_ENTRY.itemsize,
+                f"a batch at byte {entries['position'][first]} of the log",
+                found,
             )
-        )  # fmt: skip
+        )
     return np.delete(entries, behind)
 
 
@@ -185,9 +188,12 @@ def sanity_check(kind: str, data: bytes, base_offset: int, path: str) -> None:
         raise LogFormatError("index", path, (n - 1) * dtype.itemsize, f"an offset from {base_offset} on", f"{last}")
     if kind != "index" and n and entries["timestamp"][-1] < entries["timestamp"][0]:
         raise LogFormatError(
-            "index", path, (n - 1) * dtype.itemsize, f"a timestamp from {entries['timestamp'][0]} on, as in the first",
+            "index",
+            path,
+            (n - 1) * dtype.itemsize,
+            f"a timestamp from {entries['timestamp'][0]} on, as in the first",
             f"{entries['timestamp'][-1]}",
-        )  # fmt: skip
+        )
     if torn:
         raise LogFormatError("index", path, n * dtype.itemsize, f"entries of {dtype.itemsize} bytes", f"{torn} bytes")
 

@@ -46,7 +46,7 @@ def batch_lines(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> Any:
     attributes = b["attributes"]
     base_sequence, last_sequence = _sequences(b)
     horizon = _joined("OptionalLong[", b["base_timestamp"], "]")
-    of_v2 = _joined(
+    parts = (
         "baseOffset: ", b["base_offset"], " lastOffset: ", b["last_offset"], " count: ", b["records_count"],
         " baseSequence: ", base_sequence, " lastSequence: ", last_sequence,
         " producerId: ", b["producer_id"], " producerEpoch: ", b["producer_epoch"],
@@ -54,12 +54,14 @@ def batch_lines(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> Any:
         " isTransactional: ", attributes & TRANSACTIONAL_MASK != 0, " isControl: ", attributes & CONTROL_MASK != 0,
         " deleteHorizonMs: ", pc.if_else(pa.array(attributes & DELETE_HORIZON_MASK != 0), horizon, _EMPTY),
     )  # fmt: skip
+    of_v2 = _joined(*parts)
     first = of_v2 if v2.all() else pc.if_else(pa.array(v2), of_v2, _joined("offset: ", b["last_offset"]))
-    return _joined(
+    shown = (
         first, " position: ", b["position"], " ", _names(TIMESTAMP_TYPES, _timestamp_type(b) + 1), ": ",
         b["max_timestamp"], " size: ", b["size"], " magic: ", b["magic"],
         " compresscodec: ", _names(CODEC_NAMES, attributes & CODEC_MASK), " crc: ", b["crc"], " isvalid: ", valid,
     )  # fmt: skip
+    return _joined(*shown)
 
 
 def field_lines(columns: Mapping[str, Any]) -> Any:
@@ -82,10 +84,12 @@ def snapshot_columns(entries: NDArray[np.void]) -> dict[str, Any]:
     }  # fmt: skip
     first = e["current_txn_first_offset"]
     return {
-        "producerId": e["producer_id"], "producerEpoch": e["producer_epoch"],
-        "coordinatorEpoch": e["coordinator_epoch"], "currentTxnFirstOffset": pa.array(first, mask=first < 0),
+        "producerId": e["producer_id"],
+        "producerEpoch": e["producer_epoch"],
+        "coordinatorEpoch": e["coordinator_epoch"],
+        "currentTxnFirstOffset": pa.array(first, mask=first < 0),
         "lastTimestamp": e["timestamp"],
-    } | {name: pa.array(column, mask=no_batch) for name, column in columns.items()}  # fmt: skip
+    } | {name: pa.array(column, mask=no_batch) for name, column in columns.items()}
 
 
 def snapshot_lines(entries: NDArray[np.void]) -> Any:

@@ -229,19 +229,26 @@ def _run_lines(run: Run, chunk: Chunk, path: str, options: LogOptions, findings:
         if keep is None:
             findings.take(np.asarray(records.column("offset")))
         part = _Part(
-            records, row_of[first:last] - first_batch, batches[first_batch:last_batch], fit[first_batch:last_batch],
+            records,
+            row_of[first:last] - first_batch,
+            batches[first_batch:last_batch],
+            fit[first_batch:last_batch],
             None if checksums is None else (checksums[0][first:last], checksums[1][first:last]),
-        )  # fmt: skip
+        )
         try:
             yield part.lines(options)
         except pa.ArrowCapacityError as error:
             where = batches[row_of[first]]
             findings.problems.append(
                 LogFormatError(
-                    "huge", path, int(where["position"]), "records of less than 2 GiB as text", str(error),
+                    "huge",
+                    path,
+                    int(where["position"]),
+                    "records of less than 2 GiB as text",
+                    str(error),
                     base_offset=int(where["base_offset"]),
                 )
-            )  # fmt: skip
+            )
         first, first_batch = last, last_batch
     if not first and len(batches):
         yield options.batches(batches, fit)
@@ -303,7 +310,12 @@ def legacy_checksums(
     for i in np.flatnonzero(run.wanted & (run.batches["magic"] < 2) & (codec != 0)):
         first, count = int(run.bodies["first_span"][i]), int(run.bodies["n_records"][i])
         legacy.message_checksums(
-            chunk.raw, chunk.position, run.batches[i], max_batch_bytes, path,
-            crc[first : first + count], valid[first : first + count],
-        )  # fmt: skip
+            chunk.raw,
+            chunk.position,
+            run.batches[i],
+            max_batch_bytes,
+            path,
+            crc[first : first + count],
+            valid[first : first + count],
+        )
     return crc, valid

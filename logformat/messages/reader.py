@@ -111,10 +111,7 @@ def _struct(fields: tuple[Field, ...], how: _Read) -> Read:
     present = [of for of in fields if version in of.versions]
     heads = ['"' + of.name + '":' for of in present]
     plain = [(i, heads[i], _field(of, how)) for i, of in enumerate(present) if of.tag is None]
-    tagged = {
-        of.tag: (i, heads[i], of.default, _field(of, how))
-        for i, of in enumerate(present) if of.tag is not None
-    }  # fmt: skip
+    tagged = {of.tag: (i, heads[i], of.default, _field(of, how)) for i, of in enumerate(present) if of.tag is not None}
     later = {of.tag for of in fields if of.tag is not None} - set(tagged)
     readers = [(head, read) for _, head, read in plain]
     places = [i for i, _, _ in plain]

@@ -73,11 +73,6 @@ def crc32c_range(buf: NDArray[np.uint8], start: int, end: int) -> int:
     return crc
 
 
-def crc32c(data: bytes) -> int:
-    """CRC-32C of `data`, outside kernels."""
-    return int(google_crc32c.value(data))
-
-
 @kernel
 def _extend_range(crc: int, buf: NDArray[np.uint8]) -> int:
     extended: int = _extend(np.uint32(crc), np.uintp(buf.ctypes.data), np.uintp(buf.shape[0]))

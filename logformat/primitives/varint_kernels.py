@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 
 from logformat.jit import inline
 
-MAX_VARINT_SIZE: Final = 5  # bytes
-MAX_VARLONG_SIZE: Final = 10  # bytes
-
 # For int64, where >> copies the sign: what is left of the bits after a shift that fills with zeros.
 _AFTER_SHIFT_1: Final = (1 << 63) - 1
 _AFTER_SHIFT_7: Final = (1 << 57) - 1

@@ -27,6 +27,7 @@ from __future__ import annotations
 import bisect
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -36,11 +37,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from logformat.batches.chunks import MAX_BATCH_BYTES
 from logformat.errors import LogFormatError
-from logformat.listing import SegmentFiles, list_partition
+from logformat.listing import ListedSegment, list_partition
+from logformat.locations import file_system
 from logformat.search import offset_kernels as k
 from logformat.search.offset_kernels import LOCATION
 from logformat.search.record_search import RecordSearch
-from logformat.search.segment_search import SearchableSegment
+from logformat.search.segment_search import Place, SearchableSegment, located
 from logformat.side_files import checkpoints
 
 FOUND: Final = k.FOUND  # status of a LOCATION
@@ -102,9 +104,16 @@ def open_partition(
     """
     listing = list_partition(path_or_uri, filesystem)
     log = PartitionLog(
-        listing.segments, log_start_offset=listing.log_start_offset, topic=listing.topic, partition=listing.partition,
-        leader_epochs=listing.leader_epochs, end_offset=end_offset, max_open=max_open, max_batch_bytes=max_batch_bytes,
-    )  # fmt: skip
+        listing.segments,
+        log_start_offset=listing.log_start_offset,
+        topic=listing.topic,
+        partition=listing.partition,
+        leader_epochs=listing.leader_epochs,
+        end_offset=end_offset,
+        max_open=max_open,
+        max_batch_bytes=max_batch_bytes,
+        place=lambda root: (listing.filesystem, root),
+    )
     for note in listing.notes:
         log.note(note)
     return log
@@ -117,6 +126,7 @@ class PartitionLog:
     rising, for the answers EARLIEST and LATEST. end_offset: nothing at or above it is an answer (a high watermark, or
     last stable offset); None: the log end. log_end_offset: where the log ends, if that is known; None: the last segment
     is asked. max_open: segments to keep mapped; max_batch_bytes: refuse a batch that is, or decompresses to, more.
+    place: the file system of a segment's root, and the root's path on it.
 
     A batch that cannot be, met on the way, a file that is gone or shorter than listed, and a log start above the log
     end raise LogFormatError with path and position. The checksum of a batch is checked where its records are read (by
@@ -125,7 +135,7 @@ class PartitionLog:
 
     def __init__(
         self,
-        segments: Sequence[SegmentFiles],
+        segments: Sequence[ListedSegment],
         *,
         log_start_offset: int | None = None,
         topic: str | None = None,
@@ -135,9 +145,10 @@ class PartitionLog:
         log_end_offset: int | None = None,
         max_open: int = MAX_OPEN,
         max_batch_bytes: int = MAX_BATCH_BYTES,
+        place: Place = file_system,
     ) -> None:
-        ordered = sorted(segments, key=lambda files: files.base_offset)
-        bases = [files.base_offset for files in ordered]
+        ordered = sorted(segments, key=lambda listed: listed.base_offset)
+        bases = [listed.base_offset for listed in ordered]
         if len(set(bases)) != len(bases):
             raise ValueError(f"two segments with the same base offset: {bases}")
         start = max(log_start_offset or 0, bases[0] if bases else 0)
@@ -150,6 +161,7 @@ class PartitionLog:
         self._end: tuple[int, int] | None = None
         self._open: OrderedDict[int, SearchableSegment] = OrderedDict()
         self._max_open = max(max_open, 1)
+        self._place = cache(place)
         self._timestamps: list[int] = []  # the largest of each segment, as far as a search came
         self._running: list[int] = []  # the largest up to and with each segment, file times counted
         self._records = RecordSearch(max_batch_bytes)
@@ -157,7 +169,7 @@ class PartitionLog:
 
     def __repr__(self) -> str:
         name = f"{self.topic}-{self.partition}" if self.topic is not None else "no name"
-        size = sum(files.size for files in self.segments)
+        size = sum(listed.size for listed in self.segments)
         return f"PartitionLog({name!r}, {len(self.segments)} segments, {size:,} bytes, from offset {self._log_start})"
 
     def __enter__(self) -> PartitionLog:
@@ -206,9 +218,15 @@ class PartitionLog:
         while number < len(self._bases):
             segment = self._segment(number)
             status, position, size, base, last = k.find_offset(
-                segment.whole, segment.end, segment.index, segment.entry_size, segment.n_entries, segment.base_offset,
-                segment.budget, offset,
-            )  # fmt: skip
+                segment.whole,
+                segment.end,
+                segment.index,
+                segment.entry_size,
+                segment.n_entries,
+                segment.base_offset,
+                segment.budget,
+                offset,
+            )
             if status != k.FOUND:
                 out = np.empty(1, LOCATION)
                 if not segment.find_offsets(np.full(1, offset), np.zeros(1, np.int64), out):
@@ -336,10 +354,16 @@ class PartitionLog:
             if found is None:
                 found = self._segment(len(self._bases) - 1).next_offset() if self._bases else 0
             if found < self._log_start and self._bases:
+                last = self.segments[-1]
+                _, path = located(self._place, last.root, last.path)
                 raise LogFormatError(
-                    "side_file", self.segments[-1].log, 0, f"a log start up to the log end, {found}",
-                    f"{self._log_start}, by its checkpoint", hint="the checkpoint belongs to another log",
-                )  # fmt: skip
+                    "side_file",
+                    path,
+                    0,
+                    f"a log start up to the log end, {found}",
+                    f"{self._log_start}, by its checkpoint",
+                    hint="the checkpoint belongs to another log",
+                )
             log_end = max(found, self._log_start)
             bound = log_end if self._end_offset is None else min(self._end_offset, log_end)
             self._end = log_end, max(bound, self._log_start)
@@ -348,7 +372,7 @@ class PartitionLog:
     def _segment(self, number: int) -> SearchableSegment:
         segment = self._open.get(number)
         if segment is None:
-            segment = self._open[number] = SearchableSegment(self.segments[number], self._notes.setdefault)
+            segment = self._open[number] = SearchableSegment(self.segments[number], self._notes.setdefault, self._place)
             if len(self._open) > self._max_open:
                 self._open.popitem(last=False)
         else:

@@ -72,7 +72,7 @@ class RecordSearch:
         positions, first_rows, which = np.unique(candidates["position"], return_index=True, return_inverse=True)
         sizes = candidates["size"][first_rows]
         for i in np.flatnonzero(sizes > self._loader.max_batch_bytes)[:1]:
-            check_batch_size(int(sizes[i]), self._loader.max_batch_bytes, segment.files.log, int(positions[i]), -1)
+            check_batch_size(int(sizes[i]), self._loader.max_batch_bytes, segment.path, int(positions[i]), -1)
         ends = np.cumsum(sizes)
         done = 0
         while done < len(positions):
@@ -82,15 +82,26 @@ class RecordSearch:
             starts = np.append(0, ends[done:until] - before)
             try:
                 self._search(
-                    segment, positions[done:until], starts, which[rows] - done, targets[rows], start_offset, exact,
+                    segment,
+                    positions[done:until],
+                    starts,
+                    which[rows] - done,
+                    targets[rows],
+                    start_offset,
+                    exact,
                     out[rows],
-                )  # fmt: skip
+                )
             except LogFormatError as error:
                 at = int(np.searchsorted(starts, error.position, "right")) - 1
                 raise LogFormatError(
-                    error.kind, error.path, int(positions[done + at] - starts[at]) + error.position, error.expected,
-                    error.found, base_offset=error.base_offset, hint=error.hint,
-                ) from None  # fmt: skip
+                    error.kind,
+                    error.path,
+                    int(positions[done + at] - starts[at]) + error.position,
+                    error.expected,
+                    error.found,
+                    base_offset=error.base_offset,
+                    hint=error.hint,
+                ) from None
             done = until
         return out
 
@@ -106,7 +117,7 @@ class RecordSearch:
         out: NDArray[np.void],
     ) -> None:
         """Fill RECORD[n]. Errors have positions in the copied bytes, which begin at starts[i] for positions[i]."""
-        path = segment.files.log
+        path = segment.path
         raw = segment.copy(positions, starts)
         batches = _headers(raw, len(positions), path)
         wanted = np.ones(len(batches), np.bool_)

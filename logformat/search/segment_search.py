@@ -18,7 +18,7 @@ anew in memory; `notes` says so. An index whose entries lie too far apart is pas
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +28,13 @@ from logformat.batches.chunks import NO_END, ChunkBuffer, Tail, batch_problem, o
 from logformat.batches.headers import read_headers
 from logformat.errors import LogFormatError
 from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
-from logformat.listing import SegmentFiles
+from logformat.listing import ListedSegment
+from logformat.locations import file_system
+from logformat.regular_files import opened
 from logformat.search import offset_kernels as k
 from logformat.search.offset_kernels import LOCATION
 from logformat.search.time_kernels import CANDIDATE, find_times
-from logformat.search.windows import Bytes, open_window, opened, read_index
+from logformat.search.windows import Bytes, open_window, read_index
 from logformat.side_files import index_kernels
 from logformat.side_files.index_builder import INDEX_INTERVAL_BYTES
 
@@ -45,6 +47,7 @@ _BUFFER_BYTES: Final = 1 << 20
 _ENTRY: Final = {k.OFFSET_ENTRY: OFFSET_INDEX_ENTRY, k.TIME_ENTRY: TIME_INDEX_ENTRY}
 
 Note = Callable[[str], object]
+Place = Callable[[str], tuple[Any, str]]  # root of a ListedSegment -> file system, and the root's path on it
 
 
 class Largest(NamedTuple):
@@ -58,13 +61,14 @@ class Largest(NamedTuple):
 class SearchableSegment:
     """Maps its files when it is made; they are let go of with it. For one thread at a time."""
 
-    def __init__(self, files: SegmentFiles, note: Note) -> None:
-        self.files, self.base_offset = files, files.base_offset
-        self.end = files.size  # of the log; lower once an incomplete batch, or zeros, have been seen behind it
-        self._note = note
-        self._window = open_window(files)
+    def __init__(self, listed: ListedSegment, note: Note, place: Place = file_system) -> None:
+        self.listed, self.base_offset = listed, listed.base_offset
+        self.end = listed.size  # of the log; lower once an incomplete batch, or zeros, have been seen behind it
+        self._note, self._place = note, place
+        self._filesystem, self.path = located(place, listed.root, listed.path)
+        self._window = open_window(self._filesystem, self.path, listed.size)
         self.whole = self._window.whole
-        self.index, self.entry_size, self.n_entries = self._open(files.index, k.OFFSET_ENTRY)
+        self.index, self.entry_size, self.n_entries = self._open(listed.index, k.OFFSET_ENTRY)
         self.budget = BUDGET if self.n_entries else SMALL_BUDGET
         self._times: tuple[Bytes, int, int] | None = None
         self._largest: Largest | None = None
@@ -98,9 +102,22 @@ class SearchableSegment:
             # Behind a batch that was not it, an entry's own batch may have been passed: no way to see it
             times, entry_size, n_times = self.times if after is None else (self.whole[:0], k.TIME_ENTRY, 0)
             status = find_times(
-                window, origin, self.end, self.index, self.entry_size, self.n_entries, times, entry_size, n_times,
-                self.base_offset, start_offset, targets, begin, state, out,
-            )  # fmt: skip
+                window,
+                origin,
+                self.end,
+                self.index,
+                self.entry_size,
+                self.n_entries,
+                times,
+                entry_size,
+                n_times,
+                self.base_offset,
+                start_offset,
+                targets,
+                begin,
+                state,
+                out,
+            )
             if status == k.NONE:
                 self._end_at(int(state[k.POSITION]))
             if status in (k.FOUND, k.NONE):
@@ -115,7 +132,7 @@ class SearchableSegment:
     def times(self) -> tuple[Bytes, int, int]:
         """Entries of the time index, bytes of one, and how many; opened when they are first asked for."""
         if self._times is None:
-            self._times = self._open(self.files.time_index, k.TIME_ENTRY)
+            self._times = self._open(self.listed.time_index, k.TIME_ENTRY)
         return self._times
 
     def largest(self) -> Largest:
@@ -141,9 +158,19 @@ class SearchableSegment:
         window, origin = self.whole, 0
         while True:
             status = k.find_offsets(
-                window, origin, self.end, self.index, self.entry_size, self.n_entries, self.base_offset, self.budget,
-                targets, rows, state, out,
-            )  # fmt: skip
+                window,
+                origin,
+                self.end,
+                self.index,
+                self.entry_size,
+                self.n_entries,
+                self.base_offset,
+                self.budget,
+                targets,
+                rows,
+                state,
+                out,
+            )
             if status == k.FOUND:
                 return state
             if status == k.NONE:
@@ -161,8 +188,8 @@ class SearchableSegment:
             return None
         start, largest = int(found["position"][0]), Largest(timestamp, int(found["position"][0]), int(found["size"][0]))
         tail = Tail(start)
-        with opened(self.files) as file:
-            for headers in read_headers(file, self.files.log, start, self.end, ChunkBuffer(_BUFFER_BYTES), tail):
+        with opened(self._filesystem, self.path) as file:
+            for headers in read_headers(file, self.path, start, self.end, ChunkBuffer(_BUFFER_BYTES), tail):
                 if headers.position == start and headers.batches["max_timestamp"][0] != timestamp:
                     return None
                 largest = _larger(largest, headers.batches)
@@ -176,11 +203,12 @@ class SearchableSegment:
         if path is None:
             if self.end:
                 kind = "offset" if entry_size == k.OFFSET_ENTRY else "time"
-                self._note(f"{self.files.log}: it has no {kind} index; headers are read instead")
+                self._note(f"{self.path}: it has no {kind} index; headers are read instead")
             return nothing, entry_size, 0
-        most = (self.files.size // _SMALLEST_BATCH + 1) * entry_size  # no log holds more batches
+        most = (self.listed.size // _SMALLEST_BATCH + 1) * entry_size  # no log holds more batches
+        filesystem, path = located(self._place, self.listed.beside, path)
         try:
-            entries, size = read_index(self.files, path, most)
+            entries, size = read_index(filesystem, path, most)
         except LogFormatError as error:
             self._note(f"{error}; headers are read instead")
             return nothing, entry_size, 0
@@ -204,7 +232,7 @@ class SearchableSegment:
                 return raw, origin
             if self._made_anew:
                 problem, expected = int(state[k.PROBLEM]), int(state[k.EXPECTED])
-                raise batch_problem(self.files.log, position, problem, expected, found, raw[position - origin :])
+                raise batch_problem(self.path, position, problem, expected, found, raw[position - origin :])
         if self._made_anew:
             raise self._moved()
         self._make_anew(
@@ -223,19 +251,24 @@ class SearchableSegment:
     def _make_anew(self, why: str) -> None:
         """Index the segment in memory, as far as its headers hold together; what ends it is kept for who gets there."""
         if why:
-            self._note(f"{self.files.log}: {why}; headers are read instead")
+            self._note(f"{self.path}: {why}; headers are read instead")
         # Near enough for a short walk between two entries, far enough for an index that stays small
-        interval = max(INDEX_INTERVAL_BYTES, self.files.size // _MOST_ENTRIES)
+        interval = max(INDEX_INTERVAL_BYTES, self.listed.size // _MOST_ENTRIES)
         state = index_kernels.new_state(self.base_offset, interval, _NO_LIMIT, _NO_LIMIT)
         offsets, times = [], []
         tail: Tail = Tail()
         largest: Largest | None = None
-        with opened(self.files) as file:
+        with opened(self._filesystem, self.path) as file:
             try:
                 for headers in read_headers(
-                    file, self.files.log, 0, self.end, ChunkBuffer(_BUFFER_BYTES), tail,
+                    file,
+                    self.path,
+                    0,
+                    self.end,
+                    ChunkBuffer(_BUFFER_BYTES),
+                    tail,
                     previous_last_offset=self.base_offset - 1,
-                ):  # fmt: skip
+                ):
                     entries, time_entries = _entries(headers.batches, state)
                     offsets.append(entries)
                     times.append(time_entries)
@@ -253,15 +286,21 @@ class SearchableSegment:
     def _end_at(self, position: int) -> None:
         if position < self.end:
             rest = self.end - position
-            self._note(f"{self.files.log}: the last {rest} bytes, from byte {position} on, are no whole batch")
+            self._note(f"{self.path}: the last {rest} bytes, from byte {position} on, are no whole batch")
             self.end = position
 
     def _only_zeros(self, position: int) -> bool:
-        with opened(self.files) as file:
-            return only_zeros(file, self.files.log, position, self.end, ChunkBuffer(_BUFFER_BYTES))
+        with opened(self._filesystem, self.path) as file:
+            return only_zeros(file, self.path, position, self.end, ChunkBuffer(_BUFFER_BYTES))
 
     def _moved(self) -> LogFormatError:
-        return LogFormatError("changed", self.files.log, 0, "a log that stays as it is", "other batches than before")
+        return LogFormatError("changed", self.path, 0, "a log that stays as it is", "other batches than before")
+
+
+def located(place: Place, root: str, path: str) -> tuple[Any, str]:
+    """The file system of a file of a ListedSegment, and the path as that wants it."""
+    filesystem, base = place(root)
+    return filesystem, f"{base.rstrip('/')}/{path}"
 
 
 def _before_zeros(entries: Bytes, entry_size: int) -> int:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -19,9 +17,8 @@ from numpy.typing import NDArray
 from pyarrow import fs as pafs
 
 from logformat.batches.chunks import read_exactly
-from logformat.errors import LogFormatError, unreadable
+from logformat.errors import LogFormatError, readable
 from logformat.layout import BATCH_OVERHEAD
-from logformat.listing import SegmentFiles
 from logformat.regular_files import open_input, open_local
 from logformat.search.time_kernels import copy_batches
 
@@ -62,13 +59,11 @@ class MappedLog:
 class WindowedLog:
     """Any other file: a window of it is read when it is needed, a larger one while the search goes forward."""
 
-    def __init__(self, files: SegmentFiles) -> None:
-        self._path, self._size = files.log, files.size
-        try:
-            self._file = open_input(files.filesystem, files.log)
-            _check_size(files.log, files.size, int(self._file.size()))
-        except OSError as error:
-            raise unreadable(files.log, error) from error
+    def __init__(self, filesystem: Any, path: str, size: int) -> None:
+        self._path, self._size = path, size
+        with readable(path):
+            self._file = open_input(filesystem, path)
+            _check_size(path, size, int(self._file.size()))
         self.whole = _fixed(np.empty(0, np.uint8))
         self._window, self._origin, self._next_bytes = self.whole, 0, WINDOW_BYTES
 
@@ -97,66 +92,50 @@ class WindowedLog:
 
     def _read(self, position: int, size: int) -> Bytes:
         out = np.empty(size, np.uint8)
-        try:
+        with readable(self._path):
             read_exactly(self._file, self._path, position, out)
-        except OSError as error:
-            raise unreadable(self._path, error) from error
         return _fixed(out)
 
 
-def open_window(files: SegmentFiles) -> LogWindow:
-    """The log of a segment. Kind "changed" where it is shorter than listed, "unreadable" where it cannot be opened."""
-    mapped = _map(files.log, files.size) if is_local(files) else None
-    return WindowedLog(files) if mapped is None else MappedLog(mapped)
+def open_window(filesystem: Any, path: str, size: int) -> LogWindow:
+    """The log of a segment, `size` bytes of it. Kind "changed" where it is shorter, "unreadable" where it cannot be
+    opened.
+    """
+    mapped = _map(path, size) if _is_local(filesystem) else None
+    return WindowedLog(filesystem, path, size) if mapped is None else MappedLog(mapped)
 
 
-def read_index(files: SegmentFiles, path: str, most: int) -> tuple[Bytes, int]:
+def read_index(filesystem: Any, path: str, most: int) -> tuple[Bytes, int]:
     """Up to `most` bytes of an index file, and its size; mapped if it is local. Kind "unreadable"."""
-    try:
-        if is_local(files):
+    with readable(path):
+        if _is_local(filesystem):
             size = Path(path).stat().st_size
             mapped = _map(path, min(size, most))
             if mapped is not None:
                 return mapped, size
-        with open_input(files.filesystem, path) as file:
+        with open_input(filesystem, path) as file:
             size = int(file.size())
             out = np.empty(min(size, most), np.uint8)
             read_exactly(file, path, 0, out)
-    except OSError as error:
-        raise unreadable(path, error) from error
     return _fixed(out), size
 
 
-def is_local(files: SegmentFiles) -> bool:
-    """Whether the files can be mapped."""
-    return isinstance(files.filesystem, pafs.LocalFileSystem)
-
-
-@contextmanager
-def opened(files: SegmentFiles) -> Iterator[Any]:
-    """The log as a file: an io.FileIO if it is local (of which headers alone can be read), else one of pyarrow's."""
-    try:
-        file = open_input(files.filesystem, files.log)
-    except OSError as error:
-        raise unreadable(files.log, error) from error
-    with file:
-        yield file
+def _is_local(filesystem: Any) -> bool:
+    """Whether its files can be mapped."""
+    return isinstance(filesystem, pafs.LocalFileSystem)
 
 
 def _map(path: str, size: int) -> Bytes | None:
     """The first `size` bytes of a local file; None where the file system cannot map files, or memory has a limit."""
-    try:
-        with open_local(path) as file:
-            _check_size(path, size, os.fstat(file.fileno()).st_size)
-            if size == 0:
-                return _fixed(np.empty(0, np.uint8))
-            try:
-                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-            except OSError:
-                return None
-            return np.frombuffer(mapped, np.uint8)
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with readable(path), open_local(path) as file:
+        _check_size(path, size, os.fstat(file.fileno()).st_size)
+        if size == 0:
+            return _fixed(np.empty(0, np.uint8))
+        try:
+            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except OSError:
+            return None
+        return np.frombuffer(mapped, np.uint8)
 
 
 def _check_size(path: str, listed: int, size: int) -> None:

@@ -87,9 +87,15 @@ class IndexBuilder:
         most = min(len(last), (int(state[k.SINCE_ENTRY]) + int(size.sum())) // (int(state[k.INTERVAL]) + 1))
         offset_entries, time_entries = np.empty(most, offset_index.ENTRY), np.empty(most, time_index.ENTRY)
         n_offset, n_time = k.build_index_entries(
-            last, size, timestamp, state,
-            offset_entries["offset"], offset_entries["position"], time_entries["timestamp"], time_entries["offset"],
-        )  # fmt: skip
+            last,
+            size,
+            timestamp,
+            state,
+            offset_entries["offset"],
+            offset_entries["position"],
+            time_entries["timestamp"],
+            time_entries["offset"],
+        )
         if n_offset:
             self._offset_entries.append(offset_entries[:n_offset])
         if n_time:
@@ -116,9 +122,12 @@ class IndexBuilder:
         if wrong.any():
             i = int(wrong.argmax())
             raise LogFormatError(
-                "relative_offset", self.path, self.size + int(size[:i].sum()),
-                f"a last offset from {self.base_offset} to {self.base_offset} + 2^31 - 1", str(int(last[i])),
-            )  # fmt: skip
+                "relative_offset",
+                self.path,
+                self.size + int(size[:i].sum()),
+                f"a last offset from {self.base_offset} to {self.base_offset} + 2^31 - 1",
+                str(int(last[i])),
+            )
         total = self.size + int(size.sum())
         if total > MAX_SEGMENT_BYTES:
             raise LogFormatError(

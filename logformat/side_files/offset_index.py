@@ -3,15 +3,15 @@
 An entry says: the batch whose LAST offset is `offset` begins at byte `position` of the .log. The first batch is never
 indexed, so neither offset - base nor position is 0 in an entry; which entries there are is decided in index_builder.
 
-Source: Kafka's OffsetIndex and AbstractIndex (4.3.0). Difference: `sanity_check` also asks that entries rise.
+Source: Kafka's OffsetIndex and AbstractIndex (4.3.0).
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from logformat.errors import LogFormatError
 from logformat.layout import MAX_RELATIVE_OFFSET, OFFSET_INDEX_ENTRY
@@ -28,7 +28,7 @@ _SIZE: Final = OFFSET_INDEX_ENTRY.itemsize
 def read(data: bytes, base_offset: int, path: str) -> NDArray[np.void]:
     """Entries of a `.index` as ENTRY[n], without the zeros that a preallocated file ends with.
 
-    A torn file (length no multiple of 8) raises kind "index". Nothing else is checked: see `sanity_check`.
+    A torn file (length no multiple of 8) raises kind "index". Nothing else is checked.
     """
     if len(data) % _SIZE:
         whole = len(data) - len(data) % _SIZE
@@ -57,50 +57,18 @@ def write(entries: NDArray[np.void], base_offset: int, path: str) -> bytes:
     return stored.tobytes()
 
 
-def lookup(entries: NDArray[np.void], targets: ArrayLike, base_offset: int) -> NDArray[np.void]:
-    """For each target offset (any shape) the entry with the greatest offset <= target, or (base_offset, 0).
-
-    A batch's last offset stands in its entry, so what holds a target is never before the position found: scan from
-    there to the first batch whose last offset is >= target.
-    """
-    return _floor(entries, "offset", targets, (base_offset, 0))
-
-
-def sanity_check(entries: NDArray[np.void], base_offset: int, path: str, log_size: int | None = None) -> None:
-    """Raise kind "index" at the first entry that no writer makes: not rising, before the base, outside the log.
-
-    log_size: bytes of the .log, where known.
-    """
-    offset, position = entries["offset"], entries["position"]
-    _check(offset <= base_offset, f"an offset above {base_offset}", offset, path)
-    _check(position <= 0, "a position above 0", position, path)
-    if log_size is not None:
-        _check(position >= log_size, f"a position below the log's size, {log_size}", position, path)
-    _check(_not_rising(offset), "offsets that rise", offset, path)
-    _check(_not_rising(position), "positions that rise", position, path)
-
-
 def check_relative(relative: NDArray[np.int64], base_offset: int, path: str, entry_size: int) -> None:
     """Raise kind "relative_offset" at the first of int64[n] that does not fit an entry's field; also for time_index."""
     wrong = np.flatnonzero((relative < 0) | (relative > MAX_RELATIVE_OFFSET))
     if len(wrong):
         first = int(wrong[0])
         raise LogFormatError(
-            "relative_offset", path, first * entry_size, f"an offset from {base_offset} to {base_offset} + 2^31 - 1",
+            "relative_offset",
+            path,
+            first * entry_size,
+            f"an offset from {base_offset} to {base_offset} + 2^31 - 1",
             str(base_offset + int(relative[first])),
-        )  # fmt: skip
-
-
-def _floor(entries: NDArray[np.void], key: str, targets: ArrayLike, default: tuple[int, int]) -> NDArray[np.void]:
-    """Rows of `entries` (rising in `key`) with the greatest key <= each target, else `default`."""
-    with_default: NDArray[Any] = np.empty(len(entries) + 1, entries.dtype)
-    with_default[0] = default
-    with_default[1:] = entries
-    return with_default[np.searchsorted(entries[key], np.asarray(targets, np.int64), side="right")]
-
-
-def _not_rising(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return np.concatenate([np.zeros(min(len(values), 1), np.bool_), values[1:] <= values[:-1]])
+        )
 
 
 def _check(wrong: NDArray[np.bool_], expected: str, values: NDArray[np.int64], path: str) -> None:

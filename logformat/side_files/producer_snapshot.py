@@ -36,9 +36,13 @@ def read(data: bytes, path: str) -> NDArray[np.void]:
     crc = google_crc32c.value(data[SNAPSHOT_CRC_START:])
     if header["crc"] != crc:
         raise LogFormatError(
-            "side_file", path, field_offset(SNAPSHOT_HEADER, "crc"), f"CRC {crc:08x}", f"{header['crc']:08x}",
+            "side_file",
+            path,
+            field_offset(SNAPSHOT_HEADER, "crc"),
+            f"CRC {crc:08x}",
+            f"{header['crc']:08x}",
             hint=_HINT,
-        )  # fmt: skip
+        )
     size = SNAPSHOT_HEADER.itemsize + int(header["count"]) * SNAPSHOT_ENTRY.itemsize
     if header["count"] < 0 or len(data) != size:
         raise LogFormatError(

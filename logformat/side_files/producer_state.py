@@ -60,15 +60,22 @@ def summarize(batches: NDArray[np.void], path: str = "") -> ProducerSummary:
     if status == kernels.NOT_A_MARKER:
         batch = batches[at]
         raise LogFormatError(
-            "transaction", path, int(batch["position"]), "a COMMIT or ABORT marker",
-            f"control type {batch['control_type']}", base_offset=int(batch["base_offset"]),
-        )  # fmt: skip
+            "transaction",
+            path,
+            int(batch["position"]),
+            "a COMMIT or ABORT marker",
+            f"control type {batch['control_type']}",
+            base_offset=int(batch["base_offset"]),
+        )
     if status == kernels.PLAIN_IN_TRANSACTION:
         batch = batches[at]
         raise _outside_transaction(
-            path, int(batch["position"]), int(batch["base_offset"]), int(batch["producer_id"]),
+            path,
+            int(batch["position"]),
+            int(batch["base_offset"]),
+            int(batch["producer_id"]),
             int(producers["current_txn_first_offset"][row[at]]),
-        )  # fmt: skip
+        )
     return ProducerSummary(producers, markers[:n_markers])
 
 
@@ -184,9 +191,12 @@ def _combine(
     if outside.any():
         first = int(np.where(outside, after["plain_offset"], _NEVER).argmin())
         raise _outside_transaction(
-            path, int(after["plain_position"][first]), int(after["plain_offset"][first]),
-            int(after["producer_id"][first]), int(before["current_txn_first_offset"][first]),
-        )  # fmt: skip
+            path,
+            int(after["plain_position"][first]),
+            int(after["plain_offset"][first]),
+            int(after["producer_id"][first]),
+            int(before["current_txn_first_offset"][first]),
+        )
     markers = _resolve(earlier, later, at, known, complete)
     combined = earlier if complete else _rows(earlier).copy().view(PRODUCER_SUMMARY)
     _rows(combined)[at[known]] = _rows(_compose(before, after))
@@ -271,6 +281,10 @@ def _outside_transaction(
     path: str, position: int, base_offset: int, producer_id: int, first_offset: int
 ) -> LogFormatError:
     return LogFormatError(
-        "transaction", path, position, f"one of the transaction that producer {producer_id} began at {first_offset}",
-        "a batch outside of any transaction", base_offset=base_offset,
-    )  # fmt: skip
+        "transaction",
+        path,
+        position,
+        f"one of the transaction that producer {producer_id} began at {first_offset}",
+        "a batch outside of any transaction",
+        base_offset=base_offset,
+    )

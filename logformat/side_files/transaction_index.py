@@ -42,33 +42,6 @@ def write(entries: NDArray[np.void]) -> bytes:
     return entries.astype(TXN_INDEX_ENTRY).tobytes()
 
 
-def lookup(entries: NDArray[np.void], from_offset: int, up_to: int) -> tuple[NDArray[np.void], bool]:
-    """Aborted transactions that may have records in offsets [from_offset, up_to), and whether the search may end here.
-
-    entries: ENTRY[n] of one segment, or of several in order. Where the second value is False, the next segment's
-    entries are to be searched too. Rule: TransactionIndex.collectAbortedTxns.
-    """
-    last = np.flatnonzero(entries["last_stable_offset"] >= up_to)
-    searched = entries[: last[0] + 1] if len(last) else entries
-    found = searched[(searched["last_offset"] >= from_offset) & (searched["first_offset"] < up_to)]
-    return found, len(last) > 0
-
-
-def sanity_check(entries: NDArray[np.void], base_offset: int, path: str) -> None:
-    """Raise kind "index" at the first entry that no writer makes.
-
-    The marker lies in the segment and behind the transaction's first offset; markers rise; the last stable offset is
-    no further than behind the marker.
-    """
-    first, last, stable = entries["first_offset"], entries["last_offset"], entries["last_stable_offset"]
-    falls = np.zeros(len(entries), np.bool_)
-    falls[1:] = last[1:] <= last[:-1]
-    _check(last < base_offset, f"a marker from offset {base_offset} on", last, path)
-    _check(falls, "markers that rise", last, path)
-    _check((first < 0) | (first >= last), "a first offset before the marker", first, path)
-    _check(stable > last + 1, "a last stable offset up to marker + 1", stable, path)
-
-
 def wrong_entry(path: str, row: int, expected: str, entry: np.void) -> LogFormatError:
     """What is wrong with an entry (a row of ENTRY[n]), kind "index"."""
     found = (

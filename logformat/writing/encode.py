@@ -136,13 +136,29 @@ def _bodies(
         raise ValueError("a header without key")
     rest, starts, sizes = np.empty(n, np.int64), np.empty(n + 1, np.int64), np.empty(n, np.int64)
     kernels.measure_records(
-        key.ends, key.null, value.ends, value.null,
-        header_ends, header_key.ends, header_value.ends, header_value.null, header_key.null, rest,
-    )  # fmt: skip
+        key.ends,
+        key.null,
+        value.ends,
+        value.null,
+        header_ends,
+        header_key.ends,
+        header_value.ends,
+        header_value.null,
+        header_key.null,
+        rest,
+    )
     m = kernels.plan_batches(
-        offsets, timestamps, rest, first, horizon is not None, horizon or 0,
-        options.max_batch_bytes, options.max_batch_records, starts, sizes,
-    )  # fmt: skip
+        offsets,
+        timestamps,
+        rest,
+        first,
+        horizon is not None,
+        horizon or 0,
+        options.max_batch_bytes,
+        options.max_batch_records,
+        starts,
+        sizes,
+    )
     starts, sizes = starts[: m + 1], sizes[:m]
     rows = np.zeros(m, BATCH)
     rows["base_offset"], rows["last_offset"] = offsets[starts[:-1]], offsets[starts[1:] - 1]
@@ -151,10 +167,21 @@ def _bodies(
     rows["records_count"] = np.diff(starts)
     data = np.empty(int(sizes.sum()), np.uint8)
     kernels.encode_records(
-        offsets, timestamps, rest, starts,
-        np.ascontiguousarray(rows["base_offset"]), np.ascontiguousarray(rows["base_timestamp"]),
-        *key, *value, header_ends, header_key.ends, header_key.data, *header_value, header_key.null, data,
-    )  # fmt: skip
+        offsets,
+        timestamps,
+        rest,
+        starts,
+        np.ascontiguousarray(rows["base_offset"]),
+        np.ascontiguousarray(rows["base_timestamp"]),
+        *key,
+        *value,
+        header_ends,
+        header_key.ends,
+        header_key.data,
+        *header_value,
+        header_key.null,
+        data,
+    )
     return _Bodies(data, np.cumsum(sizes)), starts, rows
 
 

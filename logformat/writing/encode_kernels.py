@@ -171,9 +171,20 @@ def write_batches(batches: np.ndarray, payload: np.ndarray, payload_ends: np.nda
         end = at + BATCH_OVERHEAD + size
         copy_bytes(out, at + BATCH_OVERHEAD, payload, start, size)
         write_header(
-            out, at, end, b.base_offset, b.last_offset, b.partition_leader_epoch, b.attributes, b.base_timestamp,
-            b.max_timestamp, b.producer_id, b.producer_epoch, b.base_sequence, b.records_count,
-        )  # fmt: skip
+            out,
+            at,
+            end,
+            b.base_offset,
+            b.last_offset,
+            b.partition_leader_epoch,
+            b.attributes,
+            b.base_timestamp,
+            b.max_timestamp,
+            b.producer_id,
+            b.producer_epoch,
+            b.base_sequence,
+            b.records_count,
+        )
         start = payload_ends[i]
         at = end
     return at

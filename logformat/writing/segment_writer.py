@@ -126,9 +126,14 @@ class SegmentWriter:
             }
         )
         return self.append_records(
-            record, producer_id=producer_id, producer_epoch=producer_epoch, transactional=True, control=True,
-            leader_epoch=leader_epoch, delete_horizon_ms=delete_horizon_ms,
-        )  # fmt: skip
+            record,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            transactional=True,
+            control=True,
+            leader_epoch=leader_epoch,
+            delete_horizon_ms=delete_horizon_ms,
+        )
 
     def close(self) -> None:
         """Finish the `.log` and write the files beside it; the snapshot is that of next_offset."""

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from logformat.listing import ListedSegment
 from tests.bench import make_log
 from tests.kafka_lab import recover_segments
 from tests.kafka_lab.jvm import lab
-from udfs.reindex.segment import ReindexSegment, ReindexSettings, ReindexTask, reindex_segments
+from udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
 from udfs.reindex.write import Target
 
 _MB = 1e6
@@ -89,10 +90,9 @@ def _ratio(ratios: list[float]) -> str:
 
 
 def _task(folder: Path, logs: list[Path], output: Path) -> ReindexTask:
-    bases = [int(log.stem) for log in logs]
+    root = str(folder.parent)
     segments = tuple(
-        ReindexSegment(f"{folder.name}/{log.name}", base, log.stat().st_size, after)
-        for log, base, after in zip(logs, bases, [*bases[1:], None], strict=True)
+        ListedSegment(root, f"{folder.name}/{log.name}", int(log.stem), log.stat().st_size, 0) for log in logs
     )
     target = Target("output", str(folder.parent), str(output))
     return ReindexTask(target, folder.name, segments, ReindexSettings())

@@ -92,7 +92,7 @@ class Fault:
 @contextmanager
 def faults(folder: Path, *given: Fault) -> Iterator[None]:
     """Let faults happen in this process, as long as the block runs. `folder`: where they are counted."""
-    from udfs.data_source.rows import cached_root
+    from udfs.storage import cached_root
 
     plan = _Plan(_folder(folder), given)
     before = locations.pafs

@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from logformat.listing import ListedSegment
 from logformat.names import segment_file
 from tests.golden import Case
 from tests.reference.cleaner import AbortedTxn, Log, Segment, Settings, replay
@@ -36,7 +37,7 @@ def lay_out(root: Path, segments: list[Segment] | tuple[Segment, ...]) -> Archiv
         data = b"".join(b.data for b in s.batches)
         path = f"t-0/{segment_file(s.base_offset, 'log')}"
         (root / path).write_bytes(data)
-        out.segments.append(SegmentInput("archive", path, s.base_offset, len(data), s.mtime_ms))
+        out.segments.append(SegmentInput(ListedSegment(str(root), path, s.base_offset, len(data), s.mtime_ms)))
     return out
 
 
@@ -47,12 +48,14 @@ def archived_at(root: Path, partition: str) -> Archived:
         relative, stat = f"{partition}/{path.name}", path.stat()
         if path.suffix == ".log":
             out.segments.append(
-                SegmentInput("archive", relative, int(path.stem), stat.st_size, stat.st_mtime_ns // 1_000_000)
+                SegmentInput(
+                    ListedSegment(str(root), relative, int(path.stem), stat.st_size, stat.st_mtime_ns // 1_000_000)
+                )
             )
         elif path.suffix == ".snapshot":
-            out.snapshots.append(SideFile("archive", relative, int(path.stem)))
+            out.snapshots.append(SideFile(str(root), relative, int(path.stem)))
         elif path.suffix == ".txnindex":
-            out.txn_indexes.append(SideFile("archive", relative, int(path.stem)))
+            out.txn_indexes.append(SideFile(str(root), relative, int(path.stem)))
     return out
 
 
@@ -137,16 +140,16 @@ class Outcome:
         for i, s in enumerate(self.result.segments):
             path = f"t-0/{segment_file(s.base_offset, 'log')}"
             (root / path).write_bytes(self.path(i).read_bytes()[: s.size_bytes])
-            out.segments.append(SegmentInput("archive", path, s.base_offset, s.size_bytes, s.mtime_ms))
+            out.segments.append(SegmentInput(ListedSegment(str(root), path, s.base_offset, s.size_bytes, s.mtime_ms)))
         for name, data in self.files().items():
             offset, _, kind = name.partition(".")
             if kind == "log" or (kind == "snapshot" and not snapshots):
                 continue
             (folder / name).write_bytes(data)
             if kind == "snapshot":
-                out.snapshots.append(SideFile("archive", f"t-0/{name}", int(offset)))
+                out.snapshots.append(SideFile(str(root), f"t-0/{name}", int(offset)))
             if kind == "txnindex":
-                out.txn_indexes.append(SideFile("archive", f"t-0/{name}", int(offset)))
+                out.txn_indexes.append(SideFile(str(root), f"t-0/{name}", int(offset)))
         return out
 
 

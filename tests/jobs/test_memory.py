@@ -57,7 +57,7 @@ elif sys.argv[1] == "profile":
 elif sys.argv[1] == "time_index":
     from udfs.lookup.minutes import TimedSegment, time_index_rows
     limit = int(sys.argv[4])
-    logs = [TimedSegment("t", 0, sys.argv[2], s.base_offset, s.path, s.size, 0, limit) for s in plan.segments]
+    logs = [TimedSegment("t", 0, s.listed, limit) for s in plan.segments]
     problem = [text for text in time_index_rows(logs)["problem"].to_pylist() if text]
 else:
     from tests.builders.sources import read

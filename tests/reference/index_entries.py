@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 
 def index_entries(batches, base_offset, interval, max_offset_entries=10**9, max_time_entries=10**9, interval_ms=1):
     """batches: (last offset, size, max timestamp). Gives [(offset, position)], [(timestamp, offset)]."""
@@ -25,3 +27,24 @@ def index_entries(batches, base_offset, interval, max_offset_entries=10**9, max_
         valid_bytes += size
     maybe_append(full_counts=False)
     return offset_entries, time_entries
+
+
+def lawful_offset_index(entries: np.ndarray, base_offset: int, log_size: int = 2**31) -> bool:
+    """Whether a writer can have made them: above the base, inside of the log, rising."""
+    offset, position = entries["offset"], entries["position"]
+    inside = (offset > base_offset) & (position > 0) & (position < log_size)
+    return bool(inside.all() and (np.diff(offset) > 0).all() and (np.diff(position) > 0).all())
+
+
+def lawful_time_index(entries: np.ndarray, base_offset: int) -> bool:
+    """The same of (timestamp, offset)."""
+    timestamp, offset = entries["timestamp"], entries["offset"]
+    inside = (offset >= base_offset) & (timestamp >= 0)
+    return bool(inside.all() and (np.diff(timestamp) > 0).all() and (np.diff(offset) > 0).all())
+
+
+def lawful_txn_index(entries: np.ndarray, base_offset: int) -> bool:
+    """Markers rise, lie in the segment and behind the first offset; the last stable offset is not behind them."""
+    first, last, stable = entries["first_offset"], entries["last_offset"], entries["last_stable_offset"]
+    inside = (last >= base_offset) & (first >= 0) & (first < last) & (stable <= last + 1)
+    return bool(inside.all() and (np.diff(last) > 0).all())

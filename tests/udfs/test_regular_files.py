@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyarrow import fs as pafs
 
 from jobs.archive.listing import Archive, list_archive
 from jobs.command import cli
@@ -18,17 +19,17 @@ from jobs.restore.copy_files import copy_log, copy_small
 from jobs.verify.plan import plan_archived
 from logformat.batches.segment import open_segment
 from logformat.errors import LogFormatError
+from logformat.listing import ListedSegment
 from logformat.names import segment_file
 from logformat.regular_files import open_local
 from logformat.search.partition_log import open_partition
 from logformat.search.windows import open_window
-from logformat.search.windows import opened as opened_window
 from tests.builders.damage import SEGMENT_OFFSETS, Partition, build
 from tests.builders.sources import read, tasks_of
 from udfs.reindex.judge_index import read_bounded
-from udfs.reindex.segment import ReindexSegment, ReindexSettings, ReindexTask, reindex_segments
+from udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
 from udfs.reindex.write import Target
-from udfs.storage import open_root, opened, opened_unbuffered, read_file
+from udfs.storage import open_root, opened, read_file
 from udfs.verify.partition import check_partition
 
 LOG = f"t-0/{segment_file(SEGMENT_OFFSETS, 'log')}"
@@ -85,7 +86,6 @@ def put(path: Path, make: Callable[[Path], None]) -> None:
 
 OPENERS = [
     lambda root, path: opened(open_root(root), path).__enter__(),
-    lambda root, path: opened_unbuffered(open_root(root), path).__enter__(),
     lambda root, path: read_file(open_root(root), path),
     lambda root, path: read_bounded(open_root(root), path, 10),
     lambda root, path: open_segment(f"{root}/{path}").headers(),
@@ -109,7 +109,6 @@ def test_a_log_that_is_replaced_behind_the_listing(part: Partition, make: Callab
     """Every job has listed it as a file."""
     plan, listed = part.plan(), part.listed()
     tasks = tasks_of("kafka_log", part.root, badRecords="set_aside")
-    segments = open_partition(part.folder).segments
     size = part.log(SEGMENT_OFFSETS).stat().st_size
     put(part.root / LOG, make)
     result = part.compact(plan=plan)
@@ -120,15 +119,14 @@ def test_a_log_that_is_replaced_behind_the_listing(part: Partition, make: Callab
     assert [(p.kind, p.path, found in p.found) for p in checked.problems] == [("unreadable", LOG, True)]
     for check_crc in (True, False):
         target = Target("check", str(part.root))
-        segment = ReindexSegment(LOG, SEGMENT_OFFSETS, size, None)
+        segment = ListedSegment(str(part.root), LOG, SEGMENT_OFFSETS, size, 0)
         settings = ReindexSettings(check_crc=check_crc)
         (outcome,) = reindex_segments(ReindexTask(target, "t-0", (segment,), settings))
         assert outcome.problem is not None
         assert (outcome.problem.kind, found in outcome.problem.found) == ("unreadable", True)
+    local, path = pafs.LocalFileSystem(), str(part.root / LOG)
     with pytest.raises(LogFormatError, match=found):
-        open_window(segments[1])
-    with pytest.raises(LogFormatError, match=found), opened_window(segments[1]):
-        pass
+        open_window(local, path, size)
     assert len(tasks) == 1
     root, store = open_root(str(part.root)), open_root(str(part.store))
     part.store.mkdir(exist_ok=True)

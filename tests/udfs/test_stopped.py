@@ -30,7 +30,7 @@ from udfs.lookup.index_sizes import IndexSizesPlan, index_sizes
 from udfs.lookup.minutes import TimedSegment, time_index_rows
 from udfs.lookup.queries import Queries, lookup
 from udfs.problem import Problem, SetAside
-from udfs.reindex.segment import ReindexSegment, ReindexSettings, ReindexTask, reindex_segments
+from udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
 from udfs.reindex.write import Target
 from udfs.report.measure_partition import ProfilePlan, profile_partition
 
@@ -154,14 +154,7 @@ def test_report(part: Partition, tmp_path: Path, nth: int) -> None:
 
 
 def reindexed(part: Partition, target: Target, *, check_crc: bool = True) -> list[Any]:
-    listed = part.listed()
-    segments = tuple(
-        ReindexSegment(
-            s.path, s.base_offset, s.size, None if s is listed.segments[-1] else s.base_offset + SEGMENT_OFFSETS,
-            listed.indexes[s.base_offset]["index"], listed.indexes[s.base_offset]["timeindex"],
-        )
-        for s in listed.segments
-    )  # fmt: skip
+    segments = tuple(part.listed().segments)
     settings = ReindexSettings(index_interval_bytes=0, check_crc=check_crc)
     return reindex_segments(ReindexTask(target, "t-0", segments, settings))
 
@@ -213,9 +206,7 @@ def test_sizing_and_time_index(part: Partition, tmp_path: Path) -> None:
     log = log_of(part)
     with faults(tmp_path, Fault("open", str(log), times=2, error="ESTALE")):
         sizes = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
-        segments = [
-            TimedSegment("t", 0, str(part.root), s.base_offset, s.path, s.size, s.mtime_ms) for s in plan.segments
-        ]
+        segments = [TimedSegment("t", 0, s) for s in plan.segments]
         rows = time_index_rows(segments).to_pylist()
     assert happened(tmp_path) == [2]
     unreadable(sizes.problem, f"t-0/{log.name}", "ESTALE")

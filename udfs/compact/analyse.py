@@ -24,7 +24,6 @@ from udfs.compact.scan_partition import (
     check_checkpoints,
     check_identity,
     check_tails,
-    root_of,
     source_of,
     until_high_watermark,
 )
@@ -40,7 +39,7 @@ from udfs.compact.transactions import (
 )
 from udfs.problem import Problem, SetAside
 from udfs.segments import LastBatch, OutputSegment, SideFile
-from udfs.storage import read_file
+from udfs.storage import open_root, read_file
 
 _MOST_ENTRIES_NAMED: Final = 3  # of one `.txnindex`, in notes
 
@@ -101,11 +100,20 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     cleanable, due = _cleanable(plan, sources, log_end, final)
     dirty = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
     result = PartitionResult(
-        plan.topic, plan.partition, "not_due", notes=tuple(notes), first_dirty_before=dirty, first_dirty_offset=dirty,
-        log_start_offset=plan.log_start_offset, next_offset=log_end, last_batch=last_batch,
-        dirty_ratio=cleanable.ratio, clean_bytes=cleanable.clean_bytes, dirty_bytes=cleanable.cleanable_bytes,
+        plan.topic,
+        plan.partition,
+        "not_due",
+        notes=tuple(notes),
+        first_dirty_before=dirty,
+        first_dirty_offset=dirty,
+        log_start_offset=plan.log_start_offset,
+        next_offset=log_end,
+        last_batch=last_batch,
+        dirty_ratio=cleanable.ratio,
+        clean_bytes=cleanable.clean_bytes,
+        dirty_bytes=cleanable.cleanable_bytes,
         gaps=gaps,
-    )  # fmt: skip
+    )
     if not due:
         raise NotDue(result)
     end = cleanable.first_uncleanable_offset
@@ -159,7 +167,7 @@ def _final_producers(
         if snapshot.offset not in border or snapshot.offset <= plan.log_start_offset:
             continue
         try:
-            entries = producer_snapshot.read(read_file(root_of(plan, snapshot), snapshot.path), snapshot.path)
+            entries = producer_snapshot.read(read_file(open_root(snapshot.root), snapshot.path), snapshot.path)
         except LogFormatError as error:
             notes.append(f"{error}; an older snapshot, or the log, is used")
             continue
@@ -187,9 +195,11 @@ def _cleanable(
     settings = plan.settings
     whole = len(sources) == len(plan.segments)
     active = log_end if plan.sealed and whole else scans[-1].base_offset
-    dirty = plan.log_start_offset if plan.force else cleaner.first_dirty_offset(
-        plan.checkpoint, plan.log_start_offset, log_end
-    )  # fmt: skip
+    dirty = (
+        plan.log_start_offset
+        if plan.force
+        else cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
+    )
     cleanable = cleaner.cleanable_range(
         facts,
         first_dirty=dirty,
@@ -213,14 +223,17 @@ def _check_ends_known(plan: PartitionPlan, scans: Sequence[SegmentScan], gaps: S
             batch = rows[found[0]]
             raise SetAside(
                 Problem(
-                    "gap", f"{plan.topic}-{plan.partition}", 0,
+                    "gap",
+                    f"{plan.topic}-{plan.partition}",
+                    0,
                     f"the end of the transaction of producer {int(batch['producer_id'])} at offset "
                     f"{int(batch['base_offset'])}",
-                    f"offsets {gap.first} to {gap.last}, where it may have been, in no segment", state="gap",
+                    f"offsets {gap.first} to {gap.last}, where it may have been, in no segment",
+                    state="gap",
                     hint="whether its records were committed nobody can say: bring the missing file back, or leave "
                     "this topic out",
                 )
-            )  # fmt: skip
+            )
 
 
 def _with_index_entries(
@@ -238,7 +251,7 @@ def _with_index_entries(
     index_only = [out[:0]]
     for file in plan.txn_indexes:
         try:
-            entries = transaction_index.read(read_file(root_of(plan, file), file.path), file.path)
+            entries = transaction_index.read(read_file(open_root(file.root), file.path), file.path)
         except LogFormatError as error:
             notes.append(f"{error}; rebuilt from the log")
             continue
@@ -282,13 +295,16 @@ def _check_no_marker_lost(
     for i in np.flatnonzero(doubtful)[:1]:
         raise SetAside(
             Problem(
-                "transaction", file.path, int(i) * TXN_INDEX_ENTRY.itemsize,
+                "transaction",
+                file.path,
+                int(i) * TXN_INDEX_ENTRY.itemsize,
                 f"an aborted transaction of producer {int(entries['producer_id'][i])} from offset {int(first[i])} on, "
-                "by the markers in the log", f"{int(entries['first_offset'][i])}",
+                "by the markers in the log",
+                f"{int(entries['first_offset'][i])}",
                 hint="a marker before it is missing, or this index is wrong: bring missing files back; if it is the "
                 "index, take it away, and the markers alone decide",
             )
-        )  # fmt: skip
+        )
 
 
 def _is_dense(scans: Sequence[SegmentScan]) -> bool:

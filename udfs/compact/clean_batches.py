@@ -96,10 +96,21 @@ def clean_chunk(
         kept = np.empty(len(run.spans), np.bool_)
         cleaned = np.zeros(len(run.batches), CLEANED)
         decide(
-            run.batches, run.bodies, run.spans, is_last, retention[part], drop[part], discardable[part],
-            rules.now_ms, rules.new_horizon_ms, keep_legacy_tombstones, rules.keep_null_keys,
-            kept, cleaned, tally.counters,
-        )  # fmt: skip
+            run.batches,
+            run.bodies,
+            run.spans,
+            is_last,
+            retention[part],
+            drop[part],
+            discardable[part],
+            rules.now_ms,
+            rules.new_horizon_ms,
+            keep_legacy_tombstones,
+            rules.keep_null_keys,
+            kept,
+            cleaned,
+            tally.counters,
+        )
         if see is not None:
             see(run, kept, cleaned)
         if (cleaned["outcome"] != DROPPED).any():

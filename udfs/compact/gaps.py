@@ -31,13 +31,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from logformat.errors import LogFormatError
-from logformat.names import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, parse_segment_file
+from logformat.listing import ListedSegment
+from logformat.names import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT
 from logformat.side_files import offset_index, time_index
 from udfs.compact.plan import Gap, PartitionPlan
 from udfs.compact.scan_segment import SegmentScan
 from udfs.problem import Problem, SetAside
-from udfs.segments import SegmentInput
-from udfs.storage import Root, read_file
+from udfs.storage import open_root, read_file
 
 _SHOWN: Final = 3
 _HINT: Final = (
@@ -54,21 +54,21 @@ class _Hole:
     below: int
 
 
-def indexed_end(root: Root, segment: SegmentInput, scan: SegmentScan, next_base_offset: int) -> int:
+def indexed_end(segment: ListedSegment, scan: SegmentScan, next_base_offset: int) -> int:
     """1 + the largest offset behind the end of a `.log` that its indexes name; 0: they name none.
 
     Only what lies in front of the next segment counts: entries of another log, or torn ones, say nothing.
     """
-    base, offsets = _base(segment), [-1]
-    if segment.offset_index is not None:
+    root, base, offsets = open_root(segment.beside), segment.base_offset, [-1]
+    if segment.index is not None:
         with suppress(LogFormatError):
-            entries = offset_index.read(read_file(root, segment.offset_index, segment.size), base, segment.offset_index)
+            entries = offset_index.read(read_file(root, segment.index, segment.size), base, segment.index)
             offsets += entries["offset"][entries["position"] >= scan.end_position][-1:].tolist()
     if segment.time_index is not None:
         with suppress(LogFormatError):
             entries = time_index.read(read_file(root, segment.time_index, segment.size), base, segment.time_index)
             offsets += entries["offset"][-1:].tolist()
-    end = max(scan.last_offset, segment.base_offset - 1)
+    end = max(scan.last_offset, scan.base_offset - 1)
     return max((o + 1 for o in offsets if end < o < next_base_offset), default=0)
 
 
@@ -85,8 +85,8 @@ def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, 
             continue
         if missing is not None and not accept:
             raise SetAside(missing)
-        below = plan.segments[hole.below] if hole.below >= 0 else None
-        before, size = (-1, -1) if below is None or below.root == "store" else (_base(below), below.size)
+        below = plan.segments[hole.below].listed if hole.below >= 0 else None
+        before, size = (-1, -1) if below is None or plan.is_ours(below) else (below.base_offset, below.size)
         passed.append(Gap(hole.first, hole.last, before, size, missing is not None))
         said.append(f"{hole.first} to {hole.last}" + ("" if missing is not None else " (a cleaner's work)"))
     beyond, certain = _beyond(plan, scans, log_end)
@@ -98,7 +98,7 @@ def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, 
         more = f", and {len(said) - _SHOWN} more ranges" if len(said) > _SHOWN else ""
         notes.append(f"{_name(plan)}: no segment holds offsets {', '.join(said[:_SHOWN])}{more}")
     for snapshot in plan.snapshots:
-        if snapshot.root == "archive" and any(g.first < snapshot.offset <= g.last for g in passed):
+        if not plan.is_ours(snapshot) and any(g.first < snapshot.offset <= g.last for g in passed):
             notes.append(f"{snapshot.path}: the log once ended, or a segment began, where no segment holds offsets now")
     return tuple(sorted(passed, key=lambda gap: gap.first))
 
@@ -133,19 +133,13 @@ def _behind_generation(plan: PartitionPlan, below: int) -> bool:
     """Whether the last generation ends with this segment, and the archive goes on behind it."""
     if below < 0:
         return False
-    segment = plan.segments[below]
-    return bool(segment.from_offset) or (segment.root == "store" and plan.segments[below + 1].root == "archive")
+    segment, after = plan.segments[below], plan.segments[below + 1]
+    return bool(segment.from_offset) or (plan.is_ours(segment.listed) and not plan.is_ours(after.listed))
 
 
 def _cleaned_until(plan: PartitionPlan, below: int) -> int:
     """Below this offset a cleaner's holes are no news. What the archive's own cleaner took behind a generation is."""
     return plan.checkpoint or 0 if _behind_generation(plan, below) else plan.cleaned_until
-
-
-def _base(segment: SegmentInput) -> int:
-    """By its name: of a segment that is cut, base_offset is where the cut is."""
-    file = parse_segment_file(segment.path.rpartition("/")[2])
-    return file.base if file is not None else segment.base_offset
 
 
 def _missing(plan: PartitionPlan, scans: Sequence[SegmentScan], hole: _Hole) -> Problem | None:
@@ -155,33 +149,41 @@ def _missing(plan: PartitionPlan, scans: Sequence[SegmentScan], hole: _Hole) -> 
         if hole.first <= orphan.offset <= hole.last:
             return _gap(orphan.path, f"the .log of this index, with {offsets}", "none", _HINT)
     if hole.below < 0:
-        path = f"{plan.segments[0].path.rpartition('/')[0]}/{LEADER_EPOCH_CHECKPOINT}"
+        path = f"{plan.segments[0].listed.path.rpartition('/')[0]}/{LEADER_EPOCH_CHECKPOINT}"
         return _gap(
-            path, f"a log from offset {hole.first} on, where its first leader epoch begins, or a log start checkpoint",
-            f"a first segment at {hole.last + 1}", _HINT,
-        )  # fmt: skip
-    scan, segment = scans[hole.below], plan.segments[hole.below]
+            path,
+            f"a log from offset {hole.first} on, where its first leader epoch begins, or a log start checkpoint",
+            f"a first segment at {hole.last + 1}",
+            _HINT,
+        )
+    scan, segment = scans[hole.below], plan.segments[hole.below].listed
     if scan.indexed_end:
         return _gap(
-            segment.path, f"batches up to offset {scan.indexed_end - 1}, as its index says",
-            f"the end of the file behind offset {scan.last_offset}", _HINT, scan.end_position,
-        )  # fmt: skip
+            segment.path,
+            f"batches up to offset {scan.indexed_end - 1}, as its index says",
+            f"the end of the file behind offset {scan.last_offset}",
+            _HINT,
+            scan.end_position,
+        )
     if hole.last < plan.cleaned_until:
         return None
-    after = plan.segments[hole.below + 1]
+    after = plan.segments[hole.below + 1].listed
     if _behind_generation(plan, hole.below):
         return _gap(
-            after.path, f"offsets from {hole.first} on, where the last generation ends",
+            after.path,
+            f"offsets from {hole.first} on, where the last generation ends",
             f"a segment that begins at {hole.last + 1}",
             f"{_HINT}; or --reset to begin anew from what the archive holds",
-        )  # fmt: skip
+        )
     above = max(s.thinned_offset for s in scans[hole.below + 1 :])
     if above >= 0 or scan.thinned_offset >= plan.cleaned_until:
         return None
     return _gap(
-        after.path, f"a segment that begins at offset {hole.first}, where {segment.path} ends",
-        f"one that begins at {hole.last + 1}, and no sign that a cleaner took what was between", _HINT,
-    )  # fmt: skip
+        after.path,
+        f"a segment that begins at offset {hole.first}, where {segment.path} ends",
+        f"one that begins at {hole.last + 1}, and no sign that a cleaner took what was between",
+        _HINT,
+    )
 
 
 def _beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> tuple[Problem | None, bool]:
@@ -194,15 +196,13 @@ def _beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> 
     if certain is not None:
         return certain, True
     if scans[-1].indexed_end:
-        return _gap(
-            plan.segments[len(scans) - 1].path, f"batches up to offset {scans[-1].indexed_end - 1}, as its index says",
-            f"the end of the file behind offset {scans[-1].last_offset}", _HINT, scans[-1].end_position,
-        ), plan.sealed  # fmt: skip
+        last = plan.segments[len(scans) - 1].listed
+        expected = f"batches up to offset {scans[-1].indexed_end - 1}, as its index says"
+        end = f"the end of the file behind offset {scans[-1].last_offset}"
+        return _gap(last.path, expected, end, _HINT, scans[-1].end_position), plan.sealed
     if (plan.high_watermark or 0) > log_end:
-        return _gap(
-            HIGH_WATERMARK_CHECKPOINT, f"{_name(plan)} up to offset {plan.high_watermark}, its high watermark",
-            f"a log that ends at {log_end}", _HINT,
-        ), plan.sealed  # fmt: skip
+        expected = f"{_name(plan)} up to offset {plan.high_watermark}, its high watermark"
+        return _gap(HIGH_WATERMARK_CHECKPOINT, expected, f"a log that ends at {log_end}", _HINT), plan.sealed
     return None, False
 
 
@@ -213,9 +213,11 @@ def _certainly_beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end
     for snapshot in plan.snapshots:
         if snapshot.offset > log_end:
             return _gap(
-                snapshot.path, f"a log that reaches offset {snapshot.offset}, as this snapshot's name says",
-                f"one that ends at {log_end}", _HINT,
-            )  # fmt: skip
+                snapshot.path,
+                f"a log that reaches offset {snapshot.offset}, as this snapshot's name says",
+                f"one that ends at {log_end}",
+                _HINT,
+            )
     return None
 
 

@@ -22,7 +22,6 @@ from logformat.side_files import checkpoints, producer_snapshot, transaction_ind
 from udfs.compact.analyse import Analysis
 from udfs.compact.piece_stack import Group
 from udfs.compact.plan import PartitionPlan
-from udfs.compact.scan_partition import root_of
 from udfs.compact.scan_segment import read_again
 from udfs.compact.segment_output import SegmentOutput, manifest_row, read_back
 from udfs.compact.sources import Source
@@ -183,16 +182,16 @@ def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSe
     base, end = scan.base_offset, analysis.end_of(number)
     inside = (analysis.aborted["last_offset"] >= base) & (analysis.aborted["last_offset"] < end)
     txn_index = transaction_index.write(analysis.aborted[inside])
-    root, path = segment.root, segment.path
+    ours, path = plan.is_ours(segment.listed), segment.listed.path
     if not plan.dry_run:
         store = make_folder(plan)
         if segment.from_offset:
-            root, path = "store", f"{plan.folder}/{segment_file(base, 'log')}"
+            ours, path = True, f"{plan.folder}/{segment_file(base, 'log')}"
             _copy_rest(source, store, path)
         write_indexes(store, plan.folder, base, scan.offset_index, scan.time_index, txn_index)
     return OutputSegment(
         base_offset=base,
-        root=root,
+        root="store" if ours else "archive",
         path=path,
         size_bytes=scan.size,
         next_offset=end,
@@ -201,7 +200,7 @@ def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSe
         records=scan.n_records,
         tombstones=-1,
         max_timestamp_ms=scan.max_timestamp,
-        mtime_ms=segment.mtime_ms,
+        mtime_ms=segment.listed.mtime_ms,
         codecs=scan.codecs,
         checksum=scan.checksum,
         source_bytes=scan.size,
@@ -264,7 +263,7 @@ def _write_snapshots(plan: PartitionPlan, analysis: Analysis, store: Root, bases
 
 def _valid_snapshot(plan: PartitionPlan, file: SideFile) -> bytes | None:
     try:
-        data = read_file(root_of(plan, file), file.path)
+        data = read_file(open_root(file.root), file.path)
         producer_snapshot.read(data, file.path)
     except LogFormatError:
         return None

@@ -102,10 +102,14 @@ def check_null_keys(plan: PartitionPlan, tally: Tally) -> None:
     if found and plan.settings.null_keys == "fail":
         raise SetAside(
             Problem(
-                "null_key", f"{plan.topic}-{plan.partition}", 0, "a key in every record", f"{found} records without",
+                "null_key",
+                f"{plan.topic}-{plan.partition}",
+                0,
+                "a key in every record",
+                f"{found} records without",
                 hint="compaction would drop them: --null-keys keep or drop, or leave this topic out",
             )
-        )  # fmt: skip
+        )
 
 
 def clean_groups(

@@ -120,9 +120,13 @@ def _not_as_pushed(piece: _Waiting, sources: list[Source], found: int) -> LogFor
     if piece.place < 0:
         kind, path, position = "changed", sources[piece.source].path, piece.position
     return LogFormatError(
-        kind, path, position, f"{piece.size} bytes with CRC-32C {piece.checksum:#010x}, as before", f"{found:#010x}",
+        kind,
+        path,
+        position,
+        f"{piece.size} bytes with CRC-32C {piece.checksum:#010x}, as before",
+        f"{found:#010x}",
         hint=CHANGED_HINT,
-    )  # fmt: skip
+    )
 
 
 @dataclass

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from logformat.batches.chunks import MAX_BATCH_BYTES
+from logformat.listing import ListedSegment
 from udfs.problem import Problem
 from udfs.segments import LastBatch, OutputSegment, SegmentInput, SideFile
 
@@ -83,6 +84,10 @@ class PartitionPlan:
     orphans: tuple[SideFile, ...] = ()  # indexes of the archive whose .log is not there, by offset
     known_gaps: tuple[Gap, ...] = ()  # of the last generation
     anew: bool = False  # --reset: from what the archive holds, wherever that begins; the generation before is kept
+
+    def is_ours(self, file: ListedSegment | SideFile) -> bool:
+        """Whether a file lies in the store; else it is of the archive."""
+        return file.root == self.store_uri
 
     @property
     def read_until(self) -> int | None:

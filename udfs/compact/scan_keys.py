@@ -72,9 +72,12 @@ def scan_keys(
             for scanned in reversed(source.scan.chunks):
                 chunk = chunk_at(file, source.path, scanned, buffer)
                 _, drop = batch_retention(
-                    chunk.batches, rules.discardable(chunk.batches), rules.producers,
-                    rules.first_uncleanable_offset, rules.now_ms,
-                )  # fmt: skip
+                    chunk.batches,
+                    rules.discardable(chunk.batches),
+                    rules.producers,
+                    rules.first_uncleanable_offset,
+                    rules.now_ms,
+                )
                 wanted = ~drop & ((chunk.batches["attributes"] & CONTROL_MASK) == 0)
                 for run in loader.runs(
                     chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True, before=chunk.before

@@ -13,19 +13,14 @@ from udfs.compact.plan import PartitionPlan
 from udfs.compact.scan_segment import SegmentScan, scan_segment
 from udfs.compact.sources import Source
 from udfs.problem import Problem, SetAside
-from udfs.segments import LastBatch, SegmentInput, SideFile
-from udfs.storage import Root, open_root
-
-
-def root_of(plan: PartitionPlan, segment: SegmentInput | SideFile) -> Root:
-    """The file system that a file of the plan lies on."""
-    return open_root(plan.archive_uri if segment.root == "archive" else plan.store_uri)
+from udfs.segments import LastBatch
+from udfs.storage import open_root
 
 
 def source_of(plan: PartitionPlan, number: int, scan: SegmentScan) -> Source:
     """One of the plan's segments with its scan."""
-    segment = plan.segments[number]
-    return Source(root_of(plan, segment), segment.path, scan, segment.mtime_ms)
+    listed = plan.segments[number].listed
+    return Source(open_root(listed.root), listed.path, scan, listed.mtime_ms)
 
 
 def scan_all(plan: PartitionPlan, buffer: ChunkBuffer) -> list[SegmentScan]:
@@ -42,9 +37,7 @@ def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentSc
     """Scan one of the plan's segments; a task of its own where the partition is large."""
     segment = plan.segments[number]
     after = plan.segments[number + 1].base_offset if number + 1 < len(plan.segments) else None
-    root = root_of(plan, segment)
     scan = scan_segment(
-        root,
         segment,
         buffer,
         next_base_offset=after,
@@ -55,7 +48,7 @@ def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentSc
     )
     if scan.reached_end_offset:
         return scan
-    end = indexed_end(root, segment, scan, MAX_OFFSET if after is None else after)
+    end = indexed_end(segment.listed, scan, MAX_OFFSET if after is None else after)
     return replace(scan, indexed_end=end) if end else scan
 
 
@@ -64,7 +57,7 @@ def until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], note
     for i, scan in enumerate(scans):
         if scan.reached_end_offset:
             notes.append(
-                f"{plan.segments[i].path}: read up to offset {scan.last_offset}, below the high watermark "
+                f"{plan.segments[i].listed.path}: read up to offset {scan.last_offset}, below the high watermark "
                 f"{plan.read_until}; what is above it may still be undone by the cluster"
             )
             return scans[: i + 1]
@@ -79,12 +72,16 @@ def check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[s
         last = i + 1 == len(plan.segments)
         if not last or plan.sealed:
             raise LogFormatError(
-                "torn_tail", plan.segments[i].path, scan.end_position, "whole batches up to the end of the file",
+                "torn_tail",
+                plan.segments[i].listed.path,
+                scan.end_position,
+                "whole batches up to the end of the file",
                 f"{scan.torn_bytes} bytes that are none",
                 hint="" if not last else "a sealed archive should end cleanly; without --sealed the log ends there",
-            )  # fmt: skip
+            )
         notes.append(
-            f"{plan.segments[i].path}: torn tail, the last {scan.torn_bytes} bytes are no batch; the log ends there"
+            f"{plan.segments[i].listed.path}: torn tail, the last {scan.torn_bytes} bytes are no batch; the log ends "
+            "there"
         )
 
 
@@ -96,11 +93,17 @@ def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
     ):
         if offset > log_end:
             raise SetAside(
-                Problem("side_file", f"{plan.topic}-{plan.partition}", 0,
-                        f"a {what} up to the log end, {log_end}", f"{offset}, by its checkpoint", state="diverged",
-                        hint="the log was replaced, or is not whole: bring back what belongs to it, or --reset to "
-                        "begin at its first segment")
-            )  # fmt: skip
+                Problem(
+                    "side_file",
+                    f"{plan.topic}-{plan.partition}",
+                    0,
+                    f"a {what} up to the log end, {log_end}",
+                    f"{offset}, by its checkpoint",
+                    state="diverged",
+                    hint="the log was replaced, or is not whole: bring back what belongs to it, or --reset to "
+                    "begin at its first segment",
+                )
+            )
 
 
 def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
@@ -109,9 +112,13 @@ def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
     if segment is None:
         return LastBatch()
     scan = scan_segment(
-        root_of(plan, segment), segment, buffer, next_base_offset=None, mark=plan.known_until,
-        index_interval_bytes=plan.settings.index_interval_bytes, max_index_bytes=plan.settings.segment_index_bytes,
-    )  # fmt: skip
+        segment,
+        buffer,
+        next_base_offset=None,
+        mark=plan.known_until,
+        index_interval_bytes=plan.settings.index_interval_bytes,
+        max_index_bytes=plan.settings.segment_index_bytes,
+    )
     return scan.marked_batch
 
 
@@ -122,21 +129,35 @@ def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: 
     if plan.known_until is not None:
         if log_end < plan.known_until:
             raise SetAside(
-                Problem("changed", name, 0, f"a log that reaches offset {plan.known_until}, as the last generation did",
-                        f"one that ends at {log_end}", hint=hint, state="diverged")
-            )  # fmt: skip
+                Problem(
+                    "changed",
+                    name,
+                    0,
+                    f"a log that reaches offset {plan.known_until}, as the last generation did",
+                    f"one that ends at {log_end}",
+                    hint=hint,
+                    state="diverged",
+                )
+            )
         marked = [  # in files of ours the last batch may be a rebuilt one
             scan.marked_batch
             for scan, segment in zip(scans, plan.segments, strict=False)
-            if segment.root == "archive" and scan.marked_batch.base_offset >= 0
+            if not plan.is_ours(segment.listed) and scan.marked_batch.base_offset >= 0
         ]
         known = plan.known_last_batch
         found = identity if plan.identity_segment is not None else (marked[-1] if marked else known)
         if known.base_offset >= 0 and found != known:
             raise SetAside(
-                Problem("changed", name, 0, f"{known} before offset {plan.known_until}", f"{found}",
-                        hint=hint, state="diverged")
-            )  # fmt: skip
+                Problem(
+                    "changed",
+                    name,
+                    0,
+                    f"{known} before offset {plan.known_until}",
+                    f"{found}",
+                    hint=hint,
+                    state="diverged",
+                )
+            )
     last = [s.last_batch for s in scans if s.last_batch.base_offset >= 0]
     if plan.known_until == log_end:
         return plan.known_last_batch

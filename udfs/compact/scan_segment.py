@@ -23,7 +23,7 @@ from logformat.side_files.producer_state import ProducerSummary, merge, merge_al
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.transactions import TXN_BATCH, transactional_batches
 from udfs.segments import LastBatch, SegmentInput
-from udfs.storage import Root, opened
+from udfs.storage import open_root, opened
 
 _NOT_KNOWN: Final = -2
 CHANGED_HINT: Final = "something writes to this file, or the disk errs: look into that, then run again"
@@ -104,7 +104,6 @@ def chunk_buffer(plan: PartitionPlan) -> ChunkBuffer:
 
 
 def scan_segment(
-    root: Root,
     segment: SegmentInput,
     buffer: ChunkBuffer,
     *,
@@ -119,21 +118,21 @@ def scan_segment(
     next_base_offset: of the segment after it, which none of its offsets may reach; mark: remember the last batch before
     this offset. Raises LogFormatError for whatever Kafka would not have written.
     """
-    base = segment.base_offset
+    base, listed = segment.base_offset, segment.listed
     out = _Collected(last_offset=base - 1 if not segment.from_offset else _NOT_KNOWN)
     producers = merge_all([])
-    indexes = IndexBuilder(base, index_interval_bytes, max_index_bytes, segment.path)
+    indexes = IndexBuilder(base, index_interval_bytes, max_index_bytes, listed.path)
     tail = Tail()
-    with opened(root, segment.path) as file:
-        if file.size() < segment.size:
-            raise LogFormatError("changed", segment.path, file.size(), f"{segment.size} bytes, as listed", "fewer")
+    with opened(open_root(listed.root), listed.path) as file:
+        if file.size() < listed.size:
+            raise LogFormatError("changed", listed.path, file.size(), f"{listed.size} bytes, as listed", "fewer")
         start = _cut(file, segment, buffer) if segment.from_offset else 0
         tail.position = start
-        for chunk in read_chunks(file, segment.path, start, segment.size, buffer, tail, end_offset=end_offset):
+        for chunk in read_chunks(file, listed.path, start, listed.size, buffer, tail, end_offset=end_offset):
             batches = chunk.batches
-            check_offsets(segment.path, base, next_base_offset, batches)
+            check_offsets(listed.path, base, next_base_offset, batches)
             indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
-            producers = merge(producers, summarize(batches, segment.path), segment.path)
+            producers = merge(producers, summarize(batches, listed.path), listed.path)
             before, out.checksum = out.checksum, crc32c_extend(out.checksum, chunk.raw)
             scanned = ScannedChunk(
                 chunk.position, len(chunk.raw), len(batches), max(chunk.before, base - 1), before, out.checksum
@@ -172,11 +171,13 @@ def read_again(file: Any, path: str, chunk: ScannedChunk, out: np.ndarray) -> No
     found = crc32c_extend(chunk.before, out)
     if found != chunk.checksum:
         raise LogFormatError(
-            "changed", path, _first_bad(out, chunk.position),
+            "changed",
+            path,
+            _first_bad(out, chunk.position),
             f"the bytes that were checked: CRC-32C {chunk.checksum:#010x} up to byte {chunk.position + chunk.size}",
             f"other bytes when they were read again: {found:#010x}",
             hint=CHANGED_HINT,
-        )  # fmt: skip
+        )
 
 
 def _first_bad(raw: np.ndarray, position: int) -> int:
@@ -188,19 +189,23 @@ def _first_bad(raw: np.ndarray, position: int) -> int:
 
 def _cut(file: Any, segment: SegmentInput, buffer: ChunkBuffer) -> int:
     """Position of the first batch that reaches `from_offset`; it must begin there or later."""
-    tail = Tail()
+    tail, listed = Tail(), segment.listed
     for _ in read_chunks(
-        file, segment.path, 0, segment.size, buffer, tail, end_offset=segment.from_offset, check_crc=False
+        file, listed.path, 0, listed.size, buffer, tail, end_offset=segment.from_offset, check_crc=False
     ):
         pass
-    first = np.empty(min(8, segment.size - tail.position), np.uint8)
-    read_exactly(file, segment.path, tail.position, first)
+    first = np.empty(min(8, listed.size - tail.position), np.uint8)
+    read_exactly(file, listed.path, tail.position, first)
     base = int.from_bytes(first.tobytes(), "big")
     if tail.reached_end_offset and base < segment.from_offset:
         raise LogFormatError(
-            "overlap", segment.path, tail.position, f"a batch that begins at offset {segment.from_offset} or later",
-            f"one that begins at {base} and ends above", base_offset=base,
-        )  # fmt: skip
+            "overlap",
+            listed.path,
+            tail.position,
+            f"a batch that begins at offset {segment.from_offset} or later",
+            f"one that begins at {base} and ends above",
+            base_offset=base,
+        )
     return tail.position
 
 
@@ -242,13 +247,3 @@ def thinned_offset(batches: np.ndarray, previous_last_offset: int) -> int:
 def _identity(batch: np.void) -> LastBatch:
     offset = batch["base_offset"] if batch["magic"] == 2 else batch["last_offset"]
     return LastBatch(int(offset), int(batch["partition_leader_epoch"]), int(batch["crc"]))
-
-
-def next_offset_of(root: Root, path: str) -> int:
-    """Last offset + 1 of a `.log`; its base where it is empty. For the few files whose end decides what is read."""
-    base = int(path.rpartition("/")[2].partition(".")[0])
-    last, tail = base - 1, Tail()
-    with opened(root, path) as file:
-        for chunk in read_chunks(file, path, 0, file.size(), ChunkBuffer(), tail, check_crc=False):
-            last = int(chunk.batches["last_offset"][-1])
-    return last + 1

@@ -88,9 +88,12 @@ def read_back(
             seen += len(got)
     if seen != len(rows) or crc != checksum or found_digest & (2**64 - 1) != digest:
         raise LogFormatError(
-            "readback", path, 0, f"{len(rows)} batches, checksum {checksum:#010x}, records {digest:#018x}",
+            "readback",
+            path,
+            0,
+            f"{len(rows)} batches, checksum {checksum:#010x}, records {digest:#018x}",
             f"{seen}, {crc:#010x}, {found_digest & (2**64 - 1):#018x}",
-        )  # fmt: skip
+        )
 
 
 def manifest_row(

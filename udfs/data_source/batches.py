@@ -18,9 +18,9 @@ from logformat.schemas import BATCHES, select
 from udfs.data_source.plan import Piece, ReadSpec
 from udfs.data_source.records import check_size, check_tail
 from udfs.data_source.resume import resume_position
-from udfs.data_source.rows import aligned, as_error, cached_root, problem_row
+from udfs.data_source.rows import aligned, problem_row
 from udfs.problem import Problem
-from udfs.storage import opened_unbuffered
+from udfs.storage import cached_root, opened
 
 _BUFFER_BYTES: Final = 8 << 20
 _MAX_ROWS: Final = 1 << 16
@@ -40,14 +40,14 @@ def read_batches(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
 def _read(piece: Piece, spec: ReadSpec, schema: Any, buffer: ChunkBuffer) -> Iterator[Any]:
     if piece.problem is not None:
         if not spec.set_aside:
-            raise as_error(piece.problem)
+            raise piece.problem.as_error()
         yield problem_row(spec.schema, piece, piece.problem)
         return
     root, position, previous = cached_root(piece.root), piece.start, -1
     while position < piece.end:
         tail = Tail(position)
         try:
-            with opened_unbuffered(root, piece.path) as file:
+            with opened(root, piece.path) as file:
                 check_size(file, piece)
                 for headers in read_headers(
                     file, piece.shown, position, piece.end, buffer, tail, previous_last_offset=previous

@@ -23,8 +23,7 @@ from logformat.batches.headers import read_headers
 from logformat.errors import LogFormatError
 from logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
 from udfs.data_source.plan import ListedLog, Piece
-from udfs.data_source.rows import cached_root
-from udfs.storage import opened_unbuffered
+from udfs.storage import cached_root, opened
 
 _BUFFER_BYTES: Final = 1 << 20
 LogsBehind = Callable[[ListedLog], Iterable[ListedLog]]
@@ -96,7 +95,7 @@ def _markers(piece: Piece, logs_behind: LogsBehind | None) -> Iterator[NDArray[n
     buffer = ChunkBuffer(_BUFFER_BYTES)
     start = piece.start
     for log in _logs(piece, logs_behind):
-        with opened_unbuffered(cached_root(log.root), log.path) as file:
+        with opened(cached_root(log.root), log.path) as file:
             for headers in read_headers(file, f"{log.root}/{log.path}", start, log.size, buffer, Tail()):
                 yield _of(headers.batches)
         start = 0

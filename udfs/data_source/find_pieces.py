@@ -23,15 +23,15 @@ from typing import Final
 import numpy as np
 
 from logformat.batches.chunks import NO_END
-from logformat.errors import LogFormatError, stopped, unreadable
+from logformat.errors import LogFormatError, readable, stopped
+from logformat.listing import ListedSegment
 from logformat.search.partition_log import PartitionLog
 from logformat.search.segment_search import SearchableSegment
 from logformat.side_files import offset_index
-from udfs.data_source.log_end import OpenedLog, open_log, segment_files
-from udfs.data_source.plan import Bound, ListedLog, Piece, Range, SourcePartition, SourceSegment, Wanted
-from udfs.data_source.rows import as_error, cached_root
+from udfs.data_source.log_end import OpenedLog, open_log
+from udfs.data_source.plan import Bound, ListedLog, Piece, Range, SourcePartition, Wanted
 from udfs.problem import Problem
-from udfs.storage import Root, opened_unbuffered, read_file
+from udfs.storage import Root, cached_place, cached_root, opened, read_file
 
 _LATER: Final = 8  # segments that a piece names; transactions seldom span more, and all of all pieces were quadratic
 
@@ -50,7 +50,7 @@ def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
     """
     try:
         if partition.problem is not None:
-            raise as_error(partition.problem)
+            raise partition.problem.as_error()
         opened = open_log(partition, asked)
         with opened.log:
             return _pieces(partition, opened, asked)
@@ -73,11 +73,8 @@ def first_offset(root: Root, path: str) -> int:
     """What the first batch of a file says, whatever the file's name; 0 where there is none. Of a compressed batch of
     magic 0 or 1 it is the last offset.
     """
-    with opened_unbuffered(root, path) as file:
-        try:
-            first = file.read(8)
-        except OSError as error:
-            raise unreadable(path, error) from error
+    with opened(root, path) as file, readable(path):
+        first = file.read(8)
     return max(int.from_bytes(first, "big", signed=True), 0) if len(first) == 8 else 0
 
 
@@ -92,8 +89,7 @@ def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list
         told = [Piece(partition.topic, partition.partition, problem=Problem.of(damage))]
     if start >= end:
         return told
-    by_base = {segment.base_offset: segment for segment in partition.segments}
-    segments = [by_base[files.base_offset] for files in log.segments]
+    segments = list(log.segments)
     first = max(int(np.searchsorted([s.base_offset for s in segments], start, "right")) - 1, 0)
     out = []
     for number, segment in enumerate(segments[first:], first):
@@ -101,13 +97,22 @@ def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list
             break
         following = segments[number + 1] if number + 1 < len(segments) else None
         piece = Piece(
-            partition.topic, partition.partition, segment.root, segment.path, segment.base_offset, 0, segment.size,
-            start, end, None if following is None else following.base_offset,
+            partition.topic,
+            partition.partition,
+            segment.root,
+            segment.path,
+            segment.base_offset,
+            0,
+            segment.size,
+            start,
+            end,
+            None if following is None else following.base_offset,
             torn_tail=following is None and not partition.sealed,
             index=None if segment.index is None else (segment.beside, segment.index),
             later=_later(segments[number:]) if asked.wanted.committed else (),
-            more_later=asked.wanted.committed and len(segments) - number > _LATER, doubtful=doubtful,
-        )  # fmt: skip
+            more_later=asked.wanted.committed and len(segments) - number > _LATER,
+            doubtful=doubtful,
+        )
         out += _cut(piece, segment, log, asked)
     return out + told
 
@@ -116,7 +121,7 @@ def _at_most(bound: Bound, offset: int) -> Bound:
     return Bound("offset", min(bound.value, offset)) if bound.kind == "offset" else bound
 
 
-def _later(segments: Sequence[SourceSegment]) -> tuple[ListedLog, ...]:
+def _later(segments: Sequence[ListedSegment]) -> tuple[ListedLog, ...]:
     return tuple(ListedLog(segment.root, segment.path, segment.size) for segment in segments[:_LATER])
 
 
@@ -160,7 +165,7 @@ def _out_of_range(partition: SourcePartition, log: PartitionLog, option: str, fo
     )
 
 
-def _cut(piece: Piece, segment: SourceSegment, log: PartitionLog, asked: Range) -> list[Piece]:
+def _cut(piece: Piece, segment: ListedSegment, log: PartitionLog, asked: Range) -> list[Piece]:
     """The part of a segment that can match, in stretches of about split_bytes."""
     borders = None
     try:
@@ -178,7 +183,7 @@ def _cut(piece: Piece, segment: SourceSegment, log: PartitionLog, asked: Range) 
     return [*out[:-1], replace(out[-1], torn_tail=piece.torn_tail)]
 
 
-def _within(piece: Piece, segment: SourceSegment, log: PartitionLog, wanted: Wanted) -> Piece | None:
+def _within(piece: Piece, segment: ListedSegment, log: PartitionLog, wanted: Wanted) -> Piece | None:
     """The piece without what lies before its start and behind its end; None: nothing is left."""
     if segment.index is None and not cached_root(segment.root).is_local:
         return piece
@@ -195,7 +200,7 @@ def _within(piece: Piece, segment: SourceSegment, log: PartitionLog, wanted: Wan
             end = found.position + found.size if inside else found.position
             piece = replace(piece, end=end, torn_tail=False)
     if wanted.start_ms is not None:
-        times = SearchableSegment(segment_files(segment), lambda _: None)
+        times = SearchableSegment(segment, lambda _: None, cached_place)
         if times.largest().timestamp < wanted.start_ms:
             return None
         first = times.find_times(np.array([wanted.start_ms]), piece.start_offset)
@@ -205,7 +210,7 @@ def _within(piece: Piece, segment: SourceSegment, log: PartitionLog, wanted: Wan
     return piece if piece.start < piece.end else None
 
 
-def _borders(piece: Piece, segment: SourceSegment, log: PartitionLog, split_bytes: int) -> list[int]:
+def _borders(piece: Piece, segment: ListedSegment, log: PartitionLog, split_bytes: int) -> list[int]:
     """Positions inside the piece, by entries of the offset index that hold, about split_bytes apart."""
     size = piece.end - piece.start
     if size <= split_bytes or segment.index is None:

@@ -13,9 +13,9 @@ from logformat.errors import stopped
 from logformat.schemas import INDEX
 from logformat.side_files import checkpoints, offset_index, producer_snapshot, time_index, transaction_index
 from udfs.data_source.plan import Piece, ReadSpec, SourcePartition
-from udfs.data_source.rows import aligned, as_error, cached_root, problem_row
+from udfs.data_source.rows import aligned, problem_row
 from udfs.problem import Problem
-from udfs.storage import read_file
+from udfs.storage import cached_root, read_file
 
 _LOG_PER_INDEX: Final = 4096 // 12  # bytes of log for a byte of index: an entry each index.interval.bytes
 _MAX_ROWS: Final = 1 << 16
@@ -28,7 +28,7 @@ def index_pieces(partition: SourcePartition, kinds: Sequence[str]) -> list[Piece
         return [Piece(partition.topic, partition.partition, problem=partition.problem)]
     files = []
     for segment in partition.segments:
-        beside = {"offset": segment.index, "time": segment.time_index, "transaction": segment.transaction_index}
+        beside = {"offset": segment.index, "time": segment.time_index, "transaction": segment.txn_index}
         files += [
             (segment.beside, path, segment.base_offset, segment.size // _LOG_PER_INDEX)
             for kind, path in beside.items()
@@ -49,7 +49,7 @@ def read_index(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
     for piece in pieces:
         try:
             if piece.problem is not None:
-                raise as_error(piece.problem)
+                raise piece.problem.as_error()
             columns, n = _entries(piece)
         except Exception as found:  # of whatever kind: it is told with the file it was in
             error = stopped(found, piece.shown)

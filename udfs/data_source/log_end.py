@@ -15,13 +15,12 @@ from typing import Final, NamedTuple
 from logformat.batches.chunks import NO_END, ChunkBuffer, Tail
 from logformat.batches.headers import read_headers
 from logformat.errors import LogFormatError
-from logformat.listing import SegmentFiles
+from logformat.listing import ListedSegment
 from logformat.search.partition_log import PartitionLog
-from udfs.data_source.plan import LATEST, Piece, Range, SourcePartition, SourceSegment, Wanted
+from udfs.data_source.plan import LATEST, Piece, Range, SourcePartition, Wanted
 from udfs.data_source.resume import resume_position
-from udfs.data_source.rows import cached_root
 from udfs.lookup.last_stable_offset import last_stable_offset
-from udfs.storage import opened_unbuffered
+from udfs.storage import cached_place, cached_root, opened
 
 _BUFFER_BYTES: Final = 1 << 20
 
@@ -83,9 +82,14 @@ def bytes_behind(partition: SourcePartition, offset: int, *, set_aside: bool = F
 
 def _log(partition: SourcePartition, end: int | None, known: int | None = None) -> PartitionLog:
     return PartitionLog(
-        [segment_files(segment) for segment in partition.segments], log_start_offset=partition.log_start_offset,
-        topic=partition.topic, partition=partition.partition, end_offset=end, log_end_offset=known,
-    )  # fmt: skip
+        partition.segments,
+        log_start_offset=partition.log_start_offset,
+        topic=partition.topic,
+        partition=partition.partition,
+        end_offset=end,
+        log_end_offset=known,
+        place=cached_place,
+    )
 
 
 def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError | None]:
@@ -94,7 +98,7 @@ def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError 
     end, position, buffer = last.base_offset, 0, ChunkBuffer(_BUFFER_BYTES)
     while position < last.size:
         try:
-            with opened_unbuffered(cached_root(last.root), last.path) as file:
+            with opened(cached_root(last.root), last.path) as file:
                 shown = f"{last.root}/{last.path}"
                 for headers in read_headers(file, shown, position, last.size, buffer, Tail()):
                     position = headers.position + headers.size
@@ -108,7 +112,7 @@ def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError 
     return end, None
 
 
-def _resume(segment: SourceSegment, error: LogFormatError, position: int) -> int | None:
+def _resume(segment: ListedSegment, error: LogFormatError, position: int) -> int | None:
     index = None if segment.index is None else (segment.beside, segment.index)
     piece = Piece(None, None, segment.root, segment.path, segment.base_offset, 0, segment.size, index=index)
     return resume_position(cached_root(segment.root), piece, error, position)
@@ -118,7 +122,7 @@ def _last_stable_offset(partition: SourcePartition, asked: Range) -> tuple[int, 
     """That offset, what hides the batches behind it, and whether damage was met on the way to it."""
     segments, met, ends = partition.segments, False, None
 
-    def resume(segment: SourceSegment, error: LogFormatError, position: int) -> int | None:
+    def resume(segment: ListedSegment, error: LogFormatError, position: int) -> int | None:
         nonlocal met, ends
         found, met = _resume(segment, error, position), True
         if found is None and segment is segments[-1]:
@@ -129,20 +133,10 @@ def _last_stable_offset(partition: SourcePartition, asked: Range) -> tuple[int, 
     if start is None:
         start = segments[0].base_offset if segments else 0
     found = last_stable_offset(
-        [(cached_root(segment.root), segment) for segment in segments], start, partition.high_watermark,
-        [(offset, cached_root(partition.side_root), path) for offset, path in partition.snapshots],
+        segments,
+        start,
+        partition.high_watermark,
+        [(offset, partition.side_root, path) for offset, path in partition.snapshots],
         resume if asked.set_aside else None,
-    )  # fmt: skip
+    )
     return found, ends, met
-
-
-def segment_files(segment: SourceSegment) -> SegmentFiles:
-    """The segment for searches. An index on another file system than its log cannot be mapped: left out."""
-    root, side = cached_root(segment.root), cached_root(segment.beside)
-    index, time_index = (
-        None if path is None or not side.filesystem.equals(root.filesystem) else side.full(path)
-        for path in (segment.index, segment.time_index)
-    )
-    return SegmentFiles(
-        segment.base_offset, root.full(segment.path), segment.size, segment.mtime_ms, index, time_index, root.filesystem
-    )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
 from logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
+from logformat.listing import ListedSegment
 from udfs.groups import groups
 from udfs.problem import Problem
 
@@ -35,32 +36,12 @@ LATEST: Final = Bound("latest")
 
 
 @dataclass(frozen=True)
-class SourceSegment:
-    """A `.log` by its listing, with the paths of what lies beside it; None: there is no such file."""
-
-    root: str  # URI that `path` is below
-    path: str
-    base_offset: int
-    size: int  # bytes that belong to the log
-    mtime_ms: int
-    index: str | None = None
-    time_index: str | None = None
-    transaction_index: str | None = None
-    side_root: str | None = None  # URI that the indexes are below; None: as root
-
-    @property
-    def beside(self) -> str:
-        """URI that the indexes are below."""
-        return self.side_root or self.root
-
-
-@dataclass(frozen=True)
 class SourcePartition:
     """What there is of one partition. With a problem it cannot be read at all."""
 
     topic: str | None  # None: a file whose folder does not say
     partition: int | None
-    segments: tuple[SourceSegment, ...] = ()  # by base offset
+    segments: tuple[ListedSegment, ...] = ()  # by base offset
     log_start_offset: int | None = None  # None: the first segment's base
     high_watermark: int | None = None  # nothing from there on is read; None: the log end
     side_root: str = ""  # URI that the next ones are below
@@ -187,8 +168,3 @@ def limited(piece: Piece) -> Piece:
     """The same without offsets that its segment cannot have."""
     end = piece.end_offset if piece.next_base_offset is None else min(piece.end_offset, piece.next_base_offset)
     return replace(piece, start_offset=max(piece.start_offset, piece.base_offset), end_offset=end)
-
-
-def total_bytes(pieces: Iterable[Piece]) -> int:
-    """Bytes of log that the pieces cover."""
-    return sum(piece.end - piece.start for piece in pieces)

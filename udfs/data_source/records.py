@@ -30,9 +30,9 @@ from logformat.schemas import RECORDS, select
 from udfs.data_source.committed import Outcomes
 from udfs.data_source.plan import Piece, ReadSpec, limited
 from udfs.data_source.resume import next_indexed, resume_position
-from udfs.data_source.rows import aligned, as_error, cached_root, problem_row
+from udfs.data_source.rows import aligned, problem_row
 from udfs.problem import Problem
-from udfs.storage import opened
+from udfs.storage import cached_root, opened
 
 _SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of what is only looked at
 
@@ -65,7 +65,7 @@ class _Reader:
         """The records of one piece."""
         if piece.problem is not None:
             if not self.spec.set_aside:
-                raise as_error(piece.problem)
+                raise piece.problem.as_error()
             yield problem_row(self.spec.schema, piece, piece.problem)
             return
         root = cached_root(piece.root)
@@ -77,8 +77,14 @@ class _Reader:
                     check_size(file, piece)
                     outcomes = self._outcomes(piece, position)
                     for chunk in read_chunks(
-                        file, piece.shown, position, piece.end, self.buffer, tail, previous_last_offset=previous,
-                    ):  # fmt: skip
+                        file,
+                        piece.shown,
+                        position,
+                        piece.end,
+                        self.buffer,
+                        tail,
+                        previous_last_offset=previous,
+                    ):
                         within = yield from self._within(piece, chunk)
                         yield from self._chunk(within, chunk, outcomes)
                         position, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
@@ -142,9 +148,14 @@ class _Reader:
         if keep is not None and not keep.any():
             return
         for batch in record_batches(
-            run, self.schema, Place(piece.topic, piece.partition), start_offset=piece.start_offset,
-            end_offset=piece.end_offset, max_rows=self.spec.max_rows or MAX_ROWS, keep=keep,
-        ):  # fmt: skip
+            run,
+            self.schema,
+            Place(piece.topic, piece.partition),
+            start_offset=piece.start_offset,
+            end_offset=piece.end_offset,
+            max_rows=self.spec.max_rows or MAX_ROWS,
+            keep=keep,
+        ):
             yield aligned(batch, self.spec.schema, piece)
 
     def _keep(self, run: Run) -> NDArray[np.bool_]:

@@ -11,8 +11,7 @@ from logformat.errors import LogFormatError
 from logformat.layout import BATCH_HEADER, LOG_OVERHEAD, MIN_LEGACY_SIZE
 from logformat.side_files import offset_index
 from udfs.data_source.plan import Piece
-from udfs.data_source.rows import cached_root
-from udfs.storage import Root, opened, read_file
+from udfs.storage import Root, cached_root, opened, read_file
 
 _ENDS: Final = frozenset({"unreadable", "changed", "defect", "memory"})  # nothing behind such a problem can be told
 # The walk believed the length before it found these

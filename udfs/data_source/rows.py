@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from functools import cache
 from typing import Any
 
 import pyarrow as pa
 
-from logformat.errors import LogFormatError
 from logformat.schemas import PATH, PROBLEM
 from udfs.data_source.plan import Piece
 from udfs.problem import Problem
-from udfs.storage import Root, open_root
-
-
-@cache
-def cached_root(uri: str) -> Root:
-    """`open_root`, once a process."""
-    return open_root(uri)
 
 
 def aligned(batch: Any, schema: Any, piece: Piece) -> Any:
@@ -43,11 +34,3 @@ def problem_row(schema: Any, piece: Piece, problem: Problem) -> Any:
     known = {field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "state"}
     values = {"topic": piece.topic, "partition": piece.partition, PATH.name: problem.path, PROBLEM.name: known}
     return pa.record_batch([pa.array([values.get(field.name)], field.type) for field in schema], schema=schema)
-
-
-def as_error(problem: Problem) -> LogFormatError:
-    """The same as what is raised."""
-    return LogFormatError(
-        problem.kind, problem.path, problem.position, problem.expected, problem.found,
-        base_offset=problem.base_offset, hint=problem.hint,
-    )  # fmt: skip

@@ -244,8 +244,9 @@ def _bare(schema: Any, no_branch: Iterator[Any]) -> Any:
     kept = {key: value for key, value in schema.items() if key not in ("logicalType", "default")}
     if kept["type"] == "enum":
         return {key: kept[key] for key in ("name", "namespace") if key in kept} | {
-            "type": "record", "fields": [{"name": INDEX, "type": "int"}],
-        }  # fmt: skip
+            "type": "record",
+            "fields": [{"name": INDEX, "type": "int"}],
+        }
     for key in ("type", "items", "values"):
         if key in kept:
             kept[key] = _bare(kept[key], no_branch)

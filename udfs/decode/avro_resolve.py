@@ -23,7 +23,6 @@ Convert = Callable[[Any], Any]
 Names = Mapping[str, Any]  # full name -> definition
 
 INDEX: Final = "i"  # the field of the record that enums are read as: fastavro checks no index
-PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _PROMOTED: Final[dict[tuple[str, str], Convert | None]] = {
     ("int", "long"): None, ("int", "float"): float, ("int", "double"): float, ("long", "float"): float,
     ("long", "double"): float, ("float", "double"): None, ("string", "bytes"): str.encode,

@@ -24,7 +24,7 @@ from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from logformat.side_files.index_builder import IndexBuilder
 from udfs.lookup.queries import LookupPlan
 from udfs.problem import Problem
-from udfs.storage import open_root, opened_unbuffered
+from udfs.storage import cached_root, opened
 
 OFFSET_ENTRY: Final = OFFSET_INDEX_ENTRY.itemsize
 TIME_ENTRY: Final = TIME_INDEX_ENTRY.itemsize
@@ -73,9 +73,6 @@ _COUNTS = (
 def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
     """Counts of one partition; what is behind a bad batch is not counted, and `problem` says so."""
     log = plan.log
-    roots = {"archive": open_root(log.archive_uri)} if log.archive_uri else {}
-    if log.store_uri:
-        roots["store"] = open_root(log.store_uri)
     buffer = ChunkBuffer(_CHUNK_BYTES)
     total = IndexSizes(log.topic)
     days: set[int] = set()
@@ -83,13 +80,13 @@ def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
     for segment in log.segments if problem is None else ():
         now = 0
         for path in filter(None, (segment.index, segment.time_index)):
-            index_root = roots[segment.index_root]
+            index_root = cached_root(segment.beside)
             now += int(index_root.filesystem.get_file_info(index_root.full(path)).size or 0)
         builder = IndexBuilder(segment.base_offset, plan.index_interval_bytes, plan.segment_index_bytes, segment.path)
         seconds = np.empty(0, np.int64)
         batches = bytes_read = n_bytes = 0
         try:
-            with opened_unbuffered(roots[segment.root], segment.path) as file:
+            with opened(cached_root(segment.root), segment.path) as file:
                 for headers in read_headers(file, segment.path, 0, segment.size, buffer, Tail()):
                     rows = headers.batches
                     builder.append(rows["last_offset"], rows["size"], rows["max_timestamp"])
@@ -102,14 +99,23 @@ def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
         minutes = np.unique(seconds // (_MINUTE // _SECOND))
         days |= set((np.unique(minutes // (_DAY // _MINUTE))).tolist())
         total += IndexSizes(
-            partitions=0, segments=1, log_bytes=n_bytes, batches=batches, now_bytes=now,
-            interval_bytes=len(offset_index) + len(time_index), batch_bytes=batches * (OFFSET_ENTRY + TIME_ENTRY),
-            minute_bytes=TIME_ENTRY * len(minutes), second_bytes=TIME_ENTRY * len(seconds), bytes_read=bytes_read,
-        )  # fmt: skip
+            partitions=0,
+            segments=1,
+            log_bytes=n_bytes,
+            batches=batches,
+            now_bytes=now,
+            interval_bytes=len(offset_index) + len(time_index),
+            batch_bytes=batches * (OFFSET_ENTRY + TIME_ENTRY),
+            minute_bytes=TIME_ENTRY * len(minutes),
+            second_bytes=TIME_ENTRY * len(seconds),
+            bytes_read=bytes_read,
+        )
     return IndexSizes(
-        log.topic, **{name: getattr(total, name) for name in _COUNTS if name != "days"}, days=len(days),
+        log.topic,
+        **{name: getattr(total, name) for name in _COUNTS if name != "days"},
+        days=len(days),
         problem=problem,
-    )  # fmt: skip
+    )
 
 
 def _merged(seconds: NDArray[np.int64], timestamps_ms: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from logformat.batches.chunks import ChunkBuffer, Tail
 from logformat.batches.headers import read_headers
 from logformat.errors import LogFormatError
+from logformat.listing import ListedSegment
 from logformat.side_files import producer_snapshot
 from logformat.side_files.producer_kernels import MARKER
 from logformat.side_files.producer_state import ProducerState
-from udfs.storage import Root, opened_unbuffered, read_file
+from udfs.storage import cached_root, opened, read_file
 
 _BUFFER_BYTES: Final = 1 << 20
 
 
-class ListedSegment(Protocol):
-    """A `.log` by its listing."""
-
-    @property
-    def path(self) -> str:
-        """Relative to its root."""
-
-    @property
-    def base_offset(self) -> int:
-        """By its name."""
-
-    @property
-    def size(self) -> int:
-        """Bytes when it was listed."""
-
-
 def last_stable_offset(
-    segments: Sequence[tuple[Root, ListedSegment]],
+    segments: Sequence[ListedSegment],
     log_start_offset: int,
     high_watermark: int | None = None,
-    snapshots: Sequence[tuple[int, Root, str]] = (),
-    resume: Callable[[Any, LogFormatError, int], int | None] | None = None,
+    snapshots: Sequence[tuple[int, str, str]] = (),
+    resume: Callable[[ListedSegment, LogFormatError, int], int | None] | None = None,
 ) -> int:
-    """Of a log, by the headers of its batches from the newest of the `snapshots` on (offset, root and path, rising)
+    """Of a log, by the headers of its batches from the newest of the `snapshots` on (offset, URI of the root, path;
+    rising)
     that can be read and lies at a segment's base; without one, of all batches. Nothing is decompressed.
 
     Rule: that of a broker that has just loaded the log (KAFKA.md, "Offsets of a log"): a producer's transaction begins
@@ -53,13 +39,13 @@ def last_stable_offset(
     state, first = _loaded(segments, snapshots, high_watermark)
     completed, end = [np.empty(0, MARKER)], log_start_offset
     buffer = ChunkBuffer(_BUFFER_BYTES)
-    for root, segment in segments[first:]:
+    for segment in segments[first:]:
         end = max(end, segment.base_offset)
         position: int | None = 0
         while position is not None and position < segment.size:
             try:
-                with opened_unbuffered(root, segment.path) as file:
-                    shown = f"{root.uri}/{segment.path}"
+                with opened(cached_root(segment.root), segment.path) as file:
+                    shown = f"{segment.root}/{segment.path}"
                     for headers in read_headers(file, shown, position, segment.size, buffer, Tail()):
                         batches = headers.batches
                         position = headers.position + headers.size
@@ -78,18 +64,18 @@ def last_stable_offset(
 
 
 def _loaded(
-    segments: Sequence[tuple[Root, ListedSegment]],
-    snapshots: Sequence[tuple[int, Root, str]],
+    segments: Sequence[ListedSegment],
+    snapshots: Sequence[tuple[int, str, str]],
     high_watermark: int | None,
 ) -> tuple[ProducerState, int]:
     """Producers at the base of a segment, and its number. Of a snapshot above the high watermark it would not be known
     which transactions were decided below it.
     """
-    bases = {segment.base_offset: number for number, (_, segment) in enumerate(segments)}
+    bases = {segment.base_offset: number for number, segment in enumerate(segments)}
     for offset, root, path in reversed(snapshots):
         if offset in bases and (high_watermark is None or offset <= high_watermark):
             try:
-                entries = producer_snapshot.read(read_file(root, path), f"{root.uri}/{path}")
+                entries = producer_snapshot.read(read_file(cached_root(root), path), f"{root}/{path}")
             except LogFormatError:
                 continue  # an older one, or the log itself
             return ProducerState.from_snapshot(entries), bases[offset]

@@ -22,8 +22,9 @@ from logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer, Tail, read_ch
 from logformat.batches.headers import read_headers
 from logformat.errors import stopped
 from logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
+from logformat.listing import ListedSegment
 from udfs.lookup import minute_kernels as kernels
-from udfs.storage import Root, open_root, opened, opened_unbuffered
+from udfs.storage import open_root, opened
 
 LOG_APPEND_TIME: Final = "LogAppendTime"
 CREATE_TIME: Final = "CreateTime"
@@ -49,15 +50,11 @@ _SLOTS: Final = 1 << 10  # of a segment of up to 8 hours nothing has to grow
 
 @dataclass(frozen=True)
 class TimedSegment:
-    """One `.log` to be read."""
+    """One `.log` to be read, and whose it is."""
 
     topic: str
     partition: int
-    archive_uri: str
-    base_offset: int
-    path: str
-    size: int
-    mtime_ms: int
+    listed: ListedSegment
     max_batch_bytes: int = MAX_BATCH_BYTES
 
 
@@ -67,23 +64,23 @@ def time_index_rows(segments: Sequence[TimedSegment]) -> Any:
 
 
 def _rows(segment: TimedSegment) -> Any:
-    root = open_root(segment.archive_uri)
+    listed = segment.listed
     problem = None
     first = FirstOffsets()
     option = LOG_APPEND_TIME
     try:
-        said, by_headers = _by_headers(root, segment, first)
+        said, by_headers = _by_headers(segment, first)
         option = LOG_APPEND_TIME if by_headers else CREATE_TIME
         if not said:
             first = FirstOffsets()
-            _by_records(root, segment, first)
+            _by_records(segment, first)
     except Exception as error:  # the other segments go on; rows up to there stay
-        problem = str(stopped(error, segment.path))
+        problem = str(stopped(error, listed.path))
     minutes, offsets = first.sorted()
     n = max(len(minutes), 1)
     same = {
-        "topic": segment.topic, "partition": segment.partition, "segment_base_offset": segment.base_offset,
-        "timestamps": option, "path": segment.path, "size_bytes": segment.size, "mtime_ms": segment.mtime_ms,
+        "topic": segment.topic, "partition": segment.partition, "segment_base_offset": listed.base_offset,
+        "timestamps": option, "path": listed.path, "size_bytes": listed.size, "mtime_ms": listed.mtime_ms,
         "problem": problem,
     }  # fmt: skip
     columns = {name: pa.repeat(pa.scalar(value, TIME_INDEX_ROWS.field(name).type), n) for name, value in same.items()}
@@ -95,11 +92,12 @@ def _rows(segment: TimedSegment) -> Any:
     return pa.RecordBatch.from_arrays([columns[name] for name in TIME_INDEX_ROWS.names], schema=TIME_INDEX_ROWS)
 
 
-def _by_headers(root: Root, segment: TimedSegment, first: FirstOffsets) -> tuple[bool, bool]:
+def _by_headers(segment: TimedSegment, first: FirstOffsets) -> tuple[bool, bool]:
     """Note minutes from headers: whether these say it all, and whether all data has LogAppendTime."""
-    with opened_unbuffered(root, segment.path) as file:
+    listed = segment.listed
+    with opened(open_root(listed.root), listed.path) as file:
         said, buffer = True, ChunkBuffer(1 << 20, segment.max_batch_bytes)
-        for headers in read_headers(file, segment.path, 0, segment.size, buffer, Tail()):
+        for headers in read_headers(file, listed.path, 0, listed.size, buffer, Tail()):
             b = headers.batches
             data = (b["attributes"] & CONTROL_MASK == 0) & (b["records_count"] != 0)
             if (data & (b["attributes"] & TIMESTAMP_TYPE_MASK == 0)).any():
@@ -110,13 +108,13 @@ def _by_headers(root: Root, segment: TimedSegment, first: FirstOffsets) -> tuple
     return said, True
 
 
-def _by_records(root: Root, segment: TimedSegment, first: FirstOffsets) -> None:
-    loader = BodyLoader(max_batch_bytes=segment.max_batch_bytes)
-    with opened(root, segment.path) as file:
+def _by_records(segment: TimedSegment, first: FirstOffsets) -> None:
+    listed, loader = segment.listed, BodyLoader(max_batch_bytes=segment.max_batch_bytes)
+    with opened(open_root(listed.root), listed.path) as file:
         buffer = ChunkBuffer(max_batch_bytes=segment.max_batch_bytes)
-        for chunk in read_chunks(file, segment.path, 0, segment.size, buffer, Tail()):
+        for chunk in read_chunks(file, listed.path, 0, listed.size, buffer, Tail()):
             wanted = chunk.batches["attributes"] & CONTROL_MASK == 0
-            for run in loader.runs(chunk.raw, chunk.position, chunk.batches, wanted, segment.path, backwards=False):
+            for run in loader.runs(chunk.raw, chunk.position, chunk.batches, wanted, listed.path, backwards=False):
                 first.note_records(run)
 
 

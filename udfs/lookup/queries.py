@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from logformat.batches.chunks import MAX_BATCH_BYTES
-from logformat.listing import SegmentFiles
+from logformat.listing import ListedSegment
 from logformat.names import LOG, segment_file
 from logformat.search.partition_log import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE, PartitionLog
 from udfs.attempt import attempt
 from udfs.lookup.last_stable_offset import last_stable_offset
 from udfs.problem import Problem
-from udfs.storage import open_root
+from udfs.storage import cached_place
 
 SPECIAL_TIMES: Final = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
 
@@ -41,28 +41,13 @@ ANSWER: Final = pa.schema(
 
 
 @dataclass(frozen=True)
-class LogSegment:
-    """One segment: its log, and its two indexes where they are. Paths are relative to their roots."""
-
-    base_offset: int
-    size: int
-    mtime_ms: int
-    root: Literal["archive", "store"]
-    path: str
-    index_root: Literal["archive", "store"] = "archive"
-    index: str | None = None
-    time_index: str | None = None
-
-
-@dataclass(frozen=True)
 class LookupPlan:
     """One partition's log."""
 
     topic: str
     partition: int
     archive_uri: str
-    store_uri: str
-    segments: tuple[LogSegment, ...]
+    segments: tuple[ListedSegment, ...]
     log_start_offset: int | None = None
     end_offset: int | None = None
     leader_epochs: tuple[tuple[int, int], ...] = ()
@@ -99,32 +84,20 @@ class Queries:
 
 def open_log(plan: LookupPlan) -> PartitionLog:
     """The log of a plan; nothing is read yet, but for its last stable offset, where that is asked for."""
-    roots = {"archive": open_root(plan.archive_uri)} if plan.archive_uri else {}
-    if plan.store_uri:
-        roots["store"] = open_root(plan.store_uri)
-
-    def full(root: str, path: str | None) -> str | None:
-        return None if path is None else roots[root].full(path)
-
-    segments = []
-    for s in plan.segments:
-        root, index_root = roots[s.root], roots[s.index_root]
-        by_index = s.index_root == s.root or index_root.filesystem.type_name == root.filesystem.type_name
-        segments.append(
-            SegmentFiles(
-                s.base_offset, root.full(s.path), s.size, s.mtime_ms,
-                full(s.index_root, s.index) if by_index else None,
-                full(s.index_root, s.time_index) if by_index else None, root.filesystem,
-            )
-        )  # fmt: skip
     end = plan.end_offset
-    if plan.read_committed and segments:
+    if plan.read_committed and plan.segments:
         start = max(plan.log_start_offset or 0, plan.segments[0].base_offset)
-        end = last_stable_offset([(roots[s.root], s) for s in plan.segments], start, end)
+        end = last_stable_offset(plan.segments, start, end)
     return PartitionLog(
-        segments, log_start_offset=plan.log_start_offset, topic=plan.topic, partition=plan.partition,
-        leader_epochs=plan.leader_epochs, end_offset=end, max_batch_bytes=plan.max_batch_bytes,
-    )  # fmt: skip
+        plan.segments,
+        log_start_offset=plan.log_start_offset,
+        topic=plan.topic,
+        partition=plan.partition,
+        leader_epochs=plan.leader_epochs,
+        end_offset=end,
+        max_batch_bytes=plan.max_batch_bytes,
+        place=cached_place,
+    )
 
 
 def lookup(plan: LookupPlan, queries: Queries) -> Lookup:
@@ -177,12 +150,18 @@ def _answers(log: PartitionLog, queries: Queries) -> Any:
     files = pa.array([segment_file(int(base), LOG) if base >= 0 else None for base in bases], pa.string())
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(status, pa.string()), _numbers(offset), _numbers(timestamp), _numbers(epoch).cast(pa.int32()),
-            files.take(pa.array(row)), _numbers(columns["position"]), _numbers(columns["size"]),
-            _numbers(columns["base_offset"]), _numbers(columns["last_offset"]),
+            pa.array(status, pa.string()),
+            _numbers(offset),
+            _numbers(timestamp),
+            _numbers(epoch).cast(pa.int32()),
+            files.take(pa.array(row)),
+            _numbers(columns["position"]),
+            _numbers(columns["size"]),
+            _numbers(columns["base_offset"]),
+            _numbers(columns["last_offset"]),
         ],
         schema=ANSWER,
-    )  # fmt: skip
+    )
 
 
 def _numbers(values: NDArray[np.int64]) -> Any:

@@ -23,7 +23,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.errors import LogFormatError, unreadable
+from logformat.errors import LogFormatError, readable
 from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from logformat.side_files import offset_index, time_index
 from udfs.storage import Root, opened
@@ -62,17 +62,14 @@ class SideBytes:
 
 def read_bounded(root: Root, path: str, limit: int) -> SideBytes:
     """A file's first `limit` bytes, and whether the rest is zeros. Raises kind "unreadable"."""
-    try:
-        with opened(root, path) as file:
-            size = int(file.size())
-            head = file.read(min(size, limit))
-            zeros, left = True, size - len(head)
-            while zeros and left > 0:
-                part = file.read(min(left, _PART_BYTES))
-                zeros = bool(part) and part.count(0) == len(part)
-                left -= len(part)
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with readable(path), opened(root, path) as file:
+        size = int(file.size())
+        head = file.read(min(size, limit))
+        zeros, left = True, size - len(head)
+        while zeros and left > 0:
+            part = file.read(min(left, _PART_BYTES))
+            zeros = bool(part) and part.count(0) == len(part)
+            left -= len(part)
     return SideBytes(path, size, bytes(head), zeros)
 
 
@@ -164,9 +161,12 @@ def _judge(
     zeros_to_end = not file.head[used:].strip(b"\0") and file.only_zeros_behind
     if file.size > max_bytes and (used > max_bytes or not zeros_to_end):
         return Verdict(
-            "huge", max_bytes, max_bytes // entry_size, f"at most {max_bytes} bytes (segment.index.bytes)",
+            "huge",
+            max_bytes,
+            max_bytes // entry_size,
+            f"at most {max_bytes} bytes (segment.index.bytes)",
             f"{file.size} bytes",
-        )  # fmt: skip
+        )
 
     def at(reason: Reason, i: int) -> Verdict:
         return Verdict(reason, i * entry_size, i, texts.of(i, texts.right), texts.of(i, texts.found))
@@ -187,9 +187,12 @@ def _judge(
     if file.size % entry_size:
         rest = file.size % entry_size
         return Verdict(
-            "torn", file.size - rest, (file.size - rest) // entry_size, f"entries of {entry_size} bytes",
+            "torn",
+            file.size - rest,
+            (file.size - rest) // entry_size,
+            f"entries of {entry_size} bytes",
             f"{rest} bytes at the end",
-        )  # fmt: skip
+        )
     if file.size > used:
         return Verdict("padded", used, n, f"{len(rebuilt)} bytes", f"{file.size - used} bytes of zeros at the end")
     if ends_early or rebuilt.startswith(file.head):

@@ -7,7 +7,6 @@ What the second half (side_files.py) is told of a segment is bounded by its prod
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -20,9 +19,9 @@ from logformat import names
 from logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer, Tail, read_chunks
 from logformat.batches.headers import read_headers
 from logformat.batches.segment_bounds import check_offsets
-from logformat.errors import LogFormatError, unreadable
+from logformat.errors import LogFormatError
 from logformat.layout import CONTROL_ABORT, CONTROL_MASK
-from logformat.regular_files import open_local
+from logformat.listing import ListedSegment
 from logformat.side_files.checkpoints import EpochEntry, assign_batches
 from logformat.side_files.index_builder import IndexBuilder
 from logformat.side_files.producer_state import ProducerSummary, merge, merge_all, summarize
@@ -51,25 +50,14 @@ class ReindexSettings:
 
 
 @dataclass(frozen=True)
-class ReindexSegment:
-    """One `.log`; paths are relative to the archive."""
-
-    log: str
-    base_offset: int
-    size: int  # bytes when it was listed
-    next_base_offset: int | None  # of the segment behind it; None: it is the last, and may end in a torn batch
-    offset_index: str | None = None  # the files that are there
-    time_index: str | None = None
-
-
-@dataclass(frozen=True)
 class ReindexTask:
     """Consecutive segments of one partition."""
 
     target: Target
     folder: str  # of the partition
-    segments: tuple[ReindexSegment, ...]
+    segments: tuple[ListedSegment, ...]
     settings: ReindexSettings
+    next_base_offset: int | None = None  # of the segment behind them; None: there is none, the last may end torn
 
 
 @dataclass(frozen=True)
@@ -114,9 +102,9 @@ def reindex_segments(task: ReindexTask) -> list[SegmentOutcome]:
     if isinstance(made, Problem):
         return [_stopped(task, segment, made) for segment in task.segments]
     outcomes = []
-    for segment in task.segments:
+    for number, segment in enumerate(task.segments):
         started = time.perf_counter()
-        done = attempt(segment.log, lambda s=segment: _reindex(task, s, buffer))  # type: ignore[misc]
+        done = attempt(segment.path, lambda i=number: _reindex(task, i, buffer))  # type: ignore[misc]
         outcome = _stopped(task, segment, done) if isinstance(done, Problem) else done
         outcomes.append(replace(outcome, seconds=time.perf_counter() - started))
     files = [file for outcome in outcomes for file in outcome.files]
@@ -126,23 +114,28 @@ def reindex_segments(task: ReindexTask) -> list[SegmentOutcome]:
     return outcomes
 
 
-def _stopped(task: ReindexTask, segment: ReindexSegment, problem: Problem) -> SegmentOutcome:
+def _stopped(task: ReindexTask, segment: ListedSegment, problem: Problem) -> SegmentOutcome:
     places = [_place(task.folder, segment, kind) for kind in _OURS]
     files = tuple(impossible(place, problem) for place in places)
-    return SegmentOutcome(segment.base_offset, segment.log, problem, files=files)
+    return SegmentOutcome(segment.base_offset, segment.path, problem, files=files)
 
 
-def _reindex(task: ReindexTask, segment: ReindexSegment, buffer: ChunkBuffer) -> SegmentOutcome:
-    root, settings = open_root(task.target.archive_uri), task.settings
+def _reindex(task: ReindexTask, number: int, buffer: ChunkBuffer) -> SegmentOutcome:
+    segment, settings = task.segments[number], task.settings
+    after = task.segments[number + 1].base_offset if number + 1 < len(task.segments) else task.next_base_offset
+    root = open_root(segment.root)
     places = [_place(task.folder, segment, kind) for kind in _OURS]
     archived = [_read_index(root, place, settings.segment_index_bytes) for place in places]
     files_read = [file if isinstance(file, SideBytes) else None for file in archived]
     judge = IndexJudge(segment.base_offset, files_read[0], files_read[1])
     builder = IndexBuilder(
-        segment.base_offset, settings.index_interval_bytes, settings.segment_index_bytes, segment.log,
+        segment.base_offset,
+        settings.index_interval_bytes,
+        settings.segment_index_bytes,
+        segment.path,
         settings.time_index_interval_ms,
-    )  # fmt: skip
-    found = scan(root, segment, settings, buffer, builder, judge)
+    )
+    found = scan(root, segment, settings, buffer, builder, judge, next_base_offset=after)
     rebuilt = builder.finish()
     limit = settings.segment_index_bytes
     verdicts = judge.offset_index(rebuilt[0], limit), judge.time_index(rebuilt[1], limit)
@@ -155,9 +148,9 @@ def _reindex(task: ReindexTask, segment: ReindexSegment, buffer: ChunkBuffer) ->
     return replace(found, files=tuple(files), bytes_read=found.bytes_read + read, bytes_written=written)
 
 
-def _place(folder: str, segment: ReindexSegment, kind: str) -> SideFilePlace:
-    archived = segment.offset_index if kind == names.INDEX else segment.time_index
-    return SideFilePlace(folder, names.segment_file(segment.base_offset, kind), kind, archived, segment.log)
+def _place(folder: str, segment: ListedSegment, kind: str) -> SideFilePlace:
+    archived = segment.index if kind == names.INDEX else segment.time_index
+    return SideFilePlace(folder, names.segment_file(segment.base_offset, kind), kind, archived, segment.path)
 
 
 def _read_index(root: Root, place: SideFilePlace, max_bytes: int) -> SideBytes | Verdict | None:
@@ -182,14 +175,18 @@ class _Part:
 
 def scan(
     root: Root,
-    segment: ReindexSegment,
+    segment: ListedSegment,
     settings: ReindexSettings,
     buffer: ChunkBuffer,
     builder: IndexBuilder,
     judge: IndexJudge | None = None,
+    *,
+    next_base_offset: int | None,
 ) -> SegmentOutcome:
-    """One pass over a log. Raises LogFormatError for whatever a broker would cut off, or refuse to load."""
-    base, path = segment.base_offset, segment.log
+    """One pass over a log; next_base_offset: see ReindexTask. Raises LogFormatError for whatever a broker would cut
+    off, or refuse to load.
+    """
+    base, path = segment.base_offset, segment.path
     producers = merge_all([])
     producer_problem: Problem | None = None
     aborts: list[NDArray[np.void]] = []
@@ -200,7 +197,7 @@ def scan(
     tail = Tail()
     for part in _parts(root, segment, settings, buffer, tail):
         batches = part.batches
-        check_offsets(path, base, segment.next_base_offset, batches)
+        check_offsets(path, base, next_base_offset, batches)
         builder.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
         if judge is not None:
             judge.feed(batches, part.position, part.size)
@@ -224,32 +221,43 @@ def scan(
         max_timestamp = max(max_timestamp, int(batches["max_timestamp"].max()))
         n_batches += len(batches)
         bytes_read += part.bytes_read
-    if tail.torn_bytes and segment.next_base_offset is not None:
+    if tail.torn_bytes and next_base_offset is not None:
         raise LogFormatError(
-            "torn_tail", path, tail.position, "whole batches up to the end of the file, since another segment follows",
+            "torn_tail",
+            path,
+            tail.position,
+            "whole batches up to the end of the file, since another segment follows",
             f"{tail.torn_bytes} bytes that are none",
-        )  # fmt: skip
+        )
     return SegmentOutcome(
-        base, path, producer_problem=producer_problem, end_position=tail.position, torn_bytes=tail.torn_bytes,
-        n_batches=n_batches, first_offset=first, last_offset=last, max_timestamp=max_timestamp, dense=dense,
-        producers=producers, aborts=np.concatenate([np.empty(0, TXN_ROW), *aborts]),
-        previous=np.concatenate([np.empty(0, np.int64), *before_aborts]), last_markers=last_markers,
-        epochs=tuple(epochs), bytes_read=bytes_read,
-    )  # fmt: skip
+        base,
+        path,
+        producer_problem=producer_problem,
+        end_position=tail.position,
+        torn_bytes=tail.torn_bytes,
+        n_batches=n_batches,
+        first_offset=first,
+        last_offset=last,
+        max_timestamp=max_timestamp,
+        dense=dense,
+        producers=producers,
+        aborts=np.concatenate([np.empty(0, TXN_ROW), *aborts]),
+        previous=np.concatenate([np.empty(0, np.int64), *before_aborts]),
+        last_markers=last_markers,
+        epochs=tuple(epochs),
+        bytes_read=bytes_read,
+    )
 
 
 def _parts(
-    root: Root, segment: ReindexSegment, settings: ReindexSettings, buffer: ChunkBuffer, tail: Tail
+    root: Root, segment: ListedSegment, settings: ReindexSettings, buffer: ChunkBuffer, tail: Tail
 ) -> Iterator[_Part]:
-    path = segment.log
+    path = segment.path
     if not settings.check_crc and root.is_local:
-        try:
-            with open_local(root.full(path)) as raw:
-                _check_size(path, os.fstat(raw.fileno()).st_size, segment.size)
-                for headers in read_headers(raw, path, 0, segment.size, buffer, tail):
-                    yield _Part(headers.position, headers.size, headers.batches, headers.bytes_read)
-        except OSError as error:
-            raise unreadable(path, error) from error
+        with opened(root, path) as file:
+            _check_size(path, int(file.size()), segment.size)
+            for headers in read_headers(file, path, 0, segment.size, buffer, tail):
+                yield _Part(headers.position, headers.size, headers.batches, headers.bytes_read)
         return
     with opened(root, path) as file:
         _check_size(path, int(file.size()), segment.size)

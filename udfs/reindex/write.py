@@ -76,9 +76,17 @@ class SideFilePlace:
 def impossible(place: SideFilePlace, problem: Problem) -> FileReport:
     """A file that cannot be rebuilt, because of a log."""
     return FileReport(
-        place.path, place.kind, "impossible", problem.kind, problem.position, -1, problem.expected, problem.found, 0,
+        place.path,
+        place.kind,
+        "impossible",
+        problem.kind,
+        problem.position,
+        -1,
+        problem.expected,
+        problem.found,
+        0,
         problem.path,
-    )  # fmt: skip
+    )
 
 
 def settle(target: Target, place: SideFilePlace, verdict: Verdict, data: bytes) -> tuple[FileReport, int]:
@@ -109,10 +117,9 @@ def settle(target: Target, place: SideFilePlace, verdict: Verdict, data: bytes) 
             ), 0
         status = "rebuilt" if verdict.reason else "same"
         written = len(data)
-    return FileReport(
-        place.path, place.kind, status, verdict.reason, verdict.position, verdict.entry, verdict.expected,
-        verdict.found, len(data),
-    ), written  # fmt: skip
+    v = verdict
+    report = FileReport(place.path, place.kind, status, v.reason, v.position, v.entry, v.expected, v.found, len(data))
+    return report, written
 
 
 def make_folder(target: Target, folder: str) -> None:

@@ -50,7 +50,7 @@ from udfs.report import measure_kernels as sums_of
 from udfs.report.measure_kernels import LAST_TIME, N_AGES, N_SUMS, NOTHING, add_times, add_up, count_keys
 from udfs.report.partition_profile import Codec, HotKey, PartitionProfile, SegmentProfile, TimeBuckets, shown_key
 from udfs.segments import LastBatch
-from udfs.storage import opened, opened_unbuffered
+from udfs.storage import opened
 
 HOT_KEYS: Final = 20
 _FIRST_SLOTS: Final = 1 << 14
@@ -83,9 +83,17 @@ class KeyCounts:
         left = len(run.spans)
         while left:
             self.used, left = count_keys(
-                run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, end, *self.columns, self.used,
-                is_last, left,
-            )  # fmt: skip
+                run.batches,
+                run.bodies,
+                run.wanted,
+                run.spans,
+                first_dirty_offset,
+                end,
+                *self.columns,
+                self.used,
+                is_last,
+                left,
+            )
             if left:
                 self._grow(path)
 
@@ -93,9 +101,15 @@ class KeyCounts:
         held = len(self.columns[0])
         if 3 * held * self.BYTES_PER_SLOT > self.max_bytes:  # this table, and one of twice its slots
             raise SetAside(
-                Problem("keys", path, 0, f"keys that fit {self.max_bytes} bytes", f"{self.used} keys, and more to come",
-                        hint="a larger task.memory.bytes, twice these bytes: counts of keys are exact, so all are held")
-            )  # fmt: skip
+                Problem(
+                    "keys",
+                    path,
+                    0,
+                    f"keys that fit {self.max_bytes} bytes",
+                    f"{self.used} keys, and more to come",
+                    hint="a larger task.memory.bytes, twice these bytes: counts of keys are exact, so all are held",
+                )
+            )
         columns = self._empty(2 * held)
         sums_of.move_keys(*self.columns, *columns)
         self.columns = columns
@@ -115,7 +129,7 @@ def profile_partition(given: ProfilePlan) -> PartitionProfile:
     """Profile one partition. Whatever stops it becomes `problem`."""
     start = time.perf_counter()
     plan = given.plan
-    size = sum(s.size for s in plan.segments)
+    size = sum(s.listed.size for s in plan.segments)
     profile = attempt(f"{plan.topic}-{plan.partition}", lambda: _profile(plan, given.compacted))
     if isinstance(profile, Problem):
         profile = PartitionProfile(plan.topic, plan.partition, given.compacted, size, profile)
@@ -170,17 +184,26 @@ def _as_the_cleaner_sees_it(
         analysis = analyse(replace(asked, settings=settings), scans, identity)
     except NotDue as reason:
         r = reason.result
-        return None, PartitionProfile(
-            plan.topic, plan.partition, True, 0, notes=r.notes, first_dirty_offset=r.first_dirty_before,
-            first_uncleanable_offset=r.first_dirty_before, dirty_ratio=r.dirty_ratio, clean_bytes=r.clean_bytes,
+        profile = PartitionProfile(plan.topic, plan.partition, compacted=True, size_bytes=0, notes=r.notes)
+        return None, replace(
+            profile,
+            first_dirty_offset=r.first_dirty_before,
+            first_uncleanable_offset=r.first_dirty_before,
+            dirty_ratio=r.dirty_ratio,
+            clean_bytes=r.clean_bytes,
             dirty_bytes=r.dirty_bytes,
-        )  # fmt: skip
+        )
     found = analysis.cleanable
-    return analysis, PartitionProfile(
-        plan.topic, plan.partition, True, 0, notes=analysis.notes, first_dirty_offset=found.first_dirty_offset,
-        first_uncleanable_offset=found.first_uncleanable_offset, dirty_ratio=found.ratio, clean_bytes=found.clean_bytes,
-        dirty_bytes=found.cleanable_bytes, due=due,
-    )  # fmt: skip
+    profile = PartitionProfile(plan.topic, plan.partition, compacted=True, size_bytes=0, notes=analysis.notes)
+    return analysis, replace(
+        profile,
+        first_dirty_offset=found.first_dirty_offset,
+        first_uncleanable_offset=found.first_uncleanable_offset,
+        dirty_ratio=found.ratio,
+        clean_bytes=found.clean_bytes,
+        dirty_bytes=found.cleanable_bytes,
+        due=due,
+    )
 
 
 class _Walk:
@@ -230,19 +253,31 @@ class _Walk:
         dead = counters["dropped_superseded"] + counters["dropped_tombstones"] + counters["dropped_null_key"] + aborted
         some_time = int(sums[sums_of.MAX_TIME]) >= 0
         return SegmentProfile(
-            base_offset=scan.base_offset, size_bytes=scan.size, batches=scan.n_batches, records=records + aborted,
-            cleaned=cleaned, live_records=records + aborted - dead, live_bytes=int(sums[sums_of.LIVE_BYTES]),
-            dead_records=dead, dead_bytes=int(sums[sums_of.DEAD_BYTES]), superseded=counters["dropped_superseded"],
-            aborted=aborted, expired_tombstones=counters["dropped_tombstones"],
-            bytes_after=after if cleaned else scan.size, tombstones=int(sums[sums_of.TOMBSTONES]),
-            tombstones_with_horizon=int(sums[sums_of.TOMBSTONES_WITH_HORIZON]), tombstone_ages=tuple(ages.tolist()),
-            null_keys=int(sums[sums_of.NULL_KEYS]), control_records=int(sums[sums_of.CONTROL_RECORDS]),
-            out_of_order=int(sums[sums_of.OUT_OF_ORDER]), largest_lag_ms=int(sums[sums_of.LARGEST_LAG]),
+            base_offset=scan.base_offset,
+            size_bytes=scan.size,
+            batches=scan.n_batches,
+            records=records + aborted,
+            cleaned=cleaned,
+            live_records=records + aborted - dead,
+            live_bytes=int(sums[sums_of.LIVE_BYTES]),
+            dead_records=dead,
+            dead_bytes=int(sums[sums_of.DEAD_BYTES]),
+            superseded=counters["dropped_superseded"],
+            aborted=aborted,
+            expired_tombstones=counters["dropped_tombstones"],
+            bytes_after=after if cleaned else scan.size,
+            tombstones=int(sums[sums_of.TOMBSTONES]),
+            tombstones_with_horizon=int(sums[sums_of.TOMBSTONES_WITH_HORIZON]),
+            tombstone_ages=tuple(ages.tolist()),
+            null_keys=int(sums[sums_of.NULL_KEYS]),
+            control_records=int(sums[sums_of.CONTROL_RECORDS]),
+            out_of_order=int(sums[sums_of.OUT_OF_ORDER]),
+            largest_lag_ms=int(sums[sums_of.LARGEST_LAG]),
             without_time=int(sums[sums_of.NO_TIME]),
             min_timestamp_ms=int(sums[sums_of.MIN_TIME]) if some_time else None,
             max_timestamp_ms=int(sums[sums_of.MAX_TIME]) if some_time else None,
             codecs={name: Codec(*codecs[:, i].tolist()) for i, name in enumerate(CODEC_NAMES) if codecs[0, i]},
-        )  # fmt: skip
+        )
 
     def _largest(self, number: int) -> int:
         """Largest usable timestamp of a source's batches: a second look at its headers where its largest is not."""
@@ -262,7 +297,7 @@ class _Walk:
         source, scan = self.sources[number], self.sources[number].scan
         starts = np.array([chunk.position for chunk in scan.chunks])
         largest = np.full(len(starts), -1, np.int64)
-        with opened_unbuffered(source.root, source.path) as file:
+        with opened(source.root, source.path) as file:
             for part in read_headers(file, source.path, scan.start_position, scan.end_position, self.buffer, Tail()):
                 at = np.searchsorted(starts, part.batches["position"], "right") - 1
                 np.maximum.at(largest, at, _usable(part.batches["max_timestamp"]))
@@ -340,9 +375,18 @@ class _See:
         mine = np.zeros(N_SUMS, np.int64)
         mine[sums_of.MIN_TIME], mine[sums_of.MAX_TIME] = NOTHING, -1
         add_up(
-            run.batches, run.bodies, run.wanted, run.spans, walk._is_last, kept, outcome,
-            self.largest_before[run.first : run.first + len(run.batches)], walk.plan.now_ms, mine, self.ages,
-        )  # fmt: skip
+            run.batches,
+            run.bodies,
+            run.wanted,
+            run.spans,
+            walk._is_last,
+            kept,
+            outcome,
+            self.largest_before[run.first : run.first + len(run.batches)],
+            walk.plan.now_ms,
+            mine,
+            self.ages,
+        )
         low, high = int(mine[sums_of.MIN_TIME]), int(mine[sums_of.MAX_TIME])
         if high >= 0:
             walk.times.cover(low, high)

@@ -54,9 +54,13 @@ def gap_problems(
             yield LogFormatError("gap", orphan.path, 0, "the .log of this index", f"none; its offsets lie {where}")
     if first_epoch is not None and segments and max(first_epoch[1], log_start_offset) < first:
         yield LogFormatError(
-            "gap", first_epoch[0], 0, f"a segment at offset {first_epoch[1]}, where the first leader epoch begins",
-            f"a first one at {first}", hint="a file is missing: a broker that gives up the beginning moves it up",
-        )  # fmt: skip
+            "gap",
+            first_epoch[0],
+            0,
+            f"a segment at offset {first_epoch[1]}, where the first leader epoch begins",
+            f"a first one at {first}",
+            hint="a file is missing: a broker that gives up the beginning moves it up",
+        )
     cleaned = []
     for i, (path, base, after, _, whole) in enumerate(segments[:-1]):
         low, high = max(base, after, log_start_offset, cleaned_until), segments[i + 1][1]
@@ -64,10 +68,13 @@ def gap_problems(
             continue
         if max([-1, *(thinned for _, _, _, thinned, _ in segments[i + 1 :])]) < 0 and segments[i][3] < cleaned_until:
             yield LogFormatError(
-                "gap", segments[i + 1][0], 0, f"a segment that begins at offset {low}, where {path} ends",
+                "gap",
+                segments[i + 1][0],
+                0,
+                f"a segment that begins at offset {low}, where {path} ends",
                 f"one that begins at {high}, and no sign that a cleaner took what was between",
                 hint="a file is missing, empty or short",
-            )  # fmt: skip
+            )
         else:
             cleaned.append(f"{low} to {high - 1}")
     if cleaned:

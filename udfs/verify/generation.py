@@ -137,7 +137,7 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
     """Invariants 1 to 3; the number of records that were compared."""
     side = plan.side
     buffer = ChunkBuffer(side.chunk_bytes, side.max_batch_bytes)
-    whole = Side(side.archive_uri, side.store_uri, plan.parent, plan.next_offset)
+    whole = Side(plan.parent, plan.next_offset)
     rows, sizes = scan_headers(whole, buffer)
     gone = _changed_parent(plan, sizes)
     if gone:
@@ -148,22 +148,24 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
     parent = replace(
         whole, segments=tuple(s for s in plan.parent if s.base_offset < plan.end_offset), end_offset=plan.end_offset
     )
-    cleaned = tuple(
-        SegmentInput(row.root, row.path, row.base_offset, row.size_bytes, row.mtime_ms)
-        for row in plan.manifest
-        if row.base_offset < plan.end_offset
-    )
+    cleaned = tuple(SegmentInput(s) for s in side.segments if s.base_offset < plan.end_offset)
     child = replace(parent, segments=cleaned)
     before = [s for s in plan.parent if s.base_offset < plan.first_dirty_offset]
     rules = Rules(
         now_ms=plan.now_ms,
-        legacy_horizon_ms=before[-1].mtime_ms - plan.delete_retention_ms if before else -(2**63),
+        legacy_horizon_ms=before[-1].listed.mtime_ms - plan.delete_retention_ms if before else -(2**63),
         null_keys_stay=plan.null_keys == "keep",
     )
     differences = compare(
-        parent, child, rows, found.transactions, rules, side.max_batch_bytes, plan.task_memory_bytes,
+        parent,
+        child,
+        rows,
+        found.transactions,
+        rules,
+        side.max_batch_bytes,
+        plan.task_memory_bytes,
         sum(n for _, n in sizes),
-    )  # fmt: skip
+    )
     for error in differences.problems:
         found.add(error)
     found.notes += [f"{side.name}: {n} more rows of this kind: {kind}" for kind, n in differences.unlisted.items()]

@@ -6,6 +6,9 @@ look-up makes of it: see index_entries.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 
 from logformat.errors import LogFormatError
@@ -18,34 +21,42 @@ _OFFSET_SIZE = OFFSET_INDEX_ENTRY.itemsize
 _TIME_SIZE = TIME_INDEX_ENTRY.itemsize
 
 
+@dataclass(frozen=True)
+class IndexFile:
+    """One of the two."""
+
+    kind: Literal["offset", "time"]
+    path: str
+    data: bytes | None  # None: there is no such file
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a segment's indexes are held against."""
+
+    active: bool  # the segment may still be written to
+    exact: bool  # nothing but the rebuilt index will do
+    damaged: bool  # not every batch of the log could be read
+    missing_ok: bool  # a file that is not there is a note
+
+
 class IndexCheck:
     """Takes a segment's batches while its log is walked, then says what is wrong with its two indexes.
 
-    offset_data, time_data: the files' bytes, None where there is none.
+    builder: makes them anew from the batches.
     """
 
-    def __init__(
-        self,
-        base_offset: int,
-        log_path: str,
-        offset_path: str,
-        offset_data: bytes | None,
-        time_path: str,
-        time_data: bytes | None,
-        index_interval_bytes: int,
-        max_index_bytes: int,
-    ) -> None:
+    def __init__(self, base_offset: int, offset_file: IndexFile, time_file: IndexFile, builder: IndexBuilder) -> None:
         self.base_offset = base_offset
-        self.offset_path, self.offset_data = offset_path, offset_data
-        self.time_path, self.time_data = time_path, time_data
+        self.offset_file, self.time_file = offset_file, time_file
         self.problems: list[LogFormatError] = []
         self.offsets = np.empty(0, offset_index.ENTRY)
         self.times = np.empty(0, time_index.ENTRY)
-        if offset_data is not None:
-            self.offsets = self._read(offset_index, offset_data, offset_path)
-        if time_data is not None:
-            self.times = self._read(time_index, time_data, time_path)
-        self.builder: IndexBuilder | None = IndexBuilder(base_offset, index_interval_bytes, max_index_bytes, log_path)
+        if offset_file.data is not None:
+            self.offsets = self._read(offset_index, offset_file.data, offset_file.path)
+        if time_file.data is not None:
+            self.times = self._read(time_index, time_file.data, time_file.path)
+        self.builder: IndexBuilder | None = builder
         self._entries = EntryCheck(base_offset, self.offsets, self.times)
 
     def _read(self, kind: object, data: bytes, path: str) -> np.ndarray:
@@ -76,24 +87,18 @@ class IndexCheck:
                     self.problems.append(error)
         self._entries.feed(batches, position, size)
 
-    def finish(
-        self, *, active: bool, exact: bool, damaged: bool, missing_ok: bool
-    ) -> tuple[list[LogFormatError], list[str]]:
-        """(problems, notes). active: the segment may still be written to; exact: nothing but the rebuilt index will do;
-        damaged: not every batch of the log could be read; missing_ok: a file that is not there is a note.
-        """
+    def finish(self, expected: Expected) -> tuple[list[LogFormatError], list[str]]:
+        """(problems, notes)."""
         notes: list[str] = []
-        rebuilt = self.builder.finish() if self.builder is not None and not damaged else (None, None)
-        self._judge("offset", self.offset_path, self.offset_data, rebuilt[0], active, exact, damaged, missing_ok, notes)
-        self._judge("time", self.time_path, self.time_data, rebuilt[1], active, exact, damaged, missing_ok, notes)
+        rebuilt = self.builder.finish() if self.builder is not None and not expected.damaged else (None, None)
+        self._judge(self.offset_file, rebuilt[0], expected, notes)
+        self._judge(self.time_file, rebuilt[1], expected, notes)
         return self.problems, notes
 
-    def _judge(
-        self, kind: str, path: str, data: bytes | None, rebuilt: bytes | None, active: bool, exact: bool,
-        damaged: bool, missing_ok: bool, notes: list[str],
-    ) -> None:  # fmt: skip
+    def _judge(self, file: IndexFile, rebuilt: bytes | None, expected: Expected, notes: list[str]) -> None:
+        kind, path, data = file.kind, file.path, file.data
         if data is None:
-            if missing_ok:
+            if expected.missing_ok:
                 notes.append(f"{path}: missing; a broker would rebuild it")
             else:
                 self._add(path, 0, f"the {kind} index of the segment", "no such file")
@@ -105,17 +110,17 @@ class IndexCheck:
         used = len(entries) * entry_size
         if not any(p.path == path for p in self.problems) and len(data) > used:
             tail = data[used:]
-            if tail.count(0) != len(tail) or not active:
+            if tail.count(0) != len(tail) or not expected.active:
                 self._add(path, used, "entries that rise, to the end of the file", f"{len(tail)} more bytes")
             else:
                 notes.append(f"{path}: {len(tail)} bytes of zeros at the end, as of a segment that was being written")
-        legal = self._illegal(kind, path, active, damaged)
-        if exact and legal and rebuilt is not None and not any(p.path == path for p in self.problems):
+        legal = self._illegal(kind, path, expected.active, expected.damaged)
+        if expected.exact and legal and rebuilt is not None and not any(p.path == path for p in self.problems):
             at = next(
                 (i for i in range(min(len(data), len(rebuilt))) if data[i] != rebuilt[i]), min(len(data), len(rebuilt))
             )
             self._add(path, at - at % entry_size, "the entries that a broker rebuilds from the log", "others")
-        elif legal and rebuilt is not None and data[:used] != rebuilt and not active:
+        elif legal and rebuilt is not None and data[:used] != rebuilt and not expected.active:
             notes.append(f"{path}: not the entries that Kafka 4.3 would make, but right for look-ups")
 
     def _illegal(self, kind: str, path: str, active: bool, damaged: bool) -> bool:

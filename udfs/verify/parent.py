@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -33,14 +31,8 @@ _LISTED = 20  # records that a row names one by one; the others are counted
 class Side:
     """Segments of one side, in order; of each only batches at or above its `from_offset` count."""
 
-    archive_uri: str
-    store_uri: str
     segments: tuple[SegmentInput, ...]
     end_offset: int  # batches that reach it do not count
-
-    def open(self, segment: SegmentInput) -> AbstractContextManager[Any]:
-        """A segment's file, as `storage.opened`."""
-        return opened(open_root(self.archive_uri if segment.root == "archive" else self.store_uri), segment.path)
 
 
 @dataclass(frozen=True)
@@ -81,7 +73,7 @@ class Differences:
         bases = np.array([s.base_offset for s in side.segments], np.int64)
         at = np.maximum(np.searchsorted(bases, offsets, "right") - 1, 0)
         for i in np.unique(at):
-            path = side.segments[i].path if side.segments else ""
+            path = side.segments[i].listed.path if side.segments else ""
             self.add(kind, offsets[at == i], path, expected, found)
 
 
@@ -107,10 +99,19 @@ class _Block:
         first = int(np.searchsorted(self.batches["last_offset"], offset, "right"))
         row = int(np.searchsorted(self.batch, first))
         return _Block(
-            self.path, self.mtime_ms, self.batches[first:], self.plain[first:], self.full[first:],
-            self.batch[row:] - first, self.offset[row:], self.digest[row:], self.low[row:], self.high[row:],
-            self.null_key[row:], self.null_value[row:],
-        )  # fmt: skip
+            self.path,
+            self.mtime_ms,
+            self.batches[first:],
+            self.plain[first:],
+            self.full[first:],
+            self.batch[row:] - first,
+            self.offset[row:],
+            self.digest[row:],
+            self.low[row:],
+            self.high[row:],
+            self.null_key[row:],
+            self.null_value[row:],
+        )
 
 
 def scan_headers(side: Side, buffer: ChunkBuffer) -> tuple[np.ndarray, list[tuple[int, int]]]:
@@ -118,8 +119,9 @@ def scan_headers(side: Side, buffer: ChunkBuffer) -> tuple[np.ndarray, list[tupl
     rows, sizes = [np.empty(0, TXN_ROW)], []
     for segment in side.segments:
         n_bytes = n_records = 0
-        with side.open(segment) as file:
-            for chunk in read_chunks(file, segment.path, 0, segment.size, buffer, Tail(), end_offset=side.end_offset):
+        listed = segment.listed
+        with opened(open_root(listed.root), listed.path) as file:
+            for chunk in read_chunks(file, listed.path, 0, listed.size, buffer, Tail(), end_offset=side.end_offset):
                 batches = chunk.batches[chunk.batches["last_offset"] >= segment.from_offset]
                 rows.append(transaction_rows(batches))
                 n_bytes += int(batches["size"].sum())
@@ -175,18 +177,29 @@ class _Table:
 
     def enter(self, block: _Block, rows: np.ndarray, ok: np.ndarray, part: int, parts: int) -> None:
         self.used = enter_last(
-            block.low[rows], block.high[rows], block.offset[rows], ok[rows], part, parts,
-            self.low, self.high, self.offset, self.ok, self.used,
-        )  # fmt: skip
+            block.low[rows],
+            block.high[rows],
+            block.offset[rows],
+            ok[rows],
+            part,
+            parts,
+            self.low,
+            self.high,
+            self.offset,
+            self.ok,
+            self.used,
+        )
         if self.used < 0:
             raise _TableFullError
 
     def report(self, found: Differences, child: Side) -> None:
         found.add_at(
-            "lost", np.sort(self.offset[(self.offset >= 0) & ~self.ok]), child,
+            "lost",
+            np.sort(self.offset[(self.offset >= 0) & ~self.ok]),
+            child,
             "the last committed record of every key",
             "no record at offset {offset}, which is the last of its key in the generation before",
-        )  # fmt: skip
+        )
 
 
 def _compare_transactions(parent: np.ndarray, child: np.ndarray, side: Side, found: Differences) -> None:
@@ -200,9 +213,12 @@ def _compare_transactions(parent: np.ndarray, child: np.ndarray, side: Side, fou
         return
     wrong = (before["base_offset"][at] == data["base_offset"]) & (then[at] != now)
     found.add_at(
-        "decision", data["base_offset"][wrong], side, "the marker that decides each batch",
+        "decision",
+        data["base_offset"][wrong],
+        side,
+        "the marker that decides each batch",
         "the batch at offset {offset} decided in another way than in the generation before",
-    )  # fmt: skip
+    )
 
 
 @dataclass
@@ -240,13 +256,14 @@ class _Walk:
         buffer = ChunkBuffer(max_batch_bytes=self.max_batch_bytes)
         k0, k1 = np.uint64(self.secret[0]), np.uint64(self.secret[1])
         for segment in side.segments:
-            with side.open(segment) as file:
+            listed = segment.listed
+            with opened(open_root(listed.root), listed.path) as file:
                 for chunk in read_chunks(
-                    file, segment.path, 0, segment.size, buffer, Tail(), end_offset=side.end_offset, check_crc=False
+                    file, listed.path, 0, listed.size, buffer, Tail(), end_offset=side.end_offset, check_crc=False
                 ):
                     batches = chunk.batches[chunk.batches["last_offset"] >= segment.from_offset]
                     wanted = np.ones(len(batches), np.bool_)
-                    for run in loader.runs(chunk.raw, chunk.position, batches, wanted, segment.path, backwards=False):
+                    for run in loader.runs(chunk.raw, chunk.position, batches, wanted, listed.path, backwards=False):
                         n = len(run.batches)
                         plain, full = np.empty(n, np.uint64), np.empty(n, np.uint64)
                         digest_batches(run.batches, plain, full)
@@ -254,11 +271,19 @@ class _Walk:
                         digest = np.empty(len(run.spans), np.uint64)
                         digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, k0, k1, offset, digest)
                         yield _Block(
-                            segment.path, segment.mtime_ms, run.batches.copy(), plain, full,
-                            np.repeat(np.arange(n), run.bodies["n_records"]), offset, digest,
-                            run.spans["key_low"].copy(), run.spans["key_high"].copy(),
-                            run.spans["null_key"].copy(), run.spans["null_value"].copy(),
-                        )  # fmt: skip
+                            listed.path,
+                            listed.mtime_ms,
+                            run.batches.copy(),
+                            plain,
+                            full,
+                            np.repeat(np.arange(n), run.bodies["n_records"]),
+                            offset,
+                            digest,
+                            run.spans["key_low"].copy(),
+                            run.spans["key_high"].copy(),
+                            run.spans["null_key"].copy(),
+                            run.spans["null_value"].copy(),
+                        )
 
     def _match(self, block: _Block, held: _Block, end: int, survived: np.ndarray) -> None:
         """Batches and records of the child up to offset `end` against the parent's run that covers them."""
@@ -277,9 +302,12 @@ class _Walk:
             same = block.offset[row] == offset
             changed = same & (block.digest[row] != held.digest[:m])
             self.found.add(
-                "changed", offset[changed], held.path, "every survivor as it was",
+                "changed",
+                offset[changed],
+                held.path,
+                "every survivor as it was",
                 "the record at offset {offset} with another timestamp, key, value or header",
-            )  # fmt: skip
+            )
             survived[row[same & ~changed]] = True
         first = np.zeros(len(held.offset), np.bool_)
         first[:m] = ~same
@@ -289,14 +317,19 @@ class _Walk:
 
     def _report_added(self, held: _Block, records: np.ndarray, batches: np.ndarray) -> None:
         self.found.add(
-            "added", held.offset[records], held.path, "records of the generation before only",
+            "added",
+            held.offset[records],
+            held.path,
+            "records of the generation before only",
             "a record at offset {offset} that is not in it",
-        )  # fmt: skip
+        )
         self.found.add(
-            "batch", held.batches["last_offset"][batches], held.path,
+            "batch",
+            held.batches["last_offset"][batches],
+            held.path,
             "each batch with the offsets, producer, sequence and epochs that it had",
             "one that ends at offset {offset} and has others",
-        )  # fmt: skip
+        )
 
     def _enter(self, block: _Block, survived: np.ndarray, table: _Table, part: int, parts: int) -> None:
         batches = block.batches
@@ -308,14 +341,18 @@ class _Walk:
         current = batches["magic"] == 2
         horizon = current & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
         past = np.where(
-            current, horizon & (batches["base_timestamp"] <= self.rules.now_ms),
+            current,
+            horizon & (batches["base_timestamp"] <= self.rules.now_ms),
             block.mtime_ms <= self.rules.legacy_horizon_ms,
-        )  # fmt: skip
+        )
         data = ~(control | gone)[block.batch]
         ok = survived | (block.null_value & past[block.batch])
         table.enter(block, np.flatnonzero(data & ~block.null_key), ok, part, parts)
         if self.rules.null_keys_stay:
             self.found.add(
-                "unkeyed", block.offset[data & block.null_key & ~survived], block.path, "records without a key kept",
+                "unkeyed",
+                block.offset[data & block.null_key & ~survived],
+                block.path,
+                "records without a key kept",
                 "none at offset {offset}",
-            )  # fmt: skip
+            )

@@ -19,16 +19,18 @@ import numpy as np
 from logformat.batches.bodies import BodyLoader, Run
 from logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer
 from logformat.errors import LogFormatError
-from logformat.layout import CODEC_MASK, CODEC_NAMES, CONTROL_MASK
+from logformat.layout import CODEC_MASK, CONTROL_MASK
+from logformat.listing import ListedSegment
 from logformat.primitives.crc32c import crc32c_extend
 from logformat.side_files import checkpoints, producer_snapshot
+from logformat.side_files.index_builder import IndexBuilder
 from logformat.side_files.producer_state import merge, merge_all, summarize
 from udfs.attempt import attempt
 from udfs.problem import Problem
 from udfs.segments import LastBatch, SideFile
-from udfs.storage import Root, open_root, opened, read_file
+from udfs.storage import open_root, opened, read_file
 from udfs.verify.gaps import Thinned, gap_problems
-from udfs.verify.indexes import IndexCheck
+from udfs.verify.indexes import Expected, IndexCheck, IndexFile
 from udfs.verify.transactions import (
     TXN_ROW,
     check_txn_index,
@@ -40,26 +42,14 @@ from udfs.verify.walk import LogWalk, read_records, walk_log
 
 
 @dataclass(frozen=True)
-class CheckedSegment:
-    """One `.log` with its indexes; None: there is no such file."""
-
-    log: SideFile  # offset: the base
-    size: int  # bytes that belong to the log
-    offset_index: SideFile | None = None
-    time_index: SideFile | None = None
-    txn_index: SideFile | None = None
-
-
-@dataclass(frozen=True)
 class CheckPlan:
     """One side of one partition."""
 
     topic: str
     partition: int
     name: str  # of the folder, for rows that are about no file
-    archive_uri: str
-    store_uri: str
-    segments: tuple[CheckedSegment, ...]  # by base offset
+    store_uri: str  # empty: the archive alone
+    segments: tuple[ListedSegment, ...]  # by base offset
     snapshots: tuple[SideFile, ...] = ()
     leader_epochs: SideFile | None = None
     metadata: SideFile | None = None
@@ -74,10 +64,6 @@ class CheckPlan:
     max_index_bytes: int = 10 << 20
     max_batch_bytes: int = MAX_BATCH_BYTES  # a batch that is, or decompresses to, more is refused
     chunk_bytes: int = 8 << 20
-
-    def root_of(self, file: SideFile) -> Root:
-        """The file system that a file lies on."""
-        return open_root(self.archive_uri if file.root == "archive" else self.store_uri)
 
 
 @dataclass
@@ -99,11 +85,6 @@ class SegmentFacts:
     thinned_offset: int = -1  # the last at which a cleaner's work is seen
     dense: bool = True  # every offset from the base to the last one is in a batch
     last_batch: LastBatch = LastBatch()
-
-    @property
-    def codec_names(self) -> str:
-        """As the manifest has them."""
-        return ",".join(name for i, name in enumerate(CODEC_NAMES) if self.codecs >> i & 1)
 
 
 @dataclass(frozen=True)
@@ -157,10 +138,18 @@ def result_of(plan: CheckPlan, found: Findings, seconds: float, compared_records
     """The rows as a value."""
     facts = found.facts
     return CheckResult(
-        plan.topic, plan.partition, tuple(found.problems), tuple(found.notes), tuple(found.not_checked), len(facts),
-        sum(f.batches for f in facts), sum(f.records for f in facts), sum(f.size for f in facts), compared_records,
-        seconds,
-    )  # fmt: skip
+        plan.topic,
+        plan.partition,
+        problems=tuple(found.problems),
+        notes=tuple(found.notes),
+        not_checked=tuple(found.not_checked),
+        segments=len(facts),
+        batches=sum(f.batches for f in facts),
+        records=sum(f.records for f in facts),
+        bytes=sum(f.size for f in facts),
+        compared_records=compared_records,
+        seconds=seconds,
+    )
 
 
 def check_side(plan: CheckPlan, found: Findings) -> None:
@@ -176,7 +165,7 @@ def check_side(plan: CheckPlan, found: Findings) -> None:
     found.transactions = np.concatenate([np.empty(0, TXN_ROW), *rows])
     _check_txn_indexes(plan, found)
     for snapshot in plan.snapshots:
-        found.attempt(lambda s=snapshot: _check_snapshot(plan, s), snapshot.path)  # type: ignore[misc]
+        found.attempt(lambda s=snapshot: _check_snapshot(s), snapshot.path)  # type: ignore[misc]
     _check_text_files(plan, found)
 
 
@@ -185,23 +174,25 @@ def _check_segment(
 ) -> np.ndarray:
     """Walk one `.log` and its indexes; TXN_ROW[m] of its batches."""
     segment = plan.segments[number]
-    base, path = segment.log.offset, segment.log.path
-    after = plan.segments[number + 1].log.offset if number + 1 < len(plan.segments) else None
+    base, path = segment.base_offset, segment.path
+    after = plan.segments[number + 1].base_offset if number + 1 < len(plan.segments) else None
     active = after is None and not plan.sealed and not plan.generation
     facts = SegmentFacts(path, base)
     found.facts.append(facts)
+    index = segment.index or _path_of(path, "index")
+    times = segment.time_index or _path_of(path, "timeindex")
     indexes = IndexCheck(
-        base, path,
-        _path_of(segment.offset_index, path, "index"), _data(plan, segment.offset_index, found, segment.size),
-        _path_of(segment.time_index, path, "timeindex"), _data(plan, segment.time_index, found, segment.size),
-        plan.index_interval_bytes, plan.max_index_bytes,
-    )  # fmt: skip
+        base,
+        IndexFile("offset", index, _data(plan, segment, segment.index, found, segment.size)),
+        IndexFile("time", times, _data(plan, segment, segment.time_index, found, segment.size)),
+        IndexBuilder(base, plan.index_interval_bytes, plan.max_index_bytes, path),
+    )
     walk = LogWalk(path, segment.size, indexes.positions, base_offset=base)
     loader = BodyLoader(max_batch_bytes=plan.max_batch_bytes)
     placed, thinned = _Placed(path, base, after), Thinned(base)
     rows = []
     try:
-        with opened(plan.root_of(segment.log), path) as file:
+        with opened(open_root(segment.root), path) as file:
             if file.size() < segment.size:
                 raise LogFormatError("changed", path, file.size(), f"{segment.size} bytes, as listed", "fewer")
             for chunk in walk_log(file, walk, buffer):
@@ -217,10 +208,13 @@ def _check_segment(
     except LogFormatError as error:
         walk.add(error)
     facts.damaged, facts.thinned_offset = walk.n_problems > 0, thinned.last
-    problems, notes = indexes.finish(
-        active=active, exact=plan.generation, damaged=facts.damaged or walk.torn_bytes > 0,
+    expected = Expected(
+        active=active,
+        exact=plan.generation,
+        damaged=facts.damaged or walk.torn_bytes > 0,
         missing_ok=not plan.generation,
-    )  # fmt: skip
+    )
+    problems, notes = indexes.finish(expected)
     found.problems += walk.problems
     if walk.n_problems > len(walk.problems):
         found.notes.append(f"{path}: {walk.n_problems - len(walk.problems)} more problems in this file are not listed")
@@ -233,15 +227,18 @@ def _check_segment(
     return np.concatenate([np.empty(0, TXN_ROW), *rows])
 
 
-def _path_of(file: SideFile | None, log_path: str, kind: str) -> str:
-    return file.path if file is not None else f"{log_path.partition('.log')[0]}.{kind}"
+def _path_of(log_path: str, kind: str) -> str:
+    return f"{log_path.partition('.log')[0]}.{kind}"
 
 
-def _data(plan: CheckPlan, file: SideFile | None, found: Findings, log_bytes: int = 0) -> bytes | None:
-    if file is None:
+def _data(
+    plan: CheckPlan, segment: ListedSegment, path: str | None, found: Findings, log_bytes: int = 0
+) -> bytes | None:
+    """An index of a segment."""
+    if path is None:
         return None
     try:
-        return read_file(plan.root_of(file), file.path, log_bytes)
+        return read_file(open_root(segment.beside), path, log_bytes)
     except LogFormatError as error:
         if not (plan.generation and isinstance(error.__cause__, FileNotFoundError)):
             found.add(error)
@@ -307,10 +304,10 @@ class _Epochs:
         self.found, self.latest, self.listed = found, -1, np.empty((0, 2), np.int64)
         self.path = plan.leader_epochs.path if plan.leader_epochs is not None else ""
         if plan.leader_epochs is not None:
-            found.attempt(lambda: self._read(plan, plan.leader_epochs), plan.leader_epochs.path)  # type: ignore[arg-type]
+            found.attempt(lambda: self._read(plan.leader_epochs), plan.leader_epochs.path)  # type: ignore[arg-type]
 
-    def _read(self, plan: CheckPlan, file: SideFile) -> None:
-        data = read_file(plan.root_of(file), file.path)
+    def _read(self, file: SideFile) -> None:
+        data = read_file(open_root(file.root), file.path)
         epochs = checkpoints.read_leader_epochs(data, file.path)
         self.listed = np.array(epochs, np.int64).reshape(-1, 2)
         lines = data.decode("utf-8", "replace").split("\n")[2:]
@@ -365,10 +362,13 @@ def _check_tail(walk: LogWalk, active: bool, found: Findings) -> None:
     else:
         found.add(
             LogFormatError(
-                "torn_tail", walk.path, walk.end_position, "whole batches up to the end of the file",
+                "torn_tail",
+                walk.path,
+                walk.end_position,
+                "whole batches up to the end of the file",
                 f"{walk.torn_bytes} bytes that are {what}",
             )
-        )  # fmt: skip
+        )
 
 
 def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, found: Findings) -> None:
@@ -379,9 +379,13 @@ def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, found: Fin
         for f in found.facts
     ]
     for gap in gap_problems(
-        plan.name, rows, plan.orphans, log_start_offset=plan.log_start_offset or 0,
-        cleaned_until=plan.cleaner_checkpoint or 0, first_epoch=first_epoch,
-    ):  # fmt: skip
+        plan.name,
+        rows,
+        plan.orphans,
+        log_start_offset=plan.log_start_offset or 0,
+        cleaned_until=plan.cleaner_checkpoint or 0,
+        first_epoch=first_epoch,
+    ):
         if isinstance(gap, str) or plan.gaps_accepted:
             found.notes.append(str(gap))
         else:
@@ -400,12 +404,12 @@ def _check_txn_indexes(plan: CheckPlan, found: Findings) -> None:
     previous, _ = previous_markers(markers, markers[:0])
     dense_from = found.facts[0].base_offset if all(f.dense for f in found.facts) and _joined(found.facts) else None
     for i, segment in enumerate(plan.segments):
-        low = segment.log.offset
-        high = plan.segments[i + 1].log.offset if i + 1 < len(plan.segments) else found.log_end_offset
+        low = segment.base_offset
+        high = plan.segments[i + 1].base_offset if i + 1 < len(plan.segments) else found.log_end_offset
         inside = (completed["last_offset"] >= low) & (completed["last_offset"] < high)
         here = (markers["base_offset"] >= low) & (markers["base_offset"] < high)
-        data = _data(plan, segment.txn_index, found)
-        path = _path_of(segment.txn_index, segment.log.path, "txnindex")
+        data = _data(plan, segment, segment.txn_index, found)
+        path = segment.txn_index or _path_of(segment.path, "txnindex")
         for error in check_txn_index(
             data or b"", path, completed[inside], aborted[inside], markers[here], previous[here], dense_from
         ):
@@ -418,24 +422,25 @@ def _joined(facts: list[SegmentFacts]) -> bool:
     return all(f.base_offset == end for f, end in zip(facts[1:], ends[:-1], strict=True))
 
 
-def _check_snapshot(plan: CheckPlan, file: SideFile) -> None:
-    entries = producer_snapshot.read(read_file(plan.root_of(file), file.path), file.path)
+def _check_snapshot(file: SideFile) -> None:
+    entries = producer_snapshot.read(read_file(open_root(file.root), file.path), file.path)
     wrong = (entries["last_offset"] >= file.offset) | (entries["current_txn_first_offset"] >= file.offset)
     if wrong.any():
         entry = entries[wrong][0]
         raise LogFormatError(
-            "side_file", file.path, 0, f"offsets below {file.offset}, as its name says",
+            "side_file",
+            file.path,
+            0,
+            f"offsets below {file.offset}, as its name says",
             f"{max(int(entry['last_offset']), int(entry['current_txn_first_offset']))} of producer "
             f"{int(entry['producer_id'])}",
-        )  # fmt: skip
+        )
 
 
 def _check_text_files(plan: CheckPlan, found: Findings) -> None:
     if plan.metadata is not None:
-        file = plan.metadata
-        found.attempt(
-            lambda: checkpoints.read_partition_metadata(read_file(plan.root_of(file), file.path), file.path), file.path
-        )
+        root, path = open_root(plan.metadata.root), plan.metadata.path
+        found.attempt(lambda: checkpoints.read_partition_metadata(read_file(root, path), path), path)
     if any(f.damaged for f in found.facts):
         return  # where the log ends is not certain
     end = found.log_end_offset

@@ -48,9 +48,14 @@ class LogWalk:
             problem = Problem.of(error)
             if hint:
                 problem = Problem(
-                    problem.kind, problem.path, problem.position, problem.expected, problem.found, problem.base_offset,
+                    problem.kind,
+                    problem.path,
+                    problem.position,
+                    problem.expected,
+                    problem.found,
+                    problem.base_offset,
                     "; ".join(filter(None, (problem.hint, hint))),
-                )  # fmt: skip
+                )
             self.problems.append(problem)
 
 
@@ -124,9 +129,13 @@ def _incomplete(file: Any, found: LogWalk, position: int, buffer: ChunkBuffer) -
         found.torn_bytes = left
         return None
     error = LogFormatError(
-        "length", found.path, position, f"a batch that ends before byte {later or found.size}", f"{size} bytes",
+        "length",
+        found.path,
+        position,
+        f"a batch that ends before byte {later or found.size}",
+        f"{size} bytes",
         base_offset=max(base, -1),
-    )  # fmt: skip
+    )
     return _go_on(found, error, position, later)
 
 

@@ -16,7 +16,7 @@ from pyarrow import fs as pafs
 
 from logformat.batches.segment import open_segment
 from logformat.errors import LogFormatError
-from logformat.listing import SegmentFiles
+from logformat.listing import ListedSegment
 from logformat.search import segment_search
 from logformat.search import windows as log_windows
 from logformat.search.partition_log import (
@@ -40,11 +40,15 @@ from tests.reference.lookup import Batch, Log, Segment
 STATUS = {"found": FOUND, "end": END, "out_of_range": OUT_OF_RANGE}
 
 
-def twin_of(segments: tuple[SegmentFiles, ...], log_start: int) -> Log:
+def file_of(listed: ListedSegment) -> str:
+    return f"{listed.root}/{listed.path}"
+
+
+def twin_of(segments: tuple[ListedSegment, ...], log_start: int) -> Log:
     """The decoded log."""
     decoded = []
     for files in segments:
-        segment = open_segment(files.log)
+        segment = open_segment(file_of(files))
         table = segment.to_arrow(["offset", "timestamp_ms"])
         records = list(zip(table["offset"].to_pylist(), table["timestamp_ms"].to_pylist(), strict=True))
         batches, at = [], 0
@@ -288,14 +292,9 @@ def test_every_log_start_and_end(tmp_path, seed):
         check(bounded, twin, list(range(-1, end + 4)), [*rng.sample(TIMES, 40), MAX_TIMESTAMP], bound)
 
 
-def far(files: SegmentFiles) -> SegmentFiles:
+def far(root: str) -> tuple[pafs.FileSystem, str]:
     """The same files on a file system that cannot be mapped."""
-    folder, _, _ = files.log.rpartition("/")
-    away = pafs.SubTreeFileSystem(folder, pafs.LocalFileSystem())
-    paths = {
-        name: path and path.rpartition("/")[2] for name, path in vars(files).items() if name.endswith(("log", "index"))
-    }
-    return replace(files, filesystem=away, **paths)
+    return pafs.SubTreeFileSystem(root, pafs.LocalFileSystem()), ""
 
 
 @pytest.mark.parametrize("name", ["v0-gzip", "v1-none", "few-keys", "large-values", "ts-disorder", "txn-zstd"])
@@ -312,7 +311,7 @@ def test_files_that_cannot_be_mapped(name, window, tmp_path, tmp_path_factory, m
     for damaged in (False, True):
         if damaged:
             damage(folder, rng, kinds=[*DAMAGE, "foreign"])
-        log = PartitionLog([far(files) for files in near.segments], leader_epochs=near.leader_epochs)
+        log = PartitionLog(near.segments, leader_epochs=near.leader_epochs, place=far)
         assert log._segment(0).whole.size == 0
         check(log, twin, *questions(twin, rng, 25))
 
@@ -373,12 +372,12 @@ def test_the_end_of_a_log(tmp_path):
             assert [note in text and str(len(tail)) in text for text in log.notes] == [True]
         path.write_bytes(whole)
     last = intact.segments[-1]
-    Path(last.log).write_bytes(data[Path(last.log)][:-1])
+    Path(file_of(last)).write_bytes(data[Path(file_of(last))][:-1])
     assert open_partition(folder).latest == 3
     with pytest.raises(LogFormatError, match=f"expected {last.size} bytes, as listed") as raised:
         PartitionLog(intact.segments).lookup_offset(2)
-    assert (raised.value.kind, raised.value.path) == ("changed", last.log)
-    Path(last.log).unlink()
+    assert (raised.value.kind, raised.value.path) == ("changed", file_of(last))
+    Path(file_of(last)).unlink()
     with pytest.raises(LogFormatError, match="unreadable"):
         PartitionLog(intact.segments).lookup_offset(2)
 
@@ -484,7 +483,7 @@ def test_what_the_folder_says(tmp_path):
     assert log.earliest == 0
     assert [any(text in note for note in log.notes) for text in ("leader epochs not known", "as if", "to be rebuilt")]
     shutil.copy(folder / "00000000000000000000.log", folder / "00000000000000000000.log.swap")
-    assert open_partition(folder).segments[0].log.endswith(".swap")
+    assert open_partition(folder).segments[0].path.endswith(".swap")
     (folder / "00000000000000000009.log").mkdir()
     with pytest.raises(LogFormatError, match="found a folder"):
         open_partition(folder)

@@ -17,6 +17,7 @@ from logformat.side_files import checkpoints, offset_index, producer_snapshot, t
 from logformat.side_files.index_builder import IndexBuilder
 from logformat.side_files.producer_state import ProducerState, aborted_transactions, merge_all, summarize
 from tests.golden import PASSES, case_names
+from tests.reference.index_entries import lawful_offset_index, lawful_time_index, lawful_txn_index
 
 INDEXED_BY_THE_APPEND = {"v0-none", "v1-none"}  # a 2.8.2 broker, and several messages an append
 
@@ -62,10 +63,10 @@ def test_indexes(name, cases):
         for base in folder.bases:
             index, times = folder.data(base, names.INDEX), folder.data(base, names.TIME_INDEX)
             entries = offset_index.read(index, base, "p")
-            offset_index.sanity_check(entries, base, "p", len(folder.data(base, names.LOG)))
+            assert lawful_offset_index(entries, base, len(folder.data(base, names.LOG)))
             assert offset_index.write(entries, base, "p") == index
             entries = time_index.read(times, base, "p")
-            time_index.sanity_check(entries, base, "p")
+            assert lawful_time_index(entries, base)
             assert time_index.write(entries, base, "p") == times
             builder = IndexBuilder(base, cases[name].settings["index.interval.bytes"])
             for batches in folder.batches(base):
@@ -108,7 +109,7 @@ def test_text_files_and_transaction_indexes_as_they_are(name, cases):
         for base in folder.bases:
             data = folder.data(base, names.TXN_INDEX)
             entries = transaction_index.read(data, "p")
-            transaction_index.sanity_check(entries, base, "p")
+            assert lawful_txn_index(entries, base)
             assert transaction_index.write(entries) == data
         if names.LEADER_EPOCH_CHECKPOINT in folder.found.side_files:  # not in a log of magic 0 or 1 only
             data = (folder.path / names.LEADER_EPOCH_CHECKPOINT).read_bytes()

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
 
+import logformat
 from logformat.batches.segment import open_segment
 from logformat.errors import LogFormatError
 from logformat.layout import END_TXN_MARKER_SIZE
@@ -171,3 +172,10 @@ def test_sequences_go_on(tmp_path):
     table = open_segment(log).to_arrow(["sequence"])
     assert table.column(0).to_pylist() == [0, 1, 0, 2, 2**31 - 1, 0, 1]
     assert isinstance(table, pa.Table)
+
+
+def test_it_is_public(tmp_path):
+    """As the package's docstring has it."""
+    with logformat.SegmentWriter(tmp_path / "orders-0", 0) as writer:
+        writer.append_records(pa.record_batch({"key": [b"a"], "value": [b"1"], "offset": [0], "timestamp_ms": [0]}))
+    assert logformat.open_partition(tmp_path / "orders-0").lookup_offset(0).position == 0

@@ -24,7 +24,7 @@ from udfs.compact.plan import CleanSettings, Gap, Limits, NotDue, PartitionPlan,
 from udfs.compact.scan_partition import scan_all, scan_identity
 from udfs.compact.scan_segment import thinned_offset
 from udfs.problem import Problem, SetAside
-from udfs.segments import SideFile
+from udfs.segments import SegmentInput, SideFile
 from udfs.storage import open_root
 from udfs.verify.gaps import Thinned
 
@@ -48,6 +48,11 @@ def plan_of(folder: Path, **fields: object) -> PartitionPlan:
         high_watermark=None, force=True, dry_run=True, now_ms=1_800_000_000_000, settings=CleanSettings(),
         limits=Limits(), secret=(1, 2), **inputs_from_archive(archived) | fields,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def listed(s: SegmentInput, **changes: object) -> SegmentInput:
+    """The same, listed in another way."""
+    return replace(s, listed=replace(s.listed, **changes))  # type: ignore[arg-type]
 
 
 def judged(plan: PartitionPlan) -> Problem | Analysis | PartitionResult:
@@ -92,16 +97,16 @@ def test_any_segment_that_is_missing_or_short(cases: dict[str, Case], name: str)
         for i in inner:
             s = plan.segments[i]
             before, after = plan.segments[:i], plan.segments[i + 1 :]
-            bare = replace(s, offset_index=None, time_index=None)
-            half = borders((case.input(partition) / Path(s.path).name).read_bytes())
+            bare = listed(s, index=None, time_index=None)
+            half = borders((case.input(partition) / Path(s.listed.path).name).read_bytes())
             half = half[len(half) // 2 - 1 : len(half) // 2] if len(half) > 1 else [0]
-            orphan = SideFile("archive", s.path.replace(".log", ".index"), s.base_offset)
+            orphan = SideFile(plan.archive_uri, s.listed.path.replace(".log", ".index"), s.base_offset)
             for made in (
                 replace(plan, segments=(*before, *after)),
                 replace(plan, segments=(*before, *after), orphans=(orphan,)),
-                replace(plan, segments=(*before, replace(bare, size=0), *after)),
-                replace(plan, segments=(*before, replace(bare, size=half[0]), *after)),
-                replace(plan, segments=(*before, replace(s, size=half[0]), *after)),
+                replace(plan, segments=(*before, listed(bare, size=0), *after)),
+                replace(plan, segments=(*before, listed(bare, size=half[0]), *after)),
+                replace(plan, segments=(*before, listed(s, size=half[0]), *after)),
             ):
                 assert state(made) == "gap"
                 accepting = replace(made, settings=replace(made.settings, gaps="accept"))
@@ -126,11 +131,11 @@ def test_below_the_checkpoint_a_file_tells(cases: dict[str, Case], name: str) ->
         for i in below:
             s = plan.segments[i]
             rest = (*plan.segments[:i], *plan.segments[i + 1 :])
-            orphan = SideFile("archive", s.path.replace(".log", ".index"), s.base_offset)
+            orphan = SideFile(plan.archive_uri, s.listed.path.replace(".log", ".index"), s.base_offset)
             assert state(replace(plan, segments=rest)) == "fine"  # nothing says so
             assert state(replace(plan, segments=rest, orphans=(orphan,))) == "gap"
-            empty = replace(plan, segments=(*plan.segments[:i], replace(s, size=0), *plan.segments[i + 1 :]))
-            log = case.input(partition) / Path(s.path).name
+            empty = replace(plan, segments=(*plan.segments[:i], listed(s, size=0), *plan.segments[i + 1 :]))
+            log = case.input(partition) / Path(s.listed.path).name
             entries = sum(log.with_suffix(kind).stat().st_size for kind in (".index", ".timeindex"))
             assert state(empty) == ("gap" if entries else "fine")  # indexes of few batches hold nothing
             told += bool(entries)
@@ -167,7 +172,7 @@ def test_a_segment_in_the_middle(part: Partition) -> None:
     assert f"begins at offset {INNER}" in problem.expected and "--gaps accept" in problem.hint
     plan = part.plan()
     accepted = part.compact(plan=replace(plan, settings=replace(plan.settings, gaps="accept")))
-    assert accepted.gaps == (Gap(INNER, 2 * INNER - 1, 0, plan.segments[0].size),)
+    assert accepted.gaps == (Gap(INNER, 2 * INNER - 1, 0, plan.segments[0].listed.size),)
     assert any(f"no segment holds offsets {INNER} to {2 * INNER - 1}" in note for note in accepted.notes)
 
 

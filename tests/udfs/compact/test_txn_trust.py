@@ -197,7 +197,7 @@ def with_indexes(archived: Archived, drawn: Drawn) -> Archived:
         base = max(base for base in bases if base <= txn.last_offset)
         path = f"t-0/{base:020d}.txnindex"
         if path not in [file.path for file in archived.txn_indexes]:
-            archived.txn_indexes.append(SideFile("archive", path, base))
+            archived.txn_indexes.append(SideFile(str(archived.root), path, base))
         with (archived.root / path).open("ab") as file:
             file.write(
                 struct.pack(">hqqqq", 0, txn.producer_id, txn.first_offset, txn.last_offset, txn.last_stable_offset)

@@ -319,14 +319,17 @@ def test_a_folder_that_cannot_be_listed(part, monkeypatch, name):
     """A partition's, or one that may hold some: what is in it would be missing without a word."""
     (part.root / "disk2").mkdir()
     (part.root / "lost+found").mkdir()  # of the file system: never a log's
-    listing = archive._list
 
-    def refused(root, path):
-        if path in (name, "lost+found"):
-            raise PermissionError(13, "Permission denied", path)
-        return listing(root, path)
+    def refusing(listing, path_of):
+        def listed(*given):
+            if path_of(*given) in (name, "lost+found"):
+                raise PermissionError(13, "Permission denied", path_of(*given))
+            return listing(*given)
 
-    monkeypatch.setattr(archive, "_list", refused)
+        return listed
+
+    monkeypatch.setattr(archive, "_list", refusing(archive._list, lambda root, path: path))
+    monkeypatch.setattr(archive, "files_of", refusing(archive.files_of, lambda filesystem, path, shown: shown))
     with pytest.raises(LogFormatError, match=f"{name} at byte 0: unreadable: .* Permission denied"):
         read("kafka_log", part.root)
     rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from logformat.listing import ListedSegment
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.sources import read
 from tests.reference.log import decode_log
 from tests.reference.read_committed import committed_offsets, last_stable_offset
-from udfs.data_source.plan import SourceSegment
 from udfs.lookup.last_stable_offset import last_stable_offset as ours_of
-from udfs.storage import open_root
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 COLUMNS = "offset,key,timestamp_ms"
@@ -95,12 +94,11 @@ def test_the_last_stable_offset_by_any_snapshot(tmp_path_factory, text, lost, hi
     folder = tmp_path_factory.mktemp("stable") / "t-0"
     files = write_partition(folder, text)
     batches = [batch for log in files.logs for batch in decode_log(log.read_bytes())]
-    root = open_root(str(folder))
     segments = [
-        (root, SourceSegment(str(folder), log.name, base, log.stat().st_size, 0))
+        ListedSegment(str(folder), log.name, base, log.stat().st_size, 0)
         for log, base in zip(files.logs, files.bases, strict=True)
     ]
-    snapshots = sorted((int(path.stem), root, path.name) for path in folder.glob("*.snapshot"))[: lost or None]
+    snapshots = sorted((int(path.stem), str(folder), path.name) for path in folder.glob("*.snapshot"))[: lost or None]
     found = ours_of(segments, files.bases[0], high_watermark, snapshots)
     assert found == last_stable_offset(batches, high_watermark)
     shutil.rmtree(folder.parent)

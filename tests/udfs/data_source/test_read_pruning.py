@@ -12,7 +12,7 @@ from pyarrow import fs as pafs
 from logformat.writing.segment_writer import SegmentWriter
 from tests.builders.sources import read, tasks_of
 from tests.builders.trees import files_in
-from udfs.data_source import rows as read_rows
+from udfs import storage
 from udfs.storage import Root
 
 DAY_MS, MINUTE_MS, FIRST_MS = 86_400_000, 60_000, 1_700_000_000_000
@@ -115,10 +115,10 @@ def day(request, tmp_path_factory) -> Path:
 def counting(monkeypatch) -> CountingFiles:
     handler = CountingFiles()
     remote = pafs.PyFileSystem(handler)
-    monkeypatch.setattr(read_rows, "open_root", lambda uri: Root(uri, remote, uri))
-    read_rows.cached_root.cache_clear()
+    monkeypatch.setattr(storage, "open_root", lambda uri: Root(uri, remote, uri))
+    storage.cached_root.cache_clear()
     yield handler
-    read_rows.cached_root.cache_clear()
+    storage.cached_root.cache_clear()
 
 
 def read_bytes() -> int:

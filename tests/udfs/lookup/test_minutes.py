@@ -7,6 +7,7 @@ import random
 import pytest
 
 from logformat.batches.segment import open_segment
+from logformat.listing import ListedSegment
 from tests.builders.logs import write_segment
 from tests.builders.trees import files_in
 from tests.golden import case_names, golden
@@ -17,7 +18,7 @@ from udfs.lookup.minutes import CREATE_TIME, LOG_APPEND_TIME, MINUTE_MS, TimedSe
 
 
 def rows_of(log):
-    segment = TimedSegment("t", 3, str(log.parent), int(log.stem), log.name, log.stat().st_size, 7)
+    segment = TimedSegment("t", 3, ListedSegment(str(log.parent), log.name, int(log.stem), log.stat().st_size, 7))
     return time_index_rows((segment,)).to_pylist()
 
 
@@ -102,5 +103,5 @@ def test_a_bad_log_says_so(tmp_path):
 
 
 def test_groups():
-    segments = [TimedSegment("t", 0, "", i, "", size, 0) for i, size in enumerate([5, 5, 20, 1, 1])]
+    segments = [ListedSegment("", "", i, size, 0) for i, size in enumerate([5, 5, 20, 1, 1])]
     assert [[s.base_offset for s in group] for group in groups(segments, lambda s: s.size, 10)] == [[0, 1], [2], [3, 4]]

@@ -13,6 +13,7 @@ from jobs.command.config import Config
 from jobs.compact.plan import inputs_from_archive
 from jobs.verify.plan import plan_archived
 from logformat.batches.chunks import ChunkBuffer
+from logformat.listing import ListedSegment
 from logformat.names import segment_file
 from tests.builders.damage import START_MS, edit
 from tests.builders.trees import files_in
@@ -24,7 +25,7 @@ from udfs.segments import SegmentInput, SideFile
 from udfs.storage import open_root
 from udfs.verify.generation import GenerationPlan, check_generation
 from udfs.verify.parent import Differences, Rules, Side, compare, scan_headers
-from udfs.verify.partition import CheckedSegment, CheckPlan, check_partition
+from udfs.verify.partition import CheckPlan, check_partition
 
 # -- what real brokers wrote
 
@@ -57,21 +58,23 @@ def compacted(root: Path, store: Path, now_ms: int, settings: CleanSettings) -> 
 
 
 def generation(plan: PartitionPlan, result: PartitionResult, **changes: object) -> GenerationPlan:
-    def ours(base: int, kind: str) -> SideFile:
-        return SideFile("store", f"{plan.folder}/{segment_file(base, kind)}", base)
+    def ours(base: int, kind: str) -> str:
+        return f"{plan.folder}/{segment_file(base, kind)}"
 
     segments = tuple(
-        CheckedSegment(
-            SideFile(s.root, s.path, s.base_offset), s.size_bytes, ours(s.base_offset, "index"),
-            ours(s.base_offset, "timeindex"), ours(s.base_offset, "txnindex") if s.txn_index_bytes else None,
+        ListedSegment(
+            plan.store_uri if s.root == "store" else plan.archive_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms,
+            ours(s.base_offset, "index"), ours(s.base_offset, "timeindex"),
+            ours(s.base_offset, "txnindex") if s.txn_index_bytes else None, plan.store_uri,
         )
         for s in result.segments
     )  # fmt: skip
     bases = [s.base_offset for s in result.segments if s.base_offset > result.log_start_offset]
     side = CheckPlan(
-        topic=plan.topic, partition=plan.partition, name="p", archive_uri=plan.archive_uri, store_uri=plan.store_uri,
-        segments=segments, snapshots=tuple(ours(b, "snapshot") for b in [*bases, result.next_offset]),
-        leader_epochs=SideFile("store", f"{plan.folder}/leader-epoch-checkpoint", 0), generation=True,
+        topic=plan.topic, partition=plan.partition, name="p", store_uri=plan.store_uri,
+        segments=segments,
+        snapshots=tuple(SideFile(plan.store_uri, ours(b, "snapshot"), b) for b in [*bases, result.next_offset]),
+        leader_epochs=SideFile(plan.store_uri, f"{plan.folder}/leader-epoch-checkpoint", 0), generation=True,
         index_interval_bytes=plan.settings.index_interval_bytes,
     )  # fmt: skip
     made = GenerationPlan(
@@ -159,7 +162,7 @@ def test_a_parent_that_is_gone_is_said(made: tuple[PartitionPlan, PartitionResul
     assert checked.not_checked == ("p: against what it was made of: vacuum took it",)
     shorter = check_generation(generation(plan, result, parent=plan.segments[1:]))
     assert not shorter.problems and "bytes when it was made" in shorter.not_checked[0]
-    (Path(plan.archive_uri) / plan.segments[0].path).unlink()
+    (Path(plan.archive_uri) / plan.segments[0].listed.path).unlink()
     gone = check_generation(generation(plan, result))
     assert not gone.problems and "unreadable" in gone.not_checked[0]
 
@@ -173,8 +176,8 @@ def side_of(root: Path, batches: list[Batch], mtime_ms: int = 0) -> Side:
     root.mkdir()
     data = b"".join(b.data for b in batches)
     (root / segment_file(0, "log")).write_bytes(data)
-    segment = SegmentInput("archive", segment_file(0, "log"), 0, len(data), mtime_ms)
-    return Side(str(root), str(root), (segment,), 2**62)
+    segment = SegmentInput(ListedSegment(str(root), segment_file(0, "log"), 0, len(data), mtime_ms))
+    return Side((segment,), 2**62)
 
 
 def difference(
