@@ -22,7 +22,7 @@ from typing import Any, TextIO, TypeVar
 import click
 
 from jobs import errors
-from jobs.command.config import GAPS, MAX_LONG, NULL_KEYS, check_now_ms, load_config
+from jobs.command.config import GAPS, NULL_KEYS, check_now_ms, load_config
 from jobs.command.options import (
     CompactOptions,
     InspectOptions,
@@ -35,7 +35,7 @@ from jobs.command.options import (
 )
 from jobs.command.progress import Bar, Progress, Silent
 from jobs.command.reporting import Report
-from jobs.command.typed import parse_time
+from jobs.command.typed import MAX_LONG, parse_key, parse_numbers, parse_span, parse_time
 from jobs.errors import DiskFullError, JobError, JvmEndedError, UsageError
 from logformat.control_characters import visible, visible_bytes
 from logformat.errors import UnsafeFolderError
@@ -95,13 +95,10 @@ def _partitions(context: click.Context, option: click.Parameter, value: str | No
     """`0,3-5` as ranges."""
     if value is None:
         return None
-    ranges = []
-    for part in value.split(","):
-        found = re.fullmatch(r"\s*([0-9]{1,10})\s*(?:-\s*([0-9]{1,10})\s*)?", part)
-        if found is None or int(found[2] or found[1]) < int(found[1]):
-            raise UsageError(message=f"--partitions: expected numbers and ranges such as 0,3-5, found {value!r}")
-        ranges.append(range(int(found[1]), int(found[2] or found[1]) + 1))
-    return tuple(ranges)
+    try:
+        return tuple(parse_numbers(part) for part in value.split(","))
+    except ValueError as error:
+        raise UsageError(message=f"--partitions: expected numbers and ranges such as 0,3-5, found {value!r}") from error
 
 
 @lastkey.command()
@@ -254,23 +251,7 @@ def _key(context: click.Context, option: click.Parameter, value: str | None) -> 
     name, equals, key = value.partition("=")
     if name != "key" or not equals:
         raise UsageError(message=f"--filter: expected key=TEXT or key=0xHEX, found {value!r}")
-    if not re.fullmatch("0x([0-9a-fA-F]{2})*", key):
-        return key.encode()
-    return bytes.fromhex(key[2:])
-
-
-def _range(option: str, value: str | None, parse: Callable[[str], int]) -> tuple[int | None, int | None]:
-    """`A..B`, `A..` or `..B`: from A on, below B."""
-    if value is None:
-        return None, None
-    start, dots, end = value.partition("..")
-    try:
-        ends = (parse(start) if start else None, parse(end) if end else None)
-    except ValueError:
-        dots = ""
-    if not dots or any(end is not None and abs(end) > MAX_LONG for end in ends):
-        raise UsageError(message=f"{option}: expected FROM..TO, FROM.. or ..TO, found {value!r}")
-    return ends
+    return parse_key(key)
 
 
 @lastkey.command()
@@ -304,8 +285,8 @@ def inspect(
     paths = (*paths, *filter(None, files.split(",")))
     if not paths:
         raise UsageError(message="expected PATHS: files and folders")
-    start, end = _range("--offsets", offsets, int)
-    start_ms, end_ms = _range("--times", times, parse_time)
+    start, end = (None, None) if offsets is None else parse_span("--offsets", offsets, int)
+    start_ms, end_ms = (None, None) if times is None else parse_span("--times", times, parse_time)
     options = InspectOptions(
         paths, config=load_config(config), start_offset=start, end_offset=end, start_ms=start_ms, end_ms=end_ms,
         as_json=as_json, **given,

@@ -17,10 +17,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from jobs.command.typed import nearest
+from jobs.command.typed import MAX_LONG, nearest
 from jobs.errors import BadSettingError, ConfigFileError, NowError, UnknownSettingError
 
-MAX_LONG = 2**63 - 1
 MAX_INT = 2**31 - 1
 NULL_KEYS = ("fail", "keep", "drop")
 GAPS = ("fail", "accept")

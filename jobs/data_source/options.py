@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
-from jobs.command.typed import MAX_TIME_MS, nearest, parse_time
+from jobs.command.typed import MAX_LONG, nearest, parse_key, parse_numbers, parse_time
 from jobs.errors import UsageError
 from logformat.locations import SecretInUriError, has_secret
 from logformat.names import MAX_OFFSET
@@ -174,12 +174,13 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
         )
     if take.text("generation") is not None and store is None:
         raise UsageError(message=f"generation: it needs the option store; found generation={take.text('generation')}")
+    key = take.text("key")
     isolation = take.one_of(("isolationLevel", "kafka.isolation.level"), ("read_uncommitted", "read_committed"))
     return ReadOptions(
         source, paths, store, take.number("generation", 1), _selection(take),
         start=_bounds(take, "starting", None), end=_bounds(take, "ending", LATEST) or Bounds("endingOffsets", LATEST),
         need_start_time=take.one_of(("startingOffsetsByTimestampStrategy",), ("latest", "error")) == "error",
-        fail_on_data_loss=take.flag("failOnDataLoss", default=True), key=_key(take.text("key")),
+        fail_on_data_loss=take.flag("failOnDataLoss", default=True), key=None if key is None else parse_key(key),
         columns=take.names("columns"), value=take.flag("includeValue", default=True),
         headers=take.flag("includeHeaders", default=False), control=take.flag("includeControl", default=False),
         committed=isolation == "read_committed",
@@ -304,10 +305,10 @@ def _numbers(take: _Values) -> tuple[range, ...] | None:
         return None
     out = []
     for word in words:
-        ends = re.fullmatch("([0-9]+)(?:-([0-9]+))?", word)
-        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
-            raise UsageError(message=f"partitions: expected numbers and ranges as 0,3-5, found {word!r}")
-        out.append(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
+        try:
+            out.append(parse_numbers(word))
+        except ValueError as error:
+            raise UsageError(message=f"partitions: expected numbers and ranges as 0,3-5, found {word!r}") from error
     return tuple(out)
 
 
@@ -361,13 +362,6 @@ def _json(take: _Values, name: str, example: str) -> dict[str, Any]:
 
 def _time(name: str, value: Any) -> int:
     moment = value if isinstance(value, int) and not isinstance(value, bool) else parse_time(str(value))
-    if not 0 <= moment <= MAX_TIME_MS:
-        raise UsageError(message=f"{name}: expected milliseconds since 1970, from 0 to {MAX_TIME_MS}, found {value}")
+    if not 0 <= moment <= MAX_LONG:
+        raise UsageError(message=f"{name}: expected milliseconds since 1970, from 0 to {MAX_LONG}, found {value}")
     return moment
-
-
-def _key(text: str | None) -> bytes | None:
-    """Text, or bytes as 0x6162."""
-    if text is None:
-        return None
-    return bytes.fromhex(text[2:]) if re.fullmatch("0x([0-9a-fA-F]{2})*", text) else text.encode()
