@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from pyarrow import fs as pafs
@@ -18,9 +17,10 @@ from jobs.archive.places import Place, check_apart
 from jobs.command.options import InspectOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import size
-from jobs.command.typed import no_such_topic
+from jobs.command.typed import check_topics
 from jobs.errors import DONE, PROBLEMS, MissingPathError, NotEmptyError, UsageError
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from jobs.topics import matches
 from logformat import names
 from logformat.locations import first_of
 from udfs.dump_files import (
@@ -119,10 +119,8 @@ def _listed(options: InspectOptions, ignored: list[str]) -> list[DumpFile]:
     if options.topics is None:
         return files
     topics = [topic_of(file) or "" for file in files]
-    chosen = [file for file, topic in zip(files, topics, strict=True) if topic and fnmatchcase(topic, options.topics)]
-    if not chosen:
-        raise no_such_topic(options.topics, filter(None, topics), ", ".join(options.paths))
-    return chosen
+    check_topics(options.topics, filter(None, topics), ", ".join(options.paths))
+    return [file for file, topic in zip(files, topics, strict=True) if topic and matches(options.topics, topic)]
 
 
 def _is_search(spec: DumpSpec, n_bytes: int) -> bool:

@@ -17,7 +17,6 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 from pyarrow import fs as pafs
@@ -29,6 +28,7 @@ from jobs.command.progress import Progress
 from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
 from jobs.spark import session
 from jobs.store.tables import RunRow, Segment, State, open_state, open_store
+from jobs.topics import matches
 from logformat import names
 from logformat.locations import text_entries
 from udfs.storage import Root
@@ -112,10 +112,7 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
         check_apart(Place("the store", store.uri), Place("the archive", uri))
     report = VacuumReport(store.uri, options.dry_run)
     with state.lock():  # no commit comes between the look at the state and the last deletion
-        folders = [
-            folder for folder in run_folders(store, report.notes)
-            if options.topics is None or fnmatchcase(folder.key[0], options.topics)
-        ]  # fmt: skip
+        folders = [folder for folder in run_folders(store, report.notes) if matches(options.topics, folder.key[0])]
         young_ms = time.time() * 1000 - options.grace_hours * 3_600_000
         kept = _kept(state, folders, young_ms, options, report)
         progress.start("vacuum", len(folders), "folder")
@@ -175,7 +172,7 @@ def _kept(
     before_resets: set[Run] = set()
     for key, chain in state.histories().items():
         live |= set(_replaced_lately(key, chain, newest, young_ms))
-        if options.before_reset is None or not fnmatchcase(key[0], options.before_reset):
+        if options.before_reset is None or not matches(options.before_reset, key[0]):
             before_resets |= set(_before_resets(key, chain, newest))
     before_resets = (before_resets - live) & newest.keys()
     rows = [

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from jobs.errors import UsageError
+from jobs.topics import matches
 
 MAX_LONG: Final = 2**63 - 1  # of Java: what an offset, and a record's timestamp, can be
 
@@ -79,3 +80,10 @@ def nearest(found: str, known: Iterable[str], shown: Callable[[str], object] = s
 def no_such_topic(asked: str, known: Iterable[str], where: str) -> UsageError:
     """Nothing of the known topics matches what was asked for."""
     return UsageError(message=f"no topic of {where} matches {asked}{nearest(asked, sorted(set(known)))}")
+
+
+def check_topics(glob: str | None, known: Iterable[str], where: str) -> None:
+    """Raise UsageError where a glob is given that names none of the known topics."""
+    topics = set(known)
+    if glob is not None and not any(matches(glob, topic) for topic in topics):
+        raise no_such_topic(glob, topics, where)

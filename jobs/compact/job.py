@@ -13,12 +13,11 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 import numpy as np
 from pyspark.sql import SparkSession
 
-from jobs.archive.listing import Archive, ArchivedPartition, archive_at, matching
+from jobs.archive.listing import Archive, ArchivedPartition, listed
 from jobs.archive.places import Place, check_apart, check_outside, is_same
 from jobs.command.config import Config, TopicSettings
 from jobs.command.options import CompactOptions
@@ -33,6 +32,7 @@ from jobs.spark.tasks import for_this_attempt, run_tasks
 from jobs.store import tables as store_state
 from jobs.store.rows import Checkpoint, Commit, Segment
 from jobs.store.tables import State
+from jobs.topics import matches
 from logformat.names import partition_folder
 from udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from udfs.compact.one_task import compact_partition
@@ -116,7 +116,7 @@ def _check_one_archive(options: CompactOptions, archive_uri: str, checkpoints: d
 
 
 def _is_reset(options: CompactOptions, key: Key) -> bool:
-    return options.reset is not None and fnmatchcase(key[0], options.reset)
+    return options.reset is not None and matches(options.reset, key[0])
 
 
 def _begins_anew(options: CompactOptions, key: Key, problem: Problem | None) -> bool:
@@ -128,7 +128,7 @@ def _listed(
     options: CompactOptions, archive_uri: str, report: CompactReport
 ) -> tuple[Archive, dict[str, TopicSettings]]:
     """The partitions whose topic is named and whose policy says compact, and the settings of their topics."""
-    archive = archive_at(archive_uri, matching(options.topics))
+    archive = listed(archive_uri, options.topics)
     settings = {topic: _settings(options, topic) for topic in sorted({t for t, _ in archive.partitions})}
     others = sorted(topic for topic, s in settings.items() if not s.compacts)
     archive.partitions = {k: p for k, p in archive.partitions.items() if settings[k[0]].compacts}

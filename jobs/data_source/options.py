@@ -10,11 +10,11 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
 from jobs.command.typed import MAX_LONG, nearest, parse_key, parse_numbers, parse_time
 from jobs.errors import UsageError
+from jobs.topics import matches
 from logformat.locations import SecretInUriError, has_secret
 from logformat.names import MAX_OFFSET
 from udfs.data_source.plan import EARLIEST, LATEST, SPLIT_BYTES, Bound, Wanted
@@ -64,7 +64,7 @@ class Selection:
     def topic(self, name: str) -> bool:
         """Whether a topic is wanted."""
         return (
-            (self.globs is None or any(fnmatchcase(name, glob) for glob in self.globs))
+            (self.globs is None or any(matches(glob, name) for glob in self.globs))
             and (self.pattern is None or (name not in _INTERNAL and re.search(self.pattern, name) is not None))
             and (self.assigned is None or any(name == topic for topic, _ in self.assigned))
         )

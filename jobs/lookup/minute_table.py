@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +29,7 @@ from jobs.spark import session
 from jobs.spark.each import each
 from jobs.store.minutes import known_segments, minute_table, replace_segments
 from jobs.store.tables import TIME_INDEX, State, open_state
+from jobs.topics import matches
 from udfs.groups import groups
 from udfs.lookup.minutes import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, time_index_rows
 from udfs.lookup.queries import LookupPlan
@@ -183,7 +183,7 @@ def _covers(options: LookupOptions) -> Callable[[str, int], bool]:
 
     def covers(topic: str, partition: int) -> bool:
         by_name = not options.partitions or f"{topic}-{partition}" in options.partitions
-        return by_name and (options.topics is None or fnmatchcase(topic, options.topics))
+        return by_name and matches(options.topics, topic)
 
     return covers
 

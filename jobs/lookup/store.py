@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
 from jobs.command.options import LookupOptions
-from jobs.command.typed import no_such_topic
+from jobs.command.typed import check_topics
 from jobs.errors import MissingPathError, NoGenerationError
 from jobs.spark import session
 from jobs.store.rows import Checkpoint, RunRow
 from jobs.store.tables import open_state
+from jobs.topics import of_topics
 from logformat import names
 from logformat.side_files import checkpoints
 from udfs.lookup.queries import LogSegment, LookupPlan
@@ -25,11 +24,8 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
     histories = state.histories()
     runs: dict[tuple[str, int], RunRow] = {}
     current = state.checkpoints()
-    if options.topics is not None and not any(fnmatchcase(topic, options.topics) for topic, _ in current):
-        raise no_such_topic(options.topics, (topic for topic, _ in current), store_uri)
-    for key, checkpoint in current.items():
-        if options.topics is not None and not fnmatchcase(key[0], options.topics):
-            continue
+    check_topics(options.topics, (topic for topic, _ in current), store_uri)
+    for key, checkpoint in of_topics(options.topics, current).items():
         found = _of_generation(histories.get(key, []), checkpoint, options.generation)
         if found is None:
             notes.append(f"{key[0]}-{key[1]}: it has no generation {options.generation}; left out")

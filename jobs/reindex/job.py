@@ -17,7 +17,7 @@ from pathlib import Path
 from pyarrow import fs as pafs
 
 from jobs.archive.broker_lock import locked
-from jobs.archive.listing import Archive, ArchivedPartition, ArchivedSegment, archive_at, matching
+from jobs.archive.listing import Archive, ArchivedPartition, ArchivedSegment, listed
 from jobs.archive.places import Place, check_apart, check_outside
 from jobs.command.config import Config
 from jobs.command.options import ReindexOptions
@@ -50,7 +50,7 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
     uri = normal_uri(options.archive)
     target = _target(options, uri)
     report = ReindexReport(uri, target.mode, target.output_uri or None)
-    archive = archive_at(uri, matching(options.topics))
+    archive = listed(uri, options.topics)
     if target.mode == "output":
         check_outside(Place("--output", target.output_uri), archive)
     report.notes += archive.notes

@@ -12,20 +12,20 @@ import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
-from jobs.archive.listing import Archive, ArchivedPartition, archive_at, matching
+from jobs.archive.listing import Archive, ArchivedPartition, listed
 from jobs.archive.places import Place, check_apart, is_same
 from jobs.command.config import Config, TopicSettings
 from jobs.command.options import ReportOptions
 from jobs.command.progress import Progress
-from jobs.command.typed import no_such_topic
+from jobs.command.typed import check_topics
 from jobs.compact.plan import NotPlanned, inputs_from_archive, inputs_from_generation
 from jobs.errors import MissingPathError, PolicyError, UsageError
 from jobs.report.archive_report import ArchiveReport, Key
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from jobs.store.rows import Checkpoint, RunRow, Segment, histories
+from jobs.topics import of_topics
 from udfs.compact.plan import CleanSettings, Limits, PartitionPlan
 from udfs.report.measure_partition import ProfilePlan, profile_partition
 from udfs.storage import normal_uri, open_root, write_file
@@ -51,7 +51,7 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
     at = time.perf_counter()
     uri = normal_uri(options.archive)
     report = ArchiveReport(uri, options.now_ms, normal_uri(options.store) if options.store is not None else None)
-    archive, topics = _listed(uri, options.topics)
+    archive = listed(uri, options.topics)
     if partition is not None:
         archive.partitions = {key: found for key, found in archive.partitions.items() if key[1] == partition}
     report.notes += archive.notes
@@ -63,9 +63,9 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
         at = time.perf_counter()
         checkpoints, manifests = _of_the_store(report, options)
         report.seconds["state"] = time.perf_counter() - at
-    given, known = options.topics, topics | {topic for topic, _ in checkpoints}
-    if given is not None and known and not any(fnmatchcase(topic, given) for topic in known):
-        raise no_such_topic(given, known, uri)
+    known = archive.topics | {topic for topic, _ in checkpoints}
+    if known:
+        check_topics(options.topics, known, uri)
     for key in sorted(checkpoints.keys() - archive.partitions.keys()) if partition is None else ():
         held = f"the store its generation {checkpoints[key].generation}"
         report.notes.append(f"{key[0]}-{key[1]}: the archive holds it no more, {held}: left out")
@@ -129,17 +129,6 @@ def _write_page(output: str, page: bytes) -> None:
         raise _unwritable(output, str(error).split(" Detail:")[0]) from error
 
 
-def _listed(uri: str, topics: str | None) -> tuple[Archive, set[str]]:
-    """What the archive holds of the wanted topics, and the names of all topics."""
-    seen: set[str] = set()
-
-    def is_wanted(topic: str) -> bool:
-        seen.add(topic)
-        return matching(topics)(topic)
-
-    return archive_at(uri, is_wanted), seen
-
-
 def _of_the_store(
     report: ArchiveReport, options: ReportOptions
 ) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
@@ -153,9 +142,7 @@ def _of_the_store(
     others = sorted({c.archive_uri for c in checkpoints.values() if not is_same(c.archive_uri, report.archive)})
     if others:
         raise UsageError(message=f"{store.uri}: this store serves the archive {others[0]}, not {report.archive}")
-    wanted = {
-        key: row for key, row in checkpoints.items() if options.topics is None or fnmatchcase(key[0], options.topics)
-    }
+    wanted = of_topics(options.topics, checkpoints)
     report.history = histories(wanted, table_rows(store, "cleaner_runs", RunRow))
     report.notes += [
         f"{run.topic}-{run.partition}: generation {run.generation_after} began anew (--reset); what was before is "

@@ -15,13 +15,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 from pyarrow import fs as pafs
 
 from jobs import errors
-from jobs.archive.listing import Archive, list_archive, matching
+from jobs.archive.listing import Archive, list_archive
 from jobs.archive.places import Place, check_apart, check_outside, is_same
 from jobs.command.options import RestoreOptions
 from jobs.command.progress import Progress
@@ -37,6 +36,7 @@ from jobs.errors import (
 from jobs.restore.copy_files import Made, copy_log, copy_small, finish
 from jobs.spark import session
 from jobs.store.tables import Checkpoint, RunRow, Segment, State, open_state, open_store
+from jobs.topics import matching, of_topics
 from logformat import names
 from logformat.errors import is_full
 from logformat.locations import first_of, text_entries
@@ -187,7 +187,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
 
 def choose(state: State, topics: str | None, generation: int | None) -> list[Target]:
     """The partitions that a glob names, each at one generation (None: its current one)."""
-    current = {key: row for key, row in state.checkpoints().items() if topics is None or fnmatchcase(key[0], topics)}
+    current = of_topics(topics, state.checkpoints())
     if not current:
         raise UsageError(message=f"{state.root.uri}: no partition of the store matches --topics {topics or '*'}")
     if generation is None or all(row.generation == generation for row in current.values()):

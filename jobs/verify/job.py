@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from jobs.archive.listing import Archive, archive_at, matching
+from jobs.archive.listing import Archive, listed
 from jobs.command.options import VerifyOptions
 from jobs.command.progress import Progress
 from jobs.errors import MissingPathError, NoGenerationError
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from jobs.store.rows import Checkpoint, RunRow
+from jobs.topics import of_topics
 from jobs.verify.plan import plan_archived, plan_generation
 from jobs.verify.report import Key, VerifyReport
 from udfs.storage import normal_uri, open_root
@@ -46,7 +46,7 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
     uri = normal_uri(options.archive or "")
     report = VerifyReport("archive", uri)
     at = time.perf_counter()
-    archive = archive_at(uri, matching(options.topics))
+    archive = listed(uri, options.topics)
     report.notes += archive.notes
     report.seconds["list"] = time.perf_counter() - at
     plans = []
@@ -93,11 +93,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     state = open_state(session.start(), store_uri, single_writer=options.config.job.single_writer)
     if not state.exists():
         raise MissingPathError(path=store_uri, expected="a store with generations", found="none")
-    checkpoints = {
-        key: row
-        for key, row in state.checkpoints().items()
-        if options.topics is None or fnmatchcase(key[0], options.topics)
-    }
+    checkpoints = of_topics(options.topics, state.checkpoints())
     histories = state.histories({topic for topic, _ in checkpoints})
     runs = _runs(options, checkpoints, histories, report)
     manifests = state.manifests({key: (run.generation_after, run.run_id) for key, run in runs.items()})
@@ -138,7 +134,7 @@ def _archive_of(options: VerifyOptions, run: RunRow) -> str:
 
 def _archive_now(uri: str, topics: str | None) -> Archive | None:
     try:
-        return archive_at(uri, matching(topics))
+        return listed(uri, topics)
     except (MissingPathError, OSError):
         return None
 

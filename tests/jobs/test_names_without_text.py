@@ -13,7 +13,7 @@ import pytest
 
 import logformat
 from jobs import inspect_log, vacuum
-from jobs.archive.listing import archive_at, matching
+from jobs.archive.listing import listed
 from jobs.command.options import (
     InspectOptions,
     LookupOptions,
@@ -53,7 +53,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 def test_an_archive_says_what_it_leaves_out(archive):
-    found = archive_at(str(archive), matching(None))
+    found = listed(str(archive), None)
     assert list(found.partitions) == [("users", 0)]
     assert found.notes == [f"{archive}: 3 names that are no UTF-8; left out"]
 
