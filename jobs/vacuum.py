@@ -13,7 +13,6 @@ The clock is the wall clock: --now never decides what is deleted. Then Delta's o
 from __future__ import annotations
 
 import itertools
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from jobs.command.options import VacuumOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
 from jobs.spark import session
+from jobs.store.paths import PARTITIONS, parse_run_folder
 from jobs.store.tables import RunRow, Segment, State, open_state, open_store
 from jobs.topics import matches
 from logformat import names
@@ -35,9 +35,6 @@ from udfs.storage import Root
 
 Key = tuple[str, int]
 Run = tuple[Key, int, str]  # partition, generation, run id
-
-# With what jobs.spark.tasks.for_this_attempt puts behind it: a part of the run id where a task's files were committed
-_RUN_FOLDER = re.compile(r"(?P<generation>[1-9][0-9]{0,18})-(?P<run_id>[0-9a-f]{32}(\.[0-9]{1,19})?)")
 
 
 @dataclass(frozen=True)
@@ -127,16 +124,16 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
 
 def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
     """Every run's folder below segments/; what else lies there is noted."""
-    for partition in _entries(store, "segments", notes):
+    for partition in _entries(store, PARTITIONS, notes):
         parsed = names.parse_partition_folder(partition.base_name)
-        path = f"segments/{partition.base_name}"
+        path = f"{PARTITIONS}/{partition.base_name}"
         if partition.type != pafs.FileType.Directory or parsed is None or parsed.mark:
             notes.append(f"{path}: not a partition's folder; left alone")
             continue
         for entry in _entries(store, path, notes):
-            match = _RUN_FOLDER.fullmatch(entry.base_name)
+            made = parse_run_folder(entry.base_name)
             below = f"{path}/{entry.base_name}"
-            if entry.type != pafs.FileType.Directory or match is None:
+            if entry.type != pafs.FileType.Directory or made is None:
                 notes.append(f"{below}: not a run's folder; left alone")
                 continue
             n_notes = len(notes)
@@ -145,7 +142,7 @@ def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
             if len(files) < len(listed):
                 notes.append(f"{below}: holds folders; left alone")
             key, whole = (parsed.topic, parsed.partition), len(notes) == n_notes
-            yield RunFolder(key, int(match["generation"]), match["run_id"], below, files, whole)
+            yield RunFolder(key, *made, below, files, whole)
 
 
 def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:

@@ -30,10 +30,10 @@ from jobs.errors import ConflictError, PolicyError, UsageError
 from jobs.spark import session as spark_session
 from jobs.spark.tasks import for_this_attempt, run_tasks
 from jobs.store import tables as store_state
+from jobs.store.paths import generation_folder
 from jobs.store.rows import Checkpoint, Commit, Segment
 from jobs.store.tables import State
 from jobs.topics import matches
-from logformat.names import partition_folder
 from udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from udfs.compact.one_task import compact_partition
 from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
@@ -184,7 +184,7 @@ def _plans(
             report.anew.add(key)
             inputs = inputs_from_archive(archived) | {"anew": True}
         previous = checkpoint.generation if checkpoint else 0
-        folder = f"segments/{partition_folder(*key)}/{previous + 1}-{run_id}"
+        folder = generation_folder(*key, previous + 1, run_id)
         plan = PartitionPlan(
             topic=archived.topic, partition=archived.partition, archive_uri=archive.root.uri, store_uri=report.store,
             folder=folder, high_watermark=archived.high_watermark, sealed=options.sealed, force=options.force,

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jobs.archive.listing import ArchivedPartition, ArchivedSegment
+from jobs.store.paths import generation_folder
 from logformat import names
-from logformat.names import partition_folder, segment_file
+from logformat.names import segment_file
 from udfs.compact.plan import Gap
 from udfs.problem import Problem
 from udfs.segments import LastBatch, SegmentInput, SideFile
@@ -77,8 +78,7 @@ def inputs_from_generation(
     _check_nothing_came_back(archived, checkpoint, known_gaps)
     _check_begins_there(archived, checkpoint, manifest)
     after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
-    folder = f"segments/{partition_folder(checkpoint.topic, checkpoint.partition)}"
-    folder = f"{folder}/{checkpoint.generation}-{checkpoint.run_id}"
+    folder = generation_folder(checkpoint.topic, checkpoint.partition, checkpoint.generation, checkpoint.run_id)
     segments = [
         SegmentInput("store", s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours
     ] + after  # fmt: skip

@@ -15,6 +15,7 @@ from pyarrow import fs as pafs
 from jobs.command.typed import nearest
 from jobs.data_source.options import ReadOptions
 from jobs.errors import MissingPathError, NoGenerationError, UsageError
+from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, generation_folder, table_folder
 from jobs.store.reader import table_rows
 from jobs.store.rows import Checkpoint, RunRow, Segment, histories
 from logformat import names
@@ -33,13 +34,13 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     partition has, or whose files are gone.
     """
     store = open_root(normal_uri(options.store or ""))
-    found = store.filesystem.get_file_info(store.full("state/compaction_checkpoints"))
+    found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))
     if found.type != pafs.FileType.Directory:
-        raise MissingPathError(path=store.uri, expected="a store, with state/compaction_checkpoints", found="none")
+        raise MissingPathError(path=store.uri, expected=f"a store, with {table_folder(CHECKPOINTS)}", found="none")
     if len(options.paths) > 1:
         raise UsageError(message="store: at most one path beside it, where the archive is now")
     current: dict[Key, Checkpoint] = {
-        (row.topic, row.partition): row for row in table_rows(store, "compaction_checkpoints", Checkpoint)
+        (row.topic, row.partition): row for row in table_rows(store, CHECKPOINTS, Checkpoint)
     }
     wanted = {key: row for key, row in current.items() if options.selection.partition(*key)}
     if not wanted:
@@ -51,7 +52,7 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
         runs = _at(store, wanted, options.generation)
     manifests: dict[Key, list[Segment]] = {key: [] for key in runs}
     run_ids = sorted({run[1] for run in runs.values()})
-    for segment in table_rows(store, "log_segments", Segment, [("run_id", "in", run_ids)]):
+    for segment in table_rows(store, SEGMENTS, Segment, [("run_id", "in", run_ids)]):
         run = runs.get((segment.topic, segment.partition))
         if run is not None and run[:2] == (segment.generation, segment.run_id):
             manifests[segment.topic, segment.partition].append(segment)
@@ -65,7 +66,7 @@ def _as_run(row: Checkpoint | RunRow, generation: int) -> _Run:
 
 def _at(store: Root, wanted: Mapping[Key, Checkpoint], generation: int) -> dict[Key, _Run]:
     """The committed run of each partition that made a generation: along the chain of parents."""
-    chains = histories(wanted, table_rows(store, "cleaner_runs", RunRow))
+    chains = histories(wanted, table_rows(store, RUNS, RunRow))
     made = {(key, run.generation_after): run for key, chain in chains.items() for run in chain}
     known = {number for _, number in made}
     runs = {key: _as_run(run, generation) for (key, number), run in made.items() if number == generation}
@@ -79,7 +80,7 @@ def _at(store: Root, wanted: Mapping[Key, Checkpoint], generation: int) -> dict[
 
 def _partition(store: Root, key: Key, run: _Run, manifest: list[Segment], archive: str | None) -> SourcePartition:
     generation, run_id, archive_uri, log_start, next_offset = run
-    folder = f"segments/{names.partition_folder(*key)}/{generation}-{run_id}"
+    folder = generation_folder(*key, generation, run_id)
     listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(folder), allow_not_found=True))
     beside = {info.base_name for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
     for segment in manifest:

@@ -28,7 +28,8 @@ from jobs.lookup.report import moment
 from jobs.spark import session
 from jobs.spark.each import each
 from jobs.store.minutes import known_segments, minute_table, replace_segments
-from jobs.store.tables import TIME_INDEX, State, open_state
+from jobs.store.paths import TIME_INDEX, table_folder
+from jobs.store.tables import State, open_state
 from jobs.topics import matches
 from udfs.groups import groups
 from udfs.lookup.minutes import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, time_index_rows
@@ -120,7 +121,7 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
         report.refreshed = refresh(spark, state, plans, progress, covers)
     elif not state.has(TIME_INDEX):
         raise MissingPathError(
-            path=f"{store}/state/{TIME_INDEX}", expected="the table, made by a refresh", found="none"
+            path=f"{store}/{table_folder(TIME_INDEX)}", expected="the table, made by a refresh", found="none"
         )
     report.seconds["refresh"] = time.perf_counter() - started
     at = time.perf_counter()

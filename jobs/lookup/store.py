@@ -6,6 +6,7 @@ from jobs.command.options import LookupOptions
 from jobs.command.typed import check_topics
 from jobs.errors import MissingPathError, NoGenerationError
 from jobs.spark import session
+from jobs.store.paths import generation_folder
 from jobs.store.rows import Checkpoint, RunRow
 from jobs.store.tables import open_state
 from jobs.topics import of_topics
@@ -40,7 +41,7 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
     store = open_root(store_uri)
     plans = []
     for key, run in sorted(runs.items()):
-        folder = f"segments/{names.partition_folder(*key)}/{run.generation_after}-{run.run_id}"
+        folder = generation_folder(*key, run.generation_after, run.run_id)
         segments = tuple(
             LogSegment(
                 s.base_offset, s.size_bytes, s.mtime_ms, "store" if s.root == "store" else "archive", s.path, "store",

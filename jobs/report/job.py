@@ -24,6 +24,7 @@ from jobs.compact.plan import NotPlanned, inputs_from_archive, inputs_from_gener
 from jobs.errors import MissingPathError, PolicyError, UsageError
 from jobs.report.archive_report import ArchiveReport, Key
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, table_folder
 from jobs.store.rows import Checkpoint, RunRow, Segment, histories
 from jobs.topics import of_topics
 from udfs.compact.plan import CleanSettings, Limits, PartitionPlan
@@ -136,14 +137,14 @@ def _of_the_store(
     from jobs.store.reader import table_rows  # noqa: PLC0415 - deltalake and pyspark: only for a store
 
     store = open_root(report.store or "")
-    if store.filesystem.get_file_info(store.full("state/compaction_checkpoints")).type.name != "Directory":
+    if store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS))).type.name != "Directory":
         raise MissingPathError(path=store.uri, expected="a store with generations", found="none")
-    checkpoints = {(row.topic, row.partition): row for row in table_rows(store, "compaction_checkpoints", Checkpoint)}
+    checkpoints = {(row.topic, row.partition): row for row in table_rows(store, CHECKPOINTS, Checkpoint)}
     others = sorted({c.archive_uri for c in checkpoints.values() if not is_same(c.archive_uri, report.archive)})
     if others:
         raise UsageError(message=f"{store.uri}: this store serves the archive {others[0]}, not {report.archive}")
     wanted = of_topics(options.topics, checkpoints)
-    report.history = histories(wanted, table_rows(store, "cleaner_runs", RunRow))
+    report.history = histories(wanted, table_rows(store, RUNS, RunRow))
     report.notes += [
         f"{run.topic}-{run.partition}: generation {run.generation_after} began anew (--reset); what was before is "
         f"generation {run.generation_before}, which the store holds until vacuum --before-reset takes it"
@@ -151,7 +152,7 @@ def _of_the_store(
     ]  # fmt: skip
     manifests: dict[Key, list[Segment]] = {key: [] for key in wanted}
     of_runs = [("run_id", "in", sorted({row.run_id for row in wanted.values()}))]
-    for segment in table_rows(store, "log_segments", Segment, of_runs):
+    for segment in table_rows(store, SEGMENTS, Segment, of_runs):
         row = wanted.get((segment.topic, segment.partition))
         if row is not None and (row.generation, row.run_id) == (segment.generation, segment.run_id):
             manifests[segment.topic, segment.partition].append(segment)

@@ -35,6 +35,7 @@ from jobs.errors import (
 )
 from jobs.restore.copy_files import Made, copy_log, copy_small, finish
 from jobs.spark import session
+from jobs.store.paths import generation_folder
 from jobs.store.tables import Checkpoint, RunRow, Segment, State, open_state, open_store
 from jobs.topics import matching, of_topics
 from logformat import names
@@ -75,7 +76,7 @@ class Target:
     @property
     def folder(self) -> str:
         """The run's folder, below the store."""
-        return f"segments/{self.name}/{self.generation}-{self.run_id}"
+        return generation_folder(*self.key, self.generation, self.run_id)
 
 
 @dataclass

@@ -50,6 +50,7 @@ from jobs.errors import (
     NoGenerationError,
     NoLockError,
 )
+from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES, TABLES, table_folder
 from jobs.store.rows import (
     Checkpoint,
     Commit,
@@ -65,13 +66,6 @@ from jobs.store.rows import (
 from udfs.storage import Root, normal_uri, open_root
 
 __all__ = ["Checkpoint", "Commit", "PartitionState", "RunRow", "Segment", "State", "open_state"]
-
-CHECKPOINTS = "compaction_checkpoints"
-SEGMENTS = "log_segments"
-STATES = "cleaner_state"
-RUNS = "cleaner_runs"
-TIME_INDEX = "time_index"  # written by jobs.lookup.minute_table; no part of a generation
-TABLES = (CHECKPOINTS, SEGMENTS, STATES, RUNS, TIME_INDEX)
 
 Key = tuple[str, int]
 
@@ -428,7 +422,7 @@ def _flock(path: str, seconds: float) -> Iterator[None]:
 def open_store(uri: str) -> Root:
     """The root of a store that holds a committed state."""
     store = open_root(normal_uri(uri))
-    found = store.filesystem.get_file_info(store.full("state/compaction_checkpoints"))
+    found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))
     if found.type != pafs.FileType.Directory:
-        raise MissingPathError(path=store.uri, expected="a store, with state/compaction_checkpoints", found="none")
+        raise MissingPathError(path=store.uri, expected=f"a store, with {table_folder(CHECKPOINTS)}", found="none")
     return store
