@@ -26,8 +26,10 @@ from jobs.command.options import VacuumOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
 from jobs.spark import session
+from jobs.store.generations import open_store
 from jobs.store.paths import PARTITIONS, parse_run_folder
-from jobs.store.tables import RunRow, Segment, State, open_state, open_store
+from jobs.store.rows import RunRow, Segment
+from jobs.store.tables import State, open_state
 from jobs.topics import matches
 from logformat import names
 from logformat.locations import text_entries

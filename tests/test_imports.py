@@ -68,7 +68,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.command": {"jobs.errors", "jobs.topics"},
     "jobs.archive": {"jobs.errors", "jobs.topics"},
     "jobs.store": {"jobs.errors"},
-    "jobs.spark": {"jobs.errors", "jobs.command"},
+    "jobs.spark": {"jobs.errors", "jobs.command", "jobs.store"},
     "jobs.compact": _JOB,
     "jobs.verify": _JOB,
     "jobs.restore": _JOB,

@@ -21,11 +21,11 @@ from jobs.command.options import ReportOptions
 from jobs.command.progress import Progress
 from jobs.command.typed import check_topics
 from jobs.compact.plan import NotPlanned, inputs_from_archive, inputs_from_generation
-from jobs.errors import MissingPathError, PolicyError, UsageError
+from jobs.errors import PolicyError, UsageError
 from jobs.report.archive_report import ArchiveReport, Key
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
-from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, table_folder
-from jobs.store.rows import Checkpoint, RunRow, Segment, histories
+from jobs.store.generations import current_generation, manifests_of, open_store
+from jobs.store.rows import Checkpoint, Segment
 from jobs.topics import of_topics
 from udfs.compact.plan import CleanSettings, Limits, PartitionPlan
 from udfs.report.measure_partition import ProfilePlan, profile_partition
@@ -134,31 +134,22 @@ def _of_the_store(
     report: ArchiveReport, options: ReportOptions
 ) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
     """Checkpoints and manifests of the current generations; the history goes into the report."""
-    from jobs.store.reader import table_rows  # noqa: PLC0415 - deltalake and pyspark: only for a store
+    from jobs.store.reader import StoreReader  # noqa: PLC0415 - deltalake: only for a store
 
-    store = open_root(report.store or "")
-    if store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS))).type.name != "Directory":
-        raise MissingPathError(path=store.uri, expected="a store with generations", found="none")
-    checkpoints = {(row.topic, row.partition): row for row in table_rows(store, CHECKPOINTS, Checkpoint)}
+    store = open_store(report.store or "", "a store with generations")
+    reader = StoreReader(store)
+    checkpoints = reader.checkpoints()
     others = sorted({c.archive_uri for c in checkpoints.values() if not is_same(c.archive_uri, report.archive)})
     if others:
         raise UsageError(message=f"{store.uri}: this store serves the archive {others[0]}, not {report.archive}")
     wanted = of_topics(options.topics, checkpoints)
-    report.history = histories(wanted, table_rows(store, RUNS, RunRow))
+    report.history = reader.histories({topic for topic, _ in wanted})
     report.notes += [
         f"{run.topic}-{run.partition}: generation {run.generation_after} began anew (--reset); what was before is "
         f"generation {run.generation_before}, which the store holds until vacuum --before-reset takes it"
         for _, chain in sorted(report.history.items()) for run in chain if run.began_anew
     ]  # fmt: skip
-    manifests: dict[Key, list[Segment]] = {key: [] for key in wanted}
-    of_runs = [("run_id", "in", sorted({row.run_id for row in wanted.values()}))]
-    for segment in table_rows(store, SEGMENTS, Segment, of_runs):
-        row = wanted.get((segment.topic, segment.partition))
-        if row is not None and (row.generation, row.run_id) == (segment.generation, segment.run_id):
-            manifests[segment.topic, segment.partition].append(segment)
-    for segments in manifests.values():
-        segments.sort(key=lambda segment: segment.base_offset)
-    return wanted, manifests
+    return wanted, manifests_of(reader, map(current_generation, wanted.values()))
 
 
 def plans_of(

@@ -34,9 +34,18 @@ from jobs.errors import (
     UsageError,
 )
 from jobs.restore.copy_files import Made, copy_log, copy_small, finish
-from jobs.spark import session
-from jobs.store.paths import generation_folder
-from jobs.store.tables import Checkpoint, RunRow, Segment, State, open_state, open_store
+from jobs.spark.stores import open_tables
+from jobs.store.generations import (
+    Generation,
+    Key,
+    StoreTables,
+    current_generation,
+    made_by,
+    manifests_of,
+    open_store,
+    runs_at,
+)
+from jobs.store.rows import RunRow, Segment
 from jobs.topics import matching, of_topics
 from logformat import names
 from logformat.errors import is_full
@@ -44,39 +53,8 @@ from logformat.locations import first_of, text_entries
 from logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
 from udfs.storage import Root, normal_uri, open_root, write_file
 
-Key = tuple[str, int]
-
 _THREADS = 2 * (os.cpu_count() or 1)
 _NAMED = 10  # files that an error names
-
-
-@dataclass(frozen=True)
-class Target:
-    """One partition's generation, and where the files of its manifest are."""
-
-    topic: str
-    partition: int
-    generation: int
-    run_id: str
-    first_dirty_offset: int
-    log_start_offset: int
-    next_offset: int
-    archive_uri: str
-
-    @property
-    def key(self) -> Key:
-        """(topic, partition)."""
-        return self.topic, self.partition
-
-    @property
-    def name(self) -> str:
-        """The partition's folder in a log directory."""
-        return names.partition_folder(self.topic, self.partition)
-
-    @property
-    def folder(self) -> str:
-        """The run's folder, below the store."""
-        return generation_folder(*self.key, self.generation, self.run_id)
 
 
 @dataclass
@@ -143,18 +121,18 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     _check_empty(output)
     store = open_store(options.store)
     check_apart(Place("--output", output.uri), Place("the store", store.uri))
-    state = open_state(session.start(), options.store)
-    targets = choose(state, options.topics, options.generation)
+    tables = open_tables(store)
+    targets = choose(tables, options.topics, options.generation)
     for target in targets:
         if target.log_start_offset > target.next_offset:
             shown = f"{target.name}, generation {target.generation}"
             raise LogStartError(path=shown, expected=target.next_offset, found=target.log_start_offset)
-    manifests = state.manifests({t.key: (t.generation, t.run_id) for t in targets})
+    manifests = manifests_of(tables, targets)
     archives = {t.archive_uri: open_root(normal_uri(options.archive or t.archive_uri)) for t in targets}
     listed = _apart(output, archives, options)
-    side_files = _check_files(state, store, archives, targets, manifests)
+    side_files = _check_files(tables, store, archives, targets, manifests)
     report = RestoreReport(output.uri)
-    report.notes += _before_resets(state, targets) if options.generation is not None else []
+    report.notes += _before_resets(tables, targets) if options.generation is not None else []
     report.seconds["plan"] = round(time.monotonic() - began, 3)
     progress.start("restore", sum(s.size_bytes for rows in manifests.values() for s in rows), "B")
     made = Made(output)
@@ -186,29 +164,27 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     return report
 
 
-def choose(state: State, topics: str | None, generation: int | None) -> list[Target]:
+def choose(tables: StoreTables, topics: str | None, generation: int | None) -> list[Generation]:
     """The partitions that a glob names, each at one generation (None: its current one)."""
-    current = of_topics(topics, state.checkpoints())
+    current = of_topics(topics, tables.checkpoints())
     if not current:
-        raise UsageError(message=f"{state.root.uri}: no partition of the store matches --topics {topics or '*'}")
+        raise UsageError(message=f"{tables.root.uri}: no partition of the store matches --topics {topics or '*'}")
     if generation is None or all(row.generation == generation for row in current.values()):
-        return [_target(row, row.generation, row.first_dirty_offset) for _, row in sorted(current.items())]
-    chains = state.histories({topic for topic, _ in current})
-    targets = []
+        return [current_generation(row) for _, row in sorted(current.items())]
+    chains = tables.histories({topic for topic, _ in current})
+    runs = runs_at(current, chains, generation)
     for key in sorted(current):
-        found = {row.generation_after: row for row in chains[key]}
-        if generation not in found:
+        if key not in runs:
             raise NoGenerationError(
                 partition=names.partition_folder(*key), found=generation, reason="never committed",
-                expected=_listed(_still_there(state, chains[key])),
+                expected=_listed(_still_there(tables, chains[key])),
             )  # fmt: skip
-        targets.append(_target(found[generation], generation, found[generation].end_offset))
-    return targets
+    return [made_by(run) for _, run in sorted(runs.items())]
 
 
-def _before_resets(state: State, targets: Sequence[Target]) -> Iterator[str]:
+def _before_resets(tables: StoreTables, targets: Sequence[Generation]) -> Iterator[str]:
     """Which of the generations come before one that began anew: then the archive holds another log, or a part of it."""
-    chains = state.histories({t.topic for t in targets})
+    chains = tables.histories({t.topic for t in targets})
     for target in targets:
         later = [
             r.generation_after for r in chains[target.key] if r.began_anew and r.generation_after > target.generation
@@ -218,13 +194,6 @@ def _before_resets(state: State, targets: Sequence[Target]) -> Iterator[str]:
                 f"{target.name}: generation {target.generation} is of before the --reset that began generation "
                 f"{min(later)} anew: what the archive holds now need not follow it"
             )
-
-
-def _target(row: Checkpoint | RunRow, generation: int, first_dirty_offset: int) -> Target:
-    return Target(
-        row.topic, row.partition, generation, row.run_id, first_dirty_offset, row.log_start_offset, row.next_offset,
-        row.archive_uri,
-    )  # fmt: skip
 
 
 def _check_empty(output: Root) -> None:
@@ -255,7 +224,7 @@ def _apart(output: Root, archives: Mapping[str, Root], options: RestoreOptions) 
 
 
 def _check_files(
-    state: State, store: Root, archives: Mapping[str, Root], targets: Sequence[Target],
+    tables: StoreTables, store: Root, archives: Mapping[str, Root], targets: Sequence[Generation],
     manifests: Mapping[Key, Sequence[Segment]],
 ) -> dict[Key, list[str]]:  # fmt: skip
     """The side files of each partition; raises where a file of a manifest is not there, before anything is written."""
@@ -268,13 +237,13 @@ def _check_files(
         expected = {names.segment_file(s.base_offset, names.INDEX) for s in manifests[target.key]}
         absent += [f"{target.folder}/{name}" for name in sorted(expected - here)]
         if absent:
-            chain = state.history(*target.key)
+            chain = tables.histories({target.topic}).get(target.key, [])
             if chain and chain[0].run_id == target.run_id:  # the current one: its files must be there
                 missing += [f"{store.uri}/{path}" for path in absent]
                 continue
             raise NoGenerationError(
                 partition=target.name, found=target.generation, reason=f"its files are gone ({absent[0]})",
-                expected=_listed(_still_there(state, chain)),
+                expected=_listed(_still_there(tables, chain)),
             )  # fmt: skip
         side_files[target.key] = sorted(
             name for name in here
@@ -305,26 +274,30 @@ def _absent(root: Root, segments: Sequence[Segment]) -> list[str]:
     ]  # fmt: skip
 
 
-def _still_there(state: State, chain: Sequence[RunRow]) -> list[int]:
+def _still_there(tables: StoreTables, chain: Sequence[RunRow]) -> list[int]:
     """Generations of one partition whose files in the store are all there."""
     manifest: dict[str, list[Segment]] = {row.run_id: [] for row in chain}
-    for segment in state.segments_of_runs(manifest):
+    for segment in tables.segments_of_runs(manifest):
         if chain and (segment.topic, segment.partition) == (chain[0].topic, chain[0].partition):
             manifest[segment.run_id].append(segment)
     there = []
     for row in chain:
-        target = _target(row, row.generation_after, row.end_offset)
-        folder = state.root.filesystem.get_file_info(state.root.full(target.folder))
+        folder = tables.root.filesystem.get_file_info(tables.root.full(made_by(row).folder))
         ours = [s for s in manifest[row.run_id] if s.root == "store"]
-        if folder.type == pafs.FileType.Directory and not _absent(state.root, ours):
+        if folder.type == pafs.FileType.Directory and not _absent(tables.root, ours):
             there.append(row.generation_after)
     return there
 
 
 def _restore_partition(
-    target: Target, segments: Sequence[Segment], side_files: Sequence[str], store: Root, archives: Mapping[str, Root],
-    made: Made, progress: Progress,
-) -> RestoredPartition:  # fmt: skip
+    target: Generation,
+    segments: Sequence[Segment],
+    side_files: Sequence[str],
+    store: Root,
+    archives: Mapping[str, Root],
+    made: Made,
+    progress: Progress,
+) -> RestoredPartition:
     out = RestoredPartition(
         target.topic, target.partition, target.generation, target.log_start_offset, target.next_offset
     )
@@ -348,7 +321,7 @@ def _restore_partition(
     return out
 
 
-def _write_checkpoints(made: Made, targets: Sequence[Target], manifests: Mapping[Key, Sequence[Segment]]) -> None:
+def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]) -> None:
     ends = {t.key: t.next_offset for t in targets}
     starts = {  # Kafka writes those above the first segment's base only: the others are known from it
         t.key: t.log_start_offset for t in targets
@@ -367,7 +340,7 @@ def _write_checkpoints(made: Made, targets: Sequence[Target], manifests: Mapping
 
 
 def _list_beyond(
-    report: RestoreReport, listed: Mapping[str, Archive | None], targets: Sequence[Target],
+    report: RestoreReport, listed: Mapping[str, Archive | None], targets: Sequence[Generation],
     manifests: Mapping[Key, Sequence[Segment]],
 ) -> None:  # fmt: skip
     """What lies in the archive at or beyond each partition's end, and partitions that the store does not hold."""

@@ -46,11 +46,10 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from jobs.errors import (
     ConflictError,
-    MissingPathError,
     NoGenerationError,
     NoLockError,
 )
-from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES, TABLES, table_folder
+from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES, TABLES
 from jobs.store.rows import (
     Checkpoint,
     Commit,
@@ -417,12 +416,3 @@ def _flock(path: str, seconds: float) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)  # gives the lock back
-
-
-def open_store(uri: str) -> Root:
-    """The root of a store that holds a committed state."""
-    store = open_root(normal_uri(uri))
-    found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))
-    if found.type != pafs.FileType.Directory:
-        raise MissingPathError(path=store.uri, expected=f"a store, with {table_folder(CHECKPOINTS)}", found="none")
-    return store

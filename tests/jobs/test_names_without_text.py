@@ -105,9 +105,8 @@ def test_an_output_that_holds_such_a_name(archive, tmp_path, monkeypatch):
 def test_a_store(tmp_path, monkeypatch):
     """Nothing is deleted with a folder of which not all is seen; a restore does not mind it."""
     maker = StoreMaker(tmp_path)
-    for job in (restore, vacuum):
-        monkeypatch.setattr(job.session, "start", lambda: None)
-    monkeypatch.setattr(restore, "open_state", lambda spark, store: maker.state)
+    monkeypatch.setattr(restore, "open_tables", lambda store: maker.state)
+    monkeypatch.setattr(vacuum.session, "start", lambda: None)
     monkeypatch.setattr(vacuum, "open_state", lambda spark, store, single_writer: maker.state)
     maker.archived("t", 0, 0, b"x")
     maker.generation("t", 0, 1, {0: b"x"})

@@ -230,9 +230,8 @@ def test_no_job_writes_into_an_archive(archive, spelt):
 
 def test_restore_and_vacuum(tmp_path, monkeypatch):
     maker = StoreMaker(tmp_path)
-    for job in (restore, vacuum):
-        monkeypatch.setattr(job.session, "start", lambda: None)
-    monkeypatch.setattr(restore, "open_state", lambda spark, store: maker.state)
+    monkeypatch.setattr(restore, "open_tables", lambda store: maker.state)
+    monkeypatch.setattr(vacuum.session, "start", lambda: None)
     monkeypatch.setattr(vacuum, "open_state", lambda spark, store, single_writer: maker.state)
     maker.archived("t", 0, 0, b"x")
     maker.generation("t", 0, 1, {0: b"x"})

@@ -16,8 +16,7 @@ A, B, C = b"a" * 1000, b"b" * 2000, b"c" * 500
 @pytest.fixture
 def maker(tmp_path, monkeypatch):
     made = StoreMaker(tmp_path)
-    monkeypatch.setattr(restore.session, "start", lambda: None)
-    monkeypatch.setattr(restore, "open_state", lambda spark, store: made.state)
+    monkeypatch.setattr(restore, "open_tables", lambda store: made.state)
     return made
 
 
