@@ -20,11 +20,10 @@ from typing import Any
 
 from pyarrow import fs as pafs
 
-from jobs import errors
 from jobs.archive.places import Place, check_apart
 from jobs.command.options import VacuumOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
+from jobs.command.reporting import JobReport, count, said, seconds, size, table
 from jobs.spark import session
 from jobs.store.generations import open_store
 from jobs.store.paths import PARTITIONS, parse_run_folder
@@ -57,7 +56,7 @@ class RunFolder:
 
 
 @dataclass
-class VacuumReport(ShownInNotebooks):
+class VacuumReport(JobReport):
     """What `vacuum` hands back."""
 
     store: str
@@ -66,10 +65,6 @@ class VacuumReport(ShownInNotebooks):
     bytes: dict[Key, int] = field(default_factory=dict)
     state_files: int = 0  # known in a dry run only: Delta does not say how many it deleted
     kept_before_reset: list[dict[str, Any]] = field(default_factory=list)  # generations that only their reset keeps
-    notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    exit_code = errors.DONE
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -81,7 +76,7 @@ class VacuumReport(ShownInNotebooks):
             ],
             "bytes": sum(self.bytes.values()), "files": sum(map(len, self.deleted.values())),
             "state_files": self.state_files if self.dry_run else None, "kept_before_reset": self.kept_before_reset,
-            "notes": self.notes, "seconds": self.seconds,
+            "notes": self.notes, "seconds": self.seconds_json().get("total", 0.0),
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -93,12 +88,10 @@ class VacuumReport(ShownInNotebooks):
             f"after it, and it may be the only copy of its records; --before-reset '{g['topic']}' gives it up"
             for g in self.kept_before_reset
         ]
-        lines += [f"note: {note}" for note in self.notes]
+        lines += said("note", self.notes)
         verb = "would be deleted" if self.dry_run else "deleted"
-        total = sum(map(len, self.deleted.values()))
-        lines.append(
-            f"{count(total)} files, {size(sum(self.bytes.values()))} {verb} in {self.store} in {seconds(self.seconds)}"
-        )
+        total, took = sum(map(len, self.deleted.values())), seconds(self.seconds.get("total", 0.0))
+        lines.append(f"{count(total)} files, {size(sum(self.bytes.values()))} {verb} in {self.store} in {took}")
         return "\n".join(lines)
 
 
@@ -120,7 +113,7 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
             progress.advance()
         if options.topics is None:
             report.state_files = state.vacuum_state(dry_run=options.dry_run)
-    report.seconds = round(time.monotonic() - began, 3)
+    report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
 

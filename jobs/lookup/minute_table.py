@@ -20,9 +20,9 @@ from pyspark.sql.types import StructType
 from jobs.archive.places import Place, check_apart, is_same
 from jobs.command.options import LookupOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import count, seconds, size, table
+from jobs.command.reporting import JobReport, count, said, size, table
 from jobs.command.typed import parse_time
-from jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
+from jobs.errors import MissingPathError, UsageError
 from jobs.lookup.plans import list_plans
 from jobs.lookup.report import moment
 from jobs.spark import session
@@ -45,7 +45,7 @@ _MOST_PROBLEMS = 100  # that are told of, one of a partition
 
 
 @dataclass
-class AtReport:
+class AtReport(JobReport):
     """What happened in a window of minutes."""
 
     archive: str | None
@@ -54,14 +54,6 @@ class AtReport:
     end_ms: int  # not in it
     rows: list[dict[str, Any]] = field(default_factory=list)
     refreshed: dict[str, int] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def exit_code(self) -> int:
-        """3 where a log could not be read to its end; nothing happened is an answer."""
-        return PROBLEMS if self.problems else DONE
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -69,7 +61,7 @@ class AtReport:
             "job": "lookup", "archive": self.archive, "store": self.store, "exit_code": self.exit_code,
             "start_ms": self.start_ms, "end_ms": self.end_ms, "partitions": self.rows, "refreshed": self.refreshed,
             "problems": self.problems, "notes": self.notes,
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "seconds": self.seconds_json(),
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -90,9 +82,9 @@ class AtReport:
                 f"time_index: read {done['segments_read']:,} segments, {size(done['bytes_read'])}; "
                 f"{done['segments_removed']:,} went; {done['segments_kept']:,} were as before"
             )
-        out += [f"problem: {problem}" for problem in self.problems]
-        out += [f"note: {note}" for note in self.notes]
-        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        out += said("problem", self.problems)
+        out += said("note", self.notes)
+        out.append(self.seconds_line())
         return "\n".join(out)
 
 

@@ -19,12 +19,11 @@ from typing import Any
 
 from pyarrow import fs as pafs
 
-from jobs import errors
 from jobs.archive.listing import Archive, list_archive
 from jobs.archive.places import Place, check_apart, check_outside, is_same
 from jobs.command.options import RestoreOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
+from jobs.command.reporting import JobReport, count, said, seconds, size, table
 from jobs.errors import (
     LogStartError,
     MissingFileError,
@@ -73,23 +72,19 @@ class RestoredPartition:
 
 
 @dataclass
-class RestoreReport(ShownInNotebooks):
+class RestoreReport(JobReport):
     """What `restore` hands back."""
 
     output: str
     partitions: list[RestoredPartition] = field(default_factory=list)
     beyond: list[str] = field(default_factory=list)  # what the archive holds and the store does not
-    notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    exit_code = errors.DONE
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         return {
             "job": "restore", "exit_code": self.exit_code, "output": self.output,
             "partitions": [vars(p) for p in self.partitions], "beyond": self.beyond, "notes": self.notes,
-            "seconds": self.seconds,
+            "seconds": self.seconds_json(),
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -103,7 +98,7 @@ class RestoreReport(ShownInNotebooks):
         lines = [table(header, rows, left=(0,)), ""]
         if self.beyond:
             lines += ["In the archive, not in the store:", *(f"  {line}" for line in self.beyond), ""]
-        lines += [f"note: {note}" for note in self.notes]
+        lines += said("note", self.notes)
         total = sum(p.bytes for p in self.partitions)
         reflinked = sum(p.reflinked for p in self.partitions)
         shared = f", {reflinked} files share their blocks with the originals" if reflinked else ""
