@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from html import escape
 from typing import Any, Protocol
 
@@ -157,6 +158,23 @@ def size(n: int | None) -> str:
             break
         value /= 1024
     return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+TO_THE_MINUTE = "%Y-%m-%d %H:%M"
+
+
+def moment(ms: int | None, shape: str = "") -> str:
+    """A time as a person reads it, UTC; a number where no calendar has it.
+
+    shape: as of strftime; without one to the millisecond.
+    """
+    if ms is None:
+        return ""
+    try:
+        at = datetime.fromtimestamp(ms // 1000, UTC)
+        return at.strftime(shape) if shape else at.strftime("%Y-%m-%d %H:%M:%S") + f".{ms % 1000:03}Z"
+    except (ValueError, OverflowError, OSError):
+        return str(ms)
 
 
 def seconds(value: float) -> str:

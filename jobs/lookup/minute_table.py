@@ -20,11 +20,10 @@ from pyspark.sql.types import StructType
 from jobs.archive.places import Place, check_apart, is_same
 from jobs.command.options import LookupOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import JobReport, count, said, size, table
+from jobs.command.reporting import TO_THE_MINUTE, JobReport, count, moment, said, size, table
 from jobs.command.typed import parse_time
 from jobs.errors import MissingPathError, UsageError
 from jobs.lookup.plans import list_plans
-from jobs.lookup.report import moment
 from jobs.spark import session
 from jobs.spark.each import each
 from jobs.store.minutes import known_segments, minute_table, replace_segments
@@ -68,8 +67,8 @@ class AtReport(JobReport):
         """For people."""
         header = ("partition", "first minute", "first offset", "minutes with data", "segments", "timestamps")
         rows = [
-            (f"{r['topic']}-{r['partition']}", moment(r["first_minute_ms"])[:16] + "Z", str(r["first_offset"]),
-             count(r["minutes"]), count(r["segments"]), r["timestamps"])
+            (f"{r['topic']}-{r['partition']}", moment(r["first_minute_ms"], f"{TO_THE_MINUTE}Z"),
+             str(r["first_offset"]), count(r["minutes"]), count(r["segments"]), r["timestamps"])
             for r in self.rows
         ]  # fmt: skip
         window = f"from {moment(self.start_ms)} to {moment(self.end_ms)}"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
-from jobs.command.reporting import JobReport, said, table
+from jobs.command.reporting import JobReport, moment, said, table
 from udfs.lookup.queries import Lookup
 
 
@@ -91,13 +90,3 @@ def _row(p: Looked, row: dict[str, Any]) -> tuple[str, ...]:
 
 def _text(value: int | None) -> str:
     return "" if value is None else str(value)
-
-
-def moment(ms: int | None) -> str:
-    """A time as a person reads it; a number where no calendar has it."""
-    if ms is None:
-        return ""
-    try:
-        return datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") + f".{ms % 1000:03}Z"
-    except (ValueError, OverflowError, OSError):
-        return str(ms)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from jobs.command.reporting import count, size
+from jobs.command.reporting import TO_THE_MINUTE, count, moment, size
 from jobs.report import plots
 from jobs.report.archive_report import ArchiveReport, partition_row, saved
 from jobs.report.plots import DEAD, LIVE, OTHER, Plot
@@ -117,7 +117,7 @@ def page_of(report: ArchiveReport) -> str:
         title=f"Archive report: {report.archive}",
         archive=report.archive,
         store=report.store,
-        at=plots.at(report.now_ms),
+        at=moment(report.now_ms, TO_THE_MINUTE),
         cards=cards(report),
         problems=[str(p) for p in report.all_problems[:_LISTED]],
         more_problems=max(len(report.all_problems) - _LISTED, 0),
@@ -261,7 +261,7 @@ def history(report: ArchiveReport) -> Plot | None:
     if not runs:
         return None
     return plots.horizontal_bars(
-        "history", "Cleaning history", [plots.at(row["now_ms"]) for row in runs],
+        "history", "Cleaning history", [moment(row["now_ms"], TO_THE_MINUTE) for row in runs],
         [("before", DEAD, [r["bytes_before"] for r in runs]), ("after", LIVE, [r["bytes_after"] for r in runs])],
         plots.bytes_of, says="the last runs that committed, all their partitions together",
         label="run (UTC)", stacked=False,
@@ -284,7 +284,7 @@ def _runs(report: ArchiveReport) -> list[dict[str, Any]]:
 
 def _history_rows(report: ArchiveReport) -> list[tuple[str, ...]]:
     return [
-        (plots.at(r["now_ms"]), r["run_id"][:8], count(r["partitions"]),
+        (moment(r["now_ms"], TO_THE_MINUTE), r["run_id"][:8], count(r["partitions"]),
          count(r["records_read"]), count(r["records_kept"]), size(r["bytes_before"]), size(r["bytes_after"]),
          saved(r["bytes_before"], r["bytes_after"]))
         for r in reversed(_runs(report)[-_LISTED:])
@@ -368,7 +368,7 @@ def segment_rows(segments: Sequence[SegmentProfile], most: int) -> list[tuple[st
             (name, size(sums["size_bytes"]), size(sums["dead_bytes"]), count(sums["records"]),
              count(sums["dead_records"]), count(sums["tombstones"]), count(sums["out_of_order"]),
              ", ".join(sorted({codec for s in part for codec in s.codecs})),
-             "" if start is None else plots.at(start))
+             "" if start is None else moment(start, TO_THE_MINUTE))
         )  # fmt: skip
     return out
 

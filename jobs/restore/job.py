@@ -20,7 +20,7 @@ from typing import Any
 from pyarrow import fs as pafs
 
 from jobs.archive.listing import Archive, list_archive
-from jobs.archive.places import Place, check_apart, check_outside, is_same
+from jobs.archive.places import Place, check_apart, check_empty, check_outside, is_same
 from jobs.command.options import RestoreOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, count, said, seconds, size, table
@@ -28,7 +28,6 @@ from jobs.errors import (
     LogStartError,
     MissingFileError,
     NoGenerationError,
-    NotEmptyError,
     RestoreFullError,
     UsageError,
 )
@@ -48,7 +47,7 @@ from jobs.store.rows import RunRow, Segment
 from jobs.topics import matching, of_topics
 from logformat import names
 from logformat.errors import is_full
-from logformat.locations import first_of, text_entries
+from logformat.locations import text_entries
 from logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
 from udfs.storage import Root, normal_uri, open_root, write_file
 
@@ -113,7 +112,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     """Restore the current generation, or `options.generation`, of every partition that the topics name."""
     began = time.monotonic()
     output = open_root(normal_uri(options.output))
-    _check_empty(output)
+    check_empty(output)
     store = open_store(options.store)
     check_apart(Place("--output", output.uri), Place("the store", store.uri))
     tables = open_tables(store)
@@ -189,16 +188,6 @@ def _before_resets(tables: StoreTables, targets: Sequence[Generation]) -> Iterat
                 f"{target.name}: generation {target.generation} is of before the --reset that began generation "
                 f"{min(later)} anew: what the archive holds now need not follow it"
             )
-
-
-def _check_empty(output: Root) -> None:
-    found = output.filesystem.get_file_info(output.base)
-    if found.type == pafs.FileType.File:
-        raise NotEmptyError(path=output.uri, found="a file")
-    if found.type == pafs.FileType.Directory:
-        inside = output.filesystem.get_file_info(pafs.FileSelector(output.base))
-        if inside:
-            raise NotEmptyError(path=output.uri, found=first_of(inside))
 
 
 def _apart(output: Root, archives: Mapping[str, Root], options: RestoreOptions) -> dict[str, Archive | None]:
