@@ -20,14 +20,13 @@ from jobs.command.config import Config, TopicSettings
 from jobs.command.options import ReportOptions
 from jobs.command.progress import Progress
 from jobs.command.typed import check_topics
-from jobs.compact.plan import NotPlanned, inputs_from_archive, inputs_from_generation
+from jobs.compact.plan import NotPlanned, RunPlan, inputs_from_archive, inputs_from_generation, plan_partition
 from jobs.errors import PolicyError, UsageError
 from jobs.report.archive_report import ArchiveReport, Key
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from jobs.store.generations import current_generation, manifests_of, open_store
 from jobs.store.rows import Checkpoint, Segment
 from jobs.topics import of_topics
-from udfs.compact.plan import CleanSettings, Limits, PartitionPlan
 from udfs.report.measure_partition import ProfilePlan, profile_partition
 from udfs.storage import normal_uri, open_root, write_file
 
@@ -160,7 +159,7 @@ def plans_of(
     report: ArchiveReport,
 ) -> Iterable[ProfilePlan]:
     """What each task is told; partitions that cannot be taken go into the report."""
-    secret = (secrets.randbits(64), secrets.randbits(64))
+    run = RunPlan.of(options.config, archive.root.uri, report.store or "", report.now_ms, dry_run=True)
     for key, archived in sorted(archive.partitions.items()):
         report.notes += archived.notes
         report.archived_bytes[key] = sum(s.size for s in archived.segments)
@@ -179,26 +178,7 @@ def plans_of(
                 )
             except NotPlanned as reason:
                 report.problems.append(reason.problem)
-        yield ProfilePlan(_plan(archive, archived, report, settings, options.config, secret, inputs), settings.compacts)
-
-
-def _plan(
-    archive: Archive,
-    archived: ArchivedPartition,
-    report: ArchiveReport,
-    settings: TopicSettings,
-    config: Config,
-    secret: tuple[int, int],
-    inputs: dict[str, object],
-) -> PartitionPlan:
-    clean = CleanSettings(**{name: getattr(settings, name) for name in CleanSettings.__dataclass_fields__})
-    return PartitionPlan(
-        topic=archived.topic, partition=archived.partition, archive_uri=archive.root.uri, store_uri=report.store or "",
-        folder="", high_watermark=archived.high_watermark, sealed=False, force=False, dry_run=True,
-        now_ms=report.now_ms, settings=clean,
-        limits=Limits(config.job.chunk_bytes, config.job.task_memory_bytes, config.job.split_bytes),
-        secret=secret, **inputs,  # type: ignore[arg-type]
-    )  # fmt: skip
+        yield ProfilePlan(plan_partition(run, archived, settings, inputs), settings.compacts)
 
 
 def _settings(options: ReportOptions, archived: ArchivedPartition, *, has_generation: bool) -> TopicSettings:
