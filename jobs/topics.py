@@ -1,4 +1,4 @@
-"""Which topics a glob names."""
+"""Topics and their partitions: how one is named, and which a glob means."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TypeVar
 
 T = TypeVar("T")
+Key = tuple[str, int]  # topic, number of the partition
 
 
 def matches(glob: str | None, topic: str) -> bool:
@@ -19,6 +20,6 @@ def matching(glob: str | None) -> Callable[[str], bool]:
     return lambda topic: matches(glob, topic)
 
 
-def of_topics(glob: str | None, values: Mapping[tuple[str, int], T]) -> dict[tuple[str, int], T]:
+def of_topics(glob: str | None, values: Mapping[Key, T]) -> dict[Key, T]:
     """Of values by (topic, partition) those of the topics that a glob names."""
     return {key: value for key, value in values.items() if matches(glob, key[0])}

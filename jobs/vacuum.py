@@ -29,12 +29,11 @@ from jobs.store.generations import open_store
 from jobs.store.paths import PARTITIONS, parse_run_folder
 from jobs.store.rows import RunRow, Segment
 from jobs.store.tables import State, open_state
-from jobs.topics import matches
+from jobs.topics import Key, matches
 from logformat import names
 from logformat.locations import text_entries
 from udfs.storage import Root
 
-Key = tuple[str, int]
 Run = tuple[Key, int, str]  # partition, generation, run id
 
 

@@ -12,10 +12,9 @@ from jobs.command.config import TopicSettings
 from jobs.command.options import CompactOptions
 from jobs.compact.plan import Inputs, NotPlanned, RunPlan, inputs_from_archive, inputs_from_generation, plan_partition
 from jobs.compact.report import CompactReport
-from jobs.store.generations import Key
 from jobs.store.paths import generation_folder
 from jobs.store.rows import Checkpoint, Segment
-from jobs.topics import matches
+from jobs.topics import Key, matches
 from udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from udfs.compact.plan import PartitionPlan, PartitionResult
 from udfs.problem import Problem

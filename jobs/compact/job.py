@@ -25,10 +25,9 @@ from jobs.spark import session as spark_session
 from jobs.store import tables as store_state
 from jobs.store.rows import Checkpoint, Segment
 from jobs.store.tables import State
+from jobs.topics import Key
 from udfs.compact.plan import PartitionResult
 from udfs.storage import normal_uri
-
-Key = tuple[str, int]
 
 
 def run(options: CompactOptions, progress: Progress) -> CompactReport:

@@ -7,9 +7,8 @@ from typing import Any
 
 from jobs.command.reporting import JobReport, PartitionLine, before_after_table, said, size
 from jobs.errors import DONE, PROBLEMS, ConflictError
+from jobs.topics import Key
 from udfs.compact.plan import PartitionResult
-
-Key = tuple[str, int]
 
 
 @dataclass

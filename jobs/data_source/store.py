@@ -13,11 +13,12 @@ from dataclasses import replace
 from pyarrow import fs as pafs
 
 from jobs.command.typed import nearest
-from jobs.data_source.options import ReadOptions
+from jobs.data_source.read_options import ReadOptions
 from jobs.errors import NoGenerationError, UsageError
-from jobs.store.generations import Generation, Key, current_generation, made_by, manifests_of, open_store, runs_at
+from jobs.store.generations import Generation, current_generation, made_by, manifests_of, open_store, runs_at
 from jobs.store.reader import StoreReader
 from jobs.store.rows import Checkpoint, Segment
+from jobs.topics import Key
 from logformat import names
 from logformat.locations import text_entries
 from udfs.data_source.plan import SourcePartition, SourceSegment

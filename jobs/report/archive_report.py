@@ -7,10 +7,9 @@ from typing import Any
 
 from jobs.command.reporting import JobReport, count, said, size, table
 from jobs.store.rows import RunRow
+from jobs.topics import Key
 from udfs.problem import Problem
 from udfs.report.partition_profile import PartitionProfile
-
-Key = tuple[str, int]
 
 
 @dataclass

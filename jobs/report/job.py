@@ -22,11 +22,11 @@ from jobs.command.progress import Progress
 from jobs.command.typed import check_topics
 from jobs.compact.plan import NotPlanned, RunPlan, inputs_from_archive, inputs_from_generation, plan_partition
 from jobs.errors import PolicyError, UsageError
-from jobs.report.archive_report import ArchiveReport, Key
+from jobs.report.archive_report import ArchiveReport
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from jobs.store.generations import current_generation, manifests_of, open_store
 from jobs.store.rows import Checkpoint, Segment
-from jobs.topics import of_topics
+from jobs.topics import Key, of_topics
 from udfs.report.measure_partition import ProfilePlan, profile_partition
 from udfs.storage import normal_uri, open_root, write_file
 

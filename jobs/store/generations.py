@@ -11,10 +11,9 @@ from pyarrow import fs as pafs
 from jobs.errors import MissingPathError, NoGenerationError
 from jobs.store.paths import CHECKPOINTS, generation_folder, table_folder
 from jobs.store.rows import Checkpoint, RunRow, Segment
+from jobs.topics import Key
 from logformat import names
 from udfs.storage import Root, normal_uri, open_root
-
-Key = tuple[str, int]
 
 
 class StoreTables(Protocol):

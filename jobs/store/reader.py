@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from jobs.errors import MissingPathError
-from jobs.store.generations import Key
 from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, table_folder
 from jobs.store.rows import Checkpoint, RunRow, Segment, arrow_schema, from_arrow, histories
+from jobs.topics import Key
 from udfs.storage import Root
 
 # In a local path delta-rs takes %20 for a blank and a backslash for a slash, and so reads another folder

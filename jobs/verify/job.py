@@ -18,9 +18,9 @@ from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from jobs.spark.stores import open_tables
 from jobs.store.generations import made_by, manifests_of, nobody_has, open_store, runs_at
 from jobs.store.rows import Checkpoint, RunRow
-from jobs.topics import of_topics
+from jobs.topics import Key, of_topics
 from jobs.verify.plan import plan_archived, plan_generation
-from jobs.verify.report import Key, VerifyReport
+from jobs.verify.report import VerifyReport
 from udfs.storage import normal_uri
 from udfs.verify.generation import check_generation
 from udfs.verify.partition import CheckResult, check_partition

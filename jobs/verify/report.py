@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jobs.command.reporting import JobReport, count, said, size, table
+from jobs.topics import Key
 from udfs.problem import Problem
 from udfs.verify.partition import CheckResult
 
-Key = tuple[str, int]
 _TEXT_PROBLEMS = 200  # listed in text; JSON has all
 
 

@@ -24,7 +24,7 @@ from jobs.command.options import (
 )
 from jobs.command.progress import Silent
 from jobs.data_source.files import find_partitions
-from jobs.data_source.options import Selection
+from jobs.data_source.read_options import Selection
 from jobs.errors import NotEmptyError
 from jobs.lookup import job as lookup
 from jobs.reindex import job as reindex
