@@ -9,20 +9,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from pyarrow import fs as pafs
 
-from jobs.archive.places import Place, check_apart
+from jobs.archive.places import Place, check_apart, check_empty
 from jobs.command.options import InspectOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import size
-from jobs.command.typed import no_such_topic
-from jobs.errors import DONE, PROBLEMS, MissingPathError, NotEmptyError, UsageError
+from jobs.command.typed import check_topics
+from jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from jobs.topics import matches
 from logformat import names
-from logformat.locations import first_of
 from udfs.dump_files import (
     Dumped,
     DumpFile,
@@ -87,7 +86,7 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
     if options.output is not None:
         report.output = normal_uri(options.output)
         check_apart(Place("--output", report.output), *_places(options.paths))
-        _check_output(report.output)
+        check_empty(open_root(report.output))
     ignored: list[str] = []
     files = asked_for(_listed(options, ignored), dump_options(spec))
     report.said = unseen = [f"Ignoring {what}\n" for what in ignored]
@@ -119,10 +118,8 @@ def _listed(options: InspectOptions, ignored: list[str]) -> list[DumpFile]:
     if options.topics is None:
         return files
     topics = [topic_of(file) or "" for file in files]
-    chosen = [file for file, topic in zip(files, topics, strict=True) if topic and fnmatchcase(topic, options.topics)]
-    if not chosen:
-        raise no_such_topic(options.topics, filter(None, topics), ", ".join(options.paths))
-    return chosen
+    check_topics(options.topics, filter(None, topics), ", ".join(options.paths))
+    return [file for file, topic in zip(files, topics, strict=True) if topic and matches(options.topics, topic)]
 
 
 def _is_search(spec: DumpSpec, n_bytes: int) -> bool:
@@ -195,14 +192,3 @@ def _places(paths: Iterable[str]) -> Iterator[Place]:
         beside = (names.META_PROPERTIES, *names.OFFSET_CHECKPOINTS)
         if is_partition and any(exists(open_root(parent or "/"), file) for file in beside):
             yield Place("the log directory", parent or "/")
-
-
-def _check_output(output: str) -> None:
-    root = open_root(output)
-    info = root.filesystem.get_file_info(root.full(""))
-    if info.type == pafs.FileType.File:
-        raise NotEmptyError(path=output, found="a file")
-    if info.type == pafs.FileType.Directory:
-        inside = root.filesystem.get_file_info(pafs.FileSelector(root.full("")))
-        if inside:
-            raise NotEmptyError(path=output, found=first_of(inside))

@@ -20,7 +20,7 @@ from typing import Final
 
 import pandas as pd
 
-from jobs.archive.listing import Archive, ArchivedPartition, archive_at, matching
+from jobs.archive.listing import Archive, ArchivedPartition, listed
 from jobs.command.config import Config, load_config
 from jobs.command.options import ReportOptions
 from jobs.command.progress import Silent
@@ -41,7 +41,7 @@ def open_archive(path_or_uri: str, *, config: str | Config | None = None, now_ms
     """
     uri = normal_uri(path_or_uri)
     settings = config if isinstance(config, Config) else load_config(config)
-    archive = archive_at(uri, matching(None))
+    archive = listed(uri, None)
     return OpenedArchive(uri, archive, settings, now_ms if now_ms is not None else time.time_ns() // 1_000_000)
 
 

@@ -13,31 +13,28 @@ The clock is the wall clock: --now never decides what is deleted. Then Delta's o
 from __future__ import annotations
 
 import itertools
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 from pyarrow import fs as pafs
 
-from jobs import errors
 from jobs.archive.places import Place, check_apart
 from jobs.command.options import VacuumOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
+from jobs.command.reporting import JobReport, count, said, seconds, size, table
 from jobs.spark import session
-from jobs.store.tables import RunRow, Segment, State, open_state, open_store
+from jobs.store.generations import open_store
+from jobs.store.paths import PARTITIONS, parse_run_folder
+from jobs.store.rows import RunRow, Segment
+from jobs.store.tables import State, open_state
+from jobs.topics import Key, matches
 from logformat import names
 from logformat.locations import text_entries
 from udfs.storage import Root
 
-Key = tuple[str, int]
 Run = tuple[Key, int, str]  # partition, generation, run id
-
-# With what jobs.spark.tasks.for_this_attempt puts behind it: a part of the run id where a task's files were committed
-_RUN_FOLDER = re.compile(r"(?P<generation>[1-9][0-9]{0,18})-(?P<run_id>[0-9a-f]{32}(\.[0-9]{1,19})?)")
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class RunFolder:
 
 
 @dataclass
-class VacuumReport(ShownInNotebooks):
+class VacuumReport(JobReport):
     """What `vacuum` hands back."""
 
     store: str
@@ -67,10 +64,6 @@ class VacuumReport(ShownInNotebooks):
     bytes: dict[Key, int] = field(default_factory=dict)
     state_files: int = 0  # known in a dry run only: Delta does not say how many it deleted
     kept_before_reset: list[dict[str, Any]] = field(default_factory=list)  # generations that only their reset keeps
-    notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    exit_code = errors.DONE
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -82,7 +75,7 @@ class VacuumReport(ShownInNotebooks):
             ],
             "bytes": sum(self.bytes.values()), "files": sum(map(len, self.deleted.values())),
             "state_files": self.state_files if self.dry_run else None, "kept_before_reset": self.kept_before_reset,
-            "notes": self.notes, "seconds": self.seconds,
+            "notes": self.notes, "seconds": self.seconds_json().get("total", 0.0),
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -94,12 +87,10 @@ class VacuumReport(ShownInNotebooks):
             f"after it, and it may be the only copy of its records; --before-reset '{g['topic']}' gives it up"
             for g in self.kept_before_reset
         ]
-        lines += [f"note: {note}" for note in self.notes]
+        lines += said("note", self.notes)
         verb = "would be deleted" if self.dry_run else "deleted"
-        total = sum(map(len, self.deleted.values()))
-        lines.append(
-            f"{count(total)} files, {size(sum(self.bytes.values()))} {verb} in {self.store} in {seconds(self.seconds)}"
-        )
+        total, took = sum(map(len, self.deleted.values())), seconds(self.seconds.get("total", 0.0))
+        lines.append(f"{count(total)} files, {size(sum(self.bytes.values()))} {verb} in {self.store} in {took}")
         return "\n".join(lines)
 
 
@@ -112,10 +103,7 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
         check_apart(Place("the store", store.uri), Place("the archive", uri))
     report = VacuumReport(store.uri, options.dry_run)
     with state.lock():  # no commit comes between the look at the state and the last deletion
-        folders = [
-            folder for folder in run_folders(store, report.notes)
-            if options.topics is None or fnmatchcase(folder.key[0], options.topics)
-        ]  # fmt: skip
+        folders = [folder for folder in run_folders(store, report.notes) if matches(options.topics, folder.key[0])]
         young_ms = time.time() * 1000 - options.grace_hours * 3_600_000
         kept = _kept(state, folders, young_ms, options, report)
         progress.start("vacuum", len(folders), "folder")
@@ -124,22 +112,22 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
             progress.advance()
         if options.topics is None:
             report.state_files = state.vacuum_state(dry_run=options.dry_run)
-    report.seconds = round(time.monotonic() - began, 3)
+    report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
 
 def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
     """Every run's folder below segments/; what else lies there is noted."""
-    for partition in _entries(store, "segments", notes):
+    for partition in _entries(store, PARTITIONS, notes):
         parsed = names.parse_partition_folder(partition.base_name)
-        path = f"segments/{partition.base_name}"
+        path = f"{PARTITIONS}/{partition.base_name}"
         if partition.type != pafs.FileType.Directory or parsed is None or parsed.mark:
             notes.append(f"{path}: not a partition's folder; left alone")
             continue
         for entry in _entries(store, path, notes):
-            match = _RUN_FOLDER.fullmatch(entry.base_name)
+            made = parse_run_folder(entry.base_name)
             below = f"{path}/{entry.base_name}"
-            if entry.type != pafs.FileType.Directory or match is None:
+            if entry.type != pafs.FileType.Directory or made is None:
                 notes.append(f"{below}: not a run's folder; left alone")
                 continue
             n_notes = len(notes)
@@ -148,7 +136,7 @@ def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
             if len(files) < len(listed):
                 notes.append(f"{below}: holds folders; left alone")
             key, whole = (parsed.topic, parsed.partition), len(notes) == n_notes
-            yield RunFolder(key, int(match["generation"]), match["run_id"], below, files, whole)
+            yield RunFolder(key, *made, below, files, whole)
 
 
 def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:
@@ -175,7 +163,7 @@ def _kept(
     before_resets: set[Run] = set()
     for key, chain in state.histories().items():
         live |= set(_replaced_lately(key, chain, newest, young_ms))
-        if options.before_reset is None or not fnmatchcase(key[0], options.before_reset):
+        if options.before_reset is None or not matches(options.before_reset, key[0]):
             before_resets |= set(_before_resets(key, chain, newest))
     before_resets = (before_resets - live) & newest.keys()
     rows = [

@@ -30,7 +30,7 @@ _BASE = {"logformat.errors", "logformat.layout", "logformat.names", "logformat.s
 _BYTES = _BASE | {"logformat.jit", "logformat.regular_files", "logformat.primitives"}
 _FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
 _TASK = {"udfs.storage", "udfs.problem", "udfs.segments", "udfs.attempt", "udfs.groups"}
-_SHELL = {"jobs.errors", "jobs.command", "jobs.archive", "jobs.store"}
+_SHELL = {"jobs.errors", "jobs.topics", "jobs.command", "jobs.archive", "jobs.store"}
 _JOB = _SHELL | {"jobs.spark"}
 FLOORS: dict[str, set[str]] = {
     "logformat.errors": set(),
@@ -67,10 +67,11 @@ FLOORS: dict[str, set[str]] = {
     "udfs.report": _TASK | {"udfs.compact"},
     "jobs": set(),
     "jobs.errors": set(),
-    "jobs.command": {"jobs.errors"},
-    "jobs.archive": {"jobs.errors"},
-    "jobs.store": {"jobs.errors"},
-    "jobs.spark": {"jobs.errors", "jobs.command"},
+    "jobs.topics": set(),
+    "jobs.command": {"jobs.errors", "jobs.topics"},
+    "jobs.archive": {"jobs.errors", "jobs.topics"},
+    "jobs.store": {"jobs.errors", "jobs.topics"},
+    "jobs.spark": {"jobs.errors", "jobs.topics", "jobs.command", "jobs.store"},
     "jobs.compact": _JOB,
     "jobs.verify": _JOB,
     "jobs.restore": _JOB,

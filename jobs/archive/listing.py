@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 
 from pyarrow import fs as pafs
 
 from jobs.archive.broker_lock import is_locked
 from jobs.errors import MissingPathError
+from jobs.topics import matching
 from logformat import names
 from logformat.errors import LogFormatError, unreadable
 from logformat.listing import ListedSegment, files_of
@@ -87,7 +87,8 @@ class Archive:
     root: Root
     partitions: dict[tuple[str, int], ArchivedPartition] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    not_wanted: set[str] = field(default_factory=set)  # topics that are here too, and were not asked for
+    topics: set[str] = field(default_factory=set)  # that a folder is named for, asked for or not
+    not_wanted: set[str] = field(default_factory=set)  # those of them that were not asked for
     unreadable: list[Problem] = field(default_factory=list)  # folders, each with a note as well
     folders: set[str] = field(default_factory=set)  # every one that was looked into for partitions
     seen: dict[tuple[int, int], str] = field(default_factory=dict)  # real folders that count -> their paths
@@ -95,17 +96,14 @@ class Archive:
     directories: dict[str, _LogDirectory] = field(default_factory=dict)  # log directories by path
 
 
-def archive_at(uri: str, wanted: Callable[[str], bool]) -> Archive:
-    """`list_archive` of a path or URI that a user gave. MissingPathError: no folder is there."""
+def listed(uri: str, topics: str | None) -> Archive:
+    """`list_archive` of a path or URI that a user gave, and of the topics that a glob names. MissingPathError: no
+    folder is there.
+    """
     try:
-        return list_archive(open_root(uri), wanted)
+        return list_archive(open_root(uri), matching(topics))
     except FileNotFoundError:
         raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
-
-
-def matching(topics: str | None) -> Callable[[str], bool]:
-    """Whether a topic matches a glob; None: all do."""
-    return lambda topic: topics is None or fnmatchcase(topic, topics)
 
 
 def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
@@ -182,6 +180,8 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
         below = _below(path, folder)
         parsed = names.parse_partition_folder(folder)
         if parsed is not None and parsed.topic != names.CLUSTER_METADATA:
+            if not parsed.mark:
+                archive.topics.add(parsed.topic)
             if parsed.mark:
                 archive.notes.append(f"{below}: a folder marked -{parsed.mark}; left out")
             elif not wanted(parsed.topic):

@@ -20,9 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
+from pyarrow import fs as pafs
+
 from jobs.archive.listing import Archive
-from jobs.errors import UsageError
-from udfs.storage import normal_uri
+from jobs.errors import NotEmptyError, UsageError
+from logformat.locations import first_of
+from udfs.storage import Root, normal_uri
 
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs"}
 _DEFAULT_PORT = {"hdfs": ":8020"}
@@ -76,6 +79,17 @@ def check_outside(written: Place, archive: Archive) -> None:
             continue
         if (stat.st_dev, stat.st_ino) in above:
             raise _nested(written, written, Place("the archive's folder", archive.root.full(folder)))
+
+
+def check_empty(root: Root) -> None:
+    """Raise NotEmptyError where a folder that is to be written into holds something, or is a file."""
+    found = root.filesystem.get_file_info(root.base)
+    if found.type == pafs.FileType.File:
+        raise NotEmptyError(path=root.uri, found="a file")
+    if found.type == pafs.FileType.Directory:
+        inside = root.filesystem.get_file_info(pafs.FileSelector(root.base))
+        if inside:
+            raise NotEmptyError(path=root.uri, found=first_of(inside))
 
 
 def local_path(uri: str) -> str | None:

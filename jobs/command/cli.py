@@ -5,13 +5,11 @@ stdout holds the report, as text or, with --json, as one JSON object; everything
 
 from __future__ import annotations
 
-import errno
 import importlib
 import itertools
 import json
 import logging
 import os
-import re
 import signal
 import sys
 import traceback
@@ -21,8 +19,9 @@ from typing import Any, TextIO, TypeVar
 
 import click
 
-from jobs import errors
-from jobs.command.config import GAPS, MAX_LONG, NULL_KEYS, check_now_ms, load_config
+from jobs.command import endings
+from jobs.command.config import GAPS, NULL_KEYS, check_now_ms, load_config
+from jobs.command.endings import Ending, TerminatedError
 from jobs.command.options import (
     CompactOptions,
     InspectOptions,
@@ -35,8 +34,8 @@ from jobs.command.options import (
 )
 from jobs.command.progress import Bar, Progress, Silent
 from jobs.command.reporting import Report
-from jobs.command.typed import parse_time
-from jobs.errors import DiskFullError, JobError, JvmEndedError, UsageError
+from jobs.command.typed import MAX_LONG, parse_key, parse_numbers, parse_span, parse_time
+from jobs.errors import DONE, JobError, UsageError
 from logformat.control_characters import visible, visible_bytes
 from logformat.errors import UnsafeFolderError
 from logformat.locations import SecretInUriError, refuse_secrets
@@ -54,7 +53,6 @@ JOBS = {
     "report": "jobs.report.job",
 }
 
-_PATIENCE_SECONDS = 10.0  # for a JVM to end after the connection to it broke
 
 EXIT_CODES = """
 Exit codes: 0 done, or nothing due; 1 unexpected; 2 usage or configuration; 3 partitions set aside, or problems found;
@@ -63,10 +61,6 @@ Exit codes: 0 done, or nothing due; 1 unexpected; 2 usage or configuration; 3 pa
 
 _OFFSET = click.IntRange(-MAX_LONG, MAX_LONG)
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-class TerminatedError(BaseException):
-    """SIGTERM: unwinds like Ctrl-C, so that locks and sessions are given back."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}, epilog=EXIT_CODES)
@@ -95,13 +89,10 @@ def _partitions(context: click.Context, option: click.Parameter, value: str | No
     """`0,3-5` as ranges."""
     if value is None:
         return None
-    ranges = []
-    for part in value.split(","):
-        found = re.fullmatch(r"\s*([0-9]{1,10})\s*(?:-\s*([0-9]{1,10})\s*)?", part)
-        if found is None or int(found[2] or found[1]) < int(found[1]):
-            raise UsageError(message=f"--partitions: expected numbers and ranges such as 0,3-5, found {value!r}")
-        ranges.append(range(int(found[1]), int(found[2] or found[1]) + 1))
-    return tuple(ranges)
+    try:
+        return tuple(parse_numbers(part) for part in value.split(","))
+    except ValueError as error:
+        raise UsageError(message=f"--partitions: expected numbers and ranges such as 0,3-5, found {value!r}") from error
 
 
 @lastkey.command()
@@ -254,23 +245,7 @@ def _key(context: click.Context, option: click.Parameter, value: str | None) -> 
     name, equals, key = value.partition("=")
     if name != "key" or not equals:
         raise UsageError(message=f"--filter: expected key=TEXT or key=0xHEX, found {value!r}")
-    if not re.fullmatch("0x([0-9a-fA-F]{2})*", key):
-        return key.encode()
-    return bytes.fromhex(key[2:])
-
-
-def _range(option: str, value: str | None, parse: Callable[[str], int]) -> tuple[int | None, int | None]:
-    """`A..B`, `A..` or `..B`: from A on, below B."""
-    if value is None:
-        return None, None
-    start, dots, end = value.partition("..")
-    try:
-        ends = (parse(start) if start else None, parse(end) if end else None)
-    except ValueError:
-        dots = ""
-    if not dots or any(end is not None and abs(end) > MAX_LONG for end in ends):
-        raise UsageError(message=f"{option}: expected FROM..TO, FROM.. or ..TO, found {value!r}")
-    return ends
+    return parse_key(key)
 
 
 @lastkey.command()
@@ -304,8 +279,8 @@ def inspect(
     paths = (*paths, *filter(None, files.split(",")))
     if not paths:
         raise UsageError(message="expected PATHS: files and folders")
-    start, end = _range("--offsets", offsets, int)
-    start_ms, end_ms = _range("--times", times, parse_time)
+    start, end = (None, None) if offsets is None else parse_span("--offsets", offsets, int)
+    start_ms, end_ms = (None, None) if times is None else parse_span("--times", times, parse_time)
     options = InspectOptions(
         paths, config=load_config(config), start_offset=start, end_offset=end, start_ms=start_ms, end_ms=end_ms,
         as_json=as_json, **given,
@@ -368,31 +343,22 @@ def main(arguments: Sequence[str]) -> int:
         _refuse_secrets(arguments)
         code = lastkey.main(list(arguments), prog_name="spark-submit.sh", standalone_mode=False)
         sys.stdout.flush()
-        return code if isinstance(code, int) else errors.DONE
+        return code if isinstance(code, int) else DONE
     except JobError as error:
-        return _fail(error.line(), error.to_json(), error.exit_code, as_json)
+        return _fail(endings.of_job_error(error), as_json)
     except (UnknownRootError, SecretInUriError, UnsafeFolderError) as error:
-        return _fail(str(error), _plain("UsageError", str(error), errors.USAGE), errors.USAGE, as_json)
+        return _fail(endings.of_usage(str(error)), as_json)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         more = f" (see {context.command_path} --help)" if context else ""
-        message = error.format_message()
-        return _fail(message + more, _plain("UsageError", message, errors.USAGE), errors.USAGE, as_json)
+        return _fail(endings.of_usage(error.format_message(), more), as_json)
     except (KeyboardInterrupt, click.Abort, TerminatedError) as error:
-        return _interrupted(error, as_json)
+        return _fail(endings.of_interruption(error), as_json)
     except (BrokenPipeError, SystemExit):  # the second is how click says the first
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still held for stdout is nobody's
         return 128 + signal.SIGPIPE
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            full = DiskFullError(path=error.filename or "disk", found=error.strerror)
-            for note in getattr(error, "__notes__", ()):
-                full.add_note(note)
-            return _fail(full.line(), full.to_json(), full.exit_code, as_json)
-        return _unexpected(error, as_json)
     except Exception as error:  # the last resort, and the one place for it
-        asked = _asked_to_end(error)
-        return _interrupted(asked, as_json) if asked else _unexpected(error, as_json)
+        return _fail(endings.of_other(error), as_json)
 
 
 def _refuse_secrets(arguments: Sequence[str]) -> None:
@@ -402,60 +368,13 @@ def _refuse_secrets(arguments: Sequence[str]) -> None:
             refuse_secrets(argument)
 
 
-def _asked_to_end(error: BaseException) -> BaseException | None:
-    """The signal behind an error: Spark says of the jobs that it cancels only that they failed."""
-    before: BaseException | None = error
-    while before is not None and not isinstance(before, KeyboardInterrupt | TerminatedError):
-        before = before.__context__
-    return before
-
-
-def _interrupted(error: BaseException, as_json: bool) -> int:
-    kind, said, code = ("Terminated", "terminated", 143) if isinstance(error, TerminatedError) else (
-        "Interrupted", "interrupted", 130,
-    )  # fmt: skip
-    message = "; ".join((said, *getattr(error, "__notes__", ()), "what was committed stays, run again to go on"))
-    return _fail(message, _plain(kind, message, code), code, as_json)
-
-
-def _unexpected(error: Exception, as_json: bool) -> int:
-    text = f"{type(error).__name__}: {error}"
-    if "No space left on device" in text:  # from the JVM, or a worker, as text
-        full = DiskFullError(path="disk", found="No space left on device")
-        return _fail(full.line(), full.to_json(), full.exit_code, as_json)
-    ended = _how_the_jvm_ended(error, text)
-    if ended is not None:
-        gone = JvmEndedError(found=ended)
-        return _fail(gone.line(), gone.to_json(), gone.exit_code, as_json)
-    unsafe = re.search(rf"{UnsafeFolderError.__name__}: (.*)", text)
-    if unsafe:  # that executors were told to use
-        return _fail(unsafe[1], _plain("UsageError", unsafe[1], errors.USAGE), errors.USAGE, as_json)
-    _say(traceback.format_exc(), sys.stderr)
-    message = f"unexpected: {text.splitlines()[0]}; please report this with the lines above"
-    return _fail(message, _plain(type(error).__name__, text, errors.UNEXPECTED), errors.UNEXPECTED, as_json)
-
-
-def _how_the_jvm_ended(error: Exception, text: str) -> str | None:
-    """None: it did not. Python hears of its end first as a connection that broke."""
-    session = sys.modules.get("jobs.spark.session")
-    if session is None:
-        return None
-    lost = isinstance(error, ConnectionError | EOFError) or type(error).__name__ in ("Py4JError", "Py4JNetworkError")
-    full = re.search(r"java\.lang\.OutOfMemoryError[^\n]*", text)
-    ended: str | None = session.how_the_jvm_ended(_PATIENCE_SECONDS if lost else 0)
-    return full[0] if full else ended
-
-
-def _plain(kind: str, message: str, code: int) -> dict[str, object]:
-    nothing = dict.fromkeys(("path", "position", "expected", "found"))
-    return {"kind": kind, "exit_code": code, "message": message, "hint": "", **nothing}
-
-
-def _fail(line: str, error: dict[str, object], code: int, as_json: bool) -> int:
-    _say(f"error: {line}\n", sys.stderr)
+def _fail(ending: Ending, as_json: bool) -> int:
+    if ending.is_defect:
+        _say(traceback.format_exc(), sys.stderr)
+    _say(f"error: {ending.line}\n", sys.stderr)
     if as_json:
-        _say(f"{json.dumps({'error': error}, indent=2, default=str)}\n", sys.stdout)
-    return code
+        _say(f"{json.dumps({'error': ending.fields}, indent=2, default=str)}\n", sys.stdout)
+    return ending.exit_code
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

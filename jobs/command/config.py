@@ -13,14 +13,13 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from jobs.command.typed import nearest
+from jobs.command.typed import MAX_LONG, nearest
 from jobs.errors import BadSettingError, ConfigFileError, NowError, UnknownSettingError
+from jobs.topics import matches
 
-MAX_LONG = 2**63 - 1
 MAX_INT = 2**31 - 1
 NULL_KEYS = ("fail", "keep", "drop")
 GAPS = ("fail", "accept")
@@ -160,7 +159,7 @@ class Config:
         """The settings of one topic: defaults, then the globs that name it in the file's order, then its exact name."""
         values = dict(self.defaults)
         named = False
-        globs = [glob for glob in self.topics if glob != topic and fnmatchcase(topic, glob)]
+        globs = [glob for glob in self.topics if glob != topic and matches(glob, topic)]
         for glob in [*globs, *([topic] if topic in self.topics else [])]:
             values |= self.topics[glob]
             named = named or "cleanup_policy" in self.topics[glob]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from html import escape
 from typing import Any, Protocol
 
+from jobs.errors import DONE, PROBLEMS
 from logformat.control_characters import visible
 
 
@@ -24,15 +26,43 @@ class Report(Protocol):
         """What a person reads; ends without a newline."""
 
 
-class ShownInNotebooks:
-    """A report shows itself where a cell of a notebook ends with it: as its text."""
+@dataclass(kw_only=True)
+class JobReport:
+    """What the reports of all jobs have in common. One shows itself, as its text, where a cell of a notebook ends."""
+
+    problems: list[Any] = field(default_factory=list)  # Problem, or its text: what is wrong with data
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase
+
+    @property
+    def all_problems(self) -> list[Any]:
+        """Those of partitions too."""
+        return self.problems
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 3 where there are problems."""
+        return PROBLEMS if self.all_problems else DONE
 
     def to_text(self) -> str:
         """As `Report`."""
         raise NotImplementedError
 
+    def seconds_json(self) -> dict[str, float]:
+        """Seconds by phase for programs."""
+        return {name: round(value, 3) for name, value in self.seconds.items()}
+
+    def seconds_line(self) -> str:
+        """The same for people."""
+        return "seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items())
+
     def _repr_html_(self) -> str:
         return f"<pre>{escape(visible(self.to_text()))}</pre>"
+
+
+def said(what: str, lines: Iterable[object]) -> list[str]:
+    """Lines of a report's text: `note: ...`, `problem: ...`."""
+    return [f"{what}: {line}" for line in lines]
 
 
 @dataclass(frozen=True)
@@ -128,6 +158,23 @@ def size(n: int | None) -> str:
             break
         value /= 1024
     return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+TO_THE_MINUTE = "%Y-%m-%d %H:%M"
+
+
+def moment(ms: int | None, shape: str = "") -> str:
+    """A time as a person reads it, UTC; a number where no calendar has it.
+
+    shape: as of strftime; without one to the millisecond.
+    """
+    if ms is None:
+        return ""
+    try:
+        at = datetime.fromtimestamp(ms // 1000, UTC)
+        return at.strftime(shape) if shape else at.strftime("%Y-%m-%d %H:%M:%S") + f".{ms % 1000:03}Z"
+    except (ValueError, OverflowError, OSError):
+        return str(ms)
 
 
 def seconds(value: float) -> str:

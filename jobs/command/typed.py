@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final
 
 from jobs.errors import UsageError
+from jobs.topics import matches
 
-MAX_TIME_MS: Final = 2**63 - 1  # of a Java long: what a record's timestamp can be
+MAX_LONG: Final = 2**63 - 1  # of Java: what an offset, and a record's timestamp, can be
 
 
 def parse_time(text: str) -> int:
@@ -18,8 +20,8 @@ def parse_time(text: str) -> int:
     Anything else is a UsageError.
     """
     if text.lstrip("-").isdecimal():
-        if abs(int(text)) > MAX_TIME_MS:
-            raise UsageError(message=f"no such time: {text}; expected milliseconds up to {MAX_TIME_MS}")
+        if abs(int(text)) > MAX_LONG:
+            raise UsageError(message=f"no such time: {text}; expected milliseconds up to {MAX_LONG}")
         return int(text)
     try:
         moment = datetime.fromisoformat(text)
@@ -30,6 +32,31 @@ def parse_time(text: str) -> int:
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     since = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return since.days * 86_400_000 + since.seconds * 1000 + since.microseconds // 1000
+
+
+def parse_numbers(text: str) -> range:
+    """The numbers of `3`, or of `3-5`. ValueError: it is neither."""
+    found = re.fullmatch(r"\s*([0-9]{1,10})\s*(?:-\s*([0-9]{1,10})\s*)?", text)
+    if found is None or int(found[2] or found[1]) < int(found[1]):
+        raise ValueError(text)
+    return range(int(found[1]), int(found[2] or found[1]) + 1)
+
+
+def parse_span(option: str, text: str, parse: Callable[[str], int]) -> tuple[int | None, int | None]:
+    """The ends of `A..B`, `A..` or `..B`, each as `parse` reads it: from A on, below B. UsageError: it is none."""
+    start, dots, end = text.partition("..")
+    try:
+        ends = (parse(start) if start else None, parse(end) if end else None)
+    except ValueError:
+        dots, ends = "", (None, None)
+    if not dots or any(end is not None and abs(end) > MAX_LONG for end in ends):
+        raise UsageError(message=f"{option}: expected FROM..TO, FROM.. or ..TO, found {text!r}")
+    return ends
+
+
+def parse_key(text: str) -> bytes:
+    """A record's key: text, or its bytes as `0x6162`."""
+    return bytes.fromhex(text[2:]) if re.fullmatch("0x([0-9a-fA-F]{2})*", text) else text.encode()
 
 
 _SHOWN: Final = 10  # names that a message lists
@@ -53,3 +80,10 @@ def nearest(found: str, known: Iterable[str], shown: Callable[[str], object] = s
 def no_such_topic(asked: str, known: Iterable[str], where: str) -> UsageError:
     """Nothing of the known topics matches what was asked for."""
     return UsageError(message=f"no topic of {where} matches {asked}{nearest(asked, sorted(set(known)))}")
+
+
+def check_topics(glob: str | None, known: Iterable[str], where: str) -> None:
+    """Raise UsageError where a glob is given that names none of the known topics."""
+    topics = set(known)
+    if glob is not None and not any(matches(glob, topic) for topic in topics):
+        raise no_such_topic(glob, topics, where)

@@ -14,6 +14,7 @@ from pyarrow import fs as pafs
 
 from jobs.archive.listing import ArchivedPartition
 from jobs.errors import ConflictError
+from jobs.store.paths import generation_folder, run_id_of
 from jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
 from logformat import names
 from logformat.locations import text_entries
@@ -27,7 +28,7 @@ def check_files(store: Root, commits: Sequence[Commit]) -> None:
     files too. ConflictError: one is not, so somebody else was at it, as a vacuum without grace.
     """
     for commit in commits:
-        folder = f"segments/{names.partition_folder(*commit.key)}/{commit.run.generation_after}-{commit.run.run_id}"
+        folder = generation_folder(*commit.key, commit.run.generation_after, commit.run.run_id)
         listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(folder), allow_not_found=True))
         found = {f"{folder}/{info.base_name}": info.size for info in text_entries(listed)[0]}  # None: a folder
         wanted = dict(_files(commit, folder))
@@ -68,7 +69,7 @@ def commit_of(
     stays its parent, so that it can be restored and vacuum knows it.
     """
     generation = (before.generation if before else 0) + 1
-    run_id = r.folder.rpartition("/")[2].partition("-")[2]
+    run_id = run_id_of(r.folder)
     identity: dict[str, Any] = {
         "topic_id": archived.topic_id or (before.topic_id if before and not anew else None),
         "cluster_id": archived.cluster_id or (before.cluster_id if before and not anew else None),

@@ -5,13 +5,17 @@ generation"; COMPACTION.md, "Where a run begins").
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Required, TypedDict
 
 from jobs.archive.listing import ArchivedPartition
+from jobs.command.config import Config, TopicSettings
+from jobs.store.paths import generation_folder
 from logformat.listing import ListedSegment
-from logformat.names import partition_folder, segment_file
-from udfs.compact.plan import Gap
+from logformat.names import segment_file
+from udfs.compact.plan import CleanSettings, Gap, Limits, PartitionPlan
 from udfs.problem import Problem
 from udfs.segments import LastBatch, SegmentInput, SideFile
 
@@ -29,7 +33,74 @@ class NotPlanned(Exception):
         self.problem = problem
 
 
-def inputs_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True) -> dict[str, object]:
+class Inputs(TypedDict, total=False):
+    """Fields of a PartitionPlan that follow from the archive, or from a generation and the archive after it."""
+
+    segments: Required[tuple[SegmentInput, ...]]
+    log_start_offset: Required[int]
+    checkpoint: Required[int | None]
+    snapshots: tuple[SideFile, ...]
+    txn_indexes: tuple[SideFile, ...]
+    leader_epochs: tuple[tuple[int, int], ...] | None
+    topic_id: str | None
+    known_until: int | None
+    known_last_batch: LastBatch
+    identity_segment: SegmentInput | None
+    cleaner_checkpoint: int | None
+    log_start_checkpoint: int | None
+    orphans: tuple[SideFile, ...]
+    known_gaps: tuple[Gap, ...]
+    anew: bool
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What the plans of a run have in common."""
+
+    archive_uri: str
+    store_uri: str
+    now_ms: int
+    limits: Limits
+    secret: tuple[int, int]  # key of the key hash
+    sealed: bool = False
+    force: bool = False
+    dry_run: bool = False
+
+    @classmethod
+    def of(cls, config: Config, archive_uri: str, store_uri: str, now_ms: int, **flags: bool) -> RunPlan:
+        """With the limits of the settings, and a secret of its own."""
+        limits = Limits(config.job.chunk_bytes, config.job.task_memory_bytes, config.job.split_bytes)
+        return cls(archive_uri, store_uri, now_ms, limits, (secrets.randbits(64), secrets.randbits(64)), **flags)
+
+
+def plan_partition(
+    run: RunPlan, archived: ArchivedPartition, settings: TopicSettings, inputs: Inputs, folder: str = ""
+) -> PartitionPlan:
+    """The plan of one partition; `folder`: of its new generation."""
+    return PartitionPlan(
+        topic=archived.topic,
+        partition=archived.partition,
+        archive_uri=run.archive_uri,
+        store_uri=run.store_uri,
+        folder=folder,
+        high_watermark=archived.high_watermark,
+        sealed=run.sealed,
+        force=run.force,
+        dry_run=run.dry_run,
+        now_ms=run.now_ms,
+        settings=clean_settings(settings),
+        limits=run.limits,
+        secret=run.secret,
+        **inputs,
+    )
+
+
+def clean_settings(settings: TopicSettings) -> CleanSettings:
+    """Those of a topic's settings that change the result."""
+    return CleanSettings(**{name: getattr(settings, name) for name in CleanSettings.__dataclass_fields__})
+
+
+def inputs_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True) -> Inputs:
     """Fields of the plan for a partition that the store does not know. Without `checkpoints`, as if the archive had no
     cleaner and no log start checkpoint: they contradict the log, and somebody said to begin at its first segment.
     """
@@ -62,7 +133,7 @@ def _txn_indexes(segments: Iterable[ListedSegment]) -> Iterator[SideFile]:
 
 def inputs_from_generation(
     archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment], store_uri: str, gaps: str
-) -> dict[str, object]:
+) -> Inputs:
     """Fields of the plan for a partition of which the store holds a generation: that, and the archive after it.
 
     gaps: the setting. Raises NotPlanned where the archive is another log now, lacks what comes next, or holds again
@@ -78,8 +149,7 @@ def inputs_from_generation(
     _check_nothing_came_back(archived, checkpoint, known_gaps)
     _check_begins_there(archived, checkpoint, manifest)
     after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
-    folder = f"segments/{partition_folder(checkpoint.topic, checkpoint.partition)}"
-    folder = f"{folder}/{checkpoint.generation}-{checkpoint.run_id}"
+    folder = generation_folder(checkpoint.topic, checkpoint.partition, checkpoint.generation, checkpoint.run_id)
     listed = [ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours]
     segments = [*map(SegmentInput, listed), *after]
     snapshots = {file.offset: file for file in _side_files(archived, archived.snapshots)}

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobs.command.reporting import PartitionLine, ShownInNotebooks, before_after_table, seconds, size
+from jobs.command.reporting import JobReport, PartitionLine, before_after_table, said, size
 from jobs.errors import DONE, PROBLEMS, ConflictError
+from jobs.topics import Key
 from udfs.compact.plan import PartitionResult
-
-Key = tuple[str, int]
 
 
 @dataclass
-class CompactReport(ShownInNotebooks):
+class CompactReport(JobReport):
     """What was done, partition by partition."""
 
     archive: str
@@ -27,8 +26,6 @@ class CompactReport(ShownInNotebooks):
     archive_needed: str = "nothing was compacted"  # why; "": it is not
     not_compacted: list[str] = field(default_factory=list)  # other topics of the archive
     expired_nothing: list[str] = field(default_factory=list)  # topics of policy compact,delete
-    notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
     conflict: str = ""
 
     @property
@@ -55,7 +52,7 @@ class CompactReport(ShownInNotebooks):
             "not_compacted": self.not_compacted,
             "expired_nothing": self.expired_nothing,
             "notes": self.notes,
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "seconds": self.seconds_json(),
         }
 
     def _partition(self, r: PartitionResult) -> dict[str, Any]:
@@ -113,17 +110,15 @@ class CompactReport(ShownInNotebooks):
                 ("null_key", "without a key"), ("markers", "transaction markers"),
             )
         }  # fmt: skip
-        said = ", ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
+        counts = ", ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
         if cleaned:
             verb = "would be dropped" if self.dry_run else "dropped"
-            out.append(f"records {verb}: {said or 'none'}")
+            out.append(f"records {verb}: {counts or 'none'}")
             out.append(
                 f"read {size(sum(r.bytes_read for r in cleaned))}, "
                 f"{'would write' if self.dry_run else 'wrote'} {size(sum(r.bytes_written for r in cleaned))}"
             )
-        for r in self.results:
-            if r.problem is not None:
-                out.append(f"set aside: {r.name()}: {r.problem}")
+        out += said("set aside", (f"{r.name()}: {r.problem}" for r in self.results if r.problem is not None))
         for topic, partition in sorted(self.anew & self.generations.keys()):
             generation = self.generations[topic, partition]
             before = f"generation {generation - 1} stays in the store, restore --generation {generation - 1} copies it"
@@ -133,7 +128,7 @@ class CompactReport(ShownInNotebooks):
             )
         if self.expired_nothing:
             out.append(f"policy compact,delete: only compacted, nothing was expired: {', '.join(self.expired_nothing)}")
-        out += [f"note: {note}" for note in [*self.notes, *(n for r in self.results for n in r.notes)]]
+        out += said("note", [*self.notes, *(n for r in self.results for n in r.notes)])
         if self.conflict:
             out.append(f"conflict: {self.conflict}")
         if self.dry_run:
@@ -141,7 +136,7 @@ class CompactReport(ShownInNotebooks):
         elif cleaned or self.generations:
             needed = f"still needed: {self.archive_needed}" if self.archive_needed else "no longer needed"
             out.append(f"the archive is {needed}")
-        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        out.append(self.seconds_line())
         return "\n".join(out)
 
 

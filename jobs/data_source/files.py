@@ -15,7 +15,7 @@ from pyarrow import fs as pafs
 
 from jobs.archive.listing import Archive, ArchivedPartition, list_archive, list_folder
 from jobs.command.typed import no_such_topic
-from jobs.data_source.options import Selection
+from jobs.data_source.read_options import Selection
 from jobs.errors import MissingPathError, UsageError
 from logformat import names
 from logformat.listing import ListedSegment

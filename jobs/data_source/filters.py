@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from jobs.data_source.options import Pushed, ReadOptions
+from jobs.data_source.read_options import Pushed, ReadOptions
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EQUAL: Final = (EqualTo, EqualNullSafe)

@@ -9,17 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from jobs.command.typed import MAX_TIME_MS, nearest, parse_time
+from jobs.command.typed import MAX_LONG, nearest, parse_key, parse_numbers, parse_time
+from jobs.data_source.read_options import KINDS, Bounds, ReadOptions, Selection, Source
 from jobs.errors import UsageError
+from jobs.topics import Key
 from logformat.locations import SecretInUriError, has_secret
-from logformat.names import MAX_OFFSET
-from udfs.data_source.plan import EARLIEST, LATEST, SPLIT_BYTES, Bound, Wanted
-
-Source = Literal["kafka_log", "kafka_log_batches", "kafka_log_index"]
+from udfs.data_source.plan import EARLIEST, LATEST, SPLIT_BYTES, Bound
 
 _WHERE: Final = ("path", "paths", "store", "generation")
 _WHAT: Final = ("topics", "subscribe", "subscribePattern", "assign", "partitions", "badRecords", "columns")
@@ -38,7 +35,6 @@ OPTIONS: Final[Mapping[Source, tuple[str, ...]]] = {
     "kafka_log_batches": (*_WHERE, *_WHAT, *_RANGE, *_SPEED),
     "kafka_log_index": (*_WHERE, *_WHAT, "kinds", *_SPEED),
 }
-KINDS: Final = ("offset", "time", "transaction", "producer", "leader_epoch")
 # Of Spark's Kafka source: how it talks to brokers, or spreads what it reads over tasks
 _MEANINGLESS: Final = frozenset(
     {
@@ -46,116 +42,6 @@ _MEANINGLESS: Final = frozenset(
         "groupidprefix", "includetimestamp", "minoffsetspertrigger", "maxtriggerdelay", "maxrecordsperpartition",
     }
 )  # fmt: skip
-
-_INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-
-Key = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which partitions: all limits together."""
-
-    globs: tuple[str, ...] | None = None
-    pattern: str | None = None  # a regular expression found in the name, as Spark's Kafka source does it
-    assigned: frozenset[Key] | None = None
-    partitions: tuple[range, ...] | None = None
-
-    def topic(self, name: str) -> bool:
-        """Whether a topic is wanted."""
-        return (
-            (self.globs is None or any(fnmatchcase(name, glob) for glob in self.globs))
-            and (self.pattern is None or (name not in _INTERNAL and re.search(self.pattern, name) is not None))
-            and (self.assigned is None or any(name == topic for topic, _ in self.assigned))
-        )
-
-    def partition(self, topic: str | None, number: int | None) -> bool:
-        """Whether a partition is wanted; one that does not say its name only where nothing is asked for."""
-        if topic is None or number is None:
-            return self == Selection()
-        return (
-            self.topic(topic)
-            and (self.assigned is None or (topic, number) in self.assigned)
-            and (self.partitions is None or any(number in numbers for numbers in self.partitions))
-        )
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Where reading begins, or ends, in every partition."""
-
-    option: str
-    default: Bound
-    each: Mapping[Key, Bound] | None = None
-
-    def of(self, topic: str | None, partition: int | None) -> Bound:
-        """The bound of one partition; where some are named, all must be, as in Spark's Kafka source."""
-        if self.each is None:
-            return self.default
-        if topic is None or partition is None or (topic, partition) not in self.each:
-            raise UsageError(
-                message=f"{self.option}: it says nothing of {topic}-{partition}, and has to name every partition that"
-                " is read: -2 is the first offset, -1 the end; or leave the others out with topics or partitions"
-            )
-        return self.each[topic, partition]
-
-
-@dataclass(frozen=True)
-class Pushed:
-    """What a query's own conditions leave: all limits together."""
-
-    topics: frozenset[str] | None = None
-    partitions: frozenset[int] | None = None
-    start_offset: int = 0
-    end_offset: int = MAX_OFFSET
-    start_ms: int | None = None
-    end_ms: int | None = None
-    keys: frozenset[bytes] | None = None
-
-    def partition(self, topic: str | None, number: int | None) -> bool:
-        """Whether a partition can have such rows."""
-        return (self.topics is None or topic in self.topics) and (self.partitions is None or number in self.partitions)
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """All options, understood."""
-
-    source: Source
-    paths: tuple[str, ...] = ()
-    store: str | None = None
-    generation: int | None = None
-    selection: Selection = field(default_factory=Selection)
-    start: Bounds | None = None  # None: the earliest in a batch query, the latest in a stream
-    end: Bounds = field(default_factory=lambda: Bounds("endingOffsets", LATEST))
-    need_start_time: bool = False
-    fail_on_data_loss: bool = True
-    key: bytes | None = None
-    columns: tuple[str, ...] | None = None
-    value: bool = True
-    headers: bool = False
-    control: bool = False
-    committed: bool = False
-    set_aside: bool = False
-    kinds: tuple[str, ...] = KINDS
-    split_bytes: int = SPLIT_BYTES
-    min_partitions: int = 1
-    max_rows: int | None = None
-    max_batch_bytes: int | None = None  # None: as in a job without settings
-    push_filters: bool = False
-    max_offsets_per_trigger: int | None = None
-    max_bytes_per_trigger: int | None = None
-    pushed: Pushed = Pushed()
-
-    def wanted(self) -> Wanted:
-        """Which records, whatever the partition."""
-        keys = None if self.key is None else frozenset({self.key})
-        if self.pushed.keys is not None:
-            keys = self.pushed.keys if keys is None else keys & self.pushed.keys
-        return Wanted(
-            self.pushed.start_ms, self.pushed.end_ms, None if keys is None else tuple(sorted(keys)), self.control,
-            self.committed,
-        )  # fmt: skip
 
 
 def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
@@ -174,12 +60,13 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
         )
     if take.text("generation") is not None and store is None:
         raise UsageError(message=f"generation: it needs the option store; found generation={take.text('generation')}")
+    key = take.text("key")
     isolation = take.one_of(("isolationLevel", "kafka.isolation.level"), ("read_uncommitted", "read_committed"))
     return ReadOptions(
         source, paths, store, take.number("generation", 1), _selection(take),
         start=_bounds(take, "starting", None), end=_bounds(take, "ending", LATEST) or Bounds("endingOffsets", LATEST),
         need_start_time=take.one_of(("startingOffsetsByTimestampStrategy",), ("latest", "error")) == "error",
-        fail_on_data_loss=take.flag("failOnDataLoss", default=True), key=_key(take.text("key")),
+        fail_on_data_loss=take.flag("failOnDataLoss", default=True), key=None if key is None else parse_key(key),
         columns=take.names("columns"), value=take.flag("includeValue", default=True),
         headers=take.flag("includeHeaders", default=False), control=take.flag("includeControl", default=False),
         committed=isolation == "read_committed",
@@ -304,10 +191,10 @@ def _numbers(take: _Values) -> tuple[range, ...] | None:
         return None
     out = []
     for word in words:
-        ends = re.fullmatch("([0-9]+)(?:-([0-9]+))?", word)
-        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
-            raise UsageError(message=f"partitions: expected numbers and ranges as 0,3-5, found {word!r}")
-        out.append(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
+        try:
+            out.append(parse_numbers(word))
+        except ValueError as error:
+            raise UsageError(message=f"partitions: expected numbers and ranges as 0,3-5, found {word!r}") from error
     return tuple(out)
 
 
@@ -361,13 +248,6 @@ def _json(take: _Values, name: str, example: str) -> dict[str, Any]:
 
 def _time(name: str, value: Any) -> int:
     moment = value if isinstance(value, int) and not isinstance(value, bool) else parse_time(str(value))
-    if not 0 <= moment <= MAX_TIME_MS:
-        raise UsageError(message=f"{name}: expected milliseconds since 1970, from 0 to {MAX_TIME_MS}, found {value}")
+    if not 0 <= moment <= MAX_LONG:
+        raise UsageError(message=f"{name}: expected milliseconds since 1970, from 0 to {MAX_LONG}, found {value}")
     return moment
-
-
-def _key(text: str | None) -> bytes | None:
-    """Text, or bytes as 0x6162."""
-    if text is None:
-        return None
-    return bytes.fromhex(text[2:]) if re.fullmatch("0x([0-9a-fA-F]{2})*", text) else text.encode()

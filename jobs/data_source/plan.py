@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from jobs.data_source.files import find_partitions
-from jobs.data_source.options import ReadOptions
+from jobs.data_source.read_options import ReadOptions
 from jobs.errors import UsageError
 from udfs.data_source.find_pieces import NoSuchTimeError, OutOfRangeError, find_pieces
 from udfs.data_source.index_entries import index_pieces

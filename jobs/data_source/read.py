@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from jobs.data_source.options import ReadOptions
+from jobs.data_source.read_options import ReadOptions
 from logformat.errors import LogFormatError
 from udfs.data_source.plan import ListedLog
 

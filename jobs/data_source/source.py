@@ -28,8 +28,9 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from jobs.command.typed import nearest
-from jobs.data_source.options import ReadOptions, Source, parse
+from jobs.data_source.options import parse
 from jobs.data_source.read import read_task
+from jobs.data_source.read_options import ReadOptions, Source
 from jobs.errors import UsageError
 from logformat.schemas import BATCHES, INDEX, PATH, PROBLEM, RECORDS, SPARK_COLUMNS
 

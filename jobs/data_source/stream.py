@@ -21,16 +21,16 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from jobs.data_source.options import ReadOptions
 from jobs.data_source.plan import each, range_of, source_partitions
 from jobs.data_source.read import read_task
+from jobs.data_source.read_options import ReadOptions
 from jobs.errors import DataLossError, UsageError
+from jobs.topics import Key
 from logformat.errors import stopped
 from udfs.data_source.find_pieces import first_to_read
 from udfs.data_source.log_end import bytes_behind, end_of
 from udfs.data_source.plan import LATEST, Bound, Range, SourcePartition, pack
 
-Key = tuple[str, int]
 Offsets = dict[Key, int]
 
 

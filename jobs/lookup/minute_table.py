@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
 from typing import Any
 
 import pyarrow as pa
@@ -21,15 +20,16 @@ from pyspark.sql.types import StructType
 from jobs.archive.places import Place, check_apart, is_same
 from jobs.command.options import LookupOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import count, seconds, size, table
+from jobs.command.reporting import TO_THE_MINUTE, JobReport, count, moment, said, size, table
 from jobs.command.typed import parse_time
-from jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
+from jobs.errors import MissingPathError, UsageError
 from jobs.lookup.plans import list_plans
-from jobs.lookup.report import moment
 from jobs.spark import session
 from jobs.spark.each import each
 from jobs.store.minutes import known_segments, minute_table, replace_segments
-from jobs.store.tables import TIME_INDEX, State, open_state
+from jobs.store.paths import TIME_INDEX, table_folder
+from jobs.store.tables import State, open_state
+from jobs.topics import matches
 from udfs.groups import groups
 from udfs.lookup.minutes import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, time_index_rows
 from udfs.lookup.queries import LookupPlan
@@ -44,7 +44,7 @@ _MOST_PROBLEMS = 100  # that are told of, one of a partition
 
 
 @dataclass
-class AtReport:
+class AtReport(JobReport):
     """What happened in a window of minutes."""
 
     archive: str | None
@@ -53,14 +53,6 @@ class AtReport:
     end_ms: int  # not in it
     rows: list[dict[str, Any]] = field(default_factory=list)
     refreshed: dict[str, int] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def exit_code(self) -> int:
-        """3 where a log could not be read to its end; nothing happened is an answer."""
-        return PROBLEMS if self.problems else DONE
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -68,15 +60,15 @@ class AtReport:
             "job": "lookup", "archive": self.archive, "store": self.store, "exit_code": self.exit_code,
             "start_ms": self.start_ms, "end_ms": self.end_ms, "partitions": self.rows, "refreshed": self.refreshed,
             "problems": self.problems, "notes": self.notes,
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "seconds": self.seconds_json(),
         }  # fmt: skip
 
     def to_text(self) -> str:
         """For people."""
         header = ("partition", "first minute", "first offset", "minutes with data", "segments", "timestamps")
         rows = [
-            (f"{r['topic']}-{r['partition']}", moment(r["first_minute_ms"])[:16] + "Z", str(r["first_offset"]),
-             count(r["minutes"]), count(r["segments"]), r["timestamps"])
+            (f"{r['topic']}-{r['partition']}", moment(r["first_minute_ms"], f"{TO_THE_MINUTE}Z"),
+             str(r["first_offset"]), count(r["minutes"]), count(r["segments"]), r["timestamps"])
             for r in self.rows
         ]  # fmt: skip
         window = f"from {moment(self.start_ms)} to {moment(self.end_ms)}"
@@ -89,9 +81,9 @@ class AtReport:
                 f"time_index: read {done['segments_read']:,} segments, {size(done['bytes_read'])}; "
                 f"{done['segments_removed']:,} went; {done['segments_kept']:,} were as before"
             )
-        out += [f"problem: {problem}" for problem in self.problems]
-        out += [f"note: {note}" for note in self.notes]
-        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        out += said("problem", self.problems)
+        out += said("note", self.notes)
+        out.append(self.seconds_line())
         return "\n".join(out)
 
 
@@ -120,7 +112,7 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
         report.refreshed = refresh(spark, state, plans, progress, covers)
     elif not state.has(TIME_INDEX):
         raise MissingPathError(
-            path=f"{store}/state/{TIME_INDEX}", expected="the table, made by a refresh", found="none"
+            path=f"{store}/{table_folder(TIME_INDEX)}", expected="the table, made by a refresh", found="none"
         )
     report.seconds["refresh"] = time.perf_counter() - started
     at = time.perf_counter()
@@ -183,7 +175,7 @@ def _covers(options: LookupOptions) -> Callable[[str, int], bool]:
 
     def covers(topic: str, partition: int) -> bool:
         by_name = not options.partitions or f"{topic}-{partition}" in options.partitions
-        return by_name and (options.topics is None or fnmatchcase(topic, options.topics))
+        return by_name and matches(options.topics, topic)
 
     return covers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from jobs.archive.listing import ArchivedPartition, archive_at, matching
+from jobs.archive.listing import ArchivedPartition, listed
 from jobs.command.options import LookupOptions
 from jobs.command.typed import nearest, no_such_topic
 from jobs.errors import UsageError
@@ -31,7 +31,7 @@ def list_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
 
 def archive_plans(uri: str, topics: str | None, notes: list[str]) -> list[LookupPlan]:
     """The logs of an archive."""
-    archive = archive_at(uri, matching(topics))
+    archive = listed(uri, topics)
     notes += archive.notes
     if not archive.partitions and archive.not_wanted:
         raise no_such_topic(topics or "", archive.not_wanted, uri)

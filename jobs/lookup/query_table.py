@@ -20,8 +20,8 @@ from pyspark.sql.types import IntegralType, StringType, StructType, TimestampNTZ
 from jobs.archive.places import Place, check_apart
 from jobs.command.options import LookupOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import count, seconds, table
-from jobs.errors import DONE, MissingPathError, NotEmptyError, UsageError
+from jobs.command.reporting import JobReport, count, said, table
+from jobs.errors import MissingPathError, NotEmptyError, UsageError
 from jobs.spark import session
 from udfs.lookup.queries import ANSWER, LookupPlan, lookup_table
 from udfs.storage import exists, normal_uri, open_root
@@ -32,28 +32,21 @@ _TASKS_A_CORE = 4
 
 
 @dataclass
-class TableReport:
-    """How many were asked and what became of them."""
+class TableReport(JobReport):
+    """How many were asked and what became of them. What could not be answered says so in its row, and is no problem."""
 
     uri: str
     side: str
     queries: str
     output: str
     by_status: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def exit_code(self) -> int:
-        """0: what could not be answered says so in its row."""
-        return DONE
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         return {
             "job": "lookup", self.side: self.uri, "exit_code": self.exit_code, "queries": self.queries,
             "output": self.output, "answers": self.by_status, "notes": self.notes,
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "seconds": self.seconds_json(),
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -61,8 +54,8 @@ class TableReport:
         rows = [(status, count(n)) for status, n in sorted(self.by_status.items())]
         out = [table(("status", "queries"), rows, left=(0,)) if rows else "no queries"]
         out.append(f"{sum(self.by_status.values()):,} queries answered in {self.output}")
-        out += [f"note: {note}" for note in self.notes]
-        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        out += said("note", self.notes)
+        out.append(self.seconds_line())
         return "\n".join(out)
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
-from jobs.command.reporting import ShownInNotebooks, seconds, table
-from jobs.errors import DONE, PROBLEMS
+from jobs.command.reporting import JobReport, moment, said, table
 from udfs.lookup.queries import Lookup
 
 
@@ -38,24 +36,17 @@ class Looked:
 
 
 @dataclass
-class LookupReport(ShownInNotebooks):
+class LookupReport(JobReport):
     """Every answer."""
 
     uri: str
     side: str  # archive or store
     partitions: list[Looked] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
-    def problems(self) -> list[Any]:
-        """Partitions whose files are bad."""
+    def all_problems(self) -> list[Any]:
+        """Partitions whose files are bad; an offset out of range is an answer."""
         return [p.found.problem for p in self.partitions if p.found.problem is not None]
-
-    @property
-    def exit_code(self) -> int:
-        """3 where a partition could not be searched; an offset out of range is an answer."""
-        return PROBLEMS if self.problems else DONE
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -68,7 +59,7 @@ class LookupReport(ShownInNotebooks):
                 for p in self.partitions
             ],
             "notes": self.notes,
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "seconds": self.seconds_json(),
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -76,9 +67,9 @@ class LookupReport(ShownInNotebooks):
         header = ("partition", "query", "status", "offset", "timestamp", "segment", "position", "batch")
         rows = [_row(p, row) for p in self.partitions for row in p.rows()]
         out = [table(header, rows, left=(0, 1, 2, 5))] if rows else ["nothing was asked"]
-        out += [f"problem: {problem}" for problem in self.problems]
-        out += [f"note: {note}" for note in self.notes]
-        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        out += said("problem", self.all_problems)
+        out += said("note", self.notes)
+        out.append(self.seconds_line())
         return "\n".join(out)
 
 
@@ -99,13 +90,3 @@ def _row(p: Looked, row: dict[str, Any]) -> tuple[str, ...]:
 
 def _text(value: int | None) -> str:
     return "" if value is None else str(value)
-
-
-def moment(ms: int | None) -> str:
-    """A time as a person reads it; a number where no calendar has it."""
-    if ms is None:
-        return ""
-    try:
-        return datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") + f".{ms % 1000:03}Z"
-    except (ValueError, OverflowError, OSError):
-        return str(ms)

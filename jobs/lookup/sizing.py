@@ -8,8 +8,7 @@ from typing import Any
 
 from jobs.command.options import LookupOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import count, seconds, size, table
-from jobs.errors import DONE, PROBLEMS
+from jobs.command.reporting import JobReport, count, said, size, table
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from udfs.lookup.index_sizes import (
     IndexSizes,
@@ -19,7 +18,6 @@ from udfs.lookup.index_sizes import (
     time_index_bytes_per_day,
 )
 from udfs.lookup.queries import LookupPlan
-from udfs.problem import Problem
 
 _HEADERS_ONLY = 16  # a pass over headers alone is so many times as fast, at the least
 _FIELDS = (
@@ -29,20 +27,12 @@ _FIELDS = (
 
 
 @dataclass
-class SizingReport:
+class SizingReport(JobReport):
     """Counts by topic, and of all."""
 
     uri: str
     side: str
     topics: list[IndexSizes] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def exit_code(self) -> int:
-        """3 where a log could not be read to its end."""
-        return PROBLEMS if self.problems else DONE
 
     @property
     def total(self) -> IndexSizes:
@@ -58,7 +48,7 @@ class SizingReport:
             "estimates": {name: value for name, _, value in ESTIMATES},
             "problems": [str(p) for p in self.problems],
             "notes": self.notes,
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "seconds": self.seconds_json(),
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -77,10 +67,10 @@ class SizingReport:
                 f"{size(time_index_bytes_per_day(60))} and {size(time_index_bytes_per_day(1))}"
             )
         out.append("the same by estimate: " + "; ".join(f"{text} {size(value)}" for _, text, value in ESTIMATES))
-        out += [f"problem: {problem}" for problem in self.problems]
-        out += [f"note: {note}" for note in self.notes]
+        out += said("problem", self.problems)
+        out += said("note", self.notes)
         out.append(f"read {size(total.bytes_read)} of {size(total.log_bytes)}")
-        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        out.append(self.seconds_line())
         return "\n".join(out)
 
 

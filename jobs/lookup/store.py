@@ -2,68 +2,51 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
 from jobs.command.options import LookupOptions
-from jobs.command.typed import no_such_topic
-from jobs.errors import MissingPathError, NoGenerationError
-from jobs.spark import session
-from jobs.store.rows import Checkpoint, RunRow
-from jobs.store.tables import open_state
+from jobs.command.typed import check_topics
+from jobs.spark.stores import open_tables
+from jobs.store.generations import made_by, manifests_of, nobody_has, open_store, runs_at
+from jobs.topics import of_topics
 from logformat import names
 from logformat.listing import ListedSegment
 from logformat.side_files import checkpoints
 from udfs.lookup.queries import LookupPlan
-from udfs.storage import exists, normal_uri, open_root, read_file
+from udfs.storage import exists, normal_uri, read_file
 
 
 def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
     """One plan for each partition that has the generation that is asked for; of the others a note."""
-    store_uri = normal_uri(options.store or "")
-    state = open_state(session.start(brief=True), store_uri, single_writer=options.config.job.single_writer)
-    if not state.exists():
-        raise MissingPathError(path=store_uri, expected="a store with generations", found="none")
-    histories = state.histories()
-    runs: dict[tuple[str, int], RunRow] = {}
-    current = state.checkpoints()
-    if options.topics is not None and not any(fnmatchcase(topic, options.topics) for topic, _ in current):
-        raise no_such_topic(options.topics, (topic for topic, _ in current), store_uri)
-    for key, checkpoint in current.items():
-        if options.topics is not None and not fnmatchcase(key[0], options.topics):
-            continue
-        found = _of_generation(histories.get(key, []), checkpoint, options.generation)
-        if found is None:
-            notes.append(f"{key[0]}-{key[1]}: it has no generation {options.generation}; left out")
-        else:
-            runs[key] = found
+    store = open_store(options.store or "", "a store with generations")
+    store_uri = store.uri
+    tables = open_tables(store)
+    current = tables.checkpoints()
+    check_topics(options.topics, (topic for topic, _ in current), store_uri)
+    wanted = of_topics(options.topics, current)
+    runs = runs_at(wanted, tables.histories(), options.generation)
+    notes += [
+        f"{topic}-{partition}: it has no generation {options.generation}; left out"
+        for topic, partition in wanted if (topic, partition) not in runs
+    ]  # fmt: skip
     if not runs and options.generation is not None:
-        raise NoGenerationError(
-            partition="every partition", found=options.generation, reason="never committed",
-            expected="one of the generations of the store",
-        )  # fmt: skip
-    manifests = state.manifests({key: (run.generation_after, run.run_id) for key, run in runs.items()})
-    store = open_root(store_uri)
+        raise nobody_has(options.generation)
+    generations = [made_by(run) for _, run in sorted(runs.items())]
+    manifests = manifests_of(tables, generations)
     plans = []
-    for key, run in sorted(runs.items()):
-        folder = f"segments/{names.partition_folder(*key)}/{run.generation_after}-{run.run_id}"
-        archive_uri = normal_uri(run.archive_uri)
+    for one in generations:
+        folder = one.folder
+        archive_uri = normal_uri(one.archive_uri)
         segments = tuple(
             ListedSegment(
                 store_uri if s.root == "store" else archive_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms,
                 f"{folder}/{names.segment_file(s.base_offset, names.INDEX)}",
                 f"{folder}/{names.segment_file(s.base_offset, names.TIME_INDEX)}", side_root=store_uri,
             )
-            for s in manifests[key]
+            for s in manifests[one.key]
         )  # fmt: skip
         if not exists(store, folder):
-            notes.append(f"{store_uri}/{folder}: gone, vacuum has taken generation {run.generation_after}; left out")
+            notes.append(f"{store_uri}/{folder}: gone, vacuum has taken generation {one.generation}; left out")
             continue
         epochs = f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}"
         known = tuple(checkpoints.read_leader_epochs(read_file(store, epochs), epochs)) if exists(store, epochs) else ()
-        plans.append(LookupPlan(*key, archive_uri, segments, run.log_start_offset, run.next_offset, known))
+        plans.append(LookupPlan(*one.key, archive_uri, segments, one.log_start_offset, one.next_offset, known))
     return plans
-
-
-def _of_generation(runs: list[RunRow], checkpoint: Checkpoint, generation: int | None) -> RunRow | None:
-    wanted = generation or checkpoint.generation
-    return next((run for run in runs if run.generation_after == wanted), None)

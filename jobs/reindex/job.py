@@ -14,20 +14,17 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyarrow import fs as pafs
-
 from jobs.archive.broker_lock import locked
-from jobs.archive.listing import Archive, ArchivedPartition, archive_at, matching
-from jobs.archive.places import Place, check_apart, check_outside
+from jobs.archive.listing import Archive, ArchivedPartition, listed
+from jobs.archive.places import Place, check_apart, check_empty, check_outside
 from jobs.command.config import Config
 from jobs.command.options import ReindexOptions
 from jobs.command.progress import Progress
-from jobs.errors import LogDirectoryInUseError, NotEmptyError, OutputFullError, UsageError
+from jobs.errors import LogDirectoryInUseError, OutputFullError, UsageError
 from jobs.reindex.report import ReindexedPartition, ReindexReport
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from logformat import names
 from logformat.listing import ListedSegment
-from logformat.locations import first_of
 from udfs.attempt import attempt
 from udfs.groups import groups
 from udfs.problem import Problem
@@ -51,7 +48,7 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
     uri = normal_uri(options.archive)
     target = _target(options, uri)
     report = ReindexReport(uri, target.mode, target.output_uri or None)
-    archive = archive_at(uri, matching(options.topics))
+    archive = listed(uri, options.topics)
     if target.mode == "output":
         check_outside(Place("--output", target.output_uri), archive)
     report.notes += archive.notes
@@ -82,14 +79,7 @@ def _target(options: ReindexOptions, uri: str) -> Target:
         return Target("in_place" if options.mode == "in_place" else "check", uri, exact=options.exact)
     output = normal_uri(options.output or "")
     check_apart(Place("--output", output), Place("the archive", uri))
-    root = open_root(output)
-    kind = root.filesystem.get_file_info(root.full("")).type
-    if kind == pafs.FileType.File:
-        raise NotEmptyError(path=output, found="a file")
-    if kind == pafs.FileType.Directory:
-        inside = root.filesystem.get_file_info(pafs.FileSelector(root.full("")))
-        if inside:
-            raise NotEmptyError(path=output, found=first_of(inside))
+    check_empty(open_root(output))
     return Target("output", uri, output)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
+from jobs.command.reporting import JobReport, count, said, size, table
 from jobs.errors import DONE, PROBLEMS
 from udfs.reindex.write import FileReport
 
@@ -36,15 +36,13 @@ class ReindexedPartition:
 
 
 @dataclass
-class ReindexReport(ShownInNotebooks):
+class ReindexReport(JobReport):
     """All of them."""
 
     archive: str
     mode: str  # check, output, in_place
     output: str | None = None
     partitions: list[ReindexedPartition] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def files(self) -> Iterable[FileReport]:
@@ -90,7 +88,7 @@ class ReindexReport(ShownInNotebooks):
             ],
             "totals": self.totals(),
             "notes": self.notes,
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "seconds": self.seconds_json(),
         }  # fmt: skip
 
     def to_text(self) -> str:
@@ -108,7 +106,7 @@ class ReindexReport(ShownInNotebooks):
         out += [_line(f) for f in listed[:_TEXT_FILES]]
         if len(listed) > _TEXT_FILES:
             out.append(f"and {len(listed) - _TEXT_FILES} more files: --json lists all")
-        out += [f"note: {note}" for note in [*self.notes, *(n for p in self.partitions for n in p.notes)]]
+        out += said("note", [*self.notes, *(n for p in self.partitions for n in p.notes)])
         totals = self.totals()
         reasons = ", ".join(f"{n} {reason}" for reason, n in totals["reasons"].items())
         out.append(
@@ -121,7 +119,7 @@ class ReindexReport(ShownInNotebooks):
             f"logs {size(totals['log_bytes'])}, read {size(totals['bytes_read'])}, written "
             f"{size(totals['bytes_written'])}" + (f", {rate:,.0f} MB/s per core" if rate and rate >= 1 else "")
         )
-        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        out.append(self.seconds_line())
         return "\n".join(out)
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
-from jobs.errors import DONE, PROBLEMS
+from jobs.command.reporting import JobReport, count, said, size, table
 from jobs.store.rows import RunRow
+from jobs.topics import Key
 from udfs.problem import Problem
 from udfs.report.partition_profile import PartitionProfile
 
-Key = tuple[str, int]
-
 
 @dataclass
-class ArchiveReport(ShownInNotebooks):
+class ArchiveReport(JobReport):
     """What was found, partition by partition."""
 
     archive: str
@@ -23,21 +21,13 @@ class ArchiveReport(ShownInNotebooks):
     store: str | None = None
     output: str = ""
     profiles: list[PartitionProfile] = field(default_factory=list)  # by topic and partition
-    problems: list[Problem] = field(default_factory=list)  # of no partition that was profiled
     archived_bytes: dict[Key, int] = field(default_factory=dict)  # of `.log` files in the archive, by listing
     history: dict[Key, list[RunRow]] = field(default_factory=dict)  # of the store, newest first
-    notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def all_problems(self) -> list[Problem]:
-        """Of partitions too."""
+        """Those of partitions that were profiled too."""
         return [*self.problems, *(p.problem for p in self.profiles if p.problem is not None)]
-
-    @property
-    def exit_code(self) -> int:
-        """0, or 3 where a partition could not be read."""
-        return PROBLEMS if self.all_problems else DONE
 
     def total(self, column: str) -> int:
         """Sum of a column of all segments."""
@@ -56,7 +46,7 @@ class ArchiveReport(ShownInNotebooks):
             "problems": [asdict(p) for p in self.problems],
             "history": [asdict(run) for key in sorted(self.history) for run in self.history[key]],
             "notes": self.notes,
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "seconds": self.seconds_json(),
         }
 
     def to_text(self) -> str:
@@ -64,11 +54,11 @@ class ArchiveReport(ShownInNotebooks):
         header = ("partition", "policy", "records", "keys", "dead", "tombstones", "dirty", "size", "would be", "saved")
         rows = [partition_row(p) for p in self.profiles if p.problem is None]
         out = [table(header, rows, left=(0, 1))] if rows else ["no partition in the archive"]
-        out += [f"problem: {p}" for p in self.all_problems]
-        out += [f"note: {note}" for note in self.notes]
+        out += said("problem", self.all_problems)
+        out += said("note", self.notes)
         if self.output:
             out.append(f"the page: {self.output}")
-        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        out.append(self.seconds_line())
         return "\n".join(out)
 
 

@@ -12,21 +12,21 @@ import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
-from jobs.archive.listing import Archive, ArchivedPartition, archive_at, matching
+from jobs.archive.listing import Archive, ArchivedPartition, listed
 from jobs.archive.places import Place, check_apart, is_same
 from jobs.command.config import Config, TopicSettings
 from jobs.command.options import ReportOptions
 from jobs.command.progress import Progress
-from jobs.command.typed import no_such_topic
-from jobs.compact.plan import NotPlanned, inputs_from_archive, inputs_from_generation
-from jobs.errors import MissingPathError, PolicyError, UsageError
-from jobs.report.archive_report import ArchiveReport, Key
+from jobs.command.typed import check_topics
+from jobs.compact.plan import NotPlanned, RunPlan, inputs_from_archive, inputs_from_generation, plan_partition
+from jobs.errors import PolicyError, UsageError
+from jobs.report.archive_report import ArchiveReport
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
-from jobs.store.rows import Checkpoint, RunRow, Segment, histories
-from udfs.compact.plan import CleanSettings, Limits, PartitionPlan
+from jobs.store.generations import current_generation, manifests_of, open_store
+from jobs.store.rows import Checkpoint, Segment
+from jobs.topics import Key, of_topics
 from udfs.report.measure_partition import ProfilePlan, profile_partition
 from udfs.storage import normal_uri, open_root, write_file
 
@@ -51,7 +51,7 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
     at = time.perf_counter()
     uri = normal_uri(options.archive)
     report = ArchiveReport(uri, options.now_ms, normal_uri(options.store) if options.store is not None else None)
-    archive, topics = _listed(uri, options.topics)
+    archive = listed(uri, options.topics)
     if partition is not None:
         archive.partitions = {key: found for key, found in archive.partitions.items() if key[1] == partition}
     report.notes += archive.notes
@@ -63,9 +63,9 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
         at = time.perf_counter()
         checkpoints, manifests = _of_the_store(report, options)
         report.seconds["state"] = time.perf_counter() - at
-    given, known = options.topics, topics | {topic for topic, _ in checkpoints}
-    if given is not None and known and not any(fnmatchcase(topic, given) for topic in known):
-        raise no_such_topic(given, known, uri)
+    known = archive.topics | {topic for topic, _ in checkpoints}
+    if known:
+        check_topics(options.topics, known, uri)
     for key in sorted(checkpoints.keys() - archive.partitions.keys()) if partition is None else ():
         held = f"the store its generation {checkpoints[key].generation}"
         report.notes.append(f"{key[0]}-{key[1]}: the archive holds it no more, {held}: left out")
@@ -129,48 +129,26 @@ def _write_page(output: str, page: bytes) -> None:
         raise _unwritable(output, str(error).split(" Detail:")[0]) from error
 
 
-def _listed(uri: str, topics: str | None) -> tuple[Archive, set[str]]:
-    """What the archive holds of the wanted topics, and the names of all topics."""
-    seen: set[str] = set()
-
-    def is_wanted(topic: str) -> bool:
-        seen.add(topic)
-        return matching(topics)(topic)
-
-    return archive_at(uri, is_wanted), seen
-
-
 def _of_the_store(
     report: ArchiveReport, options: ReportOptions
 ) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
     """Checkpoints and manifests of the current generations; the history goes into the report."""
-    from jobs.store.reader import table_rows  # noqa: PLC0415 - deltalake and pyspark: only for a store
+    from jobs.store.reader import StoreReader  # noqa: PLC0415 - deltalake: only for a store
 
-    store = open_root(report.store or "")
-    if store.filesystem.get_file_info(store.full("state/compaction_checkpoints")).type.name != "Directory":
-        raise MissingPathError(path=store.uri, expected="a store with generations", found="none")
-    checkpoints = {(row.topic, row.partition): row for row in table_rows(store, "compaction_checkpoints", Checkpoint)}
+    store = open_store(report.store or "", "a store with generations")
+    reader = StoreReader(store)
+    checkpoints = reader.checkpoints()
     others = sorted({c.archive_uri for c in checkpoints.values() if not is_same(c.archive_uri, report.archive)})
     if others:
         raise UsageError(message=f"{store.uri}: this store serves the archive {others[0]}, not {report.archive}")
-    wanted = {
-        key: row for key, row in checkpoints.items() if options.topics is None or fnmatchcase(key[0], options.topics)
-    }
-    report.history = histories(wanted, table_rows(store, "cleaner_runs", RunRow))
+    wanted = of_topics(options.topics, checkpoints)
+    report.history = reader.histories({topic for topic, _ in wanted})
     report.notes += [
         f"{run.topic}-{run.partition}: generation {run.generation_after} began anew (--reset); what was before is "
         f"generation {run.generation_before}, which the store holds until vacuum --before-reset takes it"
         for _, chain in sorted(report.history.items()) for run in chain if run.began_anew
     ]  # fmt: skip
-    manifests: dict[Key, list[Segment]] = {key: [] for key in wanted}
-    of_runs = [("run_id", "in", sorted({row.run_id for row in wanted.values()}))]
-    for segment in table_rows(store, "log_segments", Segment, of_runs):
-        row = wanted.get((segment.topic, segment.partition))
-        if row is not None and (row.generation, row.run_id) == (segment.generation, segment.run_id):
-            manifests[segment.topic, segment.partition].append(segment)
-    for segments in manifests.values():
-        segments.sort(key=lambda segment: segment.base_offset)
-    return wanted, manifests
+    return wanted, manifests_of(reader, map(current_generation, wanted.values()))
 
 
 def plans_of(
@@ -181,7 +159,7 @@ def plans_of(
     report: ArchiveReport,
 ) -> Iterable[ProfilePlan]:
     """What each task is told; partitions that cannot be taken go into the report."""
-    secret = (secrets.randbits(64), secrets.randbits(64))
+    run = RunPlan.of(options.config, archive.root.uri, report.store or "", report.now_ms, dry_run=True)
     for key, archived in sorted(archive.partitions.items()):
         report.notes += archived.notes
         report.archived_bytes[key] = sum(s.size for s in archived.segments)
@@ -200,26 +178,7 @@ def plans_of(
                 )
             except NotPlanned as reason:
                 report.problems.append(reason.problem)
-        yield ProfilePlan(_plan(archive, archived, report, settings, options.config, secret, inputs), settings.compacts)
-
-
-def _plan(
-    archive: Archive,
-    archived: ArchivedPartition,
-    report: ArchiveReport,
-    settings: TopicSettings,
-    config: Config,
-    secret: tuple[int, int],
-    inputs: dict[str, object],
-) -> PartitionPlan:
-    clean = CleanSettings(**{name: getattr(settings, name) for name in CleanSettings.__dataclass_fields__})
-    return PartitionPlan(
-        topic=archived.topic, partition=archived.partition, archive_uri=archive.root.uri, store_uri=report.store or "",
-        folder="", high_watermark=archived.high_watermark, sealed=False, force=False, dry_run=True,
-        now_ms=report.now_ms, settings=clean,
-        limits=Limits(config.job.chunk_bytes, config.job.task_memory_bytes, config.job.split_bytes),
-        secret=secret, **inputs,  # type: ignore[arg-type]
-    )  # fmt: skip
+        yield ProfilePlan(plan_partition(run, archived, settings, inputs), settings.compacts)
 
 
 def _settings(options: ReportOptions, archived: ArchivedPartition, *, has_generation: bool) -> TopicSettings:

@@ -7,7 +7,6 @@ number of rows, so 1,000 partitions with 100,000 segments give a few MB; `--json
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,15 +16,14 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from jobs.command.reporting import count, size
+from jobs.command.reporting import TO_THE_MINUTE, count, moment, size
 from jobs.report import plots
 from jobs.report.archive_report import ArchiveReport, partition_row, saved
-from jobs.report.plots import DEAD, LIVE, OTHER, Plot
+from jobs.report.figures import compression, dead_by_segment, hot_keys, hottest, overview, runs_of, tombstones
+from jobs.report.plots import Plot
 from logformat.control_characters import visible
-from udfs.report.partition_profile import AGE_NAMES, HotKey, PartitionProfile, SegmentProfile, join_times
+from udfs.report.partition_profile import PartitionProfile, SegmentProfile, join_times
 
-_BARS: Final = 12  # of a plot with a bar for each topic, partition, run
-_HOT: Final = 20
 _TOPICS_WITH_PLOTS: Final = 12  # those with the most bytes
 _SEGMENT_ROWS: Final = 4000  # of all partitions together
 _LISTED: Final = 200  # problems and notes
@@ -117,7 +115,7 @@ def page_of(report: ArchiveReport) -> str:
         title=f"Archive report: {report.archive}",
         archive=report.archive,
         store=report.store,
-        at=plots.at(report.now_ms),
+        at=moment(report.now_ms, TO_THE_MINUTE),
         cards=cards(report),
         problems=[str(p) for p in report.all_problems[:_LISTED]],
         more_problems=max(len(report.all_problems) - _LISTED, 0),
@@ -154,155 +152,18 @@ def cards(report: ArchiveReport) -> list[Card]:
     ]  # fmt: skip
 
 
-def overview(report: ArchiveReport) -> list[Plot]:
-    """Plots of the whole archive."""
-    good = [p for p in report.profiles if p.problem is None]
-    out = [before_and_after(report), dirty_ratio(good)]
-    times = join_times([p.times for p in good])
-    if times is not None:
-        out.append(plots.records_by_time("time", "Records by time", times))
-    out += [compression("codec", good), tombstones("tombstones", good), hot_keys("hot", good), history(report)]
-    return [plot for plot in out if plot is not None and plot.rows]
-
-
-def before_and_after(report: ArchiveReport) -> Plot | None:
-    """Size of each compacted topic in the archive, with a store now, and after a compaction."""
-    by_topic: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for p in report.profiles:
-        if p.problem is None and p.compacted:
-            row = (
-                report.archived_bytes.get((p.topic, p.partition), p.size_bytes),
-                p.size_bytes,
-                p.total("bytes_after"),
-            )
-            by_topic[p.topic] = [a + b for a, b in zip(by_topic[p.topic], row, strict=True)]
-    rows = _largest(by_topic.items(), lambda item: item[1][0])
-    if not rows:
-        return None
-    total = [sum(values[i] for values in by_topic.values()) for i in range(3)]
-    series = [("in the archive", OTHER, [v[0] for _, v in rows])] if report.store else []
-    series += [("now", DEAD, [v[1] for _, v in rows]), ("after compaction", LIVE, [v[2] for _, v in rows])]
-    return plots.horizontal_bars(
-        "before-after", "Size before and after a compaction", [name for name, _ in rows], series, plots.bytes_of,
-        says=f"compacted topics: {size(total[1])} now, {size(total[2])} after", label="topic", stacked=False,
-    )  # fmt: skip
-
-
-def dirty_ratio(profiles: Sequence[PartitionProfile]) -> Plot | None:
-    """Dirty ratio of the partitions with the most dirty bytes."""
-    rows = _largest([p for p in profiles if p.compacted], lambda p: p.dirty_bytes)
-    if not rows:
-        return None
-    return plots.horizontal_bars(
-        "dirty", "Dirty ratio", [p.name() for p in rows], [("dirty ratio", DEAD, [p.dirty_ratio for p in rows])],
-        plots.percent, says=f"of the {len(rows)} partitions with the most dirty bytes", label="partition", most=1.0,
-    )  # fmt: skip
-
-
-def dead_by_segment(name: str, title: str, profiles: Sequence[PartitionProfile]) -> Plot:
-    """Live and dead bytes of the segments of some partitions, in order."""
-    segments = [(p, s) for p in profiles for s in p.segments]
-    labels = [f"{p.partition}: {s.base_offset}" for p, s in segments]
-    live, dead = [s.live_bytes for _, s in segments], [s.dead_bytes for _, s in segments]
-    return plots.columns(
-        name, title, labels, [("live", LIVE, live), ("dead", DEAD, dead)], plots.bytes_of,
-        says=f"{len(segments):,} segments: {size(sum(live))} live, {size(sum(dead))} dead",
-        label="partition: base offset", each="segments",
-    )  # fmt: skip
-
-
-def compression(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
-    """Stored and decompressed bytes by codec."""
-    by_codec: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for p in profiles:
-        for s in p.segments:
-            for codec, c in s.codecs.items():
-                row = (c.stored_bytes, c.plain_bytes, c.batches)
-                by_codec[codec] = [a + b for a, b in zip(by_codec[codec], row, strict=True)]
-    rows = sorted(by_codec.items(), key=lambda item: -item[1][0])
-    if not rows:
-        return None
-    said = ", ".join(f"{codec} {b / max(a, 1):.2f} to 1 in {n:,} batches" for codec, (a, b, n) in rows)
-    series = [("stored", LIVE, [v[0] for _, v in rows]), ("decompressed", OTHER, [v[1] for _, v in rows])]
-    return plots.horizontal_bars(
-        name, "Compression by codec", [codec for codec, _ in rows], series, plots.bytes_of, says=said, label="codec",
-        stacked=False,
-    )  # fmt: skip
-
-
-def tombstones(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
-    """Tombstones by age."""
-    compacted = [s for p in profiles if p.compacted for s in p.segments]
-    ages = [sum(s.tombstone_ages[i] for s in compacted) for i in range(len(AGE_NAMES))]
-    if not sum(ages):
-        return None
-    horizons = sum(s.tombstones_with_horizon for s in compacted)
-    return plots.horizontal_bars(
-        name, "Tombstones by age", AGE_NAMES, [("tombstones", LIVE, ages)], plots.number,
-        says=f"{sum(ages):,} last records of their keys; {horizons:,} have a delete horizon already", label="age",
-    )  # fmt: skip
-
-
-def hot_keys(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
-    """The keys with the most records, by hash."""
-    rows = _hot(profiles)
-    if not rows:
-        return None
-    return plots.horizontal_bars(
-        name, "Hot keys, by hash", [f"{p.name()} {key.sha256[:8]}" for p, key in rows[:_BARS]],
-        [("records", LIVE, [key.records for _, key in rows[:_BARS]])], plots.number,
-        says="the keys with the most records; first digits of their SHA-256", label="partition and key",
-    )  # fmt: skip
-
-
-def history(report: ArchiveReport) -> Plot | None:
-    """Bytes before and after each of the last runs."""
-    runs = _runs(report)[-_BARS:]
-    if not runs:
-        return None
-    return plots.horizontal_bars(
-        "history", "Cleaning history", [plots.at(row["now_ms"]) for row in runs],
-        [("before", DEAD, [r["bytes_before"] for r in runs]), ("after", LIVE, [r["bytes_after"] for r in runs])],
-        plots.bytes_of, says="the last runs that committed, all their partitions together",
-        label="run (UTC)", stacked=False,
-    )  # fmt: skip
-
-
-def _runs(report: ArchiveReport) -> list[dict[str, Any]]:
-    """Committed runs, oldest first; all partitions of a run together."""
-    by_run: dict[str, dict[str, Any]] = {}
-    names = ("records_read", "records_kept", "bytes_before", "bytes_after")
-    for row in (row for rows in report.history.values() for row in rows):
-        one = by_run.setdefault(
-            row.run_id, {"run_id": row.run_id, "now_ms": row.now_ms, "partitions": 0, **dict.fromkeys(names, 0)}
-        )
-        one["partitions"] += 1
-        for name in names:
-            one[name] += getattr(row, name)
-    return sorted(by_run.values(), key=lambda row: (row["now_ms"], row["run_id"]))
-
-
 def _history_rows(report: ArchiveReport) -> list[tuple[str, ...]]:
     return [
-        (plots.at(r["now_ms"]), r["run_id"][:8], count(r["partitions"]),
+        (moment(r["now_ms"], TO_THE_MINUTE), r["run_id"][:8], count(r["partitions"]),
          count(r["records_read"]), count(r["records_kept"]), size(r["bytes_before"]), size(r["bytes_after"]),
          saved(r["bytes_before"], r["bytes_after"]))
-        for r in reversed(_runs(report)[-_LISTED:])
+        for r in reversed(runs_of(report)[-_LISTED:])
     ]  # fmt: skip
-
-
-def _hot(profiles: Sequence[PartitionProfile]) -> list[tuple[PartitionProfile, HotKey]]:
-    rows = [(p, key) for p in profiles for key in p.hot_keys if key.records > 1]
-    return sorted(rows, key=lambda row: (-row[1].records, row[0].name()))[:_HOT]
 
 
 def _hot_rows(profiles: Sequence[PartitionProfile]) -> list[tuple[str, ...]]:
     return [(p.name(), key.sha256, "" if key.text is None else key.text, count(key.records),
-             f"{100 * key.records / max(p.total('records'), 1):.2f} %") for p, key in _hot(profiles)]  # fmt: skip
-
-
-def _largest(rows: Any, by: Any) -> list[Any]:
-    return sorted(rows, key=by, reverse=True)[:_BARS]
+             f"{100 * key.records / max(p.total('records'), 1):.2f} %") for p, key in hottest(profiles)]  # fmt: skip
 
 
 def _topics(profiles: Sequence[PartitionProfile]) -> list[tuple[str, list[PartitionProfile]]]:
@@ -368,7 +229,7 @@ def segment_rows(segments: Sequence[SegmentProfile], most: int) -> list[tuple[st
             (name, size(sums["size_bytes"]), size(sums["dead_bytes"]), count(sums["records"]),
              count(sums["dead_records"]), count(sums["tombstones"]), count(sums["out_of_order"]),
              ", ".join(sorted({codec for s in part for codec in s.codecs})),
-             "" if start is None else plots.at(start))
+             "" if start is None else moment(start, TO_THE_MINUTE))
         )  # fmt: skip
     return out
 

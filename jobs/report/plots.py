@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from html import escape
 from typing import Any, Final, Literal
 
@@ -24,7 +23,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
-from jobs.command.reporting import count, size
+from jobs.command.reporting import TO_THE_MINUTE, count, moment, size
 from udfs.report.partition_profile import DAY_MS, HOUR_MS, MINUTE_MS, Times
 
 WIDE: Final = 560  # of a drawing, points; shown a point a pixel or so
@@ -160,10 +159,11 @@ def columns(
 def records_by_time(name: str, title: str, times: Times) -> Plot:
     """Records in each bucket of time."""
     unit = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}.get(times.width_ms, f"{times.width_ms // DAY_MS} days")
-    labels = [moment((times.first + i) * times.width_ms, times.width_ms) for i in range(len(times.counts))]
+    shape = "%Y-%m-%d" if times.width_ms >= DAY_MS else "%m-%d %H:%M"
+    labels = [moment((times.first + i) * times.width_ms, shape) for i in range(len(times.counts))]
     total, most = sum(times.counts), max(times.counts)
     busiest = labels[times.counts.index(most)]
-    ends = [at((times.first + i) * times.width_ms) for i in (0, len(times.counts) - 1)]
+    ends = [moment((times.first + i) * times.width_ms, TO_THE_MINUTE) for i in (0, len(times.counts) - 1)]
     return columns(
         name, f"{title}, by {unit} (UTC)", labels, [("records", LIVE, times.counts)], number,
         says=f"{total:,} records from {ends[0]} to {ends[1]}, without those of aborted transactions; most, {most:,}, "
@@ -189,17 +189,6 @@ def _steps(most: float, show: Callable[[float], str]) -> Any:
     if show is bytes_of and most > 4:
         return MultipleLocator(2.0 ** max(math.ceil(math.log2(most / 4)), 0))
     return MaxNLocator(4, integer=True)
-
-
-def moment(at_ms: int, width_ms: int = MINUTE_MS) -> str:
-    """A time as a bucket of that width needs it, UTC."""
-    shape = "%Y-%m-%d" if width_ms >= DAY_MS else "%m-%d %H:%M"
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime(shape)
-
-
-def at(at_ms: int) -> str:
-    """A time to the minute, UTC."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def number(value: float) -> str:

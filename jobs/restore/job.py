@@ -12,148 +12,49 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from typing import Any
 
-from pyarrow import fs as pafs
-
-from jobs import errors
-from jobs.archive.listing import Archive, list_archive, matching
-from jobs.archive.places import Place, check_apart, check_outside, is_same
+from jobs.archive.listing import Archive
+from jobs.archive.places import Place, check_apart, check_empty
 from jobs.command.options import RestoreOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
-from jobs.errors import (
-    LogStartError,
-    MissingFileError,
-    NoGenerationError,
-    NotEmptyError,
-    RestoreFullError,
-    UsageError,
-)
+from jobs.command.reporting import size
+from jobs.errors import LogStartError, RestoreFullError
 from jobs.restore.copy_files import Made, copy_log, copy_small, finish
-from jobs.spark import session
-from jobs.store.tables import Checkpoint, RunRow, Segment, State, open_state, open_store
+from jobs.restore.plan import before_resets, check_files, choose, list_apart, some_of
+from jobs.restore.report import RestoredPartition, RestoreReport
+from jobs.spark.stores import open_tables
+from jobs.store.generations import Generation, manifests_of, open_store
+from jobs.store.rows import Segment
+from jobs.topics import Key
 from logformat import names
 from logformat.errors import is_full
-from logformat.locations import first_of, text_entries
 from logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
 from udfs.storage import Root, normal_uri, open_root, write_file
 
-Key = tuple[str, int]
-
 _THREADS = 2 * (os.cpu_count() or 1)
-_NAMED = 10  # files that an error names
-
-
-@dataclass(frozen=True)
-class Target:
-    """One partition's generation, and where the files of its manifest are."""
-
-    topic: str
-    partition: int
-    generation: int
-    run_id: str
-    first_dirty_offset: int
-    log_start_offset: int
-    next_offset: int
-    archive_uri: str
-
-    @property
-    def key(self) -> Key:
-        """(topic, partition)."""
-        return self.topic, self.partition
-
-    @property
-    def name(self) -> str:
-        """The partition's folder in a log directory."""
-        return names.partition_folder(self.topic, self.partition)
-
-    @property
-    def folder(self) -> str:
-        """The run's folder, below the store."""
-        return f"segments/{self.name}/{self.generation}-{self.run_id}"
-
-
-@dataclass
-class RestoredPartition:
-    """What was restored of one partition."""
-
-    topic: str
-    partition: int
-    generation: int
-    log_start_offset: int
-    next_offset: int
-    segments: int = 0
-    from_archive: int = 0
-    bytes: int = 0
-    reflinked: int = 0
-
-
-@dataclass
-class RestoreReport(ShownInNotebooks):
-    """What `restore` hands back."""
-
-    output: str
-    partitions: list[RestoredPartition] = field(default_factory=list)
-    beyond: list[str] = field(default_factory=list)  # what the archive holds and the store does not
-    notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    exit_code = errors.DONE
-
-    def to_json(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "job": "restore", "exit_code": self.exit_code, "output": self.output,
-            "partitions": [vars(p) for p in self.partitions], "beyond": self.beyond, "notes": self.notes,
-            "seconds": self.seconds,
-        }  # fmt: skip
-
-    def to_text(self) -> str:
-        """For people."""
-        header = ("partition", "generation", "offsets", "segments", "of the archive", "bytes")
-        rows = [
-            (f"{p.topic}-{p.partition}", str(p.generation), f"{p.log_start_offset}..{p.next_offset}",
-             count(p.segments), count(p.from_archive), size(p.bytes))
-            for p in self.partitions
-        ]  # fmt: skip
-        lines = [table(header, rows, left=(0,)), ""]
-        if self.beyond:
-            lines += ["In the archive, not in the store:", *(f"  {line}" for line in self.beyond), ""]
-        lines += [f"note: {note}" for note in self.notes]
-        total = sum(p.bytes for p in self.partitions)
-        reflinked = sum(p.reflinked for p in self.partitions)
-        shared = f", {reflinked} files share their blocks with the originals" if reflinked else ""
-        lines.append(
-            f"{len(self.partitions)} partitions, {size(total)} restored to {self.output} "
-            f"in {seconds(self.seconds.get('total', 0.0))}{shared}"
-        )
-        return "\n".join(lines)
 
 
 def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     """Restore the current generation, or `options.generation`, of every partition that the topics name."""
     began = time.monotonic()
     output = open_root(normal_uri(options.output))
-    _check_empty(output)
+    check_empty(output)
     store = open_store(options.store)
     check_apart(Place("--output", output.uri), Place("the store", store.uri))
-    state = open_state(session.start(), options.store)
-    targets = choose(state, options.topics, options.generation)
+    tables = open_tables(store)
+    targets = choose(tables, options.topics, options.generation)
     for target in targets:
         if target.log_start_offset > target.next_offset:
             shown = f"{target.name}, generation {target.generation}"
             raise LogStartError(path=shown, expected=target.next_offset, found=target.log_start_offset)
-    manifests = state.manifests({t.key: (t.generation, t.run_id) for t in targets})
+    manifests = manifests_of(tables, targets)
     archives = {t.archive_uri: open_root(normal_uri(options.archive or t.archive_uri)) for t in targets}
-    listed = _apart(output, archives, options)
-    side_files = _check_files(state, store, archives, targets, manifests)
+    listed = list_apart(output, archives, options)
+    side_files = check_files(tables, store, archives, targets, manifests)
     report = RestoreReport(output.uri)
-    report.notes += _before_resets(state, targets) if options.generation is not None else []
+    report.notes += before_resets(tables, targets) if options.generation is not None else []
     report.seconds["plan"] = round(time.monotonic() - began, 3)
     progress.start("restore", sum(s.size_bytes for rows in manifests.values() for s in rows), "B")
     made = Made(output)
@@ -173,7 +74,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     except BaseException as error:  # interrupted as well: half a log directory must not look like one
         left = made.take_back()
         if left:
-            error.add_note(f"left in {output.uri}: {_first(left)}")
+            error.add_note(f"left in {output.uri}: {some_of(left)}")
         if is_full(error):
             full = RestoreFullError(path=output.uri, found="disk full")
             for note in getattr(error, "__notes__", ()):
@@ -185,145 +86,15 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     return report
 
 
-def choose(state: State, topics: str | None, generation: int | None) -> list[Target]:
-    """The partitions that a glob names, each at one generation (None: its current one)."""
-    current = {key: row for key, row in state.checkpoints().items() if topics is None or fnmatchcase(key[0], topics)}
-    if not current:
-        raise UsageError(message=f"{state.root.uri}: no partition of the store matches --topics {topics or '*'}")
-    if generation is None or all(row.generation == generation for row in current.values()):
-        return [_target(row, row.generation, row.first_dirty_offset) for _, row in sorted(current.items())]
-    chains = state.histories({topic for topic, _ in current})
-    targets = []
-    for key in sorted(current):
-        found = {row.generation_after: row for row in chains[key]}
-        if generation not in found:
-            raise NoGenerationError(
-                partition=names.partition_folder(*key), found=generation, reason="never committed",
-                expected=_listed(_still_there(state, chains[key])),
-            )  # fmt: skip
-        targets.append(_target(found[generation], generation, found[generation].end_offset))
-    return targets
-
-
-def _before_resets(state: State, targets: Sequence[Target]) -> Iterator[str]:
-    """Which of the generations come before one that began anew: then the archive holds another log, or a part of it."""
-    chains = state.histories({t.topic for t in targets})
-    for target in targets:
-        later = [
-            r.generation_after for r in chains[target.key] if r.began_anew and r.generation_after > target.generation
-        ]
-        if later:
-            yield (
-                f"{target.name}: generation {target.generation} is of before the --reset that began generation "
-                f"{min(later)} anew: what the archive holds now need not follow it"
-            )
-
-
-def _target(row: Checkpoint | RunRow, generation: int, first_dirty_offset: int) -> Target:
-    return Target(
-        row.topic, row.partition, generation, row.run_id, first_dirty_offset, row.log_start_offset, row.next_offset,
-        row.archive_uri,
-    )  # fmt: skip
-
-
-def _check_empty(output: Root) -> None:
-    found = output.filesystem.get_file_info(output.base)
-    if found.type == pafs.FileType.File:
-        raise NotEmptyError(path=output.uri, found="a file")
-    if found.type == pafs.FileType.Directory:
-        inside = output.filesystem.get_file_info(pafs.FileSelector(output.base))
-        if inside:
-            raise NotEmptyError(path=output.uri, found=first_of(inside))
-
-
-def _apart(output: Root, archives: Mapping[str, Root], options: RestoreOptions) -> dict[str, Archive | None]:
-    """The archives' listings, each archive's once (None: it cannot be read). Raises where the output is in one."""
-    written = Place("--output", output.uri)
-    listed: dict[str, Archive | None] = {}
-    for root in archives.values():
-        if any(is_same(root.uri, known) for known in listed):
-            continue
-        check_apart(written, Place("the archive", root.uri))
-        try:
-            listed[root.uri] = list_archive(root, matching(options.topics))
-        except OSError:
-            listed[root.uri] = None
-    for archive in filter(None, listed.values()):
-        check_outside(written, archive)
-    return listed
-
-
-def _check_files(
-    state: State, store: Root, archives: Mapping[str, Root], targets: Sequence[Target],
-    manifests: Mapping[Key, Sequence[Segment]],
-) -> dict[Key, list[str]]:  # fmt: skip
-    """The side files of each partition; raises where a file of a manifest is not there, before anything is written."""
-    side_files: dict[Key, list[str]] = {}
-    missing: list[str] = []
-    for target in targets:
-        listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(target.folder), allow_not_found=True))
-        here = {info.base_name for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
-        absent = _absent(store, [s for s in manifests[target.key] if s.root == "store"])
-        expected = {names.segment_file(s.base_offset, names.INDEX) for s in manifests[target.key]}
-        absent += [f"{target.folder}/{name}" for name in sorted(expected - here)]
-        if absent:
-            chain = state.history(*target.key)
-            if chain and chain[0].run_id == target.run_id:  # the current one: its files must be there
-                missing += [f"{store.uri}/{path}" for path in absent]
-                continue
-            raise NoGenerationError(
-                partition=target.name, found=target.generation, reason=f"its files are gone ({absent[0]})",
-                expected=_listed(_still_there(state, chain)),
-            )  # fmt: skip
-        side_files[target.key] = sorted(
-            name for name in here
-            if name in names.PARTITION_SIDE_FILES
-            or ((file := names.parse_segment_file(name)) and not file.suffix and file.kind != names.LOG)
-        )  # fmt: skip
-        archive = archives[target.archive_uri]
-        archived = [s for s in manifests[target.key] if s.root == "archive"]
-        missing += [f"{archive.uri}/{path}" for path in _absent(archive, archived)]
-    if missing:
-        raise MissingFileError(
-            path=_first(missing), expected="the files that the generation names", found="no such file"
-        )
-    return side_files
-
-
-def _first(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    return ", ".join(paths[:_NAMED]) + more
-
-
-def _absent(root: Root, segments: Sequence[Segment]) -> list[str]:
-    """Paths of segments that are not there, or shorter than their rows say."""
-    infos = root.filesystem.get_file_info([root.full(s.path) for s in segments]) if segments else []
-    return [
-        s.path for s, info in zip(segments, infos, strict=True)
-        if info.type != pafs.FileType.File or info.size < s.size_bytes
-    ]  # fmt: skip
-
-
-def _still_there(state: State, chain: Sequence[RunRow]) -> list[int]:
-    """Generations of one partition whose files in the store are all there."""
-    manifest: dict[str, list[Segment]] = {row.run_id: [] for row in chain}
-    for segment in state.segments_of_runs(manifest):
-        if chain and (segment.topic, segment.partition) == (chain[0].topic, chain[0].partition):
-            manifest[segment.run_id].append(segment)
-    there = []
-    for row in chain:
-        target = _target(row, row.generation_after, row.end_offset)
-        folder = state.root.filesystem.get_file_info(state.root.full(target.folder))
-        ours = [s for s in manifest[row.run_id] if s.root == "store"]
-        if folder.type == pafs.FileType.Directory and not _absent(state.root, ours):
-            there.append(row.generation_after)
-    return there
-
-
 def _restore_partition(
-    target: Target, segments: Sequence[Segment], side_files: Sequence[str], store: Root, archives: Mapping[str, Root],
-    made: Made, progress: Progress,
-) -> RestoredPartition:  # fmt: skip
+    target: Generation,
+    segments: Sequence[Segment],
+    side_files: Sequence[str],
+    store: Root,
+    archives: Mapping[str, Root],
+    made: Made,
+    progress: Progress,
+) -> RestoredPartition:
     out = RestoredPartition(
         target.topic, target.partition, target.generation, target.log_start_offset, target.next_offset
     )
@@ -347,7 +118,7 @@ def _restore_partition(
     return out
 
 
-def _write_checkpoints(made: Made, targets: Sequence[Target], manifests: Mapping[Key, Sequence[Segment]]) -> None:
+def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]) -> None:
     ends = {t.key: t.next_offset for t in targets}
     starts = {  # Kafka writes those above the first segment's base only: the others are known from it
         t.key: t.log_start_offset for t in targets
@@ -366,7 +137,7 @@ def _write_checkpoints(made: Made, targets: Sequence[Target], manifests: Mapping
 
 
 def _list_beyond(
-    report: RestoreReport, listed: Mapping[str, Archive | None], targets: Sequence[Target],
+    report: RestoreReport, listed: Mapping[str, Archive | None], targets: Sequence[Generation],
     manifests: Mapping[Key, Sequence[Segment]],
 ) -> None:  # fmt: skip
     """What lies in the archive at or beyond each partition's end, and partitions that the store does not hold."""
@@ -386,8 +157,3 @@ def _list_beyond(
                 for s in partition.segments
                 if s.size > used.get(s.path, s.size if s.base_offset < ends[key] else 0)
             ]
-
-
-def _listed(generations: Iterable[int]) -> str:
-    known = sorted(generations)
-    return "one that is still there: " + ", ".join(map(str, known)) if known else "none is left"

@@ -10,7 +10,8 @@ from pyarrow import fs as pafs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from jobs.store.tables import TIME_INDEX, State
+from jobs.store.paths import TIME_INDEX, table_folder
+from jobs.store.tables import State
 from udfs.lookup.minutes import TIME_INDEX_ROWS
 
 _LARGE_TABLE_BYTES = 16 << 20  # tuned: 40 MB, 6 million rows, take 5 s in the session of the state, 2 s in the other
@@ -23,7 +24,7 @@ SegmentKey = tuple[str, int, int]
 def minute_table(spark: SparkSession, state: State) -> DataFrame:
     """The table; a large one in a session for large ones, which that of `state` is not."""
     root = state.root
-    files = root.filesystem.get_file_info(pafs.FileSelector(root.full(f"state/{TIME_INDEX}")))
+    files = root.filesystem.get_file_info(pafs.FileSelector(root.full(table_folder(TIME_INDEX))))
     if sum(file.size or 0 for file in files) < _LARGE_TABLE_BYTES:
         return state.load(TIME_INDEX)
     return spark.read.format("delta").load(state.uri(TIME_INDEX))

@@ -46,10 +46,10 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from jobs.errors import (
     ConflictError,
-    MissingPathError,
     NoGenerationError,
     NoLockError,
 )
+from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES, TABLES
 from jobs.store.rows import (
     Checkpoint,
     Commit,
@@ -65,13 +65,6 @@ from jobs.store.rows import (
 from udfs.storage import Root, normal_uri, open_root
 
 __all__ = ["Checkpoint", "Commit", "PartitionState", "RunRow", "Segment", "State", "open_state"]
-
-CHECKPOINTS = "compaction_checkpoints"
-SEGMENTS = "log_segments"
-STATES = "cleaner_state"
-RUNS = "cleaner_runs"
-TIME_INDEX = "time_index"  # written by jobs.lookup.minute_table; no part of a generation
-TABLES = (CHECKPOINTS, SEGMENTS, STATES, RUNS, TIME_INDEX)
 
 Key = tuple[str, int]
 
@@ -423,12 +416,3 @@ def _flock(path: str, seconds: float) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)  # gives the lock back
-
-
-def open_store(uri: str) -> Root:
-    """The root of a store that holds a committed state."""
-    store = open_root(normal_uri(uri))
-    found = store.filesystem.get_file_info(store.full("state/compaction_checkpoints"))
-    if found.type != pafs.FileType.Directory:
-        raise MissingPathError(path=store.uri, expected="a store, with state/compaction_checkpoints", found="none")
-    return store

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from jobs.archive.listing import Archive, archive_at, matching
+from jobs.archive.listing import Archive, listed
 from jobs.command.options import VerifyOptions
 from jobs.command.progress import Progress
-from jobs.errors import MissingPathError, NoGenerationError
+from jobs.errors import MissingPathError
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from jobs.spark.stores import open_tables
+from jobs.store.generations import made_by, manifests_of, nobody_has, open_store, runs_at
 from jobs.store.rows import Checkpoint, RunRow
+from jobs.topics import Key, of_topics
 from jobs.verify.plan import plan_archived, plan_generation
-from jobs.verify.report import Key, VerifyReport
-from udfs.storage import normal_uri, open_root
+from jobs.verify.report import VerifyReport
+from udfs.storage import normal_uri
 from udfs.verify.generation import check_generation
 from udfs.verify.partition import CheckResult, check_partition
 from udfs.verify.side_files import check_log_directory
@@ -46,7 +48,7 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
     uri = normal_uri(options.archive or "")
     report = VerifyReport("archive", uri)
     at = time.perf_counter()
-    archive = archive_at(uri, matching(options.topics))
+    archive = listed(uri, options.topics)
     report.notes += archive.notes
     report.seconds["list"] = time.perf_counter() - at
     plans = []
@@ -85,30 +87,21 @@ def _each(
 
 
 def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) -> VerifyReport:
-    from jobs.spark import session  # noqa: PLC0415 - an archive may be verified without Spark
-    from jobs.store.tables import open_state  # noqa: PLC0415 - as above
-
     report = VerifyReport("store", store_uri)
     at = time.perf_counter()
-    state = open_state(session.start(), store_uri, single_writer=options.config.job.single_writer)
-    if not state.exists():
-        raise MissingPathError(path=store_uri, expected="a store with generations", found="none")
-    checkpoints = {
-        key: row
-        for key, row in state.checkpoints().items()
-        if options.topics is None or fnmatchcase(key[0], options.topics)
-    }
-    histories = state.histories({topic for topic, _ in checkpoints})
+    store = open_store(store_uri, "a store with generations")
+    tables = open_tables(store)
+    checkpoints = of_topics(options.topics, tables.checkpoints())
+    histories = tables.histories({topic for topic, _ in checkpoints})
     runs = _runs(options, checkpoints, histories, report)
-    manifests = state.manifests({key: (run.generation_after, run.run_id) for key, run in runs.items()})
+    manifests = manifests_of(tables, map(made_by, runs.values()))
     parents = {
         key: (r.generation_before, r.parent_run_id)
         for key, r in runs.items() if r.parent_run_id is not None and not r.began_anew
     }  # fmt: skip
-    before = state.manifests(parents) if parents else {}
+    before = tables.manifests(parents)
     archives = {uri: _archive_now(uri, options.topics) for uri in {_archive_of(options, r) for r in runs.values()}}
     report.seconds["state"] = time.perf_counter() - at
-    store = open_root(store_uri)
     plans = []
     for key, run in sorted(runs.items()):
         report.generations[key] = run.generation_after
@@ -138,7 +131,7 @@ def _archive_of(options: VerifyOptions, run: RunRow) -> str:
 
 def _archive_now(uri: str, topics: str | None) -> Archive | None:
     try:
-        return archive_at(uri, matching(topics))
+        return listed(uri, topics)
     except (MissingPathError, OSError):
         return None
 
@@ -150,18 +143,11 @@ def _runs(
     report: VerifyReport,
 ) -> dict[Key, RunRow]:
     """The run that made the generation that is asked for, of each partition that has it."""
-    out = {}
-    for key, checkpoint in checkpoints.items():
-        wanted = options.generation or checkpoint.generation
-        found = [run for run in histories.get(key, ()) if run.generation_after == wanted]
-        if found:
-            out[key] = found[0]
-        else:
-            held = ", ".join(str(r.generation_after) for r in histories.get(key, ())) or "none"
-            report.not_checked.append(f"{key[0]}-{key[1]}: it has no generation {wanted}; there are: {held}")
-    if not out and options.generation is not None:
-        raise NoGenerationError(
-            partition="every partition", found=options.generation, reason="never committed",
-            expected="one of the generations of the store",
-        )  # fmt: skip
-    return out
+    runs = runs_at(checkpoints, histories, options.generation)
+    for key in (key for key in checkpoints if key not in runs):
+        held = ", ".join(str(r.generation_after) for r in histories.get(key, ())) or "none"
+        wanted = options.generation or checkpoints[key].generation
+        report.not_checked.append(f"{key[0]}-{key[1]}: it has no generation {wanted}; there are: {held}")
+    if not runs and options.generation is not None:
+        raise nobody_has(options.generation)
+    return runs

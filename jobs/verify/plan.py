@@ -8,6 +8,7 @@ from typing import Any
 
 from jobs.archive.listing import Archive, ArchivedPartition
 from jobs.command.config import Config
+from jobs.store.paths import generation_folder
 from jobs.store.rows import RunRow, Segment
 from logformat import names
 from logformat.listing import ListedSegment
@@ -55,7 +56,7 @@ def plan_generation(
     """What a task is told of a generation. `before`: the manifest of the parent; None: the archive alone is."""
     settings: dict[str, Any] = json.loads(run.settings)
     name = names.partition_folder(run.topic, run.partition)
-    folder = f"segments/{name}/{run.generation_after}-{run.run_id}"
+    folder = generation_folder(run.topic, run.partition, run.generation_after, run.run_id)
 
     def ours(base: int, kind: str) -> str:
         return f"{folder}/{names.segment_file(base, kind)}"

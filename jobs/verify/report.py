@@ -5,38 +5,34 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
-from jobs.errors import DONE, PROBLEMS
+from jobs.command.reporting import JobReport, count, said, size, table
+from jobs.topics import Key
 from udfs.problem import Problem
 from udfs.verify.partition import CheckResult
 
-Key = tuple[str, int]
 _TEXT_PROBLEMS = 200  # listed in text; JSON has all
 
 
 @dataclass
-class VerifyReport(ShownInNotebooks):
+class VerifyReport(JobReport):
     """What was checked, what is wrong, what could not be checked."""
 
     side: str  # archive or store
     uri: str
     results: list[CheckResult] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)  # of no partition that was checked
-    notes: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     side_files: int = 0
     generations: dict[Key, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def all_problems(self) -> list[Problem]:
-        """Every row."""
+        """Those of partitions that were checked too."""
         return [*self.problems, *(p for r in self.results for p in r.problems)]
 
     @property
-    def exit_code(self) -> int:
-        """0, or 3 where anything is wrong."""
-        return PROBLEMS if self.all_problems else DONE
+    def all_not_checked(self) -> list[str]:
+        """The same of what could not be checked."""
+        return [*self.not_checked, *(n for r in self.results for n in r.not_checked)]
 
     def _total(self, name: str) -> int:
         return sum(getattr(r, name) for r in self.results)
@@ -53,8 +49,8 @@ class VerifyReport(ShownInNotebooks):
             "partitions": [self._partition(r) for r in self.results],
             "problems": [_problem(p) for p in self.problems],
             "notes": self.notes,
-            "not_checked": [*self.not_checked, *(n for r in self.results for n in r.not_checked)],
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "not_checked": self.all_not_checked,
+            "seconds": self.seconds_json(),
         }  # fmt: skip
 
     def _partition(self, r: CheckResult) -> dict[str, Any]:
@@ -73,11 +69,11 @@ class VerifyReport(ShownInNotebooks):
         ]  # fmt: skip
         out = [table(header, rows, left=(0,))] if rows else ["no partition to check"]
         problems = self.all_problems
-        out += [f"problem: {p}" for p in problems[:_TEXT_PROBLEMS]]
+        out += said("problem", problems[:_TEXT_PROBLEMS])
         if len(problems) > _TEXT_PROBLEMS:
             out.append(f"and {len(problems) - _TEXT_PROBLEMS} more problems: --json lists all")
-        out += [f"note: {note}" for note in [*self.notes, *(n for r in self.results for n in r.notes)]]
-        out += [f"not checked: {n}" for n in [*self.not_checked, *(n for r in self.results for n in r.not_checked)]]
+        out += said("note", [*self.notes, *(n for r in self.results for n in r.notes)])
+        out += said("not checked", self.all_not_checked)
         compared = self._total("compared_records")
         more = f", {compared:,} of them against what they were made of" if compared else ""
         beside = f", {self.side_files} files of log directories" if self.side_files else ""
@@ -87,7 +83,7 @@ class VerifyReport(ShownInNotebooks):
             f"{self._total('records'):,} records{more}{beside}"
         )
         out.append(f"{len(problems)} problems" if problems else "no problem found")
-        out.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        out.append(self.seconds_line())
         return "\n".join(out)
 
 

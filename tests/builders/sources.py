@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.data_source.options import Pushed, ReadOptions, parse
+from jobs.data_source.options import parse
 from jobs.data_source.plan import plan
 from jobs.data_source.read import read_task
+from jobs.data_source.read_options import Pushed, ReadOptions
 from jobs.data_source.source import SOURCES, columns_of
 from udfs.data_source.plan import Task
 

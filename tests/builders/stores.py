@@ -95,8 +95,11 @@ class FakeState:
 def without_spark(monkeypatch, state, *jobs):
     """Jobs that start no session and find this state in every store."""
     for job in jobs:
-        monkeypatch.setattr(job.session, "start", lambda: None)
-        monkeypatch.setattr(job, "open_state", lambda spark, store, single_writer=False: state)
+        if hasattr(job, "open_tables"):
+            monkeypatch.setattr(job, "open_tables", lambda store: state)
+        else:
+            monkeypatch.setattr(job.session, "start", lambda: None)
+            monkeypatch.setattr(job, "open_state", lambda spark, store, single_writer=False: state)
 
 
 @dataclass

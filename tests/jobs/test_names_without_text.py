@@ -13,7 +13,7 @@ import pytest
 
 import logformat
 from jobs import inspect_log, vacuum
-from jobs.archive.listing import archive_at, matching
+from jobs.archive.listing import listed
 from jobs.command.options import (
     InspectOptions,
     LookupOptions,
@@ -24,7 +24,7 @@ from jobs.command.options import (
 )
 from jobs.command.progress import Silent
 from jobs.data_source.files import find_partitions
-from jobs.data_source.options import Selection
+from jobs.data_source.read_options import Selection
 from jobs.errors import NotEmptyError
 from jobs.lookup import job as lookup
 from jobs.reindex import job as reindex
@@ -54,7 +54,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 def test_an_archive_says_what_it_leaves_out(archive):
-    found = archive_at(str(archive), matching(None))
+    found = listed(str(archive), None)
     assert list(found.partitions) == [("users", 0)]
     assert found.notes == [f"{archive}: 3 names that are no UTF-8; left out"]
 

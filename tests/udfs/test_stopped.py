@@ -266,7 +266,7 @@ def test_listing(part: Partition, tmp_path: Path) -> None:
     (part.root / "u-0").mkdir()
     (part.root / "u-0" / segment_file(0, "log")).write_bytes(part.log(0).read_bytes())
     with faults(tmp_path, Fault("list", str(part.folder), error="EIO")):
-        found = archive.archive_at(str(part.root), lambda _: True)
+        found = archive.listed(str(part.root), None)
     unreadable(found.partitions["t", 0].problem, "t-0", "EIO")
     assert found.partitions["u", 0].problem is None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import inspect_log, vacuum
-from jobs.archive.listing import archive_at, matching
+from jobs.archive.listing import listed
 from jobs.archive.places import Place, check_apart, check_outside, is_same, lies_in, local_path, within_mount
 from jobs.command.options import (
     CompactOptions,
@@ -179,7 +179,7 @@ def test_a_folder_of_the_archive_that_is_a_link_to_elsewhere(folder):
     (folder / "disks" / "one" / "u-0").mkdir(parents=True)
     shutil.copy(EXAMPLE / "users-0" / "00000000000000000000.log", folder / "disks" / "one" / "u-0")
     (folder / "archive" / "disk1").symlink_to(folder / "disks" / "one")
-    archive = archive_at(str(folder / "archive"), matching("nothing*"))
+    archive = listed(str(folder / "archive"), "nothing*")
     for inside in ("disks/one", "disks/one/out", "disks/one/u-0/x"):
         with pytest.raises(UsageError, match="lies in the archive's folder"):
             check_outside(Place("--output", f"{folder}/{inside}"), archive)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.command.reporting import ShownInNotebooks
+from jobs.command.reporting import JobReport
 from tests.builders.logs import write_partition
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -142,7 +142,7 @@ def test_the_page_and_a_notebook_hold_none(archive):
     assert r"dir\x1b[31m\u202e" in text
     assert active(text) == set()
 
-    class Shown(ShownInNotebooks):
+    class Shown(JobReport):
         def to_text(self):
             return HOSTILE + "<"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from jobs.compact import job as compact
+from jobs.compact import waves
 from tests.builders.archives import (
     COMPACT,
     HOUR,
@@ -202,17 +202,17 @@ def grown(spark, cases, now_ms, tmp_path_factory):
 
     grown_before = tree(lab.archive)
     asked = []
-    real = compact.run_tasks
+    real = waves.run_tasks
 
     def counting(session, function, items, *more):
         asked.extend(item.topic for item in items)
         return real(session, function, items, *more)
 
-    compact.run_tasks = counting
+    waves.run_tasks = counting
     try:
         second = _seen(lab, lab.run(now_ms))
     finally:
-        compact.run_tasks = real
+        waves.run_tasks = real
     assert tree(lab.archive) == grown_before
     return lab, first, locked, sealed, second, asked
 
@@ -438,7 +438,7 @@ def test_a_run_with_nothing_new_costs_little(spark, cases, now_ms, tmp_path, mon
     lab.run(now_ms)
     before = tree(lab.store)
     asked = []
-    monkeypatch.setattr(compact, "run_tasks", lambda spark, function, items, *more: asked.extend(items) or [])
+    monkeypatch.setattr(waves, "run_tasks", lambda spark, function, items, *more: asked.extend(items) or [])
     began = time.perf_counter()
     report = lab.run(now_ms)
     assert asked == []

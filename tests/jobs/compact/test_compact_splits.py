@@ -10,7 +10,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from jobs.compact import job as compact
+from jobs.compact import waves
 from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, only_input, put
 from tests.builders.trees import files_in
 from tests.reference.log import data_batch
@@ -122,14 +122,14 @@ def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, mon
     small = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"task.memory.bytes": 64 << 20}})
     large = Lab(spark, tmp_path, store_at=tmp_path / "other")
     seen = []
-    real = compact.run_tasks
+    real = waves.run_tasks
 
     def watched(session, function, items, *more):
         results = real(session, function, items, *more)
         seen.extend(result.status for result in results)
         return results
 
-    monkeypatch.setattr(compact, "run_tasks", watched)
+    monkeypatch.setattr(waves, "run_tasks", watched)
     report = small.run(now_ms)
     assert seen == ["too_large"]
     assert [r.status for r in report.results] == ["cleaned"]

@@ -15,7 +15,8 @@ from jobs.errors import MissingPathError
 from jobs.lookup import minute_table as time_index
 from jobs.lookup.minute_table import happened, refresh, run_at
 from jobs.lookup.plans import archive_plans
-from jobs.store.tables import TIME_INDEX, open_state
+from jobs.store.paths import TIME_INDEX
+from jobs.store.tables import open_state
 from logformat.batches.segment import open_segment
 from tests.builders.archives import put
 from tests.builders.logs import write_partition

@@ -1,0 +1,94 @@
+"""What becomes of an error: a line for a person, fields for a program, an exit code."""
+
+from __future__ import annotations
+
+import errno
+import re
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+from jobs.errors import UNEXPECTED, USAGE, DiskFullError, JobError, JvmEndedError
+from logformat.errors import UnsafeFolderError
+
+_PATIENCE_SECONDS: Final = 10.0  # for a JVM to end after the connection to it broke
+
+
+class TerminatedError(BaseException):
+    """SIGTERM: unwinds like Ctrl-C, so that locks and sessions are given back."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a command ends that failed."""
+
+    line: str
+    fields: dict[str, object]
+    exit_code: int
+    is_defect: bool = False  # of ours: a traceback comes before it
+
+
+def of_job_error(error: JobError) -> Ending:
+    """What a job raises on purpose."""
+    return Ending(error.line(), error.to_json(), error.exit_code)
+
+
+def of_usage(message: str, more: str = "") -> Ending:
+    """What cannot be, as it was typed; `more`: for people alone."""
+    return Ending(message + more, _plain("UsageError", message, USAGE), USAGE)
+
+
+def of_interruption(error: BaseException) -> Ending:
+    """Ctrl-C, or SIGTERM."""
+    kind, said, code = "Interrupted", "interrupted", 130
+    if isinstance(error, TerminatedError):
+        kind, said, code = "Terminated", "terminated", 143
+    message = "; ".join((said, *getattr(error, "__notes__", ()), "what was committed stays, run again to go on"))
+    return Ending(message, _plain(kind, message, code), code)
+
+
+def of_other(error: Exception) -> Ending:
+    """Whatever else: a full disk, a JVM that is gone, the signal that it comes from, or a defect."""
+    asked = None if isinstance(error, OSError) else _asked_to_end(error)
+    if asked is not None:
+        return of_interruption(asked)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        full = DiskFullError(path=error.filename or "disk", found=error.strerror)
+        for note in getattr(error, "__notes__", ()):
+            full.add_note(note)
+        return of_job_error(full)
+    text = f"{type(error).__name__}: {error}"
+    if "No space left on device" in text:  # from the JVM, or a worker, as text
+        return of_job_error(DiskFullError(path="disk", found="No space left on device"))
+    ended = _how_the_jvm_ended(error, text)
+    if ended is not None:
+        return of_job_error(JvmEndedError(found=ended))
+    unsafe = re.search(rf"{UnsafeFolderError.__name__}: (.*)", text)
+    if unsafe:  # that executors were told to use
+        return of_usage(unsafe[1])
+    message = f"unexpected: {text.splitlines()[0]}; please report this with the lines above"
+    return Ending(message, _plain(type(error).__name__, text, UNEXPECTED), UNEXPECTED, is_defect=True)
+
+
+def _asked_to_end(error: BaseException) -> BaseException | None:
+    """The signal behind an error: Spark says of the jobs that it cancels only that they failed."""
+    before: BaseException | None = error
+    while before is not None and not isinstance(before, KeyboardInterrupt | TerminatedError):
+        before = before.__context__
+    return before
+
+
+def _how_the_jvm_ended(error: Exception, text: str) -> str | None:
+    """None: it did not. Python hears of its end first as a connection that broke."""
+    session = sys.modules.get("jobs.spark.session")
+    if session is None:
+        return None
+    lost = isinstance(error, ConnectionError | EOFError) or type(error).__name__ in ("Py4JError", "Py4JNetworkError")
+    full = re.search(r"java\.lang\.OutOfMemoryError[^\n]*", text)
+    ended: str | None = session.how_the_jvm_ended(_PATIENCE_SECONDS if lost else 0)
+    return full[0] if full else ended
+
+
+def _plain(kind: str, message: str, code: int) -> dict[str, object]:
+    nothing = dict.fromkeys(("path", "position", "expected", "found"))
+    return {"kind": kind, "exit_code": code, "message": message, "hint": "", **nothing}

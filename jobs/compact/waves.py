@@ -1,0 +1,147 @@
+"""Waves of partitions: their tasks, and a commit for each wave while the next one works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from pyspark.sql import SparkSession
+
+from jobs.command.progress import Progress
+from jobs.compact.commit import check_files, commit_of
+from jobs.compact.due import Start, begins_anew, begun_anew
+from jobs.compact.plan import clean_settings
+from jobs.compact.report import CompactReport
+from jobs.compact.splits import compact_in_splits
+from jobs.errors import ConflictError
+from jobs.spark.tasks import for_this_attempt, run_tasks
+from jobs.store.rows import Commit
+from jobs.store.tables import State
+from udfs.compact.one_task import compact_partition
+from udfs.compact.plan import PartitionPlan, PartitionResult
+from udfs.storage import open_root
+
+
+def _one_partition(plan: PartitionPlan) -> PartitionResult:
+    return compact_partition(for_this_attempt(plan))
+
+
+def run_waves(
+    spark: SparkSession, state: State, start: Start, plans: Sequence[PartitionPlan], progress: Progress
+) -> None:
+    """Waves of partitions, the largest first; the commit of one runs while the next one works."""
+    options, report = start.options, start.report
+    job = options.config.job
+    todo = sorted(plans, key=lambda p: -sum(s.listed.size for s in p.segments))
+    progress.start("compact", len(todo))
+    commit_seconds = 0.0
+    with ThreadPoolExecutor(1) as pool:
+        committing: Future[float] | None = None
+        wave = 0
+        while todo and not report.conflict:
+            batch, todo = _next_wave(todo, job.wave_partitions, job.wave_minutes, report)
+            counted = _Counted(progress)
+            results = _run_wave(spark, batch, counted.advance)
+            progress.advance(len(batch) - counted.done)
+            for plan in batch:
+                result = next(r for r in results if (r.topic, r.partition) == (plan.topic, plan.partition))
+                key = (plan.topic, plan.partition)
+                wrong = result.problem is not None and result.problem.kind == "side_file"
+                if (plan.known_until is not None or wrong) and begins_anew(options, key, result.problem):
+                    report.anew.add(key)
+                    results.remove(result)
+                    todo.append(begun_anew(plan, start.archive.partitions[key], checkpoints=not wrong))
+            report.results += results
+            if committing is not None:
+                commit_seconds += _committed(committing, report)
+                committing = None
+            cleaned = [r for r in results if r.status == "cleaned"]
+            if cleaned and not options.dry_run and not report.conflict:
+                commits = [_commit_of(start, r) for r in cleaned]
+                committing = pool.submit(_timed, _wave_committer(state, commits, wave, report))
+                wave += 1
+        if committing is not None:
+            commit_seconds += _committed(committing, report)
+    report.seconds["commit"] = commit_seconds
+    progress.close()
+
+
+def _commit_of(start: Start, r: PartitionResult) -> Commit:
+    key, report = (r.topic, r.partition), start.report
+    return commit_of(
+        r,
+        start.archive.partitions[key],
+        start.checkpoints.get(key),
+        report.archive,
+        start.options.now_ms,
+        clean_settings(start.settings[r.topic]),
+        anew=key in report.anew,
+    )
+
+
+def _next_wave(
+    todo: list[PartitionPlan], most: int, minutes: int, report: CompactReport
+) -> tuple[list[PartitionPlan], list[PartitionPlan]]:
+    """As many partitions as the settings allow: in number, and in bytes by the speed of the waves so far."""
+    done = sum(r.bytes_before for r in report.results)
+    spent = sum(sum(r.seconds.values()) for r in report.results)
+    batch: list[PartitionPlan] = []
+    held = 0
+    for plan in todo[:most]:
+        held += sum(s.listed.size for s in plan.segments)
+        if batch and done and held * spent / done > minutes * 60:
+            break
+        batch.append(plan)
+    return batch, todo[len(batch) :]
+
+
+class _Counted:
+    """Progress of one wave, to know what is left to say at its end."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.done = progress, 0
+
+    def advance(self, n: int) -> None:
+        """More tasks have ended."""
+        self.done += n
+        self.progress.advance(n)
+
+
+def _run_wave(
+    spark: SparkSession, plans: Sequence[PartitionPlan], on_done: Callable[[int], None]
+) -> list[PartitionResult]:
+    large = [p for p in plans if sum(s.listed.size for s in p.segments) > p.limits.split_bytes]
+    small = [p for p in plans if p not in large]
+    results = []
+    for plan, result in zip(small, run_tasks(spark, _one_partition, small, on_done), strict=True):
+        if result.status == "too_large":
+            large.append(plan)
+        else:
+            results.append(result)
+    return results + [compact_in_splits(spark, plan) for plan in large]
+
+
+def _timed(work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _committed(future: Future[float], report: CompactReport) -> float:
+    try:
+        return future.result()
+    except ConflictError as error:
+        report.conflict = error.line()
+        return 0.0
+
+
+def _wave_committer(state: State, commits: list[Commit], wave: int, report: CompactReport) -> Callable[[], None]:
+    store = open_root(report.store)
+
+    def work() -> None:
+        state.commit_wave(commits, wave, lambda: check_files(store, commits))
+        for commit in commits:
+            report.generations[commit.topic, commit.partition] = commit.checkpoint.generation
+
+    return work

@@ -1,0 +1,125 @@
+"""What is read: partitions, records and columns, as the options of a data source say it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from jobs.errors import UsageError
+from jobs.topics import Key, matches
+from logformat.names import MAX_OFFSET
+from udfs.data_source.plan import LATEST, SPLIT_BYTES, Bound, Wanted
+
+Source = Literal["kafka_log", "kafka_log_batches", "kafka_log_index"]
+
+KINDS: Final = ("offset", "time", "transaction", "producer", "leader_epoch")
+
+_INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which partitions: all limits together."""
+
+    globs: tuple[str, ...] | None = None
+    pattern: str | None = None  # a regular expression found in the name, as Spark's Kafka source does it
+    assigned: frozenset[Key] | None = None
+    partitions: tuple[range, ...] | None = None
+
+    def topic(self, name: str) -> bool:
+        """Whether a topic is wanted."""
+        return (
+            (self.globs is None or any(matches(glob, name) for glob in self.globs))
+            and (self.pattern is None or (name not in _INTERNAL and re.search(self.pattern, name) is not None))
+            and (self.assigned is None or any(name == topic for topic, _ in self.assigned))
+        )
+
+    def partition(self, topic: str | None, number: int | None) -> bool:
+        """Whether a partition is wanted; one that does not say its name only where nothing is asked for."""
+        if topic is None or number is None:
+            return self == Selection()
+        return (
+            self.topic(topic)
+            and (self.assigned is None or (topic, number) in self.assigned)
+            and (self.partitions is None or any(number in numbers for numbers in self.partitions))
+        )
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Where reading begins, or ends, in every partition."""
+
+    option: str
+    default: Bound
+    each: Mapping[Key, Bound] | None = None
+
+    def of(self, topic: str | None, partition: int | None) -> Bound:
+        """The bound of one partition; where some are named, all must be, as in Spark's Kafka source."""
+        if self.each is None:
+            return self.default
+        if topic is None or partition is None or (topic, partition) not in self.each:
+            raise UsageError(
+                message=f"{self.option}: it says nothing of {topic}-{partition}, and has to name every partition that"
+                " is read: -2 is the first offset, -1 the end; or leave the others out with topics or partitions"
+            )
+        return self.each[topic, partition]
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What a query's own conditions leave: all limits together."""
+
+    topics: frozenset[str] | None = None
+    partitions: frozenset[int] | None = None
+    start_offset: int = 0
+    end_offset: int = MAX_OFFSET
+    start_ms: int | None = None
+    end_ms: int | None = None
+    keys: frozenset[bytes] | None = None
+
+    def partition(self, topic: str | None, number: int | None) -> bool:
+        """Whether a partition can have such rows."""
+        return (self.topics is None or topic in self.topics) and (self.partitions is None or number in self.partitions)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """All options, understood."""
+
+    source: Source
+    paths: tuple[str, ...] = ()
+    store: str | None = None
+    generation: int | None = None
+    selection: Selection = field(default_factory=Selection)
+    start: Bounds | None = None  # None: the earliest in a batch query, the latest in a stream
+    end: Bounds = field(default_factory=lambda: Bounds("endingOffsets", LATEST))
+    need_start_time: bool = False
+    fail_on_data_loss: bool = True
+    key: bytes | None = None
+    columns: tuple[str, ...] | None = None
+    value: bool = True
+    headers: bool = False
+    control: bool = False
+    committed: bool = False
+    set_aside: bool = False
+    kinds: tuple[str, ...] = KINDS
+    split_bytes: int = SPLIT_BYTES
+    min_partitions: int = 1
+    max_rows: int | None = None
+    max_batch_bytes: int | None = None  # None: as in a job without settings
+    push_filters: bool = False
+    max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    pushed: Pushed = Pushed()
+
+    def wanted(self) -> Wanted:
+        """Which records, whatever the partition."""
+        keys = None if self.key is None else frozenset({self.key})
+        if self.pushed.keys is not None:
+            keys = self.pushed.keys if keys is None else keys & self.pushed.keys
+        return Wanted(
+            self.pushed.start_ms, self.pushed.end_ms, None if keys is None else tuple(sorted(keys)), self.control,
+            self.committed,
+        )  # fmt: skip

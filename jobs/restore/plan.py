@@ -1,0 +1,141 @@
+"""Which generations are restored, and that all of their files are there: nothing is written before that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pyarrow import fs as pafs
+
+from jobs.archive.listing import Archive, list_archive
+from jobs.archive.places import Place, check_apart, check_outside, is_same
+from jobs.command.options import RestoreOptions
+from jobs.errors import MissingFileError, NoGenerationError, UsageError
+from jobs.store.generations import Generation, StoreTables, current_generation, made_by, runs_at
+from jobs.store.rows import RunRow, Segment
+from jobs.topics import Key, matching, of_topics
+from logformat import names
+from logformat.locations import text_entries
+from udfs.storage import Root
+
+_NAMED = 10  # files that an error names
+
+
+def choose(tables: StoreTables, topics: str | None, generation: int | None) -> list[Generation]:
+    """The partitions that a glob names, each at one generation (None: its current one)."""
+    current = of_topics(topics, tables.checkpoints())
+    if not current:
+        raise UsageError(message=f"{tables.root.uri}: no partition of the store matches --topics {topics or '*'}")
+    if generation is None or all(row.generation == generation for row in current.values()):
+        return [current_generation(row) for _, row in sorted(current.items())]
+    chains = tables.histories({topic for topic, _ in current})
+    runs = runs_at(current, chains, generation)
+    for key in sorted(current):
+        if key not in runs:
+            raise NoGenerationError(
+                partition=names.partition_folder(*key), found=generation, reason="never committed",
+                expected=_listed(_still_there(tables, chains[key])),
+            )  # fmt: skip
+    return [made_by(run) for _, run in sorted(runs.items())]
+
+
+def before_resets(tables: StoreTables, targets: Sequence[Generation]) -> Iterator[str]:
+    """Which of the generations come before one that began anew: then the archive holds another log, or a part of it."""
+    chains = tables.histories({t.topic for t in targets})
+    for target in targets:
+        later = [
+            r.generation_after for r in chains[target.key] if r.began_anew and r.generation_after > target.generation
+        ]
+        if later:
+            yield (
+                f"{target.name}: generation {target.generation} is of before the --reset that began generation "
+                f"{min(later)} anew: what the archive holds now need not follow it"
+            )
+
+
+def list_apart(output: Root, archives: Mapping[str, Root], options: RestoreOptions) -> dict[str, Archive | None]:
+    """The archives' listings, each archive's once (None: it cannot be read). Raises where the output is in one."""
+    written = Place("--output", output.uri)
+    listed: dict[str, Archive | None] = {}
+    for root in archives.values():
+        if any(is_same(root.uri, known) for known in listed):
+            continue
+        check_apart(written, Place("the archive", root.uri))
+        try:
+            listed[root.uri] = list_archive(root, matching(options.topics))
+        except OSError:
+            listed[root.uri] = None
+    for archive in filter(None, listed.values()):
+        check_outside(written, archive)
+    return listed
+
+
+def check_files(
+    tables: StoreTables, store: Root, archives: Mapping[str, Root], targets: Sequence[Generation],
+    manifests: Mapping[Key, Sequence[Segment]],
+) -> dict[Key, list[str]]:  # fmt: skip
+    """The side files of each partition; raises where a file of a manifest is not there, before anything is written."""
+    side_files: dict[Key, list[str]] = {}
+    missing: list[str] = []
+    for target in targets:
+        listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(target.folder), allow_not_found=True))
+        here = {info.base_name for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
+        absent = _absent(store, [s for s in manifests[target.key] if s.root == "store"])
+        expected = {names.segment_file(s.base_offset, names.INDEX) for s in manifests[target.key]}
+        absent += [f"{target.folder}/{name}" for name in sorted(expected - here)]
+        if absent:
+            chain = tables.histories({target.topic}).get(target.key, [])
+            if chain and chain[0].run_id == target.run_id:  # the current one: its files must be there
+                missing += [f"{store.uri}/{path}" for path in absent]
+                continue
+            raise NoGenerationError(
+                partition=target.name, found=target.generation, reason=f"its files are gone ({absent[0]})",
+                expected=_listed(_still_there(tables, chain)),
+            )  # fmt: skip
+        side_files[target.key] = sorted(
+            name for name in here
+            if name in names.PARTITION_SIDE_FILES
+            or ((file := names.parse_segment_file(name)) and not file.suffix and file.kind != names.LOG)
+        )  # fmt: skip
+        archive = archives[target.archive_uri]
+        archived = [s for s in manifests[target.key] if s.root == "archive"]
+        missing += [f"{archive.uri}/{path}" for path in _absent(archive, archived)]
+    if missing:
+        raise MissingFileError(
+            path=some_of(missing), expected="the files that the generation names", found="no such file"
+        )
+    return side_files
+
+
+def some_of(paths: Sequence[str]) -> str:
+    """Paths for an error, the first of them where there are many."""
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return ", ".join(paths[:_NAMED]) + more
+
+
+def _absent(root: Root, segments: Sequence[Segment]) -> list[str]:
+    """Paths of segments that are not there, or shorter than their rows say."""
+    infos = root.filesystem.get_file_info([root.full(s.path) for s in segments]) if segments else []
+    return [
+        s.path for s, info in zip(segments, infos, strict=True)
+        if info.type != pafs.FileType.File or info.size < s.size_bytes
+    ]  # fmt: skip
+
+
+def _still_there(tables: StoreTables, chain: Sequence[RunRow]) -> list[int]:
+    """Generations of one partition whose files in the store are all there."""
+    manifest: dict[str, list[Segment]] = {row.run_id: [] for row in chain}
+    for segment in tables.segments_of_runs(manifest):
+        if chain and (segment.topic, segment.partition) == (chain[0].topic, chain[0].partition):
+            manifest[segment.run_id].append(segment)
+    there = []
+    for row in chain:
+        folder = tables.root.filesystem.get_file_info(tables.root.full(made_by(row).folder))
+        ours = [s for s in manifest[row.run_id] if s.root == "store"]
+        if folder.type == pafs.FileType.Directory and not _absent(tables.root, ours):
+            there.append(row.generation_after)
+    return there
+
+
+def _listed(generations: Iterable[int]) -> str:
+    known = sorted(generations)
+    return "one that is still there: " + ", ".join(map(str, known)) if known else "none is left"

@@ -1,0 +1,61 @@
+"""What a restore says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs.command.reporting import JobReport, count, said, seconds, size, table
+
+
+@dataclass
+class RestoredPartition:
+    """What was restored of one partition."""
+
+    topic: str
+    partition: int
+    generation: int
+    log_start_offset: int
+    next_offset: int
+    segments: int = 0
+    from_archive: int = 0
+    bytes: int = 0
+    reflinked: int = 0
+
+
+@dataclass
+class RestoreReport(JobReport):
+    """What `restore` hands back."""
+
+    output: str
+    partitions: list[RestoredPartition] = field(default_factory=list)
+    beyond: list[str] = field(default_factory=list)  # what the archive holds and the store does not
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "job": "restore", "exit_code": self.exit_code, "output": self.output,
+            "partitions": [vars(p) for p in self.partitions], "beyond": self.beyond, "notes": self.notes,
+            "seconds": self.seconds_json(),
+        }  # fmt: skip
+
+    def to_text(self) -> str:
+        """For people."""
+        header = ("partition", "generation", "offsets", "segments", "of the archive", "bytes")
+        rows = [
+            (f"{p.topic}-{p.partition}", str(p.generation), f"{p.log_start_offset}..{p.next_offset}",
+             count(p.segments), count(p.from_archive), size(p.bytes))
+            for p in self.partitions
+        ]  # fmt: skip
+        lines = [table(header, rows, left=(0,)), ""]
+        if self.beyond:
+            lines += ["In the archive, not in the store:", *(f"  {line}" for line in self.beyond), ""]
+        lines += said("note", self.notes)
+        total = sum(p.bytes for p in self.partitions)
+        reflinked = sum(p.reflinked for p in self.partitions)
+        shared = f", {reflinked} files share their blocks with the originals" if reflinked else ""
+        lines.append(
+            f"{len(self.partitions)} partitions, {size(total)} restored to {self.output} "
+            f"in {seconds(self.seconds.get('total', 0.0))}{shared}"
+        )
+        return "\n".join(lines)

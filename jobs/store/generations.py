@@ -1,0 +1,115 @@
+"""Generations of a store: which there are, and which of them is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyarrow import fs as pafs
+
+from jobs.errors import MissingPathError, NoGenerationError
+from jobs.store.paths import CHECKPOINTS, generation_folder, table_folder
+from jobs.store.rows import Checkpoint, RunRow, Segment
+from jobs.topics import Key
+from logformat import names
+from udfs.storage import Root, normal_uri, open_root
+
+
+class StoreTables(Protocol):
+    """A store's tables as a job reads them: `jobs.store.tables.State` by Spark, `jobs.store.reader` without."""
+
+    @property
+    def root(self) -> Root:
+        """The store."""
+
+    def checkpoints(self) -> dict[Key, Checkpoint]:
+        """Every partition's current generation."""
+
+    def histories(self, topics: Iterable[str] | None = None) -> dict[Key, list[RunRow]]:
+        """The committed runs of every partition, newest first: the chain of parents from its checkpoint."""
+
+    def manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
+        """The segments of many partitions' (generation, run id), each list by base offset."""
+
+    def segments_of_runs(self, run_ids: Iterable[str]) -> list[Segment]:
+        """Every row that these runs appended, committed or not, in no order."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation of one partition: where its files are, and which offsets it covers."""
+
+    topic: str
+    partition: int
+    generation: int
+    run_id: str
+    first_dirty_offset: int
+    log_start_offset: int
+    next_offset: int
+    archive_uri: str
+
+    @property
+    def key(self) -> Key:
+        """(topic, partition)."""
+        return self.topic, self.partition
+
+    @property
+    def name(self) -> str:
+        """The partition's folder in a log directory."""
+        return names.partition_folder(self.topic, self.partition)
+
+    @property
+    def folder(self) -> str:
+        """The run's folder, below the store."""
+        return generation_folder(self.topic, self.partition, self.generation, self.run_id)
+
+
+def current_generation(row: Checkpoint) -> Generation:
+    """The generation that a checkpoint names."""
+    return Generation(
+        row.topic, row.partition, row.generation, row.run_id, row.first_dirty_offset, row.log_start_offset,
+        row.next_offset, row.archive_uri,
+    )  # fmt: skip
+
+
+def made_by(run: RunRow) -> Generation:
+    """The generation that a committed run made."""
+    return Generation(
+        run.topic, run.partition, run.generation_after, run.run_id, run.end_offset, run.log_start_offset,
+        run.next_offset, run.archive_uri,
+    )  # fmt: skip
+
+
+def runs_at(
+    current: Mapping[Key, Checkpoint], chains: Mapping[Key, Sequence[RunRow]], generation: int | None
+) -> dict[Key, RunRow]:
+    """The committed run that made a generation (None: the current one), of each partition that has it."""
+    found = {}
+    for key, checkpoint in current.items():
+        wanted = generation or checkpoint.generation
+        run = next((run for run in chains.get(key, ()) if run.generation_after == wanted), None)
+        if run is not None:
+            found[key] = run
+    return found
+
+
+def manifests_of(tables: StoreTables, generations: Iterable[Generation]) -> dict[Key, list[Segment]]:
+    """The segments of generations, by partition, each list by base offset."""
+    return tables.manifests({one.key: (one.generation, one.run_id) for one in generations})
+
+
+def nobody_has(generation: int) -> NoGenerationError:
+    """Of a generation that no partition has."""
+    return NoGenerationError(
+        partition="every partition", found=generation, reason="never committed",
+        expected="one of the generations of the store",
+    )  # fmt: skip
+
+
+def open_store(uri: str, expected: str = f"a store, with {table_folder(CHECKPOINTS)}") -> Root:
+    """The root of a store that holds a committed state. MissingPathError: it holds none."""
+    store = open_root(normal_uri(uri))
+    if store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS))).type != pafs.FileType.Directory:
+        raise MissingPathError(path=store.uri, expected=expected, found="none")
+    return store
