@@ -64,7 +64,7 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
                 inputs = inputs_from_archive(archived)
             else:
                 inputs = inputs_from_generation(
-                    archived, checkpoint, start.manifests[key], start.archive.root.uri, settings.gaps
+                    archived, checkpoint, start.manifests[key], report.store, settings.gaps
                 )
         except NotPlanned as reason:
             if checkpoint is None or not begins_anew(options, key, reason.problem):
