@@ -125,9 +125,15 @@ def inputs_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True
 def _input(archived: ArchivedPartition, s: ArchivedSegment, from_offset: int = 0) -> SegmentInput:
     of = archived.indexes.get(s.base_offset, {})
     return SegmentInput(
-        "archive", s.path, from_offset or s.base_offset, s.size, s.mtime_ms, from_offset,
-        of.get(names.INDEX), of.get(names.TIME_INDEX),
-    )  # fmt: skip
+        "archive",
+        s.path,
+        from_offset or s.base_offset,
+        s.size,
+        s.mtime_ms,
+        from_offset,
+        of.get(names.INDEX),
+        of.get(names.TIME_INDEX),
+    )
 
 
 def inputs_from_generation(
@@ -149,17 +155,16 @@ def inputs_from_generation(
     _check_begins_there(archived, checkpoint, manifest)
     after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
     folder = generation_folder(checkpoint.topic, checkpoint.partition, checkpoint.generation, checkpoint.run_id)
-    segments = [
-        SegmentInput("store", s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours
-    ] + after  # fmt: skip
+    segments = [SegmentInput("store", s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours] + after
     snapshots = {offset: SideFile("archive", path, offset) for offset, path in archived.snapshots.items()}
     for base in [s.base_offset for s in manifest if s.base_offset > log_start] + [checkpoint.next_offset]:
         snapshots[base] = SideFile("store", f"{folder}/{segment_file(base, 'snapshot')}", base)
     txn_indexes = [SideFile("archive", p, b) for b, p in archived.txn_indexes.items() if b >= covered] + [
         # not beside the .log: that may be an older run's, of which vacuum leaves the .log alone
         SideFile("store", f"{folder}/{segment_file(s.base_offset, 'txnindex')}", s.base_offset)
-        for s in ours if s.txn_index_bytes
-    ]  # fmt: skip
+        for s in ours
+        if s.txn_index_bytes
+    ]
     return {
         "segments": tuple(segments),
         "log_start_offset": log_start,
@@ -197,12 +202,15 @@ def _check_still_there(
         gap = found is None and last > segment.base_offset  # else the log ends before what the generation holds
         raise NotPlanned(
             Problem(
-                "gap" if gap else "changed", segment.path, 0,
+                "gap" if gap else "changed",
+                segment.path,
+                0,
                 f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
-                "no such file" if found is None else f"{found.size}", state="gap" if gap else "diverged",
+                "no such file" if found is None else f"{found.size}",
+                state="gap" if gap else "diverged",
                 hint="bring the file back, or --reset to begin anew from what the archive holds" if gap else _RESET,
             )
-        )  # fmt: skip
+        )
 
 
 def gaps_of(checkpoint: Checkpoint) -> tuple[Gap, ...]:
@@ -234,10 +242,15 @@ def _check_begins_there(archived: ArchivedPartition, checkpoint: Checkpoint, man
 def _came_back(s: ArchivedSegment, expected: str) -> NotPlanned:
     return NotPlanned(
         Problem(
-            "gap", s.path, 0, expected, f"{s.size} bytes from offset {s.base_offset} on", state="gap",
+            "gap",
+            s.path,
+            0,
+            expected,
+            f"{s.size} bytes from offset {s.base_offset} on",
+            state="gap",
             hint="what was missing has come back: --reset to begin anew from what the archive holds",
         )
-    )  # fmt: skip
+    )
 
 
 def _check_identity(archived: ArchivedPartition, checkpoint: Checkpoint, archive_uri: str) -> None:
@@ -267,12 +280,16 @@ def _archive_after(
     if gaps == "fail" and inputs and inputs[0].base_offset > max(covered, log_start) and straddling is None:
         raise NotPlanned(
             Problem(
-                "gap", archived.path, 0, f"offsets from {covered} on, where generation {checkpoint.generation} ends",
-                f"a first segment at {inputs[0].base_offset}", state="gap",
+                "gap",
+                archived.path,
+                0,
+                f"offsets from {covered} on, where generation {checkpoint.generation} ends",
+                f"a first segment at {inputs[0].base_offset}",
+                state="gap",
                 hint="bring the missing segments back; or --gaps accept where they are known to be lost, and the "
                 "generation goes on with what comes next; or --reset to begin anew from what the archive holds",
             )
-        )  # fmt: skip
+        )
     shown = covered < checkpoint.next_offset
     identity = None
     if not shown and straddling is not None:

@@ -165,16 +165,27 @@ def _source(archived: ArchivedPartition, root: Root) -> SourcePartition:
         beside = archived.indexes.get(s.base_offset, {})
         segments.append(
             SourceSegment(
-                root.uri, s.path, s.base_offset, s.size, s.mtime_ms, beside.get(names.INDEX),
-                beside.get(names.TIME_INDEX), beside.get(names.TXN_INDEX),
+                root.uri,
+                s.path,
+                s.base_offset,
+                s.size,
+                s.mtime_ms,
+                beside.get(names.INDEX),
+                beside.get(names.TIME_INDEX),
+                beside.get(names.TXN_INDEX),
             )
-        )  # fmt: skip
+        )
     return SourcePartition(
-        archived.topic, archived.partition, tuple(segments), archived.log_start_checkpoint,
-        archived.high_watermark if archived.held_by_broker else None, root.uri,
-        tuple(sorted(archived.snapshots.items())), archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
+        archived.topic,
+        archived.partition,
+        tuple(segments),
+        archived.log_start_checkpoint,
+        archived.high_watermark if archived.held_by_broker else None,
+        root.uri,
+        tuple(sorted(archived.snapshots.items())),
+        archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
         problem=archived.problem,
-    )  # fmt: skip
+    )
 
 
 def _single(root: Root, name: str) -> SourceSegment:
@@ -191,6 +202,12 @@ def _single(root: Root, name: str) -> SourceSegment:
         for there in (names.segment_file(parsed.base, kind),)
     }
     return SourceSegment(
-        root.uri, name, parsed.base, int(info.size), info.mtime_ns // 1_000_000, beside[names.INDEX],
-        beside[names.TIME_INDEX], beside[names.TXN_INDEX],
-    )  # fmt: skip
+        root.uri,
+        name,
+        parsed.base,
+        int(info.size),
+        info.mtime_ns // 1_000_000,
+        beside[names.INDEX],
+        beside[names.TIME_INDEX],
+        beside[names.TXN_INDEX],
+    )

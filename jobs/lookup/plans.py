@@ -49,15 +49,27 @@ def archived_plan(archived: ArchivedPartition, root: Root) -> LookupPlan:
         of = archived.indexes.get(s.base_offset, {})
         segments.append(
             LogSegment(
-                s.base_offset, s.size, s.mtime_ms, "archive", s.path, "archive", of.get(names.INDEX),
+                s.base_offset,
+                s.size,
+                s.mtime_ms,
+                "archive",
+                s.path,
+                "archive",
+                of.get(names.INDEX),
                 of.get(names.TIME_INDEX),
             )
-        )  # fmt: skip
+        )
     return LookupPlan(
-        archived.topic, archived.partition, root.uri, "", tuple(segments), archived.log_start_checkpoint,
-        archived.high_watermark if archived.held_by_broker else None, archived.leader_epochs or (),
+        archived.topic,
+        archived.partition,
+        root.uri,
+        "",
+        tuple(segments),
+        archived.log_start_checkpoint,
+        archived.high_watermark if archived.held_by_broker else None,
+        archived.leader_epochs or (),
         problem=archived.problem,
-    )  # fmt: skip
+    )
 
 
 def _chosen(plans: Iterable[LookupPlan], wanted: Sequence[str]) -> list[LookupPlan]:

@@ -167,9 +167,17 @@ def _plan(options: ReindexOptions, target: Target, root: Root, archived: Archive
 
 def _nothing_done(path: str, problem: Problem) -> FileReport:
     return FileReport(
-        problem.path, "folder" if problem.path == path else "log", "impossible", problem.kind, problem.position, -1,
-        problem.expected, problem.found, 0, problem.path,
-    )  # fmt: skip
+        problem.path,
+        "folder" if problem.path == path else "log",
+        "impossible",
+        problem.kind,
+        problem.position,
+        -1,
+        problem.expected,
+        problem.found,
+        0,
+        problem.path,
+    )
 
 
 def _safe(archived: ArchivedPartition, report: ReindexedPartition) -> Sequence[ArchivedSegment]:
@@ -190,9 +198,11 @@ def _settings(options: ReindexOptions, topic: str) -> ReindexSettings:
     return ReindexSettings(
         index_interval_bytes=settings.index_interval_bytes,
         segment_index_bytes=max(settings.segment_index_bytes, _LEAST_INDEX_BYTES),
-        time_index_interval_ms=settings.time_index_interval_ms, check_crc=not options.skip_crc,
-        chunk_bytes=options.config.job.chunk_bytes, max_batch_bytes=settings.max_decompressed_batch_bytes,
-    )  # fmt: skip
+        time_index_interval_ms=settings.time_index_interval_ms,
+        check_crc=not options.skip_crc,
+        chunk_bytes=options.config.job.chunk_bytes,
+        max_batch_bytes=settings.max_decompressed_batch_bytes,
+    )
 
 
 def _input(archived: ArchivedPartition, i: int, segments: Sequence[ArchivedSegment]) -> ReindexSegment:
@@ -220,10 +230,16 @@ def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], con
     if not outcomes:
         return report
     plan = SideFilesPlan(
-        target, archived.path, archived.log_start_checkpoint, archived.snapshots, archived.txn_indexes,
-        archived.leader_epochs, archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
-        config.topic_settings(archived.topic).producer_id_expiration_ms, ends_here=not archived.held_by_broker,
-    )  # fmt: skip
+        target,
+        archived.path,
+        archived.log_start_checkpoint,
+        archived.snapshots,
+        archived.txn_indexes,
+        archived.leader_epochs,
+        archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
+        config.topic_settings(archived.topic).producer_id_expiration_ms,
+        ends_here=not archived.held_by_broker,
+    )
     done = attempt(archived.path, lambda: reindex_side_files(plan, outcomes))
     if isinstance(done, Problem):
         report.files.append(_nothing_done(archived.path, done))

@@ -31,23 +31,34 @@ def plan_archived(
         of = archived.indexes.get(s.base_offset, {})
         segments.append(
             CheckedSegment(
-                SideFile("archive", s.path, s.base_offset), s.size, side_file(of.get(names.INDEX), s.base_offset),
-                side_file(of.get(names.TIME_INDEX), s.base_offset), side_file(of.get(names.TXN_INDEX), s.base_offset),
+                SideFile("archive", s.path, s.base_offset),
+                s.size,
+                side_file(of.get(names.INDEX), s.base_offset),
+                side_file(of.get(names.TIME_INDEX), s.base_offset),
+                side_file(of.get(names.TXN_INDEX), s.base_offset),
             )
-        )  # fmt: skip
+        )
     return CheckPlan(
-        topic=archived.topic, partition=archived.partition, name=archived.path, archive_uri=root.uri, store_uri="",
+        topic=archived.topic,
+        partition=archived.partition,
+        name=archived.path,
+        archive_uri=root.uri,
+        store_uri="",
         segments=tuple(segments),
         snapshots=tuple(SideFile("archive", path, offset) for offset, path in archived.snapshots.items()),
         leader_epochs=side_file(archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT)),
         metadata=side_file(archived.side_files.get(names.PARTITION_METADATA)),
-        log_start_offset=archived.log_start_checkpoint, cleaner_checkpoint=archived.cleaner_checkpoint,
-        high_watermark=archived.high_watermark, sealed=sealed,
+        log_start_offset=archived.log_start_checkpoint,
+        cleaner_checkpoint=archived.cleaner_checkpoint,
+        high_watermark=archived.high_watermark,
+        sealed=sealed,
         orphans=tuple(SideFile("archive", path, base) for base, path in archived.orphans.items()),
         gaps_accepted=(gaps or settings.gaps) == "accept",
-        index_interval_bytes=settings.index_interval_bytes, max_index_bytes=settings.segment_index_bytes,
-        max_batch_bytes=settings.max_decompressed_batch_bytes, chunk_bytes=config.job.chunk_bytes,
-    )  # fmt: skip
+        index_interval_bytes=settings.index_interval_bytes,
+        max_index_bytes=settings.segment_index_bytes,
+        max_batch_bytes=settings.max_decompressed_batch_bytes,
+        chunk_bytes=config.job.chunk_bytes,
+    )
 
 
 def plan_generation(
@@ -71,33 +82,50 @@ def plan_generation(
 
     segments = tuple(
         CheckedSegment(
-            SideFile("store" if s.root == "store" else "archive", s.path, s.base_offset), s.size_bytes,
-            ours(s.base_offset, names.INDEX), ours(s.base_offset, names.TIME_INDEX),
+            SideFile("store" if s.root == "store" else "archive", s.path, s.base_offset),
+            s.size_bytes,
+            ours(s.base_offset, names.INDEX),
+            ours(s.base_offset, names.TIME_INDEX),
             ours(s.base_offset, names.TXN_INDEX) if s.txn_index_bytes else None,
         )
         for s in manifest
-    )  # fmt: skip
+    )
     bases = [s.base_offset for s in manifest if s.base_offset > run.log_start_offset]
     side = CheckPlan(
-        topic=run.topic, partition=run.partition, name=name, archive_uri=archive_uri, store_uri=store.uri,
-        segments=segments, snapshots=tuple(ours(base, names.SNAPSHOT) for base in [*bases, run.next_offset]),
+        topic=run.topic,
+        partition=run.partition,
+        name=name,
+        archive_uri=archive_uri,
+        store_uri=store.uri,
+        segments=segments,
+        snapshots=tuple(ours(base, names.SNAPSHOT) for base in [*bases, run.next_offset]),
         leader_epochs=SideFile("store", f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}", 0),
         metadata=SideFile("store", f"{folder}/{names.PARTITION_METADATA}", 0) if run.topic_id else None,
-        generation=True, index_interval_bytes=settings["index_interval_bytes"],
+        generation=True,
+        index_interval_bytes=settings["index_interval_bytes"],
         max_index_bytes=settings["segment_index_bytes"],
-        max_batch_bytes=settings["max_decompressed_batch_bytes"], chunk_bytes=chunk_bytes,
-    )  # fmt: skip
+        max_batch_bytes=settings["max_decompressed_batch_bytes"],
+        chunk_bytes=chunk_bytes,
+    )
     archived = archive.partitions.get((run.topic, run.partition)) if archive is not None else None
     gone, parent = _parent(run, before, archived, archive_uri, manifest)
     return GenerationPlan(
-        side=side, manifest=tuple(_row(s) for s in manifest), folder=folder, log_start_offset=run.log_start_offset,
+        side=side,
+        manifest=tuple(_row(s) for s in manifest),
+        folder=folder,
+        log_start_offset=run.log_start_offset,
         next_offset=run.next_offset,
         last_batch=LastBatch(run.last_batch_base_offset, run.last_batch_leader_epoch, run.last_batch_crc),
-        first_dirty_offset=run.first_dirty_offset, end_offset=run.end_offset, now_ms=run.now_ms,
-        delete_retention_ms=settings["delete_retention_ms"], null_keys=settings["null_keys"], parent=parent,
+        first_dirty_offset=run.first_dirty_offset,
+        end_offset=run.end_offset,
+        now_ms=run.now_ms,
+        delete_retention_ms=settings["delete_retention_ms"],
+        null_keys=settings["null_keys"],
+        parent=parent,
         parent_log_start_offset=previous.log_start_offset if previous is not None and before is not None else 0,
-        parent_gone=gone, task_memory_bytes=task_memory_bytes,
-    )  # fmt: skip
+        parent_gone=gone,
+        task_memory_bytes=task_memory_bytes,
+    )
 
 
 def _row(s: Segment) -> OutputSegment:
@@ -125,10 +153,14 @@ def _parent(
             if s.base_offset < run.next_offset and end > covered:
                 parent.append(
                     SegmentInput(
-                        "archive", s.path, max(s.base_offset, covered), s.size, s.mtime_ms,
+                        "archive",
+                        s.path,
+                        max(s.base_offset, covered),
+                        s.size,
+                        s.mtime_ms,
                         from_offset=covered if s.base_offset < covered else 0,
                     )
-                )  # fmt: skip
+                )
     first = min((s.base_offset for s in manifest), default=0)
     if parent and parent[0].base_offset > first:
         return f"its first offset is {parent[0].base_offset} now, it was {first}", ()
