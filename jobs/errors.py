@@ -45,10 +45,12 @@ class JobError(Exception):
     def to_json(self) -> dict[str, object]:
         """The same for a program."""
         return {
-            "kind": type(self).__name__, "exit_code": self.exit_code,
-            "message": "; ".join((str(self), *getattr(self, "__notes__", ()))), "hint": self.advice,
+            "kind": type(self).__name__,
+            "exit_code": self.exit_code,
+            "message": "; ".join((str(self), *getattr(self, "__notes__", ()))),
+            "hint": self.advice,
             **{key: self.fields.get(key) for key in ("path", "position", "expected", "found")},
-        }  # fmt: skip
+        }
 
 
 def _rebuild(kind: type[JobError], fields: dict[str, object]) -> JobError:

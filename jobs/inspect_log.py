@@ -63,20 +63,24 @@ class InspectReport:
     def to_json(self) -> dict[str, Any]:
         """Of a run with --output."""
         return {
-            "job": "inspect", "output": self.output, "exit_code": self.exit_code,
+            "job": "inspect",
+            "output": self.output,
+            "exit_code": self.exit_code,
             "files": [
                 {"path": f.path, "text": f.name, "bytes": f.bytes_written, "problems": f.n_problems, "said": f.said}
                 for f in self.files
             ],
-        }  # fmt: skip
+        }
 
     def to_text(self) -> str:
         """Of a run with --output."""
         total = sum(f.bytes_written for f in self.files)
         return "\n".join(
-            [*(f"{f.path}: {line}" for f in self.files for line in f.said),
-             f"{len(self.files)} files as text in {self.output}, {size(total)}"]
-        )  # fmt: skip
+            [
+                *(f"{f.path}: {line}" for f in self.files for line in f.said),
+                f"{len(self.files)} files as text in {self.output}, {size(total)}",
+            ]
+        )
 
 
 def run(options: InspectOptions, progress: Progress, write: Callable[[Any], object]) -> InspectReport:
@@ -165,13 +169,20 @@ def _spec(options: InspectOptions) -> DumpSpec:
     decoders = (options.key_decoder or "string", options.value_decoder or "string")
     spec = DumpSpec(
         deep=options.deep_iteration,
-        print_data=options.print_data_log or options.key_decoder is not None or options.value_decoder is not None
+        print_data=options.print_data_log
+        or options.key_decoder is not None
+        or options.value_decoder is not None
         or (options.key is not None and not options.deep_iteration),
-        metadata=not options.skip_record_metadata, max_bytes=options.max_bytes,
-        verify_index_only=options.verify_index_only, index_sanity_check=options.index_sanity_check,
-        as_json=options.as_json, key_decoder=decoders[0], value_decoder=decoders[1], records=options.records,
+        metadata=not options.skip_record_metadata,
+        max_bytes=options.max_bytes,
+        verify_index_only=options.verify_index_only,
+        index_sanity_check=options.index_sanity_check,
+        as_json=options.as_json,
+        key_decoder=decoders[0],
+        value_decoder=decoders[1],
+        records=options.records,
         wanted=wanted,
-    )  # fmt: skip
+    )
     try:
         dump_options(spec)
     except ValueError as error:

@@ -86,9 +86,11 @@ class OpenedArchive(Mapping[str, "OpenedPartition"]):
     def topics(self) -> pd.DataFrame:
         """A row a topic: partitions, segments, bytes, policy."""
         return self.partitions.groupby("topic").agg(
-            partitions=("partition", "size"), segments=("segments", "sum"), bytes=("bytes", "sum"),
+            partitions=("partition", "size"),
+            segments=("segments", "sum"),
+            bytes=("bytes", "sum"),
             policy=("policy", "first"),
-        )  # fmt: skip
+        )
 
     def profile(self, topics: str | None = None) -> ProfiledArchive:
         """What is in the partitions of some topics (a glob; None: all), as the job `report` finds it."""

@@ -99,9 +99,14 @@ def exercise(spark: SparkSession, folder: str) -> None:
         values |= {"generation_after": generation, "generation_before": generation - 1}
         before = str(generation - 1) if generation > 1 else None
         commit = Commit(
-            "t", 0, generation - 1, before, _sample(Checkpoint, values), [_sample(Segment, values)],
+            "t",
+            0,
+            generation - 1,
+            before,
+            _sample(Checkpoint, values),
+            [_sample(Segment, values)],
             _sample(RunRow, values | {"parent_run_id": before}),
-        )  # fmt: skip
+        )
         state.commit_wave([commit], wave)
         state.set_states([_sample(PartitionState, values)])
         state.current()

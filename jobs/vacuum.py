@@ -68,15 +68,21 @@ class VacuumReport(JobReport):
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         return {
-            "job": "vacuum", "exit_code": self.exit_code, "store": self.store, "dry_run": self.dry_run,
+            "job": "vacuum",
+            "exit_code": self.exit_code,
+            "store": self.store,
+            "dry_run": self.dry_run,
             "partitions": [
                 {"topic": key[0], "partition": key[1], "bytes": self.bytes[key], "files": self.deleted[key]}
                 for key in sorted(self.deleted)
             ],
-            "bytes": sum(self.bytes.values()), "files": sum(map(len, self.deleted.values())),
-            "state_files": self.state_files if self.dry_run else None, "kept_before_reset": self.kept_before_reset,
-            "notes": self.notes, "seconds": self.seconds_json().get("total", 0.0),
-        }  # fmt: skip
+            "bytes": sum(self.bytes.values()),
+            "files": sum(map(len, self.deleted.values())),
+            "state_files": self.state_files if self.dry_run else None,
+            "kept_before_reset": self.kept_before_reset,
+            "notes": self.notes,
+            "seconds": self.seconds_json().get("total", 0.0),
+        }
 
     def to_text(self) -> str:
         """For people."""
@@ -167,15 +173,21 @@ def _kept(
             before_resets |= set(_before_resets(key, chain, newest))
     before_resets = (before_resets - live) & newest.keys()
     rows = [
-        row for row in state.segments_of_runs({run_id for _, _, run_id in live | before_resets})
+        row
+        for row in state.segments_of_runs({run_id for _, _, run_id in live | before_resets})
         if row.root == "store" and _run_of(row) in live | before_resets
-    ]  # fmt: skip
+    ]
     for run in sorted(before_resets):
         (topic, partition), generation, run_id = run
         report.kept_before_reset.append(
-            {"topic": topic, "partition": partition, "generation": generation, "run_id": run_id,
-             "bytes": sum(row.size_bytes for row in rows if _run_of(row) == run)}
-        )  # fmt: skip
+            {
+                "topic": topic,
+                "partition": partition,
+                "generation": generation,
+                "run_id": run_id,
+                "bytes": sum(row.size_bytes for row in rows if _run_of(row) == run),
+            }
+        )
     return _Kept(frozenset(live | before_resets), frozenset(row.path for row in rows))
 
 

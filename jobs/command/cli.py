@@ -205,9 +205,11 @@ def lookup(**given: Any) -> None:
     TIME: milliseconds since 1970, ISO 8601 (UTC where it has no zone), earliest, latest, max-timestamp.
     """
     kinds = {
-        "--offset or --time": bool(given["offsets"] or given["times"]), "--queries": given["queries"] is not None,
-        "--sizing": given["sizing"], "--at": given["at"] is not None,
-    }  # fmt: skip
+        "--offset or --time": bool(given["offsets"] or given["times"]),
+        "--queries": given["queries"] is not None,
+        "--sizing": given["sizing"],
+        "--at": given["at"] is not None,
+    }
     if sum(kinds.values()) != 1:
         raise UsageError(message=f"lookup needs one of {', '.join(kinds)}")
     if (given["queries"] is None) != (given["output"] is None):
@@ -272,9 +274,15 @@ def _key(context: click.Context, option: click.Parameter, value: str | None) -> 
 @click.option("--output", metavar="DIR", help="An empty or absent folder: a text for each file, made in parallel.")
 @_shared
 def inspect(
-    paths: tuple[str, ...], files: str, offsets: str | None, times: str | None, config: str | None, as_json: bool,
-    progress: bool | None, **given: Any,
-) -> None:  # fmt: skip
+    paths: tuple[str, ...],
+    files: str,
+    offsets: str | None,
+    times: str | None,
+    config: str | None,
+    as_json: bool,
+    progress: bool | None,
+    **given: Any,
+) -> None:
     """Show what is in log files, indexes and snapshots, as kafka-dump-log does. PATHS: files and folders."""
     paths = (*paths, *filter(None, files.split(",")))
     if not paths:
@@ -282,9 +290,15 @@ def inspect(
     start, end = (None, None) if offsets is None else parse_span("--offsets", offsets, int)
     start_ms, end_ms = (None, None) if times is None else parse_span("--times", times, parse_time)
     options = InspectOptions(
-        paths, config=load_config(config), start_offset=start, end_offset=end, start_ms=start_ms, end_ms=end_ms,
-        as_json=as_json, **given,
-    )  # fmt: skip
+        paths,
+        config=load_config(config),
+        start_offset=start,
+        end_offset=end,
+        start_ms=start_ms,
+        end_ms=end_ms,
+        as_json=as_json,
+        **given,
+    )
     shown = _progress(progress)
     try:
         report = importlib.import_module(JOBS["inspect"]).run(options, shown, _lines_to_stdout())

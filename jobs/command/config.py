@@ -166,10 +166,12 @@ class Config:
         settings = TopicSettings(**values, named=named)
         if settings.min_compaction_lag_ms > settings.max_compaction_lag_ms:  # Kafka refuses this too
             raise BadSettingError(
-                path=self.path or "settings", table=f"topic {topic}", setting="min.compaction.lag.ms",
+                path=self.path or "settings",
+                table=f"topic {topic}",
+                setting="min.compaction.lag.ms",
                 expected=f"at most max.compaction.lag.ms ({settings.max_compaction_lag_ms})",
                 found=settings.min_compaction_lag_ms,
-            )  # fmt: skip
+            )
         return settings
 
 

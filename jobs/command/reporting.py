@@ -101,10 +101,14 @@ def _row(name: str, line: PartitionLine) -> tuple[str, ...]:
     if line.segments_before is not None:
         segments = f"{count(line.segments_before)} -> {count(line.segments_after)}"
     return (
-        name, line.state, *_before_after(count, line.records_before, line.records_after),
-        *_before_after(size, line.bytes_before, line.bytes_after, estimate), saved and estimate + saved, segments,
+        name,
+        line.state,
+        *_before_after(count, line.records_before, line.records_after),
+        *_before_after(size, line.bytes_before, line.bytes_after, estimate),
+        saved and estimate + saved,
+        segments,
         line.note,
-    )  # fmt: skip
+    )
 
 
 def _before_after(

@@ -39,9 +39,10 @@ def check_files(store: Root, commits: Sequence[Commit]) -> None:
             seen = found.get(path)
             if seen != size if size is not None else not seen:
                 raise ConflictError(
-                    path=f"{store.uri}/{path}", found="no such file" if seen is None else f"{seen} bytes",
+                    path=f"{store.uri}/{path}",
+                    found="no such file" if seen is None else f"{seen} bytes",
                     expected=f"{'some' if size is None else size} bytes just before the commit, as they were written",
-                )  # fmt: skip
+                )
 
 
 def _files(commit: Commit, folder: str) -> Iterator[tuple[str, int | None]]:
@@ -62,9 +63,15 @@ def _files(commit: Commit, folder: str) -> Iterator[tuple[str, int | None]]:
 
 
 def commit_of(
-    r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None, archive_uri: str, now_ms: int,
-    settings: CleanSettings, *, anew: bool = False,
-) -> Commit:  # fmt: skip
+    r: PartitionResult,
+    archived: ArchivedPartition,
+    before: Checkpoint | None,
+    archive_uri: str,
+    now_ms: int,
+    settings: CleanSettings,
+    *,
+    anew: bool = False,
+) -> Commit:
     """What a cleaned partition brings to its wave. `anew`: a reset: nothing is taken over from the one before, which
     stays its parent, so that it can be restored and vacuum knows it.
     """
@@ -85,31 +92,58 @@ def commit_of(
         planned_generation=before.generation if before else 0,
         planned_run_id=before.run_id if before else None,
         checkpoint=Checkpoint(
-            topic=r.topic, partition=r.partition, generation=generation, run_id=run_id,
-            first_dirty_offset=r.first_dirty_offset, log_start_offset=r.log_start_offset, next_offset=r.next_offset,
-            log_end_timestamp_ms=r.log_end_timestamp_ms, now_ms=now_ms,
-            gaps=json.dumps([astuple(gap) for gap in r.gaps]) if r.gaps else None, **identity,
+            topic=r.topic,
+            partition=r.partition,
+            generation=generation,
+            run_id=run_id,
+            first_dirty_offset=r.first_dirty_offset,
+            log_start_offset=r.log_start_offset,
+            next_offset=r.next_offset,
+            log_end_timestamp_ms=r.log_end_timestamp_ms,
+            now_ms=now_ms,
+            gaps=json.dumps([astuple(gap) for gap in r.gaps]) if r.gaps else None,
+            **identity,
         ),
         segments=[_segment(s, r, generation, run_id) for s in r.segments],
         run=RunRow(
-            run_id=run_id, topic=r.topic, partition=r.partition, generation_before=generation - 1,
-            generation_after=generation, parent_run_id=before.run_id if before else None, now_ms=now_ms,
-            started_ms=time.time_ns() // 1_000_000, first_dirty_offset=r.first_dirty_before,
-            end_offset=r.first_dirty_offset, log_start_offset=r.log_start_offset, next_offset=r.next_offset,
+            run_id=run_id,
+            topic=r.topic,
+            partition=r.partition,
+            generation_before=generation - 1,
+            generation_after=generation,
+            parent_run_id=before.run_id if before else None,
+            now_ms=now_ms,
+            started_ms=time.time_ns() // 1_000_000,
+            first_dirty_offset=r.first_dirty_before,
+            end_offset=r.first_dirty_offset,
+            log_start_offset=r.log_start_offset,
+            next_offset=r.next_offset,
             settings=json.dumps(asdict(settings)),
-            bytes_read=r.bytes_read, bytes_before=r.bytes_before, bytes_after=r.bytes_after,
-            bytes_written=r.bytes_written, seconds=json.dumps(r.seconds), splits=r.splits,
-            versions=json.dumps(_versions()), anew=anew and before is not None, **identity, **counters,
+            bytes_read=r.bytes_read,
+            bytes_before=r.bytes_before,
+            bytes_after=r.bytes_after,
+            bytes_written=r.bytes_written,
+            seconds=json.dumps(r.seconds),
+            splits=r.splits,
+            versions=json.dumps(_versions()),
+            anew=anew and before is not None,
+            **identity,
+            **counters,
         ),
-    )  # fmt: skip
+    )
 
 
 def _segment(s: OutputSegment, r: PartitionResult, generation: int, run_id: str) -> Segment:
     fields = asdict(s)
     return Segment(
-        topic=r.topic, partition=r.partition, generation=generation, run_id=run_id,
-        dead_records=s.source_records - s.records, dead_bytes=s.source_bytes - s.size_bytes, **fields,
-    )  # fmt: skip
+        topic=r.topic,
+        partition=r.partition,
+        generation=generation,
+        run_id=run_id,
+        dead_records=s.source_records - s.records,
+        dead_bytes=s.source_bytes - s.size_bytes,
+        **fields,
+    )
 
 
 def _versions() -> dict[str, str]:
@@ -125,9 +159,19 @@ def state_of(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> P
         clean = sum(s.size_bytes for s in r.segments if s.base_offset < r.first_dirty_offset)
         dirty, ratio = 0, 0.0
     return PartitionState(
-        topic=r.topic, partition=r.partition, state=problem.state if problem else "dirty" if dirty else "clean",
-        reason=str(problem) if problem else "", path=problem.path if problem else "",
-        position=problem.position if problem else -1, expected=problem.expected if problem else "",
-        found=problem.found if problem else "", dirty_ratio=ratio, clean_bytes=clean, dirty_bytes=dirty,
-        first_dirty_offset=r.first_dirty_offset, generation=generation, run_id=run_id, now_ms=now_ms,
-    )  # fmt: skip
+        topic=r.topic,
+        partition=r.partition,
+        state=problem.state if problem else "dirty" if dirty else "clean",
+        reason=str(problem) if problem else "",
+        path=problem.path if problem else "",
+        position=problem.position if problem else -1,
+        expected=problem.expected if problem else "",
+        found=problem.found if problem else "",
+        dirty_ratio=ratio,
+        clean_bytes=clean,
+        dirty_bytes=dirty,
+        first_dirty_offset=r.first_dirty_offset,
+        generation=generation,
+        run_id=run_id,
+        now_ms=now_ms,
+    )

@@ -47,9 +47,14 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
     """Plans of the partitions that may be due; the others go into the report at once."""
     options, report = start.options, start.report
     run = RunPlan.of(
-        options.config, start.archive.root.uri, report.store, options.now_ms,
-        sealed=options.sealed, force=options.force, dry_run=options.dry_run,
-    )  # fmt: skip
+        options.config,
+        start.archive.root.uri,
+        report.store,
+        options.now_ms,
+        sealed=options.sealed,
+        force=options.force,
+        dry_run=options.dry_run,
+    )
     for key, archived in sorted(start.archive.partitions.items()):
         checkpoint, settings = start.checkpoints.get(key), start.settings[key[0]]
         report.notes += archived.notes
@@ -98,9 +103,13 @@ def begun_anew(plan: PartitionPlan, archived: ArchivedPartition, *, checkpoints:
 
 def _held(archived: ArchivedPartition) -> Problem:
     return Problem(
-        "unreadable", archived.path, 0, "an archive that nothing writes to, as --sealed says", "a broker's lock",
+        "unreadable",
+        archived.path,
+        0,
+        "an archive that nothing writes to, as --sealed says",
+        "a broker's lock",
         hint="leave --sealed out, or stop the broker",
-    )  # fmt: skip
+    )
 
 
 def _surely_not_due(plan: PartitionPlan) -> PartitionResult | None:
@@ -123,15 +132,27 @@ def _surely_not_due(plan: PartitionPlan) -> PartitionResult | None:
     if plan.sealed and any(s.from_offset for s in plan.segments):
         return None  # whether the rest of a cut segment holds anything is seen only in it
     cleanable = cleanable_range(
-        facts, first_dirty=dirty, log_end_offset=end, active_base_offset=active, last_stable_offset=2**63 - 1,
-        min_compaction_lag_ms=0, now_ms=plan.now_ms,
-    )  # fmt: skip
+        facts,
+        first_dirty=dirty,
+        log_end_offset=end,
+        active_base_offset=active,
+        last_stable_offset=2**63 - 1,
+        min_compaction_lag_ms=0,
+        now_ms=plan.now_ms,
+    )
     if is_due(cleanable, 0, plan.settings.min_cleanable_dirty_ratio, plan.settings.min_dirty_bytes, False):
         return None
     theirs = [s.listed for s in plan.segments if not plan.is_ours(s.listed)]
     unread = any(s.size for s in theirs)  # how far it goes is seen only in it
     return PartitionResult(
-        plan.topic, plan.partition, "not_due", first_dirty_before=dirty, first_dirty_offset=dirty,
-        log_start_offset=plan.log_start_offset, next_offset=-1 if unread else plan.known_until or -1,
-        dirty_ratio=cleanable.ratio, clean_bytes=cleanable.clean_bytes, dirty_bytes=cleanable.cleanable_bytes,
-    )  # fmt: skip
+        plan.topic,
+        plan.partition,
+        "not_due",
+        first_dirty_before=dirty,
+        first_dirty_offset=dirty,
+        log_start_offset=plan.log_start_offset,
+        next_offset=-1 if unread else plan.known_until or -1,
+        dirty_ratio=cleanable.ratio,
+        clean_bytes=cleanable.clean_bytes,
+        dirty_bytes=cleanable.cleanable_bytes,
+    )

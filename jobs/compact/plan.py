@@ -197,12 +197,15 @@ def _check_still_there(
         gap = found is None and last > segment.base_offset  # else the log ends before what the generation holds
         raise NotPlanned(
             Problem(
-                "gap" if gap else "changed", segment.path, 0,
+                "gap" if gap else "changed",
+                segment.path,
+                0,
                 f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
-                "no such file" if found is None else f"{found.size}", state="gap" if gap else "diverged",
+                "no such file" if found is None else f"{found.size}",
+                state="gap" if gap else "diverged",
                 hint="bring the file back, or --reset to begin anew from what the archive holds" if gap else _RESET,
             )
-        )  # fmt: skip
+        )
 
 
 def gaps_of(checkpoint: Checkpoint) -> tuple[Gap, ...]:
@@ -234,10 +237,15 @@ def _check_begins_there(archived: ArchivedPartition, checkpoint: Checkpoint, man
 def _came_back(s: ListedSegment, expected: str) -> NotPlanned:
     return NotPlanned(
         Problem(
-            "gap", s.path, 0, expected, f"{s.size} bytes from offset {s.base_offset} on", state="gap",
+            "gap",
+            s.path,
+            0,
+            expected,
+            f"{s.size} bytes from offset {s.base_offset} on",
+            state="gap",
             hint="what was missing has come back: --reset to begin anew from what the archive holds",
         )
-    )  # fmt: skip
+    )
 
 
 def _check_identity(archived: ArchivedPartition, checkpoint: Checkpoint) -> None:
@@ -267,11 +275,15 @@ def _archive_after(
     if gaps == "fail" and inputs and inputs[0].base_offset > max(covered, log_start) and straddling is None:
         raise NotPlanned(
             Problem(
-                "gap", archived.path, 0, f"offsets from {covered} on, where generation {checkpoint.generation} ends",
-                f"a first segment at {inputs[0].base_offset}", state="gap",
+                "gap",
+                archived.path,
+                0,
+                f"offsets from {covered} on, where generation {checkpoint.generation} ends",
+                f"a first segment at {inputs[0].base_offset}",
+                state="gap",
                 hint="bring the missing segments back; or --gaps accept where they are known to be lost, and the "
                 "generation goes on with what comes next; or --reset to begin anew from what the archive holds",
             )
-        )  # fmt: skip
+        )
     shown = covered < checkpoint.next_offset
     return inputs, SegmentInput(straddling) if not shown and straddling is not None else None

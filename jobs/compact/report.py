@@ -105,11 +105,13 @@ class CompactReport(JobReport):
         dropped = {
             reason: sum(r.counters.get(f"dropped_{key}", 0) for r in cleaned)
             for key, reason in (
-                ("superseded", "superseded"), ("tombstones", "expired tombstones"),
+                ("superseded", "superseded"),
+                ("tombstones", "expired tombstones"),
                 ("aborted", "of aborted transactions"),
-                ("null_key", "without a key"), ("markers", "transaction markers"),
+                ("null_key", "without a key"),
+                ("markers", "transaction markers"),
             )
-        }  # fmt: skip
+        }
         counts = ", ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
         if cleaned:
             verb = "would be dropped" if self.dry_run else "dropped"
@@ -152,9 +154,14 @@ def _line(r: PartitionResult, status: str, dry_run: bool) -> PartitionLine:
     dropped = sum(r.counters[k] for k in r.counters if k.startswith("dropped_"))
     kept = r.counters["records_kept"]
     return PartitionLine(
-        r.topic, r.partition, "clean" if not dry_run else "would clean",
-        records_before=kept + dropped, records_after=kept,
-        bytes_before=r.bytes_before, bytes_after=r.bytes_after,
-        segments_before=r.segments_before, segments_after=len(r.segments),
+        r.topic,
+        r.partition,
+        "clean" if not dry_run else "would clean",
+        records_before=kept + dropped,
+        records_after=kept,
+        bytes_before=r.bytes_before,
+        bytes_after=r.bytes_after,
+        segments_before=r.segments_before,
+        segments_after=len(r.segments),
         estimate=dry_run and _compressed(r),
-    )  # fmt: skip
+    )

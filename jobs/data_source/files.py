@@ -166,7 +166,7 @@ def _source(archived: ArchivedPartition, root: Root) -> SourcePartition:
         archived.high_watermark if archived.held_by_broker else None, root.uri,
         tuple(sorted(archived.snapshots.items())), archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
         problem=archived.problem,
-    )  # fmt: skip
+    )
 
 
 def _single(root: Root, name: str) -> ListedSegment:

@@ -88,9 +88,11 @@ def _range(condition: Filter, scale: Callable[[Any], int | None]) -> tuple[int |
     if isinstance(condition, _EQUAL):
         return at_or_above, above
     return {
-        GreaterThan: (above, None), GreaterThanOrEqual: (at_or_above, None),
-        LessThan: (None, at_or_above), LessThanOrEqual: (None, above),
-    }[type(condition)]  # fmt: skip
+        GreaterThan: (above, None),
+        GreaterThanOrEqual: (at_or_above, None),
+        LessThan: (None, at_or_above),
+        LessThanOrEqual: (None, above),
+    }[type(condition)]
 
 
 def _number(value: Any) -> int | None:
@@ -111,9 +113,10 @@ def _offset(pushed: Pushed, condition: Filter) -> Pushed | None:
         return None
     start, end = found
     return replace(
-        pushed, start_offset=max(pushed.start_offset, start or 0),
+        pushed,
+        start_offset=max(pushed.start_offset, start or 0),
         end_offset=pushed.end_offset if end is None else min(pushed.end_offset, end),
-    )  # fmt: skip
+    )
 
 
 def _times(scale: Callable[[Any], int | None]) -> Narrow:
@@ -130,5 +133,9 @@ def _times(scale: Callable[[Any], int | None]) -> Narrow:
 
 _OF_PARTITIONS: Final[Mapping[str, Narrow]] = {"topic": _topic, "partition": _partition}
 _OF_RECORDS: Final[Mapping[str, Narrow]] = {
-    **_OF_PARTITIONS, "offset": _offset, "key": _key, "timestamp": _times(_moment), "timestamp_ms": _times(_number),
-}  # fmt: skip
+    **_OF_PARTITIONS,
+    "offset": _offset,
+    "key": _key,
+    "timestamp": _times(_moment),
+    "timestamp_ms": _times(_number),
+}

@@ -63,21 +63,31 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
     key = take.text("key")
     isolation = take.one_of(("isolationLevel", "kafka.isolation.level"), ("read_uncommitted", "read_committed"))
     return ReadOptions(
-        source, paths, store, take.number("generation", 1), _selection(take),
-        start=_bounds(take, "starting", None), end=_bounds(take, "ending", LATEST) or Bounds("endingOffsets", LATEST),
+        source,
+        paths,
+        store,
+        take.number("generation", 1),
+        _selection(take),
+        start=_bounds(take, "starting", None),
+        end=_bounds(take, "ending", LATEST) or Bounds("endingOffsets", LATEST),
         need_start_time=take.one_of(("startingOffsetsByTimestampStrategy",), ("latest", "error")) == "error",
-        fail_on_data_loss=take.flag("failOnDataLoss", default=True), key=None if key is None else parse_key(key),
-        columns=take.names("columns"), value=take.flag("includeValue", default=True),
-        headers=take.flag("includeHeaders", default=False), control=take.flag("includeControl", default=False),
+        fail_on_data_loss=take.flag("failOnDataLoss", default=True),
+        key=None if key is None else parse_key(key),
+        columns=take.names("columns"),
+        value=take.flag("includeValue", default=True),
+        headers=take.flag("includeHeaders", default=False),
+        control=take.flag("includeControl", default=False),
         committed=isolation == "read_committed",
         set_aside=take.one_of(("badRecords",), ("fail", "set_aside")) == "set_aside",
-        kinds=take.several("kinds", KINDS), split_bytes=take.number("splitBytes", 1) or SPLIT_BYTES,
-        min_partitions=take.number("minPartitions", 1) or 1, max_rows=take.number("maxRecordsPerBatch", 1),
+        kinds=take.several("kinds", KINDS),
+        split_bytes=take.number("splitBytes", 1) or SPLIT_BYTES,
+        min_partitions=take.number("minPartitions", 1) or 1,
+        max_rows=take.number("maxRecordsPerBatch", 1),
         max_batch_bytes=take.number("maxDecompressedBatchBytes", 1 << 20),
         push_filters=take.flag("pushFilters", default=False),
         max_offsets_per_trigger=take.number("maxOffsetsPerTrigger", 1),
         max_bytes_per_trigger=take.number("maxBytesPerTrigger", 1),
-    )  # fmt: skip
+    )
 
 
 def _named(given: Mapping[str, str], source: Source) -> dict[str, str]:

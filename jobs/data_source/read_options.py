@@ -120,6 +120,9 @@ class ReadOptions:
         if self.pushed.keys is not None:
             keys = self.pushed.keys if keys is None else keys & self.pushed.keys
         return Wanted(
-            self.pushed.start_ms, self.pushed.end_ms, None if keys is None else tuple(sorted(keys)), self.control,
+            self.pushed.start_ms,
+            self.pushed.end_ms,
+            None if keys is None else tuple(sorted(keys)),
+            self.control,
             self.committed,
-        )  # fmt: skip
+        )

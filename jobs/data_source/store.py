@@ -57,9 +57,11 @@ def _at(reader: StoreReader, wanted: Mapping[Key, Checkpoint], generation: int) 
     if not runs:
         known = sorted({run.generation_after for key in wanted for run in chains[key]})
         raise NoGenerationError(
-            partition="every partition", found=generation, reason="never committed",
+            partition="every partition",
+            found=generation,
+            reason="never committed",
             expected=f"one of {', '.join(map(str, known))}",
-        )  # fmt: skip
+        )
     return [made_by(run) for run in runs.values()]
 
 
@@ -70,19 +72,22 @@ def _partition(store: Root, one: Generation, manifest: list[Segment], archive: s
     for segment in manifest:
         if segment.root == "store" and segment.path.rpartition("/")[2] not in beside:
             raise NoGenerationError(
-                partition=one.name, found=one.generation, reason=f"its files are gone ({segment.path})",
+                partition=one.name,
+                found=one.generation,
+                reason=f"its files are gone ({segment.path})",
                 expected="a generation that vacuum has not taken",
-            )  # fmt: skip
+            )
     roots = {"store": store.uri, "archive": archive or normal_uri(one.archive_uri)}
     segments = [
         ListedSegment(
             roots[s.root], s.path, s.base_offset, s.size_bytes, s.mtime_ms,
             _side_file(folder, s.base_offset, names.INDEX, beside),
             _side_file(folder, s.base_offset, names.TIME_INDEX, beside),
-            _side_file(folder, s.base_offset, names.TXN_INDEX, beside), store.uri,
+            _side_file(folder, s.base_offset, names.TXN_INDEX, beside),
+            store.uri,
         )
         for s in manifest
-    ]  # fmt: skip
+    ]
     files = [file for name in beside if (file := names.parse_segment_file(name)) and file.kind == names.SNAPSHOT]
     snapshots = sorted((f.base, f"{folder}/{names.segment_file(f.base, names.SNAPSHOT)}") for f in files)
     epochs = f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}" if names.LEADER_EPOCH_CHECKPOINT in beside else None

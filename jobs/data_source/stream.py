@@ -91,9 +91,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise problem.as_error()
             first = Bound("offset", begin[key]) if key in begin else Bound("earliest")
             asked = Range(
-                first, Bound("offset", until[key]), wanted=self.options.wanted(), split_bytes=self.options.split_bytes,
-                fail_on_data_loss=self.options.fail_on_data_loss, set_aside=self.options.set_aside,
-            )  # fmt: skip
+                first,
+                Bound("offset", until[key]),
+                wanted=self.options.wanted(),
+                split_bytes=self.options.split_bytes,
+                fail_on_data_loss=self.options.fail_on_data_loss,
+                set_aside=self.options.set_aside,
+            )
             ranges.append(asked)
         pieces = each([found[key] for key in moved], ranges)
         tasks = pack(pieces, self.options.split_bytes, self.options.min_partitions)

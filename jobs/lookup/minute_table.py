@@ -57,20 +57,33 @@ class AtReport(JobReport):
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         return {
-            "job": "lookup", "archive": self.archive, "store": self.store, "exit_code": self.exit_code,
-            "start_ms": self.start_ms, "end_ms": self.end_ms, "partitions": self.rows, "refreshed": self.refreshed,
-            "problems": self.problems, "notes": self.notes,
+            "job": "lookup",
+            "archive": self.archive,
+            "store": self.store,
+            "exit_code": self.exit_code,
+            "start_ms": self.start_ms,
+            "end_ms": self.end_ms,
+            "partitions": self.rows,
+            "refreshed": self.refreshed,
+            "problems": self.problems,
+            "notes": self.notes,
             "seconds": self.seconds_json(),
-        }  # fmt: skip
+        }
 
     def to_text(self) -> str:
         """For people."""
         header = ("partition", "first minute", "first offset", "minutes with data", "segments", "timestamps")
         rows = [
-            (f"{r['topic']}-{r['partition']}", moment(r["first_minute_ms"], f"{TO_THE_MINUTE}Z"),
-             str(r["first_offset"]), count(r["minutes"]), count(r["segments"]), r["timestamps"])
+            (
+                f"{r['topic']}-{r['partition']}",
+                moment(r["first_minute_ms"], f"{TO_THE_MINUTE}Z"),
+                str(r["first_offset"]),
+                count(r["minutes"]),
+                count(r["segments"]),
+                r["timestamps"],
+            )
             for r in self.rows
-        ]  # fmt: skip
+        ]
         window = f"from {moment(self.start_ms)} to {moment(self.end_ms)}"
         out = [table(header, rows, left=(0, 1)) if rows else f"nothing {window}"]
         topics = len({r["topic"] for r in self.rows})
@@ -203,7 +216,7 @@ def refresh(
     return {
         "segments_read": len(new), "bytes_read": sum(s.listed.size for s in new), "segments_kept": len(same),
         "segments_removed": len([key for key in old if key not in there]),
-    }  # fmt: skip
+    }
 
 
 def _segments(plan: LookupPlan) -> Iterator[TimedSegment]:

@@ -48,7 +48,7 @@ def archived_plan(archived: ArchivedPartition, root: Root) -> LookupPlan:
         archived.topic, archived.partition, root.uri, tuple(archived.segments), archived.log_start_checkpoint,
         archived.high_watermark if archived.held_by_broker else None, archived.leader_epochs or (),
         problem=archived.problem,
-    )  # fmt: skip
+    )
 
 
 def _chosen(plans: Iterable[LookupPlan], wanted: Sequence[str]) -> list[LookupPlan]:

@@ -44,10 +44,15 @@ class TableReport(JobReport):
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         return {
-            "job": "lookup", self.side: self.uri, "exit_code": self.exit_code, "queries": self.queries,
-            "output": self.output, "answers": self.by_status, "notes": self.notes,
+            "job": "lookup",
+            self.side: self.uri,
+            "exit_code": self.exit_code,
+            "queries": self.queries,
+            "output": self.output,
+            "answers": self.by_status,
+            "notes": self.notes,
             "seconds": self.seconds_json(),
-        }  # fmt: skip
+        }
 
     def to_text(self) -> str:
         """For people."""
@@ -123,8 +128,12 @@ def _checked(queries: DataFrame, source: str) -> DataFrame:
     taken = sorted(set(have) & set(ANSWER.names))
     if taken:
         raise UsageError(message=f"{source}: {', '.join(taken)} would be a column of the answers: rename it")
-    types = {"topic": (StringType,), "partition": (IntegralType,), "offset": (IntegralType,),
-             "timestamp": (IntegralType, TimestampType, TimestampNTZType)}  # fmt: skip
+    types = {
+        "topic": (StringType,),
+        "partition": (IntegralType,),
+        "offset": (IntegralType,),
+        "timestamp": (IntegralType, TimestampType, TimestampNTZType),
+    }
     for name, kinds in types.items():
         if name in have and not isinstance(have[name].dataType, kinds):
             expected = " or ".join(kind.__name__ for kind in kinds)

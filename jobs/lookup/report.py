@@ -51,16 +51,23 @@ class LookupReport(JobReport):
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         return {
-            "job": "lookup", self.side: self.uri, "exit_code": self.exit_code,
+            "job": "lookup",
+            self.side: self.uri,
+            "exit_code": self.exit_code,
             "partitions": [
-                {"topic": p.found.topic, "partition": p.found.partition,
-                 "log_start_offset": p.found.log_start_offset, "log_end_offset": p.found.log_end_offset,
-                 "answers": p.rows(), "problem": str(p.found.problem) if p.found.problem else None}
+                {
+                    "topic": p.found.topic,
+                    "partition": p.found.partition,
+                    "log_start_offset": p.found.log_start_offset,
+                    "log_end_offset": p.found.log_end_offset,
+                    "answers": p.rows(),
+                    "problem": str(p.found.problem) if p.found.problem else None,
+                }
                 for p in self.partitions
             ],
             "notes": self.notes,
             "seconds": self.seconds_json(),
-        }  # fmt: skip
+        }
 
     def to_text(self) -> str:
         """For people."""
@@ -83,9 +90,15 @@ def _row(p: Looked, row: dict[str, Any]) -> tuple[str, ...]:
         first = row["batch_base_offset"]
         batch = f"{'?' if first is None else first} to {row['batch_last_offset']}"
     return (
-        f"{p.found.topic}-{p.found.partition}", query, status, _text(row["answer_offset"]),
-        moment(row["answer_timestamp"]), row["segment"] or "", _text(row["position"]), batch,
-    )  # fmt: skip
+        f"{p.found.topic}-{p.found.partition}",
+        query,
+        status,
+        _text(row["answer_offset"]),
+        moment(row["answer_timestamp"]),
+        row["segment"] or "",
+        _text(row["position"]),
+        batch,
+    )
 
 
 def _text(value: int | None) -> str:

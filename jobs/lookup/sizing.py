@@ -42,19 +42,31 @@ class SizingReport(JobReport):
     def to_json(self) -> dict[str, Any]:
         """For programs; bytes."""
         return {
-            "job": "lookup", self.side: self.uri, "exit_code": self.exit_code,
+            "job": "lookup",
+            self.side: self.uri,
+            "exit_code": self.exit_code,
             "topics": [{"topic": t.topic, **_counts(t)} for t in self.topics],
             "total": _counts(self.total),
             "estimates": {name: value for name, _, value in ESTIMATES},
             "problems": [str(p) for p in self.problems],
             "notes": self.notes,
             "seconds": self.seconds_json(),
-        }  # fmt: skip
+        }
 
     def to_text(self) -> str:
         """For people."""
-        header = ("topic", "partitions", "segments", "log", "batches", "indexes now", "each interval", "each batch",
-                  "time: minute", "time: second")  # fmt: skip
+        header = (
+            "topic",
+            "partitions",
+            "segments",
+            "log",
+            "batches",
+            "indexes now",
+            "each interval",
+            "each batch",
+            "time: minute",
+            "time: second",
+        )
         rows = [_row(t.topic, t) for t in self.topics]
         if len(rows) > 1:
             rows.append(_row(f"{len(rows)} topics", self.total))
@@ -89,9 +101,17 @@ def _counts(sizes: IndexSizes) -> dict[str, int]:
 
 def _row(name: str, s: IndexSizes) -> tuple[str, ...]:
     return (
-        name, count(s.partitions), count(s.segments), size(s.log_bytes), count(s.batches), size(s.now_bytes),
-        size(s.interval_bytes), size(s.batch_bytes), size(s.minute_bytes), size(s.second_bytes),
-    )  # fmt: skip
+        name,
+        count(s.partitions),
+        count(s.segments),
+        size(s.log_bytes),
+        count(s.batches),
+        size(s.now_bytes),
+        size(s.interval_bytes),
+        size(s.batch_bytes),
+        size(s.minute_bytes),
+        size(s.second_bytes),
+    )
 
 
 def run_sizing(options: LookupOptions, plans: list[LookupPlan], report: SizingReport, progress: Progress) -> None:

@@ -25,8 +25,9 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
     runs = runs_at(wanted, tables.histories(), options.generation)
     notes += [
         f"{topic}-{partition}: it has no generation {options.generation}; left out"
-        for topic, partition in wanted if (topic, partition) not in runs
-    ]  # fmt: skip
+        for topic, partition in wanted
+        if (topic, partition) not in runs
+    ]
     if not runs and options.generation is not None:
         raise nobody_has(options.generation)
     generations = [made_by(run) for _, run in sorted(runs.items())]
@@ -42,7 +43,7 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
                 f"{folder}/{names.segment_file(s.base_offset, names.TIME_INDEX)}", side_root=store_uri,
             )
             for s in manifests[one.key]
-        )  # fmt: skip
+        )
         if not exists(store, folder):
             notes.append(f"{store_uri}/{folder}: gone, vacuum has taken generation {one.generation}; left out")
             continue

@@ -170,9 +170,17 @@ def _plan(options: ReindexOptions, target: Target, root: Root, archived: Archive
 
 def _nothing_done(path: str, problem: Problem) -> FileReport:
     return FileReport(
-        problem.path, "folder" if problem.path == path else "log", "impossible", problem.kind, problem.position, -1,
-        problem.expected, problem.found, 0, problem.path,
-    )  # fmt: skip
+        problem.path,
+        "folder" if problem.path == path else "log",
+        "impossible",
+        problem.kind,
+        problem.position,
+        -1,
+        problem.expected,
+        problem.found,
+        0,
+        problem.path,
+    )
 
 
 def _safe(archived: ArchivedPartition, report: ReindexedPartition) -> Sequence[ListedSegment]:
@@ -193,9 +201,11 @@ def _settings(options: ReindexOptions, topic: str) -> ReindexSettings:
     return ReindexSettings(
         index_interval_bytes=settings.index_interval_bytes,
         segment_index_bytes=max(settings.segment_index_bytes, _LEAST_INDEX_BYTES),
-        time_index_interval_ms=settings.time_index_interval_ms, check_crc=not options.skip_crc,
-        chunk_bytes=options.config.job.chunk_bytes, max_batch_bytes=settings.max_decompressed_batch_bytes,
-    )  # fmt: skip
+        time_index_interval_ms=settings.time_index_interval_ms,
+        check_crc=not options.skip_crc,
+        chunk_bytes=options.config.job.chunk_bytes,
+        max_batch_bytes=settings.max_decompressed_batch_bytes,
+    )
 
 
 def _base_behind(archived: ArchivedPartition, i: int) -> int | None:

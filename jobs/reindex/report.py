@@ -81,26 +81,39 @@ class ReindexReport(JobReport):
             "output": self.output,
             "exit_code": self.exit_code,
             "partitions": [
-                {"topic": p.topic, "partition": p.partition, "path": p.path,
-                 "files": [asdict(file) for file in p.files], "notes": p.notes, "segments": p.segments,
-                 "log_bytes": p.log_bytes, "bytes_read": p.bytes_read, "bytes_written": p.bytes_written}
+                {
+                    "topic": p.topic,
+                    "partition": p.partition,
+                    "path": p.path,
+                    "files": [asdict(file) for file in p.files],
+                    "notes": p.notes,
+                    "segments": p.segments,
+                    "log_bytes": p.log_bytes,
+                    "bytes_read": p.bytes_read,
+                    "bytes_written": p.bytes_written,
+                }
                 for p in self.partitions
             ],
             "totals": self.totals(),
             "notes": self.notes,
             "seconds": self.seconds_json(),
-        }  # fmt: skip
+        }
 
     def to_text(self) -> str:
         """For people: counts of each partition, then every file that is not as it should be."""
         done = "differs" if self.mode == "check" else "rebuilt"
         header = ("partition", "segments", "log", "same", done, "impossible", "read", "written")
         rows = [
-            (f"{p.topic}-{p.partition}", count(p.segments), size(p.log_bytes),
-             *(str(p.counts()[status] or "") for status in ("same", done, "impossible")),
-             size(p.bytes_read), size(p.bytes_written) if p.bytes_written else "")
+            (
+                f"{p.topic}-{p.partition}",
+                count(p.segments),
+                size(p.log_bytes),
+                *(str(p.counts()[status] or "") for status in ("same", done, "impossible")),
+                size(p.bytes_read),
+                size(p.bytes_written) if p.bytes_written else "",
+            )
             for p in self.partitions
-        ]  # fmt: skip
+        ]
         out = [table(header, rows, left=(0,))] if rows else ["no partition to reindex"]
         listed = [f for f in self.files if f.status != "same" or f.reason]
         out += [_line(f) for f in listed[:_TEXT_FILES]]

@@ -66,11 +66,17 @@ def partition_row(p: PartitionProfile) -> tuple[str, ...]:
     """A partition's line of a table: name, policy, records, keys, dead, tombstones, dirty, size, would be, saved."""
     after, about = p.total("bytes_after"), "~" if p.bytes_after_is_estimate else ""
     return (
-        p.name(), "compact" if p.compacted else "delete", count(p.total("records")), count(p.distinct_keys),
-        count(p.total("dead_records")), count(p.total("tombstones")), f"{100 * p.dirty_ratio:.0f} %" if p.compacted
-        else "", size(p.size_bytes), about + size(after) if p.compacted else "",
+        p.name(),
+        "compact" if p.compacted else "delete",
+        count(p.total("records")),
+        count(p.distinct_keys),
+        count(p.total("dead_records")),
+        count(p.total("tombstones")),
+        f"{100 * p.dirty_ratio:.0f} %" if p.compacted else "",
+        size(p.size_bytes),
+        about + size(after) if p.compacted else "",
         about + saved(p.size_bytes, after) if p.compacted else "",
-    )  # fmt: skip
+    )
 
 
 def saved(before: int, after: int) -> str:

@@ -45,9 +45,15 @@ def before_and_after(report: ArchiveReport) -> Plot | None:
     series = [("in the archive", OTHER, [v[0] for _, v in rows])] if report.store else []
     series += [("now", DEAD, [v[1] for _, v in rows]), ("after compaction", LIVE, [v[2] for _, v in rows])]
     return plots.horizontal_bars(
-        "before-after", "Size before and after a compaction", [name for name, _ in rows], series, plots.bytes_of,
-        says=f"compacted topics: {size(total[1])} now, {size(total[2])} after", label="topic", stacked=False,
-    )  # fmt: skip
+        "before-after",
+        "Size before and after a compaction",
+        [name for name, _ in rows],
+        series,
+        plots.bytes_of,
+        says=f"compacted topics: {size(total[1])} now, {size(total[2])} after",
+        label="topic",
+        stacked=False,
+    )
 
 
 def dirty_ratio(profiles: Sequence[PartitionProfile]) -> Plot | None:
@@ -56,9 +62,15 @@ def dirty_ratio(profiles: Sequence[PartitionProfile]) -> Plot | None:
     if not rows:
         return None
     return plots.horizontal_bars(
-        "dirty", "Dirty ratio", [p.name() for p in rows], [("dirty ratio", DEAD, [p.dirty_ratio for p in rows])],
-        plots.percent, says=f"of the {len(rows)} partitions with the most dirty bytes", label="partition", most=1.0,
-    )  # fmt: skip
+        "dirty",
+        "Dirty ratio",
+        [p.name() for p in rows],
+        [("dirty ratio", DEAD, [p.dirty_ratio for p in rows])],
+        plots.percent,
+        says=f"of the {len(rows)} partitions with the most dirty bytes",
+        label="partition",
+        most=1.0,
+    )
 
 
 def dead_by_segment(name: str, title: str, profiles: Sequence[PartitionProfile]) -> Plot:
@@ -67,10 +79,15 @@ def dead_by_segment(name: str, title: str, profiles: Sequence[PartitionProfile])
     labels = [f"{p.partition}: {s.base_offset}" for p, s in segments]
     live, dead = [s.live_bytes for _, s in segments], [s.dead_bytes for _, s in segments]
     return plots.columns(
-        name, title, labels, [("live", LIVE, live), ("dead", DEAD, dead)], plots.bytes_of,
+        name,
+        title,
+        labels,
+        [("live", LIVE, live), ("dead", DEAD, dead)],
+        plots.bytes_of,
         says=f"{len(segments):,} segments: {size(sum(live))} live, {size(sum(dead))} dead",
-        label="partition: base offset", each="segments",
-    )  # fmt: skip
+        label="partition: base offset",
+        each="segments",
+    )
 
 
 def compression(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
@@ -87,9 +104,15 @@ def compression(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
     said = ", ".join(f"{codec} {b / max(a, 1):.2f} to 1 in {n:,} batches" for codec, (a, b, n) in rows)
     series = [("stored", LIVE, [v[0] for _, v in rows]), ("decompressed", OTHER, [v[1] for _, v in rows])]
     return plots.horizontal_bars(
-        name, "Compression by codec", [codec for codec, _ in rows], series, plots.bytes_of, says=said, label="codec",
+        name,
+        "Compression by codec",
+        [codec for codec, _ in rows],
+        series,
+        plots.bytes_of,
+        says=said,
+        label="codec",
         stacked=False,
-    )  # fmt: skip
+    )
 
 
 def tombstones(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
@@ -100,9 +123,14 @@ def tombstones(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
         return None
     horizons = sum(s.tombstones_with_horizon for s in compacted)
     return plots.horizontal_bars(
-        name, "Tombstones by age", AGE_NAMES, [("tombstones", LIVE, ages)], plots.number,
-        says=f"{sum(ages):,} last records of their keys; {horizons:,} have a delete horizon already", label="age",
-    )  # fmt: skip
+        name,
+        "Tombstones by age",
+        AGE_NAMES,
+        [("tombstones", LIVE, ages)],
+        plots.number,
+        says=f"{sum(ages):,} last records of their keys; {horizons:,} have a delete horizon already",
+        label="age",
+    )
 
 
 def hot_keys(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
@@ -111,10 +139,14 @@ def hot_keys(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
     if not rows:
         return None
     return plots.horizontal_bars(
-        name, "Hot keys, by hash", [f"{p.name()} {key.sha256[:8]}" for p, key in rows[:_BARS]],
-        [("records", LIVE, [key.records for _, key in rows[:_BARS]])], plots.number,
-        says="the keys with the most records; first digits of their SHA-256", label="partition and key",
-    )  # fmt: skip
+        name,
+        "Hot keys, by hash",
+        [f"{p.name()} {key.sha256[:8]}" for p, key in rows[:_BARS]],
+        [("records", LIVE, [key.records for _, key in rows[:_BARS]])],
+        plots.number,
+        says="the keys with the most records; first digits of their SHA-256",
+        label="partition and key",
+    )
 
 
 def history(report: ArchiveReport) -> Plot | None:
@@ -123,11 +155,15 @@ def history(report: ArchiveReport) -> Plot | None:
     if not runs:
         return None
     return plots.horizontal_bars(
-        "history", "Cleaning history", [moment(row["now_ms"], TO_THE_MINUTE) for row in runs],
+        "history",
+        "Cleaning history",
+        [moment(row["now_ms"], TO_THE_MINUTE) for row in runs],
         [("before", DEAD, [r["bytes_before"] for r in runs]), ("after", LIVE, [r["bytes_after"] for r in runs])],
-        plots.bytes_of, says="the last runs that committed, all their partitions together",
-        label="run (UTC)", stacked=False,
-    )  # fmt: skip
+        plots.bytes_of,
+        says="the last runs that committed, all their partitions together",
+        label="run (UTC)",
+        stacked=False,
+    )
 
 
 def runs_of(report: ArchiveReport) -> list[dict[str, Any]]:

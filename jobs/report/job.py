@@ -146,8 +146,10 @@ def _of_the_store(
     report.notes += [
         f"{run.topic}-{run.partition}: generation {run.generation_after} began anew (--reset); what was before is "
         f"generation {run.generation_before}, which the store holds until vacuum --before-reset takes it"
-        for _, chain in sorted(report.history.items()) for run in chain if run.began_anew
-    ]  # fmt: skip
+        for _, chain in sorted(report.history.items())
+        for run in chain
+        if run.began_anew
+    ]
     return wanted, manifests_of(reader, map(current_generation, wanted.values()))
 
 

@@ -50,10 +50,12 @@ class Table:
 
 
 _TEMPLATES: Final = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), autoescape=True,
+    loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+    autoescape=True,
     undefined=jinja2.StrictUndefined,
-    trim_blocks=True, lstrip_blocks=True,
-)  # fmt: skip
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 PARTITION_HEADER: Final = (
     "partition", "policy", "records", "keys", "dead", "tombstones", "dirty", "size", "would be", "saved",
 )  # fmt: skip
@@ -72,9 +74,13 @@ def fragment_of(
 ) -> str:
     """An output of a notebook: what a page has, without one around it."""
     return _rendered(
-        "fragment.html", title=title, cards=cards, problems=problems, tables=tables,
+        "fragment.html",
+        title=title,
+        cards=cards,
+        problems=problems,
+        tables=tables,
         plots=[_drawn(plot) for plot in plots if plot],
-    )  # fmt: skip
+    )
 
 
 def _rendered(template: str, **values: Any) -> str:
@@ -86,9 +92,12 @@ def report_fragment(report: ArchiveReport) -> str:
     """The report in a notebook."""
     rows = [partition_row(p) for p in report.profiles if p.problem is None]
     return fragment_of(
-        title=report.archive, cards=cards(report), problems=[str(p) for p in report.all_problems[:_LISTED]],
-        tables=[Table("Partitions", PARTITION_HEADER, rows[:_LISTED], (1,))], plots=overview(report),
-    )  # fmt: skip
+        title=report.archive,
+        cards=cards(report),
+        problems=[str(p) for p in report.all_problems[:_LISTED]],
+        tables=[Table("Partitions", PARTITION_HEADER, rows[:_LISTED], (1,))],
+        plots=overview(report),
+    )
 
 
 def partition_fragment(p: PartitionProfile) -> str:
@@ -100,11 +109,14 @@ def partition_fragment(p: PartitionProfile) -> str:
         drawn.append(plots.records_by_time("times", "Records by time", p.times))
     more = [tombstones("tombstones", [p]), compression("codec", [p]), hot_keys("hot", [p])]
     return fragment_of(
-        title=p.name(), cards=[Card(name, value) for name, value in _facts(p)],
-        tables=[Table("Partition", PARTITION_HEADER, [partition_row(p)], (1,)),
-                Table("Segments", SEGMENT_HEADER, segment_rows(p.segments, _LISTED), (7,))],
+        title=p.name(),
+        cards=[Card(name, value) for name, value in _facts(p)],
+        tables=[
+            Table("Partition", PARTITION_HEADER, [partition_row(p)], (1,)),
+            Table("Segments", SEGMENT_HEADER, segment_rows(p.segments, _LISTED), (7,)),
+        ],
         plots=[*drawn, *more],
-    )  # fmt: skip
+    )
 
 
 def page_of(report: ArchiveReport) -> str:
@@ -140,30 +152,52 @@ def cards(report: ArchiveReport) -> list[Card]:
     problems = len(report.all_problems)
     due = sum(p.due for p in good)
     return [
-        Card("size", size(archived), f"{count(len(report.archived_bytes))} partitions, "
-             f"{count(sum(len(p.segments) for p in good))} segments"),
+        Card(
+            "size",
+            size(archived),
+            f"{count(len(report.archived_bytes))} partitions, {count(sum(len(p.segments) for p in good))} segments",
+        ),
         *([Card("now, by the store", size(before), f"{saved(archived, before)} saved so far")] if report.store else []),
-        Card("compaction would save", about + size(before - after), f"{saved(before, after)} of {size(before)}",
-             "good" if before > after else ""),
+        Card(
+            "compaction would save",
+            about + size(before - after),
+            f"{saved(before, after)} of {size(before)}",
+            "good" if before > after else "",
+        ),
         Card("records", count(records), f"{count(sum(p.distinct_keys for p in good))} keys"),
         Card("dead records", count(dead), f"{100 * dead / max(records, 1):.1f} % of all; superseded, aborted, expired"),
         Card("due now", count(due), "partitions that a compaction would take"),
         Card("problems", count(problems), "see below" if problems else "none found", "bad" if problems else "good"),
-    ]  # fmt: skip
+    ]
 
 
 def _history_rows(report: ArchiveReport) -> list[tuple[str, ...]]:
     return [
-        (moment(r["now_ms"], TO_THE_MINUTE), r["run_id"][:8], count(r["partitions"]),
-         count(r["records_read"]), count(r["records_kept"]), size(r["bytes_before"]), size(r["bytes_after"]),
-         saved(r["bytes_before"], r["bytes_after"]))
+        (
+            moment(r["now_ms"], TO_THE_MINUTE),
+            r["run_id"][:8],
+            count(r["partitions"]),
+            count(r["records_read"]),
+            count(r["records_kept"]),
+            size(r["bytes_before"]),
+            size(r["bytes_after"]),
+            saved(r["bytes_before"], r["bytes_after"]),
+        )
         for r in reversed(runs_of(report)[-_LISTED:])
-    ]  # fmt: skip
+    ]
 
 
 def _hot_rows(profiles: Sequence[PartitionProfile]) -> list[tuple[str, ...]]:
-    return [(p.name(), key.sha256, "" if key.text is None else key.text, count(key.records),
-             f"{100 * key.records / max(p.total('records'), 1):.2f} %") for p, key in hottest(profiles)]  # fmt: skip
+    return [
+        (
+            p.name(),
+            key.sha256,
+            "" if key.text is None else key.text,
+            count(key.records),
+            f"{100 * key.records / max(p.total('records'), 1):.2f} %",
+        )
+        for p, key in hottest(profiles)
+    ]
 
 
 def _topics(profiles: Sequence[PartitionProfile]) -> list[tuple[str, list[PartitionProfile]]]:
@@ -202,15 +236,21 @@ def _facts(p: PartitionProfile) -> list[tuple[str, str]]:
     out = [("offsets", f"{count(p.log_start_offset)} to {count(p.log_end_offset - 1)}")]
     if p.compacted:
         out += [
-            ("dirty from", count(p.first_dirty_offset)), ("cleanable to", count(p.first_uncleanable_offset)),
-            ("clean, dirty", f"{size(p.clean_bytes)}, {size(p.dirty_bytes)}"), ("due", "yes" if p.due else "no"),
-        ]  # fmt: skip
+            ("dirty from", count(p.first_dirty_offset)),
+            ("cleanable to", count(p.first_uncleanable_offset)),
+            ("clean, dirty", f"{size(p.clean_bytes)}, {size(p.dirty_bytes)}"),
+            ("due", "yes" if p.due else "no"),
+        ]
     lag = max((s.largest_lag_ms for s in p.segments), default=0)
     out.append(
         ("out of order", f"{count(p.total('out_of_order'))} records" + (f", by up to {lag:,} ms" if lag else ""))
     )
-    for label, column in (("without a key", "null_keys"), ("aborted", "aborted"), ("without a time", "without_time"),
-                          ("tombstones with a horizon", "tombstones_with_horizon")):  # fmt: skip
+    for label, column in (
+        ("without a key", "null_keys"),
+        ("aborted", "aborted"),
+        ("without a time", "without_time"),
+        ("tombstones with a horizon", "tombstones_with_horizon"),
+    ):
         if p.total(column):
             out.append((label, count(p.total(column))))
     return out
@@ -226,11 +266,18 @@ def segment_rows(segments: Sequence[SegmentProfile], most: int) -> list[tuple[st
         sums = {n: sum(getattr(s, n) for s in part) for n in _SEGMENT_COLUMNS}
         start = min((s.min_timestamp_ms for s in part if s.min_timestamp_ms is not None), default=None)
         out.append(
-            (name, size(sums["size_bytes"]), size(sums["dead_bytes"]), count(sums["records"]),
-             count(sums["dead_records"]), count(sums["tombstones"]), count(sums["out_of_order"]),
-             ", ".join(sorted({codec for s in part for codec in s.codecs})),
-             "" if start is None else moment(start, TO_THE_MINUTE))
-        )  # fmt: skip
+            (
+                name,
+                size(sums["size_bytes"]),
+                size(sums["dead_bytes"]),
+                count(sums["records"]),
+                count(sums["dead_records"]),
+                count(sums["tombstones"]),
+                count(sums["out_of_order"]),
+                ", ".join(sorted({codec for s in part for codec in s.codecs})),
+                "" if start is None else moment(start, TO_THE_MINUTE),
+            )
+        )
     return out
 
 
@@ -240,6 +287,10 @@ _SEGMENT_COLUMNS: Final = ("size_bytes", "dead_bytes", "records", "dead_records"
 def _drawn(plot: Plot) -> dict[str, Any]:
     """A plot for the template: its SVG is ours, escaped where it was made; the rest the template escapes."""
     return {
-        "title": plot.title, "says": plot.says, "wide": Markup(plot.wide), "narrow": Markup(plot.narrow),
-        "header": plot.header, "rows": plot.rows,
-    }  # fmt: skip
+        "title": plot.title,
+        "says": plot.says,
+        "wide": Markup(plot.wide),
+        "narrow": Markup(plot.narrow),
+        "header": plot.header,
+        "rows": plot.rows,
+    }

@@ -87,9 +87,11 @@ def horizontal_bars(
                 left = [a + b for a, b in zip(left, values, strict=True)]
         ends = left if stacked else [max(s[2][i] for s in series) for i in places]
         longest = max([most or 0, *ends]) or 1
-        marks = list(zip(places, ends, strict=True)) if stacked else [
-            (p + (i - (len(series) - 1) / 2) * thick, s[2][p]) for i, s in enumerate(series) for p in places
-        ]  # fmt: skip
+        marks = (
+            list(zip(places, ends, strict=True))
+            if stacked
+            else [(p + (i - (len(series) - 1) / 2) * thick, s[2][p]) for i, s in enumerate(series) for p in places]
+        )
         for p, end in marks:
             axes.text(end + longest * 0.012, p, show(end), va="center", fontsize=_FONT - 1)
         axes.set_yticks(list(places), [_short(text, 30 if width == WIDE else 18) for text in labels])
@@ -165,12 +167,16 @@ def records_by_time(name: str, title: str, times: Times) -> Plot:
     busiest = labels[times.counts.index(most)]
     ends = [moment((times.first + i) * times.width_ms, TO_THE_MINUTE) for i in (0, len(times.counts) - 1)]
     return columns(
-        name, f"{title}, by {unit} (UTC)", labels, [("records", LIVE, times.counts)], number,
+        name,
+        f"{title}, by {unit} (UTC)",
+        labels,
+        [("records", LIVE, times.counts)],
+        number,
         says=f"{total:,} records from {ends[0]} to {ends[1]}, without those of aborted transactions; most, {most:,}, "
         f"from {busiest} on",
         each=f"{unit}s" if times.width_ms <= DAY_MS else f"spans of {unit}",
         label=f"{unit} from",
-    )  # fmt: skip
+    )
 
 
 def _bars(bottom: Sequence[float], values: Sequence[float], colour: str, label: str) -> PathPatch:
@@ -226,9 +232,14 @@ def _legend(figure: Figure, axes: Any, series: Sequence[Series]) -> None:
 
 
 def _plot(
-    name: str, title: str, says: str, draw: Callable[[Figure, int], None], height: float, header: Cells,
+    name: str,
+    title: str,
+    says: str,
+    draw: Callable[[Figure, int], None],
+    height: float,
+    header: Cells,
     rows: Sequence[Cells],
-) -> Plot:  # fmt: skip
+) -> Plot:
     drawings = []
     for width in (WIDE, NARROW):
         with mpl.rc_context({**_SETTINGS, "svg.hashsalt": f"{name} {width}"}):  # ids are unique on the page

@@ -121,9 +121,10 @@ def _restore_partition(
 def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]) -> None:
     ends = {t.key: t.next_offset for t in targets}
     starts = {  # Kafka writes those above the first segment's base only: the others are known from it
-        t.key: t.log_start_offset for t in targets
+        t.key: t.log_start_offset
+        for t in targets
         if t.log_start_offset > (manifests[t.key][0].base_offset if manifests[t.key] else 0)
-    }  # fmt: skip
+    }
     for name, offsets in (
         (names.RECOVERY_POINT_CHECKPOINT, ends),
         (names.HIGH_WATERMARK_CHECKPOINT, ends),
@@ -137,9 +138,11 @@ def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Map
 
 
 def _list_beyond(
-    report: RestoreReport, listed: Mapping[str, Archive | None], targets: Sequence[Generation],
+    report: RestoreReport,
+    listed: Mapping[str, Archive | None],
+    targets: Sequence[Generation],
     manifests: Mapping[Key, Sequence[Segment]],
-) -> None:  # fmt: skip
+) -> None:
     """What lies in the archive at or beyond each partition's end, and partitions that the store does not hold."""
     ends = {t.key: t.next_offset for t in targets}
     for uri, archive in listed.items():

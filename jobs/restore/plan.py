@@ -32,9 +32,11 @@ def choose(tables: StoreTables, topics: str | None, generation: int | None) -> l
     for key in sorted(current):
         if key not in runs:
             raise NoGenerationError(
-                partition=names.partition_folder(*key), found=generation, reason="never committed",
+                partition=names.partition_folder(*key),
+                found=generation,
+                reason="never committed",
                 expected=_listed(_still_there(tables, chains[key])),
-            )  # fmt: skip
+            )
     return [made_by(run) for _, run in sorted(runs.items())]
 
 
@@ -70,9 +72,12 @@ def list_apart(output: Root, archives: Mapping[str, Root], options: RestoreOptio
 
 
 def check_files(
-    tables: StoreTables, store: Root, archives: Mapping[str, Root], targets: Sequence[Generation],
+    tables: StoreTables,
+    store: Root,
+    archives: Mapping[str, Root],
+    targets: Sequence[Generation],
     manifests: Mapping[Key, Sequence[Segment]],
-) -> dict[Key, list[str]]:  # fmt: skip
+) -> dict[Key, list[str]]:
     """The side files of each partition; raises where a file of a manifest is not there, before anything is written."""
     side_files: dict[Key, list[str]] = {}
     missing: list[str] = []
@@ -88,14 +93,17 @@ def check_files(
                 missing += [f"{store.uri}/{path}" for path in absent]
                 continue
             raise NoGenerationError(
-                partition=target.name, found=target.generation, reason=f"its files are gone ({absent[0]})",
+                partition=target.name,
+                found=target.generation,
+                reason=f"its files are gone ({absent[0]})",
                 expected=_listed(_still_there(tables, chain)),
-            )  # fmt: skip
+            )
         side_files[target.key] = sorted(
-            name for name in here
+            name
+            for name in here
             if name in names.PARTITION_SIDE_FILES
             or ((file := names.parse_segment_file(name)) and not file.suffix and file.kind != names.LOG)
-        )  # fmt: skip
+        )
         archive = archives[target.archive_uri]
         archived = [s for s in manifests[target.key] if s.root == "archive"]
         missing += [f"{archive.uri}/{path}" for path in _absent(archive, archived)]
@@ -116,9 +124,10 @@ def _absent(root: Root, segments: Sequence[Segment]) -> list[str]:
     """Paths of segments that are not there, or shorter than their rows say."""
     infos = root.filesystem.get_file_info([root.full(s.path) for s in segments]) if segments else []
     return [
-        s.path for s, info in zip(segments, infos, strict=True)
+        s.path
+        for s, info in zip(segments, infos, strict=True)
         if info.type != pafs.FileType.File or info.size < s.size_bytes
-    ]  # fmt: skip
+    ]
 
 
 def _still_there(tables: StoreTables, chain: Sequence[RunRow]) -> list[int]:

@@ -34,19 +34,29 @@ class RestoreReport(JobReport):
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         return {
-            "job": "restore", "exit_code": self.exit_code, "output": self.output,
-            "partitions": [vars(p) for p in self.partitions], "beyond": self.beyond, "notes": self.notes,
+            "job": "restore",
+            "exit_code": self.exit_code,
+            "output": self.output,
+            "partitions": [vars(p) for p in self.partitions],
+            "beyond": self.beyond,
+            "notes": self.notes,
             "seconds": self.seconds_json(),
-        }  # fmt: skip
+        }
 
     def to_text(self) -> str:
         """For people."""
         header = ("partition", "generation", "offsets", "segments", "of the archive", "bytes")
         rows = [
-            (f"{p.topic}-{p.partition}", str(p.generation), f"{p.log_start_offset}..{p.next_offset}",
-             count(p.segments), count(p.from_archive), size(p.bytes))
+            (
+                f"{p.topic}-{p.partition}",
+                str(p.generation),
+                f"{p.log_start_offset}..{p.next_offset}",
+                count(p.segments),
+                count(p.from_archive),
+                size(p.bytes),
+            )
             for p in self.partitions
-        ]  # fmt: skip
+        ]
         lines = [table(header, rows, left=(0,)), ""]
         if self.beyond:
             lines += ["In the archive, not in the store:", *(f"  {line}" for line in self.beyond), ""]

@@ -68,17 +68,29 @@ class Generation:
 def current_generation(row: Checkpoint) -> Generation:
     """The generation that a checkpoint names."""
     return Generation(
-        row.topic, row.partition, row.generation, row.run_id, row.first_dirty_offset, row.log_start_offset,
-        row.next_offset, row.archive_uri,
-    )  # fmt: skip
+        row.topic,
+        row.partition,
+        row.generation,
+        row.run_id,
+        row.first_dirty_offset,
+        row.log_start_offset,
+        row.next_offset,
+        row.archive_uri,
+    )
 
 
 def made_by(run: RunRow) -> Generation:
     """The generation that a committed run made."""
     return Generation(
-        run.topic, run.partition, run.generation_after, run.run_id, run.end_offset, run.log_start_offset,
-        run.next_offset, run.archive_uri,
-    )  # fmt: skip
+        run.topic,
+        run.partition,
+        run.generation_after,
+        run.run_id,
+        run.end_offset,
+        run.log_start_offset,
+        run.next_offset,
+        run.archive_uri,
+    )
 
 
 def runs_at(
@@ -102,9 +114,11 @@ def manifests_of(tables: StoreTables, generations: Iterable[Generation]) -> dict
 def nobody_has(generation: int) -> NoGenerationError:
     """Of a generation that no partition has."""
     return NoGenerationError(
-        partition="every partition", found=generation, reason="never committed",
+        partition="every partition",
+        found=generation,
+        reason="never committed",
         expected="one of the generations of the store",
-    )  # fmt: skip
+    )
 
 
 def open_store(uri: str, expected: str = f"a store, with {table_folder(CHECKPOINTS)}") -> Root:

@@ -39,7 +39,7 @@ def known_segments(spark: SparkSession, state: State) -> dict[SegmentKey, tuple[
     return {
         (r["topic"], r["partition"], r["segment_base_offset"]): (r["path"], r["size_bytes"], r["mtime_ms"])
         for r in rows
-    }  # fmt: skip
+    }
 
 
 def replace_segments(state: State, frame: DataFrame, replaced: list[SegmentKey]) -> None:

@@ -97,8 +97,9 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     manifests = manifests_of(tables, map(made_by, runs.values()))
     parents = {
         key: (r.generation_before, r.parent_run_id)
-        for key, r in runs.items() if r.parent_run_id is not None and not r.began_anew
-    }  # fmt: skip
+        for key, r in runs.items()
+        if r.parent_run_id is not None and not r.began_anew
+    }
     before = tables.manifests(parents)
     archives = {uri: _archive_now(uri, options.topics) for uri in {_archive_of(options, r) for r in runs.values()}}
     report.seconds["state"] = time.perf_counter() - at
@@ -114,10 +115,17 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
         previous = next((r for r in histories[key] if r.generation_after == run.generation_before), None)
         plans.append(
             plan_generation(
-                run, manifests[key], before.get(key), previous, archives[uri], store, uri,
-                options.config.job.chunk_bytes, options.config.job.task_memory_bytes,
+                run,
+                manifests[key],
+                before.get(key),
+                previous,
+                archives[uri],
+                store,
+                uri,
+                options.config.job.chunk_bytes,
+                options.config.job.task_memory_bytes,
             )
-        )  # fmt: skip
+        )
     at = time.perf_counter()
     total = sum(s.size for p in plans for s in p.side.segments) + sum(s.listed.size for p in plans for s in p.parent)
     report.results += _each(check_generation, plans, total, progress)

@@ -37,9 +37,11 @@ def plan_archived(
         high_watermark=archived.high_watermark, sealed=sealed,
         orphans=tuple(SideFile(archived.root, path, base) for base, path in archived.orphans.items()),
         gaps_accepted=(gaps or settings.gaps) == "accept",
-        index_interval_bytes=settings.index_interval_bytes, max_index_bytes=settings.segment_index_bytes,
-        max_batch_bytes=settings.max_decompressed_batch_bytes, chunk_bytes=config.job.chunk_bytes,
-    )  # fmt: skip
+        index_interval_bytes=settings.index_interval_bytes,
+        max_index_bytes=settings.segment_index_bytes,
+        max_batch_bytes=settings.max_decompressed_batch_bytes,
+        chunk_bytes=config.job.chunk_bytes,
+    )
 
 
 def plan_generation(
@@ -68,7 +70,7 @@ def plan_generation(
             ours(s.base_offset, names.TXN_INDEX) if s.txn_index_bytes else None, store.uri,
         )
         for s in manifest
-    )  # fmt: skip
+    )
     bases = [s.base_offset for s in manifest if s.base_offset > run.log_start_offset]
     side = CheckPlan(
         topic=run.topic, partition=run.partition, name=name, store_uri=store.uri,
@@ -80,19 +82,28 @@ def plan_generation(
         metadata=SideFile(store.uri, f"{folder}/{names.PARTITION_METADATA}", 0) if run.topic_id else None,
         generation=True, index_interval_bytes=settings["index_interval_bytes"],
         max_index_bytes=settings["segment_index_bytes"],
-        max_batch_bytes=settings["max_decompressed_batch_bytes"], chunk_bytes=chunk_bytes,
-    )  # fmt: skip
+        max_batch_bytes=settings["max_decompressed_batch_bytes"],
+        chunk_bytes=chunk_bytes,
+    )
     archived = archive.partitions.get((run.topic, run.partition)) if archive is not None else None
     gone, parent = _parent(run, before, archived, store.uri, archive_uri, manifest)
     return GenerationPlan(
-        side=side, manifest=tuple(_row(s) for s in manifest), folder=folder, log_start_offset=run.log_start_offset,
+        side=side,
+        manifest=tuple(_row(s) for s in manifest),
+        folder=folder,
+        log_start_offset=run.log_start_offset,
         next_offset=run.next_offset,
         last_batch=LastBatch(run.last_batch_base_offset, run.last_batch_leader_epoch, run.last_batch_crc),
-        first_dirty_offset=run.first_dirty_offset, end_offset=run.end_offset, now_ms=run.now_ms,
-        delete_retention_ms=settings["delete_retention_ms"], null_keys=settings["null_keys"], parent=parent,
+        first_dirty_offset=run.first_dirty_offset,
+        end_offset=run.end_offset,
+        now_ms=run.now_ms,
+        delete_retention_ms=settings["delete_retention_ms"],
+        null_keys=settings["null_keys"],
+        parent=parent,
         parent_log_start_offset=previous.log_start_offset if previous is not None and before is not None else 0,
-        parent_gone=gone, task_memory_bytes=task_memory_bytes,
-    )  # fmt: skip
+        parent_gone=gone,
+        task_memory_bytes=task_memory_bytes,
+    )
 
 
 def _row(s: Segment) -> OutputSegment:

@@ -44,14 +44,17 @@ class VerifyReport(JobReport):
             "job": "verify",
             self.side: self.uri,
             "exit_code": self.exit_code,
-            "checked": {"partitions": len(self.results), **{name: self._total(name) for name in totals},
-                        "log_directory_files": self.side_files},
+            "checked": {
+                "partitions": len(self.results),
+                **{name: self._total(name) for name in totals},
+                "log_directory_files": self.side_files,
+            },
             "partitions": [self._partition(r) for r in self.results],
             "problems": [_problem(p) for p in self.problems],
             "notes": self.notes,
             "not_checked": self.all_not_checked,
             "seconds": self.seconds_json(),
-        }  # fmt: skip
+        }
 
     def _partition(self, r: CheckResult) -> dict[str, Any]:
         out = asdict(r) | {"problems": [_problem(p) for p in r.problems], "seconds": round(r.seconds, 4)}
@@ -62,11 +65,18 @@ class VerifyReport(JobReport):
         """For people: what was checked, then every problem."""
         header = ("partition", "generation", "problems", "segments", "batches", "records", "bytes", "compared")
         rows = [
-            (f"{r.topic}-{r.partition}", count(self.generations.get((r.topic, r.partition))), count(len(r.problems)),
-             count(r.segments), count(r.batches), count(r.records), size(r.bytes),
-             count(r.compared_records) if r.compared_records else "")
+            (
+                f"{r.topic}-{r.partition}",
+                count(self.generations.get((r.topic, r.partition))),
+                count(len(r.problems)),
+                count(r.segments),
+                count(r.batches),
+                count(r.records),
+                size(r.bytes),
+                count(r.compared_records) if r.compared_records else "",
+            )
             for r in self.results
-        ]  # fmt: skip
+        ]
         out = [table(header, rows, left=(0,))] if rows else ["no partition to check"]
         problems = self.all_problems
         out += said("problem", problems[:_TEXT_PROBLEMS])
