@@ -20,8 +20,9 @@ from jobs.store.rows import Checkpoint, RunRow
 from jobs.verify.plan import plan_archived, plan_generation
 from jobs.verify.report import Key, VerifyReport
 from udfs.storage import normal_uri, open_root
+from udfs.verify.findings import CheckResult
 from udfs.verify.generation import check_generation
-from udfs.verify.partition import CheckResult, check_partition
+from udfs.verify.partition import check_partition
 from udfs.verify.side_files import check_log_directory
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from logformat import names
 from logformat.listing import ListedSegment
 from udfs.segments import LastBatch, OutputSegment, SegmentInput, SideFile
 from udfs.storage import Root
+from udfs.verify.findings import CheckPlan
 from udfs.verify.generation import GenerationPlan
-from udfs.verify.partition import CheckPlan
 
 
 def plan_archived(

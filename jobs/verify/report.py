@@ -8,7 +8,7 @@ from typing import Any
 from jobs.command.reporting import ShownInNotebooks, count, seconds, size, table
 from jobs.errors import DONE, PROBLEMS
 from udfs.problem import Problem
-from udfs.verify.partition import CheckResult
+from udfs.verify.findings import CheckResult
 
 Key = tuple[str, int]
 _TEXT_PROBLEMS = 200  # listed in text; JSON has all
