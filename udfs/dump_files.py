@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from logformat import names
 from logformat.dump.files import DumpFile, DumpOptions, asked_for, dump_files, list_files
 from logformat.dump.findings import Findings
-from logformat.dump.log import NO_LIMIT, Decoder, LogOptions, Wanted, as_strings
+from logformat.dump.log_options import NO_LIMIT, Decoder, LogOptions, Wanted, as_strings
 from logformat.messages import coordinator_records
 from udfs.attempt import attempt
 from udfs.decode.decoders import decode, decoder

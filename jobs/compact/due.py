@@ -68,9 +68,7 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
             if checkpoint is None:
                 inputs = inputs_from_archive(archived)
             else:
-                inputs = inputs_from_generation(
-                    archived, checkpoint, start.manifests[key], report.store, settings.gaps
-                )
+                inputs = inputs_from_generation(archived, checkpoint, start.manifests[key], report.store, settings.gaps)
         except NotPlanned as reason:
             if checkpoint is None or not begins_anew(options, key, reason.problem):
                 report.results.append(PartitionResult(*key, "set_aside", problem=reason.problem))
@@ -121,8 +119,10 @@ def _surely_not_due(plan: PartitionPlan) -> PartitionResult | None:
     facts = SegmentFacts(
         np.array([s.base_offset for s in plan.segments], np.int64),
         np.array([s.listed.size for s in plan.segments], np.int64),
-        none, none, np.array([s.listed.mtime_ms for s in plan.segments], np.int64),
-    )  # fmt: skip
+        none,
+        none,
+        np.array([s.listed.mtime_ms for s in plan.segments], np.int64),
+    )
     last = plan.segments[-1].base_offset
     end = max(last + 1, plan.known_until or 0)
     active = end if plan.sealed else last

@@ -158,8 +158,9 @@ def inputs_from_generation(
     txn_indexes = [file for file in _txn_indexes(archived.segments) if file.offset >= covered] + [
         # not beside the .log: that may be an older run's, of which vacuum leaves the .log alone
         SideFile(store_uri, f"{folder}/{segment_file(s.base_offset, 'txnindex')}", s.base_offset)
-        for s in ours if s.txn_index_bytes
-    ]  # fmt: skip
+        for s in ours
+        if s.txn_index_bytes
+    ]
     return {
         "segments": tuple(segments),
         "log_start_offset": log_start,

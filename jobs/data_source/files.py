@@ -162,9 +162,14 @@ def _same_folder(here: str, there: str) -> bool:
 
 def _source(archived: ArchivedPartition, root: Root) -> SourcePartition:
     return SourcePartition(
-        archived.topic, archived.partition, tuple(archived.segments), archived.log_start_checkpoint,
-        archived.high_watermark if archived.held_by_broker else None, root.uri,
-        tuple(sorted(archived.snapshots.items())), archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
+        archived.topic,
+        archived.partition,
+        tuple(archived.segments),
+        archived.log_start_checkpoint,
+        archived.high_watermark if archived.held_by_broker else None,
+        root.uri,
+        tuple(sorted(archived.snapshots.items())),
+        archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
         problem=archived.problem,
     )
 
@@ -183,6 +188,12 @@ def _single(root: Root, name: str) -> ListedSegment:
         for there in (names.segment_file(parsed.base, kind),)
     }
     return ListedSegment(
-        root.uri, name, parsed.base, int(info.size), info.mtime_ns // 1_000_000, beside[names.INDEX],
-        beside[names.TIME_INDEX], beside[names.TXN_INDEX],
-    )  # fmt: skip
+        root.uri,
+        name,
+        parsed.base,
+        int(info.size),
+        info.mtime_ns // 1_000_000,
+        beside[names.INDEX],
+        beside[names.TIME_INDEX],
+        beside[names.TXN_INDEX],
+    )

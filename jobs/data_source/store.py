@@ -80,7 +80,11 @@ def _partition(store: Root, one: Generation, manifest: list[Segment], archive: s
     roots = {"store": store.uri, "archive": archive or normal_uri(one.archive_uri)}
     segments = [
         ListedSegment(
-            roots[s.root], s.path, s.base_offset, s.size_bytes, s.mtime_ms,
+            roots[s.root],
+            s.path,
+            s.base_offset,
+            s.size_bytes,
+            s.mtime_ms,
             _side_file(folder, s.base_offset, names.INDEX, beside),
             _side_file(folder, s.base_offset, names.TIME_INDEX, beside),
             _side_file(folder, s.base_offset, names.TXN_INDEX, beside),

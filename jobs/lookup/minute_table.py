@@ -214,7 +214,9 @@ def refresh(
         if new or old or not state.has(TIME_INDEX):
             replace_segments(state, _frame(spark, new, progress), old)
     return {
-        "segments_read": len(new), "bytes_read": sum(s.listed.size for s in new), "segments_kept": len(same),
+        "segments_read": len(new),
+        "bytes_read": sum(s.listed.size for s in new),
+        "segments_kept": len(same),
         "segments_removed": len([key for key in old if key not in there]),
     }
 

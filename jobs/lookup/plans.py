@@ -45,8 +45,13 @@ def archive_plans(uri: str, topics: str | None, notes: list[str]) -> list[Lookup
 def archived_plan(archived: ArchivedPartition, root: Root) -> LookupPlan:
     """What a look-up is told of an archived partition."""
     return LookupPlan(
-        archived.topic, archived.partition, root.uri, tuple(archived.segments), archived.log_start_checkpoint,
-        archived.high_watermark if archived.held_by_broker else None, archived.leader_epochs or (),
+        archived.topic,
+        archived.partition,
+        root.uri,
+        tuple(archived.segments),
+        archived.log_start_checkpoint,
+        archived.high_watermark if archived.held_by_broker else None,
+        archived.leader_epochs or (),
         problem=archived.problem,
     )
 

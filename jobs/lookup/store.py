@@ -38,9 +38,14 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
         archive_uri = normal_uri(one.archive_uri)
         segments = tuple(
             ListedSegment(
-                store_uri if s.root == "store" else archive_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms,
+                store_uri if s.root == "store" else archive_uri,
+                s.path,
+                s.base_offset,
+                s.size_bytes,
+                s.mtime_ms,
                 f"{folder}/{names.segment_file(s.base_offset, names.INDEX)}",
-                f"{folder}/{names.segment_file(s.base_offset, names.TIME_INDEX)}", side_root=store_uri,
+                f"{folder}/{names.segment_file(s.base_offset, names.TIME_INDEX)}",
+                side_root=store_uri,
             )
             for s in manifests[one.key]
         )

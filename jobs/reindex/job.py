@@ -229,11 +229,16 @@ def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], con
     if not outcomes:
         return report
     plan = SideFilesPlan(
-        target, archived.path, archived.log_start_checkpoint, archived.snapshots,
+        target,
+        archived.path,
+        archived.log_start_checkpoint,
+        archived.snapshots,
         {s.base_offset: s.txn_index for s in archived.segments if s.txn_index is not None},
-        archived.leader_epochs, archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
-        config.topic_settings(archived.topic).producer_id_expiration_ms, ends_here=not archived.held_by_broker,
-    )  # fmt: skip
+        archived.leader_epochs,
+        archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
+        config.topic_settings(archived.topic).producer_id_expiration_ms,
+        ends_here=not archived.held_by_broker,
+    )
     done = attempt(archived.path, lambda: reindex_side_files(plan, outcomes))
     if isinstance(done, Problem):
         report.files.append(_nothing_done(archived.path, done))

@@ -22,8 +22,9 @@ from jobs.topics import Key, of_topics
 from jobs.verify.plan import plan_archived, plan_generation
 from jobs.verify.report import VerifyReport
 from udfs.storage import normal_uri
+from udfs.verify.findings import CheckResult
 from udfs.verify.generation import check_generation
-from udfs.verify.partition import CheckResult, check_partition
+from udfs.verify.partition import check_partition
 from udfs.verify.side_files import check_log_directory
 
 T = TypeVar("T")

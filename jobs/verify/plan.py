@@ -14,8 +14,8 @@ from logformat import names
 from logformat.listing import ListedSegment
 from udfs.segments import LastBatch, OutputSegment, SegmentInput, SideFile
 from udfs.storage import Root
+from udfs.verify.findings import CheckPlan
 from udfs.verify.generation import GenerationPlan
-from udfs.verify.partition import CheckPlan
 
 
 def plan_archived(
@@ -28,13 +28,18 @@ def plan_archived(
         return SideFile(archived.root, path, 0) if path is not None else None
 
     return CheckPlan(
-        topic=archived.topic, partition=archived.partition, name=archived.path, store_uri="",
+        topic=archived.topic,
+        partition=archived.partition,
+        name=archived.path,
+        store_uri="",
         segments=tuple(archived.segments),
         snapshots=tuple(SideFile(archived.root, path, offset) for offset, path in archived.snapshots.items()),
         leader_epochs=side_file(archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT)),
         metadata=side_file(archived.side_files.get(names.PARTITION_METADATA)),
-        log_start_offset=archived.log_start_checkpoint, cleaner_checkpoint=archived.cleaner_checkpoint,
-        high_watermark=archived.high_watermark, sealed=sealed,
+        log_start_offset=archived.log_start_checkpoint,
+        cleaner_checkpoint=archived.cleaner_checkpoint,
+        high_watermark=archived.high_watermark,
+        sealed=sealed,
         orphans=tuple(SideFile(archived.root, path, base) for base, path in archived.orphans.items()),
         gaps_accepted=(gaps or settings.gaps) == "accept",
         index_interval_bytes=settings.index_interval_bytes,
@@ -65,22 +70,30 @@ def plan_generation(
 
     segments = tuple(
         ListedSegment(
-            store.uri if s.root == "store" else archive_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms,
-            ours(s.base_offset, names.INDEX), ours(s.base_offset, names.TIME_INDEX),
-            ours(s.base_offset, names.TXN_INDEX) if s.txn_index_bytes else None, store.uri,
+            store.uri if s.root == "store" else archive_uri,
+            s.path,
+            s.base_offset,
+            s.size_bytes,
+            s.mtime_ms,
+            ours(s.base_offset, names.INDEX),
+            ours(s.base_offset, names.TIME_INDEX),
+            ours(s.base_offset, names.TXN_INDEX) if s.txn_index_bytes else None,
+            store.uri,
         )
         for s in manifest
     )
     bases = [s.base_offset for s in manifest if s.base_offset > run.log_start_offset]
     side = CheckPlan(
-        topic=run.topic, partition=run.partition, name=name, store_uri=store.uri,
+        topic=run.topic,
+        partition=run.partition,
+        name=name,
+        store_uri=store.uri,
         segments=segments,
-        snapshots=tuple(
-            SideFile(store.uri, ours(base, names.SNAPSHOT), base) for base in [*bases, run.next_offset]
-        ),
+        snapshots=tuple(SideFile(store.uri, ours(base, names.SNAPSHOT), base) for base in [*bases, run.next_offset]),
         leader_epochs=SideFile(store.uri, f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}", 0),
         metadata=SideFile(store.uri, f"{folder}/{names.PARTITION_METADATA}", 0) if run.topic_id else None,
-        generation=True, index_interval_bytes=settings["index_interval_bytes"],
+        generation=True,
+        index_interval_bytes=settings["index_interval_bytes"],
         max_index_bytes=settings["segment_index_bytes"],
         max_batch_bytes=settings["max_decompressed_batch_bytes"],
         chunk_bytes=chunk_bytes,

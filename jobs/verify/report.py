@@ -8,7 +8,7 @@ from typing import Any
 from jobs.command.reporting import JobReport, count, said, size, table
 from jobs.topics import Key
 from udfs.problem import Problem
-from udfs.verify.partition import CheckResult
+from udfs.verify.findings import CheckResult
 
 _TEXT_PROBLEMS = 200  # listed in text; JSON has all
 

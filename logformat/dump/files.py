@@ -26,7 +26,8 @@ from logformat.dump import indexes as dump_indexes
 from logformat.dump import lines as text
 from logformat.dump.findings import Findings
 from logformat.dump.indexes import IndexFindings
-from logformat.dump.log import LogFindings, LogOptions, log_lines
+from logformat.dump.log import log_lines
+from logformat.dump.log_options import LogFindings, LogOptions
 from logformat.errors import LogFormatError, readable, stopped, without_frames
 from logformat.locations import locate, text_entries
 from logformat.primitives.java_text import bytes_of

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from logformat.dump.indexes import IndexFindings, Pairs
-from logformat.dump.log import LogFindings
+from logformat.dump.log_options import LogFindings
 from logformat.errors import LogFormatError
 from logformat.primitives.java_text import bytes_of
 

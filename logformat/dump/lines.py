@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from logformat.dump.control_text import control_text, markers_of
+from logformat.dump.joined_text import _text, joined, names_of, where
 from logformat.layout import (
     CODEC_MASK,
     CODEC_NAMES,
@@ -26,15 +28,10 @@ from logformat.layout import (
     TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
 )
-from logformat.messages.control_records import control_record_text
-from logformat.primitives.binary_arrays import spans_of
 from logformat.primitives.java_text import rewritten, text_of
 from logformat.primitives.text_kernels import escape_json
 
 TIMESTAMP_TYPES: Final = ("NoTimestampType", "CreateTime", "LogAppendTime")  # by timestampType + 1
-END_TXN_MARKERS: Final = ("ABORT", "COMMIT")  # by control type
-_CONTROL_TYPES: Final = ("ABORT", "COMMIT", "LEADER_CHANGE", "SNAPSHOT_HEADER", "SNAPSHOT_FOOTER", "KRAFT_VERSION",
-                         "KRAFT_VOTERS")  # fmt: skip
 _SEQUENCES: Final = 2**31
 _EMPTY: Final = "OptionalLong.empty"
 
@@ -45,7 +42,7 @@ def batch_lines(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> Any:
     v2 = b["magic"] == 2
     attributes = b["attributes"]
     base_sequence, last_sequence = _sequences(b)
-    horizon = _joined("OptionalLong[", b["base_timestamp"], "]")
+    horizon = joined("OptionalLong[", b["base_timestamp"], "]")
     parts = (
         "baseOffset: ", b["base_offset"], " lastOffset: ", b["last_offset"], " count: ", b["records_count"],
         " baseSequence: ", base_sequence, " lastSequence: ", last_sequence,
@@ -54,14 +51,14 @@ def batch_lines(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> Any:
         " isTransactional: ", attributes & TRANSACTIONAL_MASK != 0, " isControl: ", attributes & CONTROL_MASK != 0,
         " deleteHorizonMs: ", pc.if_else(pa.array(attributes & DELETE_HORIZON_MASK != 0), horizon, _EMPTY),
     )  # fmt: skip
-    of_v2 = _joined(*parts)
-    first = of_v2 if v2.all() else pc.if_else(pa.array(v2), of_v2, _joined("offset: ", b["last_offset"]))
+    of_v2 = joined(*parts)
+    first = of_v2 if v2.all() else pc.if_else(pa.array(v2), of_v2, joined("offset: ", b["last_offset"]))
     shown = (
-        first, " position: ", b["position"], " ", _names(TIMESTAMP_TYPES, _timestamp_type(b) + 1), ": ",
+        first, " position: ", b["position"], " ", names_of(TIMESTAMP_TYPES, _timestamp_type(b) + 1), ": ",
         b["max_timestamp"], " size: ", b["size"], " magic: ", b["magic"],
-        " compresscodec: ", _names(CODEC_NAMES, attributes & CODEC_MASK), " crc: ", b["crc"], " isvalid: ", valid,
+        " compresscodec: ", names_of(CODEC_NAMES, attributes & CODEC_MASK), " crc: ", b["crc"], " isvalid: ", valid,
     )  # fmt: skip
-    return _joined(*shown)
+    return joined(*shown)
 
 
 def field_lines(columns: Mapping[str, Any]) -> Any:
@@ -69,7 +66,7 @@ def field_lines(columns: Mapping[str, Any]) -> Any:
     parts: list[Any] = []
     for name, column in columns.items():
         parts += [f"{' ' if parts else ''}{name}: ", column]
-    return _joined(*parts)
+    return joined(*parts)
 
 
 def snapshot_columns(entries: NDArray[np.void]) -> dict[str, Any]:
@@ -96,12 +93,12 @@ def snapshot_lines(entries: NDArray[np.void]) -> Any:
     """producer_snapshot.ENTRY[n]; of a producer without a batch the line ends early."""
     columns = snapshot_columns(entries)
     first = columns["currentTxnFirstOffset"]
-    opened = _joined("OptionalLong[", pc.fill_null(first, 0), "]")
+    opened = joined("OptionalLong[", pc.fill_null(first, 0), "]")
     columns["currentTxnFirstOffset"] = pc.if_else(pc.is_valid(first), opened, _EMPTY)
     of_batch = {name: columns.pop(name) for name in list(columns)[5:]}
     known = pc.is_valid(of_batch["lastOffset"])
     batch = field_lines({name: pc.fill_null(column, 0) for name, column in of_batch.items()})
-    return _joined(field_lines(columns), _where(known, _joined(" ", batch)))
+    return joined(field_lines(columns), where(known, joined(" ", batch)))
 
 
 def record_lines(
@@ -124,26 +121,26 @@ def record_lines(
         v2 = pc.equal(records.column("magic"), 2)
         kind = np.asarray(records.column("timestampType"))
         parts += [
-            "| offset: ", records.column("offset"), " ", _names(TIMESTAMP_TYPES, kind + 1), ": ",
+            "| offset: ", records.column("offset"), " ", names_of(TIMESTAMP_TYPES, kind + 1), ": ",
             records.column("timestamp_ms"), " keySize: ", _size(records, "key"),
             " valueSize: ", _size(records, "value"),
         ]  # fmt: skip
-        of_v2 = _joined(" sequence: ", records.column("sequence"), " headerKeys: [", _header_keys(records), "]")
+        of_v2 = joined(" sequence: ", records.column("sequence"), " headerKeys: [", _header_keys(records), "]")
         if legacy_checksums is None:
             parts.append(of_v2)
         else:
             crc, valid = legacy_checksums
-            parts.append(pc.if_else(v2, of_v2, _joined(" isValid: ", valid, " crc: ", crc)))
+            parts.append(pc.if_else(v2, of_v2, joined(" isValid: ", valid, " crc: ", crc)))
         if pc.any(control).as_py():
-            parts.append(_where(control, _control_records(records)))
+            parts.append(where(control, control_text(records)))
     if key is not None:
-        parts.append(_where(pc.is_valid(key), _joined(" key: " if metadata else "| key: ", pc.fill_null(key, ""))))
+        parts.append(where(pc.is_valid(key), joined(" key: " if metadata else "| key: ", pc.fill_null(key, ""))))
     if payload is not None:
         first = " " if metadata or key is None else pc.if_else(pc.is_valid(key), " ", "| ")
-        parts.append(_where(pc.is_valid(payload), _joined(first, "payload: ", pc.fill_null(payload, ""))))
+        parts.append(where(pc.is_valid(payload), joined(first, "payload: ", pc.fill_null(payload, ""))))
     if not parts:
         return pa.repeat(pa.scalar(""), len(records))
-    return _joined(*parts)
+    return joined(*parts)
 
 
 RECORD_COLUMNS: Final = (
@@ -160,7 +157,7 @@ def json_lines(columns: Mapping[str, Any]) -> Any:
     parts: list[Any] = []
     for name, column in columns.items():
         parts += [("," if parts else "{") + json.dumps(name) + ":", _json(column)]
-    return _joined(*parts, "}")
+    return joined(*parts, "}")
 
 
 def _json(column: Any) -> Any:
@@ -169,11 +166,11 @@ def _json(column: Any) -> Any:
     array = pa.array(np.ascontiguousarray(column)) if isinstance(column, np.ndarray) else column
     if pa.types.is_list(array.type):
         texts = pc.binary_join(pa.ListArray.from_arrays(array.offsets, _text(_json(array.values))), ",")
-        said = _joined("[", pc.fill_null(texts, ""), "]")
+        said = joined("[", pc.fill_null(texts, ""), "]")
     elif pa.types.is_struct(array.type):
         said = json_lines({field.name: array.field(field.name) for field in array.type})
     elif pa.types.is_string(array.type):
-        said = _joined('"', rewritten(pc.fill_null(array, ""), escape_json, 6), '"')
+        said = joined('"', rewritten(pc.fill_null(array, ""), escape_json, 6), '"')
     else:
         said = array.cast(pa.string())
     return pc.if_else(pc.is_valid(array), said, "null") if array.null_count else said
@@ -189,9 +186,9 @@ def batch_columns(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> dict[s
         "producerEpoch": b["producer_epoch"], "partitionLeaderEpoch": b["partition_leader_epoch"],
         "isTransactional": attributes & TRANSACTIONAL_MASK != 0, "isControl": attributes & CONTROL_MASK != 0,
         "deleteHorizonMs": pa.array(b["base_timestamp"], mask=attributes & DELETE_HORIZON_MASK == 0),
-        "position": b["position"], "timestampType": _names(TIMESTAMP_TYPES, _timestamp_type(b) + 1),
+        "position": b["position"], "timestampType": names_of(TIMESTAMP_TYPES, _timestamp_type(b) + 1),
         "maxTimestamp": b["max_timestamp"], "size": b["size"], "magic": b["magic"],
-        "compresscodec": _names(CODEC_NAMES, attributes & CODEC_MASK), "crc": b["crc"], "isvalid": valid,
+        "compresscodec": names_of(CODEC_NAMES, attributes & CODEC_MASK), "crc": b["crc"], "isvalid": valid,
     }  # fmt: skip
 
 
@@ -199,10 +196,10 @@ def record_columns(records: Any, key: Any = None, payload: Any = None) -> dict[s
     """What `record_lines` says, for `json_lines`; of a control record its type and coordinator epoch. With a key or
     payload the headers' values too.
     """
-    kind, epoch = _markers(records)
+    kind, epoch = markers_of(records)
     out = {
         "type": "record", "offset": records.column("offset"),
-        "timestampType": _names(TIMESTAMP_TYPES, np.asarray(records.column("timestampType")) + 1),
+        "timestampType": names_of(TIMESTAMP_TYPES, np.asarray(records.column("timestampType")) + 1),
         "timestamp": records.column("timestamp_ms"), "keySize": _size(records, "key"),
         "valueSize": _size(records, "value"), "sequence": records.column("sequence"),
         "headerKeys": _header_key_lists(records), "controlType": kind, "coordinatorEpoch": epoch,
@@ -246,65 +243,3 @@ def _headers(records: Any) -> Any:
 def _header_keys(records: Any) -> Any:
     lists = _header_key_lists(records)
     return pc.binary_join(lists, ",") if len(lists.values) else ""
-
-
-def _markers(records: Any) -> tuple[Any, Any]:
-    """Of each record the control type's name and the coordinator's epoch; null where there is none."""
-    control = np.asarray(records.column("control"))
-    kinds, _ = _number_at(records.column("key"), 2, ">i2")
-    epochs, known = _number_at(records.column("value"), 2, ">i4")
-    marker = control & (kinds >= 0) & (kinds < len(END_TXN_MARKERS))
-    number = np.minimum(np.where(kinds < 0, len(_CONTROL_TYPES), kinds), len(_CONTROL_TYPES))
-    names = _names((*_CONTROL_TYPES, "UNKNOWN"), number)
-    said = pc.if_else(pa.array(marker), names, _joined(names, "(", kinds, ")"))
-    return pc.if_else(pa.array(control), said, None), pa.array(epochs, pa.int32(), mask=~(marker & known))
-
-
-def _number_at(values: Any, first: int, kind: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(int64[n], bool[n]): the number that stands from byte `first` on in each value, else -1; whether there is one."""
-    data, at = spans_of(values)
-    size = np.dtype(kind).itemsize
-    there = (np.diff(at) >= first + size) & np.asarray(values.is_valid())
-    out = np.full(len(values), -1, np.int64)
-    places = at[:-1][there].astype(np.int64)[:, None] + first + np.arange(size)
-    out[there] = data[places].view(kind)[:, 0]
-    return out, there
-
-
-def _control_records(records: Any) -> Any:
-    kind, epoch = _markers(records)
-    marker = _joined(" endTxnMarker: ", pc.fill_null(kind, ""), " coordinatorEpoch: ", pc.fill_null(epoch, -1))
-    other = pc.coalesce(_kraft_records(records), _joined(" controlType: ", pc.fill_null(kind, "")))
-    return pc.if_else(pc.is_valid(epoch), marker, other)
-
-
-def _kraft_records(records: Any) -> Any:
-    """Of the control records of a KRaft log what they say; null elsewhere. A Python loop, over those records only."""
-    said = np.full(len(records), None, object)
-    kinds, _ = _number_at(records.column("key"), 2, ">i2")
-    rows = np.flatnonzero(np.asarray(records.column("control")) & (kinds >= len(END_TXN_MARKERS)))
-    values = records.column("value").take(pa.array(rows)).to_pylist()
-    for row, kind, value in zip(rows.tolist(), kinds[rows].tolist(), values, strict=True):
-        text = control_record_text(kind, value)
-        said[row] = None if text is None else f" {text}"
-    return pa.array(said, pa.string())
-
-
-def _joined(*parts: Any) -> Any:
-    """Scalars, numpy and Arrow arrays joined element by element."""
-    return pc.binary_join_element_wise(*(_text(part) for part in parts), "")
-
-
-def _text(part: Any) -> Any:
-    if isinstance(part, str):
-        return part
-    array = pa.array(np.ascontiguousarray(part)) if isinstance(part, np.ndarray) else part
-    return array if pa.types.is_string(array.type) else array.cast(pa.string())
-
-
-def _names(names: tuple[str, ...], numbers: NDArray[Any]) -> Any:
-    return pa.array(names).take(pa.array(np.ascontiguousarray(numbers, np.int64)))
-
-
-def _where(mask: Any, text: Any) -> Any:
-    return pc.if_else(mask, text, "")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from logformat.messages.reader import MessageError, reader
+from logformat.messages.integers import MessageError
+from logformat.messages.reader import reader
 from logformat.messages.table import versions_of
 
 _VERSION: Final = struct.Struct(">h")

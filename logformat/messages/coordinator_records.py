@@ -34,7 +34,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from logformat.messages.reader import MessageError, reader, varint
+from logformat.messages.integers import MessageError, varint
+from logformat.messages.reader import reader
 from logformat.messages.remote_log_records import REMOTE_RECORDS, remote_metadata_text
 from logformat.messages.table import messages, versions_of
 

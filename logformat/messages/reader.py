@@ -27,6 +27,7 @@ from typing import Final
 
 import numpy as np
 
+from logformat.messages.integers import MessageError, compact_length, end_of, int16_at, int32_at, varint
 from logformat.messages.table import Field, messages
 from logformat.primitives.text_kernels import replace_malformed
 
@@ -37,10 +38,6 @@ _NULL: Final = "null"
 _NUMBERS: Final = {"int8": ">b", "int16": ">h", "uint16": ">H", "int32": ">i", "int64": ">q"}
 _CONTROL: Final = re.compile(r"(\\\\)|\\u00([0-9a-f]{2})")
 _LEAST_PLAIN, _LEAST_SCIENTIFIC = 1e-3, 1e7  # between them Java writes a double without an exponent
-
-
-class MessageError(ValueError):
-    """Bytes that are no such message; the text is that of Kafka's exception ("null" where it has none)."""
 
 
 @lru_cache(maxsize=1024)
@@ -144,7 +141,7 @@ def _struct(fields: tuple[Field, ...], how: _Read) -> Read:
             elif tag in later:
                 raise MessageError(f"Tag {tag} is not valid for version {version}")
             else:
-                at = _skip(data, at, size)
+                at = end_of(data, at, size)
         return "{" + ",".join(found[place] for place in sorted(found)) + "}", at
 
     return read_flexible if how.flexible else read_plain
@@ -160,7 +157,7 @@ def _field(of: Field, how: _Read) -> Read:
             return _message_in(_sized(of.name, "bytes", null, flexible, _raw), how.embedded[of.name])
         return _item(of.name, of.kind, null, flexible)
     item = _inner(of, how) if of.kind == "struct" else _item(f"{of.name} element", of.kind, False, flexible)
-    length = _compact_length if flexible else _int32
+    length = compact_length if flexible else int32_at
 
     def read_array(data: bytes, at: int) -> tuple[str, int]:
         n, at = length(data, at)
@@ -202,7 +199,7 @@ def _item(name: str, kind: str, null: bool, flexible: bool) -> Read:
 def _sized(name: str, kind: str, null: bool, flexible: bool, show: Callable[[bytes], str]) -> Read:
     """A string or bytes, after its length."""
     is_string = kind == "string"
-    length = _compact_length if flexible else _int16 if is_string else _int32
+    length = compact_length if flexible else int16_at if is_string else int32_at
 
     def read(data: bytes, at: int) -> tuple[str, int]:
         n, at = length(data, at)
@@ -212,7 +209,7 @@ def _sized(name: str, kind: str, null: bool, flexible: bool, show: Callable[[byt
             raise MessageError(f"non-nullable field {name} was serialized as null")
         if is_string and n > _MAX_STRING:
             raise MessageError(f"string field {name} had invalid length {n}")
-        end = _skip(data, at, n)
+        end = end_of(data, at, n)
         return show(data[at:end]), end
 
     return read
@@ -274,51 +271,3 @@ def _uuid(data: bytes, at: int) -> tuple[str, int]:
     if at + 16 > len(data):
         raise MessageError(_NULL)
     return '"' + base64.urlsafe_b64encode(data[at : at + 16]).decode()[:22] + '"', at + 16
-
-
-def _int16(data: bytes, at: int) -> tuple[int, int]:
-    return struct.unpack_from(">h", data, at)[0], at + 2
-
-
-def _int32(data: bytes, at: int) -> tuple[int, int]:
-    return struct.unpack_from(">i", data, at)[0], at + 4
-
-
-def _compact_length(data: bytes, at: int) -> tuple[int, int]:
-    n, at = varint(data, at)
-    return _signed(n - 1), at
-
-
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    """ByteUtils.readUnsignedVarint, whose result is a Java int."""
-    byte = data[at]
-    at += 1
-    if byte < 0x80:
-        return byte, at
-    result = byte & 0x7F
-    for shift in (7, 14, 21):
-        byte = data[at]
-        at += 1
-        if byte < 0x80:
-            return result | byte << shift, at
-        result |= (byte & 0x7F) << shift
-    byte = data[at]
-    result = _signed(result | (byte - 256 if byte >= 0x80 else byte) << 28)
-    if byte >= 0x80:
-        converted = f"converted value: {result & 2**32 - 1:x}"
-        raise MessageError(f"Varint is too long, the most significant bit in the 5th byte is set, {converted}")
-    return result, at + 1
-
-
-def _signed(number: int) -> int:
-    return (number + 2**31) % 2**32 - 2**31
-
-
-def _skip(data: bytes, at: int, size: int) -> int:
-    """The end of so many bytes from `at` on."""
-    left = len(data) - at
-    if size > left:
-        raise MessageError(f"Error reading byte array of {size} byte(s): only {left} byte(s) available")
-    if size < 0:  # NegativeArraySizeException
-        raise MessageError(str(size))
-    return at + size

@@ -10,7 +10,7 @@ import base64
 import json
 from typing import Any, Final
 
-from logformat.messages.reader import MessageError
+from logformat.messages.integers import MessageError
 
 _SEGMENT, _UPDATE, _DELETE, _SNAPSHOT = range(4)
 REMOTE_RECORDS: Final = {

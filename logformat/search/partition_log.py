@@ -4,7 +4,7 @@
 
     log = open_partition("archive/orders-0")
     log.lookup_offset(1234)                                # Location: segment, position, size and offsets of the batch
-    log.offsets_for_times([1_700_000_000_000, LATEST])     # TIME_ANSWER[2]; `to_arrow` makes a table of it
+    log.offsets_for_times([1_700_000_000_000, LATEST])     # TIME_ANSWER[2]; answers.to_arrow makes a table of it
 
 By offset: the segment with the greatest base offset <= the target; in it the greatest entry of the sparse offset index
 <= the target; from there forward to the first batch whose last offset is >= the target. Where the segment has none (its
@@ -29,10 +29,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from logformat.batches.chunks import MAX_BATCH_BYTES
@@ -40,53 +39,26 @@ from logformat.errors import LogFormatError
 from logformat.listing import ListedSegment, list_partition
 from logformat.locations import file_system
 from logformat.search import offset_kernels as k
+from logformat.search.answers import (
+    EARLIEST,
+    END,
+    END_ROW,
+    FOUND,
+    LATEST,
+    MAX_TIMESTAMP,
+    NO_ANSWER,
+    OUT_OF_RANGE_ROW,
+    TIME_ANSWER,
+    Location,
+    TimestampAndOffset,
+)
 from logformat.search.offset_kernels import LOCATION
 from logformat.search.record_search import RecordSearch
-from logformat.search.segment_search import Place, SearchableSegment, located
+from logformat.search.segment_search import SearchableSegment
+from logformat.search.windows import Place, located
 from logformat.side_files import checkpoints
 
-FOUND: Final = k.FOUND  # status of a LOCATION
-END: Final = 7  # the target is in the log, or its end, and nothing can be read from there (yet)
-OUT_OF_RANGE: Final = 8  # below the log start, or above the log end
-STATUS_NAMES: Final = {FOUND: "found", END: "end", OUT_OF_RANGE: "out_of_range"}
-
-EARLIEST: Final = -2  # targets of offsets_for_times that are no timestamps (ListOffsetsRequest)
-LATEST: Final = -1
-MAX_TIMESTAMP: Final = -3
-
 MAX_OPEN: Final = 256  # segments kept open: up to three maps each
-
-TIME_ANSWER: Final = np.dtype(
-    [
-        ("offset", "i8"),  # of the record; -1: none
-        ("timestamp", "i8"),  # its own, ms; -1: none, and of EARLIEST and LATEST
-        ("leader_epoch", "i4"),  # of its batch; -1: not known
-        ("segment_base_offset", "i8"),  # -1: none, and of EARLIEST and LATEST
-        ("position", "i8"),  # of its batch in the segment's .log; -1 likewise
-    ],
-    align=True,
-)
-_NO_ANSWER: Final = np.array((-1, -1, -1, -1, -1), TIME_ANSWER)
-_OUT_OF_RANGE: Final = np.array((OUT_OF_RANGE, -1, -1, -1, -1, -1), LOCATION)
-_END: Final = np.array((END, -1, -1, -1, -1, -1), LOCATION)
-
-
-class Location(NamedTuple):
-    """Where the batch for an offset lies."""
-
-    segment_base_offset: int
-    position: int  # of the batch's first byte in the segment's .log
-    size: int  # of the batch, bytes
-    base_offset: int  # of the batch; -1: magic 0 or 1, compressed
-    last_offset: int
-
-
-class TimestampAndOffset(NamedTuple):
-    """A record by its time. Kafka's FileRecords.TimestampAndOffset."""
-
-    timestamp: int  # ms; -1 none
-    offset: int  # -1 none
-    leader_epoch: int  # -1 not known
 
 
 def open_partition(
@@ -245,7 +217,7 @@ class PartitionLog:
         Of the last two all other fields are -1.
         """
         targets = _whole_numbers(offsets)
-        out = np.full(len(targets), _OUT_OF_RANGE)
+        out = np.full(len(targets), OUT_OF_RANGE_ROW)
         log_end, end = self._ends()
         order = _order(targets)
         ordered = targets if order is None else targets[order]
@@ -263,7 +235,7 @@ class PartitionLog:
         if end < log_end:
             found = out["status"] == FOUND
             begin = np.where(out["base_offset"] < 0, out["last_offset"], out["base_offset"])
-            out[found & (begin >= end)] = _END
+            out[found & (begin >= end)] = END_ROW
         return out
 
     def max_timestamp(self) -> TimestampAndOffset:
@@ -279,7 +251,7 @@ class PartitionLog:
         targets = _whole_numbers(timestamps)
         if len(targets) and targets.min() < MAX_TIMESTAMP:
             raise ValueError(f"not a timestamp: {int(targets.min())}")
-        out = np.full(len(targets), _NO_ANSWER)
+        out = np.full(len(targets), NO_ANSWER)
         for special, offset, epochs in self._edges() if (targets < 0).any() else ():
             out[targets == special] = np.array((offset, -1, epochs[-1][0] if epochs else -1, -1, -1), TIME_ANSWER)
         if (targets == MAX_TIMESTAMP).any():
@@ -308,7 +280,7 @@ class PartitionLog:
         there = found["offset"] >= 0
         if self._end_offset is not None:
             there &= found["offset"] < self.latest
-        answer = np.full(len(found), _NO_ANSWER)
+        answer = np.full(len(found), NO_ANSWER)
         answer["segment_base_offset"][there] = self._bases[number]
         for name in ("offset", "timestamp", "leader_epoch", "position"):
             answer[name][there] = found[name][there]
@@ -336,7 +308,7 @@ class PartitionLog:
 
     def _at_largest(self) -> NDArray[np.void]:
         """The answer to MAX_TIMESTAMP, TIME_ANSWER[1]."""
-        out = np.full(1, _NO_ANSWER)
+        out = np.full(1, NO_ANSWER)
         while len(self._running) < len(self._bases):
             self._look_at_next()
         if self._timestamps:
@@ -378,22 +350,6 @@ class PartitionLog:
         else:
             self._open.move_to_end(number)
         return segment
-
-
-def to_arrow(answers: NDArray[np.void]) -> Any:
-    """LOCATION[n] or TIME_ANSWER[n] as a pyarrow.Table with a column for each field; -1 is null, the status is text.
-
-    Numbers are int64 but for leader_epoch (int32); timestamps are ms.
-    """
-    columns = {}
-    for name in answers.dtype.names or ():
-        values = np.ascontiguousarray(answers[name])
-        if name == "status":
-            codes = pa.array(np.searchsorted(np.array(sorted(STATUS_NAMES)), values).astype(np.int8))
-            columns[name] = pa.array([STATUS_NAMES[code] for code in sorted(STATUS_NAMES)]).take(codes)
-        else:
-            columns[name] = pa.array(values, mask=values < 0)
-    return pa.table(columns)
 
 
 def _whole_numbers(values: ArrayLike) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ anew in memory; `notes` says so. An index whose entries lie too far apart is pas
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,35 +27,23 @@ from logformat.batches import walk_kernels as walk
 from logformat.batches.chunks import NO_END, ChunkBuffer, Tail, batch_problem, only_zeros
 from logformat.batches.headers import read_headers
 from logformat.errors import LogFormatError
-from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from logformat.listing import ListedSegment
 from logformat.locations import file_system
 from logformat.regular_files import opened
 from logformat.search import offset_kernels as k
+from logformat.search.memory_index import MOST_ENTRIES, NO_LIMIT, Largest, index_entries, joined_entries, larger
 from logformat.search.offset_kernels import LOCATION
 from logformat.search.time_kernels import CANDIDATE, find_times
-from logformat.search.windows import Bytes, open_window, read_index
+from logformat.search.windows import Bytes, Place, before_zeros, located, open_window, read_index
 from logformat.side_files import index_kernels
 from logformat.side_files.index_builder import INDEX_INTERVAL_BYTES
 
 BUDGET: Final = 4096  # batches to walk over from an entry: more than 4 KiB of the smallest hold, or 1 MiB of usual ones
 SMALL_BUDGET: Final = 256  # where there are no entries
-_NO_LIMIT: Final = 2**62
 _SMALLEST_BATCH: Final = 26
-_MOST_ENTRIES: Final = 1 << 16  # of an index made in memory: 1 MiB
 _BUFFER_BYTES: Final = 1 << 20
-_ENTRY: Final = {k.OFFSET_ENTRY: OFFSET_INDEX_ENTRY, k.TIME_ENTRY: TIME_INDEX_ENTRY}
 
 Note = Callable[[str], object]
-Place = Callable[[str], tuple[Any, str]]  # root of a ListedSegment -> file system, and the root's path on it
-
-
-class Largest(NamedTuple):
-    """See SearchableSegment.largest."""
-
-    timestamp: int
-    position: int
-    size: int
 
 
 class SearchableSegment:
@@ -192,7 +180,7 @@ class SearchableSegment:
             for headers in read_headers(file, self.path, start, self.end, ChunkBuffer(_BUFFER_BYTES), tail):
                 if headers.position == start and headers.batches["max_timestamp"][0] != timestamp:
                     return None
-                largest = _larger(largest, headers.batches)
+                largest = larger(largest, headers.batches)
         self._end_at(tail.position)
         return largest
 
@@ -215,7 +203,7 @@ class SearchableSegment:
         if size % entry_size:
             self._note(f"{path}: {size} bytes are not entries of {entry_size}; headers are read instead")
             return nothing, entry_size, 0
-        n = _before_zeros(entries, entry_size)
+        n = before_zeros(entries, entry_size)
         if n * entry_size < len(entries):
             self._note(f"{path}: zeros from byte {n * entry_size} on, as of a segment that was being written")
         return entries, entry_size, n
@@ -253,8 +241,8 @@ class SearchableSegment:
         if why:
             self._note(f"{self.path}: {why}; headers are read instead")
         # Near enough for a short walk between two entries, far enough for an index that stays small
-        interval = max(INDEX_INTERVAL_BYTES, self.listed.size // _MOST_ENTRIES)
-        state = index_kernels.new_state(self.base_offset, interval, _NO_LIMIT, _NO_LIMIT)
+        interval = max(INDEX_INTERVAL_BYTES, self.listed.size // MOST_ENTRIES)
+        state = index_kernels.new_state(self.base_offset, interval, NO_LIMIT, NO_LIMIT)
         offsets, times = [], []
         tail: Tail = Tail()
         largest: Largest | None = None
@@ -269,19 +257,19 @@ class SearchableSegment:
                     tail,
                     previous_last_offset=self.base_offset - 1,
                 ):
-                    entries, time_entries = _entries(headers.batches, state)
+                    entries, time_entries = index_entries(headers.batches, state)
                     offsets.append(entries)
                     times.append(time_entries)
-                    largest = _larger(largest, headers.batches)
+                    largest = larger(largest, headers.batches)
                 self._end_at(tail.position)
                 self._largest = largest or Largest(-1, 0, 0)
             except LogFormatError as error:
                 if error.kind in ("unreadable", "changed"):
                     raise
                 self._damage = error
-        self._made_anew, self.budget = True, _NO_LIMIT
-        self.index, self.entry_size, self.n_entries = _joined(offsets)
-        self._times = _joined(times)
+        self._made_anew, self.budget = True, NO_LIMIT
+        self.index, self.entry_size, self.n_entries = joined_entries(offsets)
+        self._times = joined_entries(times)
 
     def _end_at(self, position: int) -> None:
         if position < self.end:
@@ -295,52 +283,3 @@ class SearchableSegment:
 
     def _moved(self) -> LogFormatError:
         return LogFormatError("changed", self.path, 0, "a log that stays as it is", "other batches than before")
-
-
-def located(place: Place, root: str, path: str) -> tuple[Any, str]:
-    """The file system of a file of a ListedSegment, and the path as that wants it."""
-    filesystem, base = place(root)
-    return filesystem, f"{base.rstrip('/')}/{path}"
-
-
-def _before_zeros(entries: Bytes, entry_size: int) -> int:
-    """How many entries there are before the zeros that a preallocated index ends with, as offset_index and time_index
-    say. Looked for by halves: in a file with zeros in the middle it is one border of several.
-    """
-    relative = entries.view(_ENTRY[entry_size])["relative_offset"]
-    n = len(relative)
-    if n == 0 or relative[-1] != 0:
-        return n
-    low = 0 if entry_size == k.OFFSET_ENTRY else 1  # the time index's first entry may have the base offset
-    high = n - 1 if n > low else low
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if relative[middle] == 0 else (middle + 1, high)
-    if low == 1 < n and not entries[: k.TIME_ENTRY].any() and entry_size == k.TIME_ENTRY:
-        return 0
-    return low
-
-
-def _larger(largest: Largest | None, batches: NDArray[np.void]) -> Largest:
-    """The largest timestamp up to and with the next batches (BATCH[n], at least one)."""
-    timestamps = batches["max_timestamp"]
-    row = int(timestamps.argmax())
-    if largest is not None and timestamps[row] <= largest.timestamp:
-        return largest
-    return Largest(int(timestamps[row]), int(batches["position"][row]), int(batches["size"][row]))
-
-
-def _entries(batches: NDArray[np.void], state: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Entries that the next batches (BATCH[n]) get: (offset, position) and (timestamp, offset), int64[m, 2] each."""
-    last, size, timestamp = (np.ascontiguousarray(batches[name]) for name in ("last_offset", "size", "max_timestamp"))
-    out = np.empty((4, len(batches)), np.int64)
-    n, n_times = index_kernels.build_index_entries(last, size, timestamp, state, *out)
-    return out[:2, :n].T, out[2:, :n_times].T
-
-
-def _joined(entries: list[NDArray[np.int64]]) -> tuple[Bytes, int, int]:
-    """int64[m, 2] of each as one index with wide entries."""
-    joined = np.concatenate([np.empty((0, 2), np.int64), *entries]).astype(">i8")
-    flat = np.ascontiguousarray(joined).view(np.uint8).reshape(-1)
-    flat.flags.writeable = False
-    return flat, k.WIDE_ENTRY, len(joined)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -18,13 +19,16 @@ from pyarrow import fs as pafs
 
 from logformat.batches.chunks import read_exactly
 from logformat.errors import LogFormatError, readable
-from logformat.layout import BATCH_OVERHEAD
+from logformat.layout import BATCH_OVERHEAD, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from logformat.regular_files import open_input, open_local
+from logformat.search.offset_kernels import OFFSET_ENTRY, TIME_ENTRY
 from logformat.search.time_kernels import copy_batches
 
 WINDOW_BYTES: Final = 128 << 10  # read at once where a file cannot be mapped: a request costs more than its bytes
 MOST_WINDOW_BYTES: Final = 8 << 20
 Bytes = NDArray[np.uint8]
+Place = Callable[[str], tuple[Any, str]]  # root of a ListedSegment -> file system, and the root's path on it
+_ENTRY: Final = {OFFSET_ENTRY: OFFSET_INDEX_ENTRY, TIME_ENTRY: TIME_INDEX_ENTRY}
 
 
 class LogWindow(Protocol):
@@ -147,3 +151,27 @@ def _fixed(window: Bytes) -> Bytes:
     """Read only as a mapped file is: kernels are compiled for one kind of array."""
     window.flags.writeable = False
     return window
+
+
+def located(place: Place, root: str, path: str) -> tuple[Any, str]:
+    """The file system of a file of a ListedSegment, and the path as that wants it."""
+    filesystem, base = place(root)
+    return filesystem, f"{base.rstrip('/')}/{path}"
+
+
+def before_zeros(entries: Bytes, entry_size: int) -> int:
+    """How many entries there are before the zeros that a preallocated index ends with, as offset_index and time_index
+    say. Looked for by halves: in a file with zeros in the middle it is one border of several.
+    """
+    relative = entries.view(_ENTRY[entry_size])["relative_offset"]
+    n = len(relative)
+    if n == 0 or relative[-1] != 0:
+        return n
+    low = 0 if entry_size == OFFSET_ENTRY else 1  # the time index's first entry may have the base offset
+    high = n - 1 if n > low else low
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if relative[middle] == 0 else (middle + 1, high)
+    if low == 1 < n and not entries[:TIME_ENTRY].any() and entry_size == TIME_ENTRY:
+        return 0
+    return low

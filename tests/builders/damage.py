@@ -20,7 +20,8 @@ from tests.reference.log import NONE, Batch, data_batch
 from udfs.compact.one_task import compact_partition
 from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from udfs.storage import open_root
-from udfs.verify.partition import CheckResult, check_partition
+from udfs.verify.findings import CheckResult
+from udfs.verify.partition import check_partition
 
 NOW_MS = 1_800_000_000_000
 START_MS = 1_700_000_000_000

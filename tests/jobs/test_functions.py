@@ -16,7 +16,8 @@ from py4j.protocol import Py4JJavaError
 
 from jobs.functions import functions, register, register_avro
 from tests.reference import murmur2 as twin
-from udfs.decode.avro import AvroSchemaError, decode_avro, read_avro
+from udfs.decode.avro import decode_avro, read_avro
+from udfs.decode.avro_types import AvroSchemaError
 
 pytestmark = pytest.mark.spark
 

@@ -12,7 +12,8 @@ import pytest
 
 from jobs.lookup.plans import archive_plans
 from logformat.batches.segment import open_segment
-from logformat.search.partition_log import END, FOUND, OUT_OF_RANGE, open_partition
+from logformat.search.answers import END, FOUND, OUT_OF_RANGE
+from logformat.search.partition_log import open_partition
 from tests.builders.trees import files_in
 from tests.golden import golden
 from tests.kafka_lab import list_offsets, locate, seek, served_by_broker

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from logformat.dump.files import DumpOptions, dump
-from logformat.dump.log import LogOptions
+from logformat.dump.log_options import LogOptions
 from logformat.messages.coordinator_records import (
     GROUP_RECORDS,
     METADATA_RECORDS,

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from logformat.batches.bodies import BadBatch, BodyLoader
 from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
 from logformat.dump.files import DumpOptions, dump
-from logformat.dump.log import LogOptions
+from logformat.dump.log_options import LogOptions
 from logformat.errors import LogFormatError
 from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, Partition, batch_at, build
 from tests.builders.limits import within

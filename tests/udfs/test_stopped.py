@@ -17,7 +17,7 @@ from jobs.command.progress import Silent
 from jobs.lookup.plans import archive_plans
 from jobs.report.job import profile_archive
 from logformat.dump.files import DumpOptions, dump
-from logformat.dump.log import LogOptions
+from logformat.dump.log_options import LogOptions
 from logformat.errors import KINDS, LogFormatError, stopped
 from logformat.names import segment_file
 from tests.builders.damage import SEGMENT_OFFSETS, Partition, build
@@ -303,7 +303,7 @@ def _inspect(part: Partition) -> Any:
 PLACES = {
     "compact": ("udfs.compact.one_task.analyse", lambda part: compact_partition(part.plan()).problem),
     "verify": ("udfs.verify.partition._check_gaps", lambda part: part.verify().problems[-1]),
-    "report": ("udfs.report.measure_partition._Walk", lambda part: _profile(part).problem),
+    "report": ("udfs.report.measure_partition.Walk", lambda part: _profile(part).problem),
     "reindex": (
         "udfs.reindex.segment.scan", lambda part: reindexed(part, Target("check", str(part.root)))[0].problem,
     ),

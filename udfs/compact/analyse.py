@@ -6,13 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from logformat.errors import LogFormatError
-from logformat.layout import TXN_INDEX_ENTRY
-from logformat.side_files import producer_snapshot, transaction_index
+from logformat.side_files import producer_snapshot
 from logformat.side_files.producer_kernels import MARKER
 from logformat.side_files.producer_state import ProducerState, aborted_transactions
 from udfs.compact import cleaner
@@ -31,17 +29,11 @@ from udfs.compact.scan_segment import SegmentScan
 from udfs.compact.sources import Source
 from udfs.compact.transactions import (
     TXN_BATCH,
-    abort_markers,
-    contradictions,
     discardable_batches,
-    same_marker,
-    undecided,
 )
-from udfs.problem import Problem, SetAside
-from udfs.segments import LastBatch, OutputSegment, SideFile
+from udfs.compact.txn_trust import _by_marker, check_ends_known, with_index_entries
+from udfs.segments import LastBatch, OutputSegment
 from udfs.storage import open_root, read_file
-
-_MOST_ENTRIES_NAMED: Final = 3  # of one `.txnindex`, in notes
 
 
 @dataclass(frozen=True)
@@ -117,8 +109,8 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     if not due:
         raise NotDue(result)
     end = cleanable.first_uncleanable_offset
-    _check_ends_known(plan, scans, gaps, end)
-    in_index, index_only = _with_index_entries(plan, scans, aborted, log_end, notes)
+    check_ends_known(plan, scans, gaps, end)
+    in_index, index_only = with_index_entries(plan, scans, aborted, log_end, notes)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.base_offset < end)])
     discardable, kept_abort = discardable_batches(rows, aborted)
     numbers = [i for i, s in enumerate(scans) if s.base_offset < end]
@@ -212,113 +204,6 @@ def _cleanable(
     delay = cleaner.compaction_delay_ms(facts, dirty, active, settings.max_compaction_lag_ms, plan.now_ms)
     due = cleaner.is_due(cleanable, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.force)
     return cleanable, due and cleanable.first_uncleanable_offset > scans[0].base_offset
-
-
-def _check_ends_known(plan: PartitionPlan, scans: Sequence[SegmentScan], gaps: Sequence[Gap], end: int) -> None:
-    """That no transaction's end is lost in a gap: whether its data counts nobody could say then."""
-    rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans)])
-    for gap in gaps:
-        found = undecided(rows, gap.first, gap.last) if gap.lost and len(rows) else rows[:0]
-        if len(found) and rows["base_offset"][found[0]] < end:
-            batch = rows[found[0]]
-            raise SetAside(
-                Problem(
-                    "gap",
-                    f"{plan.topic}-{plan.partition}",
-                    0,
-                    f"the end of the transaction of producer {int(batch['producer_id'])} at offset "
-                    f"{int(batch['base_offset'])}",
-                    f"offsets {gap.first} to {gap.last}, where it may have been, in no segment",
-                    state="gap",
-                    hint="whether its records were committed nobody can say: bring the missing file back, or leave "
-                    "this topic out",
-                )
-            )
-
-
-def _with_index_entries(
-    plan: PartitionPlan, scans: Sequence[SegmentScan], aborted: np.ndarray, log_end: int, notes: list[str]
-) -> tuple[np.ndarray, np.ndarray]:
-    """What the new `.txnindex` files say of the aborted transactions (ENTRY[m], by replay): the archive's own entry
-    where its index has one, whose first offset and last stable offset are those of the time before any cleaning.
-    Nothing is decided by it. An entry that the log contradicts is passed over, with a note.
-
-    Also the entries of transactions of which nothing but the ABORT marker is left: a broker leaves them in the
-    segments that it does not clean.
-    """
-    out = aborted.copy()
-    markers, before = abort_markers(np.concatenate([s.transactional for s in scans]))
-    index_only = [out[:0]]
-    for file in plan.txn_indexes:
-        try:
-            entries = transaction_index.read(read_file(open_root(file.root), file.path), file.path)
-        except LogFormatError as error:
-            notes.append(f"{error}; rebuilt from the log")
-            continue
-        unread = (entries["last_offset"] >= log_end) & (file.offset >= scans[-1].base_offset)
-        wrong = contradictions(entries, aborted, markers, before)
-        right = np.ones(len(entries), np.bool_)
-        right[list(wrong)] = False
-        said = [i for i in wrong if not unread[i]]
-        for i in said[:_MOST_ENTRIES_NAMED]:
-            problem = transaction_index.wrong_entry(file.path, i, wrong[i], entries[i])
-            notes.append(f"{problem}; what the log says is taken")
-        if len(said) > _MOST_ENTRIES_NAMED:
-            notes.append(f"{file.path}: {len(said) - _MOST_ENTRIES_NAMED} more entries that the log contradicts")
-        known, at = same_marker(out["last_offset"], out["producer_id"], entries)
-        _check_no_marker_lost(file, scans, entries, aborted, known, at)
-        index_only.append(entries[right & ~known])
-        same = right & known
-        for name in ("first_offset", "last_stable_offset"):
-            out[name][at[same]] = entries[name][same]
-    return out, _by_marker(np.concatenate(index_only))
-
-
-def _check_no_marker_lost(
-    file: SideFile,
-    scans: Sequence[SegmentScan],
-    entries: np.ndarray,
-    aborted: np.ndarray,
-    known: np.ndarray,
-    at: np.ndarray,
-) -> None:
-    """By the log's markers a transaction may begin before the offset that its index entry says, only if the marker of
-    the one before is lost: in a hole, or by a broker that took it too early (KAFKA-14055). Where every offset is there
-    none is lost, and the index is wrong; else it cannot be told which is, and committed records may be at stake.
-
-    known, at: which of `entries` are in `aborted`, and where.
-    """
-    if not len(aborted) or _is_dense(scans):
-        return
-    first = aborted["first_offset"][np.minimum(at, len(aborted) - 1)]
-    doubtful = known & (entries["first_offset"] > first) & (entries["first_offset"] < entries["last_offset"])
-    for i in np.flatnonzero(doubtful)[:1]:
-        raise SetAside(
-            Problem(
-                "transaction",
-                file.path,
-                int(i) * TXN_INDEX_ENTRY.itemsize,
-                f"an aborted transaction of producer {int(entries['producer_id'][i])} from offset {int(first[i])} on, "
-                "by the markers in the log",
-                f"{int(entries['first_offset'][i])}",
-                hint="a marker before it is missing, or this index is wrong: bring missing files back; if it is the "
-                "index, take it away, and the markers alone decide",
-            )
-        )
-
-
-def _is_dense(scans: Sequence[SegmentScan]) -> bool:
-    """Whether every offset of the log is in a record."""
-    ends = [max(s.base_offset, s.last_offset + 1) for s in scans]
-    joined = all(end == after.base_offset for end, after in zip(ends, scans[1:], strict=False))
-    return joined and all(s.thinned_offset < 0 for s in scans)
-
-
-def _by_marker(entries: np.ndarray) -> np.ndarray:
-    """Index entries in the order of their markers, each once."""
-    _, first = np.unique(entries["last_offset"], return_index=True)
-    out: np.ndarray = entries[first]
-    return out
 
 
 def _rules(

@@ -33,28 +33,13 @@ import numpy as np
 import pyarrow as pa
 from fastavro.schema import SchemaParseException, UnknownType
 
-from udfs.decode.avro_resolve import INDEX, Convert, branches_of, converter, defined, definitions, is_plain, kind_of
+from udfs.decode.avro_resolve import INDEX, Convert, converter, definitions
+from udfs.decode.avro_types import PRIMITIVES, AvroSchemaError, in_microseconds, type_of
 from udfs.decode.decoders import Errors, as_binary, checked_errors, decode, fail_at_first
 
-_PRIMITIVES: Final = {
-    "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
-    "double": pa.float64(), "bytes": pa.binary(), "string": pa.string(),
-}  # fmt: skip
-_LOGICAL: Final = {  # as fastavro gives the stored number; Spark's timestamps are of microseconds
-    ("int", "date"): pa.date32(),
-    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
-    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
-    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
-    ("long", "local-timestamp-micros"): pa.timestamp("us"),
-}  # fmt: skip
-_MAX_PRECISION: Final = 38
 _NO_BRANCH: Final = {"type": "fixed", "name": "lastkey.none", "size": 0}
 _NO_BRANCHES: Final = 64  # all indexes below 0 that take one byte
 _NO_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # in JSON as text, as Spark reads them
-
-
-class AvroSchemaError(ValueError):
-    """A schema that is none, or that has no Arrow type."""
 
 
 @dataclass(frozen=True)
@@ -215,19 +200,19 @@ def _plain(value: Any) -> Any:
 @lru_cache(maxsize=256)
 def _schema_of_text(text: str) -> AvroSchema:
     try:
-        given = text if text in _PRIMITIVES else json.loads(text)
+        given = text if text in PRIMITIVES else json.loads(text)
         fastavro.parse_schema(given)
     except (SchemaParseException, UnknownType, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AvroSchemaError(f"no Avro schema: {type(error).__name__} {error}; found {text[:200]}") from error
     whole = fastavro.parse_schema(given)
     names = definitions(whole)
-    stored = _type_of(whole, names)
+    stored = type_of(whole, names)
     return AvroSchema(
         whole,
         names,
         fastavro.parse_schema(_bare(given, chain([_NO_BRANCH], repeat(_NO_BRANCH["name"])))),
         stored,
-        _in_microseconds(stored),
+        in_microseconds(stored),
     )
 
 
@@ -253,72 +238,3 @@ def _bare(schema: Any, no_branch: Iterator[Any]) -> Any:
     if isinstance(kept.get("fields"), list):
         kept["fields"] = [_bare(field, no_branch) for field in kept["fields"]]
     return kept
-
-
-def _type_of(schema: Any, names: dict[str, Any], within: tuple[str, ...] = ()) -> Any:
-    """Arrow type of a part of a parsed schema, where names are full names. within: records that it is a part of."""
-    if isinstance(schema, list):
-        return _union(schema, names, within)
-    schema = defined(schema, names)
-    if isinstance(schema, str):
-        return _PRIMITIVES[schema]
-    kind, logical = schema["type"], schema.get("logicalType")
-    if kind == "record":
-        name = schema["name"]
-        if name in within:
-            raise AvroSchemaError(f"a recursive schema has no column type: {name} holds itself")
-        return pa.struct([pa.field(f["name"], _type_of(f["type"], names, (*within, name))) for f in schema["fields"]])
-    if kind == "array":
-        if _takes_no_bytes(schema["items"], names):
-            raise AvroSchemaError("an array whose items take no bytes: a damaged value could claim any number of them")
-        return pa.list_(_type_of(schema["items"], names, within))
-    if kind == "map":
-        return pa.map_(pa.string(), _type_of(schema["values"], names, within))
-    if logical == "decimal" and kind in ("bytes", "fixed"):
-        return _decimal(schema)
-    if kind in ("enum", "fixed"):
-        return pa.string() if kind == "enum" else pa.binary()
-    return _LOGICAL.get((kind, logical), _PRIMITIVES[kind])
-
-
-def _union(branches: list[Any], names: dict[str, Any], within: tuple[str, ...]) -> Any:
-    some = branches_of(branches)
-    kinds = [_type_of(branch, names, within) for branch in some]
-    if not some:
-        return pa.null()
-    if not is_plain(branches):
-        return pa.struct([pa.field(f"member{i}", kind) for i, kind in enumerate(kinds)])
-    return kinds[0] if len(some) == 1 else _PRIMITIVES["long" if "long" in map(kind_of, some) else "double"]
-
-
-def _decimal(schema: Any) -> Any:
-    precision, scale = schema.get("precision", 0), schema.get("scale", 0)
-    if not 0 < precision <= _MAX_PRECISION:
-        raise AvroSchemaError(f"a decimal of precision {precision}: expected 1 to {_MAX_PRECISION}")
-    return pa.decimal128(precision, scale)
-
-
-def _takes_no_bytes(schema: Any, names: dict[str, Any], within: tuple[str, ...] = ()) -> bool:
-    schema = defined(schema, names)
-    if isinstance(schema, list):
-        return False
-    kind = kind_of(schema)
-    if kind == "record":
-        if schema["name"] in within:
-            return True  # that decides nothing
-        inner = (*within, schema["name"])
-        return all(_takes_no_bytes(field["type"], names, inner) for field in schema["fields"])
-    return kind == "null" or (kind == "fixed" and schema["size"] == 0)
-
-
-def _in_microseconds(kind: Any) -> Any:
-    t = pa.types
-    if t.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz)
-    if t.is_struct(kind):
-        return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind])
-    if t.is_list(kind):
-        return pa.list_(_in_microseconds(kind.value_type))
-    if t.is_map(kind):
-        return pa.map_(pa.string(), _in_microseconds(kind.item_type))
-    return kind

@@ -41,13 +41,13 @@ from numpy.typing import NDArray
 from logformat.primitives.binary_arrays import is_bytes, spans_of, whole_array
 from logformat.primitives.java_text import text_of
 from udfs.decode.base64_kernels import write_base64
+from udfs.decode.byte_columns import no_reasons, rows_of, sizes_of, text_column, valid_of
 
 Errors = Literal["null", "fail"]
 _HEX: Final = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint16)  # two digits a byte
 _BASE64: Final = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
 _DASHES: Final = np.array([8, 13, 18, 23])
 _DIGITS: Final = np.setdiff1d(np.arange(36), _DASHES)
-_MAX_TEXT_BYTES: Final = 2**31 - 1
 _ID_PREFIX, _GUID_PREFIX = 5, 17
 _TO_END: Final = 2**31 - 1  # binary_slice of pyarrow 26 without an end fails where a value ends before the start
 _SHOWN_BYTES: Final = 16
@@ -159,7 +159,7 @@ def _no_json(name: str) -> None:
 def _hex(values: Any) -> tuple[Any, Any]:
     data, at = spans_of(pc.fill_null(values, b""))
     text = _HEX[data[at[0] : at[-1]]].view(np.uint8)
-    return _text(text, 2 * (at.astype(np.int64) - at[0]), _valid(values)), _no_reasons(values)
+    return text_column(text, 2 * (at.astype(np.int64) - at[0]), valid_of(values)), no_reasons(values)
 
 
 def _base64(values: Any) -> tuple[Any, Any]:
@@ -168,15 +168,15 @@ def _base64(values: Any) -> tuple[Any, Any]:
     np.cumsum((np.diff(at).astype(np.int64) + 2) // 3 * 4, out=ends[1:])
     text = np.empty(ends[-1], np.uint8)
     write_base64(data, at, _BASE64, text)
-    return _text(text, ends, _valid(values)), _no_reasons(values)
+    return text_column(text, ends, valid_of(values)), no_reasons(values)
 
 
 def _uuid(values: Any) -> tuple[Any, Any]:
-    sizes = _sizes(values)
+    sizes = sizes_of(values)
     short, long = sizes == 16, sizes == 36
     text = np.empty((len(values), 36), np.uint8)
-    text[short] = _as_uuids(_rows(values, short, 16))
-    given = _rows(values, long, 36)
+    text[short] = _as_uuids(rows_of(values, short, 16))
+    given = rows_of(values, long, 36)
     lower = given | 0x20  # letters; digits and the dash have this bit already
     digit = ((given >= ord("0")) & (given <= ord("9"))) | ((lower >= ord("a")) & (lower <= ord("f")))
     good = (given[:, _DASHES] == ord("-")).all(axis=1) & digit[:, _DIGITS].all(axis=1)
@@ -186,7 +186,7 @@ def _uuid(values: Any) -> tuple[Any, Any]:
     ends = np.zeros(len(values) + 1, np.int64)
     np.cumsum(np.where(valid, 36, 0), out=ends[1:])
     said = "expected 16 bytes, or a UUID as text in 36, found {}"
-    return _text(text[valid].ravel(), ends, valid), _reasons(values, valid, said)
+    return text_column(text[valid].ravel(), ends, valid), _reasons(values, valid, said)
 
 
 # -- numbers
@@ -197,18 +197,18 @@ def _number(code: str, result: Any) -> Decoder:
     said = f"expected {kind.itemsize} bytes, found {{}}"
 
     def read(values: Any) -> tuple[Any, Any]:
-        fits = _sizes(values) == kind.itemsize
+        fits = sizes_of(values) == kind.itemsize
         out = np.zeros(len(values), kind.newbyteorder("="))
-        out[fits] = _rows(values, fits, kind.itemsize).view(kind)[:, 0]
+        out[fits] = rows_of(values, fits, kind.itemsize).view(kind)[:, 0]
         return pa.array(out, result, mask=~fits), _reasons(values, fits, said)
 
     return Decoder(result, read)
 
 
 def _boolean(values: Any) -> tuple[Any, Any]:
-    fits = _sizes(values) == 1
+    fits = sizes_of(values) == 1
     byte = np.zeros(len(values), np.uint8)
-    byte[fits] = _rows(values, fits, 1)[:, 0]
+    byte[fits] = rows_of(values, fits, 1)[:, 0]
     fits &= byte <= 1
     return pa.array(byte == 1, pa.bool_(), mask=~fits), _reasons(values, fits, "expected one byte, 0 or 1, found {}")
 
@@ -219,18 +219,18 @@ def _boolean(values: Any) -> tuple[Any, Any]:
 def _schema_id(values: Any) -> tuple[Any, Any]:
     found = _prefixed(values, b"\0", _ID_PREFIX)
     out = np.zeros(len(values), np.int32)
-    out[found] = _rows(pc.binary_slice(values, 1, _ID_PREFIX), found, 4).view(">i4")[:, 0]
+    out[found] = rows_of(pc.binary_slice(values, 1, _ID_PREFIX), found, 4).view(">i4")[:, 0]
     said = "expected a byte 0 and a schema id in 4 bytes, found {}"
     return pa.array(out, pa.int32(), mask=~found), _reasons(values, found, said)
 
 
 def _schema_guid(values: Any) -> tuple[Any, Any]:
     found = _prefixed(values, b"\1", _GUID_PREFIX)
-    text = _as_uuids(_rows(pc.binary_slice(values, 1, _GUID_PREFIX), found, 16))
+    text = _as_uuids(rows_of(pc.binary_slice(values, 1, _GUID_PREFIX), found, 16))
     ends = np.zeros(len(values) + 1, np.int64)
     np.cumsum(np.where(found, 36, 0), out=ends[1:])
     said = "expected a byte 1 and a schema's GUID in 16 bytes, found {}"
-    return _text(text.ravel(), ends, found), _reasons(values, found, said)
+    return text_column(text.ravel(), ends, found), _reasons(values, found, said)
 
 
 def _payload(values: Any) -> tuple[Any, Any]:
@@ -245,26 +245,10 @@ def _payload(values: Any) -> tuple[Any, Any]:
 
 def _prefixed(values: Any, magic: bytes, size: int) -> NDArray[np.bool_]:
     begins = pc.fill_null(pc.equal(pc.binary_slice(values, 0, 1), magic), False)
-    return np.asarray(begins) & (_sizes(values) >= size)
+    return np.asarray(begins) & (sizes_of(values) >= size)
 
 
 # -- arrays
-
-
-def _valid(values: Any) -> NDArray[np.bool_]:
-    return np.asarray(values.is_valid())
-
-
-def _sizes(values: Any) -> NDArray[Any]:
-    """Bytes of each value; -1: null."""
-    return np.asarray(pc.fill_null(pc.binary_length(values), -1))
-
-
-def _rows(values: Any, wanted: NDArray[np.bool_], width: int) -> NDArray[np.uint8]:
-    """The wanted values, all of `width` bytes, as uint8[m, width]. wanted: bool[n], none of them null."""
-    chosen = values if wanted.all() else values.filter(pa.array(wanted))
-    data, at = spans_of(chosen)
-    return data[at[0] : at[-1]].reshape(len(chosen), width)
 
 
 def _as_uuids(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -274,20 +258,9 @@ def _as_uuids(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return text
 
 
-def _text(text: NDArray[np.uint8], ends: NDArray[np.int64], valid: NDArray[np.bool_]) -> Any:
-    if len(text) > _MAX_TEXT_BYTES:
-        raise ValueError(f"text of {len(text)} bytes in one column: take fewer rows at once")
-    bits = None if valid.all() else pa.array(valid).buffers()[1]
-    return pa.StringArray.from_buffers(len(valid), pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(text), bits)
-
-
-def _no_reasons(values: Any) -> Any:
-    return pa.nulls(len(values), pa.string())
-
-
 def _reasons(values: Any, found: NDArray[np.bool_], said: str) -> Any:
-    if (found | ~_valid(values)).all():
-        return _no_reasons(values)
+    if (found | ~valid_of(values)).all():
+        return no_reasons(values)
     before, after = said.split("{}")
     first, _ = _hex(pc.binary_slice(values, 0, 1))
     sizes = pc.binary_length(values)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from logformat.batches.chunks import MAX_BATCH_BYTES
 from logformat.listing import ListedSegment
 from logformat.names import LOG, segment_file
-from logformat.search.partition_log import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE, PartitionLog
+from logformat.search.answers import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE
+from logformat.search.partition_log import PartitionLog
 from udfs.attempt import attempt
 from udfs.lookup.last_stable_offset import last_stable_offset
 from udfs.problem import Problem

@@ -15,8 +15,10 @@ from udfs.attempt import attempt
 from udfs.problem import Problem
 from udfs.segments import LastBatch, OutputSegment, SegmentInput
 from udfs.storage import file_size, open_root
-from udfs.verify.parent import Rules, Side, compare, scan_headers
-from udfs.verify.partition import CheckPlan, CheckResult, Findings, SegmentFacts, check_side, result_of
+from udfs.verify.blocks import Side, scan_headers
+from udfs.verify.findings import CheckPlan, CheckResult, Findings, SegmentFacts, result_of
+from udfs.verify.parent import Rules, compare
+from udfs.verify.partition import check_side
 
 
 @dataclass(frozen=True)

@@ -9,30 +9,18 @@ the memory the walk is made again for one part of the keys after the other.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from logformat.batches.bodies import BodyLoader
-from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
 from logformat.errors import LogFormatError
 from logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK
-from udfs.segments import SegmentInput
-from udfs.storage import open_root, opened
-from udfs.verify.digest_kernels import digest_batches, digest_records, enter_last
-from udfs.verify.transactions import TXN_ROW, aborted_data, decisions, transaction_rows
+from udfs.verify.blocks import Block, Side, blocks
+from udfs.verify.digest_kernels import enter_last
+from udfs.verify.transactions import aborted_data, decisions
 
 _BYTES_PER_SLOT = 25
 _LISTED = 20  # records that a row names one by one; the others are counted
-
-
-@dataclass(frozen=True)
-class Side:
-    """Segments of one side, in order; of each only batches at or above its `from_offset` count."""
-
-    segments: tuple[SegmentInput, ...]
-    end_offset: int  # batches that reach it do not count
 
 
 @dataclass(frozen=True)
@@ -75,59 +63,6 @@ class Differences:
         for i in np.unique(at):
             path = side.segments[i].listed.path if side.segments else ""
             self.add(kind, offsets[at == i], path, expected, found)
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A run of batches and its records."""
-
-    path: str
-    mtime_ms: int
-    batches: np.ndarray  # BATCH[n], a copy
-    plain: np.ndarray  # uint64[n]
-    full: np.ndarray  # uint64[n]
-    batch: np.ndarray  # int64[m]: the batch of each record
-    offset: np.ndarray  # int64[m]
-    digest: np.ndarray  # uint64[m]
-    low: np.ndarray  # uint64[m], key hash
-    high: np.ndarray
-    null_key: np.ndarray  # bool[m]
-    null_value: np.ndarray  # bool[m]
-
-    def after(self, offset: int) -> _Block:
-        """What of it lies above an offset."""
-        first = int(np.searchsorted(self.batches["last_offset"], offset, "right"))
-        row = int(np.searchsorted(self.batch, first))
-        return _Block(
-            self.path,
-            self.mtime_ms,
-            self.batches[first:],
-            self.plain[first:],
-            self.full[first:],
-            self.batch[row:] - first,
-            self.offset[row:],
-            self.digest[row:],
-            self.low[row:],
-            self.high[row:],
-            self.null_key[row:],
-            self.null_value[row:],
-        )
-
-
-def scan_headers(side: Side, buffer: ChunkBuffer) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """(TXN_ROW[m] of a side, (bytes, records by the headers) of each of its segments)."""
-    rows, sizes = [np.empty(0, TXN_ROW)], []
-    for segment in side.segments:
-        n_bytes = n_records = 0
-        listed = segment.listed
-        with opened(open_root(listed.root), listed.path) as file:
-            for chunk in read_chunks(file, listed.path, 0, listed.size, buffer, Tail(), end_offset=side.end_offset):
-                batches = chunk.batches[chunk.batches["last_offset"] >= segment.from_offset]
-                rows.append(transaction_rows(batches))
-                n_bytes += int(batches["size"].sum())
-                n_records += int(np.abs(batches["records_count"]).sum(dtype=np.int64))
-        sizes.append((n_bytes, n_records))
-    return np.concatenate(rows), sizes
 
 
 def compare(
@@ -175,7 +110,7 @@ class _Table:
         self.offset, self.ok = np.full(slots, -1, np.int64), np.zeros(slots, np.bool_)
         self.used = 0
 
-    def enter(self, block: _Block, rows: np.ndarray, ok: np.ndarray, part: int, parts: int) -> None:
+    def enter(self, block: Block, rows: np.ndarray, ok: np.ndarray, part: int, parts: int) -> None:
         self.used = enter_last(
             block.low[rows],
             block.high[rows],
@@ -234,9 +169,9 @@ class _Walk:
 
     def run(self, table: _Table, part: int, parts: int) -> None:
         """Both sides once, side by side."""
-        children = self._blocks(self.child)
-        waiting: list[_Block] = []
-        for block in self._blocks(self.parent):
+        children = blocks(self.child, self.secret, self.max_batch_bytes, self.soft_bytes)
+        waiting: list[Block] = []
+        for block in blocks(self.parent, self.secret, self.max_batch_bytes, self.soft_bytes):
             end = int(block.batches["last_offset"][-1])
             while not waiting or int(waiting[-1].batches["last_offset"][-1]) < end:
                 following = next(children, None)
@@ -251,41 +186,7 @@ class _Walk:
         for held in [*waiting, *children]:
             self._report_added(held, np.ones(len(held.offset), np.bool_), np.ones(len(held.batches), np.bool_))
 
-    def _blocks(self, side: Side) -> Iterator[_Block]:
-        loader = BodyLoader(max_batch_bytes=self.max_batch_bytes, soft_bytes=self.soft_bytes, secret=self.secret)
-        buffer = ChunkBuffer(max_batch_bytes=self.max_batch_bytes)
-        k0, k1 = np.uint64(self.secret[0]), np.uint64(self.secret[1])
-        for segment in side.segments:
-            listed = segment.listed
-            with opened(open_root(listed.root), listed.path) as file:
-                for chunk in read_chunks(
-                    file, listed.path, 0, listed.size, buffer, Tail(), end_offset=side.end_offset, check_crc=False
-                ):
-                    batches = chunk.batches[chunk.batches["last_offset"] >= segment.from_offset]
-                    wanted = np.ones(len(batches), np.bool_)
-                    for run in loader.runs(chunk.raw, chunk.position, batches, wanted, listed.path, backwards=False):
-                        n = len(run.batches)
-                        plain, full = np.empty(n, np.uint64), np.empty(n, np.uint64)
-                        digest_batches(run.batches, plain, full)
-                        offset = np.empty(len(run.spans), np.int64)
-                        digest = np.empty(len(run.spans), np.uint64)
-                        digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, k0, k1, offset, digest)
-                        yield _Block(
-                            listed.path,
-                            listed.mtime_ms,
-                            run.batches.copy(),
-                            plain,
-                            full,
-                            np.repeat(np.arange(n), run.bodies["n_records"]),
-                            offset,
-                            digest,
-                            run.spans["key_low"].copy(),
-                            run.spans["key_high"].copy(),
-                            run.spans["null_key"].copy(),
-                            run.spans["null_value"].copy(),
-                        )
-
-    def _match(self, block: _Block, held: _Block, end: int, survived: np.ndarray) -> None:
+    def _match(self, block: Block, held: Block, end: int, survived: np.ndarray) -> None:
         """Batches and records of the child up to offset `end` against the parent's run that covers them."""
         n = int(np.searchsorted(held.batches["last_offset"], end, "right"))
         m = int(np.searchsorted(held.batch, n))
@@ -315,7 +216,7 @@ class _Walk:
         batches[:n] = wrong
         self._report_added(held, first, batches)
 
-    def _report_added(self, held: _Block, records: np.ndarray, batches: np.ndarray) -> None:
+    def _report_added(self, held: Block, records: np.ndarray, batches: np.ndarray) -> None:
         self.found.add(
             "added",
             held.offset[records],
@@ -331,7 +232,7 @@ class _Walk:
             "one that ends at offset {offset} and has others",
         )
 
-    def _enter(self, block: _Block, survived: np.ndarray, table: _Table, part: int, parts: int) -> None:
+    def _enter(self, block: Block, survived: np.ndarray, table: _Table, part: int, parts: int) -> None:
         batches = block.batches
         control = (batches["attributes"] & CONTROL_MASK) != 0
         at = np.minimum(np.searchsorted(self.aborted, batches["base_offset"]), max(len(self.aborted) - 1, 0))

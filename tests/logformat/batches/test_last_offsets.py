@@ -16,7 +16,8 @@ from logformat.batches.chunks import ChunkBuffer, Tail, batch_problem, read_chun
 from logformat.batches.headers import read_headers
 from logformat.batches.segment import open_segment
 from logformat.errors import LogFormatError
-from logformat.search.partition_log import OUT_OF_RANGE, PartitionLog, open_partition
+from logformat.search.answers import OUT_OF_RANGE
+from logformat.search.partition_log import PartitionLog, open_partition
 from logformat.side_files.index_builder import IndexBuilder
 from logformat.writing.segment_writer import SegmentWriter
 from tests.reference.legacy import message

@@ -17,7 +17,7 @@ import pytest
 from logformat.control_characters import visible, visible_bytes
 from logformat.dump.files import DumpOptions, dump, kind_of
 from logformat.dump.lines import json_lines
-from logformat.dump.log import LogOptions, Wanted, as_strings
+from logformat.dump.log_options import LogOptions, Wanted, as_strings
 from logformat.primitives.java_text import text_of
 from logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import START_MS, Row, arrow_records, write_partition, write_segment

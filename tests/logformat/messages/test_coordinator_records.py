@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logformat.dump.files import DumpOptions, dump
-from logformat.dump.log import LogOptions
+from logformat.dump.log_options import LogOptions
 from logformat.messages.control_records import control_record_text
 from logformat.messages.coordinator_records import decode_records, decoder_names
-from logformat.messages.reader import MessageError, java_double, reader
+from logformat.messages.integers import MessageError
+from logformat.messages.reader import java_double, reader
 from logformat.messages.table import messages, versions_of
 from tests.conftest import ROOT
 

@@ -19,17 +19,8 @@ from logformat.errors import LogFormatError
 from logformat.listing import ListedSegment
 from logformat.search import segment_search
 from logformat.search import windows as log_windows
-from logformat.search.partition_log import (
-    EARLIEST,
-    END,
-    FOUND,
-    LATEST,
-    MAX_TIMESTAMP,
-    OUT_OF_RANGE,
-    PartitionLog,
-    open_partition,
-    to_arrow,
-)
+from logformat.search.answers import EARLIEST, END, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE, to_arrow
+from logformat.search.partition_log import PartitionLog, open_partition
 from logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.trees import files_in

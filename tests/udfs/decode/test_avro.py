@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.decode.avro import AvroSchemaError, avro_json, avro_schema, decode_avro, read_avro
+from udfs.decode.avro import avro_json, avro_schema, decode_avro, read_avro
+from udfs.decode.avro_types import AvroSchemaError
 from udfs.decode.decoders import DecodeError
 
 UTC = datetime.UTC

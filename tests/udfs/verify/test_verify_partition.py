@@ -23,9 +23,11 @@ from udfs.compact.one_task import compact_partition
 from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from udfs.segments import SegmentInput, SideFile
 from udfs.storage import open_root
+from udfs.verify.blocks import Side, scan_headers
+from udfs.verify.findings import CheckPlan
 from udfs.verify.generation import GenerationPlan, check_generation
-from udfs.verify.parent import Differences, Rules, Side, compare, scan_headers
-from udfs.verify.partition import CheckPlan, check_partition
+from udfs.verify.parent import Differences, Rules, compare
+from udfs.verify.partition import check_partition
 
 # -- what real brokers wrote
 

@@ -1,0 +1,105 @@
+"""Whether batches lie where they may: offsets as the names say, leader epochs that rise, producers in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from logformat.errors import LogFormatError
+from logformat.side_files import checkpoints
+from logformat.side_files.producer_state import merge, merge_all, summarize
+from udfs.segments import SideFile
+from udfs.storage import open_root, read_file
+from udfs.verify.findings import CheckPlan, Findings
+from udfs.verify.walk import LogWalk
+
+
+@dataclass
+class Placed:
+    """Whether offsets lie where the names of this segment and the next say."""
+
+    path: str
+    base_offset: int
+    next_base: int | None
+
+    def check(self, batches: np.ndarray, walk: LogWalk) -> None:
+        """A row in `walk` for the first batch of a chunk that does not."""
+        first = np.where(batches["base_offset"] >= 0, batches["base_offset"], batches["last_offset"])
+        for i in _some(first < self.base_offset):
+            self._add(walk, "name", batches[i], f"offsets from {self.base_offset} on, as its name says", int(first[i]))
+        if self.next_base is not None:
+            expected = f"offsets below {self.next_base}, where the next segment begins"
+            for i in _some(batches["last_offset"] >= self.next_base):
+                self._add(walk, "overlap", batches[i], expected, int(batches["last_offset"][i]))
+
+    def _add(self, walk: LogWalk, kind: str, batch: np.void, expected: str, found: int) -> None:
+        base = int(batch["base_offset"])
+        walk.add(
+            LogFormatError(kind, self.path, int(batch["position"]), expected, str(found), base_offset=max(base, -1))
+        )
+
+
+def _some(wrong: np.ndarray) -> Iterator[int]:
+    """The first of them: where a name is wrong, every batch is."""
+    yield from (int(i) for i in np.flatnonzero(wrong)[:1])
+
+
+class Epochs:
+    """Leader epochs, which no checksum covers: they do not fall along the log of one cluster, and are those that the
+    leader-epoch-checkpoint names. Where they are not, that is a note: a log restored into another cluster looks so.
+    """
+
+    def __init__(self, plan: CheckPlan, found: Findings) -> None:
+        self.found, self.latest, self.listed = found, -1, np.empty((0, 2), np.int64)
+        self.path = plan.leader_epochs.path if plan.leader_epochs is not None else ""
+        if plan.leader_epochs is not None:
+            found.attempt(lambda: self._read(plan.leader_epochs), plan.leader_epochs.path)  # type: ignore[arg-type]
+
+    def _read(self, file: SideFile) -> None:
+        data = read_file(open_root(file.root), file.path)
+        epochs = checkpoints.read_leader_epochs(data, file.path)
+        self.listed = np.array(epochs, np.int64).reshape(-1, 2)
+        lines = data.decode("utf-8", "replace").split("\n")[2:]
+        if [tuple(map(int, line.split())) for line in lines if line.strip()] != [tuple(e) for e in epochs]:
+            raise LogFormatError("side_file", file.path, 0, "epochs and offsets that rise", "some that do not")
+
+    @property
+    def first(self) -> tuple[str, int] | None:
+        """The leader-epoch-checkpoint, and where its first epoch begins; None: it lists none."""
+        return (self.path, int(self.listed[0, 1])) if len(self.listed) else None
+
+    def check(self, path: str, batches: np.ndarray) -> None:
+        """One note for a chunk, at the first batch that is not as expected."""
+        epoch = batches["partition_leader_epoch"]
+        current = batches["magic"] == 2
+        highest = np.maximum.accumulate(np.concatenate([[self.latest], epoch]))
+        wrong = current & ((epoch < -1) | ((epoch >= 0) & (epoch < highest[:-1])))
+        expected = highest[:-1].astype(np.int64)
+        if len(self.listed):
+            at = np.searchsorted(self.listed[:, 1], batches["base_offset"], "right") - 1
+            known = self.listed[np.maximum(at, 0), 0]
+            wrong |= current & (at >= 0) & (epoch != known) & (epoch != -1)
+            expected = np.where(at >= 0, known, expected)
+        for i in np.flatnonzero(wrong)[:1]:
+            self.found.notes.append(
+                f"{path} at byte {int(batches['position'][i])}: leader epoch {int(epoch[i])}, expected "
+                f"{int(expected[i])}: from another cluster, or damaged (no checksum covers it)"
+            )
+        self.latest = int(epoch[-1]) if len(epoch) and epoch[-1] >= 0 else int(highest[-1])
+
+
+class Producers:
+    """What a broker that loads the log refuses: markers of unknown type, batches that break into a transaction."""
+
+    def __init__(self) -> None:
+        self.before = merge_all([])
+
+    def check(self, batches: np.ndarray, walk: LogWalk) -> None:
+        """A row in `walk` for what is wrong with the producers of a chunk."""
+        try:
+            self.before = merge(self.before, summarize(batches, walk.path), walk.path)
+        except LogFormatError as error:
+            walk.add(error)
+            self.before = merge_all([])

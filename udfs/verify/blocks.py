@@ -1,0 +1,112 @@
+"""One side of a comparison, read from its first segment to its last: headers alone, or runs of batches with records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from logformat.batches.bodies import BodyLoader
+from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from udfs.segments import SegmentInput
+from udfs.storage import open_root, opened
+from udfs.verify.digest_kernels import digest_batches, digest_records
+from udfs.verify.transactions import TXN_ROW, transaction_rows
+
+
+@dataclass(frozen=True)
+class Side:
+    """Segments of one side, in order; of each only batches at or above its `from_offset` count."""
+
+    segments: tuple[SegmentInput, ...]
+    end_offset: int  # batches that reach it do not count
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of batches and its records."""
+
+    path: str
+    mtime_ms: int
+    batches: np.ndarray  # BATCH[n], a copy
+    plain: np.ndarray  # uint64[n]
+    full: np.ndarray  # uint64[n]
+    batch: np.ndarray  # int64[m]: the batch of each record
+    offset: np.ndarray  # int64[m]
+    digest: np.ndarray  # uint64[m]
+    low: np.ndarray  # uint64[m], key hash
+    high: np.ndarray
+    null_key: np.ndarray  # bool[m]
+    null_value: np.ndarray  # bool[m]
+
+    def after(self, offset: int) -> Block:
+        """What of it lies above an offset."""
+        first = int(np.searchsorted(self.batches["last_offset"], offset, "right"))
+        row = int(np.searchsorted(self.batch, first))
+        return Block(
+            self.path,
+            self.mtime_ms,
+            self.batches[first:],
+            self.plain[first:],
+            self.full[first:],
+            self.batch[row:] - first,
+            self.offset[row:],
+            self.digest[row:],
+            self.low[row:],
+            self.high[row:],
+            self.null_key[row:],
+            self.null_value[row:],
+        )
+
+
+def scan_headers(side: Side, buffer: ChunkBuffer) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """(TXN_ROW[m] of a side, (bytes, records by the headers) of each of its segments)."""
+    rows, sizes = [np.empty(0, TXN_ROW)], []
+    for segment in side.segments:
+        n_bytes = n_records = 0
+        listed = segment.listed
+        with opened(open_root(listed.root), listed.path) as file:
+            for chunk in read_chunks(file, listed.path, 0, listed.size, buffer, Tail(), end_offset=side.end_offset):
+                batches = chunk.batches[chunk.batches["last_offset"] >= segment.from_offset]
+                rows.append(transaction_rows(batches))
+                n_bytes += int(batches["size"].sum())
+                n_records += int(np.abs(batches["records_count"]).sum(dtype=np.int64))
+        sizes.append((n_bytes, n_records))
+    return np.concatenate(rows), sizes
+
+
+def blocks(side: Side, secret: tuple[int, int], max_batch_bytes: int, soft_bytes: int) -> Iterator[Block]:
+    """All runs of a side, in order; secret: of the key hash; the limits: see BodyLoader."""
+    loader = BodyLoader(max_batch_bytes=max_batch_bytes, soft_bytes=soft_bytes, secret=secret)
+    buffer = ChunkBuffer(max_batch_bytes=max_batch_bytes)
+    k0, k1 = np.uint64(secret[0]), np.uint64(secret[1])
+    for segment in side.segments:
+        listed = segment.listed
+        with opened(open_root(listed.root), listed.path) as file:
+            for chunk in read_chunks(
+                file, listed.path, 0, listed.size, buffer, Tail(), end_offset=side.end_offset, check_crc=False
+            ):
+                batches = chunk.batches[chunk.batches["last_offset"] >= segment.from_offset]
+                wanted = np.ones(len(batches), np.bool_)
+                for run in loader.runs(chunk.raw, chunk.position, batches, wanted, listed.path, backwards=False):
+                    n = len(run.batches)
+                    plain, full = np.empty(n, np.uint64), np.empty(n, np.uint64)
+                    digest_batches(run.batches, plain, full)
+                    offset = np.empty(len(run.spans), np.int64)
+                    digest = np.empty(len(run.spans), np.uint64)
+                    digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, k0, k1, offset, digest)
+                    yield Block(
+                        listed.path,
+                        listed.mtime_ms,
+                        run.batches.copy(),
+                        plain,
+                        full,
+                        np.repeat(np.arange(n), run.bodies["n_records"]),
+                        offset,
+                        digest,
+                        run.spans["key_low"].copy(),
+                        run.spans["key_high"].copy(),
+                        run.spans["null_key"].copy(),
+                        run.spans["null_value"].copy(),
+                    )

@@ -1,0 +1,121 @@
+"""What a check of a partition is told, what it has seen of each segment, and what it has found: values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from logformat.batches.chunks import MAX_BATCH_BYTES
+from logformat.errors import LogFormatError
+from logformat.listing import ListedSegment
+from udfs.attempt import attempt
+from udfs.problem import Problem
+from udfs.segments import LastBatch, SideFile
+from udfs.verify.transactions import (
+    TXN_ROW,
+)
+
+
+@dataclass(frozen=True)
+class CheckPlan:
+    """One side of one partition."""
+
+    topic: str
+    partition: int
+    name: str  # of the folder, for rows that are about no file
+    store_uri: str  # empty: the archive alone
+    segments: tuple[ListedSegment, ...]  # by base offset
+    snapshots: tuple[SideFile, ...] = ()
+    leader_epochs: SideFile | None = None
+    metadata: SideFile | None = None
+    log_start_offset: int | None = None  # by a checkpoint
+    cleaner_checkpoint: int | None = None
+    high_watermark: int | None = None
+    orphans: tuple[SideFile, ...] = ()  # indexes whose .log is not there
+    gaps_accepted: bool = False  # offsets that are in no segment are a note
+    sealed: bool = False  # no segment is active: nothing may be torn or preallocated
+    generation: bool = False  # files of ours: every index is there, exactly as a broker would rebuild it
+    index_interval_bytes: int = 4096
+    max_index_bytes: int = 10 << 20
+    max_batch_bytes: int = MAX_BATCH_BYTES  # a batch that is, or decompresses to, more is refused
+    chunk_bytes: int = 8 << 20
+
+
+@dataclass
+class SegmentFacts:
+    """What was seen of one `.log`."""
+
+    path: str
+    base_offset: int
+    size: int = 0  # bytes that are batches
+    batches: int = 0
+    records: int = 0
+    headers_records: int = 0  # by the headers alone; a magic 0 or 1 wrapper counts as one
+    tombstones: int = 0
+    last_offset: int = -1
+    max_timestamp_ms: int = -1
+    codecs: int = 0  # bits
+    checksum: int = 0  # CRC-32C of what was read
+    damaged: bool = False
+    thinned_offset: int = -1  # the last at which a cleaner's work is seen
+    dense: bool = True  # every offset from the base to the last one is in a batch
+    last_batch: LastBatch = LastBatch()
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What was checked of one partition, what is wrong, what could not be checked."""
+
+    topic: str
+    partition: int
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+    not_checked: tuple[str, ...] = ()
+    segments: int = 0
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    compared_records: int = 0  # with the generation before
+    seconds: float = 0.0
+
+
+@dataclass
+class Findings:
+    """Collects rows while a partition is checked."""
+
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+    facts: list[SegmentFacts] = field(default_factory=list)
+    transactions: np.ndarray = field(default_factory=lambda: np.empty(0, TXN_ROW))
+    log_end_offset: int = 0
+
+    def add(self, error: LogFormatError) -> None:
+        """One more row."""
+        self.problems.append(Problem.of(error))
+
+    def attempt(self, step: Callable[[], object], name: str) -> None:
+        """Run a step of the check of `name`; what it raises is a row."""
+        problem = attempt(name, step)
+        if isinstance(problem, Problem):
+            self.problems.append(problem)
+
+
+def result_of(plan: CheckPlan, found: Findings, seconds: float, compared_records: int = 0) -> CheckResult:
+    """The rows as a value."""
+    facts = found.facts
+    return CheckResult(
+        plan.topic,
+        plan.partition,
+        problems=tuple(found.problems),
+        notes=tuple(found.notes),
+        not_checked=tuple(found.not_checked),
+        segments=len(facts),
+        batches=sum(f.batches for f in facts),
+        records=sum(f.records for f in facts),
+        bytes=sum(f.size for f in facts),
+        compared_records=compared_records,
+        seconds=seconds,
+    )
