@@ -86,10 +86,6 @@ def train(part: str) -> None:
         time.sleep(1)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def exercise(spark: SparkSession, folder: str) -> None:
     """A commit, a MERGE and reads on an empty store, for a new environment (`jobs.prepare`)."""
     state = open_state(spark, folder)
@@ -116,3 +112,7 @@ def exercise(spark: SparkSession, folder: str) -> None:
 def _sample(kind: type[Row], values: Mapping[str, Any]) -> Row:
     empty = {pa.string(): "", pa.int64(): 0, pa.int32(): 0, pa.float64(): 0.0, pa.bool_(): False}
     return kind(**{f.name: values.get(f.name, empty[f.type]) for f in arrow_schema(kind)})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
