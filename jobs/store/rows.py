@@ -7,7 +7,8 @@ A column that is added later goes at the end and gets a default, so that older r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from logformat.locations import without_secrets
 
+FORMAT = 2  # of a store. 1: manifests lay in `log_segments` alone, commits were Spark's
 INT32 = frozenset({"partition", "last_batch_leader_epoch", "splits"})
 STATES = ("clean", "dirty", "uncleanable", "diverged", "gap", "running")
 
@@ -156,6 +158,7 @@ class Commit:
     checkpoint: Checkpoint
     segments: list[Segment]
     run: RunRow
+    standing: PartitionState | None = None  # how the partition stands with it
 
     @property
     def key(self) -> tuple[str, int]:
@@ -206,6 +209,48 @@ def to_arrow(kind: type[Row], rows: Iterable[Row]) -> pa.Table:
     schema = arrow_schema(kind)
     held = list(rows)
     return pa.table([pa.array([getattr(row, f.name) for row in held], f.type) for f in schema], schema=schema)
+
+
+def checkpoint_schema() -> pa.Schema:
+    """The columns of `compaction_checkpoints`: those of Checkpoint, the manifest, and how the partition stands.
+
+    Where a partition has no generation yet, `generation` is 0 and the rest of it null. `manifest_of` is the run whose
+    manifest `segments` is, and Delta refuses a row in which that is not `run_id`: an older version, which knows of no
+    manifest here, would move the one and leave the other.
+    """
+    manifest = [f for f in arrow_schema(Segment) if f.name not in ("topic", "partition", "generation", "run_id")]
+    standing = [f for f in arrow_schema(PartitionState) if f.name not in ("topic", "partition")]
+    rule = {"expression": {"expression": "manifest_of IS NOT NULL AND manifest_of = coalesce(run_id, '')"}}
+    told = {"delta.invariants": json.dumps(rule), "lastkey.format": str(FORMAT)}
+    return pa.schema(
+        [
+            *arrow_schema(Checkpoint),
+            pa.field("manifest_of", pa.string(), metadata=told),
+            pa.field("segments", pa.list_(pa.struct(manifest))),
+            pa.field("standing", pa.struct(standing)),
+        ]
+    )
+
+
+def to_checkpoints(
+    decided: Sequence[tuple[Checkpoint, Sequence[Segment], PartitionState | None]],
+) -> pa.Table:
+    """Rows of `compaction_checkpoints`: each partition's checkpoint, the manifest of its generation, how it stands."""
+    schema = checkpoint_schema()
+    manifest = [field.name for field in schema.field("segments").type.value_type]
+    standing = [field.name for field in schema.field("standing").type]
+    columns = to_arrow(Checkpoint, (checkpoint for checkpoint, _, _ in decided)).columns
+    segments = [
+        [{name: getattr(row, name) for name in manifest} for row in sorted(rows, key=lambda row: row.base_offset)]
+        for _, rows, _ in decided
+    ]
+    standings = [state and {name: getattr(state, name) for name in standing} for _, _, state in decided]
+    columns += [
+        pa.array([checkpoint.run_id for checkpoint, _, _ in decided], pa.string()),
+        pa.array(segments, schema.field("segments").type),
+        pa.array(standings, schema.field("standing").type),
+    ]
+    return pa.table(columns, schema=schema)
 
 
 def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:

@@ -1,151 +1,96 @@
-"""The Delta tables under STORE/state, and `commit_wave`, the one write that matters.
+"""The tables under STORE/state, without Spark, and `commit_wave`, the one write that matters.
 
-A wave of partitions becomes visible in this order; what is written before the last step is seen by nobody:
-1. their rows are appended to `log_segments` and to `cleaner_runs` (both at once; a retry adds nothing: txnAppId);
-2. the sizes of their files are listed once more;
-3. one MERGE moves `compaction_checkpoints`. It raises when a row is not at the generation and run id that the run
-   planned on, so a wave is all or nothing. On a new store that step is the commit that creates the table instead: it
-   fails where another process created it first, and costs a third of a MERGE.
+`compaction_checkpoints` decides: a row a partition, with its current generation, that generation's manifest, and how
+the partition stands. One commit of it is the switch; nothing has to be joined to it. It is made by compare-and-swap
+(`jobs.store.table`): the head is read, our partitions are still where the run planned on, the files of the wave are
+there, and version n + 1 is put; who was second reads again, and goes on where its partitions are as they were.
 
-Delta's commit is atomic between processes on HDFS only. On a local disk every write holds an exclusive flock on
-`state/.lock`; on other stores a second writer cannot be seen, and none is allowed unless `single.writer` says so.
+`log_segments` and `cleaner_runs` are history: written before the switch, never needed for what is current.
+`cleaner_state` is a copy of how the partitions stand, for those who look into it.
 
-Spark's share of it: the tables are small, so this module works in a session of its own (same Spark, own settings) with
-one partition, no code generation and no adaptive planning. Processor seconds of a commit of 64 partitions, measured in
-a warm JVM: both appends 2 to 3, MERGE 1.5 to 2.5, the creating commit 1, `cleaner_state` 1.5 to 2, a read 1.5 to 2.
+`vacuum` and a run need no lock between them: vacuum puts a version that names the folders that it will delete, and a
+run looks, on the head that it commits on, whether one of its own was named since it began.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
-from delta.exceptions.base import (
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-    ConcurrentTransactionException,
-    ConcurrentWriteException,
-    DeltaConcurrentModificationException,
-    MetadataChangedException,
-    ProtocolChangedException,
-)
-from delta.tables import DeltaTable
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+import pyarrow.compute as pc
 from pyarrow import fs as pafs
-from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
-from jobs.errors import (
-    ConflictError,
-    NoGenerationError,
-    NoLockError,
-)
-from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES, TABLES
+from jobs.errors import ConflictError, NoGenerationError, UsageError
+from jobs.store import table
+from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES, TABLES, generation_folder, table_folder
 from jobs.store.rows import (
+    FORMAT,
     Checkpoint,
     Commit,
     PartitionState,
-    Row,
     RunRow,
     Segment,
     arrow_schema,
+    checkpoint_schema,
     from_arrow,
     histories,
     to_arrow,
+    to_checkpoints,
 )
+from jobs.store.table import Change, Held, Version
 from udfs.storage import Root, normal_uri, open_root
-
-__all__ = ["Checkpoint", "Commit", "PartitionState", "RunRow", "Segment", "State", "open_state"]
 
 Key = tuple[str, int]
 
-# Delta's conflicts between writers. In delta-spark 4.4 the first is not the root of the others, whatever its name says
-_CONCURRENT = (
-    DeltaConcurrentModificationException,
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-    ConcurrentTransactionException,
-    ConcurrentWriteException,
-    MetadataChangedException,
-    ProtocolChangedException,
-)
-_RETRIES = 5
-_MARK = "lastkey: not as planned"
-_MAX_IN = 200  # run ids in one IN (...); more are joined
-_LOCK_SECONDS = 300.0
-_SETTINGS = {
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "1",  # VACUUM's listing: 10000 tasks by default
-    "spark.databricks.delta.merge.materializeSource": "none",  # the source is a local relation: always the same
-    "spark.databricks.delta.properties.defaults.checkpointInterval": "20",
-    "spark.databricks.delta.properties.defaults.setTransactionRetentionDuration": "interval 30 days",
-    "spark.databricks.delta.properties.defaults.deletedFileRetentionDuration": "interval 30 days",
-    "spark.databricks.delta.properties.defaults.logRetentionDuration": "interval 30 days",
-}
+_KEY: Final = ("topic", "partition")
+_LOCK_SECONDS: Final = 300.0
+_MOST_FILES: Final = 64  # of a history: more are joined
 
 
-def open_state(
-    spark: SparkSession, store: str, *, single_writer: bool = False, lock_seconds: float = _LOCK_SECONDS
-) -> State:
-    """The state of a store. Reads and writes nothing yet."""
-    own = spark.newSession()
-    for key, value in _SETTINGS.items():
-        own.conf.set(key, value)
-    return State(own, open_root(normal_uri(store)), single_writer, lock_seconds)
+def open_state(store: str) -> State:
+    """The state of a store. Reads and writes nothing yet. UsageError: a path that no table can lie under."""
+    root = open_root(normal_uri(store))
+    table.check_fit(root)
+    return State(root)
 
 
 @dataclass
 class State:
-    """The four tables of one store."""
+    """The tables of one store, as one run sees them."""
 
-    spark: SparkSession
     root: Root
-    single_writer: bool = False
-    lock_seconds: float = _LOCK_SECONDS
-    _lock: threading.RLock = field(default_factory=threading.RLock)
-    _depth: int = 0
+    notes: list[str] = field(default_factory=list)
+    began: int | None = None  # version of `compaction_checkpoints` that was read first
+    _held: dict[str, Held] = field(default_factory=dict)
 
     # -- reading
 
-    def load(self, name: str) -> DataFrame:
-        """A table, lazily."""
-        return self.spark.read.format("delta").load(self.uri(name))
-
     def has(self, name: str) -> bool:
         """Whether a table was ever written."""
-        info = self.root.filesystem.get_file_info(self.root.full(f"state/{name}/_delta_log"))
+        info = self.root.filesystem.get_file_info(self.root.full(f"{table_folder(name)}/_delta_log"))
         return bool(info.type == pafs.FileType.Directory)
-
-    def uri(self, name: str) -> str:
-        """Where a table lies, as Spark wants it."""
-        uri = f"file://{self.root.base}" if self.root.is_local else self.root.uri
-        return f"{uri.replace('s3://', 's3a://', 1)}/state/{name}"
 
     def exists(self) -> bool:
         """Whether anything was ever committed here."""
-        return self.has(CHECKPOINTS)
+        return self._head(CHECKPOINTS).number >= 0
 
     def checkpoints(self) -> dict[Key, Checkpoint]:
         """Every partition's current generation."""
-        return {(row.topic, row.partition): row for row in self._rows(CHECKPOINTS, Checkpoint)}
+        return _checkpoints(self._decided())
 
     def states(self) -> dict[Key, PartitionState]:
         """How every partition stands."""
-        return {(row.topic, row.partition): row for row in self._rows(STATES, PartitionState)}
+        found = self._decided()
+        standing = found["standing"].combine_chunks()
+        keyed = pa.table([found["topic"], found["partition"], *standing.flatten()], names=[*_KEY, *_STANDING])
+        return {
+            (row.topic, row.partition): row for row in from_arrow(PartitionState, keyed.filter(standing.is_valid()))
+        }
 
     def manifest(self, topic: str, partition: int, generation: int | None = None) -> list[Segment]:
         """The segments of one generation (None: the current one), by base offset; empty where there is none."""
@@ -164,162 +109,232 @@ class State:
         return self.manifests({(topic, partition): (generation or current.generation, run_id)})[topic, partition]
 
     def manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
-        """The segments of many partitions' (generation, run id), each list by base offset: one query."""
-        found: dict[Key, list[Segment]] = {key: [] for key in wanted}
-        for row in self._of_runs(SEGMENTS, Segment, {run_id for _, run_id in wanted.values()}):
+        """The segments of many partitions' (generation, run id), each list by base offset."""
+        found = _manifests(self._decided(), wanted)
+        older = {key: run for key, run in wanted.items() if key not in found}
+        history = self._of_runs({run_id for _, run_id in older.values()}) if older else []
+        for key in older:
+            found[key] = []
+        for row in history:
             key = row.topic, row.partition
-            if wanted.get(key) == (row.generation, row.run_id):
+            if older.get(key) == (row.generation, row.run_id):
                 found[key].append(row)
-        for rows in found.values():
-            rows.sort(key=lambda row: row.base_offset)
-        return found
+        return {key: sorted(found[key], key=lambda row: row.base_offset) for key in wanted}
 
     def segments_of_runs(self, run_ids: Iterable[str]) -> list[Segment]:
-        """Every row that these runs appended, committed or not, in no order."""
-        return self._of_runs(SEGMENTS, Segment, set(run_ids))
+        """Every row of these runs, committed or not, in no order."""
+        wanted = set(run_ids)
+        return self._of_runs(wanted)
 
     def current(self) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
         """Checkpoints and the manifests that they name: where a run begins."""
-        checkpoints = self.checkpoints()
+        found = self._decided()
+        checkpoints = _checkpoints(found)
         wanted = {key: (row.generation, row.run_id) for key, row in checkpoints.items()}
-        return checkpoints, self.manifests(wanted) if wanted else {}
+        return checkpoints, _manifests(found, wanted)
 
     def history(self, topic: str, partition: int) -> list[RunRow]:
         """The committed runs of one partition, newest first."""
-        return self.histories().get((topic, partition), [])
+        return self.histories([topic]).get((topic, partition), [])
 
     def histories(self, topics: Iterable[str] | None = None) -> dict[Key, list[RunRow]]:
         """The committed runs of every partition, newest first: the chain of parents from its checkpoint."""
         names = None if topics is None else set(topics)
         checkpoints = {key: row for key, row in self.checkpoints().items() if names is None or key[0] in names}
-        return histories(checkpoints, self._rows(RUNS, RunRow))
+        runs = self._rows(RUNS, arrow_schema(RunRow))
+        if names is not None:
+            runs = runs.filter(pc.is_in(runs["topic"], pa.array(sorted(names), pa.string())))
+        return histories(checkpoints, from_arrow(RunRow, runs))
 
     # -- writing
 
-    def commit_wave(self, commits: Sequence[Commit], wave: int, verify_files: Callable[[], None] | None = None) -> None:
-        """Make a wave's generations current, all or none. `wave` counts up within a run.
+    def commit_wave(self, commits: Sequence[Commit], verify_files: Callable[[], None] | None = None) -> None:
+        """Make a wave's generations current, all or none. ConflictError: another run moved a partition of it.
 
         `verify_files` lists the sizes of the wave's files once more and raises when one is not as written.
         """
         if not commits:
             return
-        with self.lock():
-            self._append_all(commits, wave)
+        self._append(SEGMENTS, to_arrow(Segment, (row for commit in commits for row in commit.segments)))
+        self._append(RUNS, to_arrow(RunRow, (commit.run for commit in commits)))
+        new = to_checkpoints([(c.checkpoint, c.segments, c.standing) for c in commits])
+
+        def plan(version: Version) -> Change | None:
+            now = _checkpoints(self._rows_at(version, {c.key for c in commits}))
+            if all(_is_at(now.get(c.key), c.checkpoint.generation, c.checkpoint.run_id) for c in commits):
+                return None
+            if not all(_is_at(now.get(c.key), c.planned_generation, c.planned_run_id) for c in commits):
+                raise self._conflict(commits, now)
+            self._refuse_vacuumed(version, commits)
             if verify_files is not None:
                 verify_files()
-            self._switch(commits)  # the order matters for a crash: before this line nobody sees the new files
+            return table.replaced(version, _KEY, new, self._held_of(CHECKPOINTS))
+
+        self._swap(CHECKPOINTS, checkpoint_schema(), plan)  # before this nobody sees the new files
 
     def set_states(self, rows: Sequence[PartitionState]) -> None:
-        """Say how partitions stand."""
-        if not rows:
-            return
-        table = to_arrow(PartitionState, rows)
-        with self.lock():
-            if not self.has(STATES):
-                self._create(STATES, table)
-                return
-            values: dict[str, str | Column] = {name: f"s.{name}" for name in table.column_names}
-            merge = (
-                DeltaTable.forPath(self.spark, self.uri(STATES))
-                .alias("t")
-                .merge(self._frame(table).alias("s"), "t.topic = s.topic AND t.partition = s.partition")
-                .whenMatchedUpdate(set={k: v for k, v in values.items() if k not in ("topic", "partition")})
-                .whenNotMatchedInsert(values=values)
-            )
-            _retrying(merge.execute)
+        """Say how partitions stand; of those that another run has moved meanwhile nothing: it knows better."""
+        said = {(row.topic, row.partition): row for row in rows}
+
+        def plan(version: Version) -> Change | None:
+            found = self._rows_at(version, said.keys())
+            now = {(row["topic"], row["partition"]): row for row in found.drop_columns([table.FILE]).to_pylist()}
+            new = []
+            for key, row in said.items():
+                old = now.get(key) or dict.fromkeys(checkpoint_schema().names) | {
+                    "topic": row.topic,
+                    "partition": row.partition,
+                    "generation": 0,
+                    "manifest_of": "",
+                }
+                if (old["generation"] or 0) <= max(row.generation, 0):
+                    new.append(old | {"standing": {name: getattr(row, name) for name in _STANDING}})
+            if not new:
+                return None
+            changed = pa.Table.from_pylist(new, schema=checkpoint_schema())
+            return table.replaced(version, _KEY, changed, self._held_of(CHECKPOINTS))
+
+        if said:
+            self._swap(CHECKPOINTS, checkpoint_schema(), plan)
+
+    def write_states(self) -> None:
+        """Make `cleaner_state` what `compaction_checkpoints` says: a copy, for those who look into it."""
+        rows = to_arrow(PartitionState, self.states().values())
+
+        def plan(version: Version) -> Change | None:
+            there = table.rows(version, rows.schema, self._held_of(STATES)).drop_columns([table.FILE])
+            order = [(name, "ascending") for name in _KEY]
+            if there.sort_by(order).equals(rows.sort_by(order)):
+                return None
+            return Change(added=table.in_files(rows), removed=version.files())
+
+        self._swap(STATES, rows.schema, plan)
+
+    def version(self) -> int:
+        """Of `compaction_checkpoints`; -1 where nothing was ever committed."""
+        return self._head(CHECKPOINTS).number
+
+    def mark(self, folders: Collection[str], seen: int) -> bool:
+        """Say that these folders of runs are about to go: a run that wrote one of them cannot commit any more.
+
+        False: version `seen`, by which they were chosen, is not the head any more, and nothing was said.
+        """
+        told = {table.MARK: json.dumps(sorted(folders))}
+        as_seen = True
+
+        def plan(version: Version) -> Change | None:
+            nonlocal as_seen
+            as_seen = version.number == seen
+            return Change(added=(), metadata=told) if as_seen else None
+
+        self._swap(CHECKPOINTS, checkpoint_schema(), plan)
+        return as_seen
 
     def vacuum_state(self, *, dry_run: bool = False) -> int:
-        """Delta's own VACUUM of every table, which spares what is younger than `deletedFileRetentionDuration`.
-
-        Returns how many files a dry run found; Delta does not say how many it deleted.
-        """
+        """Files of the tables that no version needs any more, deleted; how many."""
         found = 0
-        with contextlib.nullcontext() if dry_run else self.lock():
-            for name in filter(self.has, TABLES):
-                if dry_run:
-                    found += self.spark.sql(f"VACUUM delta.`{self.uri(name)}` DRY RUN").count()
-                else:
-                    DeltaTable.forPath(self.spark, self.uri(name)).vacuum()
+        for name in filter(self.has, TABLES):
+            version = self._head(name)
+            if version.delta is not None:
+                found += len(version.delta.vacuum(dry_run=dry_run))
         return found
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """The commit lock of the store: one process writes. Re-entrant within this State; threads take turns."""
-        with self._lock:
-            if self._depth or not self.root.is_local:
-                self._refuse_unlockable()
-                with self._counted():
-                    yield
-                return
-            with _flock(self.root.full("state/.lock"), self.lock_seconds), self._counted():
-                yield
+    def lock(self, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
+        """One vacuum, one refresh of `time_index` at a time, on a local disk. Commits need none."""
+        with table.local_lock(self.root, seconds) if self.root.is_local else contextlib.nullcontext():
+            yield
 
     # -- inside
 
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
+    def _head(self, name: str) -> Version:
+        version = table.head(self.root, name)
+        self.notes += version.notes
+        if name == CHECKPOINTS:
+            _check_format(version)
+            if self.began is None:
+                self.began = version.number
+        return version
 
-    def _refuse_unlockable(self) -> None:
-        kind = self.root.filesystem.type_name
-        if not (self.root.is_local or self.single_writer or kind == "hdfs"):
-            raise NoLockError(path=self.root.uri, found=kind)
+    def _swap(self, name: str, schema: pa.Schema, plan: Callable[[Version], Change | None]) -> None:
+        """Change a table, which is brought to this version's columns first."""
+        if set(schema.names) - set(_columns(table.head(self.root, name)) or schema.names):
+            self._upgrade(name, schema)
+        table.swap(self.root, name, schema, plan)
 
-    def _append_all(self, commits: Sequence[Commit], wave: int) -> None:
-        """Both appends at once. Their identity is (run, table, wave), so the same wave again adds nothing."""
-        run_id = commits[0].checkpoint.run_id
-        tables = {
-            SEGMENTS: to_arrow(Segment, (row for commit in commits for row in commit.segments)),
-            RUNS: to_arrow(RunRow, (commit.run for commit in commits)),
-        }
-        with ThreadPoolExecutor(len(tables)) as pool:
-            jobs = [pool.submit(self._append, name, table, run_id, wave) for name, table in tables.items()]
-            for job in jobs:
-                job.result()
+    def _upgrade(self, name: str, schema: pa.Schema) -> None:
+        """A table as an older version wrote it, in one commit that keeps its rows. That version locks, so do we."""
 
-    def _append(self, name: str, table: pa.Table, run_id: str, wave: int) -> None:
-        write = self._frame(table).write.format("delta").mode("append").option("mergeSchema", "true")
-        write = write.option("txnAppId", f"lastkey-{name}-{run_id}").option("txnVersion", str(wave))
-        _retrying(lambda: write.save(self.uri(name)))
+        def plan(version: Version) -> Change | None:
+            if not set(schema.names) - set(_columns(version)):
+                return None
+            found = self._decided_at(version) if name == CHECKPOINTS else table.rows(version, schema)
+            return Change(added=[found.drop_columns([table.FILE])], whole=True)
 
-    def _switch(self, commits: Sequence[Commit]) -> None:
-        if not self.has(CHECKPOINTS):
-            unplanned = [c.key for c in commits if c.planned_generation]
-            if unplanned:
-                raise self._conflict(commits, {})
-            try:
-                self._create(CHECKPOINTS, to_arrow(Checkpoint, (c.checkpoint for c in commits)))
-                return
-            except (PySparkException, Py4JJavaError):
-                if not self.has(CHECKPOINTS):
-                    raise  # no race: this is what it looks like
-        for attempt in range(_RETRIES):
-            try:
-                self._merge(commits)
-                return
-            except _CONCURRENT:
-                if self._settled(commits):
-                    return
-                time.sleep(0.2 * 2**attempt)
-            except (PySparkException, Py4JJavaError) as error:
-                if _MARK not in str(error):
-                    raise
-                if self._settled(commits):
-                    return
-        raise self._conflict(commits, self.checkpoints())
+        with self.lock():
+            table.swap(self.root, name, schema, plan)
 
-    def _settled(self, commits: Sequence[Commit]) -> bool:
-        """Whether the switch is already ours; raises when a partition of ours was moved by another run."""
-        now = self.checkpoints()
-        if all(_is_at(now.get(c.key), c.checkpoint.generation, c.checkpoint.run_id) for c in commits):
-            return True
-        if not all(_is_at(now.get(c.key), c.planned_generation, c.planned_run_id) for c in commits):
-            raise self._conflict(commits, now)
-        return False
+    def _held_of(self, name: str) -> Held:
+        return self._held.setdefault(name, {})
+
+    def _rows(self, name: str, schema: pa.Schema) -> pa.Table:
+        return table.rows(self._head(name), schema, self._held_of(name))
+
+    def _decided(self) -> pa.Table:
+        """`compaction_checkpoints` as it is now."""
+        return self._decided_at(self._head(CHECKPOINTS))
+
+    def _decided_at(self, version: Version) -> pa.Table:
+        """The same at a version; one of format 1 with what lay in the other tables then."""
+        if _format_of(version) > 1:
+            return table.rows(version, checkpoint_schema(), self._held_of(CHECKPOINTS))
+        found = table.rows(version, checkpoint_schema())
+        checkpoints = from_arrow(Checkpoint, found)
+        manifests: dict[tuple[Key, int, str], list[Segment]] = {}
+        for s in self._of_runs({row.run_id for row in checkpoints}):
+            manifests.setdefault(((s.topic, s.partition), s.generation, s.run_id), []).append(s)
+        stood = from_arrow(PartitionState, self._rows(STATES, arrow_schema(PartitionState)))
+        states = {(row.topic, row.partition): row for row in stood}
+        bare = []
+        for row in checkpoints:
+            key = row.topic, row.partition
+            bare.append((row, manifests.get((key, row.generation, row.run_id), []), states.get(key)))
+        return to_checkpoints(bare).append_column(table.FILE, found[table.FILE])
+
+    def _rows_at(self, version: Version, keys: Collection[Key]) -> pa.Table:
+        found = table.rows(version, checkpoint_schema(), self._held_of(CHECKPOINTS))
+        wanted = pa.table(
+            [pa.array([key[0] for key in keys], pa.string()), pa.array([key[1] for key in keys], pa.int32())],
+            names=list(_KEY),
+        )
+        numbered = found.select(_KEY).append_column("_row", pa.array(range(len(found)), pa.int64()))
+        return found.take(numbered.join(wanted, list(_KEY), join_type="left semi")["_row"])
+
+    def _of_runs(self, run_ids: Collection[str]) -> list[Segment]:
+        found = self._rows(SEGMENTS, arrow_schema(Segment))
+        return from_arrow(Segment, found.filter(pc.is_in(found["run_id"], pa.array(sorted(run_ids), pa.string()))))
+
+    def _append(self, name: str, new: pa.Table) -> None:
+        """Rows of history; many small files are joined now and then."""
+
+        def plan(version: Version) -> Change:
+            files = version.files()
+            if len(files) < _MOST_FILES:
+                return Change(added=table.in_files(new))
+            found = table.rows(version, new.schema).drop_columns([table.FILE])
+            return Change(added=[pa.concat_tables([found, new])], removed=files)
+
+        self._swap(name, new.schema, plan)
+
+    def _refuse_vacuumed(self, version: Version, commits: Sequence[Commit]) -> None:
+        ours = {generation_folder(c.topic, c.partition, c.checkpoint.generation, c.checkpoint.run_id) for c in commits}
+        for mark in table.marks(version, self.began if self.began is not None else version.number):
+            if gone := ours.intersection(json.loads(mark)):
+                raise ConflictError(
+                    path=f"{self.root.uri}/{min(gone)}",
+                    expected="the files that this run wrote",
+                    found="a vacuum that took them",
+                )
 
     def _conflict(self, commits: Sequence[Commit], now: Mapping[Key, Checkpoint]) -> ConflictError:
         moved = [c for c in commits if not _is_at(now.get(c.key), c.planned_generation, c.planned_run_id)]
@@ -332,46 +347,48 @@ class State:
             partitions=[list(c.key) for c in moved],
         )
 
-    def _merge(self, commits: Sequence[Commit]) -> None:
-        schema = arrow_schema(Checkpoint)
-        table = to_arrow(Checkpoint, (c.checkpoint for c in commits))
-        table = table.append_column("planned_generation", pa.array([c.planned_generation for c in commits], pa.int64()))
-        table = table.append_column("planned_run_id", pa.array([c.planned_run_id for c in commits], pa.string()))
-        raised = f"CAST(raise_error(concat('{_MARK} ', s.topic, '-', s.partition)) AS BIGINT)"
-        as_planned = "t.generation = s.planned_generation AND t.run_id <=> s.planned_run_id"
-        updated = {name: f"s.{name}" for name in schema.names if name not in ("topic", "partition")}
-        inserted = {name: f"s.{name}" for name in schema.names}
-        updated["generation"] = f"CASE WHEN {as_planned} THEN s.generation ELSE {raised} END"
-        inserted["generation"] = f"CASE WHEN s.planned_generation = 0 THEN s.generation ELSE {raised} END"
-        (
-            DeltaTable.forPath(self.spark, self.uri(CHECKPOINTS))
-            .alias("t")
-            .merge(self._frame(table).alias("s"), "t.topic = s.topic AND t.partition = s.partition")
-            .whenMatchedUpdate(set=dict(updated))
-            .whenNotMatchedInsert(values=dict(inserted))
-            .withSchemaEvolution()  # a store of an older version has fewer columns
-            .execute()
+
+_STANDING: Final = tuple(f.name for f in dataclasses.fields(PartitionState) if f.name not in _KEY)
+
+
+def _columns(version: Version) -> list[str]:
+    """The names of a table's columns; none where there is no table."""
+    return [] if version.delta is None else [field.name for field in version.delta.schema().fields]
+
+
+def _format_of(version: Version) -> int:
+    """Which format of a store a table of checkpoints is of."""
+    if version.delta is None:
+        return FORMAT
+    told = [field.metadata.get("lastkey.format") for field in version.delta.schema().fields]
+    return max((int(number) for number in told if number is not None), default=1)
+
+
+def _check_format(version: Version) -> None:
+    found = _format_of(version)
+    if found > FORMAT:
+        raise UsageError(
+            message=f"{version.root.uri}: this store has format {found}, and this version of Lastkey knows {FORMAT} at "
+            "the most: use the version that wrote it, or a newer one"
         )
 
-    def _create(self, name: str, table: pa.Table) -> None:
-        self._frame(table).write.format("delta").mode("errorifexists").save(self.uri(name))
 
-    def _frame(self, table: pa.Table) -> DataFrame:
-        return self.spark.createDataFrame(table).coalesce(1)
+def _checkpoints(found: pa.Table) -> dict[Key, Checkpoint]:
+    """Of those rows that have a generation."""
+    has = found.filter(pc.greater(found["generation"], 0))
+    return {(row.topic, row.partition): row for row in from_arrow(Checkpoint, has)}
 
-    def _rows(self, name: str, kind: type[Row]) -> list[Row]:
-        return from_arrow(kind, self.load(name).toArrow()) if self.has(name) else []
 
-    def _of_runs(self, name: str, kind: type[Row], run_ids: set[str]) -> list[Row]:
-        if not run_ids or not self.has(name):
-            return []
-        frame = self.load(name)
-        if len(run_ids) <= _MAX_IN:
-            frame = frame.where(F.col("run_id").isin(sorted(run_ids)))
-        else:
-            wanted = self.spark.createDataFrame(pa.table({"run_id": sorted(run_ids)}))
-            frame = frame.join(F.broadcast(wanted), "run_id", "left_semi")
-        return from_arrow(kind, frame.toArrow())
+def _manifests(found: pa.Table, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
+    """The segments of those wanted generations that are current."""
+    names = [*_KEY, "generation", "run_id"]
+    manifests: dict[Key, list[Segment]] = {}
+    for row in found.select([*names, "segments"]).to_pylist():
+        key = row["topic"], row["partition"]
+        if wanted.get(key) == (row["generation"], row["run_id"]):
+            shared = {name: row[name] for name in names}
+            manifests[key] = [Segment(**shared, **segment) for segment in row["segments"]]
+    return manifests
 
 
 def _is_at(row: Checkpoint | None, generation: int, run_id: str | None) -> bool:
@@ -380,39 +397,5 @@ def _is_at(row: Checkpoint | None, generation: int, run_id: str | None) -> bool:
     return (row.generation, row.run_id) == (generation, run_id)
 
 
-def _retrying(write: Callable[[], object]) -> None:
-    """Appends and state rows conflict with nothing of ours: another writer's commit only means once more."""
-    for attempt in range(_RETRIES):
-        try:
-            write()
-            return
-        except _CONCURRENT:
-            if attempt == _RETRIES - 1:
-                raise
-            time.sleep(0.2 * 2**attempt)
-
-
 def _listed(generations: Iterable[int]) -> str:
     return "one of " + ", ".join(map(str, sorted(generations))) if generations else "none: nothing was committed"
-
-
-@contextlib.contextmanager
-def _flock(path: str, seconds: float) -> Iterator[None]:
-    """An exclusive lock on a local file, for as long as the process lives at most."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise ConflictError(
-                        path=path, expected=f"the commit lock within {seconds:.0f} s", found="another process holds it"
-                    ) from None
-                time.sleep(0.05)
-        yield
-    finally:
-        os.close(descriptor)  # gives the lock back

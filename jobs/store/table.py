@@ -1,0 +1,409 @@
+"""A small Delta table of a store, changed by compare-and-swap and without Spark.
+
+Who changes a table reads its head, version n, plans on what it read, and puts version n + 1. Delta's log lets one
+process put it (a hard link on disks, a conditional PUT in buckets); every other one is refused, reads the new head and
+plans again. Nothing else excludes anybody: there is no lock.
+
+    version = head(root, name)          read once
+    change = plan(version)              what is to be added and removed; raises where it cannot be any more
+    put(version, change)                new files, flushed; then the commit of version n + 1, never of another
+
+A commit whose answer is lost may have been made, or may be made later. So each carries an id of its own, and after any
+error the versions from n + 1 to the head are searched for it: found is done. An attempt on n that is not found can be
+made again on n, for one of both lands at most; once another's n + 1 is there, it never lands.
+
+delta-rs commits by a hard link without flushing anything, so what must survive a power cut is flushed here: data before
+the commit, the commit and the folder's names before success is said. A last commit that is empty or torn, of a machine
+that lost its power, counts as never made (`set_torn_aside`): each commit says how many actions it holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import random
+import re
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+
+from jobs.errors import ConflictError, UnsureCommitError, UsageError
+from udfs.storage import Root, exists, flush, flush_folder
+
+FILE: Final = "_file"  # column: the data file in which a row lies
+_FILE_FIELD: Final = pa.field(FILE, pa.string())
+_READERS: Final = 8
+Held = dict[str, pa.Table]  # data files never change: what was read of them, by path
+ID: Final = "lastkey.commit"
+ACTIONS: Final = "lastkey.actions"
+MARK: Final = "lastkey.mark"
+_READER, _WRITER = 1, 2  # Delta's protocol: what delta-rs and delta-spark both read and write
+_ATTEMPTS: Final = 200  # each one lost to another writer's commit
+_UNANSWERED: Final = 5  # attempts without a commit of anybody's: the store cannot be written
+_FILE_ROWS: Final = 256  # of a data file: a change of a few rows rewrites so many
+_CHECKPOINT_EVERY: Final = 20  # versions
+_NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+_COMMIT: Final = re.compile(r"\d{20}\.json")
+_UNFIT: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")  # delta-rs takes them for other names
+
+
+@dataclass(frozen=True)
+class Version:
+    """A table at one version; -1: there is no table yet."""
+
+    root: Root
+    name: str
+    number: int
+    delta: DeltaTable | None = None
+    notes: tuple[str, ...] = ()  # what was found torn, and set aside
+
+    @property
+    def folder(self) -> str:
+        """Of the table, below the store."""
+        return f"state/{self.name}"
+
+    def files(self) -> list[str]:
+        """Its data files, below the table's folder."""
+        if self.delta is None:
+            return []
+        return [unquote(path) for path in pa.table(self.delta.get_add_actions())["path"].to_pylist()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Rows to add (each file's worth a table) and data files to remove."""
+
+    added: Sequence[pa.Table]
+    removed: Collection[str] = ()
+    whole: bool = False  # nothing that is there stays: `added` is the table, with its schema
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def check_fit(root: Root) -> None:
+    """That a table can lie there. UsageError: the path has characters that delta-rs takes for others."""
+    if found := _UNFIT.search(root.base):
+        raise UsageError(
+            message=f"{root.uri}: a store's path cannot have {found[0]!r} in it: its tables would lie elsewhere; "
+            "nothing was written: give another --store"
+        )
+
+
+def uri_of(root: Root, name: str) -> str:
+    """Where a table lies, as delta-rs wants it."""
+    base = f"file://{quote(root.base)}" if root.is_local else root.uri
+    return f"{base}/state/{name}"
+
+
+def storage_options(root: Root) -> dict[str, str] | None:
+    """What delta-rs is told beside what it finds in the environment."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    return {"AWS_ALLOW_HTTP": "true"} if root.filesystem.type_name == "s3" and endpoint.startswith("http:") else None
+
+
+def head(root: Root, name: str) -> Version:
+    """The newest version there is; on a disk, what a power cut has torn is set aside first.
+
+    UsageError: a table of a protocol that is not ours to write.
+    """
+    notes = tuple(_torn_set_aside(root, name)) if root.is_local else ()
+    try:
+        table = DeltaTable(uri_of(root, name), storage_options=storage_options(root))
+    except TableNotFoundError:
+        return Version(root, name, -1, notes=notes)
+    protocol = table.protocol()
+    if (protocol.min_reader_version, protocol.min_writer_version) != (_READER, _WRITER):
+        raise UsageError(
+            message=f"{root.uri}/state/{name}: expected Delta's protocol {_READER}/{_WRITER}, found "
+            f"{protocol.min_reader_version}/{protocol.min_writer_version}: something else, or a newer version of "
+            "Lastkey, has changed this table"
+        )
+    return Version(root, name, table.version(), table, notes)
+
+
+def rows(
+    version: Version, schema: pa.Schema, held: Held | None = None, files: Collection[str] | None = None
+) -> pa.Table:
+    """The rows with these columns, null where a file has not the column, and with FILE; files: of these alone."""
+    held = {} if held is None else held
+    wanted = sorted(version.files() if files is None else files)
+    absent = [path for path in wanted if path not in held]
+    with ThreadPoolExecutor(_READERS) as pool:
+        held.update(zip(absent, pool.map(lambda path: _read(version, schema, path), absent), strict=True))
+    return pa.concat_tables([schema.append(_FILE_FIELD).empty_table(), *(held[path] for path in wanted)])
+
+
+def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
+    with version.root.filesystem.open_input_file(version.root.full(f"{version.folder}/{path}")) as file:
+        found = pq.read_table(file, use_threads=False)
+    columns = [
+        found[f.name].cast(f.type) if f.name in found.column_names else pa.nulls(len(found), f.type) for f in schema
+    ]
+    return pa.table([*columns, pa.array([path] * len(found), pa.string())], schema=schema.append(_FILE_FIELD))
+
+
+def swap(root: Root, name: str, schema: pa.Schema, plan: Callable[[Version], Change | None]) -> Version:
+    """Change a table: `plan` says what, on the head that it is given, or None for nothing; the version made.
+
+    `plan` is called again whenever another writer was first, and raises what is to be raised where the change cannot be
+    any more. ConflictError: the others never stop; UnsureCommitError: the store does not answer.
+    """
+    tried: set[str] = set()
+    unanswered = 0
+    version = last = head(root, name)
+    for _ in range(_ATTEMPTS):
+        try:
+            change = plan(version)
+        except Exception as error:
+            if not tried:
+                raise
+            now = _head_after(error, version)  # an attempt may have been made after we looked, and been built upon
+            if (found := _search(last, now, tried)) is not None:
+                return _settled(last, found)
+            if now.number == last.number:
+                raise UnsureCommitError(path=f"{root.uri}/{last.folder}", found=str(error)) from error
+            raise
+        if change is None:
+            return version
+        last = version
+        tried.add(own := uuid.uuid4().hex)
+        added = [_write(version, table) for table in change.added]
+        flush_folder(root, version.folder)
+        try:
+            _commit(version, schema, added, change, own)
+        except (DeltaError, OSError) as error:
+            version = _head_after(error, last)
+            if (found := _search(last, version, tried)) is not None:
+                return _settled(last, found)
+            if version.number == last.number:
+                unanswered += 1
+                if unanswered >= _UNANSWERED:
+                    raise
+            else:
+                _remove(last, added)  # it never lands
+                time.sleep(random.uniform(0, 0.05))  # several that lost at once need not meet again
+        else:
+            return _settled(last, last.number + 1)
+    raise ConflictError(
+        path=f"{root.uri}/state/{name}",
+        expected="a commit between those of others",
+        found=f"{_ATTEMPTS} commits of others, one after the other",
+    )
+
+
+def in_files(table: pa.Table) -> list[pa.Table]:
+    """Rows cut for files of a size that is cheap to write again."""
+    return [table.slice(at, _FILE_ROWS) for at in range(0, len(table), _FILE_ROWS)]
+
+
+def replaced(version: Version, keys: Sequence[str], new: pa.Table, held: Held) -> Change:
+    """The change that puts `new` rows in place of those with the same keys.
+
+    Files without such a row stay, but for one that is less than half full.
+    """
+    schema = new.schema
+    everything = rows(version, schema, held).select([*keys, FILE])
+    touched = set(everything.join(new.select(keys), list(keys), join_type="left semi")[FILE].to_pylist())
+    sizes = {each["values"]: each["counts"] for each in everything[FILE].value_counts().to_pylist()}
+    touched |= {path for path, n in sizes.items() if n < _FILE_ROWS // 2}
+    old = rows(version, schema, held, touched)
+    numbered = old.select(keys).append_column("_row", pa.array(range(len(old)), pa.int64()))
+    kept = numbered.join(new.select(keys), list(keys), join_type="left anti")["_row"]
+    merged = pa.concat_tables([old.take(kept).select(schema.names), new])
+    merged = merged.take(pc.sort_indices(merged, sort_keys=[(key, "ascending") for key in keys]))
+    return Change(added=in_files(merged), removed=touched)
+
+
+def marks(version: Version, since: int) -> Iterator[str]:
+    """The marks of the commits above version `since`, up to this one. ConflictError: one is not there any more."""
+    for number in range(since + 1, version.number + 1):
+        info = commit_info(version.root, version.name, number)
+        if info is None:
+            raise ConflictError(
+                path=f"{version.root.uri}/{version.folder}",
+                expected=f"version {number}, which this run must know",
+                found="it was cleaned away; did the run take longer than the history is kept?",
+            )
+        if MARK in info:
+            yield info[MARK]
+
+
+def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
+    """What a version's commit says of itself; None where its file is not there."""
+    try:
+        with root.filesystem.open_input_stream(root.full(_commit_path(name, number)), compression=None) as stream:
+            actions = [json.loads(line) for line in stream.read().splitlines()]
+    except FileNotFoundError:
+        return None
+    return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+
+
+def is_whole(commit: bytes) -> bool:
+    """Whether a commit's bytes are all that was written: each line is JSON, and there are as many as it says."""
+    try:
+        actions = [json.loads(line) for line in commit.splitlines()]
+        stated = next((action["commitInfo"].get(ACTIONS) for action in actions if "commitInfo" in action), None)
+    except (ValueError, TypeError, AttributeError):
+        return False
+    return bool(actions) and (stated is None or int(stated) == sum("add" in a or "remove" in a for a in actions))
+
+
+@contextlib.contextmanager
+def local_lock(root: Root, seconds: float = 300.0) -> Iterator[None]:
+    """An exclusive lock on a store of a local disk, for as long as the process lives at most. No commit needs it."""
+    folder = Path(root.full("state"))
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise ConflictError(
+                        path=file.name,
+                        expected=f"the store's lock within {seconds:.0f} s",
+                        found="another process holds it",
+                    ) from None
+                time.sleep(0.05)
+        yield
+
+
+def _torn_set_aside(root: Root, name: str) -> Iterator[str]:
+    """The newest commit, and the newest checkpoint, under other names where they are not whole: a machine lost its
+    power before they were on its disk, and before anybody was told of them.
+    """
+    log = Path(root.full(f"state/{name}/_delta_log"))
+    for find in (_torn_checkpoint, _torn_commit):
+        if not find(log):
+            continue
+        with local_lock(root):
+            for path in find(log):  # another process may have been at it
+                path.rename(path.with_name(f"{path.name}.torn-{uuid.uuid4().hex[:8]}"))
+                yield f"{path}: not whole, as after a power cut; it was set aside, and counts as never made"
+            flush(root, f"state/{name}/_delta_log")
+
+
+def _torn_commit(log: Path) -> list[Path]:
+    try:
+        names = [entry.name for entry in os.scandir(log) if _COMMIT.fullmatch(entry.name)]
+    except FileNotFoundError:
+        return []
+    if not names:
+        return []
+    newest = log / max(names)
+    return [] if is_whole(newest.read_bytes()) else [newest]
+
+
+def _torn_checkpoint(log: Path) -> list[Path]:
+    hint = log / "_last_checkpoint"
+    try:
+        text = hint.read_bytes()
+    except FileNotFoundError:
+        return []
+    try:
+        checkpoint = log / f"{int(json.loads(text)['version']):020}.checkpoint.parquet"
+    except (ValueError, KeyError, TypeError):
+        return [hint]
+    try:
+        pq.read_metadata(checkpoint)
+    except FileNotFoundError:
+        return [hint]
+    except (pa.ArrowException, OSError):
+        return [hint, checkpoint]
+    return []
+
+
+def _commit_path(name: str, number: int) -> str:
+    return f"state/{name}/_delta_log/{number:020}.json"
+
+
+def _write(version: Version, table: pa.Table) -> AddAction:
+    """One data file, flushed."""
+    path = f"{uuid.uuid4().hex}.parquet"
+    full = f"{version.folder}/{path}"
+    if version.root.is_local:
+        version.root.filesystem.create_dir(version.root.full(version.folder))
+    with version.root.filesystem.open_output_stream(version.root.full(full), compression=None) as stream:
+        pq.write_table(table, stream, compression="zstd")
+        size = stream.tell()
+    flush(version.root, full)
+    now_ms = time.time_ns() // 1_000_000
+    return AddAction(path, size, {}, now_ms, True, json.dumps({"numRecords": len(table)}))
+
+
+def _commit(version: Version, schema: pa.Schema, added: list[AddAction], change: Change, own: str) -> None:
+    """Put version n + 1, once. Whatever is raised: it may have been put all the same."""
+    now_ms = time.time_ns() // 1_000_000
+    removed = [] if change.whole else [RemoveAction(quote(path), True, now_ms) for path in change.removed]
+    n_removed = len(version.files()) if change.whole else len(removed)
+    told = {ID: own, ACTIONS: str(len(added) + n_removed), **change.metadata}
+    properties = CommitProperties(custom_metadata=told, max_commit_retries=0)
+    delta_schema = Schema.from_arrow(schema)
+    if version.delta is None:
+        create_table_with_add_actions(
+            uri_of(version.root, version.name), delta_schema, added, mode="error",
+            storage_options=storage_options(version.root), commit_properties=properties,
+            post_commithook_properties=_NO_HOOKS,
+        )  # fmt: skip
+    else:
+        version.delta.create_write_transaction(
+            [*added, *removed], "overwrite" if change.whole else "append", delta_schema, commit_properties=properties,
+            post_commithook_properties=_NO_HOOKS,
+        )  # fmt: skip
+
+
+def _head_after(error: Exception, version: Version) -> Version:
+    try:
+        return head(version.root, version.name)
+    except (DeltaError, OSError) as unread:
+        raise UnsureCommitError(path=f"{version.root.uri}/{version.folder}", found=str(error)) from unread
+
+
+def _search(version: Version, now: Version, tried: set[str]) -> int | None:
+    """The version above `version` that is one of ours."""
+    for number in range(version.number + 1, now.number + 1):
+        if (commit_info(version.root, version.name, number) or {}).get(ID) in tried:
+            return number
+    return None
+
+
+def _remove(version: Version, added: list[AddAction]) -> None:
+    for each in added:
+        with contextlib.suppress(OSError):  # it costs its bytes until vacuum comes
+            version.root.filesystem.delete_file(version.root.full(f"{version.folder}/{each.path}"))
+
+
+def _settled(version: Version, made: int) -> Version:
+    """The head after our commit, once that is on the disk; now and then a checkpoint, which spares readers commits."""
+    root, path = version.root, _commit_path(version.name, made)
+    if exists(root, path):  # else somebody has checkpointed and cleaned it meanwhile
+        flush(root, path)
+    flush_folder(root, path.rpartition("/")[0])
+    if made and made % _CHECKPOINT_EVERY == 0:
+        with contextlib.suppress(DeltaError, OSError):  # it costs time alone
+            checkpoint(version.root, version.name, made)
+    return head(root, version.name)
+
+
+def checkpoint(root: Root, name: str, number: int) -> None:
+    """Write Delta's checkpoint of a version, on the disk before anything relies on it."""
+    table = DeltaTable(uri_of(root, name), version=number, storage_options=storage_options(root))
+    table.create_checkpoint()
+    log = f"state/{name}/_delta_log"
+    for path in (f"{log}/{number:020}.checkpoint.parquet", f"{log}/_last_checkpoint", log):
+        flush(root, path)
