@@ -116,13 +116,6 @@ class NoGenerationError(UsageError):
     hint = "a generation's files stay until vacuum takes them after its grace"
 
 
-class NoLockError(UsageError):
-    """A store on which two writers cannot be told apart."""
-
-    template = "{path}: a second writer cannot be excluded on a {found} store"
-    hint = "where one run at a time is certain, set single.writer = true in the [job] table of the settings"
-
-
 class DataLossError(JobError):
     """What a stream has still to read, and is not there any more."""
 
@@ -207,6 +200,13 @@ class JvmEndedError(MachineError):
         "what was committed stays, run again; was it out of memory? The kernel's log (dmesg) says whom it killed: then "
         "fewer cores (--master), else more memory for it (--driver-memory)"
     )
+
+
+class UnsureCommitError(MachineError):
+    """A commit that was sent, and a store that does not say whether it was made."""
+
+    template = "{path}: the commit was sent, and the store does not answer whether it was made: {found}"
+    hint = "nothing is half done: once the store can be reached, run again; what was committed stays"
 
 
 class DiskFullError(MachineError):

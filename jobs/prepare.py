@@ -12,25 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from jobs.spark import session
 from jobs.spark.submit import user_options
-from jobs.store.rows import (
-    Checkpoint,
-    Commit,
-    PartitionState,
-    Row,
-    RunRow,
-    Segment,
-    arrow_schema,
-)
+from jobs.store.minutes import minute_table, replace_segments
 from jobs.store.tables import open_state
+from udfs.lookup.minutes import TIME_INDEX_ROWS
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "archive"
 _WITHOUT_SPARK = (
@@ -87,31 +77,13 @@ def train(part: str) -> None:
 
 
 def exercise(spark: SparkSession, folder: str) -> None:
-    """A commit, a MERGE and reads on an empty store, for a new environment (`jobs.prepare`)."""
-    state = open_state(spark, folder)
-    for generation, wave in ((1, 0), (2, 1)):
-        run_id = f"{generation}"
-        values: dict[str, Any] = {"topic": "t", "run_id": run_id, "generation": generation, "base_offset": 0}
-        values |= {"generation_after": generation, "generation_before": generation - 1}
-        before = str(generation - 1) if generation > 1 else None
-        commit = Commit(
-            "t",
-            0,
-            generation - 1,
-            before,
-            _sample(Checkpoint, values),
-            [_sample(Segment, values)],
-            _sample(RunRow, values | {"parent_run_id": before}),
-        )
-        state.commit_wave([commit], wave)
-        state.set_states([_sample(PartitionState, values)])
-        state.current()
-    state.histories()
-
-
-def _sample(kind: type[Row], values: Mapping[str, Any]) -> Row:
-    empty = {pa.string(): "", pa.int64(): 0, pa.int32(): 0, pa.float64(): 0.0, pa.bool_(): False}
-    return kind(**{f.name: values.get(f.name, empty[f.type]) for f in arrow_schema(kind)})
+    """What jobs do with Spark: tasks in Python, and a Delta table that is written and read."""
+    frame = spark.createDataFrame(TIME_INDEX_ROWS.empty_table())
+    frame = frame.mapInArrow(lambda batches: batches, frame.schema)
+    state = open_state(folder)
+    for _ in range(2):
+        replace_segments(state, frame, [])
+        minute_table(spark, state.root).toArrow()
 
 
 if __name__ == "__main__":

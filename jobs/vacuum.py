@@ -24,7 +24,6 @@ from jobs.archive.places import Place, check_apart
 from jobs.command.options import VacuumOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, count, said, seconds, size, table
-from jobs.spark import session
 from jobs.store.generations import open_store
 from jobs.store.paths import PARTITIONS, parse_run_folder
 from jobs.store.rows import RunRow, Segment
@@ -104,14 +103,14 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
     """Delete, or with `dry_run` list, what no live generation needs."""
     began = time.monotonic()
     store = open_store(options.store)
-    state = open_state(session.start(), options.store, single_writer=options.config.job.single_writer)
+    state = open_state(options.store)
     for uri in sorted({row.archive_uri for row in state.checkpoints().values()}):
         check_apart(Place("the store", store.uri), Place("the archive", uri))
     report = VacuumReport(store.uri, options.dry_run)
-    with state.lock():  # no commit comes between the look at the state and the last deletion
+    with state.lock():  # one vacuum at a time, on a disk
         folders = [folder for folder in run_folders(store, report.notes) if matches(options.topics, folder.key[0])]
         young_ms = time.time() * 1000 - options.grace_hours * 3_600_000
-        kept = _kept(state, folders, young_ms, options, report)
+        kept = _chosen(state, folders, young_ms, options, report)
         progress.start("vacuum", len(folders), "folder")
         for folder in folders:
             _clean(store, folder, kept, young_ms, report)
@@ -151,6 +150,21 @@ def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:
     if others:
         notes.append(f"{path}: {count(others)} names that are no UTF-8; left alone")
     return sorted(found, key=lambda info: str(info.base_name))
+
+
+def _chosen(
+    state: State, folders: Sequence[RunFolder], young_ms: float, options: VacuumOptions, report: VacuumReport
+) -> _Kept:
+    """What stays. Whatever goes is said in the table of checkpoints, right behind the version by which it was chosen:
+    so a run that wrote it and has not committed yet cannot do so any more, and one that has is seen here.
+    """
+    while True:
+        seen = state.version()
+        report.kept_before_reset = []
+        kept = _kept(state, folders, young_ms, options, report)
+        doomed = [folder.path for folder in folders if _gone(folder, kept, young_ms)]
+        if options.dry_run or not doomed or state.mark(doomed, seen):
+            return kept
 
 
 @dataclass(frozen=True)
@@ -211,11 +225,16 @@ def _replaced_lately(key: Key, chain: Sequence[RunRow], newest: Mapping[Run, flo
             yield key, before.generation_after, before.run_id
 
 
-def _clean(store: Root, folder: RunFolder, kept: _Kept, young_ms: float, report: VacuumReport) -> None:
+def _gone(folder: RunFolder, kept: _Kept, young_ms: float) -> list[pafs.FileInfo]:
+    """The files of a run's folder that nothing needs."""
     is_live = (folder.key, folder.generation, folder.run_id) in kept.runs
     if is_live or folder.newest_ms > young_ms or not folder.whole:
-        return
-    gone = [info for info in folder.files if f"{folder.path}/{info.base_name}" not in kept.paths]
+        return []
+    return [info for info in folder.files if f"{folder.path}/{info.base_name}" not in kept.paths]
+
+
+def _clean(store: Root, folder: RunFolder, kept: _Kept, young_ms: float, report: VacuumReport) -> None:
+    gone = _gone(folder, kept, young_ms)
     if not report.dry_run:
         for info in gone:
             store.filesystem.delete_file(store.full(f"{folder.path}/{info.base_name}"))

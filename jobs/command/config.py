@@ -45,12 +45,6 @@ def _ratio(value: object) -> float:
     return float(value)
 
 
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise _BadValueError("true or false")
-    return value
-
-
 def _policy(value: object) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) else value
     allowed = 'a list of "compact" and "delete", such as "compact,delete"'
@@ -111,7 +105,6 @@ class JobSettings:
     split_bytes: int = 1 << 30
     task_memory_bytes: int = 1 << 30
     chunk_bytes: int = 8 << 20
-    single_writer: bool = False
 
 
 # Kafka's ranges (TopicConfig, LogConfig of 4.3); segment.bytes goes below Kafka's 1 MiB, as internal.segment.bytes does
@@ -137,7 +130,6 @@ JOB_CHECKS: dict[str, Callable[[object], Any]] = {
     "split.bytes": _integer(1, MAX_LONG),
     "task.memory.bytes": _integer(64 << 20, MAX_LONG),
     "chunk.bytes": _integer(64 << 10, 1 << 30),
-    "single.writer": _flag,
 }
 TABLES = ("defaults", "topics", "job")
 

@@ -71,6 +71,7 @@ def commit_of(
     settings: CleanSettings,
     *,
     anew: bool = False,
+    job_run_id: str = "",
 ) -> Commit:
     """What a cleaned partition brings to its wave. `anew`: a reset: nothing is taken over from the one before, which
     stays its parent, so that it can be restored and vacuum knows it.
@@ -130,6 +131,7 @@ def commit_of(
             **identity,
             **counters,
         ),
+        standing=state_of(r, generation, job_run_id, now_ms),
     )
 
 
@@ -147,7 +149,7 @@ def _segment(s: OutputSegment, r: PartitionResult, generation: int, run_id: str)
 
 
 def _versions() -> dict[str, str]:
-    packages = ("pyspark", "delta-spark", "pyarrow", "numpy", "numba", "google-crc32c", "zstandard", "cramjam")
+    packages = ("pyspark", "deltalake", "pyarrow", "numpy", "numba", "google-crc32c", "zstandard", "cramjam")
     return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 

@@ -22,9 +22,8 @@ from jobs.compact.report import CompactReport
 from jobs.compact.waves import run_waves
 from jobs.errors import PolicyError, UsageError
 from jobs.spark import session as spark_session
-from jobs.store import tables as store_state
 from jobs.store.rows import Checkpoint, Segment
-from jobs.store.tables import State
+from jobs.store.tables import State, open_state
 from jobs.topics import Key
 from udfs.compact.plan import PartitionResult
 from udfs.storage import normal_uri
@@ -41,10 +40,7 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     if not archive.partitions:
         return report
     at = time.perf_counter()
-    spark = spark_session.start(brief=not _has_large(archive, options.config))
-    report.seconds["session"] = time.perf_counter() - at
-    at = time.perf_counter()
-    state = store_state.open_state(spark, store_uri, single_writer=options.config.job.single_writer)
+    state = open_state(store_uri)
     checkpoints = state.checkpoints()
     _check_one_archive(options, archive_uri, checkpoints)
     known = {
@@ -54,13 +50,18 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     start = Start(options, archive, settings, checkpoints, manifests, report)
     plans = list(plans_of(start))
     report.seconds["state"] = time.perf_counter() - at
-    at = time.perf_counter()
-    run_waves(spark, state, start, plans, progress)
-    report.seconds["partitions"] = time.perf_counter() - at
+    if plans:  # else there is nothing that needs Spark
+        at = time.perf_counter()
+        spark = spark_session.start(brief=not _has_large(archive, options.config))
+        report.seconds["session"] = time.perf_counter() - at
+        at = time.perf_counter()
+        run_waves(spark, state, start, plans, progress)
+        report.seconds["partitions"] = time.perf_counter() - at
     if not options.dry_run:
         at = time.perf_counter()
         _say_how_they_stand(state, report, checkpoints, options.now_ms)
         report.seconds["cleaner_state"] = time.perf_counter() - at
+    report.notes += state.notes
     report.archive_needed = _archive_needed(report, checkpoints, manifests)
     report.results.sort(key=lambda r: (r.topic, r.partition))
     report.seconds["total"] = time.perf_counter() - started
@@ -73,15 +74,15 @@ def _say_how_they_stand(state: State, report: CompactReport, checkpoints: dict[K
     rows = []
     for r in report.results:
         key = (r.topic, r.partition)
-        if r.status == "cleaned" and key not in report.generations:
-            continue  # another run was first, and knows better
+        if r.status == "cleaned":
+            continue  # committed with its generation; or another run was first, and knows better
         generation = report.generations.get(key, checkpoints[key].generation if key in checkpoints else -1)
         row, old = state_of(r, generation, report.run_id, now_ms), before.get(key)
         if r.status == "not_due" and old is not None and row == replace(old, run_id=row.run_id, now_ms=row.now_ms):
             continue
         rows.append(row)
-    if rows:
-        state.set_states(rows)
+    state.set_states(rows)
+    state.write_states()
 
 
 def _check_options(options: CompactOptions, archive_uri: str, store_uri: str) -> None:

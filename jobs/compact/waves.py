@@ -38,7 +38,6 @@ def run_waves(
     commit_seconds = 0.0
     with ThreadPoolExecutor(1) as pool:
         committing: Future[float] | None = None
-        wave = 0
         while todo and not report.conflict:
             batch, todo = _next_wave(todo, job.wave_partitions, job.wave_minutes, report)
             counted = _Counted(progress)
@@ -59,8 +58,7 @@ def run_waves(
             cleaned = [r for r in results if r.status == "cleaned"]
             if cleaned and not options.dry_run and not report.conflict:
                 commits = [_commit_of(start, r) for r in cleaned]
-                committing = pool.submit(_timed, _wave_committer(state, commits, wave, report))
-                wave += 1
+                committing = pool.submit(_timed, _wave_committer(state, commits, report))
         if committing is not None:
             commit_seconds += _committed(committing, report)
     report.seconds["commit"] = commit_seconds
@@ -77,6 +75,7 @@ def _commit_of(start: Start, r: PartitionResult) -> Commit:
         start.options.now_ms,
         clean_settings(start.settings[r.topic]),
         anew=key in report.anew,
+        job_run_id=report.run_id,
     )
 
 
@@ -136,11 +135,11 @@ def _committed(future: Future[float], report: CompactReport) -> float:
         return 0.0
 
 
-def _wave_committer(state: State, commits: list[Commit], wave: int, report: CompactReport) -> Callable[[], None]:
+def _wave_committer(state: State, commits: list[Commit], report: CompactReport) -> Callable[[], None]:
     store = open_root(report.store)
 
     def work() -> None:
-        state.commit_wave(commits, wave, lambda: check_files(store, commits))
+        state.commit_wave(commits, lambda: check_files(store, commits))
         for commit in commits:
             report.generations[commit.topic, commit.partition] = commit.checkpoint.generation
 

@@ -16,8 +16,8 @@ from jobs.command.typed import nearest
 from jobs.data_source.read_options import ReadOptions
 from jobs.errors import NoGenerationError, UsageError
 from jobs.store.generations import Generation, current_generation, made_by, manifests_of, open_store, runs_at
-from jobs.store.reader import StoreReader
 from jobs.store.rows import Checkpoint, Segment
+from jobs.store.tables import State
 from jobs.topics import Key
 from logformat import names
 from logformat.listing import ListedSegment
@@ -35,8 +35,8 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     store = open_store(options.store or "")
     if len(options.paths) > 1:
         raise UsageError(message="store: at most one path beside it, where the archive is now")
-    reader = StoreReader(store)
-    current = reader.checkpoints()
+    state = State(store)
+    current = state.checkpoints()
     wanted = {key: row for key, row in current.items() if options.selection.partition(*key)}
     if not wanted:
         asked = ", ".join(options.selection.globs or ()) or options.selection.pattern or "what is asked for"
@@ -44,15 +44,15 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
         raise UsageError(message=f"no partition of the store {store.uri} matches {asked}{hint}")
     generations = [current_generation(row) for row in wanted.values()]
     if options.generation is not None:
-        generations = _at(reader, wanted, options.generation)
-    manifests = manifests_of(reader, generations)
+        generations = _at(state, wanted, options.generation)
+    manifests = manifests_of(state, generations)
     archive = normal_uri(options.paths[0]) if options.paths else None
     return [_partition(store, one, manifests[one.key], archive) for one in sorted(generations, key=lambda one: one.key)]
 
 
-def _at(reader: StoreReader, wanted: Mapping[Key, Checkpoint], generation: int) -> list[Generation]:
+def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list[Generation]:
     """A generation of each partition that has it."""
-    chains = reader.histories({topic for topic, _ in wanted})
+    chains = state.histories({topic for topic, _ in wanted})
     runs = runs_at(wanted, chains, generation)
     if not runs:
         known = sorted({run.generation_after for key in wanted for run in chains[key]})

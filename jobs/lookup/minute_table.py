@@ -114,7 +114,7 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
     report = AtReport(options.archive, store, start, end)
     plans = list_plans(options, report.notes) if options.refresh and options.archive is not None else None
     spark = session.start()
-    state = open_state(spark, store, single_writer=options.config.job.single_writer)
+    state = open_state(store)
     covers = _covers(options)
     if options.refresh:
         if plans is None:
@@ -129,7 +129,7 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
         )
     report.seconds["refresh"] = time.perf_counter() - started
     at = time.perf_counter()
-    report.rows, problems = happened(minute_table(spark, state), start, end, covers)
+    report.rows, problems = happened(minute_table(spark, state.root), start, end, covers)
     report.problems += problems
     report.seconds["ask"] = time.perf_counter() - at
     report.seconds["total"] = time.perf_counter() - started

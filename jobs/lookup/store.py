@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jobs.command.options import LookupOptions
 from jobs.command.typed import check_topics
-from jobs.spark.stores import open_tables
-from jobs.store.generations import made_by, manifests_of, nobody_has, open_store, runs_at
+from jobs.store.generations import current_generation, made_by, manifests_of, nobody_has, open_store, runs_at
+from jobs.store.tables import State
 from jobs.topics import of_topics
 from logformat import names
 from logformat.listing import ListedSegment
@@ -18,19 +18,23 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
     """One plan for each partition that has the generation that is asked for; of the others a note."""
     store = open_store(options.store or "", "a store with generations")
     store_uri = store.uri
-    tables = open_tables(store)
+    tables = State(store)
     current = tables.checkpoints()
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
     wanted = of_topics(options.topics, current)
-    runs = runs_at(wanted, tables.histories(), options.generation)
+    if options.generation is None:
+        found = {key: current_generation(row) for key, row in wanted.items()}
+    else:
+        runs = runs_at(wanted, tables.histories({topic for topic, _ in wanted}), options.generation)
+        found = {key: made_by(run) for key, run in runs.items()}
     notes += [
         f"{topic}-{partition}: it has no generation {options.generation}; left out"
         for topic, partition in wanted
-        if (topic, partition) not in runs
+        if (topic, partition) not in found
     ]
-    if not runs and options.generation is not None:
+    if not found and options.generation is not None:
         raise nobody_has(options.generation)
-    generations = [made_by(run) for _, run in sorted(runs.items())]
+    generations = [one for _, one in sorted(found.items())]
     manifests = manifests_of(tables, generations)
     plans = []
     for one in generations:

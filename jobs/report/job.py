@@ -26,6 +26,7 @@ from jobs.report.archive_report import ArchiveReport
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from jobs.store.generations import current_generation, manifests_of, open_store
 from jobs.store.rows import Checkpoint, Segment
+from jobs.store.tables import State
 from jobs.topics import Key, of_topics
 from udfs.report.measure_partition import ProfilePlan, profile_partition
 from udfs.storage import normal_uri, open_root, write_file
@@ -133,16 +134,14 @@ def _of_the_store(
     report: ArchiveReport, options: ReportOptions
 ) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
     """Checkpoints and manifests of the current generations; the history goes into the report."""
-    from jobs.store.reader import StoreReader  # noqa: PLC0415 - deltalake: only for a store
-
     store = open_store(report.store or "", "a store with generations")
-    reader = StoreReader(store)
-    checkpoints = reader.checkpoints()
+    state = State(store)
+    checkpoints = state.checkpoints()
     others = sorted({c.archive_uri for c in checkpoints.values() if not is_same(c.archive_uri, report.archive)})
     if others:
         raise UsageError(message=f"{store.uri}: this store serves the archive {others[0]}, not {report.archive}")
     wanted = of_topics(options.topics, checkpoints)
-    report.history = reader.histories({topic for topic, _ in wanted})
+    report.history = state.histories({topic for topic, _ in wanted})
     report.notes += [
         f"{run.topic}-{run.partition}: generation {run.generation_after} began anew (--reset); what was before is "
         f"generation {run.generation_before}, which the store holds until vacuum --before-reset takes it"
@@ -150,7 +149,7 @@ def _of_the_store(
         for run in chain
         if run.began_anew
     ]
-    return wanted, manifests_of(reader, map(current_generation, wanted.values()))
+    return wanted, manifests_of(state, map(current_generation, wanted.values()))
 
 
 def plans_of(

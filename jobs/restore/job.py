@@ -24,9 +24,9 @@ from jobs.errors import LogStartError, RestoreFullError
 from jobs.restore.copy_files import Made, copy_log, copy_small, finish
 from jobs.restore.plan import before_resets, check_files, choose, list_apart, some_of
 from jobs.restore.report import RestoredPartition, RestoreReport
-from jobs.spark.stores import open_tables
 from jobs.store.generations import Generation, manifests_of, open_store
 from jobs.store.rows import Segment
+from jobs.store.tables import State
 from jobs.topics import Key
 from logformat import names
 from logformat.errors import is_full
@@ -43,7 +43,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     check_empty(output)
     store = open_store(options.store)
     check_apart(Place("--output", output.uri), Place("the store", store.uri))
-    tables = open_tables(store)
+    tables = State(store)
     targets = choose(tables, options.topics, options.generation)
     for target in targets:
         if target.log_start_offset > target.next_offset:

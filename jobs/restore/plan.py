@@ -10,8 +10,9 @@ from jobs.archive.listing import Archive, list_archive
 from jobs.archive.places import Place, check_apart, check_outside, is_same
 from jobs.command.options import RestoreOptions
 from jobs.errors import MissingFileError, NoGenerationError, UsageError
-from jobs.store.generations import Generation, StoreTables, current_generation, made_by, runs_at
+from jobs.store.generations import Generation, current_generation, made_by, runs_at
 from jobs.store.rows import RunRow, Segment
+from jobs.store.tables import State
 from jobs.topics import Key, matching, of_topics
 from logformat import names
 from logformat.locations import text_entries
@@ -20,7 +21,7 @@ from udfs.storage import Root
 _NAMED = 10  # files that an error names
 
 
-def choose(tables: StoreTables, topics: str | None, generation: int | None) -> list[Generation]:
+def choose(tables: State, topics: str | None, generation: int | None) -> list[Generation]:
     """The partitions that a glob names, each at one generation (None: its current one)."""
     current = of_topics(topics, tables.checkpoints())
     if not current:
@@ -40,7 +41,7 @@ def choose(tables: StoreTables, topics: str | None, generation: int | None) -> l
     return [made_by(run) for _, run in sorted(runs.items())]
 
 
-def before_resets(tables: StoreTables, targets: Sequence[Generation]) -> Iterator[str]:
+def before_resets(tables: State, targets: Sequence[Generation]) -> Iterator[str]:
     """Which of the generations come before one that began anew: then the archive holds another log, or a part of it."""
     chains = tables.histories({t.topic for t in targets})
     for target in targets:
@@ -72,7 +73,7 @@ def list_apart(output: Root, archives: Mapping[str, Root], options: RestoreOptio
 
 
 def check_files(
-    tables: StoreTables,
+    tables: State,
     store: Root,
     archives: Mapping[str, Root],
     targets: Sequence[Generation],
@@ -130,7 +131,7 @@ def _absent(root: Root, segments: Sequence[Segment]) -> list[str]:
     ]
 
 
-def _still_there(tables: StoreTables, chain: Sequence[RunRow]) -> list[int]:
+def _still_there(tables: State, chain: Sequence[RunRow]) -> list[int]:
     """Generations of one partition whose files in the store are all there."""
     manifest: dict[str, list[Segment]] = {row.run_id: [] for row in chain}
     for segment in tables.segments_of_runs(manifest):

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from pyarrow import fs as pafs
 
 from jobs.errors import MissingPathError, NoGenerationError
 from jobs.store.paths import CHECKPOINTS, generation_folder, table_folder
 from jobs.store.rows import Checkpoint, RunRow, Segment
+from jobs.store.tables import State
 from jobs.topics import Key
 from logformat import names
 from udfs.storage import Root, normal_uri, open_root
-
-
-class StoreTables(Protocol):
-    """A store's tables as a job reads them: `jobs.store.tables.State` by Spark, `jobs.store.reader` without."""
-
-    @property
-    def root(self) -> Root:
-        """The store."""
-
-    def checkpoints(self) -> dict[Key, Checkpoint]:
-        """Every partition's current generation."""
-
-    def histories(self, topics: Iterable[str] | None = None) -> dict[Key, list[RunRow]]:
-        """The committed runs of every partition, newest first: the chain of parents from its checkpoint."""
-
-    def manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
-        """The segments of many partitions' (generation, run id), each list by base offset."""
-
-    def segments_of_runs(self, run_ids: Iterable[str]) -> list[Segment]:
-        """Every row that these runs appended, committed or not, in no order."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +86,7 @@ def runs_at(
     return found
 
 
-def manifests_of(tables: StoreTables, generations: Iterable[Generation]) -> dict[Key, list[Segment]]:
+def manifests_of(tables: State, generations: Iterable[Generation]) -> dict[Key, list[Segment]]:
     """The segments of generations, by partition, each list by base offset."""
     return tables.manifests({one.key: (one.generation, one.run_id) for one in generations})
 

@@ -13,21 +13,36 @@ from pyspark.sql import functions as F  # noqa: N812
 from jobs.store.paths import TIME_INDEX, table_folder
 from jobs.store.tables import State
 from udfs.lookup.minutes import TIME_INDEX_ROWS
+from udfs.storage import Root
 
-_LARGE_TABLE_BYTES = 16 << 20  # tuned: 40 MB, 6 million rows, take 5 s in the session of the state, 2 s in the other
+_LARGE_TABLE_BYTES = 16 << 20  # tuned: 40 MB, 6 million rows, take 5 s in a session for what is small, 2 s in the other
+_SMALL = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.databricks.delta.snapshotPartitions": "1",
+}
 _MOST_IN_PREDICATE = 200  # segments whose rows are replaced by name; more: the table is written anew
 _CONSTRAINT_CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 _KEY = ("topic", "partition", "segment_base_offset")
 SegmentKey = tuple[str, int, int]
 
 
-def minute_table(spark: SparkSession, state: State) -> DataFrame:
-    """The table; a large one in a session for large ones, which that of `state` is not."""
-    root = state.root
+def uri_for_spark(root: Root) -> str:
+    """Where the table lies, as Spark wants it."""
+    base = f"file://{root.base}" if root.is_local else root.uri.replace("s3://", "s3a://", 1)
+    return f"{base}/{table_folder(TIME_INDEX)}"
+
+
+def minute_table(spark: SparkSession, root: Root) -> DataFrame:
+    """The table; a small one in a session for what is small: one partition, no code generation."""
     files = root.filesystem.get_file_info(pafs.FileSelector(root.full(table_folder(TIME_INDEX))))
     if sum(file.size or 0 for file in files) < _LARGE_TABLE_BYTES:
-        return state.load(TIME_INDEX)
-    return spark.read.format("delta").load(state.uri(TIME_INDEX))
+        spark = spark.newSession()
+        for key, value in _SMALL.items():
+            spark.conf.set(key, value)
+    return spark.read.format("delta").load(uri_for_spark(root))
 
 
 def known_segments(spark: SparkSession, state: State) -> dict[SegmentKey, tuple[str, int, int]]:
@@ -35,7 +50,7 @@ def known_segments(spark: SparkSession, state: State) -> dict[SegmentKey, tuple[
     if not state.has(TIME_INDEX):
         return {}
     columns = (*_KEY, "path", "size_bytes", "mtime_ms")
-    rows = minute_table(spark, state).select(*columns).distinct().toArrow().to_pylist()
+    rows = minute_table(spark, state.root).select(*columns).distinct().toArrow().to_pylist()
     return {
         (r["topic"], r["partition"], r["segment_base_offset"]): (r["path"], r["size_bytes"], r["mtime_ms"])
         for r in rows
@@ -44,7 +59,7 @@ def known_segments(spark: SparkSession, state: State) -> dict[SegmentKey, tuple[
 
 def replace_segments(state: State, frame: DataFrame, replaced: list[SegmentKey]) -> None:
     """One commit: rows of `replaced` segments go, those of `frame` come."""
-    uri = state.uri(TIME_INDEX)
+    uri = uri_for_spark(state.root)
     if not state.has(TIME_INDEX):
         frame.write.format("delta").mode("errorifexists").save(uri)
     elif not replaced:

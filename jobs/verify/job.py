@@ -15,9 +15,9 @@ from jobs.command.options import VerifyOptions
 from jobs.command.progress import Progress
 from jobs.errors import MissingPathError
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
-from jobs.spark.stores import open_tables
 from jobs.store.generations import made_by, manifests_of, nobody_has, open_store, runs_at
 from jobs.store.rows import Checkpoint, RunRow
+from jobs.store.tables import State
 from jobs.topics import Key, of_topics
 from jobs.verify.plan import plan_archived, plan_generation
 from jobs.verify.report import VerifyReport
@@ -91,7 +91,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     report = VerifyReport("store", store_uri)
     at = time.perf_counter()
     store = open_store(store_uri, "a store with generations")
-    tables = open_tables(store)
+    tables = State(store)
     checkpoints = of_topics(options.topics, tables.checkpoints())
     histories = tables.histories({topic for topic, _ in checkpoints})
     runs = _runs(options, checkpoints, histories, report)

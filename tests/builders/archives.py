@@ -102,7 +102,7 @@ class Lab:
         return compact.run(made, Silent())
 
     def state(self) -> State:
-        return open_state(self.spark, str(self.store))
+        return open_state(str(self.store))
 
     def path(self, segment: Segment) -> Path:
         return (self.store if segment.root == "store" else self.archive) / segment.path

@@ -1,19 +1,18 @@
-"""Stores made by hand for tests: files under segments/, and a state without Delta that answers as jobs.store does."""
+"""Stores made by hand for tests: files under segments/, and the rows that a run would have committed."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import google_crc32c
 import pyarrow as pa
 
 from jobs.store.rows import Checkpoint, Commit, RunRow, Segment, arrow_schema
+from jobs.store.tables import open_state
 from logformat.names import segment_file
-from udfs.storage import Root, open_root
 
 MTIME_MS = 1_700_000_000_123
 
@@ -48,74 +47,17 @@ def make_commit(partition, generation, run_id, parent=None, segments=2, planned=
 
 
 @dataclass
-class FakeState:
-    """jobs.store.tables.State without Spark; `commit_wave` keeps rows in memory."""
-
-    root: Root
-    current_rows: dict = field(default_factory=dict)
-    rows: list = field(default_factory=list)
-    chains: dict = field(default_factory=dict)
-    vacuumed: list = field(default_factory=list)
-
-    def commit_wave(self, commits, wave, verify_files=None):
-        for commit in commits:
-            self.current_rows[commit.key] = commit.checkpoint
-            self.rows += commit.segments
-            self.chains.setdefault(commit.key, []).insert(0, commit.run)
-
-    def checkpoints(self):
-        return dict(self.current_rows)
-
-    def histories(self, topics=None):
-        return {key: chain for key, chain in self.chains.items() if topics is None or key[0] in topics}
-
-    def history(self, topic, partition):
-        return self.chains.get((topic, partition), [])
-
-    def segments_of_runs(self, run_ids):
-        return [r for r in self.rows if r.run_id in set(run_ids)]
-
-    def manifests(self, wanted):
-        return {
-            key: sorted(
-                (r for r in self.rows if ((r.topic, r.partition), r.generation, r.run_id) == (key, *one)),
-                key=lambda r: r.base_offset,
-            )
-            for key, one in wanted.items()
-        }
-
-    def lock(self):
-        return contextlib.nullcontext()
-
-    def vacuum_state(self, *, dry_run=False):
-        self.vacuumed.append(dry_run)
-        return 0
-
-
-def without_spark(monkeypatch, state, *jobs):
-    """Jobs that start no session and find this state in every store."""
-    for job in jobs:
-        if hasattr(job, "open_tables"):
-            monkeypatch.setattr(job, "open_tables", lambda store: state)
-        else:
-            monkeypatch.setattr(job.session, "start", lambda: None)
-            monkeypatch.setattr(job, "open_state", lambda spark, store, single_writer=False: state)
-
-
-@dataclass
 class StoreMaker:
     """Writes an archive and generations of a store, as compact leaves them."""
 
     folder: Path
-    state: object = None
 
     def __post_init__(self):
         self.archive = self.folder / "archive"
         self.store = self.folder / "store"
-        (self.store / "state" / "compaction_checkpoints").mkdir(parents=True)
+        self.store.mkdir()
         self.archive.mkdir()
-        if self.state is None:
-            self.state = FakeState(open_root(str(self.store)))
+        self.state = open_state(str(self.store))
 
     def archived(self, topic, partition, base, data):
         """A segment in the archive."""
@@ -160,7 +102,7 @@ class StoreMaker:
             parent_run_id=parent, end_offset=end - 10, anew=anew,
         )  # fmt: skip
         commit = Commit(topic, partition, generation - 1, parent, checkpoint, segments, run_row)
-        self.state.commit_wave([commit], generation)
+        self.state.commit_wave([commit])
         return segments
 
     def age(self, hours, *folders):

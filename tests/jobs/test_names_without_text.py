@@ -30,7 +30,7 @@ from jobs.lookup import job as lookup
 from jobs.reindex import job as reindex
 from jobs.report import job as archive_report
 from jobs.restore import job as restore
-from tests.builders.stores import StoreMaker, run_id, without_spark
+from tests.builders.stores import StoreMaker, run_id
 from tests.builders.trees import files_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "archive"
@@ -106,7 +106,6 @@ def test_an_output_that_holds_such_a_name(archive, tmp_path, monkeypatch):
 def test_a_store(tmp_path, monkeypatch):
     """Nothing is deleted with a folder of which not all is seen; a restore does not mind it."""
     maker = StoreMaker(tmp_path)
-    without_spark(monkeypatch, maker.state, restore, vacuum)
     maker.archived("t", 0, 0, b"x")
     maker.generation("t", 0, 1, {0: b"x"})
     dead = maker.store / "segments" / "t-0" / f"2-{run_id(9, 9)}"

@@ -10,7 +10,7 @@ from jobs.command.options import VacuumOptions
 from jobs.command.progress import Silent
 from jobs.errors import MissingPathError
 from jobs.store.rows import histories
-from tests.builders.stores import StoreMaker, run_id, without_spark
+from tests.builders.stores import StoreMaker, run_id
 from tests.builders.trees import files_in, files_of
 
 A, B = b"a" * 1000, b"b" * 2000
@@ -20,7 +20,6 @@ WEEK = 168.0
 @pytest.fixture
 def maker(tmp_path, monkeypatch):
     made = StoreMaker(tmp_path)
-    without_spark(monkeypatch, made.state, vacuum)
     return made
 
 

@@ -28,7 +28,7 @@ from jobs.reindex import job as reindex
 from jobs.report import job as archive_report
 from jobs.restore import job as restore
 from jobs.store.rows import Checkpoint
-from tests.builders.stores import StoreMaker, row, without_spark
+from tests.builders.stores import StoreMaker, row
 from tests.builders.trees import files_of
 
 NOW_MS = 1_790_000_000_000
@@ -231,7 +231,6 @@ def test_no_job_writes_into_an_archive(archive, spelt):
 
 def test_restore_and_vacuum(tmp_path, monkeypatch):
     maker = StoreMaker(tmp_path)
-    without_spark(monkeypatch, maker.state, restore, vacuum)
     maker.archived("t", 0, 0, b"x")
     maker.generation("t", 0, 1, {0: b"x"})
     (tmp_path / "link").symlink_to("archive")

@@ -8,7 +8,7 @@ from jobs.errors import LogStartError, MissingFileError, MissingPathError, NoGen
 from jobs.restore import copy_files
 from jobs.restore import job as restore
 from logformat.side_files.checkpoints import read_offset_checkpoint
-from tests.builders.stores import MTIME_MS, StoreMaker, without_spark
+from tests.builders.stores import MTIME_MS, StoreMaker
 from tests.builders.trees import files_of
 
 A, B, C = b"a" * 1000, b"b" * 2000, b"c" * 500
@@ -17,7 +17,6 @@ A, B, C = b"a" * 1000, b"b" * 2000, b"c" * 500
 @pytest.fixture
 def maker(tmp_path, monkeypatch):
     made = StoreMaker(tmp_path)
-    without_spark(monkeypatch, made.state, restore)
     return made
 
 

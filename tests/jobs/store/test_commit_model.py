@@ -179,7 +179,9 @@ def wrong(world: World) -> str:
     for entry in world.log:
         for partition, before, after in entry.moves:
             if now.get(partition, "") != before:
-                return f"{entry.actor} moved partition {partition} from {before!r}, but it was at {now.get(partition)!r}"
+                return (
+                    f"{entry.actor} moved partition {partition} from {before!r}, but it was at {now.get(partition)!r}"
+                )
             now[partition] = after
     if lost := set(now.values()) - world.files:
         return f"files of {lost} are gone, and a generation names them"
