@@ -102,6 +102,13 @@ class MissingPathError(UsageError):
     template = "{path}: expected {expected}, found {found}"
 
 
+class MissingBucketError(MissingPathError):
+    """A bucket that is not there."""
+
+    template = "{path}: {expected}"
+    hint = "check its name, and whose endpoint it is (AWS_ENDPOINT_URL, AWS_PROFILE)"
+
+
 class NotEmptyError(UsageError):
     """An output folder that holds something."""
 
@@ -207,6 +214,56 @@ class UnsureCommitError(MachineError):
 
     template = "{path}: the commit was sent, and the store does not answer whether it was made: {found}"
     hint = "nothing is half done: once the store can be reached, run again; what was committed stays"
+
+
+class StorageError(MachineError):
+    """A bucket that cannot be used as things are; `expected` says how, `found` what the server or library said."""
+
+    template = "{path}: {expected}: {found}"
+    hint = "what was committed stays: run again"
+
+
+class UnreachableError(StorageError):
+    """An endpoint that does not answer."""
+
+    hint = (
+        "check the endpoint (AWS_ENDPOINT_URL, or the profile's endpoint_url), the network, proxies and certificates "
+        "(AWS_CA_BUNDLE); what was committed stays: run again"
+    )
+
+
+class BusyError(StorageError):
+    """A server that refuses for a while."""
+
+
+class DeniedError(StorageError):
+    """Credentials that are not known, or not allowed."""
+
+    hint = (
+        "the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, or the machine's role) must be the right ones for this "
+        "endpoint, and allow ListBucket and GetObject, and for a store PutObject and DeleteObject"
+    )
+
+
+class WrongRegionError(StorageError):
+    """Requests signed for another region than the bucket's."""
+
+    hint = "set AWS_REGION to the bucket's region, and AWS_ENDPOINT_URL to that region's endpoint, or to none"
+
+
+class NoCredentialsError(StorageError):
+    """Nothing to sign requests with."""
+
+    hint = (
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a profile that assumes a role, export "
+        "its credentials (aws configure export-credentials --format env)"
+    )
+
+
+class ExpiredCredentialsError(StorageError):
+    """A session that is over."""
+
+    hint = "log in anew, or renew AWS_SESSION_TOKEN with its keys; what was committed stays: run again"
 
 
 class DiskFullError(MachineError):

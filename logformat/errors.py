@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from logformat.s3_access import AccessError, access_error
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -49,7 +51,8 @@ def _rebuild(
 
 
 def unreadable(path: str, error: OSError, position: int = 0) -> LogFormatError:
-    """What stands for an operating-system error while a file is opened or read."""
+    """What stands for an operating-system error while a file is opened or read. AccessError: it is not the file's."""
+    raise_access(error)
     return LogFormatError("unreadable", path, position, "a readable file", _said(error))
 
 
@@ -67,18 +70,26 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def raise_access(error: OSError) -> None:
+    """AccessError where an error says that a bucket as a whole cannot be used: all that read and write meet it."""
+    if error.errno is None and (found := access_error(str(error), of_one_file=True)) is not None:
+        raise found from error
+
+
 def stopped(error: Exception, name: str) -> LogFormatError:
     """What stands for an exception that stopped the work on one thing: a partition, a segment or a file of this name.
 
     LogFormatError: itself. An OSError, since all that read make LogFormatError of theirs: "unwritable". MemoryError:
     "memory", for hostile bytes may want any amount, and what they took is free again. Any other: "defect", with the
-    traceback in the log. A full disk and UnsafeFolderError are raised again: they are the machine's. KeyboardInterrupt,
-    SystemExit and their like are no Exception, and never come here.
+    traceback in the log. A full disk, AccessError and UnsafeFolderError are raised again: they are the machine's.
+    KeyboardInterrupt, SystemExit and their like are no Exception, and never come here.
     """
     if isinstance(error, LogFormatError):
         return error
-    if is_full(error) or isinstance(error, UnsafeFolderError):
+    if is_full(error) or isinstance(error, UnsafeFolderError | AccessError):
         raise error
+    if isinstance(error, OSError):
+        raise_access(error)
     out = _stopped(error, name)
     out.__cause__ = error
     return out

@@ -7,16 +7,16 @@ secret (`?secret_key=`). What stays is a name: `hdfs://user@host`, `abfs://conta
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import pyarrow as pa
 from pyarrow import fs as pafs
+
+from logformat.s3_access import bucket_of, s3_access, s3_filesystem
 
 # Wherever a URI begins, in a text too; of stores also with too few slashes
 _URI: Final = re.compile(
@@ -114,18 +114,16 @@ def locate(path_or_uri: str | Path, filesystem: Any = None) -> tuple[Any, str]:
 def file_system(uri: str) -> tuple[Any, str]:
     """The same of a URI or an absolute path; pyarrow.ArrowInvalid for one that cannot be, SecretInUriError.
 
-    S3: the region, the endpoint (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, for stores that speak S3) and credentials come
-    from the environment, as for Amazon's own tools; pyarrow.fs by itself looks at no endpoint there.
+    S3: region, endpoint and credentials come from the environment and the profile (`logformat.s3_access`).
     """
     refuse_secrets(uri)
     scheme, _, rest = uri.partition("://")
     if scheme == "s3" and not rest.strip().partition("/")[0]:
         raise pa.ArrowInvalid("no bucket")
     if scheme == "s3" and rest and "?" not in rest:
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-        if "@" in endpoint:
+        if "@" in s3_access().endpoint:
             raise SecretInUriError("an endpoint (AWS_ENDPOINT_URL)")
-        return _s3(rest.partition("/")[0], endpoint), unquote(rest).rstrip("/")
+        return s3_filesystem(bucket_of(uri)), unquote(rest).rstrip("/")
     found, path = pafs.FileSystem.from_uri(uri)
     return found, path
 
@@ -154,12 +152,3 @@ def first_of(listed: Sequence[Any]) -> str:
     name = found[0].base_name if found else "a name that is no UTF-8"
     return f"{name} and {len(listed) - 1} more"
 
-
-@cache
-def _s3(bucket: str, endpoint: str) -> Any:
-    """Kept, since each new one asks where its bucket is."""
-    if not endpoint:
-        return pafs.FileSystem.from_uri(f"s3://{bucket}")[0]
-    at = urlsplit(endpoint)
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-    return pafs.S3FileSystem(endpoint_override=at.netloc or endpoint, scheme=at.scheme or "https", region=region)

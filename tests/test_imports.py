@@ -26,19 +26,23 @@ SOURCES = {
 }
 
 # A room, or a module that lies in none, and what of its package it may import beside itself
-_BASE = {"logformat.errors", "logformat.layout", "logformat.names", "logformat.schemas", "logformat.locations"}
+_BASE = {
+    "logformat.s3_access", "logformat.errors", "logformat.layout", "logformat.names", "logformat.schemas",
+    "logformat.locations",
+}  # fmt: skip
 _BYTES = _BASE | {"logformat.jit", "logformat.regular_files", "logformat.primitives"}
 _FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
 _TASK = {"udfs.storage", "udfs.problem", "udfs.segments", "udfs.attempt", "udfs.groups"}
 _SHELL = {"jobs.errors", "jobs.topics", "jobs.command", "jobs.archive", "jobs.store"}
 _JOB = _SHELL | {"jobs.spark"}
 FLOORS: dict[str, set[str]] = {
-    "logformat.errors": set(),
+    "logformat.s3_access": set(),
+    "logformat.errors": {"logformat.s3_access"},
     "logformat.layout": set(),
     "logformat.names": set(),
     "logformat.schemas": set(),
     "logformat.control_characters": set(),
-    "logformat.locations": set(),
+    "logformat.locations": {"logformat.s3_access"},
     "logformat.cache_folder": {"logformat.errors"},
     "logformat.jit": {"logformat.cache_folder"},
     "logformat.regular_files": {"logformat.errors", "logformat.locations"},
@@ -90,6 +94,7 @@ OURS = {"logformat": {"logformat"}, "udfs": {"udfs", "logformat"}, "jobs": {"job
 # What of the formats the jobs may know: names, texts and types, no reader of a log
 FORMATS_FOR_JOBS = {
     "logformat.names", "logformat.schemas", "logformat.errors", "logformat.locations", "logformat.control_characters",
+    "logformat.s3_access",
     "logformat.side_files.checkpoints",
     "logformat.listing",  # what a listed segment is, and which files of a folder count: it opens no log but a .swap
 }  # fmt: skip

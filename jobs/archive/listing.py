@@ -19,6 +19,7 @@ from logformat import names
 from logformat.errors import LogFormatError, unreadable
 from logformat.listing import ListedSegment, files_of
 from logformat.locations import text_entries
+from logformat.s3_access import check_bucket
 from logformat.side_files import checkpoints
 from udfs.problem import Problem
 from udfs.storage import Root, folder_identity, is_link, no_files, open_root, read_file
@@ -107,9 +108,12 @@ def listed(uri: str, topics: str | None) -> Archive:
 
 
 def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
-    """List the partitions of the topics that are `wanted`. A root that is not there raises FileNotFoundError."""
+    """List the partitions of the topics that are `wanted`. A root that is not there raises FileNotFoundError,
+    a bucket AccessError.
+    """
     archive = Archive(root)
     if root.filesystem.get_file_info(root.full("")).type != pafs.FileType.Directory:
+        check_bucket(root.uri, root.filesystem)
         raise FileNotFoundError(root.uri)
     with ThreadPoolExecutor(16) as pool:
         _walk(archive, "", 0, wanted, pool)

@@ -56,7 +56,8 @@ JOBS = {
 
 EXIT_CODES = """
 Exit codes: 0 done, or nothing due; 1 unexpected; 2 usage or configuration; 3 partitions set aside, or problems found;
-4 conflict with another run; 5 environment (Java, jars, disk full); 130, 143 interrupted; 141 nobody read on.
+4 conflict with another run; 5 environment (Java, jars, disk full, a bucket that cannot be used); 130, 143 interrupted;
+141 nobody read on.
 """
 
 _OFFSET = click.IntRange(-MAX_LONG, MAX_LONG)

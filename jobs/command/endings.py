@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
+from jobs.command.access import job_error
 from jobs.errors import UNEXPECTED, USAGE, DiskFullError, JobError, JvmEndedError
 from logformat.errors import UnsafeFolderError
 
@@ -60,6 +61,10 @@ def of_other(error: Exception) -> Ending:
     text = f"{type(error).__name__}: {error}"
     if "No space left on device" in text:  # from the JVM, or a worker, as text
         return of_job_error(DiskFullError(path="disk", found="No space left on device"))
+    if (refused := job_error(error)) is not None:
+        for note in getattr(error, "__notes__", ()):
+            refused.add_note(note)
+        return of_job_error(refused)
     ended = _how_the_jvm_ended(error, text)
     if ended is not None:
         return of_job_error(JvmEndedError(found=ended))

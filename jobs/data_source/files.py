@@ -20,6 +20,7 @@ from jobs.errors import MissingPathError, UsageError
 from logformat import names
 from logformat.listing import ListedSegment
 from logformat.locations import text_entries
+from logformat.s3_access import check_bucket
 from udfs.data_source.find_pieces import first_offset
 from udfs.data_source.plan import SourcePartition
 from udfs.problem import Problem
@@ -41,6 +42,7 @@ def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: 
         root = _root(uri)
         kind = root.filesystem.get_file_info(root.base).type
         if kind == pafs.FileType.NotFound:
+            check_bucket(uri, root.filesystem)
             raise MissingPathError(path=uri, expected="an archive, a partition's folder or a .log", found="nothing")
         if kind == pafs.FileType.File:
             parent, _, name = uri.rpartition("/")

@@ -13,6 +13,7 @@ from jobs.store.rows import Checkpoint, RunRow, Segment
 from jobs.store.tables import State
 from jobs.topics import Key
 from logformat import names
+from logformat.s3_access import check_bucket
 from udfs.storage import Root, normal_uri, open_root
 
 
@@ -102,8 +103,9 @@ def nobody_has(generation: int) -> NoGenerationError:
 
 
 def open_store(uri: str, expected: str = f"a store, with {table_folder(CHECKPOINTS)}") -> Root:
-    """The root of a store that holds a committed state. MissingPathError: it holds none."""
+    """The root of a store that holds a committed state. MissingPathError: it holds none; AccessError."""
     store = open_root(normal_uri(uri))
     if store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS))).type != pafs.FileType.Directory:
+        check_bucket(store.uri, store.filesystem)
         raise MissingPathError(path=store.uri, expected=expected, found="none")
     return store

@@ -42,6 +42,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from jobs.errors import ConflictError, UnsureCommitError, UsageError
+from logformat.s3_access import bucket_of, delta_options
 from udfs.storage import Root, exists, flush, flush_folder
 
 FILE: Final = "_file"  # column: the data file in which a row lies
@@ -110,8 +111,7 @@ def uri_of(root: Root, name: str) -> str:
 
 def storage_options(root: Root) -> dict[str, str] | None:
     """What delta-rs is told beside what it finds in the environment."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
-    return {"AWS_ALLOW_HTTP": "true"} if root.filesystem.type_name == "s3" and endpoint.startswith("http:") else None
+    return delta_options(bucket_of(root.uri)) if root.filesystem.type_name == "s3" else None
 
 
 def head(root: Root, name: str) -> Version:

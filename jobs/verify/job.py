@@ -21,6 +21,7 @@ from jobs.store.tables import State
 from jobs.topics import Key, of_topics
 from jobs.verify.plan import plan_archived, plan_generation
 from jobs.verify.report import VerifyReport
+from logformat.errors import raise_access
 from udfs.storage import normal_uri
 from udfs.verify.findings import CheckResult
 from udfs.verify.generation import check_generation
@@ -141,7 +142,10 @@ def _archive_of(options: VerifyOptions, run: RunRow) -> str:
 def _archive_now(uri: str, topics: str | None) -> Archive | None:
     try:
         return listed(uri, topics)
-    except (MissingPathError, OSError):
+    except MissingPathError:
+        return None
+    except OSError as error:
+        raise_access(error)
         return None
 
 

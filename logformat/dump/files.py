@@ -32,6 +32,7 @@ from logformat.errors import LogFormatError, readable, stopped, without_frames
 from logformat.locations import locate, text_entries
 from logformat.primitives.java_text import bytes_of
 from logformat.regular_files import files_below, open_input
+from logformat.s3_access import check_bucket
 from logformat.side_files import producer_snapshot
 from logformat.side_files.small_files import read_small_file
 
@@ -75,6 +76,8 @@ def list_files(
     for given in paths:
         found, path = locate(given, filesystem)
         info = found.get_file_info(path)
+        if info.type == pafs.FileType.NotFound:
+            check_bucket(str(given), found)
         if info.type != pafs.FileType.Directory:
             yield DumpFile(found, path, str(given), -1 if info.type == pafs.FileType.NotFound else info.size or 0)
             continue

@@ -1,0 +1,175 @@
+"""A proxy before a server that speaks S3, with faults on purpose: answers that are late, refused, cut or lost.
+
+    with s3_proxy(port, every(3, LOSE, on=COMMITS)) as proxy:        # one thread a connection, on the loopback
+        os.environ["AWS_ENDPOINT_URL"] = proxy.url
+
+A fault is what a function of (method, path) answers; None lets the request through. `LOSE` does what was asked and
+closes the connection without a word: who asked cannot know. `CUT` closes it before anything was done.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to one request, in this order."""
+
+    delay_seconds: float = 0
+    status: int = 0  # answered in place of the server
+    code: str = ""  # of S3, in the answer's body
+    headers: tuple[tuple[str, str], ...] = ()
+    cut: bool = False  # closed before the server sees it
+    lose: bool = False  # closed after the server has done it
+
+
+CUT: Final = Fault(cut=True)
+LOSE: Final = Fault(lose=True)
+SLOW_DOWN: Final = Fault(status=503, code="SlowDown")
+COMMITS: Final = re.compile(r"PUT .*/_delta_log/\d{20}\.json")
+ANYTHING: Final = re.compile("")
+Decide = Callable[[str, str], Fault | None]
+_HOP: Final = {"connection", "transfer-encoding", "keep-alive", "expect"}
+
+
+def every(n: int, fault: Fault, on: re.Pattern[str] = ANYTHING) -> Decide:
+    """The n-th, the 2n-th, ... of the requests `METHOD path` that match, of all clients together."""
+    lock, seen = threading.Lock(), 0
+
+    def decide(method: str, path: str) -> Fault | None:
+        nonlocal seen
+        if on.match(f"{method} {path}") is None:
+            return None
+        with lock:
+            seen += 1
+            return fault if seen % n == 0 else None
+
+    return decide
+
+
+def each(*given: Decide) -> Decide:
+    """The first fault that one of them says; each sees every request."""
+    return lambda method, path: next((f for f in [decide(method, path) for decide in given] if f is not None), None)
+
+
+@dataclass
+class S3Proxy:
+    """A proxy that runs; `decide` may be replaced at any time."""
+
+    url: str
+    decide: Decide
+    happened: list[str] = field(default_factory=list)  # METHOD path of every request that met a fault
+
+
+@contextmanager
+def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Iterator[S3Proxy]:
+    """A proxy on a free port of the loopback before the server on port `upstream` there, for as long as the block."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        timeout = 60
+        server_side: http.client.HTTPConnection | None = None
+
+        def handle_one_request(self) -> None:
+            try:
+                super().handle_one_request()
+            except OSError:  # the client has gone
+                self.close_connection = True
+
+        def finish(self) -> None:
+            if self.server_side is not None:
+                self.server_side.close()
+            super().finish()
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+        def do(self) -> None:
+            body = self._body()
+            fault = proxy.decide(self.command, self.path)
+            if fault is not None:
+                proxy.happened.append(f"{self.command} {self.path}")
+                time.sleep(fault.delay_seconds)
+                if fault.cut:
+                    return self._close()
+                if fault.status:
+                    return self._refuse(fault)
+            status, headers, answer = self._asked(body)
+            if fault is not None and fault.lose:
+                return self._close()
+            self.send_response_only(status)
+            length = len(answer)
+            for name, value in headers:
+                if name.lower() == "content-length" and self.command == "HEAD":
+                    length = int(value)  # of what is not sent
+                elif name.lower() not in {*_HOP, "content-length"}:
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self.wfile.write(answer)
+            return None
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do  # noqa: N815
+
+        def _body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            out = b""
+            while size := int(self.rfile.readline().partition(b";")[0], 16):
+                out += self.rfile.read(size)
+                self.rfile.readline()
+            while self.rfile.readline().strip():
+                pass
+            return out
+
+        def _asked(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
+            headers["Content-Length"] = str(len(body))
+            if self.server_side is None:
+                self.server_side = http.client.HTTPConnection("127.0.0.1", upstream, timeout=60)
+                self.server_side.connect()
+                self.server_side.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.server_side.request(self.command, self.path, body, headers)
+            answer = self.server_side.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+
+        def _refuse(self, fault: Fault) -> None:
+            body = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>{fault.code}</Message></Error>"
+            text = b"" if self.command == "HEAD" or not fault.code else body.encode()
+            self.send_response_only(fault.status)
+            for name, value in fault.headers:
+                self.send_header(name, value)
+            self.send_header("Content-Type", "application/xml")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def _close(self) -> None:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 64
+
+    server = Server(("127.0.0.1", 0), Handler)
+    proxy = S3Proxy(f"http://127.0.0.1:{server.server_address[1]}", decide)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
