@@ -102,7 +102,7 @@ def s3_access() -> S3Access:
     none.
     """
     home = os.environ.get("HOME") or str(Path.home())
-    name = os.environ.get("AWS_DEFAULT_PROFILE") or os.environ.get("AWS_PROFILE") or "default"  # as boto has it
+    name = os.environ.get("AWS_PROFILE") or "default"
     profile = _profile(
         os.environ.get("AWS_CONFIG_FILE") or f"{home}/.aws/config",
         os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or f"{home}/.aws/credentials",
@@ -145,8 +145,6 @@ def delta_options(bucket: str) -> dict[str, str]:
         "retry_timeout": f"{_RETRY_SECONDS}s",
         "max_retries": str(_RETRIES),
     }
-    if os.environ.get("AWS_DEFAULT_PROFILE"):
-        options["AWS_PROFILE"] = access.profile
     if access.endpoint:
         scheme, _, host = access.endpoint.partition("://")
         options["AWS_ENDPOINT_URL"] = f"{scheme}://{bucket}.{host}" if access.virtual else access.endpoint

@@ -96,6 +96,11 @@ class Change:
 
 def check_fit(root: Root) -> None:
     """That a table can lie there. UsageError: the path has characters that delta-rs takes for others."""
+    if root.filesystem.type_name == "s3" and "?" in root.uri:
+        raise UsageError(
+            message=f"{root.uri}: a store's URI cannot have settings in it (?): give them by the environment "
+            "(AWS_ENDPOINT_URL, AWS_REGION) or a profile (AWS_PROFILE)"
+        )
     if found := _UNFIT.search(root.base):
         raise UsageError(
             message=f"{root.uri}: a store's path cannot have {found[0]!r} in it: its tables would lie elsewhere; "
@@ -105,7 +110,8 @@ def check_fit(root: Root) -> None:
 
 def uri_of(root: Root, name: str) -> str:
     """Where a table lies, as delta-rs wants it."""
-    base = f"file://{quote(root.base)}" if root.is_local else root.uri
+    scheme = "file" if root.is_local else root.filesystem.type_name
+    base = f"{scheme}://{quote(root.base)}" if scheme in ("file", "s3") else root.uri
     return f"{base}/state/{name}"
 
 
@@ -148,7 +154,8 @@ def rows(
 
 def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
     with version.root.filesystem.open_input_file(version.root.full(f"{version.folder}/{path}")) as file:
-        found = pq.read_table(file, use_threads=False)
+        read = file if version.root.is_local else pa.BufferReader(file.read())  # one request, not one a column
+        found = pq.read_table(read, use_threads=False)
     columns = [
         found[f.name].cast(f.type) if f.name in found.column_names else pa.nulls(len(found), f.type) for f in schema
     ]

@@ -39,7 +39,8 @@ SLOW_DOWN: Final = Fault(status=503, code="SlowDown")
 COMMITS: Final = re.compile(r"PUT .*/_delta_log/\d{20}\.json")
 ANYTHING: Final = re.compile("")
 Decide = Callable[[str, str], Fault | None]
-_HOP: Final = {"connection", "transfer-encoding", "keep-alive", "expect"}
+_SIGNED: Final = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/")
+_HOP: Final = {"connection", "transfer-encoding", "keep-alive", "expect", "content-length"}
 
 
 def every(n: int, fault: Fault, on: re.Pattern[str] = ANYTHING) -> Decide:
@@ -69,6 +70,7 @@ class S3Proxy:
     url: str
     decide: Decide
     happened: list[str] = field(default_factory=list)  # METHOD path of every request that met a fault
+    signed: list[tuple[str, str]] = field(default_factory=list)  # access key and region of every signed request
 
 
 @contextmanager
@@ -97,6 +99,8 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
 
         def do(self) -> None:
             body = self._body()
+            if by := _SIGNED.search(self.headers.get("Authorization", "")):
+                proxy.signed.append((by[1], by[2]))
             fault = proxy.decide(self.command, self.path)
             if fault is not None:
                 proxy.happened.append(f"{self.command} {self.path}")
@@ -113,7 +117,7 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
             for name, value in headers:
                 if name.lower() == "content-length" and self.command == "HEAD":
                     length = int(value)  # of what is not sent
-                elif name.lower() not in {*_HOP, "content-length"}:
+                elif name.lower() not in _HOP:
                     self.send_header(name, value)
             self.send_header("Content-Length", str(length))
             self.end_headers()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,14 +20,12 @@ from jobs.command import cli
 from logformat.errors import LogFormatError
 from logformat.locations import file_system
 from tests.builders.logs import write_partition
+from tests.builders.s3_server import BUCKET, s3_server
 from tests.builders.sources import read, tasks_of
 from tests.builders.trees import files_in
-from tests.kafka_lab.broker import free_ports
-from tests.kafka_lab.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "archive"
-BUCKET = "s3://logs"
 # What clocks say; and of local files less is read
 VARIES = re.compile(r"seconds: .*|, read [\d.]+ \w+|^read .*|[\d,]+ MB/s.*", re.MULTILINE)
 CLOCKS = ("seconds", "bytes_read", "megabytes_per_second_per_core")
@@ -40,32 +36,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module", autouse=True)
 def bucket() -> Iterator[str]:
     """The example archive in s3://logs/archive; a process that the tests start and stop."""
-    [port] = free_ports(1)
-    given = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "eu-central-1", "AWS_EC2_METADATA_DISABLED": "true",
-    }  # fmt: skip
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            wait_until(lambda: answers(port), "the S3 server to start", seconds=60)
-            made = pafs.S3FileSystem(endpoint_override=f"127.0.0.1:{port}", scheme="http", allow_bucket_creation=True)
-            made.create_dir("logs")
-            put(EXAMPLE, f"{BUCKET}/archive")
-            yield BUCKET
-        finally:
-            server.terminate()
-            for name, value in before.items():
-                os.environ.pop(name)
-                os.environ.update({name: value} if value is not None else {})
-
-
-def answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        return True
-    return False
+    with s3_server():
+        put(EXAMPLE, f"{BUCKET}/archive")
+        yield BUCKET
 
 
 def put(folder: Path, uri: str) -> None:
@@ -178,7 +151,7 @@ def test_a_segment_and_a_partition():
 def test_what_is_not_there(tmp_path):
     for job, uri, said in (
         ("verify", f"{BUCKET}/nothing", "expected a folder with Kafka log directories, found none"),
-        ("verify", "s3://nobody/archive", "expected a folder with Kafka log directories, found none"),
+        ("verify", "s3://nobody/archive", "there is no such bucket"),
         ("inspect", f"{BUCKET}/nothing", "expected a file or a folder, found nothing"),
     ):
         with pytest.raises(Exception, match=said):

@@ -1,0 +1,304 @@
+"""Archives and stores in a bucket through a real server, with a proxy between that refuses, hangs, cuts and loses."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import time
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+from pyarrow import fs as pafs
+
+from jobs.command.access import job_error
+from jobs.command.cli import main
+from jobs.errors import UsageError
+from jobs.store import table
+from jobs.store.table import Change
+from logformat import s3_access
+from logformat.errors import LogFormatError, stopped, unreadable
+from logformat.locations import file_system
+from logformat.s3_access import AccessError, delta_options
+from tests.bench.race_commits import losing, race
+from tests.builders.logs import write_partition
+from tests.builders.s3_proxy import CUT, SLOW_DOWN, Decide, Fault, each, every, s3_proxy
+from tests.builders.s3_server import BUCKET, CREDENTIALS, environment, s3_server
+from udfs.storage import open_root
+
+SECONDS = 20.0
+SCHEMA = pa.schema([("name", pa.string()), ("n", pa.int64())])
+NO_KEYS = {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}
+PROFILES = ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
+SESSIONS = ("AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_WEB_IDENTITY_TOKEN_FILE")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with environment(dict.fromkeys((*PROFILES, *SESSIONS))), s3_server() as port:
+        yield port
+
+
+def change(uri: str, **rows: int) -> int:
+    new = pa.table([list(rows), list(rows.values())], schema=SCHEMA)
+    return table.swap(open_root(uri), "t", SCHEMA, lambda v: table.replaced(v, ["name"], new, {})).number
+
+
+def content(uri: str) -> dict[str, int]:
+    version = table.head(open_root(uri), "t")
+    return {row["name"]: row["n"] for row in table.rows(version, SCHEMA).to_pylist()}
+
+
+def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, dict[str, object]]:
+    """Exit code, the one line, and the same as JSON."""
+    started = time.monotonic()
+    code = main([*words, "--json"])
+    assert time.monotonic() - started < SECONDS
+    out, err = capsys.readouterr()
+    [line] = err.splitlines()
+    assert "\x1b" not in err and "Traceback" not in err and "report this" not in err
+    return code, line, json.loads(out)["error"]
+
+
+def always(fault: Fault) -> Decide:
+    return lambda method, path: fault
+
+
+ARCHIVE, STORE = ("verify", f"{BUCKET}/a"), ("vacuum", "--store", f"{BUCKET}/a")
+ERRORS = {
+    "denied": (Fault(status=403, code="AccessDenied"), "DeniedError", "access is denied: AccessDenied"),
+    "unknown key": (Fault(status=403, code="InvalidAccessKeyId"), "DeniedError", "denied: InvalidAccessKeyId"),
+    "expired": (Fault(status=400, code="ExpiredToken"), "ExpiredCredentialsError", "have expired: ExpiredToken"),
+    "another region": (
+        Fault(status=301, code="PermanentRedirect", headers=(("x-amz-bucket-region", "us-west-2"),)),
+        "WrongRegionError", "configured region is 'eu-central-1' while the bucket is located in 'us-west-2'",
+    ),
+    "malformed": (Fault(status=400, code="AuthorizationHeaderMalformed"), "WrongRegionError", "HeaderMalformed"),
+    "busy": (SLOW_DOWN, "BusyError", "too busy: SlowDown"),
+    "broken": (Fault(status=500, code="InternalError"), "BusyError", "too busy: InternalError"),
+    "cut": (CUT, "UnreachableError", "cannot be reached: Empty reply"),
+    "no answer": (Fault(delay_seconds=40, cut=True), "UnreachableError", "cannot be reached: Operation too slow"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_bucket_that_cannot_be_used_is_one_line(port, name, capsys):
+    fault, kind, words = ERRORS[name]
+    with s3_proxy(port, always(fault)) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+        code, line, error = said_by(capsys, *(ARCHIVE if len(name) % 2 else STORE))
+        assert proxy.happened
+    assert code == error["exit_code"] == 5
+    assert line.startswith(f"error: s3://logs at {proxy.url}: ")
+    assert words in line
+    assert error["kind"] == kind
+    assert error["hint"] and line.endswith(str(error["hint"]))
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_delta_says_the_same(port, name):
+    """What delta-rs, which is asked where pyarrow found all well, makes of it."""
+    fault, kind, _ = ERRORS[name]
+    with s3_proxy(port, always(fault)) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+        started = time.monotonic()
+        with pytest.raises(OSError) as raised:
+            table.head(open_root(f"{BUCKET}/a"), "t")
+        error = job_error(raised.value)
+        assert time.monotonic() - started < SECONDS
+    assert type(error).__name__ == kind
+    assert error is not None and str(error).startswith(f"s3://logs at {proxy.url}: ")
+    assert len(error.line().splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [ARCHIVE, STORE, ("inspect", f"{BUCKET}/a/t-0/0.log"), ("verify", *STORE[1:])])
+def test_nobody_listens(port, words, capsys):
+    with environment({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}):
+        code, line, _ = said_by(capsys, *words)
+    assert code == 5
+    assert line.startswith("error: s3://logs at http://127.0.0.1:9: cannot be reached: Failed to connect")
+
+
+@pytest.mark.parametrize(
+    "words", ["verify s3://nobody/a", "vacuum --store s3://nobody/a", "inspect s3://nobody/a/t-0/0.log",
+              "verify --store s3://nobody/a", "lookup s3://nobody/a --time latest"],
+)  # fmt: skip
+def test_a_bucket_that_is_not_there(port, words, capsys):
+    code, line, error = said_by(capsys, *words.split())
+    assert (code, error["kind"]) == (2, "MissingBucketError")
+    assert re.match("error: s3://nobody at http://127.0.0.1:[0-9]+: there is no such bucket; ", line)
+    with pytest.raises(OSError, match="NoSuchBucket") as raised:
+        table.head(open_root("s3://nobody/a"), "t")
+    assert type(job_error(raised.value)).__name__ == "MissingBucketError"
+
+
+def test_without_credentials(port, tmp_path, capsys):
+    (tmp_path / "config").write_text("[profile role]\nrole_arn = arn:aws:iam::1:role/x\nsource_profile = other\n")
+    files = {"AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
+    with s3_proxy(port, always(Fault(status=403, code="AccessDenied"))) as proxy:
+        given = {**NO_KEYS, **files, "AWS_ENDPOINT_URL": proxy.url}
+        with environment(given):
+            assert said_by(capsys, *ARCHIVE)[2]["kind"] == "NoCredentialsError"
+            with pytest.raises(OSError, match="no credentials") as raised:
+                table.head(open_root(f"{BUCKET}/a"), "t")
+            error = job_error(raised.value)
+            assert type(error).__name__ == "NoCredentialsError"
+            assert error is not None and len(error.line().splitlines()) == 1
+        with environment({**given, "AWS_PROFILE": "role"}):
+            code, line, _ = said_by(capsys, *ARCHIVE)
+    assert code == 5
+    assert "there are no credentials: profile 'role' assumes a role, which is not supported; " in line
+
+
+@pytest.mark.parametrize("endpoint", ["ftp://host", "http://127.0.0.1:1/path", "http://"])
+def test_an_endpoint_that_is_none(endpoint, capsys):
+    with environment({**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}):
+        code, line, _ = said_by(capsys, *ARCHIVE)
+    assert code == 2
+    assert "found an endpoint (AWS_ENDPOINT_URL) that is not http://HOST:PORT or https://HOST:PORT" in line
+
+
+PROFILE = """
+[default]
+region = eu-west-3
+[profile p]
+region = eu-north-1
+endpoint_url = {url}
+[profile q]
+services = mine
+[services mine]
+s3 =
+  endpoint_url = {url}
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "region"),
+    [
+        ({"AWS_PROFILE": "p"}, "PKEY", "eu-north-1"), ({"AWS_PROFILE": "q"}, "QKEY", "us-east-1"),
+        ({"AWS_ENDPOINT_URL": "{url}"}, "DEFAULT", "eu-west-3"),
+        ({"AWS_ENDPOINT_URL_S3": "{url}", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "DEFAULT", "eu-west-3"),
+        ({"AWS_PROFILE": "p", "AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "eu-west-2"}, "PKEY", "eu-west-1"),
+        ({"AWS_PROFILE": "p", "AWS_ACCESS_KEY_ID": "MINE", "AWS_SECRET_ACCESS_KEY": "x"}, "MINE", "eu-north-1"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_both_libraries_sign_with_the_same_key_and_region(port, given, key, region, tmp_path):
+    seen = []
+    with s3_proxy(port) as proxy:
+        (tmp_path / "config").write_text(PROFILE.format(url=proxy.url))
+        keys = "".join(f"[{name}]\naws_access_key_id = {name_key}\naws_secret_access_key = x\n"
+                       for name, name_key in (("default", "DEFAULT"), ("p", "PKEY"), ("q", "QKEY")))  # fmt: skip
+        (tmp_path / "credentials").write_text(keys)
+        cleared = {**NO_KEYS, "AWS_ENDPOINT_URL": None, "AWS_REGION": None}
+        files = {"AWS_CONFIG_FILE": "config", "AWS_SHARED_CREDENTIALS_FILE": "credentials"}
+        files = {name: str(tmp_path / file) for name, file in files.items()}
+        with environment({**cleared, **files, **{name: value.format(url=proxy.url) for name, value in given.items()}}):
+            filesystem, path = file_system(f"{BUCKET}/a")
+            filesystem.get_file_info(path)
+            seen.append({*proxy.signed})
+            proxy.signed.clear()
+            assert table.head(open_root(f"{BUCKET}/nothing"), "t").number == -1
+            seen.append({*proxy.signed})
+    assert seen == [{(key, region)}, {(key, region)}]
+
+
+GLACIER = Fault(status=403, code="InvalidObjectState")
+
+
+def test_what_is_one_files_alone_stays_its_problem(port):
+    filesystem, path = file_system(f"{BUCKET}/single/x")
+    with filesystem.open_output_stream(path) as stream:
+        stream.write(b"x")
+    with (
+        s3_proxy(port, lambda _, path: GLACIER if "single/x" in path else None) as p,
+        environment({"AWS_ENDPOINT_URL": p.url}),
+    ):
+        filesystem, path = file_system(f"{BUCKET}/single/x")
+        with pytest.raises(OSError, match="AWS Error") as raised:
+            filesystem.open_input_file(path)
+        assert unreadable("x", raised.value).kind == "unreadable"
+        p.decide = always(Fault(status=400, code="ExpiredToken"))
+        for judge in (lambda error: unreadable("x", error), lambda error: stopped(error, "x")):
+            with pytest.raises(AccessError, match="the credentials have expired: ExpiredToken") as refused:
+                judge(raised.value)
+    again = pickle.loads(pickle.dumps(refused.value))
+    assert str(again) == str(refused.value)
+    with pytest.raises(AccessError):
+        stopped(again, "x")
+    told = RuntimeError(f"Job aborted\n  logformat.s3_access.AccessError: {again}\n\tat x")  # as Spark tells it
+    assert str(job_error(told)) == str(job_error(again)) == str(again)
+
+
+def test_words_of_other_things_are_not_a_buckets():
+    for words in ("[Errno 13] Permission denied: '/a/403 Forbidden'", "No space left on device", "HTTP status 403"):
+        assert s3_access.access_error(words) is None
+    assert isinstance(stopped(OSError("Permission denied"), "x"), LogFormatError)
+
+
+def test_a_slow_and_faulty_server_costs_time_alone(port, tmp_path, capsys):
+    write_partition(tmp_path / "t-0", "a=1 | b=2 || c=3")
+    filesystem, path = file_system(f"{BUCKET}/faulty")
+    pafs.copy_files(str(tmp_path), path, destination_filesystem=filesystem)
+    slow_down = Fault(status=503)  # with a body that is larger than what was asked for pyarrow does not try again
+    faults = each(every(11, slow_down), every(17, CUT), every(3, Fault(delay_seconds=0.05)))
+    with s3_proxy(port, faults) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+        assert main(["verify", f"{BUCKET}/faulty"]) == 0
+        for i in range(3):
+            change(f"{BUCKET}/faulty/store", **{f"k{i}": i})
+        assert content(f"{BUCKET}/faulty/store") == {f"k{i}": i for i in range(3)}
+    assert len(proxy.happened) > 10
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("key", ["a b", "a%b", "a+b", "é", "a=b&c'd~e", "日本"])
+def test_any_key(port, key, tmp_path, capsys):
+    """A URI is encoded: `%20` is a space, as pyarrow has it, and Hadoop."""
+    uri = f"{BUCKET}/keys/{quote(key)}"
+    table.check_fit(open_root(uri))
+    for i in range(2):
+        assert change(f"{BUCKET}/keys/{key}" if i else uri, **{f"k{i}": i}) == i
+    assert content(uri) == {"k0": 0, "k1": 1}
+    plain = pafs.S3FileSystem(endpoint_override=f"127.0.0.1:{port}", scheme="http", region="eu-central-1")
+    found = plain.get_file_info(pafs.FileSelector(f"logs/keys/{key}/state/t/_delta_log"))
+    assert sorted(info.base_name for info in found) == [f"{i:020}.json" for i in range(2)]
+    write_partition(tmp_path / "t-0", "a=1 | b=2 || c=3")
+    filesystem, path = file_system(f"{uri}/archive")
+    pafs.copy_files(str(tmp_path), path, destination_filesystem=filesystem)
+    assert main(["verify", f"{uri}/archive"]) == 0
+    assert "1 partitions" in capsys.readouterr().out.replace(",", "")
+
+
+@pytest.mark.parametrize("key", ["a%2520b", "a%5Cb", "a?region=eu-west-1"])
+def test_a_key_under_which_no_table_can_lie(port, key):
+    with pytest.raises(UsageError, match=r"a store.s (path|URI) cannot have"):
+        table.check_fit(open_root(f"{BUCKET}/{key}"))
+
+
+def test_a_commit_is_conditional_whatever_the_environment_says(port):
+    given = {"AWS_CONDITIONAL_PUT": "disabled", "AWS_S3_ALLOW_UNSAFE_RENAME": "true", "AWS_SKIP_SIGNATURE": "true"}
+    with environment(given):
+        change(f"{BUCKET}/conditional", a=1)
+        root, seen = open_root(f"{BUCKET}/conditional"), []
+
+        def plan(version: table.Version) -> Change:
+            seen.append(version.number)
+            if len(seen) == 1:
+                change(f"{BUCKET}/conditional", b=2)  # somebody is faster
+            return table.replaced(version, ["name"], pa.table([["c"], [3]], schema=SCHEMA), {})
+
+        assert table.swap(root, "t", SCHEMA, plan).number == 2
+    assert seen == [0, 1]
+    assert content(f"{BUCKET}/conditional") == {"a": 1, "b": 2, "c": 3}
+    assert delta_options("logs")["AWS_CONDITIONAL_PUT"] == "etag"
+
+
+def test_writers_race_while_answers_are_lost_and_writers_killed(port):
+    with losing(3) as lost:
+        out = race(f"{BUCKET}/race", 4, 4, kill=2, seed=1)
+    assert len(lost) > 8
+    assert set(out.said.values()) <= {"done", "conflict", "unsure"}
+    assert {"done", "conflict"} <= set(out.said.values())
+    assert len(out.tried) == 32
