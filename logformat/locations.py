@@ -151,4 +151,3 @@ def first_of(listed: Sequence[Any]) -> str:
     found, _ = text_entries(listed)
     name = found[0].base_name if found else "a name that is no UTF-8"
     return f"{name} and {len(listed) - 1} more"
-

@@ -180,7 +180,24 @@ def access_error(said: str, *, of_one_file: bool = False) -> AccessError | None:
         where += f" in {access.region}"
     if kind == NO_CREDENTIALS and access.assumes_role:
         return AccessError(kind, where, f"profile {access.profile!r} assumes a role, which is not supported")
-    return AccessError(kind, where, _short(said))
+    return AccessError(kind, where, in_one_line(said))
+
+
+def in_one_line(said: str) -> str:
+    """The last words of a library, which may have said many lines, in colours."""
+    plain = _COLOUR.sub("", said).strip()
+    if code := re.search(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?", plain):
+        return code[1] if code[2] in (None, "", code[1]) else f"{code[1]}: {' '.join(code[2].split())}"
+    if "AWS Error" in plain:
+        line = plain[plain.index("AWS Error") :].splitlines()[0]
+        name, _, words = line.removeprefix("AWS Error ").partition(" operation: ")
+        words = words.partition("Details: ")[2] or words.partition("No response body. ")[2] or words
+        if words.startswith("Unable to parse ExceptionName: "):
+            error, _, words = words.removeprefix("Unable to parse ExceptionName: ").partition(" Message: ")
+            words = error if words in ("", error) else f"{error}: {words}"
+        return words.strip(" .") if words.strip(" .") not in ("", "No response body") else name.partition(" during")[0]
+    parts = [part.strip(" .") for part in re.split(r"↳|\n", plain) if part.strip()]
+    return ": ".join(dict.fromkeys(parts[-2:])) if parts else "no answer"
 
 
 def bucket_of(uri: str) -> str:
@@ -228,23 +245,6 @@ def _asked(bucket: str, key: str) -> str | None:
     except OSError as error:
         return str(error)
     return None
-
-
-def _short(said: str) -> str:
-    """One line of what may be many: the last words of each library."""
-    plain = _COLOUR.sub("", said).strip()
-    if code := re.search(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?", plain):
-        return code[1] if code[2] in (None, "", code[1]) else f"{code[1]}: {' '.join(code[2].split())}"
-    if "AWS Error" in plain:
-        line = plain[plain.index("AWS Error") :].splitlines()[0]
-        name, _, words = line.removeprefix("AWS Error ").partition(" operation: ")
-        words = words.partition("Details: ")[2] or words.partition("No response body. ")[2] or words
-        if words.startswith("Unable to parse ExceptionName: "):
-            error, _, words = words.removeprefix("Unable to parse ExceptionName: ").partition(" Message: ")
-            words = error if words in ("", error) else f"{error}: {words}"
-        return words.strip(" .") if words.strip(" .") not in ("", "No response body") else name.partition(" during")[0]
-    parts = [part.strip(" .") for part in re.split(r"↳|\n", plain) if part.strip()]
-    return ": ".join(dict.fromkeys(parts[-2:])) if parts else "no answer"
 
 
 def _url(endpoint: str) -> str:

@@ -42,7 +42,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from jobs.errors import ConflictError, UnsureCommitError, UsageError
-from logformat.s3_access import bucket_of, delta_options
+from logformat.s3_access import bucket_of, delta_options, in_one_line
 from udfs.storage import Root, exists, flush, flush_folder
 
 FILE: Final = "_file"  # column: the data file in which a row lies
@@ -181,7 +181,7 @@ def swap(root: Root, name: str, schema: pa.Schema, plan: Callable[[Version], Cha
             if (found := _search(last, now, tried)) is not None:
                 return _settled(last, found)
             if now.number == last.number:
-                raise UnsureCommitError(path=f"{root.uri}/{last.folder}", found=str(error)) from error
+                raise UnsureCommitError(path=f"{root.uri}/{last.folder}", found=in_one_line(str(error))) from error
             raise
         if change is None:
             return version
@@ -378,7 +378,7 @@ def _head_after(error: Exception, version: Version) -> Version:
     try:
         return head(version.root, version.name)
     except (DeltaError, OSError) as unread:
-        raise UnsureCommitError(path=f"{version.root.uri}/{version.folder}", found=str(error)) from unread
+        raise UnsureCommitError(path=f"{version.root.uri}/{version.folder}", found=in_one_line(str(error))) from unread
 
 
 def _search(version: Version, now: Version, tried: set[str]) -> int | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -24,10 +27,11 @@ from logformat.locations import file_system
 from logformat.s3_access import AccessError, delta_options
 from tests.bench.race_commits import losing, race
 from tests.builders.logs import write_partition
-from tests.builders.s3_proxy import CUT, SLOW_DOWN, Decide, Fault, each, every, s3_proxy
+from tests.builders.s3_proxy import COMMITS, CUT, SLOW_DOWN, Decide, Fault, each, every, s3_proxy
 from tests.builders.s3_server import BUCKET, CREDENTIALS, environment, s3_server
 from udfs.storage import open_root
 
+ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 20.0
 SCHEMA = pa.schema([("name", pa.string()), ("n", pa.int64())])
 NO_KEYS = {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}
@@ -302,3 +306,47 @@ def test_writers_race_while_answers_are_lost_and_writers_killed(port):
     assert set(out.said.values()) <= {"done", "conflict", "unsure"}
     assert {"done", "conflict"} <= set(out.said.values())
     assert len(out.tried) == 32
+
+
+@pytest.mark.spark
+def test_a_token_that_expires_while_tasks_run(port, tmp_path):
+    """Of Spark's workers, who say it to the driver as text: no partition is blamed."""
+    filesystem, path = file_system(f"{BUCKET}/example")
+    pafs.copy_files(str(ROOT / "examples" / "archive"), path, destination_filesystem=filesystem)
+    expired = []
+
+    def decide(method: str, path: str) -> Fault | None:
+        if path.endswith(".log") and method == "GET":
+            expired.append(path)
+        return Fault(status=400, code="ExpiredToken") if expired else None
+
+    words = ["compact", f"{BUCKET}/example", "--store", f"{BUCKET}/store", "--config", "examples/topics.toml", "--json"]
+    with s3_proxy(port, decide) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url, "LASTKEY_VENV": sys.prefix}):
+        command = [str(ROOT / "spark-submit.sh"), *words, "--now", "1795300000000"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert expired
+    assert done.returncode == 5, done.stderr
+    assert f"error: s3://logs at {proxy.url}: the credentials have expired: ExpiredToken; log in anew" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["error"]["kind"] == "ExpiredCredentialsError"
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [(Fault(status=403, code="AccessDenied"), "DeniedError"), (SLOW_DOWN, "BusyError"), (CUT, "UnreachableError")],
+    ids=str,
+)  # fmt: skip
+def test_a_commit_that_cannot_be_made(port, fault, kind):
+    """Where all else can be written: nothing is half done, and what is there stays."""
+    uri = f"{BUCKET}/refused-{kind}"
+    change(uri, a=1)
+    refused = lambda method, path: fault if COMMITS.match(f"{method} {path}") else None  # noqa: E731
+    with s3_proxy(port, refused) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+        started = time.monotonic()
+        with pytest.raises(OSError, match="PUT") as raised:
+            change(uri, b=2)
+        assert time.monotonic() - started < 2 * SECONDS
+        assert type(job_error(raised.value)).__name__ == kind
+        assert len(proxy.happened) >= 5
+    assert content(uri) == {"a": 1}
+    assert change(uri, b=2) == 1
