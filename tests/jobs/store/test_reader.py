@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,8 +20,12 @@ from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, table_folder
 from jobs.store.reader import StoreReader
 from jobs.store.rows import Checkpoint, Commit, RunRow, Segment
 from jobs.store.tables import State, open_state
+from tests.builders.archives import HOUR, Lab
+from tests.builders.logs import START_MS, write_partition
 from tests.builders.stores import row, run_id
 from udfs.storage import open_root
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def commit(partition, generation, end=100, topic="t", anew=False, other=0):
@@ -117,3 +124,24 @@ def test_a_damaged_table_gives_no_rows_in_silence(spark, tmp_path):
             victim.unlink()
         with pytest.raises((MissingPathError, OSError, pa.ArrowInvalid)):
             reads(open_tables(open_store(str(store))))
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_who_only_reads_a_store_needs_no_java(spark, tmp_path):
+    lab = Lab(spark, tmp_path)
+    write_partition(lab.archive / "t-0", "a=1 b=2 | a=3 || c=1 a=4 || d=1")
+    assert lab.run(START_MS + HOUR).generations == {("t", 0): 1}
+    env = {**os.environ, "JAVA_HOME": str(tmp_path)}  # where there is no Java
+    for words, code in (
+        (["verify", "--store", lab.store], 0),
+        (["lookup", "--store", lab.store, "--time", "latest"], 0),
+        (["restore", "--store", lab.store, "--output", tmp_path / "out"], 0),
+        (["vacuum", "--store", lab.store], 5),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "jobs", *map(str, words)],
+            cwd=ROOT, env=env, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+    assert (tmp_path / "out" / "t-0" / "00000000000000000000.log").stat().st_size > 0
