@@ -1,7 +1,7 @@
 """`lookup`: offsets and times to positions, records, segments, without a broker. udfs/lookup/LOOKUP.md says how.
 
-A few queries need no Spark. A table of them does (`--queries`), and so do a store's generation and the table
-`time_index` (jobs.lookup.minute_table), which lie in Delta tables.
+A few queries need no Spark. A table of them does (`--queries`), and so does the table `time_index`
+(jobs.lookup.minute_table).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from jobs.archive.listing import ArchivedPartition, listed
 from jobs.command.options import LookupOptions
 from jobs.command.typed import nearest, no_such_topic
 from jobs.errors import UsageError
+from jobs.lookup.store import generation_plans
 from logformat import names
 from udfs.lookup.queries import LookupPlan
 from udfs.storage import Root, normal_uri
@@ -17,8 +18,6 @@ from udfs.storage import Root, normal_uri
 def list_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
     """The logs that are asked for, by topic and partition."""
     if options.archive is None:
-        from jobs.lookup.store import generation_plans  # noqa: PLC0415 - an archive is looked up without Spark
-
         plans = generation_plans(options, notes)
     else:
         plans = archive_plans(normal_uri(options.archive or ""), options.topics, notes)

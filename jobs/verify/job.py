@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def run(options: VerifyOptions, progress: Progress) -> VerifyReport:
-    """Check an archive or a store. A small archive is checked without Spark: its start would cost more."""
+    """Check an archive or a store. What is small is checked without Spark: its start would cost more."""
     started = time.perf_counter()
     if options.store is None:
         report = _verify_archive(options, progress)

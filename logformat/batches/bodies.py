@@ -165,9 +165,13 @@ class BodyLoader:
         view, scratch, limit = raw.data, self._scratch, self.max_batch_bytes
         rows = part[order]
         columns = (
-            bodies["start"][order], bodies["end"][order], rows["position"], rows["base_offset"],
-            rows["attributes"] & CODEC_MASK, rows["magic"],
-        )  # fmt: skip
+            bodies["start"][order],
+            bodies["end"][order],
+            rows["position"],
+            rows["base_offset"],
+            rows["attributes"] & CODEC_MASK,
+            rows["magic"],
+        )
         packed_bytes = int((columns[1] - columns[0]).sum())
         if _USUAL_RATIO * packed_bytes > len(scratch.array):
             scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages nothing
@@ -208,9 +212,13 @@ class BodyLoader:
         if len(lying):
             i = lying[0]
             raise LogFormatError(
-                "count", path, int(batches["position"][i]), f"at most {int(room[i])} records, by its bytes",
-                f"{int(bodies['n_records'][i])} in its header", base_offset=int(batches["base_offset"][i]),
-            )  # fmt: skip
+                "count",
+                path,
+                int(batches["position"][i]),
+                f"at most {int(room[i])} records, by its bytes",
+                f"{int(bodies['n_records'][i])} in its header",
+                base_offset=int(batches["base_offset"][i]),
+            )
         ends = np.cumsum(bodies["n_records"])
         bodies["first_span"] = ends - bodies["n_records"]
         n = int(ends[-1]) if len(ends) else 0
@@ -243,9 +251,12 @@ def _check_first_offsets(
     if len(wrong):
         batch, i = batches[part][wrappers[wrong[0]]], int(wrong[0])
         raise LogFormatError(
-            "offsets", path, int(batch["position"]), f"a first record at offset {int(previous[i]) + 1} or more",
+            "offsets",
+            path,
+            int(batch["position"]),
+            f"a first record at offset {int(previous[i]) + 1} or more",
             f"one at {int(begin[i])} in the compressed batch that ends at {int(batch['last_offset'])}",
-        )  # fmt: skip
+        )
 
 
 def _problem(path: str, raw_position: int, batch: np.void, body: np.void, status: int, where: int) -> LogFormatError:
@@ -253,10 +264,13 @@ def _problem(path: str, raw_position: int, batch: np.void, body: np.void, status
     if status == record_kernels.BAD_COUNT:
         left = int(body["end"]) - where
         return LogFormatError(
-            "count", path, int(batch["position"]), f"{int(body['n_records'])} records that fill the batch",
+            "count",
+            path,
+            int(batch["position"]),
+            f"{int(body['n_records'])} records that fill the batch",
             f"{left} bytes behind them" if left else "fewer",
             base_offset=int(batch["base_offset"]),
-        )  # fmt: skip
+        )
     kind, expected = {
         record_kernels.BAD_VARINT: ("varint", "a varint of at most 5 (varlong: 10) bytes inside the record"),
         record_kernels.BAD_RECORD: ("record", "fields that fill the record's length"),

@@ -114,9 +114,7 @@ def decompress_into(
     """
     if not CODEC_NONE <= codec <= CODEC_ZSTD or (codec == CODEC_ZSTD and magic < 2):
         found = CODEC_NAMES[codec] if 0 <= codec < len(CODEC_NAMES) else f"codec {codec}"
-        raise LogFormatError(
-            "codec", path, position, f"a codec of magic {magic}", found, base_offset=base_offset
-        )  # fmt: skip
+        raise LogFormatError("codec", path, position, f"a codec of magic {magic}", found, base_offset=base_offset)
     view = _view(source)
     try:
         if codec == CODEC_ZSTD:
@@ -130,9 +128,13 @@ def decompress_into(
         return _append(view, out, at, 0, limit)
     except _BombError:
         raise LogFormatError(
-            "bomb", path, position, f"at most {limit} bytes (max.decompressed.batch.bytes) from {CODEC_NAMES[codec]}",
-            "more", base_offset=base_offset,
-        ) from None  # fmt: skip
+            "bomb",
+            path,
+            position,
+            f"at most {limit} bytes (max.decompressed.batch.bytes) from {CODEC_NAMES[codec]}",
+            "more",
+            base_offset=base_offset,
+        ) from None
     except (_BrokenError, zlib.error, zstandard.ZstdError, cramjam.DecompressionError, struct.error) as error:
         raise LogFormatError(
             "compressed", path, position, f"one {CODEC_NAMES[codec]} stream", str(error), base_offset=base_offset

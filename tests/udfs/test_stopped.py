@@ -309,7 +309,7 @@ PLACES = {
     ),
     "lookup": ("udfs.lookup.queries._answers", lambda part: _lookup(part).problem),
     "data source": ("udfs.data_source.records.record_batches", _first_problem),
-    "inspect": ("logformat.dump.log.batch_lines", _inspect),
+    "inspect": ("logformat.dump.log_options.batch_lines", _inspect),
 }  # fmt: skip
 
 

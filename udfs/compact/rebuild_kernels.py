@@ -163,9 +163,19 @@ def assemble_batches(
         end = position + BATCH_OVERHEAD + n
         copy_bytes(out, position + BATCH_OVERHEAD, payload, payload_start, n)
         write_header(
-            out, position, end, result.base_offset, result.last_offset, batch.partition_leader_epoch, result.attributes,
-            result.base_timestamp, result.max_timestamp, batch.producer_id, batch.producer_epoch, batch.base_sequence,
+            out,
+            position,
+            end,
+            result.base_offset,
+            result.last_offset,
+            batch.partition_leader_epoch,
+            result.attributes,
+            result.base_timestamp,
+            result.max_timestamp,
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.base_sequence,
             result.n_kept,
-        )  # fmt: skip
+        )
         position = end
     return position
