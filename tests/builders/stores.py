@@ -9,8 +9,9 @@ from pathlib import Path
 
 import google_crc32c
 import pyarrow as pa
+from deltalake import write_deltalake
 
-from jobs.store.rows import Checkpoint, Commit, RunRow, Segment, arrow_schema
+from jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment, arrow_schema, to_arrow
 from jobs.store.tables import open_state
 from logformat.names import segment_file
 
@@ -44,6 +45,31 @@ def make_commit(partition, generation, run_id, parent=None, segments=2, planned=
         [row(Segment, **shared, base_offset=i * 10, path=f"{i}.log") for i in reversed(range(segments))],
         row(RunRow, **shared, **run),
     )  # fmt: skip
+
+
+def standing_of(commit, state="clean"):
+    """How a partition stands with its commit."""
+    at = commit.checkpoint
+    return row(
+        PartitionState, topic=at.topic, partition=at.partition, state=state, generation=at.generation, run_id=at.run_id
+    )
+
+
+def write_format_1(store, commits, states=()):
+    """The tables of a store as an older version left them: no manifest, and no standing, beside the checkpoints.
+
+    `commits`: in their order; the last one of a partition is its current generation.
+    """
+    current = {commit.key: commit.checkpoint for commit in commits}
+    tables = {
+        "compaction_checkpoints": to_arrow(Checkpoint, current.values()),
+        "log_segments": to_arrow(Segment, (row for commit in commits for row in commit.segments)),
+        "cleaner_runs": to_arrow(RunRow, (commit.run for commit in commits)),
+        "cleaner_state": to_arrow(PartitionState, states),
+    }
+    for name, rows in tables.items():
+        if len(rows):
+            write_deltalake(store / "state" / name, rows)
 
 
 @dataclass
