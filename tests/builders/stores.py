@@ -92,13 +92,17 @@ class StoreMaker:
         path.write_bytes(data)
         return path
 
-    def generation(self, topic, partition, generation, written, kept=(), archived=(), end=300, start=0, anew=False):
+    def generation(
+        self, topic, partition, generation, written, kept=(), archived=(), end=300, start=0, anew=False, run=None,
+        names_parent=True,
+    ):  # fmt: skip
         """Commit a generation.
 
         `written`: base -> bytes, in this run's folder; `kept`: segments of an earlier one; `archived`: base -> bytes
-        that belong to the generation, of a file that `archived()` made.
+        that belong to the generation, of a file that `archived()` made. `names_parent`: not, as in a reset by an older
+        version.
         """
-        run, name = run_id(generation), f"{topic}-{partition}"
+        run, name = run or run_id(generation), f"{topic}-{partition}"
         folder = self.store / "segments" / name / f"{generation}-{run}"
         folder.mkdir(parents=True)
         shared = {"topic": topic, "partition": partition, "generation": generation, "run_id": run}
@@ -125,7 +129,7 @@ class StoreMaker:
         checkpoint = row(Checkpoint, **shared, **facts, first_dirty_offset=end - 10)
         run_row = row(
             RunRow, **shared, **facts, generation_before=generation - 1, generation_after=generation,
-            parent_run_id=parent, end_offset=end - 10, anew=anew,
+            parent_run_id=parent if names_parent else None, end_offset=end - 10, anew=anew,
         )  # fmt: skip
         commit = Commit(topic, partition, generation - 1, parent, checkpoint, segments, run_row)
         self.state.commit_wave([commit])
