@@ -148,7 +148,8 @@ def rows(
 
 def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
     with version.root.filesystem.open_input_file(version.root.full(f"{version.folder}/{path}")) as file:
-        found = pq.read_table(file, use_threads=False)
+        parquet = pq.ParquetFile(file)
+        found = parquet.read([name for name in schema.names if name in parquet.schema_arrow.names], use_threads=False)
     columns = [
         found[f.name].cast(f.type) if f.name in found.column_names else pa.nulls(len(found), f.type) for f in schema
     ]

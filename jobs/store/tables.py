@@ -77,8 +77,9 @@ class State:
         return bool(info.type == pafs.FileType.Directory)
 
     def exists(self) -> bool:
-        """Whether anything was ever committed here."""
-        return self._head(CHECKPOINTS).number >= 0
+        """Whether any partition has a generation here."""
+        found = table.rows(self._head(CHECKPOINTS), pa.schema([("generation", pa.int64())]))
+        return bool(pc.any(pc.greater(found["generation"], 0)).as_py())
 
     def checkpoints(self) -> dict[Key, Checkpoint]:
         """Every partition's current generation."""
@@ -207,7 +208,7 @@ class State:
         self._swap(STATES, rows.schema, plan)
 
     def version(self) -> int:
-        """Of `compaction_checkpoints`; -1 where nothing was ever committed."""
+        """Of `compaction_checkpoints`; -1 where there is none."""
         return self._head(CHECKPOINTS).number
 
     def mark(self, folders: Collection[str], seen: int) -> bool:

@@ -16,9 +16,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 
-from jobs.errors import ConflictError, NoGenerationError, UsageError
+from jobs.errors import ConflictError, MissingPathError, NoGenerationError, UsageError
 from jobs.store import rows as store_rows
 from jobs.store import table
+from jobs.store.generations import open_store
 from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES
 from jobs.store.rows import Checkpoint, PartitionState, RunRow, Segment, arrow_schema, from_arrow, to_arrow
 from jobs.store.tables import open_state
@@ -256,6 +257,9 @@ def test_states_are_one_row_a_partition(state):
     state.set_states([row(PartitionState, topic="t", partition=1, state=CLEAN, reason=None)])
     assert {key[1]: row.state for key, row in state.states().items()} == {0: DIRTY, 1: CLEAN, 2: DIRTY}
     assert state.checkpoints() == {}  # to stand is not to have a generation
+    assert not state.exists()
+    with pytest.raises(MissingPathError):
+        open_store(state.root.uri)
     assert state.manifest("t", 0) == []
     version = state.version()
     state.set_states([])
