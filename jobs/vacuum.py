@@ -64,7 +64,7 @@ class VacuumReport(JobReport):
     dry_run: bool
     deleted: dict[Key, list[str]] = field(default_factory=dict)
     bytes: dict[Key, int] = field(default_factory=dict)
-    state_files: int = 0  # known in a dry run only: Delta does not say how many it deleted
+    state_files: int = 0  # of the tables; reported by a dry run
     kept_before_reset: list[dict[str, Any]] = field(default_factory=list)  # generations that only their reset keeps
     without_history: list[Key] = field(default_factory=list)  # left alone: which generations they had is not known
 

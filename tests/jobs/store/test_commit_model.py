@@ -229,7 +229,7 @@ OVERLAP = (Writer("a", (0, 1)), Writer("b", (1, 2)))
         pytest.param(world(*OVERLAP, faults=2), id="overlap"),
         pytest.param(world(*SAME, Vacuum(), faults=1), id="same and vacuum"),
         pytest.param(world(*SAME, Vacuum(), faults=2), id="same and vacuum, two faults", marks=pytest.mark.slow),
-        pytest.param(world(*APART, Vacuum(), faults=1), id="apart and vacuum", marks=pytest.mark.slow),
+        pytest.param(world(*APART, Vacuum(), faults=1), id="apart and vacuum"),
         pytest.param(world(Writer("a", (0,)), Writer("b", (0, 1)), Writer("c", (1,)), faults=1), id="three"),
     ],
 )
