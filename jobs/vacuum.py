@@ -1,4 +1,5 @@
-"""Deletes what no generation needs any more, after a grace. Only below STORE/segments, under the commit lock.
+"""Deletes what no generation needs any more, after a grace. Only below STORE/segments, and beside runs: what goes is
+named in the table of checkpoints first, and no run commits what was named since it began.
 
 Kept, whatever its age:
 - every file that a current generation names, and its run's folder;
@@ -6,12 +7,14 @@ Kept, whatever its age:
 - the same of the last generation before each --reset: the archive may not hold its records any more, so it may be their
   only copy. --before-reset GLOB gives it up;
 - a run's folder whose newest file is younger than the grace: a run may be writing it;
+- everything of a partition whose runs are not known any more;
 - what is not named as a run's folder is: it is not ours to judge.
 The clock is the wall clock: --now never decides what is deleted. Then Delta's own VACUUM goes over the state tables.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +28,7 @@ from jobs.command.options import VacuumOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, count, said, seconds, size, table
 from jobs.store.generations import open_store
-from jobs.store.paths import PARTITIONS, parse_run_folder
+from jobs.store.paths import PARTITIONS, RUNS, parse_run_folder
 from jobs.store.rows import RunRow, Segment
 from jobs.store.tables import State, open_state
 from jobs.topics import Key, matches
@@ -61,8 +64,9 @@ class VacuumReport(JobReport):
     dry_run: bool
     deleted: dict[Key, list[str]] = field(default_factory=dict)
     bytes: dict[Key, int] = field(default_factory=dict)
-    state_files: int = 0  # known in a dry run only: Delta does not say how many it deleted
+    state_files: int = 0  # of the tables; reported by a dry run
     kept_before_reset: list[dict[str, Any]] = field(default_factory=list)  # generations that only their reset keeps
+    without_history: list[Key] = field(default_factory=list)  # left alone: which generations they had is not known
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -107,10 +111,14 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
     for uri in sorted({row.archive_uri for row in state.checkpoints().values()}):
         check_apart(Place("the store", store.uri), Place("the archive", uri))
     report = VacuumReport(store.uri, options.dry_run)
-    with state.lock():  # one vacuum at a time, on a disk
+    with contextlib.nullcontext() if options.dry_run else state.lock():  # one vacuum at a time, on a disk
         folders = [folder for folder in run_folders(store, report.notes) if matches(options.topics, folder.key[0])]
         young_ms = time.time() * 1000 - options.grace_hours * 3_600_000
         kept = _chosen(state, folders, young_ms, options, report)
+        report.notes += [
+            f"{topic}-{partition}: its runs are not in the table {RUNS}; left alone"
+            for topic, partition in report.without_history
+        ]
         progress.start("vacuum", len(folders), "folder")
         for folder in folders:
             _clean(store, folder, kept, young_ms, report)
@@ -176,12 +184,18 @@ class _Kept:
 def _kept(
     state: State, folders: Sequence[RunFolder], young_ms: float, options: VacuumOptions, report: VacuumReport
 ) -> _Kept:
-    """Current generations, those that were replaced less than the grace ago, and those before a reset."""
-    current = state.checkpoints()
+    """Current generations, those that were replaced less than the grace ago, and those before a reset. What is current
+    is in the table that decides; where the history is lost, nothing older is known, and all of it stays.
+    """
+    current, manifests = state.current()
     live = {(key, row.generation, row.run_id) for key, row in current.items()}
     newest = {(f.key, f.generation, f.run_id): f.newest_ms for f in folders}
     before_resets: set[Run] = set()
+    report.without_history = []
     for key, chain in state.histories().items():
+        if not chain:
+            report.without_history.append(key)
+            live |= {run for run in newest if run[0] == key}
         live |= set(_replaced_lately(key, chain, newest, young_ms))
         if options.before_reset is None or not matches(options.before_reset, key[0]):
             before_resets |= set(_before_resets(key, chain, newest))
@@ -202,7 +216,8 @@ def _kept(
                 "bytes": sum(row.size_bytes for row in rows if _run_of(row) == run),
             }
         )
-    return _Kept(frozenset(live | before_resets), frozenset(row.path for row in rows))
+    named = {row.path for manifest in manifests.values() for row in manifest if row.root == "store"}
+    return _Kept(frozenset(live | before_resets), frozenset(named | {row.path for row in rows}))
 
 
 def _run_of(row: Segment) -> Run:

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -209,6 +210,9 @@ def test_tables_and_states():
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == set(state.TABLES)
     row = re.search(r"^\| `cleaner_state` \| (.*)", section, re.MULTILINE)[1]
     assert set(re.findall(r"`(\w+)`", row)) == set(state_rows.STATES) - {"running"}  # which no run leaves
+    added = set(state_rows.checkpoint_schema().names) - {field.name for field in fields(state_rows.Checkpoint)}
+    assert all(f"`{name}`" in section for name in added)
+    assert f"The store has a format, {state_rows.FORMAT}." in section
 
 
 # -- messages and paths

@@ -139,7 +139,7 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
 def _archive_of(state: State) -> str:
     """The archive that a store serves, where nobody says it."""
     archives: list[str] = []
-    for row in state.checkpoints().values() if state.exists() else ():
+    for row in state.checkpoints().values():
         if not any(is_same(row.archive_uri, known) for known in archives):
             archives.append(row.archive_uri)
     if len(archives) != 1:

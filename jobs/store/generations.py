@@ -103,9 +103,10 @@ def nobody_has(generation: int) -> NoGenerationError:
 
 
 def open_store(uri: str, expected: str = f"a store, with {table_folder(CHECKPOINTS)}") -> Root:
-    """The root of a store that holds a committed state. MissingPathError: it holds none; AccessError."""
+    """The root of a store that holds a generation. MissingPathError: it holds none; AccessError."""
     store = open_root(normal_uri(uri))
-    if store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS))).type != pafs.FileType.Directory:
+    found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))
+    if found.type != pafs.FileType.Directory or not State(store).exists():
         check_bucket(store.uri, store.filesystem)
         raise MissingPathError(path=store.uri, expected=expected, found="none")
     return store

@@ -253,6 +253,12 @@ def to_checkpoints(
     return pa.table(columns, schema=schema)
 
 
+def undecided(topic: str, partition: int) -> dict[str, Any]:
+    """The row of `compaction_checkpoints` of a partition that has no generation yet."""
+    found = {"topic": topic, "partition": partition, "generation": 0, "manifest_of": ""}
+    return dict.fromkeys(checkpoint_schema().names) | found
+
+
 def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:
     """An Arrow table of these columns, and perhaps others, as rows. Where a column is missing, or null as in rows that
     are older than it, its default counts. URIs that older versions took with credentials come without them: they are

@@ -155,7 +155,8 @@ def rows(
 def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
     with version.root.filesystem.open_input_file(version.root.full(f"{version.folder}/{path}")) as file:
         read = file if version.root.is_local else pa.BufferReader(file.read())  # one request, not one a column
-        found = pq.read_table(read, use_threads=False)
+        parquet = pq.ParquetFile(read)
+        found = parquet.read([name for name in schema.names if name in parquet.schema_arrow.names], use_threads=False)
     columns = [
         found[f.name].cast(f.type) if f.name in found.column_names else pa.nulls(len(found), f.type) for f in schema
     ]

@@ -19,7 +19,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,6 +41,7 @@ from jobs.store.rows import (
     histories,
     to_arrow,
     to_checkpoints,
+    undecided,
 )
 from jobs.store.table import Change, Held, Version
 from udfs.storage import Root, normal_uri, open_root
@@ -76,8 +77,9 @@ class State:
         return bool(info.type == pafs.FileType.Directory)
 
     def exists(self) -> bool:
-        """Whether anything was ever committed here."""
-        return self._head(CHECKPOINTS).number >= 0
+        """Whether any partition has a generation here."""
+        found = table.rows(self._head(CHECKPOINTS), pa.schema([("generation", pa.int64())]))
+        return bool(pc.any(pc.greater(found["generation"], 0)).as_py())
 
     def checkpoints(self) -> dict[Key, Checkpoint]:
         """Every partition's current generation."""
@@ -181,14 +183,9 @@ class State:
             now = {(row["topic"], row["partition"]): row for row in found.drop_columns([table.FILE]).to_pylist()}
             new = []
             for key, row in said.items():
-                old = now.get(key) or dict.fromkeys(checkpoint_schema().names) | {
-                    "topic": row.topic,
-                    "partition": row.partition,
-                    "generation": 0,
-                    "manifest_of": "",
-                }
-                if (old["generation"] or 0) <= max(row.generation, 0):
-                    new.append(old | {"standing": {name: getattr(row, name) for name in _STANDING}})
+                old = now.get(key) or undecided(*key)
+                if old["generation"] <= max(row.generation, 0):
+                    new.append(old | {"standing": _standing(row)})
             if not new:
                 return None
             changed = pa.Table.from_pylist(new, schema=checkpoint_schema())
@@ -211,7 +208,7 @@ class State:
         self._swap(STATES, rows.schema, plan)
 
     def version(self) -> int:
-        """Of `compaction_checkpoints`; -1 where nothing was ever committed."""
+        """Of `compaction_checkpoints`; -1 where there is none."""
         return self._head(CHECKPOINTS).number
 
     def mark(self, folders: Collection[str], seen: int) -> bool:
@@ -258,9 +255,15 @@ class State:
 
     def _swap(self, name: str, schema: pa.Schema, plan: Callable[[Version], Change | None]) -> None:
         """Change a table, which is brought to this version's columns first."""
+
+        def checked(version: Version) -> Change | None:
+            if name == CHECKPOINTS:
+                _check_format(version)  # a newer version may have taken the store over since we began
+            return plan(version)
+
         if set(schema.names) - set(_columns(table.head(self.root, name)) or schema.names):
             self._upgrade(name, schema)
-        table.swap(self.root, name, schema, plan)
+        table.swap(self.root, name, schema, checked)
 
     def _upgrade(self, name: str, schema: pa.Schema) -> None:
         """A table as an older version wrote it, in one commit that keeps its rows. That version locks, so do we."""
@@ -298,8 +301,10 @@ class State:
         bare = []
         for row in checkpoints:
             key = row.topic, row.partition
-            bare.append((row, manifests.get((key, row.generation, row.run_id), []), states.get(key)))
-        return to_checkpoints(bare).append_column(table.FILE, found[table.FILE])
+            bare.append((row, manifests.get((key, row.generation, row.run_id), []), states.pop(key, None)))
+        decided = to_checkpoints(bare).append_column(table.FILE, found[table.FILE])
+        others = [undecided(*key) | {"standing": _standing(row)} for key, row in states.items()]
+        return pa.concat_tables([decided, pa.Table.from_pylist(others, schema=decided.schema)])
 
     def _rows_at(self, version: Version, keys: Collection[Key]) -> pa.Table:
         found = table.rows(version, checkpoint_schema(), self._held_of(CHECKPOINTS))
@@ -349,6 +354,11 @@ class State:
 
 
 _STANDING: Final = tuple(f.name for f in dataclasses.fields(PartitionState) if f.name not in _KEY)
+
+
+def _standing(row: PartitionState) -> dict[str, Any]:
+    """The column `standing` of a partition."""
+    return {name: getattr(row, name) for name in _STANDING}
 
 
 def _columns(version: Version) -> list[str]:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import google_crc32c
 import pyarrow as pa
+from deltalake import write_deltalake
 
-from jobs.store.rows import Checkpoint, Commit, RunRow, Segment, arrow_schema
+from jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment, arrow_schema, to_arrow
 from jobs.store.tables import open_state
 from logformat.names import segment_file
 
@@ -46,6 +47,31 @@ def make_commit(partition, generation, run_id, parent=None, segments=2, planned=
     )  # fmt: skip
 
 
+def standing_of(commit, state="clean"):
+    """How a partition stands with its commit."""
+    at = commit.checkpoint
+    return row(
+        PartitionState, topic=at.topic, partition=at.partition, state=state, generation=at.generation, run_id=at.run_id
+    )
+
+
+def write_format_1(store, commits, states=()):
+    """The tables of a store as an older version left them: no manifest, and no standing, beside the checkpoints.
+
+    `commits`: in their order; the last one of a partition is its current generation.
+    """
+    current = {commit.key: commit.checkpoint for commit in commits}
+    tables = {
+        "compaction_checkpoints": to_arrow(Checkpoint, current.values()),
+        "log_segments": to_arrow(Segment, (row for commit in commits for row in commit.segments)),
+        "cleaner_runs": to_arrow(RunRow, (commit.run for commit in commits)),
+        "cleaner_state": to_arrow(PartitionState, states),
+    }
+    for name, rows in tables.items():
+        if len(rows):
+            write_deltalake(store / "state" / name, rows)
+
+
 @dataclass
 class StoreMaker:
     """Writes an archive and generations of a store, as compact leaves them."""
@@ -66,13 +92,17 @@ class StoreMaker:
         path.write_bytes(data)
         return path
 
-    def generation(self, topic, partition, generation, written, kept=(), archived=(), end=300, start=0, anew=False):
+    def generation(
+        self, topic, partition, generation, written, kept=(), archived=(), end=300, start=0, anew=False, run=None,
+        names_parent=True,
+    ):  # fmt: skip
         """Commit a generation.
 
         `written`: base -> bytes, in this run's folder; `kept`: segments of an earlier one; `archived`: base -> bytes
-        that belong to the generation, of a file that `archived()` made.
+        that belong to the generation, of a file that `archived()` made. `names_parent`: not, as in a reset by an older
+        version.
         """
-        run, name = run_id(generation), f"{topic}-{partition}"
+        run, name = run or run_id(generation), f"{topic}-{partition}"
         folder = self.store / "segments" / name / f"{generation}-{run}"
         folder.mkdir(parents=True)
         shared = {"topic": topic, "partition": partition, "generation": generation, "run_id": run}
@@ -99,7 +129,7 @@ class StoreMaker:
         checkpoint = row(Checkpoint, **shared, **facts, first_dirty_offset=end - 10)
         run_row = row(
             RunRow, **shared, **facts, generation_before=generation - 1, generation_after=generation,
-            parent_run_id=parent, end_offset=end - 10, anew=anew,
+            parent_run_id=parent if names_parent else None, end_offset=end - 10, anew=anew,
         )  # fmt: skip
         commit = Commit(topic, partition, generation - 1, parent, checkpoint, segments, run_row)
         self.state.commit_wave([commit])

@@ -88,7 +88,7 @@ def test_inspect(archive, tmp_path, below):
     assert {path.partition("/")[0] for path in files_of(tmp_path / "out")} == {"users-0"}
 
 
-def test_an_output_that_holds_such_a_name(archive, tmp_path, monkeypatch):
+def test_an_output_that_holds_such_a_name(archive, tmp_path):
     (tmp_path / "made").mkdir()
     maker = StoreMaker(tmp_path / "made")
     (tmp_path / "out").mkdir()
@@ -103,7 +103,7 @@ def test_an_output_that_holds_such_a_name(archive, tmp_path, monkeypatch):
             job()
 
 
-def test_a_store(tmp_path, monkeypatch):
+def test_a_store(tmp_path):
     """Nothing is deleted with a folder of which not all is seen; a restore does not mind it."""
     maker = StoreMaker(tmp_path)
     maker.archived("t", 0, 0, b"x")
@@ -112,9 +112,9 @@ def test_a_store(tmp_path, monkeypatch):
     shutil.copytree(maker.run_folder("t", 0, 1), dead)
     segments = maker.store / "segments"
     spoil(segments, segments / "t-0", dead, maker.run_folder("t", 0, 1))
-    before = files_of(maker.store)
+    before = files_of(segments)
     report = vacuum.run(VacuumOptions(str(maker.store), grace_hours=0), Silent())
-    assert files_of(maker.store) == before
+    assert files_of(segments) == before
     assert [note for note in report.notes if "UTF-8" in note] == [
         f"{path}: 3 names that are no UTF-8; left alone"
         for path in ("segments", "segments/t-0", f"segments/t-0/1-{run_id(1)}", f"segments/t-0/{dead.name}")

@@ -8,9 +8,9 @@ import pytest
 from jobs import vacuum
 from jobs.command.options import VacuumOptions
 from jobs.command.progress import Silent
-from jobs.errors import MissingPathError
-from jobs.store.rows import histories
-from tests.builders.stores import StoreMaker, run_id
+from jobs.errors import ConflictError, MissingPathError
+from jobs.store.tables import State, open_state
+from tests.builders.stores import StoreMaker, make_commit, run_id
 from tests.builders.trees import files_in, files_of
 
 A, B = b"a" * 1000, b"b" * 2000
@@ -18,9 +18,21 @@ WEEK = 168.0
 
 
 @pytest.fixture
-def maker(tmp_path, monkeypatch):
-    made = StoreMaker(tmp_path)
-    return made
+def maker(tmp_path):
+    return StoreMaker(tmp_path)
+
+
+@pytest.fixture
+def tables_vacuumed(monkeypatch):
+    """How the tables themselves were vacuumed: `dry_run` of each time."""
+    real, seen = State.vacuum_state, []
+
+    def vacuum_state(self, *, dry_run=False):
+        seen.append(dry_run)
+        return real(self, dry_run=dry_run)
+
+    monkeypatch.setattr(State, "vacuum_state", vacuum_state)
+    return seen
 
 
 @pytest.fixture
@@ -43,24 +55,30 @@ def _vacuum(maker, **options):
     return vacuum.run(VacuumOptions(str(maker.store), **options), Silent())
 
 
+def _segments(maker):
+    return files_of(maker.store / "segments")
+
+
 def test_nothing_young_is_touched(three_generations):
-    before = files_of(three_generations.folder)
+    before, version = _segments(three_generations), three_generations.state.version()
     report = _vacuum(three_generations)
-    assert files_of(three_generations.folder) == before
+    assert _segments(three_generations) == before
+    assert three_generations.state.version() == version  # nothing goes, nothing is to be said
     assert report.deleted == {}
     assert any("mine: not a run's folder" in note for note in report.notes)
     assert "0 files, 0 B deleted" in report.to_text()
 
 
-def test_old_generations_and_dead_runs_go_but_for_files_that_the_current_one_names(three_generations):
+def test_old_generations_and_dead_runs_go_but_for_files_that_the_current_one_names(three_generations, tables_vacuumed):
     maker = three_generations
     folders = [maker.run_folder("t", 0, g) for g in (1, 2, 3)]
     maker.age(WEEK + 1, *folders, maker.dead)
     before = files_of(maker.folder)
     dry = _vacuum(maker, dry_run=True)
     assert files_of(maker.folder) == before
-    assert maker.state.vacuumed == [True]
+    assert tables_vacuumed == [True]
     report = _vacuum(maker)
+    assert tables_vacuumed == [True, False]
     assert report.to_json() | {"dry_run": 0, "seconds": 0, "state_files": 0} == dry.to_json() | {
         "dry_run": 0, "seconds": 0, "state_files": 0,
     }  # fmt: skip
@@ -69,7 +87,8 @@ def test_old_generations_and_dead_runs_go_but_for_files_that_the_current_one_nam
     assert not maker.dead.exists()
     assert len(list(folders[2].iterdir())) == 8
     assert (maker.store / "segments" / "t-0" / "mine" / "notes.txt").exists()
-    assert set(before) - set(files_of(maker.folder)) == {f"store/{path}" for path in report.deleted["t", 0]}
+    gone = {path for path in set(before) - set(files_of(maker.folder)) if not path.startswith("store/state/")}
+    assert gone == {f"store/{path}" for path in report.deleted["t", 0]}
     assert sum(len(before[f"store/{path}"]) for path in report.deleted["t", 0]) == report.bytes["t", 0]
     assert _vacuum(maker).deleted == {}
 
@@ -92,27 +111,19 @@ def test_a_folder_of_which_not_all_is_known_still_says_when_it_replaced_the_one_
     assert maker.run_folder("t", 0, 2).exists()
 
 
-def test_folders_of_tasks_that_were_tried_again(three_generations):
+def test_folders_of_tasks_that_were_tried_again(maker):
     """A task's second try has a folder of its own: that of a generation where it was committed, else garbage."""
-    maker = three_generations
-    retried = maker.run_folder("t", 0, 3).rename(maker.run_folder("t", 0, 3).with_name(f"3-{run_id(3)}.17"))
-    again = {"run_id": f"{run_id(3)}.17"}
-    maker.state.current_rows["t", 0] = replace(maker.state.current_rows["t", 0], **again)
-    maker.state.chains["t", 0][0] = replace(maker.state.chains["t", 0][0], **again)
-    paths = {str(maker.run_folder("t", 0, 3).relative_to(maker.store)): str(retried.relative_to(maker.store))}
-    maker.state.rows = [
-        replace(s, **again, path=s.path.replace(*next(iter(paths.items())))) if s.generation == 3 else s
-        for s in maker.state.rows
-    ]
-    first_try = retried.with_name(f"3-{run_id(3)}")
+    first = maker.generation("t", 0, 1, {0: A, 100: B})
+    maker.generation("t", 0, 2, {0: B}, kept=first[1:])
+    maker.generation("t", 0, 3, {0: A}, kept=first[1:], run=f"{run_id(3)}.17")
+    first_try = maker.run_folder("t", 0, 3)
+    retried, died = first_try.with_name(f"3-{run_id(3)}.17"), first_try.with_name(f"3-{run_id(3)}.9")
     shutil.copytree(retried, first_try)
-    died = retried.with_name(f"3-{run_id(3)}.9")
     shutil.copytree(retried, died)
     maker.age(WEEK + 1, retried, first_try, died, maker.run_folder("t", 0, 2), maker.run_folder("t", 0, 1))
     report = _vacuum(maker)
-    (stray,) = [note for note in report.notes if "not a run's folder" in note]
-    assert "mine" in stray
-    assert retried.exists()
+    assert report.notes == []
+    assert len(list(retried.iterdir())) == 8
     assert not first_try.exists()
     assert not died.exists()
     assert (maker.run_folder("t", 0, 1) / "00000000000000000100.log").exists()
@@ -126,7 +137,7 @@ def test_a_run_at_work_is_spared_while_its_newest_file_is_young(three_generation
     assert len(list(maker.dead.iterdir())) == 9
 
 
-def test_no_grace_and_a_glob(three_generations):
+def test_no_grace_and_a_glob(three_generations, tables_vacuumed):
     maker = three_generations
     maker.generation("u", 0, 1, {0: A})
     maker.generation("u", 0, 2, {0: A})
@@ -135,7 +146,7 @@ def test_no_grace_and_a_glob(three_generations):
     assert list(report.deleted) == [("u", 0)]
     assert not maker.run_folder("u", 0, 1).exists()
     assert maker.run_folder("t", 0, 2).exists()
-    assert maker.state.vacuumed == []  # the tables are everybody's: only without --topics
+    assert tables_vacuumed == []  # the tables are everybody's: only without --topics
 
 
 def test_a_store_that_is_none(tmp_path):
@@ -179,21 +190,92 @@ def test_giving_up_what_was_before_a_reset_waits_for_the_grace(reset_store):
     assert report.kept_before_reset == []  # the grace keeps it, not the reset
 
 
-def test_a_reset_by_an_older_version_named_no_parent(reset_store):
-    maker = reset_store
-    chain = maker.state.chains["t", 0]
-    third = chain[1]
-    assert third.generation_after == 3
-    runs = [replace(row, parent_run_id=None, anew=False) if row is third else row for row in chain]
-    maker.state.chains = histories(maker.state.current_rows, runs)
-    assert [row.generation_after for row in maker.state.chains["t", 0]] == [4, 3, 2, 1]
+def test_a_reset_by_an_older_version_named_no_parent(maker):
+    first = maker.generation("t", 0, 1, {0: A, 100: B})
+    maker.generation("t", 0, 2, {0: B}, kept=first[1:])
+    third = maker.generation("t", 0, 3, {0: A}, names_parent=False)
+    maker.generation("t", 0, 4, {100: A}, kept=third)
+    maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2, 3, 4)))
+    assert [row.generation_after for row in maker.state.history("t", 0)] == [4, 3, 2, 1]
     _vacuum(maker)
     assert maker.run_folder("t", 0, 2).exists()
 
-    died = replace(chain[2], run_id=run_id(2, 9))  # which of both was committed is not known: both stay
-    shutil.copytree(maker.run_folder("t", 0, 2), maker.store / "segments" / "t-0" / f"2-{run_id(2, 9)}")
+    with pytest.raises(ConflictError):  # another run of that number died
+        maker.generation("t", 0, 2, {0: B}, kept=first[1:], run=run_id(2, 9))
     maker.age(WEEK + 1, maker.store / "segments" / "t-0" / f"2-{run_id(2, 9)}")
-    maker.state.chains = histories(maker.state.current_rows, [*runs, died])
-    assert [row.generation_after for row in maker.state.chains["t", 0]] == [4, 3]
+    # which of both was committed is not known: both stay
+    assert [row.generation_after for row in maker.state.history("t", 0)] == [4, 3]
     assert [g["run_id"] for g in _vacuum(maker).kept_before_reset] == [run_id(2), run_id(2, 9)]
     assert (maker.run_folder("t", 0, 1) / "00000000000000000100.log").exists()
+
+
+# -- beside runs, and where the tables are not whole
+
+
+def test_a_run_that_has_not_committed_cannot_once_its_folder_was_named(three_generations):
+    maker = three_generations
+    run = open_state(str(maker.store))
+    run.current()  # planned on generation 3
+    commit = make_commit(0, 4, run_id(9, 9), run_id(3))  # its files are what looks like those of a run that died
+    maker.age(WEEK + 1, maker.dead)
+    assert _vacuum(maker, dry_run=True).deleted.keys() == {("t", 0)}  # names nothing
+    report = _vacuum(maker)
+    assert not maker.dead.exists()
+    assert {path.split("/")[2] for path in report.deleted["t", 0]} == {maker.dead.name}
+    with pytest.raises(ConflictError, match=f"{maker.dead.name}: expected the files that this run wrote"):
+        run.commit_wave([commit])
+    assert maker.state.checkpoints()["t", 0].generation == 3
+    other = open_state(str(maker.store))
+    other.current()
+    other.commit_wave([make_commit(0, 4, run_id(4), run_id(3))])
+    assert maker.state.checkpoints()["t", 0].generation == 4
+
+
+def test_a_commit_between_the_look_and_the_mark_is_looked_at(three_generations, monkeypatch):
+    """The run that seemed to have died commits in between: its files stay."""
+    maker = three_generations
+    run = open_state(str(maker.store))
+    run.current()
+    maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2, 3)), maker.dead)
+    real, marked = State.mark, []
+
+    def mark(self, folders, seen):
+        if not marked:
+            name = maker.dead.relative_to(maker.store)
+            commit = make_commit(0, 4, run_id(9, 9), run_id(3), segments=1)
+            [segment] = commit.segments
+            log = replace(segment, root="store", path=f"{name}/00000000000000000000.log")
+            run.commit_wave([replace(commit, segments=[log])])
+        marked.append((sorted(folders), real(self, folders, seen)))
+        return marked[-1][1]
+
+    monkeypatch.setattr(State, "mark", mark)
+    _vacuum(maker)
+    assert [done for _, done in marked] == [False, True]
+    dead = str(maker.dead.relative_to(maker.store))
+    assert dead in marked[0][0]
+    assert dead not in marked[1][0]
+    assert len(list(maker.dead.iterdir())) == 8
+    assert not maker.run_folder("t", 0, 3).exists()  # which nothing names any more
+    assert maker.state.checkpoints()["t", 0].generation == 4
+
+
+def test_what_is_current_stays_though_the_history_of_its_segments_is_lost(three_generations):
+    maker = three_generations
+    maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2, 3)), maker.dead)
+    shutil.rmtree(maker.store / "state" / "log_segments")
+    _vacuum(maker)
+    assert (maker.run_folder("t", 0, 1) / "00000000000000000100.log").exists()
+    assert len(list(maker.run_folder("t", 0, 3).iterdir())) == 8
+    assert not maker.run_folder("t", 0, 2).exists()
+
+
+def test_nothing_goes_of_a_partition_whose_runs_are_not_known(three_generations):
+    """One of them may have been before a reset."""
+    maker = three_generations
+    maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2, 3)), maker.dead)
+    shutil.rmtree(maker.store / "state" / "cleaner_runs")
+    before = _segments(maker)
+    report = _vacuum(maker)
+    assert _segments(maker) == before
+    assert "t-0: its runs are not in the table cleaner_runs; left alone" in report.notes

@@ -91,7 +91,6 @@ def test_an_unknown_name_brings_the_nearest(tables, near):
         ("defaults", "cleanup.policy", [], "a list of"),
         ("defaults", "null.keys", "ignore", '"fail", "keep", "drop"'),
         ("job", "wave.partitions", 0, "from 1"),
-        ("job", "single.writer", "yes", "true or false"),
     ],
 )
 def test_a_bad_value_brings_what_is_allowed(table, setting, value, allowed):

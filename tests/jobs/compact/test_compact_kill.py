@@ -27,17 +27,19 @@ TOML = """
 "wave.partitions" = {wave}
 """
 
-# (where, whether the generation is the new one then)
+# (where, at which call, whether the generation is the new one then). A wave has three commits: two of the history, and
+# the switch
 STEPS = [
-    ("before udfs.compact.one_task:clean_groups", False),  # everything scanned, nothing written
-    ("before udfs.compact.generation:write_indexes", False),  # a log without its indexes
-    ("before udfs.compact.generation:read_back", False),
-    ("before udfs.compact.generation:flush_folder", False),  # all files there, folders not flushed
-    ("before jobs.store.tables:State._append_all", False),
-    ("after jobs.store.tables:State._append", False),  # one table appended, perhaps both
-    ("before jobs.store.tables:State._switch", False),  # rows that no checkpoint names
-    ("after jobs.store.tables:State._switch", True),
-    ("after jobs.store.tables:State.set_states", True),
+    ("before udfs.compact.one_task:clean_groups", 1, False),  # everything scanned, nothing written
+    ("before udfs.compact.generation:write_indexes", 1, False),  # a log without its indexes
+    ("before udfs.compact.generation:read_back", 1, False),
+    ("before udfs.compact.generation:flush_folder", 1, False),  # all files there, folders not flushed
+    ("before jobs.store.tables:State.commit_wave", 1, False),
+    ("after jobs.store.tables:State._append", 1, False),  # one table appended
+    ("after jobs.store.table:_write", 3, False),  # rows of checkpoints that no commit names
+    ("before jobs.store.table:_commit", 3, False),
+    ("after jobs.store.table:_commit", 3, True),  # nobody was told
+    ("after jobs.store.tables:State.set_states", 1, True),  # the table cleaner_state is not written yet
 ]
 
 
@@ -88,11 +90,11 @@ def _arguments(lab, tmp_path, now_ms, *more, wave=64):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("step", "new"), STEPS, ids=[step.replace(" ", "-") for step, _ in STEPS])
-def test_a_kill_leaves_a_whole_generation(begun, step, new, now_ms, tmp_path):
+@pytest.mark.parametrize(("step", "nth", "new"), STEPS, ids=[step.replace(" ", "-") for step, _, _ in STEPS])
+def test_a_kill_leaves_a_whole_generation(begun, step, nth, new, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    run = start(tmp_path / "run", _arguments(mine, tmp_path, now_ms), step)
+    run = start(tmp_path / "run", _arguments(mine, tmp_path, now_ms), step, nth=nth)
     run.wait_until_reached()
     run.kill()
     code, out, _ = run.finish()
@@ -109,7 +111,7 @@ def test_a_kill_leaves_a_whole_generation(begun, step, new, now_ms, tmp_path):
     assert {r.status for r in report.results} == {"not_due" if new else "cleaned"}
     assert _result(mine) == expected
     assert tree(lab.archive) == archive
-    if "State" in step:  # rows that were appended belong to no history
+    if "jobs.store" in step:  # rows that were appended belong to no history
         histories = mine.state().histories()
         assert [run.generation_after for run in histories["grown", 0]] == [2, 1]
         assert {key: row.state for key, row in mine.state().states().items()} == dict.fromkeys(histories, "clean")
@@ -119,9 +121,7 @@ def test_a_kill_between_waves_keeps_what_was_committed(begun, now_ms, tmp_path):
     """wave.partitions = 1: the largest partition first; the run dies with the second wave."""
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    run = start(
-        tmp_path / "run", _arguments(mine, tmp_path, now_ms, wave=1), "before jobs.store.tables:State._switch", nth=2
-    )
+    run = start(tmp_path / "run", _arguments(mine, tmp_path, now_ms, wave=1), "before jobs.store.table:_commit", nth=6)
     run.wait_until_reached()
     run.kill()
     run.finish()
@@ -157,12 +157,9 @@ def test_a_jvm_that_is_killed_is_an_environment_that_failed(begun, now_ms, tmp_p
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms)
-    run = start(tmp_path / "run", arguments, "before jobs.store.tables:State._switch", held=True)
+    run = start(tmp_path / "run", arguments, "before jobs.compact.waves:_next_wave", held=True)
     run.wait_until_reached()
-    [jvm] = [
-        pid for pid in descendants(run.process.pid) if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "java\n"
-    ]
-    os.kill(jvm, signal.SIGKILL)
+    os.kill(_jvm(run), signal.SIGKILL)
     run.let_go()
     code, out, err = run.finish()
     assert code == 5, err
@@ -177,8 +174,35 @@ def test_a_jvm_that_is_killed_is_an_environment_that_failed(begun, now_ms, tmp_p
     assert tree(lab.archive) == archive
 
 
+def test_a_jvm_that_is_killed_after_the_last_task_costs_nothing(begun, now_ms, tmp_path):
+    """Commits need none."""
+    lab, archive, expected = begun
+    mine = _copy(lab, tmp_path.name)
+    arguments = _arguments(mine, tmp_path, now_ms)
+    run = start(tmp_path / "run", arguments, "before jobs.store.tables:State.commit_wave", held=True)
+    run.wait_until_reached()
+    os.kill(_jvm(run), signal.SIGKILL)
+    run.let_go()
+    code, out, err = run.finish()
+    assert code == 0, err
+    assert {p["status"] for p in json.loads(out)["partitions"]} == {"cleaned"}
+    assert "Traceback" not in err
+    assert _result(mine) == expected
+    assert tree(lab.archive) == archive
+
+
+def _jvm(run):
+    """Id of a run's JVM."""
+    [jvm] = [
+        pid for pid in descendants(run.process.pid) if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "java\n"
+    ]
+    return jvm
+
+
 def test_a_vacuum_without_grace_beside_a_run_is_a_conflict(begun, now_ms, tmp_path):
-    """It takes files that no generation names yet; the run sees it before it commits, and the next one succeeds."""
+    """It takes files that no generation names yet, and says so first; the run sees it when it commits, and the next one
+    succeeds.
+    """
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms)
@@ -190,8 +214,7 @@ def test_a_vacuum_without_grace_beside_a_run_is_a_conflict(begun, now_ms, tmp_pa
     code, out, err = run.finish()
     assert code == 4, err
     said = json.loads(out)
-    assert "just before the commit" in said["conflict"]
-    assert "no such file" in said["conflict"]
+    assert "expected the files that this run wrote, found a vacuum that took them" in said["conflict"]
     assert {p["status"] for p in said["partitions"]} == {"conflict"}
     assert "Traceback" not in err
     assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from chispa import assert_df_equality
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from jobs.data_source.read import read_task
 from jobs.data_source.source import columns_of
 from jobs.errors import MissingPathError, NoGenerationError, UsageError
+from jobs.store.paths import CHECKPOINTS
 from jobs.store.rows import Checkpoint, RunRow, Segment, to_arrow
+from jobs.store.tables import open_state
 from tests.builders.archives import HOUR, Lab, only_input, put
 from tests.builders.logs import log_text, write_partition, write_segment
 from tests.builders.sources import BY_NAME, _Partition, options_of, read, tasks_of
@@ -24,7 +26,7 @@ TOPICS = {"s-plain": "none-tomb", "s-txn": "txn-zstd", "s-zstd": "zstd-headers"}
 
 
 class Store:
-    """A store whose tables delta-rs writes: two generations of t-0, one of u-0, which lies in the archive alone."""
+    """A store of format 1: two generations of t-0, one of u-0, which lies in the archive alone."""
 
     def __init__(self, folder: Path) -> None:
         self.archive, self.store = folder / "archive", folder / "store"
@@ -76,9 +78,13 @@ class Store:
         return row(Checkpoint, **self.shared(generation, end, topic))
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Store:
-    return Store(tmp_path_factory.mktemp("data_source_store"))
+@pytest.fixture(scope="module", params=["as an older version left it", "brought up to date"])
+def made(request, tmp_path_factory) -> Store:
+    store = Store(tmp_path_factory.mktemp("data_source_store"))
+    if request.param == "brought up to date":
+        assert open_state(str(store.store)).mark([], 0) is False  # the first write makes it of this format
+        assert "segments" in [field.name for field in DeltaTable(store.store / "state" / CHECKPOINTS).schema().fields]
+    return store
 
 
 def keys(path=None, **options: str) -> list[tuple[str, int, bytes]]:

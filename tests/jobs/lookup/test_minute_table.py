@@ -15,7 +15,7 @@ from jobs.errors import MissingPathError
 from jobs.lookup import minute_table as time_index
 from jobs.lookup.minute_table import happened, refresh, run_at
 from jobs.lookup.plans import archive_plans
-from jobs.store.paths import TIME_INDEX
+from jobs.store.minutes import minute_table
 from jobs.store.tables import open_state
 from logformat.batches.segment import open_segment
 from tests.builders.archives import put
@@ -56,7 +56,7 @@ def expected(root, start, end):
 
 @pytest.mark.slow
 def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_factory):
-    state = open_state(spark, str(tmp_path / "store"))
+    state = open_state(str(tmp_path / "store"))
     times = [
         t
         for log in files_in(archive, "**/*.log")
@@ -71,7 +71,7 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
             (start, max(times) // MINUTE_MS * MINUTE_MS + MINUTE_MS),
             (0, start),
         ):
-            rows, problems = happened(state.load(TIME_INDEX), first, last)
+            rows, problems = happened(minute_table(spark, state.root), first, last)
             assert not problems
             found = {
                 (r["topic"], r["partition"]): (r["first_minute_ms"], r["first_offset"], r["minutes"]) for r in rows
@@ -85,9 +85,9 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
     size = sum(log.stat().st_size for log in files_in(archive, "**/*.log"))
     assert done == {"segments_read": 4, "bytes_read": size, "segments_kept": 0, "segments_removed": 0}
     check()
-    version = state.load(TIME_INDEX).count()
+    version = minute_table(spark, state.root).count()
     assert bring() == {"segments_read": 0, "bytes_read": 0, "segments_kept": 4, "segments_removed": 0}
-    assert state.load(TIME_INDEX).count() == version
+    assert minute_table(spark, state.root).count() == version
 
     put(golden(tmp_path_factory)["none-append"].input("none-append-0"), archive / "none-append-0", segments=3)  # grows
     new = files_in(archive / "none-append-0")[2]
@@ -101,7 +101,7 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
     shutil.rmtree(archive / "none-append-0")
     done = bring()
     assert (done["segments_read"], done["segments_kept"], done["segments_removed"]) == (2, 1, 3)
-    topics = state.load(TIME_INDEX).select("topic").distinct()
+    topics = minute_table(spark, state.root).select("topic").distinct()
     assert_df_equality(
         topics, spark.createDataFrame([("other",), ("ts-disorder",)], "topic string"), ignore_row_order=True
     )

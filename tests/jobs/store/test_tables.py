@@ -1,30 +1,40 @@
+"""The state of a store: what is committed is read back, whoever is second or dead loses nothing of the others, and
+stores of other versions are taken on, or refused. Real tables and real processes; Spark only where Spark is asked.
+"""
+
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyarrow import fs as pafs
+from deltalake import DeltaTable, TableFeatures, write_deltalake
 
-from jobs.errors import ConflictError, NoGenerationError, NoLockError
+from jobs.errors import ConflictError, MissingPathError, NoGenerationError, UsageError
+from jobs.store import rows as store_rows
+from jobs.store import table
+from jobs.store.generations import open_store
+from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES
 from jobs.store.rows import Checkpoint, PartitionState, RunRow, Segment, arrow_schema, from_arrow, to_arrow
-from tests.builders.stores import make_commit, row
+from jobs.store.tables import open_state
+from tests.builders.stores import make_commit, row, standing_of, write_format_1
 
 ROOT = Path(__file__).resolve().parents[3]
+CLEAN, DIRTY = "clean", "dirty"
 
 
 def test_rows_and_columns_agree():
     made = row(Checkpoint, topic="t", topic_id=None, last_batch_leader_epoch=-1)
-    table = to_arrow(Checkpoint, [made])
-    assert table.schema.field("partition").type == pa.int32()
-    assert table.schema.field("generation").type == pa.int64()
-    assert from_arrow(Checkpoint, table) == [made]
+    found = to_arrow(Checkpoint, [made])
+    assert found.schema.field("partition").type == pa.int32()
+    assert found.schema.field("generation").type == pa.int64()
+    assert from_arrow(Checkpoint, found) == [made]
     for kind in (Checkpoint, Segment, PartitionState, RunRow):
         assert arrow_schema(kind).names == [field.name for field in dataclasses.fields(kind)]
     assert arrow_schema(PartitionState).field("dirty_ratio").type == pa.float64()
@@ -33,51 +43,49 @@ def test_rows_and_columns_agree():
 
 def test_a_uri_that_was_stored_with_credentials_is_known_without_them():
     for kind in (Checkpoint, RunRow):
-        table = to_arrow(kind, [row(kind, topic="t", archive_uri="s3://AKIA:hush@bucket/a"), row(kind, topic="u")])
-        assert [each.archive_uri for each in from_arrow(kind, table)] == ["s3://bucket/a", row(kind).archive_uri]
-
-
-def test_a_store_without_a_lock_is_refused_unless_one_writer_is_promised(tmp_path):
-    from jobs.store.tables import State
-    from udfs.storage import Root
-
-    root = Root("mock://store", pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem()), "")
-    with pytest.raises(NoLockError, match="second writer"), State(None, root).lock():
-        pass
-    with State(None, root, single_writer=True).lock():
-        pass
-
-
-def test_the_lock_excludes_other_processes_and_re_enters(tmp_path):
-    from jobs.store.tables import State
-    from udfs.storage import open_root
-
-    state = State(None, open_root(str(tmp_path)), lock_seconds=0.2)
-    other = State(None, open_root(str(tmp_path)), lock_seconds=0.2)  # another descriptor: as another process
-    with state.lock(), state.lock(), pytest.raises(ConflictError, match="another process holds it"), other.lock():
-        pass
-    with other.lock():
-        pass
+        found = to_arrow(kind, [row(kind, topic="t", archive_uri="s3://AKIA:hush@bucket/a"), row(kind, topic="u")])
+        assert [each.archive_uri for each in from_arrow(kind, found)] == ["s3://bucket/a", row(kind).archive_uri]
 
 
 @pytest.fixture
-def state(spark, tmp_path):
-    from jobs.store.tables import open_state
+def store(tmp_path):
+    """Where a store is to be."""
+    return tmp_path / "store"
 
-    return open_state(spark, str(tmp_path / "store"))
+
+@pytest.fixture
+def state(store):
+    return open_state(str(store))
 
 
-@pytest.mark.spark
-@pytest.mark.slow
+def runs_of(state):
+    """The run of every partition's generation, by number of partition."""
+    return {key[1]: row.run_id for key, row in state.checkpoints().items()}
+
+
+def standing_with(commit, state=CLEAN):
+    return dataclasses.replace(commit, standing=standing_of(commit, state))
+
+
+def numbered(generation):
+    """Generation after generation, by runs r1, r2, ..."""
+    return make_commit(0, generation, f"r{generation}", f"r{generation - 1}" if generation > 1 else None)
+
+
+# -- what is committed is read back
+
+
 def test_commits_are_read_back(state):
     assert not state.exists()
     assert state.current() == ({}, {})
-    checked = []
+    assert state.states() == {}
+    assert state.histories() == {}
     first = [make_commit(0, 1, "r1"), make_commit(1, 1, "r1", segments=0)]
-    state.commit_wave(first, 0, lambda: checked.append(state.exists()))
-    assert checked == [False]  # files are listed before the switch
+    state.commit_wave(first)
+    assert state.exists()
     second = make_commit(0, 2, "r2", "r1", segments=1)
-    state.commit_wave([second, make_commit(2, 1, "r2")], 0)
+    state.commit_wave([second, make_commit(2, 1, "r2")])
+    state.commit_wave([])  # nothing to say
 
     checkpoints, manifests = state.current()
     assert {key: (row.generation, row.run_id) for key, row in checkpoints.items()} == {
@@ -87,164 +95,511 @@ def test_commits_are_read_back(state):
     assert manifests["t", 0] == second.segments
     assert manifests["t", 1] == []
     assert [row.base_offset for row in state.manifest("t", 0, 1)] == [0, 10]
+    assert state.manifest("t", 0, 1) == sorted(first[0].segments, key=lambda row: row.base_offset)
     assert state.manifest("t", 9) == []
     assert [run.generation_after for run in state.history("t", 0)] == [2, 1]
+    assert state.history("t", 0)[0] == second.run
     assert state.histories(["other"]) == {}
     with pytest.raises(NoGenerationError, match="one of 1, 2"):
         state.manifest("t", 0, 3)
 
-    # the same wave again, as a retry after a lost answer: nothing is added, nothing fails
-    state.commit_wave([second, make_commit(2, 1, "r2")], 0)
-    assert len(state.manifest("t", 0)) == 1
 
-    # a run that died left rows under the same generation number: they belong to nobody
-    state._append_all([make_commit(0, 3, "dead", "r2", segments=5)], 0)
-    state.commit_wave([make_commit(0, 3, "r3", "r2", segments=3)], 0)
-    assert len(state.manifest("t", 0)) == 3
-    assert [run.run_id for run in state.history("t", 0)] == ["r3", "r2", "r1"]
+def test_the_same_wave_again_changes_nothing(state):
+    """As where the caller never heard that it was committed."""
+    wave = [make_commit(0, 1, "r1"), make_commit(1, 1, "r1")]
+    state.commit_wave(wave)
+    version = state.version()
+    state.commit_wave(wave)
+    assert state.version() == version
+    assert len(state.manifest("t", 0)) == 2
+    assert [run.run_id for run in state.history("t", 0)] == ["r1"]
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-def test_a_wave_is_all_or_nothing(state, monkeypatch):
-    state.commit_wave([make_commit(0, 1, "r1"), make_commit(1, 1, "r1")], 0)
-    before = state.checkpoints()
+def test_what_is_current_needs_no_history(state, store):
+    """Manifests lie beside the checkpoints: lost history takes older generations alone."""
+    first, second = make_commit(0, 1, "r1"), standing_with(make_commit(0, 2, "r2", "r1"))
+    state.commit_wave([first])
+    state.commit_wave([second])
+    for name in (SEGMENTS, RUNS):
+        (store / "state" / name).rename(store / name)
+    again = open_state(str(store))
+    checkpoints, manifests = again.current()
+    assert checkpoints["t", 0] == second.checkpoint
+    assert manifests["t", 0] == sorted(second.segments, key=lambda row: row.base_offset)
+    assert again.states()["t", 0] == second.standing
+    assert again.history("t", 0) == []
+
+
+def test_a_generation_after_a_reset_keeps_the_one_before_in_its_history(state):
+    anew = make_commit(0, 2, "r2", "r1")
+    state.commit_wave([make_commit(0, 1, "r1")])
+    state.commit_wave([dataclasses.replace(anew, run=dataclasses.replace(anew.run, anew=True))])
+    assert [(run.run_id, run.anew) for run in state.history("t", 0)] == [("r2", True), ("r1", False)]
+    assert state.histories().keys() == {("t", 0)}
+
+
+def test_many_waves_leave_few_files_and_lose_no_row(state, store, monkeypatch):
+    monkeypatch.setattr("jobs.store.tables._MOST_FILES", 8)
+    for generation in range(1, 21):
+        state.commit_wave([numbered(generation)])
+    assert [run.generation_after for run in state.history("t", 0)] == list(range(20, 0, -1))
+    assert [len(state.manifest("t", 0, generation)) for generation in range(1, 21)] == [2] * 20
+    for name in (CHECKPOINTS, SEGMENTS, RUNS):
+        assert len(DeltaTable(store / "state" / name).file_uris()) <= 8
+
+
+# -- all or nothing
+
+
+def test_a_wave_is_all_or_nothing_and_names_what_has_moved(state):
+    state.commit_wave([make_commit(0, 1, "r1"), make_commit(1, 1, "r1")])
+    before, version = state.checkpoints(), state.version()
     for late in (
         make_commit(1, 1, "r2"),  # planned before r1 committed
         make_commit(1, 2, "r2", "other"),  # the same generation number, of another run
         make_commit(1, 3, "r2", "r1"),  # generations ahead
     ):
         with pytest.raises(ConflictError, match="t-1: expected generation") as raised:
-            state.commit_wave([make_commit(0, 2, "r2", "r1"), make_commit(5, 1, "r2"), late], 0)
+            state.commit_wave([make_commit(0, 2, "r2", "r1"), make_commit(5, 1, "r2"), late])
         assert raised.value.exit_code == 4
         assert raised.value.fields["partitions"] == [["t", 1]]
         assert state.checkpoints() == before
     with pytest.raises(ConflictError, match="no generation"):
-        state.commit_wave([make_commit(7, 2, "r2", "r1")], 1)
+        state.commit_wave([make_commit(7, 2, "r2", "r1")])
+    assert state.version() == version
+    assert [run.run_id for run in state.history("t", 0)] == ["r1"]  # rows of runs that died belong to nobody
+    assert len(state.manifest("t", 0, 1)) == 2
+
+
+def test_a_run_that_died_left_rows_under_the_same_number(state):
+    state.commit_wave([make_commit(0, 1, "r1")])
+    with pytest.raises(ConflictError):
+        state.commit_wave([make_commit(0, 2, "dead", "r0", segments=5)])
+    state.commit_wave([make_commit(0, 2, "r2", "r1", segments=3)])
+    state.commit_wave([make_commit(0, 3, "r3", "r2")])
+    assert len(state.manifest("t", 0, 2)) == 3
+    assert [run.run_id for run in state.history("t", 0)] == ["r3", "r2", "r1"]
+    assert len(state.segments_of_runs(["dead"])) == 5
+
+
+def test_files_are_looked_at_on_the_head_that_is_committed_on(state, store):
+    """Before the switch, and once more where another run was first in between."""
+    other, seen = open_state(str(store)), []
+
+    def look():
+        seen.append((state.version(), runs_of(state)))
+        if len(seen) == 1:
+            other.commit_wave([make_commit(1, 1, "theirs")])
+
+    state.commit_wave([make_commit(0, 1, "ours")], look)
+    assert seen == [(-1, {}), (0, {1: "theirs"})]
+    assert state.version() == 1
+    assert runs_of(state) == {0: "ours", 1: "theirs"}
 
     def gone():
         raise FileNotFoundError("0.log")
 
     with pytest.raises(FileNotFoundError):
-        state.commit_wave([make_commit(0, 2, "r3", "r1")], 0, gone)
-    assert state.checkpoints() == before
-
-    # Delta's own conflict: our partitions are as planned, so the MERGE is tried again
-    from delta.exceptions import ConcurrentAppendException
-
-    real, tries = state._merge, []
-
-    def merge(commits):
-        tries.append(1)
-        if len(tries) == 1:
-            raise ConcurrentAppendException("another writer", "at", None)
-        real(commits)
-
-    monkeypatch.setattr(state, "_merge", merge)
-    state.commit_wave([make_commit(0, 2, "r4", "r1")], 0)
-    assert len(tries) == 2
-    assert state.checkpoints()["t", 0].run_id == "r4"
+        state.commit_wave([make_commit(0, 2, "r2", "ours")], gone)
+    assert runs_of(state) == {0: "ours", 1: "theirs"}
 
 
-@pytest.mark.spark
-@pytest.mark.slow
+def test_whoever_is_second_plans_again_and_conflicts_where_its_partition_has_moved(state, store):
+    state.commit_wave([make_commit(0, 1, "r1"), make_commit(1, 1, "r1")])
+    other = open_state(str(store))
+
+    def overtaken():
+        if runs_of(other)[0] == "r1":
+            other.commit_wave([make_commit(0, 2, "theirs", "r1")])
+
+    found = re.escape("t-0: expected generation 1 (run r1), found generation 2 (run theirs)")
+    with pytest.raises(ConflictError, match=found) as raised:
+        state.commit_wave([make_commit(0, 2, "ours", "r1"), make_commit(1, 2, "ours", "r1")], overtaken)
+    assert raised.value.fields["partitions"] == [["t", 0]]
+    assert runs_of(state) == {0: "theirs", 1: "r1"}
+
+
+# -- vacuum beside a run
+
+
+def test_a_run_whose_folder_was_named_by_a_vacuum_cannot_commit(state, store):
+    state.commit_wave([make_commit(0, 1, "r1")])
+    run = open_state(str(store))
+    run.current()  # where it begins
+    assert state.mark(["segments/t-0/2-r2", "segments/u-0/1-x"], state.version())
+    state.commit_wave([make_commit(1, 1, "r1")])  # a mark is not for those whose folders it does not name
+    found = "segments/t-0/2-r2: expected the files that this run wrote, found a vacuum"
+    with pytest.raises(ConflictError, match=found):
+        run.commit_wave([make_commit(0, 2, "r2", "r1"), make_commit(5, 1, "r2")])
+    assert runs_of(state) == {0: "r1", 1: "r1"}
+    later = open_state(str(store))
+    later.current()
+    later.commit_wave([make_commit(0, 2, "r2", "r1")])  # it began after the vacuum: its files are younger
+    assert runs_of(state) == {0: "r2", 1: "r1"}
+
+
+def test_a_mark_is_put_right_behind_the_version_by_which_it_was_chosen(state, store):
+    state.commit_wave([make_commit(0, 1, "r1")])
+    seen = state.version()
+    open_state(str(store)).commit_wave([make_commit(0, 2, "r2", "r1")])
+    assert not state.mark(["segments/t-0/2-r2"], seen)
+    assert state.version() == seen + 1
+    assert state.mark(["segments/t-0/9-r9"], seen + 1)
+    assert state.version() == seen + 2
+    assert runs_of(state) == {0: "r2"}
+
+
+# -- how partitions stand
+
+
 def test_states_are_one_row_a_partition(state):
-    state.set_states([row(PartitionState, topic="t", partition=p, state="dirty") for p in range(3)])
-    state.set_states([row(PartitionState, topic="t", partition=1, state="clean", reason=None)])
-    assert {key[1]: row.state for key, row in state.states().items()} == {0: "dirty", 1: "clean", 2: "dirty"}
-    assert state.vacuum_state(dry_run=True) == 0
-    state.vacuum_state()
-    assert len(state.states()) == 3
+    state.set_states([row(PartitionState, topic="t", partition=p, state=DIRTY) for p in range(3)])
+    state.set_states([row(PartitionState, topic="t", partition=1, state=CLEAN, reason=None)])
+    assert {key[1]: row.state for key, row in state.states().items()} == {0: DIRTY, 1: CLEAN, 2: DIRTY}
+    assert state.checkpoints() == {}  # to stand is not to have a generation
+    assert not state.exists()
+    with pytest.raises(MissingPathError):
+        open_store(state.root.uri)
+    assert state.manifest("t", 0) == []
+    version = state.version()
+    state.set_states([])
+    assert state.version() == version
 
 
-def _child(store, code):
-    """Another real process with a session of its own."""
+def test_a_partition_that_stood_before_gets_its_first_generation(state):
+    state.set_states([row(PartitionState, topic="t", partition=0, state="uncleanable", generation=-1)])
+    commit = standing_with(make_commit(0, 1, "r1"))
+    state.commit_wave([commit])
+    assert runs_of(state) == {0: "r1"}
+    assert state.states() == {("t", 0): commit.standing}
+
+
+def test_how_a_partition_stands_is_committed_with_it_and_stays_what_it_was_made_of(state):
+    commit = standing_with(make_commit(0, 1, "r1"))
+    state.commit_wave([commit])
+    dirty = row(PartitionState, topic="t", partition=0, state=DIRTY, generation=1)
+    state.set_states([dirty])
+    assert state.states() == {("t", 0): dirty}
+    assert state.checkpoints()["t", 0] == commit.checkpoint
+    assert state.manifest("t", 0) == sorted(commit.segments, key=lambda row: row.base_offset)
+
+
+def test_who_has_not_seen_the_newest_generation_says_nothing_of_it(state, store):
+    state.commit_wave([make_commit(0, 1, "r1"), make_commit(1, 1, "r1")])
+    state.commit_wave([standing_with(make_commit(0, 2, "theirs", "r1"))])
+    version = state.version()
+    late = [row(PartitionState, topic="t", partition=p, state="gap", generation=1) for p in (0, 1)]
+    state.set_states(late)
+    assert {key[1]: row.state for key, row in state.states().items()} == {0: CLEAN, 1: "gap"}
+    state.set_states(late[:1])
+    assert state.version() == version + 1
+
+
+def test_cleaner_state_is_a_copy_that_is_written_where_it_differs(state, store):
+    def copied():
+        version = table.head(state.root, STATES)
+        found = from_arrow(PartitionState, table.rows(version, arrow_schema(PartitionState)))
+        return version.number, {(row.topic, row.partition): row for row in found}
+
+    state.write_states()
+    assert copied()[1] == {}
+    state.set_states([row(PartitionState, topic="t", partition=p, state=DIRTY) for p in range(2)])
+    state.commit_wave([standing_with(make_commit(1, 1, "r1"))])
+    state.write_states()
+    number, rows = copied()
+    assert rows == state.states()
+    assert {key[1]: row.state for key, row in rows.items()} == {0: DIRTY, 1: CLEAN}
+    state.write_states()
+    assert copied() == (number, rows)
+
+
+def test_a_vacuum_of_the_tables_takes_nothing_that_is_needed(state):
+    for generation in range(1, 4):
+        state.commit_wave([numbered(generation)])
+    assert state.vacuum_state(dry_run=True) == 0  # all of it is young
+    assert state.vacuum_state() == 0
+    assert runs_of(state) == {0: "r3"}
+    assert [len(state.manifest("t", 0, generation)) for generation in (1, 2, 3)] == [2, 2, 2]
+    state.commit_wave([make_commit(0, 4, "r4", "r3")])
+    assert runs_of(state) == {0: "r4"}
+
+
+# -- several processes
+
+
+def child(store, code):
+    """Another process; it says `ready` once it has read the state, and goes on when it is told to."""
     script = (
-        "import sys, time\nfrom pathlib import Path\nfrom jobs.spark import session\n"
+        "import os, signal, sys\nfrom jobs.errors import ConflictError\nfrom jobs.store import table\n"
         "from jobs.store.tables import open_state\n"
         "from tests.builders.stores import make_commit\n"
-        f"store = Path({str(store)!r})\nstate = open_state(session.start(), str(store))\n"
-        "state.current()\n(store / 'ready').touch()\n" + code
+        f"state = open_state({str(store)!r})\nstate.current()\nprint('ready', flush=True)\nsys.stdin.readline()\n{code}"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    environment.pop("PYSPARK_SUBMIT_ARGS", None)
-    environment.pop("PYSPARK_GATEWAY_PORT", None)
-    return subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE, text=True)
-
-
-def _wait_for(path, child):
-    deadline = time.monotonic() + 180
-    while not path.exists():
-        assert child.poll() is None, child.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_two_processes_race_for_a_partition(state, tmp_path):
-    store = tmp_path / "store"
-    state.commit_wave([make_commit(0, 1, "r1"), make_commit(1, 1, "r1")], 0)
-    code = """
-while not (store / 'go').exists(): time.sleep(0.001)
-from jobs.errors import ConflictError
-try:
-    state.commit_wave([make_commit(0, 2, "theirs", "r1"), make_commit(2, 1, "theirs")], 0)
-except ConflictError:
-    sys.exit(4)
-"""
-    with _child(store, code) as child:
-        _wait_for(store / "ready", child)
-        (store / "go").touch()
-        try:
-            state.commit_wave([make_commit(0, 2, "ours", "r1"), make_commit(1, 2, "ours", "r1")], 0)
-            ours = 0
-        except ConflictError as error:
-            ours = error.exit_code
-        theirs = child.wait(120)
-    assert sorted((ours, theirs)) == [0, 4]
-    runs = {key[1]: row.run_id for key, row in state.checkpoints().items()}
-    assert runs == ({0: "ours", 1: "ours"} if ours == 0 else {0: "theirs", 1: "r1", 2: "theirs"})
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_a_kill_between_the_appends_and_the_switch_leaves_the_old_generation(state, tmp_path):
-    store = tmp_path / "store"
-    state.commit_wave([make_commit(0, 1, "r1")], 0)
-    code = """
-def stop():
-    (store / 'appended').touch()
-    time.sleep(300)
-state.commit_wave([make_commit(0, 2, "killed", "r1", segments=7)], 0, stop)
-"""
-    with _child(store, code) as child:
-        _wait_for(store / "appended", child)
-        os.kill(child.pid, signal.SIGKILL)
-    assert state.checkpoints()["t", 0].run_id == "r1"
-    assert len(state.manifest("t", 0)) == 2
-    assert [run.run_id for run in state.history("t", 0)] == ["r1"]
-    state.commit_wave([make_commit(0, 2, "killed", "r1", segments=7)], 0)  # the same run again: its rows are there once
-    assert len(state.manifest("t", 0)) == 7
-    assert [run.run_id for run in state.history("t", 0)] == ["killed", "r1"]
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_a_store_of_before_the_column_anew_is_read_and_written(state, spark):
-    """`cleaner_runs` as an older version made it; read by Spark and by delta-rs, before and after a new row."""
-    from jobs.store.reader import table_rows
-
-    old, new = make_commit(0, 1, "r1"), make_commit(0, 2, "r2", "r1")
-    state.commit_wave([old], 0)
-    table = to_arrow(RunRow, [old.run]).drop_columns(["anew"])
-    spark.createDataFrame(table).write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(
-        state.uri("cleaner_runs")
+    made = subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert "anew" not in state.load("cleaner_runs").columns
+    assert made.stdout.readline() == "ready\n"
+    return made
+
+
+def go(process):
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+def test_two_processes_race_for_a_partition(state, store):
+    """Each commits generation after generation, of a partition of both and of one of its own; each commit has one
+    winner, and none is lost.
+    """
+    state.commit_wave([make_commit(p, 1, "r1") for p in range(3)])
+    code = """
+won = []
+for i in range(12):
+    now = state.checkpoints()
+    run, planned = f"{NAME}{i}", {p: now["t", p] for p in (0, NAME)}
+    wave = [make_commit(p, at.generation + 1, run, at.run_id) for p, at in planned.items()]
+    try:
+        state.commit_wave(wave)
+        won.append(run)
+    except ConflictError:
+        pass
+print(*won)
+"""
+    children = [child(store, code.replace("NAME", str(name))) for name in (1, 2)]
+    for process in children:
+        go(process)
+    won = [process.communicate(timeout=240)[0].split() for process in children]
+    assert [process.returncode for process in children] == [0, 0]
+    checkpoints, manifests = state.current()
+    assert {run.run_id for run in state.history("t", 0)} == {"r1", *won[0], *won[1]}
+    for partition, wins in ((0, won[0] + won[1]), (1, won[0]), (2, won[1])):
+        assert checkpoints["t", partition].generation == 1 + len(wins)
+        assert len(state.history("t", partition)) == 1 + len(wins)
+        assert len(manifests["t", partition]) == 2
+    for name, wins in enumerate(won, 1):
+        assert [run.run_id for run in reversed(state.history("t", name))] == ["r1", *wins]
+        assert wins  # both come through
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_at_any_commit_leaves_a_whole_generation(state, store, when, nth):
+    """The first and the second are those of the history, the third is the switch."""
+    state.commit_wave([make_commit(0, 1, "r1")])
+    code = """
+real, calls = table._commit, []
+def commit(*args):
+    calls.append(1)
+    if len(calls) == NTH and WHEN == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(*args)
+    if len(calls) == NTH:
+        os.kill(os.getpid(), signal.SIGKILL)
+table._commit = commit
+state.commit_wave([make_commit(0, 2, "killed", "r1", segments=7)])
+"""
+    with child(store, code.replace("NTH", str(nth)).replace("WHEN", repr(when))) as process:
+        go(process)
+        assert process.wait(120) == -signal.SIGKILL
+    new = (when, nth) == ("after", 3)
+    assert runs_of(state) == {0: "killed" if new else "r1"}
+    assert len(state.manifest("t", 0)) == (7 if new else 2)
+    assert [run.run_id for run in state.history("t", 0)] == (["killed", "r1"] if new else ["r1"])
+    at = state.checkpoints()["t", 0]
+    state.commit_wave([make_commit(0, at.generation + 1, "next", at.run_id, segments=3)])
+    assert len(state.manifest("t", 0)) == 3
+    assert [run.run_id for run in state.history("t", 0)] == (["next", "killed", "r1"] if new else ["next", "r1"])
+
+
+def test_the_lock_excludes_other_processes(store):
+    """One vacuum, one refresh of `time_index` at a time; commits take none."""
+    state = open_state(str(store))
+    holder = child(store, "with state.lock():\n    print('held', flush=True)\n    sys.stdin.readline()\n")
+    with holder:
+        go(holder)
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(ConflictError, match="another process holds it"), state.lock(0.1):
+            pass
+        state.commit_wave([make_commit(0, 1, "r1")])
+        go(holder)
+        assert holder.wait(60) == 0
+    with state.lock(0.1):
+        assert runs_of(state) == {0: "r1"}
+
+
+# -- stores of other versions
+
+
+@pytest.fixture
+def format_1(store):
+    """As an older version left it: two generations, a run that died, a partition that only stands."""
+    first, second = make_commit(0, 1, "r1"), make_commit(0, 2, "r2", "r1", segments=3)
+    other = make_commit(1, 1, "r1", segments=0)
+    dead = make_commit(0, 2, "dead", "r1", segments=5)
+    alone = row(PartitionState, topic="t", partition=7, state="uncleanable", generation=-1, run_id="r2")
+    write_format_1(store, [first, other, dead, second], [standing_of(second, DIRTY), alone])
+    return store, second, alone
+
+
+def check_format_1(state, second, alone):
+    checkpoints, manifests = state.current()
+    assert checkpoints["t", 0] == second.checkpoint
+    assert manifests == {("t", 0): second.segments[::-1], ("t", 1): []}
+    assert len(state.manifest("t", 0, 1)) == 2
+    assert [run.run_id for run in state.history("t", 0)] == ["r2", "r1"]
+    assert state.states()["t", 0] == standing_of(second, DIRTY)
+
+
+def test_a_store_of_format_1_is_read_as_it_stands(format_1):
+    store, *expected = format_1
+    before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    check_format_1(open_state(str(store)), *expected)
+    assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("first", ["commit", "states", "mark"])
+def test_whatever_is_written_first_brings_a_store_to_this_format(format_1, first):
+    store, second, alone = format_1
+    state = open_state(str(store))
+    state.current()
+    if first == "commit":
+        state.commit_wave([make_commit(1, 2, "new", "r1")])
+    elif first == "states":
+        state.set_states([row(PartitionState, topic="t", partition=1, state=CLEAN, generation=1)])
+    else:
+        assert not state.mark(["segments/t-0/2-dead"], state.version())  # it was brought up to date meanwhile
+        assert state.mark(["segments/t-0/2-dead"], state.version())
+    again = open_state(str(store))
+    assert again.states()["t", 7] == alone
+    if first == "commit":
+        assert runs_of(again) == {0: "r2", 1: "new"}
+        again.commit_wave([make_commit(1, 3, "newer", "new")])
+        assert [run.run_id for run in again.history("t", 1)] == ["newer", "new", "r1"]
+        assert len(again.manifest("t", 1)) == 2
+    else:
+        check_format_1(again, second, alone)
+    columns = [field.name for field in DeltaTable(store / "state" / CHECKPOINTS).schema().fields]
+    assert columns[-3:] == ["manifest_of", "segments", "standing"]
+
+
+def test_a_store_of_before_the_column_anew_is_read_and_written(store):
+    old, new = make_commit(0, 1, "r1"), make_commit(0, 2, "r2", "r1")
+    write_format_1(store, [old])
+    bare = to_arrow(RunRow, [old.run]).drop_columns(["anew"])
+    write_deltalake(store / "state" / RUNS, bare, mode="overwrite", schema_mode="overwrite")
+    state = open_state(str(store))
     assert [run.anew for run in state.history("t", 0)] == [False]
-    assert [run.anew for run in table_rows(state.root, "cleaner_runs", RunRow)] == [False]
-    state.commit_wave([dataclasses.replace(new, run=dataclasses.replace(new.run, anew=True))], 0)
+    state.commit_wave([dataclasses.replace(new, run=dataclasses.replace(new.run, anew=True))])
     assert [(run.run_id, run.anew) for run in state.history("t", 0)] == [("r2", True), ("r1", False)]
-    found = {run.run_id: run.anew for run in table_rows(state.root, "cleaner_runs", RunRow)}
-    assert found == {"r1": False, "r2": True}
+    assert "anew" in [field.name for field in DeltaTable(store / "state" / RUNS).schema().fields]
+
+
+def test_a_newer_format_is_refused_by_who_reads_and_by_who_was_about_to_commit(state, store, monkeypatch):
+    state.commit_wave([make_commit(0, 1, "r1")])
+    state.current()
+    with monkeypatch.context() as newer:  # a version that is to come takes the store over
+        newer.setattr(store_rows, "FORMAT", 3)
+        version = table.head(state.root, CHECKPOINTS)
+        found = table.rows(version, store_rows.checkpoint_schema()).drop_columns([table.FILE])
+        change = table.Change(added=[found], whole=True)
+        table.swap(state.root, CHECKPOINTS, store_rows.checkpoint_schema(), lambda version: change)
+    before = table.head(state.root, CHECKPOINTS).number
+    late = row(PartitionState, topic="t", partition=0, state=DIRTY, generation=1)
+    for ask in (
+        open_state(str(store)).current,
+        open_state(str(store)).states,
+        lambda: state.commit_wave([make_commit(0, 2, "r2", "r1")]),
+        lambda: state.set_states([late]),
+        lambda: state.mark(["x"], before),
+    ):
+        with pytest.raises(UsageError, match="has format 3, and this version of Lastkey knows 2 at the most"):
+            ask()
+    assert table.head(state.root, CHECKPOINTS).number == before
+
+
+def test_another_delta_protocol_is_refused(state, store):
+    """Something else, which can write deletion vectors, has been at it."""
+    state.commit_wave([make_commit(0, 1, "r1")])
+    DeltaTable(store / "state" / CHECKPOINTS).alter.add_feature(
+        TableFeatures.DeletionVectors, allow_protocol_versions_increase=True
+    )
+    for ask in (state.current, lambda: state.commit_wave([make_commit(0, 2, "r2", "r1")])):
+        with pytest.raises(UsageError, match="expected Delta's protocol 1/2, found 3/7"):
+            ask()
+
+
+# -- Spark beside it
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_spark_reads_all_four_tables(state, store, spark):
+    second = standing_with(make_commit(0, 2, "r2", "r1"))
+    state.commit_wave([make_commit(0, 1, "r1"), standing_with(make_commit(1, 1, "r1", segments=0))])
+    state.commit_wave([second])
+    state.set_states([row(PartitionState, topic="t", partition=7, state=DIRTY, generation=-1)])
+    state.write_states()
+
+    def read(name):
+        return spark.read.format("delta").load(str(store / "state" / name)).toArrow()
+
+    def ordered(rows):
+        return sorted(rows, key=dataclasses.astuple)
+
+    segments = [s for run in ("r1", "r2") for s in state.segments_of_runs([run])]
+    assert ordered(from_arrow(Segment, read(SEGMENTS))) == ordered(segments)
+    runs = [run for chain in state.histories().values() for run in chain]
+    assert ordered(from_arrow(RunRow, read(RUNS))) == ordered(runs)
+    stood = {(row.topic, row.partition): row for row in from_arrow(PartitionState, read(STATES))}
+    assert stood == state.states()
+    decided = {(row["topic"], row["partition"]): row for row in read(CHECKPOINTS).to_pylist()}
+    assert decided.keys() == {("t", 0), ("t", 1), ("t", 7)}
+    at = decided["t", 0]
+    assert {name: at[name] for name in arrow_schema(Checkpoint).names} == dataclasses.asdict(second.checkpoint)
+    shared = {name: at[name] for name in ("topic", "partition", "generation", "run_id")}
+    assert [Segment(**shared, **segment) for segment in at["segments"]] == state.manifest("t", 0)
+    assert PartitionState(topic="t", partition=0, **at["standing"]) == second.standing
+    assert at["manifest_of"] == "r2"
+    assert (decided["t", 7]["generation"], decided["t", 7]["run_id"]) == (0, None)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("commit", [make_commit(0, 2, "old", "r1"), make_commit(5, 1, "old")], ids=["update", "insert"])
+def test_the_commit_of_an_older_version_is_refused(state, store, spark, commit):
+    """It would move the checkpoint, and leave the manifest of the generation before beside it."""
+    from delta.tables import DeltaTable as SparkTable
+
+    state.commit_wave([make_commit(0, 1, "r1")])
+    version = state.version()
+    rows = spark.createDataFrame(to_arrow(Checkpoint, [commit.checkpoint]))
+    values = {name: f"s.{name}" for name in rows.columns}
+    merge = (
+        SparkTable.forPath(spark, str(store / "state" / CHECKPOINTS))
+        .alias("t")
+        .merge(rows.alias("s"), "t.topic = s.topic AND t.partition = s.partition")
+        .whenMatchedUpdate(set={k: v for k, v in values.items() if k not in ("topic", "partition")})
+        .whenNotMatchedInsert(values=values)
+        .withSchemaEvolution()
+    )
+    with pytest.raises(Exception, match=r"DELTA_VIOLATE_CONSTRAINT_WITH_VALUES.*manifest_of"):
+        merge.execute()
+    assert state.version() == version
+    assert runs_of(state) == {0: "r1"}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_what_an_older_version_appends_to_the_history_does_no_harm(state, store, spark):
+    """It appends before it switches, and dies at the switch."""
+    state.commit_wave([make_commit(0, 1, "r1")])
+    old = make_commit(0, 2, "old", "r1", segments=5)
+    for name, kind, rows in ((SEGMENTS, Segment, old.segments), (RUNS, RunRow, [old.run])):
+        frame = spark.createDataFrame(to_arrow(kind, rows))
+        frame.write.format("delta").mode("append").option("mergeSchema", "true").save(str(store / "state" / name))
+    state.commit_wave([make_commit(0, 2, "r2", "r1")])
+    assert [run.run_id for run in state.history("t", 0)] == ["r2", "r1"]
+    assert len(state.manifest("t", 0)) == 2
+    columns = [field.name for field in DeltaTable(store / "state" / SEGMENTS).schema().fields]
+    assert columns == arrow_schema(Segment).names
