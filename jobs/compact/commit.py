@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from importlib.metadata import version
 from typing import Any
 
-from pyarrow import fs as pafs
-
 from jobs.archive.listing import ArchivedPartition
 from jobs.errors import ConflictError
-from jobs.store.paths import generation_folder, run_id_of
+from jobs.store.manifests import other_files
+from jobs.store.paths import run_id_of
 from jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
-from logformat import names
-from logformat.locations import text_entries
 from udfs.compact.plan import CleanSettings, PartitionResult
 from udfs.segments import OutputSegment
 from udfs.storage import Root
@@ -28,38 +25,12 @@ def check_files(store: Root, commits: Sequence[Commit]) -> None:
     files too. ConflictError: one is not, so somebody else was at it, as a vacuum without grace.
     """
     for commit in commits:
-        folder = generation_folder(*commit.key, commit.run.generation_after, commit.run.run_id)
-        listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(folder), allow_not_found=True))
-        found = {f"{folder}/{info.base_name}": info.size for info in text_entries(listed)[0]}  # None: a folder
-        wanted = dict(_files(commit, folder))
-        older = [path for path in wanted if not path.startswith(f"{folder}/")]  # .log files that it takes over
-        infos = store.filesystem.get_file_info([store.full(path) for path in older])
-        found |= {path: info.size for path, info in zip(older, infos, strict=True)}
-        for path, size in wanted.items():
-            seen = found.get(path)
-            if seen != size if size is not None else not seen:
-                raise ConflictError(
-                    path=f"{store.uri}/{path}",
-                    found="no such file" if seen is None else f"{seen} bytes",
-                    expected=f"{'some' if size is None else size} bytes just before the commit, as they were written",
-                )
-
-
-def _files(commit: Commit, folder: str) -> Iterator[tuple[str, int | None]]:
-    """Every file of a generation below the store, and its size; None: above 0."""
-    for s in commit.segments:
-        if s.root == "store":
-            yield s.path, s.size_bytes
-        yield f"{folder}/{names.segment_file(s.base_offset, names.INDEX)}", s.offset_index_bytes
-        yield f"{folder}/{names.segment_file(s.base_offset, names.TIME_INDEX)}", s.time_index_bytes
-        if s.txn_index_bytes:
-            yield f"{folder}/{names.segment_file(s.base_offset, names.TXN_INDEX)}", s.txn_index_bytes
-        if s.base_offset != commit.run.log_start_offset:
-            yield f"{folder}/{names.segment_file(s.base_offset, names.SNAPSHOT)}", None
-    yield f"{folder}/{names.segment_file(commit.run.next_offset, names.SNAPSHOT)}", None
-    yield f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}", None
-    if commit.run.topic_id is not None:
-        yield f"{folder}/{names.PARTITION_METADATA}", None
+        for path, size, seen in other_files(store, commit):
+            raise ConflictError(
+                path=f"{store.uri}/{path}",
+                found="no such file" if seen is None else f"{seen} bytes",
+                expected=f"{'some' if size is None else size} bytes just before the commit, as they were written",
+            )
 
 
 def commit_of(

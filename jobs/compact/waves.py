@@ -16,6 +16,7 @@ from jobs.compact.report import CompactReport
 from jobs.compact.splits import compact_in_splits
 from jobs.errors import ConflictError
 from jobs.spark.tasks import for_this_attempt, run_tasks
+from jobs.store.manifests import write_manifests
 from jobs.store.rows import Commit
 from jobs.store.tables import State
 from udfs.compact.one_task import compact_partition
@@ -139,6 +140,7 @@ def _wave_committer(state: State, commits: list[Commit], report: CompactReport) 
     store = open_root(report.store)
 
     def work() -> None:
+        write_manifests(store, commits)  # before the commit: what counts can be found without the tables
         state.commit_wave(commits, lambda: check_files(store, commits))
         for commit in commits:
             report.generations[commit.topic, commit.partition] = commit.checkpoint.generation

@@ -1,7 +1,7 @@
 """Where things lie in a store. No other module spells these paths.
 
 state/<table>                                 a Delta table
-segments/<topic>-<n>/<generation>-<run id>    what a run wrote of one partition, never changed again
+segments/<topic>-<n>/<generation>-<run id>    what a run wrote of one partition, never changed again, and its manifest
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ TIME_INDEX: Final = "time_index"  # written by jobs.lookup.minute_table; no part
 TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, TIME_INDEX)
 
 PARTITIONS: Final = "segments"  # a folder for each partition is in it
+MANIFEST: Final = "manifest.json"  # in a run's folder, see jobs.store.manifests
 
 # With what jobs.spark.tasks.for_this_attempt puts behind it: a part of the run id where a task's files were committed
 _RUN_FOLDER: Final = re.compile(r"(?P<generation>[1-9][0-9]{0,18})-(?P<run_id>[0-9a-f]{32}(\.[0-9]{1,19})?)")

@@ -8,6 +8,7 @@ import pytest
 
 from jobs.compact.commit import check_files
 from jobs.errors import ConflictError
+from jobs.store.manifests import write_manifests
 from jobs.store.rows import Checkpoint, Commit
 from logformat.names import segment_file
 from tests.builders.stores import StoreMaker, row, run_id
@@ -30,7 +31,9 @@ def second(tmp_path):
     sizes = {"offset_index_bytes": len("index 2"), "time_index_bytes": len("timeindex 2")}
     segments = [replace(s, **sizes, txn_index_bytes=34 if s.base_offset == 100 else 0) for s in segments]
     run = replace(maker.state.history("t", 0)[0], topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
-    return maker, Commit("t", 0, 1, run_id(1), row(Checkpoint, topic="t", generation=2), segments, run)
+    commit = Commit("t", 0, 1, run_id(1), row(Checkpoint, topic="t", generation=2), segments, run)
+    write_manifests(open_root(str(maker.store)), [commit])
+    return maker, commit
 
 
 FILES = [
@@ -38,6 +41,7 @@ FILES = [
     *(f"2/{segment_file(100, kind)}" for kind in ("index", "timeindex", "txnindex", "snapshot")),
     *(f"2/{segment_file(200, kind)}" for kind in ("index", "timeindex", "snapshot")),
     *(f"2/{name}" for name in (segment_file(300, "snapshot"), "leader-epoch-checkpoint", "partition.metadata")),
+    "2/manifest.json",
     f"1/{segment_file(100, 'log')}",
 ]
 

@@ -1,0 +1,143 @@
+"""The manifest of a generation, as a file in its folder: from these `state/`, lost, can be made again.
+
+`manifest.json` is written last of a run's files and flushed before the commit, so a folder that has none belongs to a
+run that died early, or to a version of before format 2. It holds what the commit brings to the tables:
+
+    {"format": 2, "crc32c": of the text of "generation", as json.dumps writes it with sorted keys,
+     "generation": {"checkpoint": {...}, "run": {...}, "segments": [{...}, ...], "standing": {...} or null}}
+
+Nothing reads it as long as the tables are there, but for `rollback`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+import google_crc32c
+from pyarrow import fs as pafs
+
+from jobs.store.paths import MANIFEST, generation_folder
+from jobs.store.rows import FORMAT, Checkpoint, Commit, PartitionState, RunRow, Segment
+from logformat import names
+from logformat.locations import text_entries
+from udfs.storage import Root, flush, write_file
+
+_WRITERS: Final = 8
+_ROW = TypeVar("_ROW", Checkpoint, RunRow, Segment, PartitionState)
+
+
+class ManifestError(ValueError):
+    """A manifest that is not what was written; says which, and what is wrong with it."""
+
+
+def folder_of(commit: Commit) -> str:
+    """The folder of a generation, below the store."""
+    return generation_folder(*commit.key, commit.run.generation_after, commit.run.run_id)
+
+
+def to_json(commit: Commit) -> bytes:
+    """The file's bytes."""
+    generation = {
+        "checkpoint": dataclasses.asdict(commit.checkpoint),
+        "run": dataclasses.asdict(commit.run),
+        "segments": [dataclasses.asdict(row) for row in commit.segments],
+        "standing": commit.standing and dataclasses.asdict(commit.standing),
+    }
+    return json.dumps({"format": FORMAT, "crc32c": _checksum(generation), "generation": generation}).encode()
+
+
+def from_json(data: bytes, path: str) -> Commit:
+    """What a run brought to its commit. ManifestError: torn, damaged, or of a newer format."""
+    try:
+        told = json.loads(data)
+        if told["format"] > FORMAT:
+            raise ManifestError(f"{path}: expected format {FORMAT} at the most, found {told['format']}")
+        generation = told["generation"]
+        if told["crc32c"] != _checksum(generation):
+            raise ManifestError(f"{path}: expected CRC-32C {told['crc32c']}, found {_checksum(generation)}")
+        run = _row(RunRow, generation["run"])
+        return Commit(
+            topic=run.topic,
+            partition=run.partition,
+            planned_generation=run.generation_before,
+            planned_run_id=run.parent_run_id,
+            checkpoint=_row(Checkpoint, generation["checkpoint"]),
+            segments=[_row(Segment, row) for row in generation["segments"]],
+            run=run,
+            standing=generation["standing"] and _row(PartitionState, generation["standing"]),
+        )
+    except ManifestError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise ManifestError(f"{path}: expected a manifest of a generation, found {error!r}") from error
+
+
+def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
+    """The manifests of a wave, each into its generation's folder, on the disk when this returns."""
+
+    def write(commit: Commit) -> None:
+        folder = folder_of(commit)
+        write_file(store, f"{folder}/{MANIFEST}", to_json(commit))
+        flush(store, folder)
+
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        list(pool.map(write, commits))
+
+
+def read_manifest(store: Root, folder: str) -> Commit:
+    """The manifest of a run's folder. FileNotFoundError: there is none; ManifestError: it is not what was written."""
+    path = f"{folder}/{MANIFEST}"
+    with store.filesystem.open_input_stream(store.full(path), compression=None) as stream:
+        commit = from_json(stream.read(), path)
+    if folder_of(commit) != folder:
+        raise ManifestError(f"{path}: expected the manifest of {folder}, found that of {folder_of(commit)}")
+    return commit
+
+
+def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, int | None]]:
+    """The files of a generation that are not as its manifest says: path below the store, bytes expected (None: some),
+    bytes found (None: no such file). All are as they were where this yields nothing.
+    """
+    folder = folder_of(commit)
+    listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(folder), allow_not_found=True))
+    found = {f"{folder}/{info.base_name}": info.size for info in text_entries(listed)[0]}  # None: a folder
+    wanted = dict(_files(commit, folder))
+    older = [path for path in wanted if not path.startswith(f"{folder}/")]  # .log files that it takes over
+    infos = store.filesystem.get_file_info([store.full(path) for path in older])
+    found |= {path: info.size for path, info in zip(older, infos, strict=True)}
+    for path, size in wanted.items():
+        seen = found.get(path)
+        if seen != size if size is not None else not seen:
+            yield path, size, seen
+
+
+def _files(commit: Commit, folder: str) -> Iterator[tuple[str, int | None]]:
+    """Every file of a generation below the store, and its size; None: above 0."""
+    for s in commit.segments:
+        if s.root == "store":
+            yield s.path, s.size_bytes
+        yield f"{folder}/{names.segment_file(s.base_offset, names.INDEX)}", s.offset_index_bytes
+        yield f"{folder}/{names.segment_file(s.base_offset, names.TIME_INDEX)}", s.time_index_bytes
+        if s.txn_index_bytes:
+            yield f"{folder}/{names.segment_file(s.base_offset, names.TXN_INDEX)}", s.txn_index_bytes
+        if s.base_offset != commit.run.log_start_offset:
+            yield f"{folder}/{names.segment_file(s.base_offset, names.SNAPSHOT)}", None
+    yield f"{folder}/{names.segment_file(commit.run.next_offset, names.SNAPSHOT)}", None
+    yield f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}", None
+    if commit.run.topic_id is not None:
+        yield f"{folder}/{names.PARTITION_METADATA}", None
+    yield f"{folder}/{MANIFEST}", None
+
+
+def _row(kind: type[_ROW], told: dict[str, Any]) -> _ROW:
+    """A row; what a later version added to it is passed over, what it had not yet has its default."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in told.items() if name in known})
+
+
+def _checksum(generation: object) -> int:
+    return int(google_crc32c.value(json.dumps(generation, sort_keys=True).encode()))

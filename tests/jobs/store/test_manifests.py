@@ -1,0 +1,86 @@
+"""The manifest of a generation as a file: what is read is what was written, and damage is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.store import manifests
+from jobs.store.manifests import ManifestError, folder_of, from_json, to_json
+from jobs.store.rows import Commit, PartitionState
+from logformat import names
+from tests.builders.stores import make_commit, row, run_id
+from udfs.storage import Root, open_root
+
+
+def _commit() -> Commit:
+    made = make_commit(0, 2, run_id(2), run_id(1))
+    standing = row(PartitionState, topic="t", partition=0, state="clean", dirty_ratio=0.25, generation=2)
+    checkpoint = replace(made.checkpoint, gaps="[[1, 2, 0, 5]]", topic_id=None, cluster_id="é")
+    return replace(made, checkpoint=checkpoint, standing=standing)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Root:
+    return open_root(str(tmp_path))
+
+
+def _write(store: Root, commit: Commit) -> Path:
+    folder = Path(store.full(folder_of(commit)))
+    folder.mkdir(parents=True)
+    manifests.write_manifests(store, [commit])
+    return folder / "manifest.json"
+
+
+def test_what_is_read_is_what_was_written(store: Root) -> None:
+    for commit in (_commit(), replace(_commit(), standing=None)):
+        assert from_json(to_json(commit), "m") == commit
+    _write(store, _commit())
+    assert manifests.read_manifest(store, folder_of(_commit())) == _commit()
+
+
+def test_every_flipped_byte_and_every_cut_is_found() -> None:
+    data = to_json(_commit())
+    for at in range(0, len(data), 7):
+        for damaged in (data[:at], data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :]):
+            try:
+                found = from_json(damaged, "m")
+            except ManifestError as error:
+                assert "m: expected" in str(error)
+            else:
+                assert found == _commit()  # a bit of what is not looked at, as of the format's number
+                assert json.loads(damaged)["generation"] == json.loads(data)["generation"]
+
+
+def test_a_newer_format_is_refused_and_a_newer_column_passed_over() -> None:
+    told = json.loads(to_json(_commit()))
+    with pytest.raises(ManifestError, match="expected format 2 at the most, found 3"):
+        from_json(json.dumps(told | {"format": 3}).encode(), "m")
+    told["generation"]["checkpoint"] |= {"of_tomorrow": 1}
+    told["crc32c"] = manifests._checksum(told["generation"])
+    assert from_json(json.dumps(told).encode(), "m") == _commit()
+
+
+def test_the_manifest_of_another_folder_is_refused(store: Root) -> None:
+    path = _write(store, _commit())
+    other = path.parent.with_name(f"3-{run_id(3)}")
+    path.parent.rename(other)
+    with pytest.raises(ManifestError, match="expected the manifest of"):
+        manifests.read_manifest(store, f"segments/t-0/{other.name}")
+
+
+def test_files_that_are_not_as_the_manifest_says(store: Root) -> None:
+    commit = _commit()
+    commit = replace(commit, run=replace(commit.run, topic_id=None))
+    path = _write(store, commit)
+    said = {name: size for name, size, _ in manifests.other_files(store, commit)}
+    folder = folder_of(commit)
+    assert f"{folder}/manifest.json" not in said
+    assert f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}" in said
+    path.write_bytes(b"")
+    assert (f"{folder}/manifest.json", None, 0) in list(manifests.other_files(store, commit))
+    path.unlink()
+    assert (f"{folder}/manifest.json", None, None) in list(manifests.other_files(store, commit))
