@@ -15,9 +15,8 @@ A, B, C = b"a" * 1000, b"b" * 2000, b"c" * 500
 
 
 @pytest.fixture
-def maker(tmp_path, monkeypatch):
-    made = StoreMaker(tmp_path)
-    return made
+def maker(tmp_path):
+    return StoreMaker(tmp_path)
 
 
 @pytest.fixture
