@@ -377,9 +377,9 @@ print(*won)
         assert checkpoints["t", partition].generation == 1 + len(wins)
         assert len(state.history("t", partition)) == 1 + len(wins)
         assert len(manifests["t", partition]) == 2
+    assert len(won[0]) + len(won[1]) >= 12  # a conflict is another's commit
     for name, wins in enumerate(won, 1):
         assert [run.run_id for run in reversed(state.history("t", name))] == ["r1", *wins]
-        assert wins  # both come through
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
