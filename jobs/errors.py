@@ -123,6 +123,13 @@ class NoGenerationError(UsageError):
     hint = "a generation's files stay until vacuum takes them after its grace"
 
 
+class UndecidedError(UsageError):
+    """Folders of generations that do not say which one counts."""
+
+    template = "{path}: expected {expected}, found {found}"
+    hint = "nothing was written; say for each of them --choose TOPIC-N=RUN_ID, or TOPIC-N=none to leave it out"
+
+
 class DataLossError(JobError):
     """What a stream has still to read, and is not there any more."""
 

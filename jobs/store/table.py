@@ -40,6 +40,7 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+from pyarrow import fs as pafs
 
 from jobs.errors import ConflictError, UnsureCommitError, UsageError
 from logformat.s3_access import bucket_of, delta_options, in_one_line
@@ -247,6 +248,14 @@ def marks(version: Version, since: int) -> Iterator[str]:
             )
         if MARK in info:
             yield info[MARK]
+
+
+def before_record(version: Version) -> int:
+    """The version before the oldest commit that is still on record."""
+    folder = version.root.full(f"{version.folder}/_delta_log")
+    listed = version.root.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    found = [int(info.base_name[:20]) for info in listed if _COMMIT.fullmatch(info.base_name)]
+    return min(found, default=version.number + 1) - 1
 
 
 def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:

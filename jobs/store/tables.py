@@ -159,6 +159,39 @@ class State:
             return
         self._append(SEGMENTS, to_arrow(Segment, (row for commit in commits for row in commit.segments)))
         self._append(RUNS, to_arrow(RunRow, (commit.run for commit in commits)))
+        self._switch(commits, verify_files, self._began)  # before this nobody sees the new files
+
+    def roll_back(self, commits: Sequence[Commit], verify_files: Callable[[], None]) -> None:
+        """Make older generations current, all or none; `planned_*` of each is the one that is current now.
+
+        ConflictError: another run moved a partition meanwhile, or a vacuum has said that it takes one of the folders.
+        """
+        self._switch(commits, verify_files, table.before_record)
+
+    def rebuild(self, decided: Sequence[Commit], runs: Sequence[RunRow], segments: Sequence[Segment]) -> None:
+        """Make the tables of a store that has lost them. ConflictError: somebody else makes them."""
+        new = to_checkpoints([(c.checkpoint, c.segments, c.standing) for c in decided])
+
+        def plan(version: Version) -> Change:
+            if version.number >= 0:
+                raise ConflictError(
+                    path=f"{self.root.uri}/{version.folder}", expected="no table", found=f"version {version.number}"
+                )
+            return Change(added=table.in_files(new))
+
+        if segments:
+            self._append(SEGMENTS, to_arrow(Segment, segments))
+        self._append(RUNS, to_arrow(RunRow, runs))
+        self._swap(CHECKPOINTS, checkpoint_schema(), plan)
+        self.write_states()
+
+    def _began(self, version: Version) -> int:
+        return self.began if self.began is not None else version.number
+
+    def _switch(
+        self, commits: Sequence[Commit], verify_files: Callable[[], None] | None, since: Callable[[Version], int]
+    ) -> None:
+        """Put the checkpoints of generations whose files no vacuum took since a version."""
         new = to_checkpoints([(c.checkpoint, c.segments, c.standing) for c in commits])
 
         def plan(version: Version) -> Change | None:
@@ -167,12 +200,12 @@ class State:
                 return None
             if not all(_is_at(now.get(c.key), c.planned_generation, c.planned_run_id) for c in commits):
                 raise self._conflict(commits, now)
-            self._refuse_vacuumed(version, commits)
+            self._refuse_vacuumed(version, commits, since(version))
             if verify_files is not None:
                 verify_files()
             return table.replaced(version, _KEY, new, self._held_of(CHECKPOINTS))
 
-        self._swap(CHECKPOINTS, checkpoint_schema(), plan)  # before this nobody sees the new files
+        self._swap(CHECKPOINTS, checkpoint_schema(), plan)
 
     def set_states(self, rows: Sequence[PartitionState]) -> None:
         """Say how partitions stand; of those that another run has moved meanwhile nothing: it knows better."""
@@ -331,13 +364,13 @@ class State:
 
         self._swap(name, new.schema, plan)
 
-    def _refuse_vacuumed(self, version: Version, commits: Sequence[Commit]) -> None:
+    def _refuse_vacuumed(self, version: Version, commits: Sequence[Commit], since: int) -> None:
         ours = {generation_folder(c.topic, c.partition, c.checkpoint.generation, c.checkpoint.run_id) for c in commits}
-        for mark in table.marks(version, self.began if self.began is not None else version.number):
+        for mark in table.marks(version, since):
             if gone := ours.intersection(json.loads(mark)):
                 raise ConflictError(
                     path=f"{self.root.uri}/{min(gone)}",
-                    expected="the files that this run wrote",
+                    expected="the files of the generation",
                     found="a vacuum that took them",
                 )
 
