@@ -146,6 +146,14 @@ class MissingFileError(JobError):
     hint = "give --archive URI where the archive has moved, or restore these files from a copy"
 
 
+class ManifestError(JobError):
+    """The manifest in a generation's folder that is not what was written there."""
+
+    template = "{path}: expected {expected}, found {found}"
+    exit_code = PROBLEMS
+    hint = "restore this file from a copy"
+
+
 class LogStartError(JobError):
     """A generation whose log start lies above its end: one of a version that believed any checkpoint."""
 

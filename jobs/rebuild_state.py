@@ -26,9 +26,9 @@ from pyarrow import fs as pafs
 from jobs.command.options import RebuildStateOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, count, said, seconds, table
-from jobs.errors import MissingPathError, UndecidedError, UsageError
+from jobs.errors import ManifestError, MissingPathError, UndecidedError, UsageError
 from jobs.store.folders import RunFolder, run_folders
-from jobs.store.manifests import ManifestError, Mark, other_files, read_manifest, read_mark
+from jobs.store.manifests import Mark, other_files, read_manifest, read_mark
 from jobs.store.paths import CHECKPOINTS, MANIFEST, PARTITIONS, RUNS, SEGMENTS, STATES, table_folder
 from jobs.store.rows import Commit, RunRow
 from jobs.store.tables import open_state

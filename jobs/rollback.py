@@ -21,9 +21,9 @@ from pyarrow import fs as pafs
 from jobs.command.options import RollbackOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, count, said, seconds, table
-from jobs.errors import ConflictError, NoGenerationError, UsageError
+from jobs.errors import ConflictError, ManifestError, NoGenerationError, UsageError
 from jobs.store.generations import made_by, nobody_has, open_store
-from jobs.store.manifests import ManifestError, Mark, mark_rolled_back, other_files, read_manifest
+from jobs.store.manifests import Mark, mark_rolled_back, other_files, read_manifest
 from jobs.store.rows import Checkpoint, Commit, RunRow
 from jobs.store.tables import open_state
 from jobs.topics import of_topics

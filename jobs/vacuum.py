@@ -32,8 +32,8 @@ from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, count, said, seconds, size, table
 from jobs.store.folders import RunFolder, run_folders
 from jobs.store.generations import open_store
-from jobs.store.manifests import read_mark
-from jobs.store.paths import ROLLED_BACK, RUNS
+from jobs.store.manifests import read_manifest, read_mark
+from jobs.store.paths import MANIFEST, ROLLED_BACK, RUNS, generation_folder
 from jobs.store.rows import Checkpoint, RunRow, Segment
 from jobs.store.tables import State, open_state
 from jobs.topics import Key, matches
@@ -165,12 +165,15 @@ def _kept(
     before_resets = (before_resets - live) & newest.keys()
     spared = {(f.key, f.generation, f.run_id) for f in folders if f.newest_ms > young_ms or not f.whole}
     further = set(_further(state.root, folders, current, options)) - live - before_resets - spared
-    stay = live | before_resets | further | spared
+    stay = live | before_resets | spared
     rows = [
         row
         for row in state.segments_of_runs({run_id for _, _, run_id in stay})
         if row.root == "store" and _run_of(row) in stay
     ]
+    for (topic, partition), generation, run_id in further:  # off the chain: history may have let its rows go
+        manifest = read_manifest(state.root, generation_folder(topic, partition, generation, run_id))
+        rows += [row for row in manifest.segments if row.root == "store"]
     for said_kept, runs in ((report.kept_before_reset, before_resets), (report.kept_rolled_back, further)):
         for run in sorted(runs):
             (topic, partition), generation, run_id = run
@@ -205,7 +208,7 @@ def _further(
 ) -> Iterator[Run]:
     """Generations that were rolled back, and cover what the current one does not."""
     for folder in folders:
-        if any(info.base_name == ROLLED_BACK for info in folder.files):
+        if {MANIFEST, ROLLED_BACK} <= {info.base_name for info in folder.files}:
             mark, now = read_mark(store, folder.path), current.get(folder.key)
             reaches = mark is not None and (now is None or mark.next_offset > now.next_offset)
             if reaches and not (options.before_reset and matches(options.before_reset, folder.key[0])):

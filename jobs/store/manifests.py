@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 import google_crc32c
 from pyarrow import fs as pafs
 
+from jobs.errors import ManifestError
 from jobs.store.paths import MANIFEST, ROLLED_BACK, generation_folder
 from jobs.store.rows import FORMAT, Checkpoint, Commit, PartitionState, RunRow, Segment
 from logformat import names
@@ -34,10 +35,6 @@ from udfs.storage import Root, flush, write_file
 _WRITERS: Final = 8
 MAX_OFFSET: Final = 2**63 - 1
 _ROW = TypeVar("_ROW", Checkpoint, RunRow, Segment, PartitionState)
-
-
-class ManifestError(ValueError):
-    """A manifest that is not what was written; says which, and what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,10 @@ def from_json(data: bytes, path: str) -> Commit:
     try:
         told = json.loads(data)
         if told["format"] > FORMAT:
-            raise ManifestError(f"{path}: expected format {FORMAT} at the most, found {told['format']}")
+            raise ManifestError(path=path, expected=f"format {FORMAT} at the most", found=told["format"])
         generation = told["generation"]
         if told["crc32c"] != _checksum(generation):
-            raise ManifestError(f"{path}: expected CRC-32C {told['crc32c']}, found {_checksum(generation)}")
+            raise ManifestError(path=path, expected=f"CRC-32C {told['crc32c']}", found=_checksum(generation))
         run = _row(RunRow, generation["run"])
         return Commit(
             topic=run.topic,
@@ -90,7 +87,7 @@ def from_json(data: bytes, path: str) -> Commit:
     except ManifestError:
         raise
     except (ValueError, KeyError, TypeError) as error:
-        raise ManifestError(f"{path}: expected a manifest of a generation, found {error!r}") from error
+        raise ManifestError(path=path, expected="a manifest of a generation", found=repr(error)) from error
 
 
 def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
@@ -110,7 +107,7 @@ def read_manifest(store: Root, folder: str) -> Commit:
     path = f"{folder}/{MANIFEST}"
     commit = from_json(read_small(store, path), path)
     if folder_of(commit) != folder:
-        raise ManifestError(f"{path}: expected the manifest of {folder}, found that of {folder_of(commit)}")
+        raise ManifestError(path=path, expected=f"the manifest of {folder}", found=f"that of {folder_of(commit)}")
     return commit
 
 

@@ -43,6 +43,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from pyarrow import fs as pafs
 
 from jobs.errors import ConflictError, UnsureCommitError, UsageError
+from jobs.store.old_versions import forget
 from logformat.s3_access import bucket_of, delta_options, in_one_line
 from udfs.storage import Root, exists, flush, flush_folder
 
@@ -406,7 +407,9 @@ def _remove(version: Version, added: list[AddAction]) -> None:
 
 
 def _settled(version: Version, made: int) -> Version:
-    """The head after our commit, once that is on the disk; now and then a checkpoint, which spares readers commits."""
+    """The head after our commit, once that is on the disk; now and then a checkpoint, which spares readers commits,
+    and what is old goes.
+    """
     root, path = version.root, _commit_path(version.name, made)
     if exists(root, path):  # else somebody has checkpointed and cleaned it meanwhile
         flush(root, path)
@@ -414,6 +417,8 @@ def _settled(version: Version, made: int) -> Version:
     if made and made % _CHECKPOINT_EVERY == 0:
         with contextlib.suppress(DeltaError, OSError):  # it costs time alone
             checkpoint(version.root, version.name, made)
+            now = head(root, version.name)
+            forget(root, now.folder, now.files())
     return head(root, version.name)
 
 
