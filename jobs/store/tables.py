@@ -404,7 +404,7 @@ class State:
             if gone := ours.intersection(json.loads(mark)):
                 raise ConflictError(
                     path=f"{self.root.uri}/{min(gone)}",
-                    expected="the files of the generation",
+                    expected="the files that this run wrote",
                     found="a vacuum that took them",
                 )
 
