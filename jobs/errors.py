@@ -123,6 +123,13 @@ class NoGenerationError(UsageError):
     hint = "a generation's files stay until vacuum takes them after its grace"
 
 
+class UndecidedError(UsageError):
+    """Folders of generations that do not say which one counts."""
+
+    template = "{path}: expected {expected}, found {found}"
+    hint = "nothing was written; say for each of them --choose TOPIC-N=RUN_ID, or TOPIC-N=none to leave it out"
+
+
 class DataLossError(JobError):
     """What a stream has still to read, and is not there any more."""
 
@@ -137,6 +144,14 @@ class MissingFileError(JobError):
     template = "{path}: expected {expected}, found {found}"
     exit_code = PROBLEMS
     hint = "give --archive URI where the archive has moved, or restore these files from a copy"
+
+
+class ManifestError(JobError):
+    """The manifest in a generation's folder that is not what was written there."""
+
+    template = "{path}: expected {expected}, found {found}"
+    exit_code = PROBLEMS
+    hint = "restore this file from a copy"
 
 
 class LogStartError(JobError):

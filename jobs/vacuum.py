@@ -8,7 +8,10 @@ Kept, whatever its age:
   only copy. --before-reset GLOB gives it up;
 - a run's folder whose newest file is younger than the grace: a run may be writing it;
 - everything of a partition whose runs are not known any more;
+- a generation that was rolled back less than the grace ago, and as long as it reaches further than the current one: the
+  archive may not hold any more what it read there. --before-reset GLOB gives this up too;
 - what is not named as a run's folder is: it is not ours to judge.
+Where a folder stays, so do the files that its generation names in other folders.
 The clock is the wall clock: --now never decides what is deleted. Then Delta's own VACUUM goes over the state tables.
 """
 
@@ -27,33 +30,16 @@ from jobs.archive.places import Place, check_apart
 from jobs.command.options import VacuumOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, count, said, seconds, size, table
+from jobs.store.folders import RunFolder, run_folders
 from jobs.store.generations import open_store
-from jobs.store.paths import PARTITIONS, RUNS, parse_run_folder
-from jobs.store.rows import RunRow, Segment
+from jobs.store.manifests import read_manifest, read_mark
+from jobs.store.paths import MANIFEST, ROLLED_BACK, RUNS, generation_folder
+from jobs.store.rows import Checkpoint, RunRow, Segment
 from jobs.store.tables import State, open_state
 from jobs.topics import Key, matches
-from logformat import names
-from logformat.locations import text_entries
 from udfs.storage import Root
 
 Run = tuple[Key, int, str]  # partition, generation, run id
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """One run's folder of one partition."""
-
-    key: Key
-    generation: int
-    run_id: str
-    path: str  # below the store
-    files: tuple[pafs.FileInfo, ...]
-    whole: bool = True  # nothing else is in it; else it is left alone
-
-    @property
-    def newest_ms(self) -> float:
-        """Time of its newest file; 0 where it has none."""
-        return max((info.mtime_ns / 1e6 for info in self.files), default=0.0)
 
 
 @dataclass
@@ -67,6 +53,7 @@ class VacuumReport(JobReport):
     state_files: int = 0  # of the tables; reported by a dry run
     kept_before_reset: list[dict[str, Any]] = field(default_factory=list)  # generations that only their reset keeps
     without_history: list[Key] = field(default_factory=list)  # left alone: which generations they had is not known
+    kept_rolled_back: list[dict[str, Any]] = field(default_factory=list)  # the same: only that they reach further
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -83,6 +70,7 @@ class VacuumReport(JobReport):
             "files": sum(map(len, self.deleted.values())),
             "state_files": self.state_files if self.dry_run else None,
             "kept_before_reset": self.kept_before_reset,
+            "kept_rolled_back": self.kept_rolled_back,
             "notes": self.notes,
             "seconds": self.seconds_json().get("total", 0.0),
         }
@@ -95,6 +83,11 @@ class VacuumReport(JobReport):
             f"kept: {g['topic']}-{g['partition']}: generation {g['generation']}, {size(g['bytes'])}: a --reset came "
             f"after it, and it may be the only copy of its records; --before-reset '{g['topic']}' gives it up"
             for g in self.kept_before_reset
+        ]
+        lines += [
+            f"kept: {g['topic']}-{g['partition']}: generation {g['generation']}, {size(g['bytes'])}: it was rolled "
+            f"back, and reaches further than the current one; --before-reset '{g['topic']}' gives it up"
+            for g in self.kept_rolled_back
         ]
         lines += said("note", self.notes)
         verb = "would be deleted" if self.dry_run else "deleted"
@@ -129,37 +122,6 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
     return report
 
 
-def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
-    """Every run's folder below segments/; what else lies there is noted."""
-    for partition in _entries(store, PARTITIONS, notes):
-        parsed = names.parse_partition_folder(partition.base_name)
-        path = f"{PARTITIONS}/{partition.base_name}"
-        if partition.type != pafs.FileType.Directory or parsed is None or parsed.mark:
-            notes.append(f"{path}: not a partition's folder; left alone")
-            continue
-        for entry in _entries(store, path, notes):
-            made = parse_run_folder(entry.base_name)
-            below = f"{path}/{entry.base_name}"
-            if entry.type != pafs.FileType.Directory or made is None:
-                notes.append(f"{below}: not a run's folder; left alone")
-                continue
-            n_notes = len(notes)
-            listed = _entries(store, below, notes)
-            files = tuple(info for info in listed if info.type == pafs.FileType.File)
-            if len(files) < len(listed):
-                notes.append(f"{below}: holds folders; left alone")
-            key, whole = (parsed.topic, parsed.partition), len(notes) == n_notes
-            yield RunFolder(key, *made, below, files, whole)
-
-
-def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:
-    listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(path), allow_not_found=True))
-    found, others = text_entries(listed)
-    if others:
-        notes.append(f"{path}: {count(others)} names that are no UTF-8; left alone")
-    return sorted(found, key=lambda info: str(info.base_name))
-
-
 def _chosen(
     state: State, folders: Sequence[RunFolder], young_ms: float, options: VacuumOptions, report: VacuumReport
 ) -> _Kept:
@@ -169,6 +131,7 @@ def _chosen(
     while True:
         seen = state.version()
         report.kept_before_reset = []
+        report.kept_rolled_back = []
         kept = _kept(state, folders, young_ms, options, report)
         doomed = [folder.path for folder in folders if _gone(folder, kept, young_ms)]
         if options.dry_run or not doomed or state.mark(doomed, seen):
@@ -200,24 +163,31 @@ def _kept(
         if options.before_reset is None or not matches(options.before_reset, key[0]):
             before_resets |= set(_before_resets(key, chain, newest))
     before_resets = (before_resets - live) & newest.keys()
+    spared = {(f.key, f.generation, f.run_id) for f in folders if f.newest_ms > young_ms or not f.whole}
+    further = set(_further(state.root, folders, current, options)) - live - before_resets - spared
+    stay = live | before_resets | spared
     rows = [
         row
-        for row in state.segments_of_runs({run_id for _, _, run_id in live | before_resets})
-        if row.root == "store" and _run_of(row) in live | before_resets
+        for row in state.segments_of_runs({run_id for _, _, run_id in stay})
+        if row.root == "store" and _run_of(row) in stay
     ]
-    for run in sorted(before_resets):
-        (topic, partition), generation, run_id = run
-        report.kept_before_reset.append(
-            {
-                "topic": topic,
-                "partition": partition,
-                "generation": generation,
-                "run_id": run_id,
-                "bytes": sum(row.size_bytes for row in rows if _run_of(row) == run),
-            }
-        )
+    for (topic, partition), generation, run_id in further:  # off the chain: history may have let its rows go
+        manifest = read_manifest(state.root, generation_folder(topic, partition, generation, run_id))
+        rows += [row for row in manifest.segments if row.root == "store"]
+    for said_kept, runs in ((report.kept_before_reset, before_resets), (report.kept_rolled_back, further)):
+        for run in sorted(runs):
+            (topic, partition), generation, run_id = run
+            said_kept.append(
+                {
+                    "topic": topic,
+                    "partition": partition,
+                    "generation": generation,
+                    "run_id": run_id,
+                    "bytes": sum(row.size_bytes for row in rows if _run_of(row) == run),
+                }
+            )
     named = {row.path for manifest in manifests.values() for row in manifest if row.root == "store"}
-    return _Kept(frozenset(live | before_resets), frozenset(named | {row.path for row in rows}))
+    return _Kept(frozenset(live | before_resets | further), frozenset(named | {row.path for row in rows}))
 
 
 def _run_of(row: Segment) -> Run:
@@ -231,6 +201,18 @@ def _before_resets(key: Key, chain: Sequence[RunRow], folders: Iterable[Run]) ->
             yield key, row.generation_before, row.parent_run_id
         elif row.began_anew:
             yield from (f for f in folders if f[:2] == (key, row.generation_before))
+
+
+def _further(
+    store: Root, folders: Iterable[RunFolder], current: Mapping[Key, Checkpoint], options: VacuumOptions
+) -> Iterator[Run]:
+    """Generations that were rolled back, and cover what the current one does not."""
+    for folder in folders:
+        if {MANIFEST, ROLLED_BACK} <= {info.base_name for info in folder.files}:
+            mark, now = read_mark(store, folder.path), current.get(folder.key)
+            reaches = mark is not None and (now is None or mark.next_offset > now.next_offset)
+            if reaches and not (options.before_reset and matches(options.before_reset, folder.key[0])):
+                yield folder.key, folder.generation, folder.run_id
 
 
 def _replaced_lately(key: Key, chain: Sequence[RunRow], newest: Mapping[Run, float], young_ms: float) -> Iterator[Run]:

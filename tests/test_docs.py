@@ -186,15 +186,19 @@ def test_json_fields_of_compact():
     assert _fields(" ".join(cells)) == set(made["partitions"][0])
 
 
-@pytest.mark.parametrize("job", ["verify", "reindex", "restore", "vacuum"])
+@pytest.mark.parametrize("job", ["verify", "reindex", "restore", "rollback", "rebuild-state", "vacuum"])
 def test_json_fields_of_the_other_jobs(job):
+    from jobs.rebuild_state import RebuildReport
     from jobs.reindex.report import ReindexReport
     from jobs.restore.job import RestoreReport
+    from jobs.rollback import RollbackReport
     from jobs.vacuum import VacuumReport
     from jobs.verify.report import VerifyReport
 
     report = {"verify": lambda: VerifyReport("archive", "A"), "reindex": lambda: ReindexReport("A", "check"),
               "restore": lambda: RestoreReport("D"),
+              "rebuild-state": lambda: RebuildReport("S", True),
+              "rollback": lambda: RollbackReport("S", 1, True),
               "vacuum": lambda: VacuumReport("S", True)}[job]()  # fmt: skip
     top = re.search(rf"^\| {job} \| (.*?) \|$", _section("### JSON"), re.MULTILINE)[1]
     assert _fields(top) - ({"store"} if job == "verify" else set()) == set(report.to_json())

@@ -79,6 +79,8 @@ FLOORS: dict[str, set[str]] = {
     "jobs.compact": _JOB,
     "jobs.verify": _JOB,
     "jobs.restore": _JOB,
+    "jobs.rollback": _JOB,
+    "jobs.rebuild_state": _JOB,
     "jobs.vacuum": _JOB,
     "jobs.reindex": _JOB,
     "jobs.lookup": _JOB,

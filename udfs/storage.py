@@ -99,6 +99,14 @@ def write_file(root: Root, path: str, data: bytes) -> None:
     flush(root, path)
 
 
+def make_private(root: Root, path: str) -> None:
+    """An empty file that its owner alone can read, for what is about to be written: keys and values. The umask can only
+    take more away. Object stores have rules of their own.
+    """
+    if root.is_local:
+        os.close(os.open(root.full(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
 def flush(root: Root, path: str) -> None:
     """Make a written file, or a folder's list of names, survive a power cut. Object stores do so by themselves."""
     if root.is_local:

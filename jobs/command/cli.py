@@ -26,9 +26,11 @@ from jobs.command.options import (
     CompactOptions,
     InspectOptions,
     LookupOptions,
+    RebuildStateOptions,
     ReindexOptions,
     ReportOptions,
     RestoreOptions,
+    RollbackOptions,
     VacuumOptions,
     VerifyOptions,
 )
@@ -49,6 +51,8 @@ JOBS = {
     "inspect": "jobs.inspect_log",
     "lookup": "jobs.lookup.job",
     "restore": "jobs.restore.job",
+    "rollback": "jobs.rollback",
+    "rebuild-state": "jobs.rebuild_state",
     "vacuum": "jobs.vacuum",
     "report": "jobs.report.job",
 }
@@ -163,6 +167,26 @@ def reindex(check: bool, in_place: bool, **given: Any) -> None:
 def restore(**given: Any) -> None:
     """Copy a generation into a log directory that a broker starts on."""
     _run("restore", RestoreOptions, **given)
+
+
+@lastkey.command()
+@click.option("--store", metavar="STORE", required=True, help="The store to change.")
+@click.option("--generation", type=click.IntRange(min=1), required=True, help="Becomes current where a later one is.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
+@_shared
+def rollback(**given: Any) -> None:
+    """Make an older generation of STORE the current one."""
+    _run("rollback", RollbackOptions, **given)
+
+
+@lastkey.command("rebuild-state")
+@click.option("--store", metavar="STORE", required=True, help="The store that has lost its tables.")
+@click.option("--choose", metavar="TOPIC-N=RUN_ID", multiple=True, help="Which run counts; none: leave it out.")
+@click.option("--dry-run", is_flag=True, help="Say what would be made, whether tables are there or not.")
+@_shared
+def rebuild_state(**given: Any) -> None:
+    """Make the tables of STORE again, lost with state/, from the manifests in its generations' folders."""
+    _run("rebuild-state", RebuildStateOptions, **given)
 
 
 @lastkey.command()

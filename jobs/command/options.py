@@ -65,6 +65,28 @@ class VacuumOptions:
 
 
 @dataclass(frozen=True)
+class RollbackOptions:
+    """`rollback --store STORE --generation N`."""
+
+    store: str
+    generation: int
+    config: Config = field(default_factory=Config)
+    topics: str | None = None
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class RebuildStateOptions:
+    """`rebuild-state --store STORE`."""
+
+    store: str
+    config: Config = field(default_factory=Config)
+    topics: str | None = None  # must be None: what would be left out is lost
+    choose: tuple[str, ...] = ()  # TOPIC-N=RUN_ID, or TOPIC-N=none
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
 class ReindexOptions:
     """`reindex ARCHIVE (--check | --output DIR | --in-place)`."""
 

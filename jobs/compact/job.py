@@ -22,6 +22,7 @@ from jobs.compact.report import CompactReport
 from jobs.compact.waves import run_waves
 from jobs.errors import PolicyError, UsageError
 from jobs.spark import session as spark_session
+from jobs.store.folders import check_not_lost
 from jobs.store.rows import Checkpoint, Segment
 from jobs.store.tables import State, open_state
 from jobs.topics import Key
@@ -42,6 +43,8 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     at = time.perf_counter()
     state = open_state(store_uri)
     checkpoints = state.checkpoints()
+    if not checkpoints and not state.exists():
+        check_not_lost(state.root)
     _check_one_archive(options, archive_uri, checkpoints)
     known = {
         key: (checkpoints[key].generation, checkpoints[key].run_id) for key in archive.partitions if key in checkpoints

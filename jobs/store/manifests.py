@@ -7,31 +7,45 @@ run that died early, or to a version of before format 2. It holds what the commi
      "generation": {"checkpoint": {...}, "run": {...}, "segments": [{...}, ...], "standing": {...} or null}}
 
 Nothing reads it as long as the tables are there, but for `rollback`.
+
+`rolled-back.json` lies beside it in a generation that a rollback has undone: which one became current instead, and
+whether that is known ("made") or was about to be. It is younger than the rest of the folder, so vacuum's grace begins
+with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import google_crc32c
 from pyarrow import fs as pafs
 
-from jobs.store.paths import MANIFEST, generation_folder
+from jobs.errors import ManifestError
+from jobs.store.paths import MANIFEST, ROLLED_BACK, generation_folder
 from jobs.store.rows import FORMAT, Checkpoint, Commit, PartitionState, RunRow, Segment
 from logformat import names
 from logformat.locations import text_entries
 from udfs.storage import Root, flush, write_file
 
 _WRITERS: Final = 8
+MAX_OFFSET: Final = 2**63 - 1
 _ROW = TypeVar("_ROW", Checkpoint, RunRow, Segment, PartitionState)
 
 
-class ManifestError(ValueError):
-    """A manifest that is not what was written; says which, and what is wrong with it."""
+@dataclass(frozen=True)
+class Mark:
+    """That a generation was rolled back, as its folder says."""
+
+    folder: str  # below the store
+    next_offset: int  # how far it reaches
+    to_generation: int
+    to_run_id: str
+    made: bool = False  # False: it was about to be made; whether it was, the tables alone know
 
 
 def folder_of(commit: Commit) -> str:
@@ -55,10 +69,10 @@ def from_json(data: bytes, path: str) -> Commit:
     try:
         told = json.loads(data)
         if told["format"] > FORMAT:
-            raise ManifestError(f"{path}: expected format {FORMAT} at the most, found {told['format']}")
+            raise ManifestError(path=path, expected=f"format {FORMAT} at the most", found=told["format"])
         generation = told["generation"]
         if told["crc32c"] != _checksum(generation):
-            raise ManifestError(f"{path}: expected CRC-32C {told['crc32c']}, found {_checksum(generation)}")
+            raise ManifestError(path=path, expected=f"CRC-32C {told['crc32c']}", found=_checksum(generation))
         run = _row(RunRow, generation["run"])
         return Commit(
             topic=run.topic,
@@ -73,7 +87,7 @@ def from_json(data: bytes, path: str) -> Commit:
     except ManifestError:
         raise
     except (ValueError, KeyError, TypeError) as error:
-        raise ManifestError(f"{path}: expected a manifest of a generation, found {error!r}") from error
+        raise ManifestError(path=path, expected="a manifest of a generation", found=repr(error)) from error
 
 
 def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
@@ -91,11 +105,34 @@ def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
 def read_manifest(store: Root, folder: str) -> Commit:
     """The manifest of a run's folder. FileNotFoundError: there is none; ManifestError: it is not what was written."""
     path = f"{folder}/{MANIFEST}"
-    with store.filesystem.open_input_stream(store.full(path), compression=None) as stream:
-        commit = from_json(stream.read(), path)
+    commit = from_json(read_small(store, path), path)
     if folder_of(commit) != folder:
-        raise ManifestError(f"{path}: expected the manifest of {folder}, found that of {folder_of(commit)}")
+        raise ManifestError(path=path, expected=f"the manifest of {folder}", found=f"that of {folder_of(commit)}")
     return commit
+
+
+def mark_rolled_back(store: Root, marks: Iterable[Mark]) -> None:
+    """Write the marks, each into its folder, on the disk when this returns."""
+    for mark in marks:
+        write_file(store, f"{mark.folder}/{ROLLED_BACK}", json.dumps(dataclasses.asdict(mark)).encode())
+        flush(store, mark.folder)
+
+
+def read_mark(store: Root, folder: str) -> Mark | None:
+    """The mark of a folder; None: it has none. One that cannot be made out says that nothing is known."""
+    try:
+        data = read_small(store, f"{folder}/{ROLLED_BACK}")
+        return Mark(**(json.loads(data) | {"folder": folder}))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        return Mark(folder, MAX_OFFSET, 0, "")
+
+
+def read_small(store: Root, path: str) -> bytes:
+    """A file of ours, whole. FileNotFoundError."""
+    with store.filesystem.open_input_stream(store.full(path), compression=None) as stream:
+        return bytes(stream.read())
 
 
 def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, int | None]]:

@@ -173,17 +173,27 @@ _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_
 def histories(
     checkpoints: Mapping[tuple[str, int], Checkpoint], runs: Iterable[RunRow]
 ) -> dict[tuple[str, int], list[RunRow]]:
-    """The committed runs of every partition, newest first: the chain of parents from its checkpoint, past resets."""
+    """The committed runs of every partition, newest first: the chain of parents from its checkpoint, past resets, and
+    past rows that `jobs.store.history` has let go: then with the next older one, which is on the chain too.
+    """
     rows: dict[tuple[str, int, int], dict[str, RunRow]] = {}
     for row in runs:
         rows.setdefault((row.topic, row.partition, row.generation_after), {})[row.run_id] = row
+    numbers: dict[tuple[str, int], list[int]] = {}
+    for topic, partition, number in rows:
+        numbers.setdefault((topic, partition), []).append(number)
     chains: dict[tuple[str, int], list[RunRow]] = {}
     for key, checkpoint in checkpoints.items():
         chain: list[RunRow] = []
         step = rows.get((*key, checkpoint.generation), {}).get(checkpoint.run_id)
         while step is not None:
             chain.append(step)
-            step = _before(step, rows.get((*key, step.generation_before), {}))
+            before = _before(step, rows.get((*key, step.generation_before), {}))
+            if before is None and step.parent_run_id is not None:
+                older = [n for n in numbers.get(key, ()) if n < step.generation_before]
+                left = rows[*key, max(older)].values() if older else ()
+                before = min(left, key=lambda row: row.started_ms, default=None)
+            step = before
         chains[key] = chain
     return chains
 

@@ -40,8 +40,10 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+from pyarrow import fs as pafs
 
 from jobs.errors import ConflictError, UnsureCommitError, UsageError
+from jobs.store.old_versions import forget
 from logformat.s3_access import bucket_of, delta_options, in_one_line
 from udfs.storage import Root, exists, flush, flush_folder
 
@@ -249,6 +251,14 @@ def marks(version: Version, since: int) -> Iterator[str]:
             yield info[MARK]
 
 
+def before_record(version: Version) -> int:
+    """The version before the oldest commit that is still on record."""
+    folder = version.root.full(f"{version.folder}/_delta_log")
+    listed = version.root.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    found = [int(info.base_name[:20]) for info in listed if _COMMIT.fullmatch(info.base_name)]
+    return min(found, default=version.number + 1) - 1
+
+
 def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
     """What a version's commit says of itself; None where its file is not there."""
     try:
@@ -397,7 +407,9 @@ def _remove(version: Version, added: list[AddAction]) -> None:
 
 
 def _settled(version: Version, made: int) -> Version:
-    """The head after our commit, once that is on the disk; now and then a checkpoint, which spares readers commits."""
+    """The head after our commit, once that is on the disk; now and then a checkpoint, which spares readers commits,
+    and what is old goes.
+    """
     root, path = version.root, _commit_path(version.name, made)
     if exists(root, path):  # else somebody has checkpointed and cleaned it meanwhile
         flush(root, path)
@@ -405,6 +417,8 @@ def _settled(version: Version, made: int) -> Version:
     if made and made % _CHECKPOINT_EVERY == 0:
         with contextlib.suppress(DeltaError, OSError):  # it costs time alone
             checkpoint(version.root, version.name, made)
+            now = head(root, version.name)
+            forget(root, now.folder, now.files())
     return head(root, version.name)
 
 

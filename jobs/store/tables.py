@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -26,8 +27,17 @@ import pyarrow.compute as pc
 from pyarrow import fs as pafs
 
 from jobs.errors import ConflictError, NoGenerationError, UsageError
-from jobs.store import table
-from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES, TABLES, generation_folder, table_folder
+from jobs.store import history, table
+from jobs.store.paths import (
+    CHECKPOINTS,
+    RUNS,
+    SEGMENTS,
+    STATES,
+    TABLES,
+    generation_folder,
+    partition_folder,
+    table_folder,
+)
 from jobs.store.rows import (
     FORMAT,
     Checkpoint,
@@ -44,6 +54,7 @@ from jobs.store.rows import (
     undecided,
 )
 from jobs.store.table import Change, Held, Version
+from logformat.locations import text_entries
 from udfs.storage import Root, normal_uri, open_root
 
 Key = tuple[str, int]
@@ -67,6 +78,7 @@ class State:
     root: Root
     notes: list[str] = field(default_factory=list)
     began: int | None = None  # version of `compaction_checkpoints` that was read first
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000  # decides which history is old, nothing else
     _held: dict[str, Held] = field(default_factory=dict)
 
     # -- reading
@@ -159,6 +171,39 @@ class State:
             return
         self._append(SEGMENTS, to_arrow(Segment, (row for commit in commits for row in commit.segments)))
         self._append(RUNS, to_arrow(RunRow, (commit.run for commit in commits)))
+        self._switch(commits, verify_files, self._began)  # before this nobody sees the new files
+
+    def roll_back(self, commits: Sequence[Commit], verify_files: Callable[[], None]) -> None:
+        """Make older generations current, all or none; `planned_*` of each is the one that is current now.
+
+        ConflictError: another run moved a partition meanwhile, or a vacuum has said that it takes one of the folders.
+        """
+        self._switch(commits, verify_files, table.before_record)
+
+    def rebuild(self, decided: Sequence[Commit], runs: Sequence[RunRow], segments: Sequence[Segment]) -> None:
+        """Make the tables of a store that has lost them. ConflictError: somebody else makes them."""
+        new = to_checkpoints([(c.checkpoint, c.segments, c.standing) for c in decided])
+
+        def plan(version: Version) -> Change:
+            if version.number >= 0:
+                raise ConflictError(
+                    path=f"{self.root.uri}/{version.folder}", expected="no table", found=f"version {version.number}"
+                )
+            return Change(added=table.in_files(new))
+
+        if segments:
+            self._append(SEGMENTS, to_arrow(Segment, segments))
+        self._append(RUNS, to_arrow(RunRow, runs))
+        self._swap(CHECKPOINTS, checkpoint_schema(), plan)
+        self.write_states()
+
+    def _began(self, version: Version) -> int:
+        return self.began if self.began is not None else version.number
+
+    def _switch(
+        self, commits: Sequence[Commit], verify_files: Callable[[], None] | None, since: Callable[[Version], int]
+    ) -> None:
+        """Put the checkpoints of generations whose files no vacuum took since a version."""
         new = to_checkpoints([(c.checkpoint, c.segments, c.standing) for c in commits])
 
         def plan(version: Version) -> Change | None:
@@ -167,12 +212,12 @@ class State:
                 return None
             if not all(_is_at(now.get(c.key), c.planned_generation, c.planned_run_id) for c in commits):
                 raise self._conflict(commits, now)
-            self._refuse_vacuumed(version, commits)
+            self._refuse_vacuumed(version, commits, since(version))
             if verify_files is not None:
                 verify_files()
             return table.replaced(version, _KEY, new, self._held_of(CHECKPOINTS))
 
-        self._swap(CHECKPOINTS, checkpoint_schema(), plan)  # before this nobody sees the new files
+        self._swap(CHECKPOINTS, checkpoint_schema(), plan)
 
     def set_states(self, rows: Sequence[PartitionState]) -> None:
         """Say how partitions stand; of those that another run has moved meanwhile nothing: it knows better."""
@@ -319,21 +364,43 @@ class State:
         found = self._rows(SEGMENTS, arrow_schema(Segment))
         return from_arrow(Segment, found.filter(pc.is_in(found["run_id"], pa.array(sorted(run_ids), pa.string()))))
 
+    def _needed(self, name: str, found: pa.Table) -> pa.Table:
+        """Of a history the rows that `jobs.store.history` keeps."""
+        checkpoints = self.checkpoints()
+        runs = from_arrow(RunRow, found if name == RUNS else self._rows(RUNS, arrow_schema(RunRow)))
+        chains = histories(checkpoints, runs)
+        stay = history.needed(checkpoints, chains, self._run_folders, self.now_ms())
+        number = "generation_after" if name == RUNS else "generation"
+        columns = [*_KEY, number, "run_id"]
+        gone = [
+            made
+            for made in found.group_by(columns).aggregate([]).to_pylist()
+            if chains.get(key := (made["topic"], made["partition"]))  # else the table of runs is lost, or not all there
+            and made[number] <= history.horizon(checkpoints[key])
+            and tuple(made[column] for column in columns) not in stay
+        ]
+        schema = pa.schema([found.schema.field(column) for column in columns])
+        return found.join(pa.Table.from_pylist(gone, schema), columns, join_type="left anti").select(found.column_names)
+
+    def _run_folders(self, topic: str, partition: int) -> list[str]:
+        folder = pafs.FileSelector(self.root.full(partition_folder(topic, partition)), allow_not_found=True)
+        return [str(info.base_name) for info in text_entries(self.root.filesystem.get_file_info(folder))[0]]
+
     def _append(self, name: str, new: pa.Table) -> None:
-        """Rows of history; many small files are joined now and then."""
+        """Rows of history; many small files are joined now and then, and what is old goes."""
 
         def plan(version: Version) -> Change:
             files = version.files()
             if len(files) < _MOST_FILES:
                 return Change(added=table.in_files(new))
             found = table.rows(version, new.schema).drop_columns([table.FILE])
-            return Change(added=[pa.concat_tables([found, new])], removed=files)
+            return Change(added=[pa.concat_tables([self._needed(name, found), new])], removed=files)
 
         self._swap(name, new.schema, plan)
 
-    def _refuse_vacuumed(self, version: Version, commits: Sequence[Commit]) -> None:
+    def _refuse_vacuumed(self, version: Version, commits: Sequence[Commit], since: int) -> None:
         ours = {generation_folder(c.topic, c.partition, c.checkpoint.generation, c.checkpoint.run_id) for c in commits}
-        for mark in table.marks(version, self.began if self.began is not None else version.number):
+        for mark in table.marks(version, since):
             if gone := ours.intersection(json.loads(mark)):
                 raise ConflictError(
                     path=f"{self.root.uri}/{min(gone)}",

@@ -26,7 +26,7 @@ from udfs.compact.scan_segment import read_again
 from udfs.compact.segment_output import SegmentOutput, manifest_row, read_back
 from udfs.compact.sources import Source
 from udfs.segments import OutputSegment, SideFile
-from udfs.storage import Root, exists, flush, flush_folder, open_root, opened, read_file, write_file
+from udfs.storage import Root, exists, flush, flush_folder, make_private, open_root, opened, read_file, write_file
 
 _PART_BYTES: Final = 8 << 20
 
@@ -147,6 +147,7 @@ def _placed(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
     store = make_folder(plan)
     path = f"{plan.folder}/{segment_file(segment.base_offset, 'log')}"
     if not segment.size_bytes:
+        make_private(store, path)
         write_file(store, path, b"")
         write_indexes(store, plan.folder, segment.base_offset, b"", b"", b"")
         return replace(segment, path=path)
@@ -154,6 +155,7 @@ def _placed(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
     written = int(name.partition(".")[0])
     if written == segment.base_offset and folder == plan.folder:
         return segment
+    make_private(store, path)
     store.filesystem.copy_file(store.full(segment.path), store.full(path))
     flush(store, path)
     _check_written(store, path, segment.size_bytes, segment.checksum)  # the one that was read back goes
@@ -217,6 +219,7 @@ def _copy_rest(source: Source, store: Root, path: str) -> None:
     disk as all of them are, and read back.
     """
     scan = source.scan
+    make_private(store, path)
     with (
         opened(source.root, source.path) as file,
         store.filesystem.open_output_stream(store.full(path), compression=None) as stream,

@@ -21,7 +21,7 @@ from udfs.compact.piece_stack import Group
 from udfs.compact.plan import CleanSettings
 from udfs.compact.rebuild_kernels import digest_records
 from udfs.segments import OutputSegment
-from udfs.storage import Root, flush, opened
+from udfs.storage import Root, flush, make_private, opened
 
 
 class SegmentOutput:
@@ -30,6 +30,7 @@ class SegmentOutput:
     def __init__(self, root: Root, folder: str, base_offset: int, settings: CleanSettings) -> None:
         self.root, self.folder, self.base_offset = root, folder, base_offset
         self.path = f"{folder}/{segment_file(base_offset, 'log')}"
+        make_private(root, self.path)
         self._stream = root.filesystem.open_output_stream(root.full(self.path), compression=None)
         self._indexes = IndexBuilder(base_offset, settings.index_interval_bytes, settings.segment_index_bytes)
         self._rows: list[np.ndarray] = []

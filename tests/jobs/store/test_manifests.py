@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from jobs.errors import ManifestError
 from jobs.store import manifests
-from jobs.store.manifests import ManifestError, folder_of, from_json, to_json
+from jobs.store.manifests import folder_of, from_json, to_json
 from jobs.store.rows import Commit, PartitionState
 from logformat import names
 from tests.builders.stores import make_commit, row, run_id

@@ -1,0 +1,75 @@
+"""The folders of runs below segments/, as they lie there: what a store holds, whatever its tables say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyarrow import fs as pafs
+
+from jobs.errors import UsageError
+from jobs.store.paths import PARTITIONS, parse_run_folder
+from jobs.topics import Key
+from logformat import names
+from logformat.locations import text_entries
+from udfs.storage import Root
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder of one partition."""
+
+    key: Key
+    generation: int
+    run_id: str
+    path: str  # below the store
+    files: tuple[pafs.FileInfo, ...]
+    whole: bool = True  # nothing else is in it; else it is left alone
+
+    @property
+    def newest_ms(self) -> float:
+        """Time of its newest file; 0 where it has none."""
+        return max((info.mtime_ns / 1e6 for info in self.files), default=0.0)
+
+
+def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
+    """Every run's folder below segments/; what else lies there is noted."""
+    for partition in _entries(store, PARTITIONS, notes):
+        parsed = names.parse_partition_folder(partition.base_name)
+        path = f"{PARTITIONS}/{partition.base_name}"
+        if partition.type != pafs.FileType.Directory or parsed is None or parsed.mark:
+            notes.append(f"{path}: not a partition's folder; left alone")
+            continue
+        for entry in _entries(store, path, notes):
+            made = parse_run_folder(entry.base_name)
+            below = f"{path}/{entry.base_name}"
+            if entry.type != pafs.FileType.Directory or made is None:
+                notes.append(f"{below}: not a run's folder; left alone")
+                continue
+            n_notes = len(notes)
+            listed = _entries(store, below, notes)
+            files = tuple(info for info in listed if info.type == pafs.FileType.File)
+            if len(files) < len(listed):
+                notes.append(f"{below}: holds folders; left alone")
+            key, whole = (parsed.topic, parsed.partition), len(notes) == n_notes
+            yield RunFolder(key, *made, below, files, whole)
+
+
+def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:
+    listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(path), allow_not_found=True))
+    found, others = text_entries(listed)
+    if others:
+        notes.append(f"{path}: {others} names that are no UTF-8; left alone")
+    return sorted(found, key=lambda info: str(info.base_name))
+
+
+def check_not_lost(store: Root) -> None:
+    """Of a store without tables: that no folder shows that there were some. UsageError: a second generation is only
+    made of a first one that was committed, and a run that began anew beside it would let vacuum take them all.
+    """
+    for folder in run_folders(store, []):
+        if folder.generation > 1:
+            raise UsageError(
+                message=f"{store.uri}: expected the tables of this store in state, for {folder.path} is of generation "
+                f"{folder.generation}, found none; bring them back, or make them again with rebuild-state"
+            )

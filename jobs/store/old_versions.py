@@ -1,0 +1,69 @@
+"""What a table of a store needs no more: commits of long ago, and the data files that they removed.
+
+A version is read from the newest checkpoint and the commits after it. All from the newest checkpoint on stays that is
+older than KEEP_DAYS, so one that a power cut has torn costs nothing, and whoever began less long ago finds every commit
+since then, and every file of the versions that it read. The clock is the files' own times.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final
+from urllib.parse import unquote
+
+from pyarrow import fs as pafs
+
+from udfs.storage import Root
+
+KEEP_DAYS: Final = 7  # a run, or a reader, that takes longer fails
+_AT_ONCE: Final = 8
+_NUMBERED: Final = re.compile(r"\.?(\d{20})\..*")  # commits, checkpoints, checksums of other writers, what was torn
+_CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
+
+
+def forget(root: Root, table: str, needed: Collection[str]) -> None:
+    """Delete what is old. table: its folder below the store; needed: the data files of the head, below that folder."""
+    log = f"{table}/_delta_log"
+    old_ns = time.time_ns() - KEEP_DAYS * 86_400 * 10**9
+    listed = root.filesystem.get_file_info(pafs.FileSelector(root.full(log)))
+    first = max(
+        (int(i.base_name[:20]) for i in listed if _CHECKPOINT.fullmatch(i.base_name) and i.mtime_ns < old_ns), default=0
+    )
+    files: dict[int, list[pafs.FileInfo]] = {}
+    for info in listed:
+        if (named := _NUMBERED.fullmatch(info.base_name)) and int(named[1]) < first:
+            files.setdefault(int(named[1]), []).append(info)
+    kept = set(needed)
+
+    def delete(number: int) -> None:
+        for path in _removed(root, f"{log}/{number:020}.json"):
+            if path not in kept:
+                _delete(root, f"{table}/{path}")
+        for info in files[number]:
+            _delete(root, f"{log}/{info.base_name}")
+
+    old = []
+    for number in sorted(files):
+        if any(info.mtime_ns >= old_ns for info in files[number]):
+            break  # what stays has no gap
+        old.append(number)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(delete, old))
+
+
+def _removed(root: Root, commit: str) -> Iterator[str]:
+    """The data files that a commit took out of its table; none where it is gone, or torn."""
+    with suppress(FileNotFoundError, ValueError):
+        with root.filesystem.open_input_stream(root.full(commit), compression=None) as stream:
+            actions = [json.loads(line) for line in stream.read().splitlines()]
+        yield from (unquote(action["remove"]["path"]) for action in actions if "remove" in action)
+
+
+def _delete(root: Root, path: str) -> None:
+    with suppress(FileNotFoundError):
+        root.filesystem.delete_file(root.full(path))

@@ -1,0 +1,199 @@
+"""A store that has lost its tables: made again from its manifests, and nothing is guessed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import rebuild_state, rollback, vacuum
+from jobs.command.options import RebuildStateOptions, RestoreOptions, RollbackOptions, VacuumOptions, VerifyOptions
+from jobs.command.progress import Silent
+from jobs.errors import MissingPathError, UndecidedError, UsageError
+from jobs.rebuild_state import RebuildReport
+from jobs.restore import job as restore
+from jobs.store import manifests
+from jobs.store.generations import current_generation
+from jobs.store.manifests import mark_rolled_back, read_mark
+from jobs.verify import job as verify
+from tests.builders.archives import Lab, only_input, put
+from tests.builders.trees import files_of, tree
+from tests.golden import golden
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+KEY = ("t", 0)
+
+
+def _rebuild(lab: Lab, *choose: str, **options: Any) -> RebuildReport:
+    return rebuild_state.run(RebuildStateOptions(str(lab.store), choose=choose, **options), Silent())
+
+
+def _lose(lab: Lab) -> None:
+    (lab.store / "state").rename(lab.root / f"lost-{len(list(lab.root.iterdir()))}")
+
+
+def _rows(lab: Lab) -> tuple[Any, ...]:
+    state = lab.state()
+    segments = {(s.generation, s.base_offset): s for run in state.history(*KEY) for s in
+                state.segments_of_runs({run.run_id})}  # fmt: skip
+    return state.current(), state.states(), state.histories(), segments
+
+
+def _folder(lab: Lab) -> Path:
+    return lab.store / current_generation(lab.state().checkpoints()[KEY]).folder
+
+
+@pytest.fixture
+def lab(spark, tmp_path, tmp_path_factory) -> Lab:
+    """t-0 with two generations, and more to read."""
+    case = golden(tmp_path_factory)["idem-active"]
+    made = Lab(spark, tmp_path)
+    made.now_ms = max(case.now_ms(1, p) for p in case.partitions)
+    for segments in (3, 5, None):
+        put(only_input(case), made.archive / "t-0", segments=segments)
+        if segments:
+            assert made.run(made.now_ms, force=True).exit_code == 0
+    return made
+
+
+def _restored(lab: Lab, name: str) -> dict[str, Any]:
+    output = lab.root / name
+    restore.run(RestoreOptions(str(lab.store), str(output)), Silent())
+    timed = (".log", ".index", ".timeindex")
+    return {path: of if path.endswith(timed) else (of[0], 0) for path, of in tree(output).items() if of[0] != "folder"}
+
+
+def test_the_tables_come_back_row_by_row_and_runs_go_on(lab: Lab) -> None:
+    before, files = _rows(lab), _restored(lab, "before")
+    assert not any("manifest" in path for path in files)
+    kept = files_of(lab.store)
+    assert _rebuild(lab, dry_run=True).to_json()["partitions"][0]["generation"] == 2
+    assert files_of(lab.store) == kept
+    with pytest.raises(UsageError, match="replaces nothing"):
+        _rebuild(lab)
+    _lose(lab)
+    with pytest.raises(UsageError, match="rebuild-state"):  # else generation 1 would begin again
+        lab.run(lab.now_ms, force=True)
+    segments = files_of(lab.store / "segments")
+    report = _rebuild(lab)
+    assert report.exit_code == 0
+    assert "state of 1 partitions made again" in report.to_text()
+    assert files_of(lab.store / "segments") == segments
+    assert _rows(lab) == before
+    assert _restored(lab, "after") == files
+    assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
+    assert lab.run(lab.now_ms, force=True).exit_code == 0
+    assert [run.generation_after for run in lab.state().history(*KEY)] == [3, 2, 1]
+    assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
+
+
+def _second(lab: Lab) -> Path:
+    """Another whole run of the current generation's number, as of one that came second."""
+    other = "f" * 32
+    old = _folder(lab)
+    new = old.with_name(f"2-{other}")
+    shutil.copytree(old, new)
+    commit = manifests.read_manifest(lab.state().root, f"segments/t-0/{old.name}")
+    moved = [
+        replace(s, run_id=other, path=s.path.replace(old.name, new.name)) if s.root == "store" else
+        replace(s, run_id=other) for s in commit.segments
+    ]  # fmt: skip
+    again = replace(
+        commit, checkpoint=replace(commit.checkpoint, run_id=other), run=replace(commit.run, run_id=other),
+        segments=moved,
+    )  # fmt: skip
+    manifests.write_manifests(lab.state().root, [again])
+    return new
+
+
+def test_two_of_one_number_are_a_question(lab: Lab) -> None:
+    mine, second = _folder(lab), _second(lab)
+    want = lab.state().current()
+    _lose(lab)
+    with pytest.raises(UndecidedError) as raised:
+        _rebuild(lab)
+    assert raised.value.exit_code == 2
+    assert all(folder.name.partition("-")[2] in str(raised.value) for folder in (mine, second))
+    assert "--choose" in raised.value.line()
+    assert not (lab.store / "state").exists()
+    with pytest.raises(UsageError, match="whole generation"):
+        _rebuild(lab, "t-0=abc")
+    with pytest.raises(UsageError, match="of a partition of the store"):
+        _rebuild(lab, "u-0=none")
+    _rebuild(lab, f"t-0={mine.name.partition('-')[2]}")
+    assert lab.state().current() == want
+    _lose(lab)
+    _rebuild(lab, f"t-0={'f' * 32}")
+    assert lab.state().checkpoints()[KEY].run_id == "f" * 32
+    assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "torn manifest"])
+def test_one_that_is_not_whole_is_a_question(lab: Lab, damage: str) -> None:
+    folder = _folder(lab)
+    first = lab.state().history(*KEY)[1]
+    path = folder / "manifest.json" if damage == "torn manifest" else sorted(folder.glob("*.index"))[0]
+    path.write_bytes(path.read_bytes()[:-1]) if damage != "gone" else path.unlink()
+    if damage == "cut":
+        path.write_bytes(b"x")
+    _lose(lab)
+    with pytest.raises(UndecidedError, match=r"generation 1 of run .*whole"):
+        _rebuild(lab)
+    _rebuild(lab, f"t-0={first.run_id}")
+    assert lab.state().checkpoints()[KEY].generation == 1
+
+
+def test_a_generation_without_a_manifest_is_listed(lab: Lab) -> None:
+    for path in (lab.store / "segments" / "t-0").rglob("manifest.json"):
+        path.unlink()
+    _lose(lab)
+    with pytest.raises(UndecidedError, match=r"t-0: no folder with a manifest\.json"):
+        _rebuild(lab)
+    report = _rebuild(lab, "t-0=none")
+    assert report.left_out == ["t-0"]
+    assert len(report.notes) == 2
+
+
+def test_what_was_rolled_back_does_not_come_back(lab: Lab) -> None:
+    second = _folder(lab)
+    rollback.run(RollbackOptions(str(lab.store), 1), Silent())
+    want = lab.state().current()
+    _lose(lab)
+    _rebuild(lab)
+    assert lab.state().current() == want
+
+    root = lab.state().root
+    mark = read_mark(root, f"segments/t-0/{second.name}")
+    assert mark is not None
+    assert json.loads((second / "rolled-back.json").read_text())["made"] is True
+    mark_rolled_back(root, [replace(mark, made=False)])  # as after a crash in the middle
+    _lose(lab)
+    with pytest.raises(UndecidedError, match="perhaps rolled back to 1"):
+        _rebuild(lab)
+
+
+def test_what_may_be_the_only_copy_stays_where_the_chain_is_cut(lab: Lab) -> None:
+    """Generation 1 was before a --reset that made 2; 3 came after it, and vacuum took 2 with its manifest."""
+    first = lab.store / "segments" / "t-0" / f"1-{lab.state().history(*KEY)[1].run_id}"
+    assert lab.run(lab.now_ms, force=True).exit_code == 0
+    second = next((lab.store / "segments" / "t-0").glob("2-*"))
+    (second / "manifest.json").unlink()
+    _lose(lab)
+    _rebuild(lab)
+    assert [run.generation_after for run in lab.state().history(*KEY)] == [3, 2, 1]
+    report = vacuum.run(VacuumOptions(str(lab.store), grace_hours=0), Silent())
+    assert [g["generation"] for g in report.kept_before_reset] == [1]
+    assert first.exists()
+    assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
+
+
+def test_what_there_is_not(tmp_path: Path) -> None:
+    with pytest.raises(MissingPathError):
+        rebuild_state.run(RebuildStateOptions(str(tmp_path)), Silent())
+    with pytest.raises(UsageError, match="--topics"):
+        rebuild_state.run(RebuildStateOptions(str(tmp_path), topics="t"), Silent())
