@@ -239,9 +239,14 @@ def test_help_starts_no_jvm(tmp_path):
     assert _script("--master", "local[1]", "compact", "--help").returncode == 0
 
 
+def _needs_spark(folder):
+    """A command that has something to compact."""
+    archive = ROOT / "examples" / "archive"
+    return "compact", str(archive), "--store", str(folder / "store"), "--topics", "users", "--cleanup-policy", "compact"
+
+
 def test_no_java_is_exit_code_5_and_says_what_to_install(tmp_path):
-    (tmp_path / "state" / "compaction_checkpoints").mkdir(parents=True)
-    done = _script("vacuum", "--store", str(tmp_path), JAVA_HOME=str(tmp_path / "none"))
+    done = _script(*_needs_spark(tmp_path), JAVA_HOME=str(tmp_path / "none"))
     assert done.returncode == errors.ENVIRONMENT, done.stderr
     assert "apt install openjdk-17" in done.stderr
 
@@ -251,8 +256,7 @@ def test_an_old_java_is_refused(tmp_path):
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
     java.chmod(0o755)
-    (tmp_path / "state" / "compaction_checkpoints").mkdir(parents=True)
-    done = _script("vacuum", "--store", str(tmp_path), JAVA_HOME=str(tmp_path))
+    done = _script(*_needs_spark(tmp_path), JAVA_HOME=str(tmp_path))
     assert done.returncode == errors.ENVIRONMENT
     assert "Java 8" in done.stderr
 
