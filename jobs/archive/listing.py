@@ -6,7 +6,7 @@ partition's counts, wherever it lies below the root.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +22,7 @@ from logformat.locations import text_entries
 from logformat.s3_access import check_bucket
 from logformat.side_files import checkpoints
 from udfs.problem import Problem
+from udfs.segments import SideFile
 from udfs.storage import Root, folder_identity, is_link, no_files, open_root, read_file
 
 _BESIDE = (
@@ -61,6 +62,10 @@ class ArchivedPartition:
     def key(self) -> tuple[str, int]:
         """(topic, partition)."""
         return self.topic, self.partition
+
+    def located(self, files: Mapping[int, str]) -> Iterator[SideFile]:
+        """Files of its folder, by offset, as a task is told of them."""
+        return (SideFile(self.root, path, offset) for offset, path in files.items())
 
 
 @dataclass

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Required, TypedDict
 
@@ -114,17 +114,12 @@ def inputs_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True
         "log_start_checkpoint": log_start,
         "checkpoint": cleaner,
         "cleaner_checkpoint": cleaner,
-        "orphans": tuple(_side_files(archived, archived.orphans)),
-        "snapshots": tuple(_side_files(archived, archived.snapshots)),
+        "orphans": tuple(archived.located(archived.orphans)),
+        "snapshots": tuple(archived.located(archived.snapshots)),
         "txn_indexes": tuple(_txn_indexes(archived.segments)),
         "leader_epochs": archived.leader_epochs,
         "topic_id": archived.topic_id,
     }
-
-
-def _side_files(archived: ArchivedPartition, files: Mapping[int, str]) -> Iterator[SideFile]:
-    """files: offset -> path."""
-    yield from (SideFile(archived.root, path, offset) for offset, path in files.items())
 
 
 def _txn_indexes(segments: Iterable[ListedSegment]) -> Iterator[SideFile]:
@@ -152,7 +147,7 @@ def inputs_from_generation(
     folder = generation_folder(checkpoint.topic, checkpoint.partition, checkpoint.generation, checkpoint.run_id)
     listed = [ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours]
     segments = [*map(SegmentInput, listed), *after]
-    snapshots = {file.offset: file for file in _side_files(archived, archived.snapshots)}
+    snapshots = {file.offset: file for file in archived.located(archived.snapshots)}
     for base in [s.base_offset for s in manifest if s.base_offset > log_start] + [checkpoint.next_offset]:
         snapshots[base] = SideFile(store_uri, f"{folder}/{segment_file(base, 'snapshot')}", base)
     txn_indexes = [file for file in _txn_indexes(archived.segments) if file.offset >= covered] + [
@@ -176,9 +171,7 @@ def inputs_from_generation(
         "identity_segment": identity,
         "cleaner_checkpoint": archived.cleaner_checkpoint,
         "log_start_checkpoint": archived.log_start_checkpoint,
-        "orphans": tuple(
-            file for file in _side_files(archived, archived.orphans) if file.offset >= checkpoint.next_offset
-        ),
+        "orphans": tuple(file for file in archived.located(archived.orphans) if file.offset >= checkpoint.next_offset),
         "known_gaps": known_gaps,
     }
 

@@ -15,7 +15,7 @@ CHECKPOINTS: Final = "compaction_checkpoints"
 SEGMENTS: Final = "log_segments"
 STATES: Final = "cleaner_state"
 RUNS: Final = "cleaner_runs"
-TIME_INDEX: Final = "time_index"  # written by jobs.lookup.minute_table; no part of a generation
+TIME_INDEX: Final = "time_index"  # written by jobs.store.minutes; no part of a generation
 TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, TIME_INDEX)
 
 PARTITIONS: Final = "segments"  # a folder for each partition is in it

@@ -18,7 +18,7 @@ from logformat.locations import without_secrets
 
 FORMAT = 2  # of a store. 1: manifests lay in `log_segments` alone, commits were Spark's
 INT32 = frozenset({"partition", "last_batch_leader_epoch", "splits"})
-STATES = ("clean", "dirty", "uncleanable", "diverged", "gap", "running")
+STATES = ("clean", "dirty", "uncleanable", "diverged", "gap")
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ class Checkpoint:
     last_batch_crc: int
     log_end_timestamp_ms: int
     now_ms: int
-    gaps: str | None = (
-        None  # JSON [[first, last, before, size], ...] (udfs.compact.plan.Gap): offsets that it passes over
-    )
+    gaps: str | None = None  # JSON [[first, last, before, size], ...] (a Gap each): offsets that it passes over
 
 
 @dataclass(frozen=True)
