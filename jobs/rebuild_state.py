@@ -120,6 +120,7 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
     found = _found(store, report, progress)
     report.decided = _decided(store, found, _choices(options.choose, found), report)
     if report.decided and not options.dry_run:
+        state.check_writable()
         commits = [c.commit for each in found.values() for c in each if c.commit is not None]
         runs = [c.run for c in commits]
         for commit in report.decided:

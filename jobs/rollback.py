@@ -96,6 +96,7 @@ def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
             report.partitions.append(_line(row, commits[-1].checkpoint))
             progress.advance()
         if commits and not options.dry_run:
+            state.check_writable()
             marks = [mark for commit in commits for mark in _marks(store, chains[commit.key], commit.checkpoint)]
             mark_rolled_back(store, marks)  # before the commit: a crash between both leaves marks that say "perhaps"
             state.roll_back(commits, lambda: _check_files(store, commits))

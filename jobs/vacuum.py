@@ -7,7 +7,7 @@ Kept, whatever its age:
 - the same of the last generation before each --reset: the archive may not hold its records any more, so it may be their
   only copy. --before-reset GLOB gives it up;
 - a run's folder whose newest file is younger than the grace: a run may be writing it;
-- everything of a partition whose runs are not known any more;
+- everything of a partition whose runs, or the segments of one of these generations, are not known any more;
 - a generation that was rolled back less than the grace ago, and as long as it reaches further than the current one: the
   archive may not hold any more what it read there. --before-reset GLOB gives this up too;
 - what is not named as a run's folder is: it is not ours to judge.
@@ -33,7 +33,7 @@ from jobs.command.reporting import JobReport, count, said, seconds, size, table
 from jobs.store.folders import RunFolder, run_folders
 from jobs.store.generations import open_store
 from jobs.store.manifests import read_manifest, read_mark
-from jobs.store.paths import MANIFEST, ROLLED_BACK, RUNS, generation_folder
+from jobs.store.paths import MANIFEST, ROLLED_BACK, RUNS, SEGMENTS, generation_folder
 from jobs.store.rows import Checkpoint, RunRow, Segment
 from jobs.store.tables import State, open_state
 from jobs.topics import Key, matches
@@ -109,7 +109,7 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
         young_ms = time.time() * 1000 - options.grace_hours * 3_600_000
         kept = _chosen(state, folders, young_ms, options, report)
         report.notes += [
-            f"{topic}-{partition}: its runs are not in the table {RUNS}; left alone"
+            f"{topic}-{partition}: not all of its generations are in the tables {RUNS} and {SEGMENTS}; left alone"
             for topic, partition in report.without_history
         ]
         progress.start("vacuum", len(folders), "folder")
@@ -151,7 +151,8 @@ def _kept(
     is in the table that decides; where the history is lost, nothing older is known, and all of it stays.
     """
     current, manifests = state.current()
-    live = {(key, row.generation, row.run_id) for key, row in current.items()}
+    decided = {(key, row.generation, row.run_id) for key, row in current.items()}
+    live = set(decided)
     newest = {(f.key, f.generation, f.run_id): f.newest_ms for f in folders}
     before_resets: set[Run] = set()
     report.without_history = []
@@ -165,15 +166,10 @@ def _kept(
     before_resets = (before_resets - live) & newest.keys()
     spared = {(f.key, f.generation, f.run_id) for f in folders if f.newest_ms > young_ms or not f.whole}
     further = set(_further(state.root, folders, current, options)) - live - before_resets - spared
-    stay = live | before_resets | spared
-    rows = [
-        row
-        for row in state.segments_of_runs({run_id for _, _, run_id in stay})
-        if row.root == "store" and _run_of(row) in stay
-    ]
-    for (topic, partition), generation, run_id in further:  # off the chain: history may have let its rows go
-        manifest = read_manifest(state.root, generation_folder(topic, partition, generation, run_id))
-        rows += [row for row in manifest.segments if row.root == "store"]
+    rows = _segments_of(state, live | before_resets | spared | further)
+    for key in {run[0] for run in ((live | before_resets) & newest.keys()) - decided - rows.keys()}:
+        report.without_history.append(key)  # nor a manifest: an older version made it
+        live |= {run for run in newest if run[0] == key}
     for said_kept, runs in ((report.kept_before_reset, before_resets), (report.kept_rolled_back, further)):
         for run in sorted(runs):
             (topic, partition), generation, run_id = run
@@ -183,15 +179,32 @@ def _kept(
                     "partition": partition,
                     "generation": generation,
                     "run_id": run_id,
-                    "bytes": sum(row.size_bytes for row in rows if _run_of(row) == run),
+                    "bytes": sum(row.size_bytes for row in rows.get(run, ())),
                 }
             )
     named = {row.path for manifest in manifests.values() for row in manifest if row.root == "store"}
-    return _Kept(frozenset(live | before_resets | further), frozenset(named | {row.path for row in rows}))
+    named |= {row.path for segments in rows.values() for row in segments}
+    return _Kept(frozenset(live | before_resets | further), frozenset(named))
 
 
-def _run_of(row: Segment) -> Run:
-    return (row.topic, row.partition), row.generation, row.run_id
+def _segments_of(state: State, runs: Iterable[Run]) -> dict[Run, list[Segment]]:
+    """The segments in the store that runs name: by the history, else by their own manifests."""
+    found: dict[Run, list[Segment]] = {run: [] for run in runs}
+    known = set()
+    for row in state.segments_of_runs({run_id for _, _, run_id in found}):
+        run = (row.topic, row.partition), row.generation, row.run_id
+        known.add(run)
+        if run in found and row.root == "store":
+            found[run].append(row)
+    for run in found.keys() - known:
+        (topic, partition), generation, run_id = run
+        try:
+            manifest = read_manifest(state.root, generation_folder(topic, partition, generation, run_id))
+        except FileNotFoundError:
+            del found[run]
+        else:
+            found[run] = [row for row in manifest.segments if row.root == "store"]
+    return found
 
 
 def _before_resets(key: Key, chain: Sequence[RunRow], folders: Iterable[Run]) -> Iterator[Run]:

@@ -28,6 +28,7 @@ from pyarrow import fs as pafs
 
 from jobs.errors import ConflictError, NoGenerationError, UsageError
 from jobs.store import history, table
+from jobs.store.exclusive import check_exclusive
 from jobs.store.paths import (
     CHECKPOINTS,
     RUNS,
@@ -162,6 +163,11 @@ class State:
 
     # -- writing
 
+    def check_writable(self) -> None:
+        """That commits can be made there, before work is done for one. NotExclusiveError; in a bucket once a store."""
+        if self.root.is_local or not self.has(CHECKPOINTS):
+            check_exclusive(self.root)
+
     def commit_wave(self, commits: Sequence[Commit], verify_files: Callable[[], None] | None = None) -> None:
         """Make a wave's generations current, all or none. ConflictError: another run moved a partition of it.
 
@@ -229,7 +235,7 @@ class State:
             new = []
             for key, row in said.items():
                 old = now.get(key) or undecided(*key)
-                if old["generation"] <= max(row.generation, 0):
+                if old["generation"] == max(row.generation, 0):
                     new.append(old | {"standing": _standing(row)})
             if not new:
                 return None
