@@ -1,4 +1,4 @@
-"""Archive and store in a bucket: the generations of a disk, byte for byte, and a broker that starts on what is restored."""
+"""Archive and store in a bucket: the generations of a disk byte for byte, and a broker starts on what is restored."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -12,8 +13,10 @@ from pyarrow import fs as pafs
 from jobs.command.cli import main
 from jobs.errors import NotExclusiveError
 from jobs.store.exclusive import check_exclusive
+from jobs.store.tables import open_state
 from tests.builders.s3_proxy import COMMITS, UNCONDITIONAL, s3_proxy
 from tests.builders.s3_server import BUCKET, environment, s3_server
+from tests.builders.stores import make_commit, run_id
 from udfs.storage import open_root
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -66,3 +69,18 @@ def test_a_bucket_that_does_not(port, capsys):
         assert main([*WORDS, f"{BUCKET}/bad"]) == 5
     said = capsys.readouterr().err
     assert "s3://logs/bad/state: a store cannot lie there: expected a server that puts nothing over a file" in said
+
+
+def test_a_bucket_is_asked_before_the_first_commit_of_a_run(port):
+    """Of a store that was moved to such a server: else each of two writers would be told that it is done."""
+    uri = f"{BUCKET}/moved"
+    open_state(uri).commit_wave([make_commit(0, 1, run_id(1))])
+    ignored = lambda method, path: UNCONDITIONAL if COMMITS.match(f"{method} {path}") else None  # noqa: E731
+    with s3_proxy(port, ignored) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+        refused = 0
+        for _ in range(3):  # delta-rs's look may come between the two puts, once in 20
+            with contextlib.suppress(NotExclusiveError):
+                open_state(uri).check_writable()
+                refused -= 1
+            refused += 1
+    assert refused > 0

@@ -11,9 +11,10 @@ from deltalake.exceptions import DeltaError
 
 from jobs.errors import JobError
 from jobs.store import table
+from jobs.store.rows import PartitionState
 from jobs.store.tables import State, open_state
 from tests.builders.stopping import ROOT
-from tests.builders.stores import StoreMaker, make_commit, run_id, write_format_1
+from tests.builders.stores import StoreMaker, make_commit, row, run_id, write_format_1
 
 LOG = "state/compaction_checkpoints/_delta_log"
 SECONDS = 60  # of a command on a store of a few rows: it takes three
@@ -37,6 +38,7 @@ def test_a_vacuum_sets_aside_what_is_torn_in_any_table(tmp_path: Path, name: str
     maker = StoreMaker(tmp_path)
     maker.generation("t", 0, 1, {0: b"a"})
     maker.generation("t", 0, 2, {0: b"b"})
+    maker.state.set_states([row(PartitionState, topic="t", partition=0, generation=2)])
     maker.state.write_states()
     _tear(maker.store / "state" / name / "_delta_log")
     assert _command("vacuum", "--store", str(maker.store)).returncode == 0
