@@ -172,15 +172,18 @@ def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
     return pa.table([*columns, pa.array([path] * len(found), pa.string())], schema=schema.append(_FILE_FIELD))
 
 
-def swap(root: Root, name: str, schema: pa.Schema, plan: Callable[[Version], Change | None]) -> Version:
-    """Change a table: `plan` says what, on the head that it is given, or None for nothing; the version made.
+def swap(
+    root: Root, name: str, schema: pa.Schema, plan: Callable[[Version], Change | None], at: Version | None = None
+) -> int:
+    """Change a table: `plan` says what, on the head that it is given, or None for nothing. The version made, or found.
+    at: its head, as far as the caller knows.
 
     `plan` is called again whenever another writer was first, and raises what is to be raised where the change cannot be
     any more. ConflictError: the others never stop; UnsureCommitError: the store does not answer.
     """
     tried: set[str] = set()
     unanswered = 0
-    version = last = head(root, name)
+    version = last = at or head(root, name)
     for _ in range(_ATTEMPTS):
         try:
             change = plan(version)
@@ -194,7 +197,7 @@ def swap(root: Root, name: str, schema: pa.Schema, plan: Callable[[Version], Cha
                 raise UnsureCommitError(path=f"{root.uri}/{last.folder}", found=in_one_line(str(error))) from error
             raise
         if change is None:
-            return version
+            return version.number
         last = version
         tried.add(own := uuid.uuid4().hex)
         added = [_write(version, table) for table in change.added]
@@ -454,9 +457,9 @@ def _remove(version: Version, added: list[AddAction]) -> None:
             version.root.filesystem.delete_file(version.root.full(f"{version.folder}/{each.path}"))
 
 
-def _settled(version: Version, made: int) -> Version:
-    """The head after our commit, once that is on the disk; now and then a checkpoint, which spares readers commits,
-    and what is old goes.
+def _settled(version: Version, made: int) -> int:
+    """Our commit, once that is on the disk; now and then a checkpoint, which spares readers commits, and what is old
+    goes.
     """
     root = version.root
     _flush_commit(version, made)
@@ -465,7 +468,7 @@ def _settled(version: Version, made: int) -> Version:
             checkpoint(version.root, version.name, made)
             now = head(root, version.name)
             forget(root, now.folder, now.files())
-    return head(root, version.name)
+    return made
 
 
 def _flush_commit(version: Version, number: int) -> None:

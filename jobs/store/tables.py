@@ -335,9 +335,11 @@ class State:
                 check_format(version)  # a newer version may have taken the store over since we began
             return plan(version)
 
-        if set(schema.names) - set(columns_of(table.head(self.root, name)) or schema.names):
+        at = self._head(name)
+        if set(schema.names) - set(columns_of(at) or schema.names):
             self._upgrade(name, schema)
-        table.swap(self.root, name, schema, checked)
+            at = self._head(name)
+        table.swap(self.root, name, schema, checked, at)
 
     def _upgrade(self, name: str, schema: pa.Schema) -> None:
         """A table as an older version wrote it, in one commit that keeps its rows. That version locks, so do we."""
