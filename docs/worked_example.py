@@ -109,7 +109,7 @@ def _after(passes: Passes) -> Iterator[str]:
 _CHANGES = {
     "base_offset": "kept, so the batch still begins where it began",
     "length": "shorter",
-    "crc": "computed anew, over everything behind it",
+    "crc": "computed again, over everything behind it",
     "last_offset_delta": "kept: offsets 0 to 2 stay known",
     "base_timestamp": "of the first record that stays",
     "records_count": "1 of 3",
@@ -119,6 +119,7 @@ _CHANGES = {
 def _bytes(passes: Passes) -> Iterator[str]:
     """The first batch, before and after, field by field in hexadecimal."""
     old, new = batches(passes.logs[0])[0].data, passes.first.segments()[0].batches[0].data
+    yield f"at  {'field':<22}  {'before':<16}  after"
     for name in BATCH_HEADER.names or ():
         start = field_offset(BATCH_HEADER, name)
         end = start + BATCH_HEADER[name].itemsize
