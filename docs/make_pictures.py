@@ -14,12 +14,9 @@ from html import escape
 from pathlib import Path
 
 from docs.worked_example import Passes, batches, run, text
-from jobs.command.config import load_config
 from jobs.command.options import ReportOptions, VacuumOptions
-from jobs.command.progress import Silent
-from jobs.report.job import profile_archive
-from jobs.report.page import page_of
 from logformat.layout import BATCH_HEADER, CRC_START, field_offset
+from tests.builders.folders import Outcome
 from tests.reference.log import Batch
 
 HERE = Path(__file__).parent
@@ -186,8 +183,8 @@ def tombstone(colours: Colours, passes: Passes) -> str:
     return d.svg(int(y) + 10)
 
 
-def _batches(outcome: object) -> list[Batch]:
-    return [b for s in outcome.segments() for b in s.batches]  # type: ignore[attr-defined]
+def _batches(outcome: Outcome) -> list[Batch]:
+    return [b for s in outcome.segments() for b in s.batches]
 
 
 def generations(colours: Colours) -> str:
@@ -242,7 +239,12 @@ def drawings(passes: Passes) -> dict[str, str]:
 
 def screenshots(folder: Path) -> None:
     """The top of the report's page: `report-light.png`, `report-dark.png`."""
-    from tests.browser.chromium import chromium, look  # noqa: PLC0415 - drawings need no browser
+    # ruff: noqa: PLC0415 - drawings need neither the plot library nor a browser
+    from jobs.command.config import load_config
+    from jobs.command.progress import Silent
+    from jobs.report.job import profile_archive
+    from jobs.report.page import page_of
+    from tests.browser.chromium import chromium, look
 
     config = load_config(str(EXAMPLES / "topics.toml"))
     given = ReportOptions(str(EXAMPLES / "archive"), "", REPORT_NOW_MS, config)
