@@ -110,6 +110,23 @@ def test_version_is_said_once_more_and_the_same():
     assert f"\n## {project['version']}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_each_option_and_table_is_explained_on_one_page():
+    """An option's row on COMMANDS.md, a table's on STORE.md, an option of the data sources on theirs: nowhere else."""
+    from jobs.data_source.options import OPTIONS
+
+    homes = {
+        "jobs/COMMANDS.md": {opt for name in COMMANDS for option in _options(COMMANDS[name]) for opt in option.opts},
+        "jobs/store/STORE.md": set(state.TABLES),
+        "jobs/data_source/DATA_SOURCE.md": {
+            name for names in OPTIONS.values() for name in names if name != name.lower()
+        },
+    }
+    rows = {_id(page): set(re.findall(r"^\| `([\w-]+)[ `]", page.read_text("utf-8"), re.MULTILINE)) for page in PAGES}
+    for home, names in homes.items():
+        assert names & rows[home]
+        assert {page for page, told in rows.items() if told & names} == {home}
+
+
 # -- exit codes
 
 
