@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from jobs.installation import SETTINGS
+
 # The exit codes of every job. Others script against them.
 DONE = 0  # done, or nothing due
 UNEXPECTED = 1  # a defect of ours, outside of any partition: a traceback follows
@@ -67,7 +69,7 @@ class UnknownSettingError(UsageError):
     """A key that no setting has."""
 
     template = "{path}: {table}: unknown setting {found!r}{expected}"
-    hint = "conf/cleaner.toml lists every setting"
+    hint = f"{SETTINGS} lists every setting"
 
 
 class BadSettingError(UsageError):
@@ -188,6 +190,13 @@ class JavaError(MachineError):
 
     template = "Spark needs Java 17 or newer, found {found}"
     hint = "install a JDK or JRE (Debian: apt install openjdk-17-jre-headless) and set JAVA_HOME or PATH"
+
+
+class MissingExtraError(MachineError):
+    """A package that is installed only on request."""
+
+    template = "{what} needs the package {package}, which is not installed"
+    hint = "{install}"
 
 
 class JarsError(MachineError):

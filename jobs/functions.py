@@ -9,7 +9,8 @@
 
 All are Arrow UDFs over udfs/decode. They also work through Spark Connect if the server's Python finds this project and
 its packages. A malformed value becomes null, and kafka_problem says why; with errors="fail" the query fails instead.
-The functions are temporary and belong to the session. udfs/decode/DECODING.md lists them.
+The functions are temporary and belong to the session. udfs/decode/DECODING.md lists them. Those for Avro need fastavro,
+which `pip install 'lastkey[avro]'` brings.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import from_arrow_type
 
-from udfs.decode.avro import avro_json, avro_schema, decode_avro
 from udfs.decode.decoders import DECODERS, Errors, decode, fail_at_first, problems_of
 from udfs.decode.partitioner import murmur2, partition_of
 
@@ -68,8 +68,10 @@ def register_avro(
 
     writers: schema id -> schema, for values with Confluent's prefix; each value is resolved into `schema`. Without
     writers, values are bare Avro; use `name(kafka_payload(value))` if they have a prefix. Raises AvroSchemaError for an
-    invalid schema.
+    invalid schema, ImportError without the extra `avro`.
     """
+    from udfs.decode.avro import avro_schema, decode_avro  # noqa: PLC0415 - an extra: the other functions work without it
+
     result = from_arrow_type(avro_schema(schema).result)
     for writer in (writers or {}).values():
         avro_schema(writer)  # so that an invalid schema fails here, not on a worker
@@ -92,6 +94,8 @@ def _decoder(name: str, errors: Errors) -> Any:
 
 def _avro(errors: Errors) -> Callable[[pa.Array, pa.Array], pa.Array]:
     def read(values: pa.Array, schemas: pa.Array) -> pa.Array:
+        from udfs.decode.avro import avro_json  # noqa: PLC0415 - an extra: the other functions work without it
+
         text, reasons = avro_json(values, schemas)
         if errors == "fail":
             fail_at_first(values, reasons, "Avro of this schema")
@@ -108,6 +112,8 @@ def kafka_problem(values: pa.Array, names: pa.Array) -> pa.Array:
 
 def kafka_avro_problem(values: pa.Array, schemas: pa.Array) -> pa.Array:
     """Say what is wrong with values that should be Avro of these schemas."""
+    from udfs.decode.avro import avro_json  # noqa: PLC0415 - an extra: the other functions work without it
+
     return avro_json(values, schemas)[1]
 
 

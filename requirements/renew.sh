@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the lock files beside it anew from the pins of pyproject.toml: every package that these need, with the hashes of
+# Writes the lock files beside it anew from what pyproject.toml asks for: every package that these need, with the hashes of
 # all its files on PyPI, for Python 3.11 and newer on Linux and macOS. What is locked stays at its version as far as the
 # pins allow; `--upgrade` takes the newest of all that is not pinned.
 #
@@ -29,8 +29,8 @@ lock() {
     >/dev/null)
 }
 
-lock requirements/dev.txt pyproject.toml --group dev "$@"
-lock requirements/run.txt pyproject.toml --constraint requirements/dev.txt "$@"
+lock requirements/dev.txt pyproject.toml --all-extras --group dev "$@"
+lock requirements/run.txt pyproject.toml --all-extras --constraint requirements/dev.txt "$@"
 lock requirements/build.txt --group build "$@"
 lock requirements/uv.txt --group lock "$@"
 lock examples/airflow/requirements.txt examples/airflow/requirements.in "$@"

@@ -34,7 +34,7 @@ _BASE = {
 _BYTES = _BASE | {"logformat.jit", "logformat.regular_files", "logformat.primitives"}
 _FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
 _TASK = {"udfs.storage", "udfs.problem", "udfs.segments", "udfs.attempt", "udfs.groups"}
-_SHELL = {"jobs.errors", "jobs.topics", "jobs.command", "jobs.archive", "jobs.store"}
+_SHELL = {"jobs.errors", "jobs.installation", "jobs.topics", "jobs.command", "jobs.archive", "jobs.store"}
 _JOB = _SHELL | {"jobs.spark"}
 FLOORS: dict[str, set[str]] = {
     "logformat.s3_access": set(),
@@ -71,12 +71,13 @@ FLOORS: dict[str, set[str]] = {
     "udfs.data_source": _TASK | {"udfs.compact", "udfs.lookup"},
     "udfs.report": _TASK | {"udfs.compact"},
     "jobs": set(),
-    "jobs.errors": set(),
+    "jobs.installation": set(),
+    "jobs.errors": {"jobs.installation"},
     "jobs.topics": set(),
-    "jobs.command": {"jobs.errors", "jobs.topics"},
+    "jobs.command": {"jobs.errors", "jobs.installation", "jobs.topics"},
     "jobs.archive": {"jobs.errors", "jobs.topics"},
     "jobs.store": {"jobs.errors", "jobs.topics"},
-    "jobs.spark": {"jobs.errors", "jobs.topics", "jobs.command", "jobs.store"},
+    "jobs.spark": {"jobs.errors", "jobs.installation", "jobs.topics", "jobs.command", "jobs.store"},
     "jobs.compact": _JOB,
     "jobs.verify": _JOB,
     "jobs.restore": _JOB,

@@ -19,6 +19,7 @@ from typing import Any, TextIO, TypeVar
 
 import click
 
+from jobs import installation
 from jobs.command import endings
 from jobs.command.config import GAPS, NULL_KEYS, check_now_ms, load_config
 from jobs.command.endings import Ending, TerminatedError
@@ -64,12 +65,23 @@ Exit codes: 0 done, or nothing due; 1 unexpected; 2 usage or configuration; 3 pa
 141 nobody read on.
 """
 
+COMPLETE = "_LASTKEY_COMPLETE"
+program = "spark-submit.sh"  # as help calls it; `lastkey` where that was typed
+
 _OFFSET = click.IntRange(-MAX_LONG, MAX_LONG)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+def _version(context: click.Context, option: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        click.echo(f"lastkey, version {installation.version()}")
+        context.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}, epilog=EXIT_CODES)
-@click.version_option(package_name=None, version="0.1.0", prog_name="lastkey")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+)
 def lastkey() -> None:
     """Compact, verify and restore archived Apache Kafka logs on Spark.
 
@@ -378,9 +390,11 @@ def main(arguments: Sequence[str]) -> int:
     if logging.lastResort is not None:  # what writes tracebacks of defects to stderr
         logging.lastResort.setFormatter(_Visible())
     as_json = "--json" in arguments
+    if os.environ.get(COMPLETE):  # a shell asks for completions; click answers and ends
+        return lastkey.main(list(arguments), prog_name=program, complete_var=COMPLETE, standalone_mode=False) or DONE
     try:
         _refuse_secrets(arguments)
-        code = lastkey.main(list(arguments), prog_name="spark-submit.sh", standalone_mode=False)
+        code = lastkey.main(list(arguments), prog_name=program, standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except JobError as error:

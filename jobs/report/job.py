@@ -36,10 +36,10 @@ def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
     """Profile the archive and write the page."""
     started = time.perf_counter()
     output = _checked_output(options)
+    from jobs.report.page import page_of  # noqa: PLC0415 - the plot library takes a second to load, or is missing
+
     report = profile_archive(options, progress)
     at = time.perf_counter()
-    from jobs.report.page import page_of  # noqa: PLC0415 - the plot library takes a second to load
-
     report.output = output
     _write_page(output, page_of(report).encode())
     report.seconds["page"] = time.perf_counter() - at

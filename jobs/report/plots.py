@@ -16,15 +16,21 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final, Literal
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
-from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from jobs.command.reporting import TO_THE_MINUTE, count, moment, size
+from jobs.errors import MissingExtraError
+from jobs.installation import with_extra
 from udfs.report.partition_profile import DAY_MS, HOUR_MS, MINUTE_MS, Times
+
+try:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+    from matplotlib.ticker import MaxNLocator, MultipleLocator
+except ImportError as error:
+    raise MissingExtraError(what="a report's page", package="matplotlib", install=with_extra("plot")) from error
 
 WIDE: Final = 560  # of a drawing, points; shown a point a pixel or so
 NARROW: Final = 340

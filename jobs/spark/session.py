@@ -33,7 +33,8 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from jobs.errors import ForeignJarError, JarsError, JavaError, SparkStartError
-from jobs.spark.submit import CONF, UserOptions, from_environment, launch_arguments, read_properties
+from jobs.installation import CONF
+from jobs.spark.submit import UserOptions, from_environment, launch_arguments, read_properties
 from logformat.control_characters import visible
 
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"

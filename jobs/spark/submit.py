@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
-
 # Options of spark-submit that take no value; every other takes one
 _SWITCHES = ("--supervise", "--verbose", "-v")
 # Ours: where one stands before the job's name, the command line says so, instead of taking it for one of Spark's

@@ -29,14 +29,18 @@ from functools import lru_cache
 from itertools import chain, islice, repeat
 from typing import Any, Final
 
-import fastavro
 import numpy as np
 import pyarrow as pa
-from fastavro.schema import SchemaParseException, UnknownType
 
 from udfs.decode.avro_resolve import INDEX, Convert, converter, definitions
 from udfs.decode.avro_types import PRIMITIVES, AvroSchemaError, in_microseconds, type_of
 from udfs.decode.decoders import Errors, as_binary, checked_errors, decode, fail_at_first
+
+try:
+    import fastavro
+    from fastavro.schema import SchemaParseException, UnknownType
+except ImportError as error:
+    raise ImportError("decoding Avro needs the package fastavro: pip install 'lastkey[avro]'") from error
 
 _NO_BRANCH: Final = {"type": "fixed", "name": "lastkey.none", "size": 0}
 _NO_BRANCHES: Final = 64  # all indexes below 0 that take one byte
