@@ -22,6 +22,7 @@ from pyarrow import fs as pafs
 from jobs.command.options import RollbackOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, count, said, seconds, table
+from jobs.command.typed import check_topics
 from jobs.errors import ConflictError, ManifestError, NoGenerationError, UsageError
 from jobs.store.folders import folders_of
 from jobs.store.generations import made_by, nobody_has, open_store
@@ -82,9 +83,11 @@ def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
     with (
         contextlib.nullcontext() if options.dry_run else state.lock()
     ):  # on a disk no vacuum works beside it; in a bucket the marks of one say what it takes
-        current = of_topics(options.topics, state.checkpoints())
+        rows = state.checkpoints()
+        check_topics(options.topics, (topic for topic, _ in rows), store.uri)
+        current = of_topics(options.topics, rows)
         if not current:
-            raise UsageError(message=f"{store.uri}: no partition of the store matches --topics {options.topics or '*'}")
+            raise UsageError(message=f"{store.uri}: the store holds no generation")
         if all(row.generation < options.generation for row in current.values()):
             raise nobody_has(options.generation)
         above = {key: row for key, row in sorted(current.items()) if row.generation > options.generation}

@@ -30,6 +30,7 @@ from jobs.archive.places import Place, check_apart
 from jobs.command.options import VacuumOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, count, said, seconds, size, table
+from jobs.command.typed import check_topics
 from jobs.store.folders import RunFolder, run_folders
 from jobs.store.generations import open_store
 from jobs.store.manifests import read_mark
@@ -130,7 +131,10 @@ def _chosen(
     while True:
         seen = state.version()
         notes: list[str] = []
-        folders = [folder for folder in run_folders(state.root, notes) if matches(options.topics, folder.key[0])]
+        there = list(run_folders(state.root, notes))
+        known = {folder.key[0] for folder in there} | {topic for topic, _ in state.checkpoints()}
+        check_topics(options.topics, known, state.root.uri)
+        folders = [folder for folder in there if matches(options.topics, folder.key[0])]
         report.kept_before_reset = []
         report.kept_rolled_back = []
         kept = _kept(state, folders, young_ms, options, report)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -71,8 +72,20 @@ class _Implementation(_caching.CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes = (_Locator,)
 
 
+@functools.cache
+def _say_that_it_compiles() -> None:
+    """Once in a process, to who listens: nothing else moves for a while."""
+    logging.getLogger("lastkey").info("compiling kernels: once for this installation, up to two minutes")
+
+
 class _Cache(_caching.FunctionCache):  # type: ignore[misc]
     _impl_class = _Implementation
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        found = super().load_overload(sig, target_context)
+        if found is None:
+            _say_that_it_compiles()
+        return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with contextlib.suppress(OSError):  # a full disk, a folder that is only read: it costs time, nothing else

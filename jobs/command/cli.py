@@ -35,9 +35,10 @@ from jobs.command.options import (
     VacuumOptions,
     VerifyOptions,
 )
-from jobs.command.progress import Bar, Progress, Silent
+from jobs.command.progress import Bar, Lines, Progress, Silent, above_the_bar
 from jobs.command.reporting import Report
-from jobs.command.typed import MAX_LONG, parse_key, parse_numbers, parse_span, parse_time
+from jobs.command.spark_options import OF_SPARK
+from jobs.command.typed import MAX_LONG, nearest, parse_key, parse_numbers, parse_span, parse_time
 from jobs.errors import DONE, JobError, UsageError
 from logformat.control_characters import visible, visible_bytes
 from logformat.errors import UnsafeFolderError
@@ -62,9 +63,10 @@ JOBS = {
 EXIT_CODES = """
 Exit codes: 0 done, or nothing due; 1 unexpected; 2 usage or configuration; 3 partitions set aside, or problems found;
 4 conflict with another run; 5 environment (Java, jars, disk full, a bucket that cannot be used); 130, 143 interrupted;
-141 nobody read on.
+141 stdout closed early.
 """
 
+TALKS = "LASTKEY_TALKS"  # set for Spark's workers: say what takes long
 COMPLETE = "_LASTKEY_COMPLETE"
 program = "spark-submit.sh"  # as help calls it; `lastkey` where that was typed
 
@@ -93,7 +95,13 @@ def lastkey() -> None:
 def _shared(command: Command) -> Command:
     """The options of every job."""
     for option in (
-        click.option("--progress/--no-progress", default=None, help="Progress on stderr.  [default: on a terminal]"),
+        click.option("--verbose", is_flag=True, help="Say on stderr what is being done, also where no terminal is."),
+        click.option("--quiet", is_flag=True, help="Write nothing to stderr but errors and warnings."),
+        click.option(
+            "--progress/--no-progress",
+            default=None,
+            help="A progress bar on stderr, or nothing.  [default: a bar on a terminal, else a line a minute]",
+        ),
         click.option("--json", "as_json", is_flag=True, help="The report, or the error, as one JSON object."),
         click.option("--config", metavar="FILE", help="Settings (TOML; see conf/cleaner.toml).  [default: Kafka's]"),
         click.option("--topics", metavar="GLOB", help="Only the topics that match."),
@@ -318,6 +326,8 @@ def inspect(
     config: str | None,
     as_json: bool,
     progress: bool | None,
+    quiet: bool,
+    verbose: bool,
     **given: Any,
 ) -> None:
     """Show what is in log files, indexes and snapshots, as kafka-dump-log does. PATHS: files and folders."""
@@ -336,7 +346,7 @@ def inspect(
         as_json=as_json,
         **given,
     )
-    shown = _progress(progress)
+    shown = _progress(progress, quiet=quiet, verbose=verbose)
     try:
         report = importlib.import_module(JOBS["inspect"]).run(options, shown, _lines_to_stdout())
     finally:
@@ -355,12 +365,12 @@ def _say(text: str, stream: TextIO) -> None:
     stream.flush()
 
 
-class _Visible(logging.Formatter):
-    """Messages of the log as `_say` writes text."""
+class _Log(logging.Handler):
+    """The log on stderr, as `_say` writes text; a progress bar stays below it."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        return visible(text) if sys.stderr.isatty() else text
+    def emit(self, record: logging.LogRecord) -> None:
+        text = f"{self.format(record)}\n"
+        above_the_bar(visible(text) if sys.stderr.isatty() else text)
 
 
 def _lines_to_stdout() -> Callable[[Any], object]:
@@ -369,13 +379,31 @@ def _lines_to_stdout() -> Callable[[Any], object]:
     return (lambda lines: write(visible_bytes(lines))) if sys.stdout.isatty() else write
 
 
-def _progress(asked: bool | None) -> Progress:
-    return Bar() if (sys.stderr.isatty() if asked is None else asked) else Silent()
+def _progress(asked: bool | None, *, quiet: bool, verbose: bool) -> Progress:
+    """What shows the job's progress; and from now on the log says as much as is asked for."""
+    if quiet and (verbose or asked):
+        raise UsageError(message="--quiet contradicts --verbose and --progress")
+    talks = verbose or (sys.stderr.isatty() and not quiet)
+    logging.getLogger("lastkey").setLevel(logging.INFO if talks else logging.WARNING)
+    os.environ[TALKS] = "1" if talks else ""  # to the processes that Spark starts
+    if quiet or asked is False:
+        return Silent()
+    return Bar() if asked or sys.stderr.isatty() else Lines()
 
 
-def _run(job: str, kind: type[Any], *, config: str | None, as_json: bool, progress: bool | None, **given: Any) -> None:
+def _run(
+    job: str,
+    kind: type[Any],
+    *,
+    config: str | None,
+    as_json: bool,
+    progress: bool | None,
+    quiet: bool,
+    verbose: bool,
+    **given: Any,
+) -> None:
     options = kind(config=load_config(config), **given)
-    shown = _progress(progress)
+    shown = _progress(progress, quiet=quiet, verbose=verbose)
     try:
         report: Report = importlib.import_module(JOBS[job]).run(options, shown)
     finally:
@@ -384,11 +412,15 @@ def _run(job: str, kind: type[Any], *, config: str | None, as_json: bool, progre
     raise click.exceptions.Exit(report.exit_code)
 
 
+for _command in lastkey.commands.values():
+    _command.short_help = (_command.help or "").partition("\n\n")[0].replace("\n", " ")  # else click cuts it
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run one command; the exit code."""
     signal.signal(signal.SIGTERM, _terminate)
-    if logging.lastResort is not None:  # what writes tracebacks of defects to stderr
-        logging.lastResort.setFormatter(_Visible())
+    if not logging.getLogger().handlers:
+        logging.getLogger().addHandler(_Log(logging.WARNING))  # tracebacks of defects too
     as_json = "--json" in arguments
     if os.environ.get(COMPLETE):  # a shell asks for completions; click answers and ends
         return lastkey.main(list(arguments), prog_name=program, complete_var=COMPLETE, standalone_mode=False) or DONE
@@ -401,6 +433,8 @@ def main(arguments: Sequence[str]) -> int:
         return _fail(endings.of_job_error(error), as_json)
     except (UnknownRootError, SecretInUriError, UnsafeFolderError) as error:
         return _fail(endings.of_usage(str(error)), as_json)
+    except click.NoSuchOption as error:
+        return _fail(endings.of_usage(*_no_such_option(error)), as_json)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         more = f" (see {context.command_path} --help)" if context else ""
@@ -412,6 +446,23 @@ def main(arguments: Sequence[str]) -> int:
         return 128 + signal.SIGPIPE
     except Exception as error:  # the last resort, and the one place for it
         return _fail(endings.of_other(error), as_json)
+
+
+def _no_such_option(error: click.NoSuchOption) -> tuple[str, str]:
+    """The message, and where help is: options of Spark stand before the job's name, those of a job behind it."""
+    name, group = error.option_name, error.ctx is None or error.ctx.command is lastkey
+    of_jobs = {opt for command in lastkey.commands.values() for option in command.params for opt in option.opts}
+    if not group and name in OF_SPARK:
+        job = error.ctx.command.name if error.ctx else "JOB"
+        return f"{name} is an option of Spark: it goes before the job's name ({program} {name} ... {job} ...)", ""
+    if group and name in of_jobs:
+        return f"{name} is an option of a job: it goes behind the job's name ({program} JOB {name} ...)", ""
+    if group:
+        message = (
+            f"no such option before the job's name: {name}{nearest(name, [*sorted(OF_SPARK), '--help', '--version'])}"
+        )
+        return message, ""
+    return error.format_message(), f" (see {error.ctx.command_path} --help)" if error.ctx else ""
 
 
 def _refuse_secrets(arguments: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -73,8 +73,13 @@ def nearest(found: str, known: Iterable[str], shown: Callable[[str], object] = s
     )
     if near:
         return f"; did you mean {' or '.join(str(shown(name)) for name in near)}?"
+    return f"; there are {some_of([str(shown(name)) for name in names])}"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Names as a message lists them: the first of them, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"; there are {', '.join(str(shown(name)) for name in names[:_SHOWN])}{more}"
+    return f"{', '.join(names[:_SHOWN])}{more}"
 
 
 def no_such_topic(asked: str, known: Iterable[str], where: str) -> UsageError:
@@ -83,7 +88,17 @@ def no_such_topic(asked: str, known: Iterable[str], where: str) -> UsageError:
 
 
 def check_topics(glob: str | None, known: Iterable[str], where: str) -> None:
-    """Raise UsageError where a glob is given that names none of the known topics."""
+    """Raise UsageError if a glob is given that matches none of the known topics; never if none is known."""
     topics = set(known)
-    if glob is not None and not any(matches(glob, topic) for topic in topics):
+    if glob is not None and topics and not any(matches(glob, topic) for topic in topics):
         raise no_such_topic(glob, topics, where)
+
+
+def unmatched_tables(globs: Iterable[str], known: Iterable[str], settings: str) -> list[str]:
+    """A note for each [topics."GLOB"] of a settings file that matches no known topic."""
+    topics = sorted(set(known))
+    return [
+        f'{settings}: [topics."{glob}"] matches no topic of the archive{nearest(glob, topics)}'
+        for glob in globs
+        if topics and not any(matches(glob, topic) for topic in topics)
+    ]

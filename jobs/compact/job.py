@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jobs.archive.listing import Archive, listed
 from jobs.archive.places import Place, check_apart, check_outside, is_same
 from jobs.command.config import Config, TopicSettings
 from jobs.command.options import CompactOptions
-from jobs.command.progress import Progress
+from jobs.command.progress import BYTES, Progress
+from jobs.command.typed import check_topics, some_of, unmatched_tables
 from jobs.compact.commit import state_of
 from jobs.compact.due import Start, is_reset, plans_of
 from jobs.compact.report import CompactReport
@@ -38,7 +40,10 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     report = CompactReport(archive_uri, store_uri, uuid.uuid4().hex, options.now_ms, options.dry_run)
     archive, settings = _listed(options, archive_uri, report)
     report.seconds["list"] = time.perf_counter() - started
+    unmatched = unmatched_tables(options.config.topics, archive.topics, options.config.path)
+    _check_something_is_selected(options, archive, report, unmatched)
     if not archive.partitions:
+        report.notes += unmatched
         return report
     at = time.perf_counter()
     state = open_state(store_uri)
@@ -57,6 +62,8 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
         state.check_writable()
     if plans:  # else there is nothing that needs Spark
         at = time.perf_counter()
+        progress.start("compact", sum(s.listed.size for p in plans for s in p.segments), BYTES)
+        progress.doing("starting Spark")
         spark = spark_session.start(brief=not _has_large(archive, options.config))
         report.seconds["session"] = time.perf_counter() - at
         at = time.perf_counter()
@@ -68,6 +75,7 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
         report.seconds["cleaner_state"] = time.perf_counter() - at
     report.notes += state.notes
     report.archive_needed = _archive_needed(report, checkpoints, manifests)
+    report.notes += unmatched  # last: they do not say that something of the archive is still needed
     report.results.sort(key=lambda r: (r.topic, r.partition))
     report.seconds["total"] = time.perf_counter() - started
     return report
@@ -122,6 +130,24 @@ def _listed(
     report.notes += archive.notes
     check_outside(Place("the store", report.store), archive)
     return archive, settings
+
+
+def _check_something_is_selected(
+    options: CompactOptions, archive: Archive, report: CompactReport, unmatched: Sequence[str]
+) -> None:
+    """UsageError if no topic of the archive is to be compacted: a nightly run would do nothing, for ever."""
+    check_topics(options.topics, archive.topics, report.archive)
+    if archive.topics and len(report.not_compacted) == len(archive.topics):
+        raise UsageError(
+            message="; ".join(
+                (
+                    f"{report.archive}: no partition of a compacted topic in the archive",
+                    *unmatched,
+                    'set "cleanup.policy" = "compact" for a topic in --config FILE, or give --topics GLOB '
+                    f"--cleanup-policy compact; there are {some_of(sorted(archive.topics))}",
+                )
+            )
+        )
 
 
 def _settings(options: CompactOptions, topic: str) -> TopicSettings:

@@ -21,7 +21,17 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from jobs.spark.tasks import RESULT, StoppedTask, carried_problem, for_this_attempt, is_sparks, result_batch, run_tasks
+from jobs.command.progress import BySize, Progress
+from jobs.spark.tasks import (
+    RESULT,
+    StoppedTask,
+    carried_problem,
+    for_this_attempt,
+    is_sparks,
+    result_batch,
+    run_tasks,
+    watched,
+)
 from logformat.errors import stopped
 from logformat.names import LOG, segment_file
 from udfs.attempt import attempt
@@ -42,10 +52,10 @@ _KEYS = "key_low long, key_high long, offset long, dirty boolean, segment_group 
 _SENTINEL = -1  # offset of a row that says only: this group exists
 
 
-def compact_in_splits(spark: SparkSession, plan: PartitionPlan) -> PartitionResult:
-    """As `udfs.compact.one_task`, over many tasks."""
+def compact_in_splits(spark: SparkSession, plan: PartitionPlan, progress: Progress) -> PartitionResult:
+    """As `udfs.compact.one_task`, over many tasks. Advances `progress` by the partition's bytes, or nearly so."""
     clock = Clock()
-    done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(spark, plan, clock))
+    done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(spark, plan, clock, progress))
     if isinstance(done, Exception):
         raise done
     if isinstance(done, PartitionResult):
@@ -54,10 +64,12 @@ def compact_in_splits(spark: SparkSession, plan: PartitionPlan) -> PartitionResu
     return PartitionResult(plan.topic, plan.partition, "set_aside", problem=done)
 
 
-def _compact_if_due(spark: SparkSession, plan: PartitionPlan, clock: Clock) -> PartitionResult | Exception:
+def _compact_if_due(
+    spark: SparkSession, plan: PartitionPlan, clock: Clock, progress: Progress
+) -> PartitionResult | Exception:
     """The result; an error of Spark's, or of the machine's through it, is no problem of this partition."""
     try:
-        return _compact(spark, plan, clock)
+        return _compact(spark, plan, clock, progress)
     except NotDue as reason:
         return reason.result
     except Exception as error:
@@ -73,9 +85,12 @@ def _scan(plan: PartitionPlan, number: int) -> SegmentScan | Problem:
     return attempt(plan.segments[number].listed.path, lambda: scan_one(plan, number, chunk_buffer(plan)))
 
 
-def _scans(spark: SparkSession, plan: PartitionPlan) -> list[SegmentScan]:
+def _scans(spark: SparkSession, plan: PartitionPlan, progress: Progress) -> list[SegmentScan]:
     out: list[SegmentScan] = []
-    for scan in run_tasks(spark, lambda number: _scan(plan, number), range(len(plan.segments))):
+    counted = BySize(progress, [s.listed.size // 2 for s in plan.segments])  # each byte is read twice
+    scans = run_tasks(spark, lambda number: _scan(plan, number), range(len(plan.segments)), counted.advance)
+    counted.finish()
+    for scan in scans:
         if isinstance(scan, Problem):
             raise SetAside(scan)
         out.append(scan)
@@ -84,14 +99,17 @@ def _scans(spark: SparkSession, plan: PartitionPlan) -> list[SegmentScan]:
     return out
 
 
-def _compact(spark: SparkSession, plan: PartitionPlan, clock: Clock) -> PartitionResult:
+def _compact(spark: SparkSession, plan: PartitionPlan, clock: Clock, progress: Progress) -> PartitionResult:
     buffer = chunk_buffer(plan)
     with clock.phase("scan"):
-        scans = _scans(spark, plan)
+        scans = _scans(spark, plan, progress)
         analysis = analyse(plan, scans, scan_identity(plan, buffer))
     with clock.phase("clean"):
         keys, n_splits = key_offsets(spark, plan, analysis)
-        results = _rewrite(spark, plan, analysis, survivors(keys))
+        n_tasks = n_splits + len(analysis.groups) + 1
+        share = sum(s.listed.size - s.listed.size // 2 for s in plan.segments) // n_tasks
+        with watched(spark, BySize(progress, [share] * n_tasks).advance):
+            results = _rewrite(spark, plan, analysis, survivors(keys))
     tally = Tally()
     for result in results:
         tally.counters += result.counters

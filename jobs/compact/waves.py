@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from pyspark.sql import SparkSession
 
-from jobs.command.progress import Progress
+from jobs.command.progress import BYTES, BySize, Progress, Silent
 from jobs.compact.commit import check_files, commit_of
 from jobs.compact.due import Start, begins_anew, begun_anew
 from jobs.compact.plan import clean_settings
@@ -34,16 +34,14 @@ def run_waves(
     """Waves of partitions, the largest first; the commit of one runs while the next one works."""
     options, report = start.options, start.report
     job = options.config.job
-    todo = sorted(plans, key=lambda p: -sum(s.listed.size for s in p.segments))
-    progress.start("compact", len(todo))
+    todo = sorted(plans, key=lambda p: -_size(p))
+    progress.start("compact", sum(map(_size, todo)), BYTES)
     commit_seconds = 0.0
     with ThreadPoolExecutor(1) as pool:
         committing: Future[float] | None = None
         while todo and not report.conflict:
             batch, todo = _next_wave(todo, job.wave_partitions, job.wave_minutes, report)
-            counted = _Counted(progress)
-            results = _run_wave(spark, batch, counted.advance)
-            progress.advance(len(batch) - counted.done)
+            results = _run_wave(spark, batch, progress)
             for plan in batch:
                 result = next(r for r in results if (r.topic, r.partition) == (plan.topic, plan.partition))
                 key = (plan.topic, plan.partition)
@@ -61,6 +59,7 @@ def run_waves(
                 commits = [_commit_of(start, r) for r in cleaned]
                 committing = pool.submit(_timed, _wave_committer(state, commits, report))
         if committing is not None:
+            progress.doing("committing")
             commit_seconds += _committed(committing, report)
     report.seconds["commit"] = commit_seconds
     progress.close()
@@ -96,30 +95,38 @@ def _next_wave(
     return batch, todo[len(batch) :]
 
 
-class _Counted:
-    """Progress of one wave, to know what is left to say at its end."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress, self.done = progress, 0
-
-    def advance(self, n: int) -> None:
-        """More tasks have ended."""
-        self.done += n
-        self.progress.advance(n)
+def _size(plan: PartitionPlan) -> int:
+    return sum(s.listed.size for s in plan.segments)
 
 
-def _run_wave(
-    spark: SparkSession, plans: Sequence[PartitionPlan], on_done: Callable[[int], None]
-) -> list[PartitionResult]:
-    large = [p for p in plans if sum(s.listed.size for s in p.segments) > p.limits.split_bytes]
+def _run_wave(spark: SparkSession, plans: Sequence[PartitionPlan], progress: Progress) -> list[PartitionResult]:
+    large = [p for p in plans if _size(p) > p.limits.split_bytes]
     small = [p for p in plans if p not in large]
     results = []
-    for plan, result in zip(small, run_tasks(spark, _one_partition, small, on_done), strict=True):
+    counted = BySize(progress, [_size(p) for p in small])
+    for plan, result in zip(small, run_tasks(spark, _one_partition, small, counted.advance), strict=True):
         if result.status == "too_large":
             large.append(plan)
         else:
             results.append(result)
-    return results + [compact_in_splits(spark, plan) for plan in large]
+    counted.finish()
+    for plan in large:
+        part = _Counted(progress, plan in small)
+        results.append(compact_in_splits(spark, plan, part))
+        part.advance(_size(plan) - part.done)
+    return results
+
+
+class _Counted(Silent):
+    """Progress of one large partition, to know what is left to say at its end; `told`: it was counted already."""
+
+    def __init__(self, progress: Progress, told: bool) -> None:
+        self.progress, self.told, self.done = progress, told, 0
+
+    def advance(self, n: int = 1) -> None:
+        """More bytes are done."""
+        self.done += n
+        self.progress.advance(0 if self.told else n)
 
 
 def _timed(work: Callable[[], None]) -> float:

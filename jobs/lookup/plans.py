@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from jobs.archive.listing import ArchivedPartition, listed
 from jobs.command.options import LookupOptions
-from jobs.command.typed import nearest, no_such_topic
+from jobs.command.typed import check_topics, nearest
 from jobs.errors import UsageError
 from jobs.lookup.store import generation_plans
 from logformat import names
@@ -32,8 +32,7 @@ def archive_plans(uri: str, topics: str | None, notes: list[str]) -> list[Lookup
     """The logs of an archive."""
     archive = listed(uri, topics)
     notes += archive.notes
-    if not archive.partitions and archive.not_wanted:
-        raise no_such_topic(topics or "", archive.not_wanted, uri)
+    check_topics(topics, archive.topics, uri)
     plans = []
     for archived in archive.partitions.values():
         notes += [note for note in archived.notes if names.REBUILT not in note]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobs.command.options import LookupOptions
-from jobs.command.progress import Progress
+from jobs.command.progress import BYTES, BySize, Progress
 from jobs.command.reporting import JobReport, count, said, size, table
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from udfs.lookup.index_sizes import (
@@ -121,10 +121,11 @@ def run_sizing(options: LookupOptions, plans: list[LookupPlan], report: SizingRe
     for plan in plans:
         settings = options.config.topic_settings(plan.topic)
         tasks.append(IndexSizesPlan(plan, settings.index_interval_bytes, max(settings.segment_index_bytes, 12)))
-    progress.start("sizing", len(tasks))
-    n_bytes = sum(s.size for plan in plans for s in plan.segments) // _HEADERS_ONLY
+    sizes = [sum(s.size for s in plan.segments) for plan in plans]
+    progress.start("sizing", sum(sizes), BYTES)
+    n_bytes = sum(sizes) // _HEADERS_ONLY
     by_topic: dict[str, IndexSizes] = {}
-    for found in each(index_sizes, tasks, progress, with_spark=n_bytes > WITHOUT_SPARK_BYTES):
+    for found in each(index_sizes, tasks, BySize(progress, sizes), with_spark=n_bytes > WITHOUT_SPARK_BYTES):
         known = by_topic.get(found.topic)
         by_topic[found.topic] = found if known is None else known + found
         if found.problem is not None:

@@ -19,7 +19,8 @@ from jobs.archive.listing import Archive, ArchivedPartition, listed
 from jobs.archive.places import Place, check_apart, check_empty, check_outside
 from jobs.command.config import Config
 from jobs.command.options import ReindexOptions
-from jobs.command.progress import Progress
+from jobs.command.progress import BYTES, BySize, Progress
+from jobs.command.typed import check_topics, some_of
 from jobs.errors import LogDirectoryInUseError, OutputFullError, UsageError
 from jobs.reindex.report import ReindexedPartition, ReindexReport
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
@@ -49,6 +50,7 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
     target = _target(options, uri)
     report = ReindexReport(uri, target.mode, target.output_uri or None)
     archive = listed(uri, options.topics)
+    check_topics(options.topics, archive.topics, uri)
     if target.mode == "output":
         check_outside(Place("--output", target.output_uri), archive)
     report.notes += archive.notes
@@ -58,8 +60,10 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
         if options.partitions is None or any(archived.partition in part for part in options.partitions)
     ]
     report.seconds["list"] = time.perf_counter() - started
-    if options.partitions is not None and not wanted:
-        report.notes.append(f"no partition of these numbers, of {len(archive.partitions)} in the archive")
+    if archive.partitions and not wanted:
+        numbers = sorted({partition for _, partition in archive.partitions})
+        there = some_of([str(number) for number in numbers])
+        raise UsageError(message=f"--partitions: no partition has one of these numbers; there are {there}")
     with locked(_directories(archive.root, wanted)) if target.mode == "in_place" else nullcontext():
         try:
             _reindex(options, target, archive, wanted, report, progress)
@@ -118,18 +122,24 @@ def _reindex(
     n_bytes = sum(s.size for p in planned for s in p.segments)
     if archive.root.is_local:
         n_bytes //= _LOCAL_HEADERS_ONLY if options.skip_crc else _LOCAL
-    progress.start("reindex", sum(len(p.tasks) for p in planned), "task")
+    progress.start("reindex", sum(map(_size, (task for p in planned for task in p.tasks))), BYTES)
     with ThreadPoolExecutor(_FOLDS) as pool:
         for wave in _waves(planned):
             tasks = [task for p in wave for task in p.tasks]
             folds = []
-            with closing(each(reindex_segments, tasks, progress, with_spark=n_bytes > WITHOUT_SPARK_BYTES)) as results:
+            counted = BySize(progress, [*map(_size, tasks)])
+            with closing(each(reindex_segments, tasks, counted, with_spark=n_bytes > WITHOUT_SPARK_BYTES)) as results:
                 for p in wave:
                     outcomes = [outcome for _ in p.tasks for outcome in next(results)]
                     folds.append(pool.submit(_finish, target, p, outcomes, options.config))
+            counted.finish()
             report.partitions += [fold.result() for fold in folds]
     progress.close()
     report.seconds["reindex"] = time.perf_counter() - at
+
+
+def _size(task: ReindexTask) -> int:
+    return sum(s.size for s in task.segments)
 
 
 def _waves(planned: Sequence[_Planned]) -> Iterator[list[_Planned]]:

@@ -18,8 +18,8 @@ from jobs.archive.listing import Archive, ArchivedPartition, listed
 from jobs.archive.places import Place, check_apart, is_same
 from jobs.command.config import Config, TopicSettings
 from jobs.command.options import ReportOptions
-from jobs.command.progress import Progress
-from jobs.command.typed import check_topics
+from jobs.command.progress import BYTES, BySize, Progress
+from jobs.command.typed import check_topics, unmatched_tables
 from jobs.compact.plan import NotPlanned, RunPlan, inputs_from_archive, inputs_from_generation, plan_partition
 from jobs.errors import PolicyError, UsageError
 from jobs.report.archive_report import ArchiveReport
@@ -65,16 +65,18 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
         checkpoints, manifests = _of_the_store(report, options)
         report.seconds["state"] = time.perf_counter() - at
     known = archive.topics | {topic for topic, _ in checkpoints}
-    if known:
-        check_topics(options.topics, known, uri)
+    check_topics(options.topics, known, uri)
+    report.notes += unmatched_tables(options.config.topics, known, options.config.path)
     for key in sorted(checkpoints.keys() - archive.partitions.keys()) if partition is None else ():
         held = f"the store its generation {checkpoints[key].generation}"
         report.notes.append(f"{key[0]}-{key[1]}: the archive holds it no more, {held}: left out")
     plans = list(plans_of(archive, options, checkpoints, manifests, report))
     at = time.perf_counter()
-    progress.start("report", len(plans))
-    total = sum(s.listed.size for p in plans for s in p.plan.segments)
-    report.profiles += each(profile_partition, plans, progress, with_spark=total > WITHOUT_SPARK_BYTES)
+    sizes = [sum(s.listed.size for s in p.plan.segments) for p in plans]
+    progress.start("report", sum(sizes), BYTES)
+    report.profiles += each(
+        profile_partition, plans, BySize(progress, sizes), with_spark=sum(sizes) > WITHOUT_SPARK_BYTES
+    )
     progress.close()
     if options.hide_keys:
         report.profiles = [

@@ -9,6 +9,7 @@ from pyarrow import fs as pafs
 from jobs.archive.listing import Archive, list_archive
 from jobs.archive.places import Place, check_apart, check_outside, is_same
 from jobs.command.options import RestoreOptions
+from jobs.command.typed import check_topics
 from jobs.errors import MissingFileError, NoGenerationError, UsageError
 from jobs.store.generations import Generation, current_generation, made_by, runs_at
 from jobs.store.rows import RunRow, Segment
@@ -23,9 +24,11 @@ _NAMED = 10  # files that an error names
 
 def choose(tables: State, topics: str | None, generation: int | None) -> list[Generation]:
     """The partitions that a glob names, each at one generation (None: its current one)."""
-    current = of_topics(topics, tables.checkpoints())
+    rows = tables.checkpoints()
+    check_topics(topics, (topic for topic, _ in rows), tables.root.uri)
+    current = of_topics(topics, rows)
     if not current:
-        raise UsageError(message=f"{tables.root.uri}: no partition of the store matches --topics {topics or '*'}")
+        raise UsageError(message=f"{tables.root.uri}: the store holds no generation")
     if generation is None or all(row.generation == generation for row in current.values()):
         return [current_generation(row) for _, row in sorted(current.items())]
     chains = tables.histories({topic for topic, _ in current})

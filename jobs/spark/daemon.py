@@ -8,6 +8,8 @@ alone.
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 
 from pyspark.daemon import manager
 
@@ -21,5 +23,8 @@ def _import_shared() -> None:
 
 
 if __name__ == "__main__":
+    if os.environ.get("LASTKEY_TALKS"):  # the command line's: our stderr is shown there
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("lastkey").setLevel(logging.INFO)
     _import_shared()
     manager()

@@ -21,7 +21,10 @@ def each(function: Callable[[T], R], plans: Sequence[T], progress: Progress, *, 
         from jobs.spark import session  # noqa: PLC0415 - what is small runs without Spark
         from jobs.spark.tasks import run_tasks  # noqa: PLC0415 - as above
 
-        yield from run_tasks(session.start(), function, plans, progress.advance)
+        progress.doing("starting Spark")
+        spark = session.start()
+        progress.doing("")
+        yield from run_tasks(spark, function, plans, progress.advance)
         return
     pool = ThreadPoolExecutor(min(len(plans), os.cpu_count() or 1) or 1)
     try:

@@ -8,20 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Options of spark-submit that take no value; every other takes one
-_SWITCHES = ("--supervise", "--verbose", "-v")
-# Ours: where one stands before the job's name, the command line says so, instead of taking it for one of Spark's
-_NOT_SPARKS = (
-    "--help", "-h", "--version", "--store", "--topics", "--cleanup-policy", "--config", "--now", "--null-keys",
-    "--gaps", "--sealed", "--force", "--reset", "--dry-run", "--json", "--progress", "--no-progress", "--generation",
-    "--output", "--archive", "--grace-hours", "--check", "--in-place", "--partitions", "--skip-crc", "--exact",
-    "--deep-iteration", "--print-data-log", "--skip-record-metadata", "--max-bytes", "--verify-index-only",
-    "--index-sanity-check", "--key-decoder", "--value-decoder", "--filter", "--offsets", "--times",
-    "--offsets-decoder", "--transaction-log-decoder", "--share-group-state-decoder", "--cluster-metadata-decoder",
-    "--remote-log-metadata-decoder",
-    "--partition", "--offset", "--time", "--isolation", "--queries", "--sizing", "--at", "--until", "--refresh",
-    "--no-refresh", "--hide-keys",
-)  # fmt: skip
+from jobs.command.spark_options import OF_SPARK, SWITCHES
+
 # spark-submit's options and the settings that they stand for
 _AS_CONF = {
     "--master": "spark.master",
@@ -66,9 +54,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     i = 0
     while i < len(arguments):
         argument = arguments[i]
-        if not argument.startswith("-") or argument.partition("=")[0] in _NOT_SPARKS:
-            break
-        i += 1 if argument in _SWITCHES or ("=" in argument and argument.startswith("--")) else 2
+        if argument.partition("=")[0] not in OF_SPARK:
+            break  # the job's name, or what is no option of Spark: the command line says so
+        i += 1 if argument in SWITCHES or ("=" in argument and argument.startswith("--")) else 2
     return list(arguments[:i]), list(arguments[i:])
 
 
@@ -79,7 +67,7 @@ def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.e
     properties = None
     words = iter(arguments)
     for word in words:
-        if word in _SWITCHES:
+        if word in SWITCHES:
             continue
         name, equals, value = word.partition("=")
         if not equals:

@@ -48,13 +48,13 @@ def run_tasks(
                 yield result_batch(function(items[number]))
 
     frame = spark.range(0, len(items), 1, len(items)).mapInArrow(work, RESULT)
-    with _watched(spark, on_done) if on_done is not None else nullcontext():
+    with watched(spark, on_done) if on_done is not None else nullcontext():
         rows = frame.toArrow().column("result").to_pylist()
     return [pickle.loads(row) for row in rows]
 
 
 @contextmanager
-def _watched(spark: SparkSession, on_done: Callable[[int], None]) -> Iterator[None]:
+def watched(spark: SparkSession, on_done: Callable[[int], None]) -> Iterator[None]:
     """Ask Spark twice a second how many tasks of this thread's job have ended."""
     group, ended = uuid.uuid4().hex, threading.Event()
     tracker = spark.sparkContext.statusTracker()

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from jobs.archive.listing import Archive, listed
 from jobs.command.options import VerifyOptions
-from jobs.command.progress import Progress
+from jobs.command.progress import BYTES, BySize, Progress
+from jobs.command.typed import check_topics
 from jobs.errors import MissingPathError
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
 from jobs.store.generations import made_by, manifests_of, nobody_has, open_store, runs_at
@@ -51,6 +52,7 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
     report = VerifyReport("archive", uri)
     at = time.perf_counter()
     archive = listed(uri, options.topics)
+    check_topics(options.topics, archive.topics, uri)
     report.notes += archive.notes
     report.seconds["list"] = time.perf_counter() - at
     plans = []
@@ -71,17 +73,17 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
         report.side_files += checked.files
         report.problems += checked.problems
     at = time.perf_counter()
-    report.results += _each(check_partition, plans, sum(s.size for p in plans for s in p.segments), progress)
+    report.results += _each(check_partition, plans, [sum(s.size for s in p.segments) for p in plans], progress)
     report.seconds["check"] = time.perf_counter() - at
     return report
 
 
 def _each(
-    check: Callable[[T], CheckResult], plans: Sequence[T], total_bytes: int, progress: Progress
+    check: Callable[[T], CheckResult], plans: Sequence[T], sizes: Sequence[int], progress: Progress
 ) -> Iterator[CheckResult]:
     """Every plan checked."""
-    progress.start("verify", len(plans))
-    yield from each(check, plans, progress, with_spark=total_bytes > WITHOUT_SPARK_BYTES)
+    progress.start("verify", sum(sizes), BYTES)
+    yield from each(check, plans, BySize(progress, sizes), with_spark=sum(sizes) > WITHOUT_SPARK_BYTES)
     progress.close()
 
 
@@ -93,7 +95,9 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     at = time.perf_counter()
     store = open_store(store_uri, "a store with generations")
     tables = State(store)
-    checkpoints = of_topics(options.topics, tables.checkpoints())
+    current = tables.checkpoints()
+    check_topics(options.topics, (topic for topic, _ in current), store_uri)
+    checkpoints = of_topics(options.topics, current)
     histories = tables.histories({topic for topic, _ in checkpoints})
     runs = _runs(options, checkpoints, histories, report)
     manifests = manifests_of(tables, map(made_by, runs.values()))
@@ -129,8 +133,8 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
             )
         )
     at = time.perf_counter()
-    total = sum(s.size for p in plans for s in p.side.segments) + sum(s.listed.size for p in plans for s in p.parent)
-    report.results += _each(check_generation, plans, total, progress)
+    sizes = [sum(s.size for s in p.side.segments) + sum(s.listed.size for s in p.parent) for p in plans]
+    report.results += _each(check_generation, plans, sizes, progress)
     report.seconds["check"] = time.perf_counter() - at
     return report
 

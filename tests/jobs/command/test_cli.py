@@ -158,7 +158,22 @@ def test_exit_codes(job, capsys, raised, code, said):
 
 def test_every_error_fills_its_template():
     fields = dict.fromkeys(
-        ("path", "table", "setting", "expected", "found", "topic", "partition", "reason", "message", "advice"), "X"
+        (
+            "path",
+            "table",
+            "setting",
+            "expected",
+            "found",
+            "topic",
+            "partition",
+            "reason",
+            "message",
+            "advice",
+            "what",
+            "package",
+            "install",
+        ),
+        "X",
     )
 
     def below(kind):
@@ -189,6 +204,33 @@ def test_sparks_options_end_at_the_jobs_name():
     assert split([*spark, "compact", "A"]) == (spark, ["compact", "A"])
     assert split(["--help"]) == ([], ["--help"])
     assert split([]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["compact", "A", "--store", "S", "--master", "local"], "--master is an option of Spark: it goes before"),
+        (["--store", "S", "compact", "A"], "--store is an option of a job: it goes behind the job's name"),
+        (["--mster", "local", "compact", "A"], "--mster; did you mean --master"),
+        (["--conf", "a=b", "--executor-memry", "1g", "verify", "A"], "did you mean --executor-memory"),
+    ],
+)
+def test_an_option_in_the_wrong_place_or_of_nobody_is_refused_without_a_session(job, capsys, words, said):
+    _, rest = submit.split_arguments(words)
+    assert cli.main(rest) == errors.USAGE
+    assert said in capsys.readouterr().err
+    assert not job.seen
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_help_of_the_group_cuts_no_description(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "..." not in out.split("Commands:")[1]
+    words = " ".join(out.split())
+    for command in cli.lastkey.commands.values():
+        assert command.short_help.replace("- ", "-") in words.replace("- ", "-")
 
 
 def test_the_users_settings_win_and_lists_are_joined(tmp_path):

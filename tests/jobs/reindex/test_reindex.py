@@ -20,7 +20,7 @@ import pytest
 from jobs.archive.broker_lock import locked
 from jobs.command import cli
 from jobs.command.config import parse_config
-from jobs.errors import CONFLICT, DONE, ENVIRONMENT, PROBLEMS, USAGE, LogDirectoryInUseError
+from jobs.errors import CONFLICT, DONE, ENVIRONMENT, PROBLEMS, USAGE, LogDirectoryInUseError, UsageError
 from jobs.reindex import job as reindex
 from logformat.errors import LogFormatError
 from logformat.names import segment_file
@@ -651,9 +651,10 @@ def test_some_topics_and_partitions(tmp_path):
         write_partition(root / folder, "a=1")
     chosen = run(root, topics="a", partitions=(range(1), range(3, 5)))
     assert [p.path for p in chosen.partitions] == ["a-0", "a-3", "a-4"]
-    none = run(root, partitions=(range(9, 10),))
-    assert (none.partitions, none.exit_code) == ([], DONE)
-    assert "no partition of these numbers, of 6" in none.to_text()
+    with pytest.raises(UsageError, match="no partition has one of these numbers; there are 0, 1, 3, 4, 5"):
+        run(root, partitions=(range(9, 10),))
+    with pytest.raises(UsageError, match="matches c; there are a, b"):
+        run(root, topics="c")
 
 
 def test_the_same_partition_in_two_places_is_not_touched(root, tmp_path):

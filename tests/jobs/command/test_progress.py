@@ -1,0 +1,90 @@
+"""What a job shows while it runs: the bar on a terminal, a line a minute elsewhere, nothing if asked."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from jobs.command import cli
+from jobs.command.progress import BYTES, Bar, BySize, Lines, Silent, above_the_bar
+from jobs.errors import UsageError
+
+
+class _Recorded(Silent):
+    def __init__(self):
+        self.said = []
+
+    def advance(self, n=1):
+        self.said.append(n)
+
+
+def test_tasks_count_by_their_sizes():
+    progress = _Recorded()
+    counted = BySize(progress, [50, 30, 20])
+    counted.advance()
+    counted.advance(1)
+    counted.finish()
+    counted.finish()
+    assert progress.said == [50, 30, 20, 0]
+
+
+def test_a_line_a_minute_and_none_before():
+    now, lines = [0.0], []
+    shown = Lines(lines.append, lambda: now[0])
+    shown.start("compact", 4 << 20, BYTES)
+    shown.doing("starting Spark")
+    for now[0] in (10.0, 59.0):
+        shown.advance(0)
+    assert lines == []
+    now[0] = 60.0
+    shown.advance(1 << 20)
+    assert lines == ["compact: 25 %, 1.0 MiB of 4.0 MiB, 1 min 0 s so far, about 3 min 0 s left, starting Spark\n"]
+    now[0] = 100.0
+    shown.doing("")
+    shown.advance(1 << 20)
+    assert len(lines) == 1
+    now[0] = 125.0
+    shown.advance(0)
+    assert lines[1:] == ["compact: 50 %, 2.0 MiB of 4.0 MiB, 2 min 5 s so far, about 2 min 5 s left\n"]
+    shown.start("vacuum", 3, "folder")
+    now[0] = 200.0
+    shown.advance()
+    shown.close()
+    assert lines[2:] == ["vacuum: 33 %, 1 of 3 folders, 1 min 15 s so far, about 2 min 30 s left\n"]
+
+
+def test_the_bar_shows_bytes_what_is_done_and_lets_the_log_by(capsys):
+    bar = Bar()
+    bar.start("compact", 4 << 20, BYTES)
+    bar.doing("starting Spark")
+    bar.advance(1 << 20)
+    bar.doing("committing")
+    above_the_bar("told\n")
+    bar.close()
+    err = capsys.readouterr().err
+    assert "compact:  25%" in err and "1.00M/4.00M" in err and "iB/s" in err
+    assert "starting Spark" in err and "committing" in err
+    assert "told\n" in err
+    assert err.rstrip(" ").endswith("\r")  # nothing of it is left
+
+
+def test_quiet_and_verbose(monkeypatch):
+    monkeypatch.setenv(cli.TALKS, "")
+    log = logging.getLogger("lastkey")
+    before = log.level
+    try:
+        for asked, options, kind, level in (
+            (None, {}, Lines, logging.WARNING),  # the tests' stderr is no terminal
+            (True, {}, Bar, logging.WARNING),
+            (False, {}, Silent, logging.WARNING),
+            (None, {"quiet": True}, Silent, logging.WARNING),
+            (None, {"verbose": True}, Lines, logging.INFO),
+        ):
+            shown = cli._progress(asked, **({"quiet": False, "verbose": False} | options))
+            assert type(shown) is kind
+            assert log.level == level
+        with pytest.raises(UsageError, match="--quiet"):
+            cli._progress(None, quiet=True, verbose=True)
+    finally:
+        log.setLevel(before)

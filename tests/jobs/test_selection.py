@@ -1,0 +1,85 @@
+"""A pattern that matches nothing: said with the nearest name, before a nightly job does nothing for ever."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jobs.command import cli
+from jobs.errors import DONE, USAGE
+from tests.builders.logs import write_partition
+from tests.builders.stores import StoreMaker, make_commit, run_id
+from tests.builders.trees import tree
+
+
+@pytest.fixture
+def archive(tmp_path):
+    for folder in ("accounts-0", "accounts-1", "clicks-0"):
+        write_partition(tmp_path / "archive" / folder, "a=1")
+    return tmp_path / "archive"
+
+
+def _settings(folder, *globs):
+    path = folder / "settings.toml"
+    path.write_text("".join(f'[topics."{glob}"]\n"cleanup.policy" = "compact"\n' for glob in globs))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compact", "ARCHIVE", "--store", "STORE", "--cleanup-policy", "compact"],
+        ["compact", "ARCHIVE", "--store", "STORE", "--dry-run"],
+        ["verify", "ARCHIVE"],
+        ["reindex", "ARCHIVE", "--check"],
+        ["lookup", "ARCHIVE", "--offset", "0"],
+        ["inspect", "ARCHIVE"],
+        ["report", "ARCHIVE", "--output", "PAGE"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_topics_that_match_nothing_are_a_mistake_in_every_job(archive, tmp_path, capsys, words):
+    before = tree(tmp_path)
+    places = {"ARCHIVE": str(archive), "STORE": str(tmp_path / "store"), "PAGE": str(tmp_path / "page.html")}
+    assert cli.main([*(places.get(word, word) for word in words), "--topics", "acounts"]) == USAGE
+    err = capsys.readouterr().err
+    assert "matches acounts; did you mean accounts?" in err
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "words", [["verify"], ["restore", "--output", "OUT"], ["rollback", "--generation", "1"], ["vacuum", "--dry-run"]]
+)
+def test_of_a_store_too(tmp_path, capsys, words):
+    made = StoreMaker(tmp_path)
+    made.state.commit_wave([make_commit(0, 1, run_id(1), topic="accounts")])
+    words = [str(tmp_path / "out") if word == "OUT" else word for word in words]
+    assert cli.main([*words, "--store", str(tmp_path / "store"), "--topics", "acounts"]) == USAGE
+    assert "matches acounts; did you mean accounts?" in capsys.readouterr().err
+
+
+def test_settings_that_select_nothing_are_a_mistake(archive, tmp_path, capsys):
+    words = ["compact", str(archive), "--store", str(tmp_path / "store")]
+    assert cli.main(words) == USAGE
+    err = capsys.readouterr().err
+    assert "no partition of a compacted topic in the archive" in err
+    assert err.endswith("there are accounts, clicks\n")
+    assert cli.main([*words, "--config", _settings(tmp_path, "acounts")]) == USAGE
+    assert '[topics."acounts"] matches no topic of the archive; did you mean accounts?' in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
+
+
+def test_one_pattern_of_several_that_matches_nothing_is_a_note(archive, tmp_path, capsys):
+    """It may be meant for other archives: neither an error, nor a reason to keep the archive."""
+    settings = _settings(tmp_path, "acc*", "clik")
+    words = ["compact", str(archive), "--store", str(tmp_path / "store"), "--config", settings, "--json"]
+    assert cli.main(words) == DONE
+    report = json.loads(capsys.readouterr().out)
+    assert report["notes"][-1] == f'{settings}: [topics."clik"] matches no topic of the archive; did you mean clicks?'
+    assert "notes" not in report["archive_needed_because"]
+
+
+def test_an_archive_without_topics_is_none_of_this(tmp_path, capsys):
+    (tmp_path / "archive").mkdir()
+    assert cli.main(["verify", str(tmp_path / "archive"), "--topics", "x"]) == DONE
