@@ -59,7 +59,7 @@ make_venv() {
   "$python" -m venv --clear -- "$venv" >&2 || fail "the environment could not be made with $python; see above"
   install_packages "${dev:-run}"
   "$venv/bin/python" -m compileall -q "$here/jobs" "$here/logformat" "$here/udfs" >/dev/null 2>&1 || true
-  printf 'preparing Spark (once, half a minute)\n' >&2
+  printf 'compiling, and preparing Spark (once, two to four minutes)\n' >&2
   (cd "$here" && PYTHONPATH="$here" "$venv/bin/python" -m jobs.prepare 9>&-) >&2 || true # only time depends on it
   pins_mark "$dev" >"$mark"
   exec 9>&-

@@ -301,7 +301,10 @@ class DiskFullError(MachineError):
     """No space left."""
 
     template = "{path}: no space left: {found}"
-    hint = "what was committed stays; free space and run again; vacuum removes what the run left"
+    hint = (
+        "free space on this disk and run again; what was committed stays. If the store has a generation, vacuum "
+        "deletes what none needs; what this run left goes with a vacuum after the next commit"
+    )
 
 
 class RestoreFullError(DiskFullError):

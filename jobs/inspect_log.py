@@ -16,7 +16,7 @@ from pyarrow import fs as pafs
 from jobs.archive.places import Place, check_apart, check_empty
 from jobs.command.options import InspectOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import size
+from jobs.command.reporting import counted, size
 from jobs.command.typed import check_topics
 from jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
@@ -78,7 +78,7 @@ class InspectReport:
         return "\n".join(
             [
                 *(f"{f.path}: {line}" for f in self.files for line in f.said),
-                f"{len(self.files)} files as text in {self.output}, {size(total)}",
+                f"{counted(len(self.files), 'file')} as text in {self.output}, {size(total)}",
             ]
         )
 

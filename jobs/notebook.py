@@ -24,6 +24,7 @@ from jobs.archive.listing import Archive, ArchivedPartition, listed
 from jobs.command.config import Config, load_config
 from jobs.command.options import ReportOptions
 from jobs.command.progress import Silent
+from jobs.command.reporting import counted
 from jobs.report.archive_report import ArchiveReport
 from jobs.report.job import is_compacted, profile_archive
 from logformat.control_characters import visible
@@ -100,7 +101,7 @@ class OpenedArchive(Mapping[str, "OpenedPartition"]):
         return ReportOptions(self.uri, "", self.now_ms, self.config, topics)
 
     def __repr__(self) -> str:
-        return f"OpenedArchive({self.uri!r}: {len(self)} partitions)"
+        return f"OpenedArchive({self.uri!r}: {counted(len(self), 'partition')})"
 
     def _repr_html_(self) -> str:
         return _html(self.topics)
@@ -148,7 +149,7 @@ class OpenedPartition:
         )
 
     def __repr__(self) -> str:
-        return f"OpenedPartition({self.name!r}: {len(self.archived.segments)} segments)"
+        return f"OpenedPartition({self.name!r}: {counted(len(self.archived.segments), 'segment')})"
 
     def _repr_html_(self) -> str:
         return _html(self.segments)

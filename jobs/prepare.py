@@ -1,5 +1,7 @@
 """`python -m jobs.prepare`: what a new environment does once, so that each run starts sooner.
 
+spark-submit.sh runs it; after `pip install` you can. In a checkout it compiles the kernels of every job.
+
 Fetches Delta's jars through Spark's resolver, then runs what every job runs (a session, a commit, a read) in a JVM that
 leaves an archive of its loaded classes beside the environment's packages. A JVM that finds the archive unfit (another
 Java, other jars) goes without it: nothing depends on it but time.
@@ -25,6 +27,7 @@ from udfs.lookup.minutes import TIME_INDEX_ROWS
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "archive"
 _WITHOUT_SPARK = (
     ("reindex", "--check"), ("lookup", "--offset", "0", "--time", "0"), ("inspect", "--print-data-log", "--json"),
+    ("lookup", "--sizing"), ("verify",), ("report", "--output", "{folder}/page.html"),
 )  # fmt: skip
 
 
@@ -33,9 +36,17 @@ def main() -> int:
     java = session.find_java()
     compile_kernels = "import udfs.compact.warm_up"  # of a compaction
     subprocess.run([sys.executable, "-c", compile_kernels], check=False)
-    for job in _WITHOUT_SPARK if EXAMPLE.is_dir() else ():  # and those of these jobs
-        command = [sys.executable, "-m", "jobs", job[0], str(EXAMPLE), *job[1:]]
-        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        for job in _WITHOUT_SPARK if EXAMPLE.is_dir() else ():  # and those of these jobs
+            command = [
+                sys.executable,
+                "-m",
+                "jobs",
+                job[0],
+                str(EXAMPLE),
+                *(word.format(folder=folder) for word in job[1:]),
+            ]
+            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     if not session.cached_jars(Path("~/.ivy2.5.2").expanduser()):
         subprocess.run([sys.executable, "-c", "from jobs.spark import session; session.start()"], check=False)
     archive = session.class_archive(java)

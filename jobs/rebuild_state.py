@@ -26,7 +26,7 @@ from pyarrow import fs as pafs
 
 from jobs.command.options import RebuildStateOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import JobReport, count, said, seconds, table
+from jobs.command.reporting import JobReport, counted, said, seconds, table
 from jobs.errors import ManifestError, MissingPathError, UndecidedError, UsageError
 from jobs.store.folders import RunFolder, run_folders
 from jobs.store.manifests import Mark, other_files, read_manifest, read_mark
@@ -82,7 +82,7 @@ class RebuildReport(JobReport):
         lines += said("note", self.notes)
         verb = "would be made" if self.dry_run else "made"
         took = seconds(self.seconds.get("total", 0.0))
-        lines.append(f"{self.store}: state of {count(len(rows))} partitions {verb} again in {took}")
+        lines.append(f"{self.store}: state of {counted(len(rows), 'partition')} {verb} again in {took}")
         return "\n".join(lines)
 
 

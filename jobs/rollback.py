@@ -21,7 +21,7 @@ from pyarrow import fs as pafs
 
 from jobs.command.options import RollbackOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import JobReport, count, said, seconds, table
+from jobs.command.reporting import JobReport, counted, said, seconds, table
 from jobs.command.typed import check_topics
 from jobs.errors import ConflictError, ManifestError, NoGenerationError, UsageError
 from jobs.store.folders import folders_of
@@ -70,7 +70,7 @@ class RollbackReport(JobReport):
         lines += said("note", self.notes)
         verb = "would be rolled back" if self.dry_run else "rolled back"
         took = seconds(self.seconds.get("total", 0.0))
-        lines.append(f"{count(len(rows))} partitions {verb} to generation {self.generation} in {took}")
+        lines.append(f"{counted(len(rows), 'partition')} {verb} to generation {self.generation} in {took}")
         return "\n".join(lines)
 
 

@@ -29,7 +29,7 @@ from pyarrow import fs as pafs
 from jobs.archive.places import Place, check_apart
 from jobs.command.options import VacuumOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import JobReport, count, said, seconds, size, table
+from jobs.command.reporting import JobReport, count, counted, said, seconds, size, table
 from jobs.command.typed import check_topics
 from jobs.store.folders import RunFolder, run_folders
 from jobs.store.generations import open_store
@@ -91,7 +91,7 @@ class VacuumReport(JobReport):
         lines += said("note", self.notes)
         verb = "would be deleted" if self.dry_run else "deleted"
         total, took = sum(map(len, self.deleted.values())), seconds(self.seconds.get("total", 0.0))
-        lines.append(f"{count(total)} files, {size(sum(self.bytes.values()))} {verb} in {self.store} in {took}")
+        lines.append(f"{counted(total, 'file')}, {size(sum(self.bytes.values()))} {verb} in {self.store} in {took}")
         return "\n".join(lines)
 
 

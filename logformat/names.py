@@ -53,6 +53,9 @@ CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 LOCK: Final = ".lock"
 REMOTE_INDEX_CACHE: Final = "remote-log-index-cache"
 CLUSTER_METADATA: Final = "__cluster_metadata"  # KRaft's own log: never compacted by the cleaner
+KAFKAS_OWN: Final = frozenset(  # topics that brokers keep for themselves
+    ("__consumer_offsets", "__transaction_state", "__share_group_state", CLUSTER_METADATA, "__remote_log_metadata")
+)
 
 REBUILT: Final = "missing, to be rebuilt from the log"  # begins the note on index files that are not there
 

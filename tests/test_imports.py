@@ -82,6 +82,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.verify": _JOB,
     "jobs.restore": _JOB,
     "jobs.rollback": _JOB,
+    "jobs.runs": _JOB,
     "jobs.rebuild_state": _JOB,
     "jobs.vacuum": _JOB,
     "jobs.reindex": _JOB,

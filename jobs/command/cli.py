@@ -32,6 +32,7 @@ from jobs.command.options import (
     ReportOptions,
     RestoreOptions,
     RollbackOptions,
+    RunsOptions,
     VacuumOptions,
     VerifyOptions,
 )
@@ -54,6 +55,7 @@ JOBS = {
     "lookup": "jobs.lookup.job",
     "restore": "jobs.restore.job",
     "rollback": "jobs.rollback",
+    "runs": "jobs.runs",
     "rebuild-state": "jobs.rebuild_state",
     "vacuum": "jobs.vacuum",
     "report": "jobs.report.job",
@@ -187,6 +189,14 @@ def reindex(check: bool, in_place: bool, **given: Any) -> None:
 def restore(**given: Any) -> None:
     """Copy a generation into a log directory that a broker starts on."""
     _run("restore", RestoreOptions, **given)
+
+
+@lastkey.command()
+@click.option("--store", metavar="STORE", required=True, help="The store to look at.")
+@_shared
+def runs(**given: Any) -> None:
+    """List the compactions that STORE has seen, and what each one saved."""
+    _run("runs", RunsOptions, **given)
 
 
 @lastkey.command()
@@ -445,7 +455,7 @@ def main(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still held for stdout is nobody's
         return 128 + signal.SIGPIPE
     except Exception as error:  # the last resort, and the one place for it
-        return _fail(endings.of_other(error), as_json)
+        return _fail(endings.of_other(error, arguments), as_json)
 
 
 def _no_such_option(error: click.NoSuchOption) -> tuple[str, str]:

@@ -181,8 +181,16 @@ def load_config(path: str | Path | None) -> Config:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigFileError(path=name, expected="TOML", found=error) from error
+        raise ConfigFileError(path=name, expected="TOML", found=_where(text, str(error))) from error
     return parse_config(tables, name)
+
+
+def _where(text: str, said: str) -> str:
+    """tomllib's message, with line and column also where it says only "at end of document"."""
+    lines = text.splitlines() or [""]
+    while len(lines) > 1 and not lines[-1].strip():
+        lines.pop()
+    return said.replace("at end of document", f"at line {len(lines)}, column {len(lines[-1]) + 1}, the end")
 
 
 def parse_config(tables: Mapping[str, Any], path: str = "settings") -> Config:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import os
 import re
+import shutil
 import sys
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from jobs.command.access import job_error
+from jobs.command.reporting import size
 from jobs.errors import UNEXPECTED, USAGE, DiskFullError, JobError, JvmEndedError
 from logformat.errors import UnsafeFolderError
 
@@ -48,19 +55,23 @@ def of_interruption(error: BaseException) -> Ending:
     return Ending(message, _plain(kind, message, code), code)
 
 
-def of_other(error: Exception) -> Ending:
-    """Whatever else: a full disk, a JVM that is gone, the signal that it comes from, or a defect."""
+def of_other(error: Exception, arguments: Sequence[str] = ()) -> Ending:
+    """Whatever else: a full disk, a JVM that is gone, the signal that it comes from, or a defect.
+
+    arguments: the command's, which say where it writes to.
+    """
     asked = None if isinstance(error, OSError) else _asked_to_end(error)
     if asked is not None:
         return of_interruption(asked)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        full = DiskFullError(path=error.filename or "disk", found=error.strerror)
+        full = _full_disk(error.filename, error.strerror or "disk full", arguments)
         for note in getattr(error, "__notes__", ()):
             full.add_note(note)
         return of_job_error(full)
     text = f"{type(error).__name__}: {error}"
     if "No space left on device" in text:  # from the JVM, or a worker, as text
-        return of_job_error(DiskFullError(path="disk", found="No space left on device"))
+        named = re.search(r"No space left on device[^/\n]{0,20}?(/[^\n'\"]+)", text)
+        return of_job_error(_full_disk(named[1] if named else None, "No space left on device", arguments))
     if (refused := job_error(error)) is not None:
         for note in getattr(error, "__notes__", ()):
             refused.add_note(note)
@@ -73,6 +84,23 @@ def of_other(error: Exception) -> Ending:
         return of_usage(unsafe[1])
     message = f"unexpected: {text.splitlines()[0]}; please report this with the lines above"
     return Ending(message, _plain(type(error).__name__, text, UNEXPECTED), UNEXPECTED, is_defect=True)
+
+
+def _full_disk(named: object, found: str, arguments: Sequence[str]) -> DiskFullError:
+    """With the free space of the disk that a path lies on; if none is named, of the fullest that is written to."""
+    words = [part for argument in arguments for part in argument.split("=", 1)]
+    places = [after for before, after in itertools.pairwise(words) if before in ("--store", "--output")]
+    local = [place for place in (*places, tempfile.gettempdir()) if "://" not in place]
+    path = os.fsdecode(named) if isinstance(named, str | bytes) else min(local, key=_free_bytes)
+    return DiskFullError(path=path, found=f"{found}, {size(_free_bytes(path))} free")
+
+
+def _free_bytes(path: str) -> int:
+    """Of the disk on which a path lies, or would lie."""
+    there = Path(path).absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    return shutil.disk_usage(there).free
 
 
 def _asked_to_end(error: BaseException) -> BaseException | None:

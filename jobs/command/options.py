@@ -65,6 +65,15 @@ class VacuumOptions:
 
 
 @dataclass(frozen=True)
+class RunsOptions:
+    """`runs --store STORE`."""
+
+    store: str
+    config: Config = field(default_factory=Config)
+    topics: str | None = None
+
+
+@dataclass(frozen=True)
 class RollbackOptions:
     """`rollback --store STORE --generation N`."""
 

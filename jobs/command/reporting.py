@@ -88,7 +88,7 @@ def before_after_table(lines: Iterable[PartitionLine]) -> str:
     header = ("partition", "state", "records", "", "", "bytes", "", "", "saved", "segments", "note")
     rows = [_row(f"{line.topic}-{line.partition}", line) for line in lines]
     if len(lines) > 1:
-        rows.append(_row(f"{len(lines)} partitions", _total(lines)))
+        rows.append(_row(counted(len(lines), "partition"), _total(lines)))
     return table(header, rows, left=(0, 1, 10), rule_before_last=len(lines) > 1)
 
 
@@ -150,6 +150,11 @@ def table(
 def count(n: int | None) -> str:
     """1234567 -> 1,234,567."""
     return "-" if n is None else f"{n:,}"
+
+
+def counted(n: int, one: str, several: str = "") -> str:
+    """`1 segment`, `2,000 segments`."""
+    return f"{n:,} {one if n == 1 else several or one + 's'}"
 
 
 def size(n: int | None) -> str:

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from jobs.archive.places import Place, check_apart, is_same
 from jobs.command.options import LookupOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import TO_THE_MINUTE, JobReport, count, moment, said, size, table
+from jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, moment, said, size, table
 from jobs.command.typed import parse_time
 from jobs.errors import MissingPathError, UsageError
 from jobs.lookup.plans import list_plans
@@ -87,11 +87,11 @@ class AtReport(JobReport):
         window = f"from {moment(self.start_ms)} to {moment(self.end_ms)}"
         out = [table(header, rows, left=(0, 1)) if rows else f"nothing {window}"]
         topics = len({r["topic"] for r in self.rows})
-        out.append(f"{window}: {len(self.rows)} partitions of {topics} topics")
+        out.append(f"{window}: {counted(len(self.rows), 'partition')} of {counted(topics, 'topic')}")
         if self.refreshed:
             done = self.refreshed
             out.append(
-                f"time_index: read {done['segments_read']:,} segments, {size(done['bytes_read'])}; "
+                f"time_index: read {counted(done['segments_read'], 'segment')}, {size(done['bytes_read'])}; "
                 f"{done['segments_removed']:,} went; {done['segments_kept']:,} were as before"
             )
         out += said("problem", self.problems)

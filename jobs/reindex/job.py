@@ -20,6 +20,7 @@ from jobs.archive.places import Place, check_apart, check_empty, check_outside
 from jobs.command.config import Config
 from jobs.command.options import ReindexOptions
 from jobs.command.progress import BYTES, BySize, Progress
+from jobs.command.reporting import counted
 from jobs.command.typed import check_topics, some_of
 from jobs.errors import LogDirectoryInUseError, OutputFullError, UsageError
 from jobs.reindex.report import ReindexedPartition, ReindexReport
@@ -165,7 +166,9 @@ def _plan(options: ReindexOptions, target: Target, root: Root, archived: Archive
         except OSError as error:
             report.notes.append(f"{archived.path}: what a killed run left could not be removed: {error}")
         else:
-            report.notes += [f"{archived.path}: {removed} files that a killed run left were removed"] if removed else []
+            report.notes += (
+                [f"{archived.path}: removed {counted(removed, 'file')} that a killed run left"] if removed else []
+            )
     segments = _safe(archived, report)
     report.segments, report.log_bytes = len(segments), sum(s.size for s in segments)
     settings = _settings(options, archived.topic)
@@ -200,8 +203,8 @@ def _safe(archived: ArchivedPartition, report: ReindexedPartition) -> Sequence[L
     end = archived.high_watermark or 0
     below = [s for s, after in zip(archived.segments, archived.segments[1:], strict=False) if after.base_offset <= end]
     report.notes.append(
-        f"{archived.path}: a running broker holds it: only the {len(below)} segments that end below the high watermark "
-        f"{end} were looked at, of {len(archived.segments)}"
+        f"{archived.path}: a running broker holds it; looked at {len(below)} of "
+        f"{counted(len(archived.segments), 'segment')}, those that end below the high watermark {end}"
     )
     return below
 

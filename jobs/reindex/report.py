@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobs.command.reporting import JobReport, count, said, size, table
+from jobs.command.reporting import JobReport, count, counted, said, size, table
 from jobs.errors import DONE, PROBLEMS
 from udfs.reindex.write import FileReport
 
@@ -118,13 +118,14 @@ class ReindexReport(JobReport):
         listed = [f for f in self.files if f.status != "same" or f.reason]
         out += [_line(f) for f in listed[:_TEXT_FILES]]
         if len(listed) > _TEXT_FILES:
-            out.append(f"and {len(listed) - _TEXT_FILES} more files: --json lists all")
+            out.append(f"and {counted(len(listed) - _TEXT_FILES, 'more file')}: --json lists all")
         out += said("note", [*self.notes, *(n for p in self.partitions for n in p.notes)])
         totals = self.totals()
         reasons = ", ".join(f"{n} {reason}" for reason, n in totals["reasons"].items())
         out.append(
-            f"{totals['files']} files of {totals['segments']} segments in {len(self.partitions)} partitions: "
-            + ", ".join(f"{totals[name]} {name}" for name in ("same", done, "impossible"))
+            f"{counted(totals['files'], 'file')} of {counted(totals['segments'], 'segment')} in "
+            f"{counted(len(self.partitions), 'partition')}: {totals['same']} same, "
+            f"{counted(totals[done], done, 'differ' if done == 'differs' else done)}, {totals['impossible']} impossible"
             + (f" ({reasons})" if reasons else "")
         )
         rate = totals["megabytes_per_second_per_core"]

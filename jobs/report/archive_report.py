@@ -79,6 +79,18 @@ def partition_row(p: PartitionProfile) -> tuple[str, ...]:
     )
 
 
+def most_to_gain(report: ArchiveReport) -> str:
+    """The partition for which a compaction would save the most bytes, in a sentence; "": none would."""
+    gains = [(p.size_bytes - p.total("bytes_after"), p) for p in report.profiles if p.problem is None and p.compacted]
+    gain, best = max(gains, key=lambda one: one[0], default=(0, None))
+    if best is None or gain <= 0:
+        return ""
+    about = "about " if best.bytes_after_is_estimate else ""
+    share = saved(best.size_bytes, best.total("bytes_after"))
+    would_save = f"A compaction would save {about}{size(gain)} of {size(best.size_bytes)} ({share})."
+    return f"Most to gain: {best.name()}. {would_save}"
+
+
 def saved(before: int, after: int) -> str:
     """Share that is saved."""
     return f"{100 * (before - after) / before:.1f} %" if before else ""

@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from jobs.command.reporting import TO_THE_MINUTE, moment, size
+from jobs.command.reporting import TO_THE_MINUTE, counted, moment, size
 from jobs.report import plots
 from jobs.report.archive_report import ArchiveReport
 from jobs.report.plots import DEAD, LIVE, OTHER, Plot
+from jobs.store.rows import JobRun, by_run
+from logformat.names import KAFKAS_OWN
 from udfs.report.partition_profile import AGE_NAMES, HotKey, PartitionProfile, join_times
 
 _BARS: Final = 12  # of a plot with a bar for each topic, partition, run
@@ -67,7 +69,7 @@ def dirty_ratio(profiles: Sequence[PartitionProfile]) -> Plot | None:
         [p.name() for p in rows],
         [("dirty ratio", DEAD, [p.dirty_ratio for p in rows])],
         plots.percent,
-        says=f"of the {len(rows)} partitions with the most dirty bytes",
+        says=f"of the {counted(len(rows), 'partition')} with the most dirty bytes",
         label="partition",
         most=1.0,
     )
@@ -76,7 +78,8 @@ def dirty_ratio(profiles: Sequence[PartitionProfile]) -> Plot | None:
 def dead_by_segment(name: str, title: str, profiles: Sequence[PartitionProfile]) -> Plot:
     """Live and dead bytes of the segments of some partitions, in order."""
     segments = [(p, s) for p in profiles for s in p.segments]
-    labels = [f"{p.partition}: {s.base_offset}" for p, s in segments]
+    several = len(profiles) > 1
+    labels = [f"{p.partition}: {s.base_offset:,}" if several else f"{s.base_offset:,}" for p, s in segments]
     live, dead = [s.live_bytes for _, s in segments], [s.dead_bytes for _, s in segments]
     return plots.columns(
         name,
@@ -84,8 +87,8 @@ def dead_by_segment(name: str, title: str, profiles: Sequence[PartitionProfile])
         labels,
         [("live", LIVE, live), ("dead", DEAD, dead)],
         plots.bytes_of,
-        says=f"{len(segments):,} segments: {size(sum(live))} live, {size(sum(dead))} dead",
-        label="partition: base offset",
+        says=f"{counted(len(segments), 'segment')}: {size(sum(live))} live, {size(sum(dead))} dead",
+        label="segment (partition: base offset)" if several else "segment (base offset)",
         each="segments",
     )
 
@@ -101,7 +104,9 @@ def compression(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
     rows = sorted(by_codec.items(), key=lambda item: -item[1][0])
     if not rows:
         return None
-    said = ", ".join(f"{codec} {b / max(a, 1):.2f} to 1 in {n:,} batches" for codec, (a, b, n) in rows)
+    said = ", ".join(
+        f"{codec} {b / max(a, 1):.2f} to 1 in {counted(n, 'batch', 'batches')}" for codec, (a, b, n) in rows
+    )
     series = [("stored", LIVE, [v[0] for _, v in rows]), ("decompressed", OTHER, [v[1] for _, v in rows])]
     return plots.horizontal_bars(
         name,
@@ -134,17 +139,18 @@ def tombstones(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
 
 
 def hot_keys(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
-    """The keys with the most records, by hash."""
+    """The keys with the most records: as text, or by hash where the text is hidden or too long."""
     rows = hottest(profiles)
     if not rows:
         return None
+    hidden = all(key.text is None for _, key in rows)
     return plots.horizontal_bars(
         name,
-        "Hot keys, by hash",
-        [f"{p.name()} {key.sha256[:8]}" for p, key in rows[:_BARS]],
+        "Hot keys, by hash" if hidden else "Hot keys",
+        [f"{p.name()} {key.sha256[:8] if key.text is None else key.text}" for p, key in rows[:_BARS]],
         [("records", LIVE, [key.records for _, key in rows[:_BARS]])],
         plots.number,
-        says="the keys with the most records; first digits of their SHA-256",
+        says="the keys with the most records" + ("; first digits of their SHA-256" if hidden else ""),
         label="partition and key",
     )
 
@@ -157,8 +163,11 @@ def history(report: ArchiveReport) -> Plot | None:
     return plots.horizontal_bars(
         "history",
         "Cleaning history",
-        [moment(row["now_ms"], TO_THE_MINUTE) for row in runs],
-        [("before", DEAD, [r["bytes_before"] for r in runs]), ("after", LIVE, [r["bytes_after"] for r in runs])],
+        [moment(run.now_ms, TO_THE_MINUTE) for run in runs],
+        [
+            ("before", DEAD, [run.total("bytes_before") for run in runs]),
+            ("after", LIVE, [run.total("bytes_after") for run in runs]),
+        ],
         plots.bytes_of,
         says="the last runs that committed, all their partitions together",
         label="run (UTC)",
@@ -166,23 +175,15 @@ def history(report: ArchiveReport) -> Plot | None:
     )
 
 
-def runs_of(report: ArchiveReport) -> list[dict[str, Any]]:
+def runs_of(report: ArchiveReport) -> list[JobRun]:
     """Committed runs, oldest first; all partitions of a run together."""
-    by_run: dict[str, dict[str, Any]] = {}
-    names = ("records_read", "records_kept", "bytes_before", "bytes_after")
-    for row in (row for rows in report.history.values() for row in rows):
-        one = by_run.setdefault(
-            row.run_id, {"run_id": row.run_id, "now_ms": row.now_ms, "partitions": 0, **dict.fromkeys(names, 0)}
-        )
-        one["partitions"] += 1
-        for name in names:
-            one[name] += getattr(row, name)
-    return sorted(by_run.values(), key=lambda row: (row["now_ms"], row["run_id"]))
+    return by_run(row for rows in report.history.values() for row in rows)
 
 
 def hottest(profiles: Sequence[PartitionProfile]) -> list[tuple[PartitionProfile, HotKey]]:
-    """The keys with the most records of all partitions."""
-    rows = [(p, key) for p in profiles for key in p.hot_keys if key.records > 1]
+    """The keys with the most records of all partitions; those of Kafka's own topics only if there are no others."""
+    users = [p for p in profiles if p.topic not in KAFKAS_OWN] or profiles
+    rows = [(p, key) for p in users for key in p.hot_keys if key.records > 1]
     return sorted(rows, key=lambda row: (-row[1].records, row[0].name()))[:_HOT]
 
 

@@ -16,12 +16,13 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from jobs.command.reporting import TO_THE_MINUTE, count, moment, size
+from jobs.command.reporting import TO_THE_MINUTE, count, counted, moment, size
 from jobs.report import plots
-from jobs.report.archive_report import ArchiveReport, partition_row, saved
+from jobs.report.archive_report import ArchiveReport, most_to_gain, partition_row, saved
 from jobs.report.figures import compression, dead_by_segment, hot_keys, hottest, overview, runs_of, tombstones
 from jobs.report.plots import Plot
 from logformat.control_characters import visible
+from logformat.names import KAFKAS_OWN
 from udfs.report.partition_profile import PartitionProfile, SegmentProfile, join_times
 
 _TOPICS_WITH_PLOTS: Final = 12  # those with the most bytes
@@ -129,12 +130,14 @@ def page_of(report: ArchiveReport) -> str:
         store=report.store,
         at=moment(report.now_ms, TO_THE_MINUTE),
         cards=cards(report),
+        most_to_gain=most_to_gain(report),
         problems=[str(p) for p in report.all_problems[:_LISTED]],
         more_problems=max(len(report.all_problems) - _LISTED, 0),
         plots=[_drawn(plot) for plot in overview(report)],
         partition_header=PARTITION_HEADER,
         segment_header=SEGMENT_HEADER,
         topics=[_topic(name, of, i, report) for i, (name, of) in enumerate(_topics(good))],
+        own=KAFKAS_OWN,
         history=_history_rows(report),
         notes=report.notes[:_LISTED],
         more_notes=max(len(report.notes) - _LISTED, 0),
@@ -155,7 +158,12 @@ def cards(report: ArchiveReport) -> list[Card]:
         Card(
             "size",
             size(archived),
-            f"{count(len(report.archived_bytes))} partitions, {count(sum(len(p.segments) for p in good))} segments",
+            ", ".join(
+                (
+                    counted(len(report.archived_bytes), "partition"),
+                    counted(sum(len(p.segments) for p in good), "segment"),
+                )
+            ),
         ),
         *([Card("now, by the store", size(before), f"{saved(archived, before)} saved so far")] if report.store else []),
         Card(
@@ -164,7 +172,7 @@ def cards(report: ArchiveReport) -> list[Card]:
             f"{saved(before, after)} of {size(before)}",
             "good" if before > after else "",
         ),
-        Card("records", count(records), f"{count(sum(p.distinct_keys for p in good))} keys"),
+        Card("records", count(records), counted(sum(p.distinct_keys for p in good), "key")),
         Card("dead records", count(dead), f"{100 * dead / max(records, 1):.1f} % of all; superseded, aborted, expired"),
         Card("due now", count(due), "partitions that a compaction would take"),
         Card("problems", count(problems), "see below" if problems else "none found", "bad" if problems else "good"),
@@ -174,16 +182,16 @@ def cards(report: ArchiveReport) -> list[Card]:
 def _history_rows(report: ArchiveReport) -> list[tuple[str, ...]]:
     return [
         (
-            moment(r["now_ms"], TO_THE_MINUTE),
-            r["run_id"][:8],
-            count(r["partitions"]),
-            count(r["records_read"]),
-            count(r["records_kept"]),
-            size(r["bytes_before"]),
-            size(r["bytes_after"]),
-            saved(r["bytes_before"], r["bytes_after"]),
+            moment(run.now_ms, TO_THE_MINUTE),
+            run.run_id[:8],
+            count(len(run.rows)),
+            count(run.total("records_read")),
+            count(run.total("records_kept")),
+            size(run.total("bytes_before")),
+            size(run.total("bytes_after")),
+            saved(run.total("bytes_before"), run.total("bytes_after")),
         )
-        for r in reversed(runs_of(report)[-_LISTED:])
+        for run in reversed(runs_of(report)[-_LISTED:])
     ]
 
 
@@ -201,9 +209,9 @@ def _hot_rows(profiles: Sequence[PartitionProfile]) -> list[tuple[str, ...]]:
 
 
 def _topics(profiles: Sequence[PartitionProfile]) -> list[tuple[str, list[PartitionProfile]]]:
-    """Topics, the largest first."""
+    """Topics, the largest first; Kafka's own behind all others."""
     topics = [(name, list(of)) for name, of in groupby(profiles, key=lambda p: p.topic)]
-    return sorted(topics, key=lambda item: -sum(p.size_bytes for p in item[1]))
+    return sorted(topics, key=lambda item: (item[0] in KAFKAS_OWN, -sum(p.size_bytes for p in item[1])))
 
 
 def _topic(name: str, of: Sequence[PartitionProfile], number: int, report: ArchiveReport) -> dict[str, Any]:
@@ -242,9 +250,7 @@ def _facts(p: PartitionProfile) -> list[tuple[str, str]]:
             ("due", "yes" if p.due else "no"),
         ]
     lag = max((s.largest_lag_ms for s in p.segments), default=0)
-    out.append(
-        ("out of order", f"{count(p.total('out_of_order'))} records" + (f", by up to {lag:,} ms" if lag else ""))
-    )
+    out.append(("out of order", counted(p.total("out_of_order"), "record") + (f", by up to {lag:,} ms" if lag else "")))
     for label, column in (
         ("without a key", "null_keys"),
         ("aborted", "aborted"),

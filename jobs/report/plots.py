@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -18,9 +19,10 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from jobs.command.reporting import TO_THE_MINUTE, count, moment, size
+from jobs.command.reporting import TO_THE_MINUTE, count, counted, moment, size
 from jobs.errors import MissingExtraError
 from jobs.installation import with_extra
+from logformat.control_characters import visible
 from udfs.report.partition_profile import DAY_MS, HOUR_MS, MINUTE_MS, Times
 
 try:
@@ -35,7 +37,7 @@ except ImportError as error:
 WIDE: Final = 560  # of a drawing, points; shown a point a pixel or so
 NARROW: Final = 340
 _ROW: Final = 26  # height of a bar with its label
-_HEIGHT: Final = 210
+_HEIGHT: Final = 226
 _FONT: Final = 11.5
 _MAX_BARS: Final = 120  # of a plot along an axis; more are joined
 
@@ -149,6 +151,7 @@ def columns(
             axes.get_xticklabels(), _aligned(len(ticked), ticked[-1:] == [len(shown) - 1]), strict=True
         ):
             tick.set_horizontalalignment(align)
+        axes.set_xlabel(label, fontsize=_FONT - 1)
         axes.yaxis.set_major_locator(_steps(max(bottom, default=0), show))
         axes.yaxis.set_major_formatter(lambda value, _: show(value))
         axes.grid(axis="y", linewidth=0.7)
@@ -178,10 +181,10 @@ def records_by_time(name: str, title: str, times: Times) -> Plot:
         labels,
         [("records", LIVE, times.counts)],
         number,
-        says=f"{total:,} records from {ends[0]} to {ends[1]}, without those of aborted transactions; most, {most:,}, "
-        f"from {busiest} on",
+        says=f"{counted(total, 'record')} from {ends[0]} to {ends[1]}, without those of aborted transactions; "
+        f"most, {most:,}, from {busiest} on",
         each=f"{unit}s" if times.width_ms <= DAY_MS else f"spans of {unit}",
-        label=f"{unit} from",
+        label=f"from this {unit} on (UTC)" if times.width_ms <= DAY_MS else "from this day on (UTC)",
     )
 
 
@@ -229,6 +232,7 @@ def _aligned(n: int, to_the_end: bool) -> list[Align]:
 
 
 def _short(text: str, most: int) -> str:
+    text = visible(text).replace("\t", " ").replace("\n", " ")
     return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most - most // 2) :]}"
 
 
@@ -253,7 +257,9 @@ def _plot(
             draw(figure, width)
             out = io.StringIO()
             none = {"Date": None, "Creator": None, "Format": None, "Type": None}
-            figure.savefig(out, format="svg", transparent=True, metadata=none)
+            with warnings.catch_warnings():  # a key's script that the font lacks: the browser has its own fonts
+                warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+                figure.savefig(out, format="svg", transparent=True, metadata=none)
         drawings.append(_for_the_page(out.getvalue(), f"{title}. {says}", f"{name}-{width}"))
     return Plot(name, title, says, drawings[0], drawings[1], header, rows)
 

@@ -19,7 +19,7 @@ from jobs.archive.listing import Archive
 from jobs.archive.places import Place, check_apart, check_empty
 from jobs.command.options import RestoreOptions
 from jobs.command.progress import Progress
-from jobs.command.reporting import size
+from jobs.command.reporting import counted, size
 from jobs.errors import LogStartError, RestoreFullError
 from jobs.restore.copy_files import Made, copy_log, copy_small, finish
 from jobs.restore.plan import before_resets, check_files, choose, list_apart, some_of
@@ -152,7 +152,7 @@ def _list_beyond(
         for key, partition in sorted(archive.partitions.items()):
             if key not in ends:
                 total = sum(s.size for s in partition.segments)
-                report.beyond.append(f"{partition.path}: {len(partition.segments)} segments, {size(total)}")
+                report.beyond.append(f"{partition.path}: {counted(len(partition.segments), 'segment')}, {size(total)}")
                 continue
             used = {s.path: s.size_bytes for s in manifests[key] if s.root == "archive"}
             report.beyond += [

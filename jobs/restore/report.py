@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.command.reporting import JobReport, count, said, seconds, size, table
+from jobs.command.reporting import JobReport, count, counted, said, seconds, size, table
+
+_SHARED = ("file shares its blocks with the original", "files share their blocks with the originals")
 
 
 @dataclass
@@ -63,9 +65,9 @@ class RestoreReport(JobReport):
         lines += said("note", self.notes)
         total = sum(p.bytes for p in self.partitions)
         reflinked = sum(p.reflinked for p in self.partitions)
-        shared = f", {reflinked} files share their blocks with the originals" if reflinked else ""
+        shared = ", " + counted(reflinked, *_SHARED) if reflinked else ""
         lines.append(
-            f"{len(self.partitions)} partitions, {size(total)} restored to {self.output} "
+            f"{counted(len(self.partitions), 'partition')}, {size(total)} restored to {self.output} "
             f"in {seconds(self.seconds.get('total', 0.0))}{shared}"
         )
         return "\n".join(lines)

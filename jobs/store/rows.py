@@ -146,6 +146,31 @@ class RunRow:
 
 
 @dataclass(frozen=True)
+class JobRun:
+    """One run of the job, with its rows of `cleaner_runs`, by topic and partition."""
+
+    run_id: str
+    now_ms: int
+    rows: tuple[RunRow, ...]
+
+    def total(self, column: str) -> int:
+        """Sum of a column of all partitions."""
+        return sum(getattr(row, column) for row in self.rows)
+
+
+def by_run(rows: Iterable[RunRow]) -> list[JobRun]:
+    """Rows of runs that committed, put together by run; oldest first."""
+    of_run: dict[str, list[RunRow]] = {}
+    for row in rows:
+        of_run.setdefault(row.run_id, []).append(row)
+    runs = [
+        JobRun(run_id, of[0].now_ms, tuple(sorted(of, key=lambda r: (r.topic, r.partition))))
+        for run_id, of in of_run.items()
+    ]
+    return sorted(runs, key=lambda run: (run.now_ms, run.run_id))
+
+
+@dataclass(frozen=True)
 class Commit:
     """What one partition brings to a wave. `planned_*`: what its checkpoint said to the plan; 0 and None: none."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobs.command.reporting import JobReport, count, said, size, table
+from jobs.command.reporting import JobReport, count, counted, said, size, table
 from jobs.topics import Key
 from udfs.problem import Problem
 from udfs.verify.findings import CheckResult
@@ -81,18 +81,18 @@ class VerifyReport(JobReport):
         problems = self.all_problems
         out += said("problem", problems[:_TEXT_PROBLEMS])
         if len(problems) > _TEXT_PROBLEMS:
-            out.append(f"and {len(problems) - _TEXT_PROBLEMS} more problems: --json lists all")
+            out.append(f"and {counted(len(problems) - _TEXT_PROBLEMS, 'more problem')}: --json lists all")
         out += said("note", [*self.notes, *(n for r in self.results for n in r.notes)])
         out += said("not checked", self.all_not_checked)
         compared = self._total("compared_records")
         more = f", {compared:,} of them against what they were made of" if compared else ""
-        beside = f", {self.side_files} files of log directories" if self.side_files else ""
+        beside = f", {counted(self.side_files, 'file')} of log directories" if self.side_files else ""
         out.append(
-            f"checked {len(self.results)} partitions: {self._total('segments'):,} segments, "
-            f"{size(self._total('bytes'))}, {self._total('batches'):,} batches, "
-            f"{self._total('records'):,} records{more}{beside}"
+            f"checked {counted(len(self.results), 'partition')}: {counted(self._total('segments'), 'segment')}, "
+            f"{size(self._total('bytes'))}, {counted(self._total('batches'), 'batch', 'batches')}, "
+            f"{counted(self._total('records'), 'record')}{more}{beside}"
         )
-        out.append(f"{len(problems)} problems" if problems else "no problem found")
+        out.append(counted(len(problems), "problem") if problems else "no problem found")
         out.append(self.seconds_line())
         return "\n".join(out)
 

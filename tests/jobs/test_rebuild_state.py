@@ -90,7 +90,7 @@ def test_the_tables_come_back_row_by_row_and_runs_go_on(lab: Lab) -> None:
     segments = files_of(lab.store / "segments")
     report = _rebuild(lab)
     assert report.exit_code == 0
-    assert "state of 1 partitions made again" in report.to_text()
+    assert "state of 1 partition made again" in report.to_text()
     assert files_of(lab.store / "segments") == segments
     assert _rows(lab) == before
     assert _restored(lab, "after") == files

@@ -272,7 +272,7 @@ def test_any_key(port, key, tmp_path, capsys):
     filesystem, path = file_system(f"{uri}/archive")
     pafs.copy_files(str(tmp_path), path, destination_filesystem=filesystem)
     assert main(["verify", f"{uri}/archive"]) == 0
-    assert "1 partitions" in capsys.readouterr().out.replace(",", "")
+    assert "1 partition:" in capsys.readouterr().out.replace(",", "")
 
 
 @pytest.mark.parametrize("key", ["a%2520b", "a%5Cb", "a?region=eu-west-1"])

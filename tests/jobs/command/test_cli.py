@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import types
 from dataclasses import dataclass
@@ -154,6 +156,24 @@ def test_exit_codes(job, capsys, raised, code, said):
     assert said in err
     assert json.loads(out)["error"]["exit_code"] == code
     assert ("Traceback" in err) == (code == 1)
+
+
+def test_a_full_disk_is_named_with_its_free_space(job, capsys, tmp_path):
+    """By the path of the error, of Spark's text of it, or of what the command writes to."""
+    store = str(tmp_path / "not" / "there")
+    words = ["compact", "A", "--store", store, "--json"]
+    path = str(tmp_path / "f")
+    for raised, expected in (
+        (OSError(28, "No space left on device", path), {path}),
+        (RuntimeError(f"Job aborted: OSError: [Errno 28] No space left on device: '{path}'"), {path}),
+        (RuntimeError("java.io.IOException: No space left on device"), {store, tempfile.gettempdir()}),
+    ):
+        job.outcome = raised
+        assert cli.main(words) == errors.ENVIRONMENT
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert error["path"] in expected
+        assert re.fullmatch(r"No space left on device, [\d.]+ \w+ free", error["found"])
+        assert "If the store has a generation, vacuum" in error["hint"]
 
 
 def test_every_error_fills_its_template():

@@ -104,6 +104,19 @@ def test_lags_that_contradict_each_other_are_refused_at_once():
         parse_config({"topics": {"a*": {"min.compaction.lag.ms": 2, "max.compaction.lag.ms": 1}}})
 
 
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("[defaults]\na = = 1\n", "line 2, column 5"), ("a = 1\n[defaults\n", "line 2, column 10"),
+        ("a = ", "line 1, column 5"), ("a = 1\nb = 'x\n\n", "line 2"),
+    ],
+)  # fmt: skip
+def test_what_is_no_toml_is_said_with_line_and_column(tmp_path, text, where):
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(ConfigFileError, match=where):
+        load_config(tmp_path / "bad.toml")
+
+
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ConfigFileError, match="no such file"):
         load_config(tmp_path / "absent.toml")

@@ -261,9 +261,8 @@ def test_policy_by_option(cases, now_ms, lab, capsys, tmp_path):
     for topic in ("a", "b", "own"):
         put(only_input(cases["few-keys"]), lab.archive / f"{topic}-0")
     plain = {"topics": {"own": {"cleanup.policy": "delete"}}}
-    none = lab.run(now_ms, settings=plain)
-    assert (none.exit_code, none.results) == (0, [])
-    assert "left alone, cleanup.policy is not compact: a, b, own" in none.to_text()
+    with pytest.raises(UsageError, match=r"no partition of a compacted topic in the archive.*there are a, b, own"):
+        lab.run(now_ms, settings=plain)
     with pytest.raises(PolicyError, match=r"own table says cleanup\.policy = delete") as refused:
         lab.run(now_ms, settings=plain, topics="*", cleanup_policy="compact")
     assert refused.value.exit_code == 2

@@ -503,7 +503,7 @@ def test_what_a_killed_run_left_is_removed(root, sound):
     left.write_bytes(b"half")
     report = run(root, "in_place")
     assert not left.exists()
-    assert any("1 files that a killed run left" in n for p in report.partitions for n in p.notes)
+    assert any("removed 1 file that a killed run left" in n for p in report.partitions for n in p.notes)
     assert files_of(root) == files_of(sound)
 
 
@@ -553,7 +553,7 @@ def test_of_a_log_that_a_broker_holds_only_what_is_below_the_high_watermark(held
     (held / "t-0" / INDEX).write_bytes(bytes(800))
     report = run(held)
     assert not_same(report) == {INDEX: ("differs", "padded")}
-    assert any("only the 2 segments that end below the high watermark 12" in n for n in report.partitions[0].notes)
+    assert any("those that end below the high watermark 12" in n for n in report.partitions[0].notes)
     assert not any("left alone" in n for n in report.partitions[0].notes)
     run(held, "output")
     names = {p.name for p in (held.parent / "output/t-0").iterdir()}
@@ -611,7 +611,7 @@ def test_the_report_as_json(root, capsys):
     assert cli.main(["reindex", str(root), "--in-place", "--config", str(config)]) == DONE
     text = capsys.readouterr().out
     assert f"rebuilt: t-0/{INDEX}: torn at byte {size - 2} (entry {(size - 2) // 8}): expected entries of 8" in text
-    assert "12 files of 3 segments in 1 partitions: 11 same, 1 rebuilt, 0 impossible (1 torn)" in text
+    assert "12 files of 3 segments in 1 partition: 11 same, 1 rebuilt, 0 impossible (1 torn)" in text
     assert cli.main(["reindex", str(root), "--check", "--config", str(config)]) == DONE
 
 

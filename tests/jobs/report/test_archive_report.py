@@ -17,6 +17,7 @@ from jobs.command import cli
 from jobs.command.config import Config, load_config
 from jobs.command.options import ReportOptions
 from jobs.command.progress import Silent
+from jobs.command.reporting import size
 from jobs.errors import UsageError
 from jobs.report import job as archive_report
 from jobs.report.job import profile_archive
@@ -79,7 +80,7 @@ def test_the_page_of_an_archive(archive):
     text = (archive.parent / "report.html").read_text()
     needs_nothing_else(text)
     assert HOSTILE not in text and "&lt;script&gt;alert" in text
-    for title in ("Size before and after", "Dirty ratio", "Records by time", "Tombstones by age", "Hot keys, by hash",
+    for title in ("Size before and after", "Dirty ratio", "Records by time", "Tombstones by age", "Hot keys",
                   "Compression by codec", "Live and dead bytes by segment"):  # fmt: skip
         assert title in text
     assert text.count('role="img"') == text.count("aria-label=") - text.count('role="region"') - 1
@@ -88,9 +89,33 @@ def test_the_page_of_an_archive(archive):
     assert "t-1" in report.to_text() and "report.html" in report.to_text()
 
 
+def test_what_a_reader_wants_to_know_first(archive):
+    """The one partition to begin with, keys by their text, axes with names, Kafka's own topics apart."""
+    write_partition(archive / "__transaction_state-0", "k=1 k=2 || k=3")
+    write_partition(archive / "t-2", "日本=1 a=1 || 日本=2")  # a script that the plots' font lacks
+    config = Config(topics={"t": {"cleanup_policy": ("compact",)}})
+    report = archive_report.run(options(archive, config=config), Silent())
+    text = (archive.parent / "report.html").read_text()
+    saved = {p.name(): p.size_bytes - p.total("bytes_after") for p in report.profiles if p.compacted}
+    best = max(saved, key=saved.get)
+    assert f"<p>Most to gain: {best}. A compaction would save {size(saved[best])} of " in text
+    for shown in ("t-2 日本", "segment (partition: base offset)", "segment (base offset)", "on (UTC)"):
+        assert text.count(shown) >= 2, shown
+    own = text.index("<h2>Kafka's own topics</h2>")
+    assert text.index("<summary>plain ") < own < text.index("<summary>__transaction_state ")
+    assert "__transaction_state-0 k" not in text  # no hot key
+
+
+def test_nothing_to_gain_is_not_said(archive):
+    report = archive_report.run(options(archive, topics="plain"), Silent())
+    assert report.exit_code == 0
+    assert "Most to gain" not in (archive.parent / "report.html").read_text()
+
+
 def test_keys_can_be_hidden(archive):
     report = archive_report.run(options(archive, hide_keys=True), Silent())
-    assert "alert" not in (archive.parent / "report.html").read_text()
+    page = (archive.parent / "report.html").read_text()
+    assert "alert" not in page and "Hot keys, by hash" in page
     assert "alert" not in json.dumps(report.to_json())
     assert any(p.hot_keys for p in report.profiles)
 
@@ -192,7 +217,7 @@ def test_times_that_cannot_be_have_a_page(tmp_path):
 
 def test_joined_columns_say_so():
     text = page_of(large(1, 300))
-    assert "300 segments: " in text and "; a column is 3 segments" in text and "0: 0 and 2 more" in text
+    assert "300 segments: " in text and "; a column is 3 segments" in text and "and 2 more" in text
     assert "; a column is 6 days" in text
 
 

@@ -1,0 +1,102 @@
+"""`runs --store STORE`: what compactions have done to a store, run by run."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs.command.options import RunsOptions
+from jobs.command.progress import Progress
+from jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, moment, said, size, table
+from jobs.command.typed import check_topics
+from jobs.store.generations import open_store
+from jobs.store.rows import JobRun, RunRow, by_run
+from jobs.store.tables import State
+from jobs.topics import matches
+from logformat.names import partition_folder
+
+
+@dataclass
+class RunsReport(JobReport):
+    """The runs that committed, oldest first."""
+
+    store: str
+    runs: list[JobRun] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; what each run did to each partition."""
+        return {
+            "job": "runs",
+            "exit_code": self.exit_code,
+            "store": self.store,
+            "runs": [_run(run) for run in self.runs],
+            "notes": self.notes,
+            "seconds": self.seconds_json(),
+        }
+
+    def to_text(self) -> str:
+        """For people: a row for each run."""
+        header = ("run (UTC)", "id", "partitions", "records", "", "", "bytes", "", "", "saved", "note")
+        rows = [
+            (
+                moment(run.now_ms, TO_THE_MINUTE),
+                run.run_id[:8],
+                count(len(run.rows)),
+                count(run.total("records_read")),
+                "->",
+                count(run.total("records_kept")),
+                size(run.total("bytes_before")),
+                "->",
+                size(run.total("bytes_after")),
+                f"{100 * (1 - run.total('bytes_after') / max(run.total('bytes_before'), 1)):.1f} %",
+                "; ".join(f"{_name(row)} began anew" for row in run.rows if row.began_anew),
+            )
+            for run in self.runs
+        ]
+        out = [table(header, rows, left=(0, 1, 10))] if rows else []
+        out += said("note", self.notes)
+        out.append(f"{counted(len(rows), 'run')} in {self.store}" if rows else f"{self.store}: no run committed yet")
+        return "\n".join(out)
+
+
+def run(options: RunsOptions, progress: Progress) -> RunsReport:
+    """Read the table of runs. A run counts for the partitions whose current generation goes back to it."""
+    began = time.monotonic()
+    store = open_store(options.store)
+    state = State(store)
+    topics = {topic for topic, _ in state.checkpoints()}
+    check_topics(options.topics, topics, store.uri)
+    report = RunsReport(store.uri)
+    chains = state.histories({topic for topic in topics if matches(options.topics, topic)}) if topics else {}
+    report.runs = by_run(row for chain in chains.values() for row in chain)
+    report.seconds["total"] = time.monotonic() - began
+    return report
+
+
+def _name(row: RunRow) -> str:
+    return partition_folder(row.topic, row.partition)
+
+
+def _run(run: JobRun) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "now_ms": run.now_ms,
+        "started_ms": min(row.started_ms for row in run.rows),
+        "partitions": [
+            {
+                "topic": row.topic,
+                "partition": row.partition,
+                "generation_before": row.generation_before,
+                "generation": row.generation_after,
+                "anew": row.began_anew,
+                "records_read": row.records_read,
+                "records_kept": row.records_kept,
+                "bytes_before": row.bytes_before,
+                "bytes_after": row.bytes_after,
+                "seconds": json.loads(row.seconds or "{}"),
+            }
+            for row in run.rows
+        ],
+    }

@@ -1,0 +1,56 @@
+"""What a store has done: the runs that count, in a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from jobs.command import cli
+from jobs.errors import DONE, USAGE
+from tests.builders.stores import StoreMaker, make_commit, run_id
+
+DAY = 86_400_000
+START = 1_700_000_000_000
+
+
+def _commit(partition, generation, *, run=None, now_ms, parent=None, topic="t", **values):
+    made = make_commit(partition, generation, run or run_id(generation), parent, topic=topic)
+    return replace(made, run=replace(made.run, now_ms=now_ms, started_ms=now_ms + 1, seconds="{}", **values))
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = StoreMaker(tmp_path)
+    first = {"now_ms": START, "records_read": 1000, "records_kept": 10, "bytes_before": 4096, "bytes_after": 1024}
+    made.state.commit_wave([_commit(0, 1, **first), _commit(1, 1, **first)])
+    second = {"now_ms": START + DAY, "records_read": 7, "records_kept": 7, "bytes_before": 10, "bytes_after": 10}
+    made.state.commit_wave([_commit(0, 2, parent=run_id(1), anew=True, **second)])
+    return str(made.store)
+
+
+def test_a_row_for_each_run(store, capsys):
+    assert cli.main(["runs", "--store", store]) == DONE
+    header, _, one, two, last = capsys.readouterr().out.splitlines()
+    assert header.split()[:3] == ["run", "(UTC)", "id"]
+    assert " ".join(one.split()) == "2023-11-14 22:13 00000000 2 2,000 -> 20 8.0 KiB -> 2.0 KiB 75.0 %"
+    assert two.startswith("2023-11-15 22:13") and two.endswith("t-0 began anew")
+    assert last == f"2 runs in {store}"
+
+
+def test_every_partition_for_programs(store, capsys):
+    assert cli.main(["runs", "--store", store, "--json", "--topics", "t"]) == DONE
+    said = json.loads(capsys.readouterr().out)
+    assert [(run["run_id"], run["now_ms"], run["started_ms"]) for run in said["runs"]] == [
+        (run_id(1), START, START + 1), (run_id(2), START + DAY, START + DAY + 1),
+    ]  # fmt: skip
+    names = ("topic", "partition", "generation_before", "generation")
+    first = [tuple(p[name] for name in names) for p in said["runs"][0]["partitions"]]
+    assert first == [("t", 0, 0, 1), ("t", 1, 0, 1)]
+    assert [p["anew"] for run in said["runs"] for p in run["partitions"]] == [False, False, True]
+
+
+def test_no_store_is_a_mistake(tmp_path, capsys):
+    assert cli.main(["runs", "--store", str(tmp_path / "none")]) == USAGE
+    assert "a store" in capsys.readouterr().err
