@@ -88,7 +88,7 @@ class NowError(UsageError):
     """A --now that is no epoch time in milliseconds."""
 
     template = "--now: expected {expected}, found {found}"
-    hint = "for the current time leave the option out"
+    hint = "without this option the clock is the current time"
 
 
 class PolicyError(UsageError):
@@ -108,28 +108,28 @@ class MissingBucketError(MissingPathError):
     """A bucket that is not there."""
 
     template = "{path}: {expected}"
-    hint = "check its name, and whose endpoint it is (AWS_ENDPOINT_URL, AWS_PROFILE)"
+    hint = "check the name and the endpoint (AWS_ENDPOINT_URL, AWS_PROFILE)"
 
 
 class NotEmptyError(UsageError):
     """An output folder that holds something."""
 
     template = "{path}: expected an empty or absent folder, found {found}"
-    hint = "nothing was written; give another --output"
+    hint = "nothing was written; choose another --output"
 
 
 class NoGenerationError(UsageError):
     """A generation that the store does not hold, or whose files are gone."""
 
     template = "{partition}: generation {found}: {reason}; expected {expected}"
-    hint = "a generation's files stay until vacuum takes them after its grace"
+    hint = "vacuum deletes a generation's files after its grace period"
 
 
 class UndecidedError(UsageError):
     """Folders of generations that do not say which one counts."""
 
     template = "{path}: expected {expected}, found {found}"
-    hint = "nothing was written; say for each of them --choose TOPIC-N=RUN_ID, or TOPIC-N=none to leave it out"
+    hint = "nothing was written; for each of them give --choose TOPIC-N=RUN_ID, or TOPIC-N=none to leave it out"
 
 
 class DataLossError(JobError):
@@ -137,7 +137,7 @@ class DataLossError(JobError):
 
     template = "{path}: expected {expected}, where the stream goes on, found {found}"
     exit_code = PROBLEMS
-    hint = "failOnDataLoss=false goes on with what there is"
+    hint = "to continue with what is left, set failOnDataLoss=false"
 
 
 class MissingFileError(JobError):
@@ -145,7 +145,7 @@ class MissingFileError(JobError):
 
     template = "{path}: expected {expected}, found {found}"
     exit_code = PROBLEMS
-    hint = "give --archive URI where the archive has moved, or restore these files from a copy"
+    hint = "if the archive has moved, give --archive URI; else restore these files from a copy"
 
 
 class ManifestError(JobError):
@@ -161,7 +161,7 @@ class LogStartError(JobError):
 
     template = "{path}: expected a log start of at most {expected}, where the generation ends, found {found}"
     exit_code = PROBLEMS
-    hint = "a broker would delete it all: give another --generation, or begin anew with compact --reset"
+    hint = "a broker would delete it all: give another --generation, or start over with compact --reset"
 
 
 class ConflictError(JobError):
@@ -211,8 +211,8 @@ class ForeignJarError(MachineError):
 
     template = "{path}: expected {expected}, found {found}"
     hint = (
-        "this is not the jar that Maven Central has: see who put it there; Spark fetches it anew once the folders jars "
-        "and cache there are removed"
+        "this is not the jar that Maven Central has: find out who put it there, then delete the folders jars and cache "
+        "there; Spark fetches it again"
     )
 
 
@@ -228,8 +228,8 @@ class JvmEndedError(MachineError):
 
     template = "Spark's JVM ended in the middle of the job: {found}"
     hint = (
-        "what was committed stays, run again; was it out of memory? The kernel's log (dmesg) says whom it killed: then "
-        "fewer cores (--master), else more memory for it (--driver-memory)"
+        "what was committed stays; run again. If the kernel killed it for memory (see dmesg), use fewer cores "
+        "(--master local[2]); if its heap was full, give it more (--driver-memory)"
     )
 
 
@@ -244,7 +244,7 @@ class NotExclusiveError(MachineError):
     """A place where nothing decides which of two commits was first."""
 
     template = "{path}: a store cannot lie there: expected {expected}, found {found}"
-    hint = "nothing was written; give a --store elsewhere"
+    hint = "nothing was written; choose another --store"
 
 
 class StorageError(MachineError):
@@ -294,7 +294,7 @@ class NoCredentialsError(StorageError):
 class ExpiredCredentialsError(StorageError):
     """A session that is over."""
 
-    hint = "log in anew, or renew AWS_SESSION_TOKEN with its keys; what was committed stays: run again"
+    hint = "log in again, or renew AWS_SESSION_TOKEN with its keys; what was committed stays: run again"
 
 
 class DiskFullError(MachineError):
@@ -310,10 +310,10 @@ class DiskFullError(MachineError):
 class RestoreFullError(DiskFullError):
     """No space left for a restored log directory."""
 
-    hint = "free space and run again; what this run had written there was removed, and the store is as it was"
+    hint = "free space and run again; this run removed what it had written, and the store is unchanged"
 
 
 class OutputFullError(DiskFullError):
     """No space left for rebuilt index files."""
 
-    hint = "free space and run again; files replaced so far are whole, and --output wants an empty folder"
+    hint = "free space and run again; files replaced so far are complete, and --output needs an empty folder"

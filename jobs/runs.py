@@ -51,7 +51,7 @@ class RunsReport(JobReport):
                 "->",
                 size(run.total("bytes_after")),
                 f"{100 * (1 - run.total('bytes_after') / max(run.total('bytes_before'), 1)):.1f} %",
-                "; ".join(f"{_name(row)} began anew" for row in run.rows if row.began_anew),
+                "; ".join(f"{_name(row)} started over" for row in run.rows if row.began_anew),
             )
             for run in self.runs
         ]

@@ -160,7 +160,7 @@ def _is_new(archive: Archive, path: str) -> bool:
         return True
     first = archive.seen.setdefault(identity, path)
     if first != path:
-        archive.notes.append(f"{path}: the same folder as {first or archive.root.uri}; it counts once")
+        archive.notes.append(f"{path}: the same folder as {first or archive.root.uri}; counted once")
     return first == path
 
 
@@ -260,7 +260,7 @@ def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _Log
         except LogFormatError as error:
             if name == names.HIGH_WATERMARK_CHECKPOINT:
                 out.high_watermark_problem = replace(Problem.of(error), hint=_NO_HIGH_WATERMARK)
-            archive.notes.append(f"{error}; as if it were not there")
+            archive.notes.append(f"{error}; ignored")
             return None
 
     out.cleaner = offsets(names.CLEANER_OFFSET_CHECKPOINT)
@@ -318,7 +318,7 @@ def _read_partition(
 def _fill(root: Root, out: ArchivedPartition) -> None:
     found = files_of(root.filesystem, root.full(out.path), out.path)
     resolution = found.resolution
-    out.notes += [f"{out.path}/{name}: {kind}; as if it were not there" for name, kind in found.odd.items()]
+    out.notes += [f"{out.path}/{name}: {kind}; ignored" for name, kind in found.odd.items()]
     out.notes.extend(f"{out.path}/{name}: {why}" for name, why in resolution.ignored.items())
     out.notes.extend(f"{out.path}: {note}" for note in resolution.notes)
     out.segments.extend(found.segments(root.uri, f"{out.path}/"))

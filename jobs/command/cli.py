@@ -38,8 +38,7 @@ from jobs.command.options import (
 )
 from jobs.command.progress import Bar, Lines, Progress, Silent, above_the_bar
 from jobs.command.reporting import Report
-from jobs.command.spark_options import OF_SPARK
-from jobs.command.typed import MAX_LONG, nearest, parse_key, parse_numbers, parse_span, parse_time
+from jobs.command.typed import MAX_LONG, parse_filter, parse_partitions, parse_span, parse_time
 from jobs.errors import DONE, JobError, UsageError
 from logformat.control_characters import visible, visible_bytes
 from logformat.errors import UnsafeFolderError
@@ -63,9 +62,9 @@ JOBS = {
 
 
 EXIT_CODES = """
-Exit codes: 0 done, or nothing due; 1 unexpected; 2 usage or configuration; 3 partitions set aside, or problems found;
-4 conflict with another run; 5 environment (Java, jars, disk full, a bucket that cannot be used); 130, 143 interrupted;
-141 stdout closed early.
+Exit codes: 0 done, or nothing was due; 1 a bug in Lastkey; 2 wrong option, setting or path; 3 partitions set aside, or
+problems found; 4 conflict with another run; 5 environment (Java, jars, disk full, bucket not usable); 130, 143
+interrupted; 141 stdout closed early.
 """
 
 TALKS = "LASTKEY_TALKS"  # set for Spark's workers: say what takes long
@@ -89,7 +88,7 @@ def _version(context: click.Context, option: click.Parameter, asked: bool) -> No
 def lastkey() -> None:
     """Compact, verify and restore archived Apache Kafka logs on Spark.
 
-    Options of Spark (--master, --conf, --driver-memory, ...) go before the command's name. ARCHIVE, STORE and DIR are
+    Options of Spark (--master, --conf, --driver-memory, ...) go before the job's name. ARCHIVE, STORE and DIR are
     paths or URIs.
     """
 
@@ -104,86 +103,83 @@ def _shared(command: Command) -> Command:
             default=None,
             help="A progress bar on stderr, or nothing.  [default: a bar on a terminal, else a line a minute]",
         ),
-        click.option("--json", "as_json", is_flag=True, help="The report, or the error, as one JSON object."),
-        click.option("--config", metavar="FILE", help="Settings (TOML; see conf/cleaner.toml).  [default: Kafka's]"),
-        click.option("--topics", metavar="GLOB", help="Only the topics that match."),
+        click.option("--json", "as_json", is_flag=True, help="Print the report, or the error, as one JSON object."),
+        click.option(
+            "--config",
+            metavar="FILE",
+            help=f"Read settings from this TOML file (see {installation.SETTINGS}).  [default: Kafka's]",
+        ),
+        click.option("--topics", metavar="GLOB", help="Take only the topics that match."),
     ):
         command = option(command)
     return command
 
 
-def _partitions(context: click.Context, option: click.Parameter, value: str | None) -> tuple[range, ...] | None:
-    """`0,3-5` as ranges."""
-    if value is None:
-        return None
-    try:
-        return tuple(parse_numbers(part) for part in value.split(","))
-    except ValueError as error:
-        raise UsageError(message=f"--partitions: expected numbers and ranges such as 0,3-5, found {value!r}") from error
-
-
 @lastkey.command()
 @click.argument("archive")
-@click.option(
-    "--store", metavar="STORE", required=True, help="Where state and new segments go. One store, one archive."
-)
-@click.option("--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics names.")
-@click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="The clock that decides lags and horizons.")
-@click.option("--null-keys", type=click.Choice(NULL_KEYS), help="Records without a key.  [default: fail]")
-@click.option("--gaps", type=click.Choice(GAPS), help="Offsets that are in no segment.  [default: fail]")
-@click.option("--sealed", is_flag=True, help="Nothing is appended to this archive any more: no active segment.")
-@click.option("--force", is_flag=True, help="Every partition, due or not, from its log start.")
-@click.option("--reset", metavar="GLOB", help="Begin anew with partitions of these topics that diverged or have a gap.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
+@click.option("--store", metavar="STORE", required=True, help="Where state and new segments go.")
+@click.option("--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics matches.")
+@click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="Clock for lags and horizons.  [default: now]")
+@click.option("--null-keys", type=click.Choice(NULL_KEYS), help="What to do with null keys.  [default: fail]")
+@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
+@click.option("--sealed", is_flag=True, help="Nothing appends to this archive any more: clean the last segment too.")
+@click.option("--force", is_flag=True, help="Compact every partition from its log start, due or not.")
+@click.option("--reset", metavar="GLOB", help="Start these topics over where a partition diverged or has a gap.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
 @_shared
 def compact(now_ms: int | None, **given: Any) -> None:
-    """Keep the last record of every key of ARCHIVE, as the broker's own cleaner does."""
+    """Keep the last record of every key and drop the rest, as the broker's own cleaner does."""
     if given["cleanup_policy"] and given["topics"] is None:
-        raise UsageError(message="--cleanup-policy compact needs --topics GLOB: it says which topics it is meant for")
+        raise UsageError(message="--cleanup-policy compact needs --topics GLOB, which names the topics it applies to")
     _run("compact", CompactOptions, now_ms=check_now_ms(now_ms), **given)
 
 
 @lastkey.command()
 @click.argument("archive", required=False)
-@click.option("--store", metavar="STORE", help="Verify a generation of this store instead of an archive.")
+@click.option("--store", metavar="STORE", help="Check a generation of this store instead of an archive.")
 @click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
 @click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now.")
-@click.option("--gaps", type=click.Choice(GAPS), help="Offsets that are in no segment.  [default: fail]")
-@click.option("--sealed", is_flag=True, help="The archive has no active segment.")
+@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
+@click.option("--sealed", is_flag=True, help="Nothing appends to this archive any more: check the last segment too.")
 @_shared
 def verify(**given: Any) -> None:
     """Check ARCHIVE, or a generation of STORE, and list every problem."""
     if (given["archive"] is None) == (given["store"] is None):
-        raise UsageError(message="verify needs ARCHIVE or --store STORE, one of both")
+        raise UsageError(message="verify needs either ARCHIVE or --store STORE")
     if given["store"] is None and (given["generation"] is not None or given["archive_moved"] is not None):
-        raise UsageError(message="--generation and --archive belong to --store")
+        raise UsageError(message="--generation and --archive work only with --store")
     _run("verify", VerifyOptions, **given)
 
 
 @lastkey.command()
 @click.argument("archive")
-@click.option("--check", is_flag=True, help="Say what is wrong; write nothing.")
-@click.option("--output", metavar="DIR", help="An empty or absent folder: gets every rebuilt file, and nothing else.")
-@click.option("--in-place", is_flag=True, help="Replace the files that are wrong, each at once; never a .log.")
-@click.option("--partitions", metavar="N,N-M", callback=_partitions, help="Only partitions of these numbers.")
-@click.option("--skip-crc", is_flag=True, help="Trust the logs: read batch headers alone.")
-@click.option("--exact", is_flag=True, help="With --in-place: files too that are right, but not byte for byte Kafka's.")
+@click.option("--check", is_flag=True, help="Show what is wrong; write nothing.")
+@click.option("--output", metavar="DIR", help="Write the rebuilt files to this new or empty folder.")
+@click.option("--in-place", is_flag=True, help="Replace wrong files in the archive, one by one; never a .log.")
+@click.option(
+    "--partitions",
+    metavar="N,N-M",
+    callback=lambda _context, _option, text: parse_partitions(text),
+    help="Only partitions with these numbers.",
+)
+@click.option("--skip-crc", is_flag=True, help="Trust the logs: read only batch headers.")
+@click.option("--exact", is_flag=True, help="With --in-place: also replace right files that differ from Kafka's bytes.")
 @_shared
 def reindex(check: bool, in_place: bool, **given: Any) -> None:
-    """Rebuild the index files of ARCHIVE from its logs, and say what was wrong with them."""
+    """Rebuild the index files of ARCHIVE from its logs, and show what was wrong with them."""
     modes = {"check": check, "output": given["output"] is not None, "in_place": in_place}
     chosen = [mode for mode, asked in modes.items() if asked]
     if len(chosen) != 1:
         raise UsageError(message="reindex needs one of --check, --output DIR and --in-place")
     if given["exact"] and not in_place:
-        raise UsageError(message="--exact belongs to --in-place")
+        raise UsageError(message="--exact works only with --in-place")
     _run("reindex", ReindexOptions, mode=chosen[0], **given)
 
 
 @lastkey.command()
 @click.option("--store", metavar="STORE", required=True, help="The store to restore from.")
-@click.option("--output", metavar="DIR", required=True, help="An empty or absent folder: becomes a log directory.")
-@click.option("--generation", type=click.IntRange(min=1), help="Of every partition.  [default: the current one]")
+@click.option("--output", metavar="DIR", required=True, help="A new or empty folder, which becomes a log directory.")
+@click.option("--generation", type=click.IntRange(min=1), help="Restore this one.  [default: the current one]")
 @click.option("--archive", metavar="URI", help="Where the archive is now, if it has moved.")
 @_shared
 def restore(**given: Any) -> None:
@@ -201,8 +197,8 @@ def runs(**given: Any) -> None:
 
 @lastkey.command()
 @click.option("--store", metavar="STORE", required=True, help="The store to change.")
-@click.option("--generation", type=click.IntRange(min=1), required=True, help="Becomes current where a later one is.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
+@click.option("--generation", type=click.IntRange(min=1), required=True, help="Make this generation current.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
 @_shared
 def rollback(**given: Any) -> None:
     """Make an older generation of STORE the current one."""
@@ -212,52 +208,64 @@ def rollback(**given: Any) -> None:
 @lastkey.command("rebuild-state")
 @click.option("--store", metavar="STORE", required=True, help="The store that has lost its tables.")
 @click.option("--choose", metavar="TOPIC-N=RUN_ID", multiple=True, help="Which run counts; none: leave it out.")
-@click.option("--dry-run", is_flag=True, help="Say what would be made, whether tables are there or not.")
+@click.option("--dry-run", is_flag=True, help="Show what would be restored, even if there are tables.")
 @_shared
 def rebuild_state(**given: Any) -> None:
-    """Make the tables of STORE again, lost with state/, from the manifests in its generations' folders."""
+    """Restore the lost tables of STORE (its folder state) from the manifests of its generations."""
     _run("rebuild-state", RebuildStateOptions, **given)
 
 
 @lastkey.command()
 @click.option("--store", metavar="STORE", required=True, help="The store to clean up.")
 @click.option(
-    "--grace-hours", type=click.FloatRange(min=0), default=168.0, show_default=True, help="Age that is spared."
+    "--grace-hours", type=click.FloatRange(min=0), default=168.0, show_default=True, help="Spare younger files."
 )
-@click.option("--before-reset", metavar="GLOB", help="Of these topics, what was before a --reset is not kept either.")
-@click.option("--dry-run", is_flag=True, help="Say what would be deleted; delete nothing.")
+@click.option("--before-reset", metavar="GLOB", help="For these topics, also give up what was there before a --reset.")
+@click.option("--dry-run", is_flag=True, help="List what would be deleted; delete nothing.")
 @_shared
 def vacuum(**given: Any) -> None:
-    """Delete files of STORE that no current generation needs, after a grace."""
+    """Delete files of STORE that no generation needs any more, after a grace period."""
     _run("vacuum", VacuumOptions, **given)
 
 
 @lastkey.command()
 @click.argument("archive", required=False)
-@click.option("--store", metavar="STORE", help="A generation of this store instead of an archive; with --at its table.")
+@click.option("--store", metavar="STORE", help="Search a generation of this store; with --at: its table.")
 @click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
-@click.option("--partition", "partitions", metavar="TOPIC-N", multiple=True, help="Only this one; may be repeated.")
 @click.option(
-    "--offset", "offsets", type=_OFFSET, multiple=True, help="Where a fetch from this offset begins; repeatable."
+    "--partition", "partitions", metavar="TOPIC-N", multiple=True, help="Search only this one; may be repeated."
 )
-@click.option("--time", "times", metavar="TIME", multiple=True, help="The first record from then on; repeatable.")
+@click.option(
+    "--offset",
+    "offsets",
+    type=_OFFSET,
+    multiple=True,
+    help="Show where a fetch from here begins; repeatable.",
+)
+@click.option(
+    "--time",
+    "times",
+    metavar="TIME",
+    multiple=True,
+    help="Show the first record from then on; repeatable.",
+)
 @click.option(
     "--isolation",
     type=click.Choice(["read_uncommitted", "read_committed"]),
     default="read_uncommitted",
-    help="read_committed: nothing from the first open transaction on, as for a consumer.",
+    help="read_committed: stop at the first open transaction, as a consumer does.",
 )
-@click.option("--queries", metavar="FILE", help="A table of questions: parquet, csv or json lines.")
-@click.option("--output", metavar="FILE", help="With --queries: where the answers go; parquet, csv or json.")
-@click.option("--sizing", is_flag=True, help="What indexes cost in bytes: each 4 KiB, minute, second, batch.")
-@click.option("--at", metavar="TIME", help="With --store: what happened then, from the table time_index.")
-@click.option("--until", metavar="TIME", help="With --at: up to then.  [default: the minute of --at]")
-@click.option("--refresh/--no-refresh", default=True, help="With --at: bring the table up to date first.")
+@click.option("--queries", metavar="FILE", help="A table of queries: parquet, csv or json lines.")
+@click.option("--output", metavar="FILE", help="With --queries: write the answers to this file.")
+@click.option("--sizing", is_flag=True, help="Show what indexes cost in bytes, at several densities.")
+@click.option("--at", metavar="TIME", help="With --store: show what happened then, from the table time_index.")
+@click.option("--until", metavar="TIME", help="With --at: up to this time.  [default: the minute of --at]")
+@click.option("--refresh/--no-refresh", default=True, help="With --at: read new segments into the table first.")
 @_shared
 def lookup(**given: Any) -> None:
     """Find offsets by time, and positions by offset, in ARCHIVE or a generation of STORE, without a broker.
 
-    TIME: milliseconds since 1970, ISO 8601 (UTC where it has no zone), earliest, latest, max-timestamp.
+    TIME is milliseconds since 1970, ISO 8601 (UTC if it names no zone), earliest, latest or max-timestamp.
     """
     kinds = {
         "--offset or --time": bool(given["offsets"] or given["times"]),
@@ -268,65 +276,61 @@ def lookup(**given: Any) -> None:
     if sum(kinds.values()) != 1:
         raise UsageError(message=f"lookup needs one of {', '.join(kinds)}")
     if (given["queries"] is None) != (given["output"] is None):
-        raise UsageError(message="--queries and --output belong together")
+        raise UsageError(message="--queries and --output need each other")
     if given["at"] is not None and given["store"] is None:
         raise UsageError(message="--at needs --store STORE, which holds the table")
     if given["at"] is None and (given["archive"] is None) == (given["store"] is None):
-        raise UsageError(message="lookup needs ARCHIVE or --store STORE, one of both")
+        raise UsageError(message="lookup needs either ARCHIVE or --store STORE")
     if given["isolation"] == "read_committed" and (given["sizing"] or given["at"] is not None):
-        raise UsageError(message="--isolation belongs to --offset, --time and --queries")
+        raise UsageError(message="--isolation works only with --offset, --time and --queries")
     if given["at"] is None and (given["until"] is not None or not given["refresh"]):
-        raise UsageError(message="--until and --no-refresh belong to --at")
+        raise UsageError(message="--until and --no-refresh work only with --at")
     _run("lookup", LookupOptions, **given)
 
 
 @lastkey.command("report")
 @click.argument("archive")
-@click.option("--output", metavar="FILE", required=True, help="The page: one HTML file that needs nothing else.")
-@click.option("--store", metavar="STORE", help="What its generations hold now, and its history.")
-@click.option("--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics names.")
-@click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="The clock that decides ages, lags and horizons.")
-@click.option("--hide-keys", is_flag=True, help="Show only hashes of keys.")
+@click.option("--output", metavar="FILE", required=True, help="Write the page to this file; it needs no other.")
+@click.option("--store", metavar="STORE", help="Show what its generations hold now, and its history.")
+@click.option("--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics matches.")
+@click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="Clock for lags and horizons.  [default: now]")
+@click.option("--hide-keys", is_flag=True, help="Show hashes of hot keys instead of the keys.")
 @_shared
 def archive_report(now_ms: int | None, **given: Any) -> None:
-    """Show what is in ARCHIVE, and what a compaction would save, as a page for a browser."""
+    """Make a page that shows what is in ARCHIVE and what a compaction would save."""
     if given["cleanup_policy"] and given["topics"] is None:
-        raise UsageError(message="--cleanup-policy compact needs --topics GLOB: it says which topics it is meant for")
+        raise UsageError(message="--cleanup-policy compact needs --topics GLOB, which names the topics it applies to")
     _run("report", ReportOptions, now_ms=check_now_ms(now_ms), **given)
-
-
-def _key(context: click.Context, option: click.Parameter, value: str | None) -> bytes | None:
-    """`key=TEXT` or `key=0x6162` as bytes."""
-    if value is None:
-        return None
-    name, equals, key = value.partition("=")
-    if name != "key" or not equals:
-        raise UsageError(message=f"--filter: expected key=TEXT or key=0xHEX, found {value!r}")
-    return parse_key(key)
 
 
 @lastkey.command()
 @click.argument("paths", nargs=-1)
-@click.option("--files", metavar="LIST", default="", help="PATHS with commas between them, as kafka-dump-log has it.")
-@click.option("--deep-iteration", is_flag=True, help="Records too, not batches alone.")
-@click.option("--print-data-log", is_flag=True, help="Records with their keys and values.")
-@click.option("--skip-record-metadata", is_flag=True, help="Of records the keys and values alone.")
-@click.option("--max-bytes", type=click.IntRange(min=1), default=2**31 - 1, help="Only so many bytes of each .log.")
-@click.option("--verify-index-only", is_flag=True, help="Indexes: say what contradicts the log, nothing else.")
-@click.option("--index-sanity-check", is_flag=True, help="Indexes: only what a broker checks when it starts.")
-@click.option("--key-decoder", metavar="NAME", help="Of keys: string, int, long, hex, ...  [default: string]")
-@click.option("--value-decoder", metavar="NAME", help="Of values: string, json, long, hex, ...  [default: string]")
+@click.option("--files", metavar="LIST", default="", help="More PATHS, separated by commas.")
+@click.option("--deep-iteration", is_flag=True, help="Print records too, not only batches.")
+@click.option("--print-data-log", is_flag=True, help="Print records with their keys and values.")
+@click.option("--skip-record-metadata", is_flag=True, help="Print only keys and values of records.")
+@click.option(
+    "--max-bytes", type=click.IntRange(min=1), default=2**31 - 1, help="Read only so many bytes of each .log."
+)
+@click.option("--verify-index-only", is_flag=True, help="Print only index entries that contradict their log.")
+@click.option("--index-sanity-check", is_flag=True, help="Check in indexes only what a broker checks when it starts.")
+@click.option("--key-decoder", metavar="NAME", help="How to show keys: string, long, json, hex, ...  [default: string]")
+@click.option("--value-decoder", metavar="NAME", help="How to show values.  [default: string]")
 @click.option("--offsets-decoder", "records", flag_value="offsets", default="", help="Records of __consumer_offsets.")
 @click.option("--transaction-log-decoder", "records", flag_value="transaction-log", help="Of __transaction_state.")
 @click.option("--share-group-state-decoder", "records", flag_value="share-group-state", help="Of __share_group_state.")
 @click.option("--cluster-metadata-decoder", "records", flag_value="cluster-metadata", help="Of __cluster_metadata.")
 @click.option("--remote-log-metadata-decoder", "records", flag_value="remote-log-metadata", help="Of tiered storage.")
 @click.option(
-    "--filter", "key", metavar="key=KEY", callback=_key, help="Only records with this key; 0x6162: its bytes."
+    "--filter",
+    "key",
+    metavar="key=KEY",
+    callback=lambda _context, _option, text: parse_filter(text),
+    help="Only records with this key; 0x6162 is bytes.",
 )
-@click.option("--offsets", metavar="FROM..TO", help="Only records in this range of offsets; TO is not in it.")
-@click.option("--times", metavar="FROM..TO", help="Only records of this time: epoch ms, or ISO 8601.")
-@click.option("--output", metavar="DIR", help="An empty or absent folder: a text for each file, made in parallel.")
+@click.option("--offsets", metavar="FROM..TO", help="Only records in this range, without TO.")
+@click.option("--times", metavar="FROM..TO", help="Only records of this time: milliseconds since 1970, or ISO 8601.")
+@click.option("--output", metavar="DIR", help="Write a text for each file to this new or empty folder, in parallel.")
 @_shared
 def inspect(
     paths: tuple[str, ...],
@@ -340,10 +344,10 @@ def inspect(
     verbose: bool,
     **given: Any,
 ) -> None:
-    """Show what is in log files, indexes and snapshots, as kafka-dump-log does. PATHS: files and folders."""
+    """Print log files, indexes and snapshots as kafka-dump-log does. PATHS are files and folders."""
     paths = (*paths, *filter(None, files.split(",")))
     if not paths:
-        raise UsageError(message="expected PATHS: files and folders")
+        raise UsageError(message="inspect needs PATHS: files or folders")
     start, end = (None, None) if offsets is None else parse_span("--offsets", offsets, int)
     start_ms, end_ms = (None, None) if times is None else parse_span("--times", times, parse_time)
     options = InspectOptions(
@@ -444,7 +448,7 @@ def main(arguments: Sequence[str]) -> int:
     except (UnknownRootError, SecretInUriError, UnsafeFolderError) as error:
         return _fail(endings.of_usage(str(error)), as_json)
     except click.NoSuchOption as error:
-        return _fail(endings.of_usage(*_no_such_option(error)), as_json)
+        return _fail(_no_such_option(error), as_json)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         more = f" (see {context.command_path} --help)" if context else ""
@@ -458,21 +462,14 @@ def main(arguments: Sequence[str]) -> int:
         return _fail(endings.of_other(error, arguments), as_json)
 
 
-def _no_such_option(error: click.NoSuchOption) -> tuple[str, str]:
-    """The message, and where help is: options of Spark stand before the job's name, those of a job behind it."""
-    name, group = error.option_name, error.ctx is None or error.ctx.command is lastkey
-    of_jobs = {opt for command in lastkey.commands.values() for option in command.params for opt in option.opts}
-    if not group and name in OF_SPARK:
-        job = error.ctx.command.name if error.ctx else "JOB"
-        return f"{name} is an option of Spark: it goes before the job's name ({program} {name} ... {job} ...)", ""
-    if group and name in of_jobs:
-        return f"{name} is an option of a job: it goes behind the job's name ({program} JOB {name} ...)", ""
-    if group:
-        message = (
-            f"no such option before the job's name: {name}{nearest(name, [*sorted(OF_SPARK), '--help', '--version'])}"
-        )
-        return message, ""
-    return error.format_message(), f" (see {error.ctx.command_path} --help)" if error.ctx else ""
+def _no_such_option(error: click.NoSuchOption) -> Ending:
+    context, jobs = error.ctx, lastkey.commands
+    job = context.command.name if context is not None and context.command is not lastkey else None
+    of_jobs = {opt for command in jobs.values() for option in command.params for opt in option.opts}
+    said = endings.misplaced(error.option_name, of_jobs, job, program)
+    return (
+        endings.of_usage(said) if said else endings.of_usage(error.format_message(), f" (see {program} {job} --help)")
+    )
 
 
 def _refuse_secrets(arguments: Sequence[str]) -> None:

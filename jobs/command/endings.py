@@ -9,13 +9,15 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from jobs.command.access import job_error
 from jobs.command.reporting import size
+from jobs.command.spark_options import OF_SPARK
+from jobs.command.typed import nearest
 from jobs.errors import UNEXPECTED, USAGE, DiskFullError, JobError, JvmEndedError
 from logformat.errors import UnsafeFolderError
 
@@ -46,12 +48,26 @@ def of_usage(message: str, more: str = "") -> Ending:
     return Ending(message + more, _plain("UsageError", message, USAGE), USAGE)
 
 
+def misplaced(option: str, of_jobs: Iterable[str], job: str | None, program: str) -> str:
+    """What to say of an option that is wrong behind a job's name, or (job None) before any. "": nothing more.
+
+    Options of Spark stand before the job's name, those of a job behind it.
+    """
+    if job is not None:
+        where = f"it goes before the job's name ({program} {option} ... {job} ...)"
+        return f"{option} is an option of Spark: {where}" if option in OF_SPARK else ""
+    if option in of_jobs:
+        return f"{option} is an option of a job: it goes behind the job's name ({program} JOB {option} ...)"
+    known = nearest(option, [*sorted(OF_SPARK), "--help", "--version"])
+    return f"no such option before the job's name: {option}{known}"
+
+
 def of_interruption(error: BaseException) -> Ending:
     """Ctrl-C, or SIGTERM."""
     kind, said, code = "Interrupted", "interrupted", 130
     if isinstance(error, TerminatedError):
         kind, said, code = "Terminated", "terminated", 143
-    message = "; ".join((said, *getattr(error, "__notes__", ()), "what was committed stays, run again to go on"))
+    message = "; ".join((said, *getattr(error, "__notes__", ()), "what was committed stays; run again to continue"))
     return Ending(message, _plain(kind, message, code), code)
 
 

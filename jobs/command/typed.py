@@ -42,6 +42,16 @@ def parse_numbers(text: str) -> range:
     return range(int(found[1]), int(found[2] or found[1]) + 1)
 
 
+def parse_partitions(text: str | None) -> tuple[range, ...] | None:
+    """`0,3-5` of --partitions as ranges; None is not given."""
+    if text is None:
+        return None
+    try:
+        return tuple(parse_numbers(part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(message=f"--partitions: expected numbers and ranges such as 0,3-5, found {text!r}") from error
+
+
 def parse_span(option: str, text: str, parse: Callable[[str], int]) -> tuple[int | None, int | None]:
     """The ends of `A..B`, `A..` or `..B`, each as `parse` reads it: from A on, below B. UsageError: it is none."""
     start, dots, end = text.partition("..")
@@ -57,6 +67,16 @@ def parse_span(option: str, text: str, parse: Callable[[str], int]) -> tuple[int
 def parse_key(text: str) -> bytes:
     """A record's key: text, or its bytes as `0x6162`."""
     return bytes.fromhex(text[2:]) if re.fullmatch("0x([0-9a-fA-F]{2})*", text) else text.encode()
+
+
+def parse_filter(text: str | None) -> bytes | None:
+    """The key of --filter key=TEXT or key=0x6162; None is not given."""
+    if text is None:
+        return None
+    name, equals, key = text.partition("=")
+    if name != "key" or not equals:
+        raise UsageError(message=f"--filter: expected key=TEXT or key=0xHEX, found {text!r}")
+    return parse_key(key)
 
 
 _SHOWN: Final = 10  # names that a message lists

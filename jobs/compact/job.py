@@ -100,7 +100,7 @@ def _say_how_they_stand(state: State, report: CompactReport, checkpoints: dict[K
 
 def _check_options(options: CompactOptions, archive_uri: str, store_uri: str) -> None:
     if options.cleanup_policy is not None and options.topics is None:
-        raise UsageError(message="--cleanup-policy needs --topics: it applies to the topics that are named there")
+        raise UsageError(message="--cleanup-policy needs --topics, which names the topics it applies to")
     if options.cleanup_policy not in (None, "compact"):
         raise UsageError(message=f"--cleanup-policy: expected compact, found {options.cleanup_policy}")
     check_apart(Place("the store", store_uri), Place("the archive", archive_uri))
@@ -124,7 +124,7 @@ def _listed(
     others = sorted(topic for topic, s in settings.items() if not s.compacts)
     archive.partitions = {k: p for k, p in archive.partitions.items() if settings[k[0]].compacts}
     if others:
-        report.notes.append(f"left alone, cleanup.policy is not compact: {', '.join(others)}")
+        report.notes.append(f"not compacted, because cleanup.policy is not compact: {', '.join(others)}")
     report.not_compacted = sorted({*others, *archive.not_wanted})
     report.expired_nothing = sorted(t for t, s in settings.items() if s.compacts and s.expires)
     report.notes += archive.notes

@@ -197,7 +197,7 @@ def _check_still_there(
                 f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
                 "no such file" if found is None else f"{found.size}",
                 state="gap" if gap else "diverged",
-                hint="bring the file back, or --reset to begin anew from what the archive holds" if gap else _RESET,
+                hint="bring the file back, or --reset to start over from what the archive holds" if gap else _RESET,
             )
         )
 
@@ -237,7 +237,7 @@ def _came_back(s: ListedSegment, expected: str) -> NotPlanned:
             expected,
             f"{s.size} bytes from offset {s.base_offset} on",
             state="gap",
-            hint="what was missing has come back: --reset to begin anew from what the archive holds",
+            hint="what was missing has come back: --reset to start over from what the archive holds",
         )
     )
 
@@ -276,7 +276,7 @@ def _archive_after(
                 f"a first segment at {inputs[0].base_offset}",
                 state="gap",
                 hint="bring the missing segments back; or --gaps accept where they are known to be lost, and the "
-                "generation goes on with what comes next; or --reset to begin anew from what the archive holds",
+                "generation goes on with what comes next; or --reset to start over from what the archive holds",
             )
         )
     shown = covered < checkpoint.next_offset

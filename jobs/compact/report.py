@@ -125,16 +125,16 @@ class CompactReport(JobReport):
             generation = self.generations[topic, partition]
             before = f"generation {generation - 1} stays in the store, restore --generation {generation - 1} copies it"
             out.append(
-                f"began anew: {topic}-{partition}: generation {generation}, of the archive alone"
+                f"started over: {topic}-{partition}: generation {generation}, from the archive alone"
                 + (f"; {before}" if generation > 1 else "")
             )
         if self.expired_nothing:
-            out.append(f"policy compact,delete: only compacted, nothing was expired: {', '.join(self.expired_nothing)}")
+            out.append(f"policy compact,delete: compacted only; nothing was expired: {', '.join(self.expired_nothing)}")
         out += said("note", [*self.notes, *(n for r in self.results for n in r.notes)])
         if self.conflict:
             out.append(f"conflict: {self.conflict}")
         if self.dry_run:
-            out.append("dry run: nothing was written; ~ marks sizes that recompression decides")
+            out.append("dry run: nothing was written; ~ marks estimates, because compression decides the size")
         elif cleaned or self.generations:
             needed = f"still needed: {self.archive_needed}" if self.archive_needed else "no longer needed"
             out.append(f"the archive is {needed}")

@@ -106,7 +106,7 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
     start = parse_time(options.at or "") // MINUTE_MS * MINUTE_MS
     until = start + 1 if options.until is None else parse_time(options.until)
     if until <= start:
-        raise UsageError(message=f"--until {options.until} is not behind --at {options.at}")
+        raise UsageError(message=f"--until {options.until} is not after --at {options.at}")
     end = -(-until // MINUTE_MS) * MINUTE_MS
     if not 0 <= start < end <= LAST_TIME:
         raise UsageError(message=f"--at {options.at}: expected times from 1970 to the year 9999")

@@ -69,7 +69,7 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
     report.notes += unmatched_tables(options.config.topics, known, options.config.path)
     for key in sorted(checkpoints.keys() - archive.partitions.keys()) if partition is None else ():
         held = f"the store its generation {checkpoints[key].generation}"
-        report.notes.append(f"{key[0]}-{key[1]}: the archive holds it no more, {held}: left out")
+        report.notes.append(f"{key[0]}-{key[1]}: the archive no longer holds it, {held}; left out")
     plans = list(plans_of(archive, options, checkpoints, manifests, report))
     at = time.perf_counter()
     sizes = [sum(s.listed.size for s in p.plan.segments) for p in plans]
@@ -145,8 +145,8 @@ def _of_the_store(
     wanted = of_topics(options.topics, checkpoints)
     report.history = state.histories({topic for topic, _ in wanted})
     report.notes += [
-        f"{run.topic}-{run.partition}: generation {run.generation_after} began anew (--reset); what was before is "
-        f"generation {run.generation_before}, which the store holds until vacuum --before-reset takes it"
+        f"{run.topic}-{run.partition}: generation {run.generation_after} started over (--reset); the store keeps "
+        f"generation {run.generation_before} from before until vacuum --before-reset deletes it"
         for _, chain in sorted(report.history.items())
         for run in chain
         if run.began_anew

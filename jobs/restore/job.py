@@ -147,7 +147,7 @@ def _list_beyond(
     ends = {t.key: t.next_offset for t in targets}
     for uri, archive in listed.items():
         if archive is None:
-            report.notes.append(f"{uri}: the archive cannot be read; what it holds beyond the store is not known")
+            report.notes.append(f"{uri}: the archive cannot be read; so it is not known what it holds beyond the store")
             continue
         for key, partition in sorted(archive.partitions.items()):
             if key not in ends:

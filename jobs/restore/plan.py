@@ -53,8 +53,8 @@ def before_resets(tables: State, targets: Sequence[Generation]) -> Iterator[str]
         ]
         if later:
             yield (
-                f"{target.name}: generation {target.generation} is of before the --reset that began generation "
-                f"{min(later)} anew: what the archive holds now need not follow it"
+                f"{target.name}: generation {target.generation} is from before the --reset that started over with "
+                f"generation {min(later)}; what the archive holds now may not continue it"
             )
 
 

@@ -114,8 +114,8 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
         report.generations[key] = run.generation_after
         if run.began_anew:
             report.notes.append(
-                f"{key[0]}-{key[1]}: generation {run.generation_after} began anew (--reset): compared with the archive "
-                f"that it was made of, not with generation {run.generation_before}"
+                f"{key[0]}-{key[1]}: generation {run.generation_after} started over (--reset); compared with the "
+                f"archive that it was made from, not with generation {run.generation_before}"
             )
         uri = _archive_of(options, run)
         previous = next((r for r in histories[key] if r.generation_after == run.generation_before), None)

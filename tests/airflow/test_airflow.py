@@ -109,6 +109,7 @@ ORIGINAL = _files(ROOT / "examples" / "archive")
 
 def test_readme_from_the_first_command_to_a_run(environment, tmp_path):
     archive = _break_indexes(tmp_path / "archive")
+    before = _files(archive)
     lines = [
         line.replace("~/airflow", environment["AIRFLOW_HOME"]).replace("examples/archive", str(archive))
         for line in _commands()[1]
@@ -116,8 +117,8 @@ def test_readme_from_the_first_command_to_a_run(environment, tmp_path):
     env = {name: value for name, value in environment.items() if not name.startswith("AIRFLOW")}
     log = _bash(lines, env, 180)
     assert re.search(r"DagRun Finished: .*state=success", log)
-    assert f"reindex {archive} --in-place --json" in log
-    assert _files(archive) == ORIGINAL
+    assert f"reindex {archive} --output={environment['AIRFLOW_HOME']}/lastkey-reindex/" in log
+    assert _files(archive) == before
 
 
 # -- runs
@@ -164,22 +165,31 @@ class Runs:
     def _plan(self) -> None:
         run = self.told
         mended = str(self.archive("mended"))
-        run["first"] = {"conf": {"archive": mended}}
-        run["second"] = {"conf": {"archive": "mended"}}  # a path is taken as any other process takes it
+        run["first"] = {"conf": {"archive": mended, "in_place": True}}
+        run["second"] = {
+            "conf": {"archive": "mended", "in_place": True}
+        }  # a path is taken as any other process takes it
         run["output"] = {"conf": {"archive": str(self.archive("kept")), "output": str(self.folder / "rebuilt")}}
-        run["topics"] = {"conf": {"archive": str(self.archive("some")), "topics": "users"}}
-        run["usage"] = {"conf": {"archive": str(self.folder / "nowhere")}}
+        run["default"] = {"conf": {"archive": str(self.archive("alone"))}}
+        run["topics"] = {"conf": {"archive": str(self.archive("some")), "topics": "users", "in_place": True}}
+        run["usage"] = {"conf": {"archive": str(self.folder / "nowhere"), "in_place": True}}
         damaged = self.archive("damaged")
         _flip(damaged / "orders-0" / f"{0:020}.log", 5000)
-        run["damaged"] = {"conf": {"archive": str(damaged)}}
+        run["damaged"] = {"conf": {"archive": str(damaged), "in_place": True}}
         unsound = self.folder / "unsound"
         shutil.copytree(ROOT / "examples" / "archive", unsound)
         (unsound / "recovery-point-offset-checkpoint").write_text("nonsense\n")
-        run["unsound"] = {"conf": {"archive": str(unsound)}}
+        run["unsound"] = {"conf": {"archive": str(unsound), "in_place": True}}
         locked = self.archive("locked")
-        run["locked"] = {"conf": {"archive": str(locked)}, "hold": str(locked / ".lock")}
-        run["environment"] = {"conf": {"archive": mended}, "env": {"LASTKEY_VENV": str(self.folder / "none")}}
-        run["nowhere"] = {"conf": {"archive": mended}, "env": {"AIRFLOW_VAR_LASTKEY_HOME": str(self.folder)}}
+        run["locked"] = {"conf": {"archive": str(locked), "in_place": True}, "hold": str(locked / ".lock")}
+        run["environment"] = {
+            "conf": {"archive": mended, "in_place": True},
+            "env": {"LASTKEY_VENV": str(self.folder / "none")},
+        }
+        run["nowhere"] = {
+            "conf": {"archive": mended, "in_place": True},
+            "env": {"AIRFLOW_VAR_LASTKEY_HOME": str(self.folder)},
+        }
         home = self.folder / "stub"
         (home / "examples" / "airflow").mkdir(parents=True)
         shutil.copytree(HERE / "bin", home / "examples" / "airflow" / "bin")
@@ -187,7 +197,7 @@ class Runs:
         (home / "spark-submit.sh").chmod(0o755)
         for code in ("1", "143", "killed", "endless"):
             run[code] = {
-                "conf": {"archive": mended, "config": "settings.toml"},
+                "conf": {"archive": mended, "config": "settings.toml", "in_place": True},
                 "env": {"AIRFLOW_VAR_LASTKEY_HOME": str(home), "CODE": code},
             }
         run["endless"]["timeout"] = 1
@@ -262,6 +272,12 @@ def test_with_output_the_archive_stays_as_it_is(runs):
     assert runs.result["output"]["state"] == "success"
     assert _files(runs.folder / "kept") == runs.before["output"]
     assert list((runs.folder / "rebuilt").rglob("*.index"))
+
+
+def test_by_default_nothing_is_written_into_the_archive(runs, environment):
+    assert _states(runs, "default") == ("success", "success", "skipped")
+    assert _files(runs.folder / "alone") == runs.before["default"]
+    assert list((Path(environment["AIRFLOW_HOME"]) / "lastkey-reindex").rglob("*.index"))
 
 
 def test_only_the_topics_that_match(runs):

@@ -326,7 +326,7 @@ def test_a_token_that_expires_while_tasks_run(port, tmp_path):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert expired
     assert done.returncode == 5, done.stderr
-    assert f"error: s3://logs at {proxy.url}: the credentials have expired: ExpiredToken; log in anew" in done.stderr
+    assert f"error: s3://logs at {proxy.url}: the credentials have expired: ExpiredToken; log in again" in done.stderr
     assert "Traceback" not in done.stderr
     assert json.loads(done.stdout)["error"]["kind"] == "ExpiredCredentialsError"
 

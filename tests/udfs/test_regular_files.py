@@ -179,9 +179,9 @@ def test_side_files_and_checkpoints_that_are_none_are_noted(part: Partition) -> 
     assert "meta.properties: a named pipe; left out" in notes
     found = archive.partitions["t", 0]
     assert found.problem is None
-    assert f"t-0/{segment_file(SEGMENT_OFFSETS, 'index')}: a named pipe; as if it were not there" in found.notes
-    assert f"t-0/{segment_file(SEGMENT_OFFSETS, 'snapshot')}: a link to nothing; as if it were not there" in found.notes
-    assert "t-0/partition.metadata: a named pipe; as if it were not there" in found.notes
+    assert f"t-0/{segment_file(SEGMENT_OFFSETS, 'index')}: a named pipe; ignored" in found.notes
+    assert f"t-0/{segment_file(SEGMENT_OFFSETS, 'snapshot')}: a link to nothing; ignored" in found.notes
+    assert "t-0/partition.metadata: a named pipe; ignored" in found.notes
     assert cli.main(["verify", str(part.root), "--no-progress"]) == 0
 
 
@@ -241,7 +241,7 @@ def test_two_links_to_a_folder_outside(part: Partition, tmp_path: Path) -> None:
     (part.root / "log-start-offset-checkpoint").write_text("0\n1\nt 0 3\n")
     archive = listed(part.root)
     assert [(p.path, p.problem, p.log_start_checkpoint) for p in archive.partitions.values()] == [("t-0", None, 3)]
-    assert archive.notes == ["b/t-0: the same folder as t-0; it counts once"]
+    assert archive.notes == ["b/t-0: the same folder as t-0; counted once"]
     assert part.compact().status == "cleaned"
 
 

@@ -173,7 +173,7 @@ def _missing(plan: PartitionPlan, scans: Sequence[SegmentScan], hole: _Hole) -> 
             after.path,
             f"offsets from {hole.first} on, where the last generation ends",
             f"a segment that begins at {hole.last + 1}",
-            f"{_HINT}; or --reset to begin anew from what the archive holds",
+            f"{_HINT}; or --reset to start over from what the archive holds",
         )
     above = max(s.thinned_offset for s in scans[hole.below + 1 :])
     if above >= 0 or scan.thinned_offset >= plan.cleaned_until:

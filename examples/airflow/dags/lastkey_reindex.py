@@ -1,12 +1,15 @@
 """Index files that a broker can trust: check -> reindex -> verify.
 
-`check` looks and changes nothing. Where all is right, `reindex` is skipped. `verify` then reads every byte of the
-archive. With `output` the archive stays as it is, so what was wrong in it still is: `verify` is skipped.
+`check` looks and changes nothing. Where all is right, `reindex` is skipped. Else it writes the rebuilt files to a new
+folder below `output`; the archive stays as it is, so what was wrong in it still is, and `verify` is skipped. With
+`in_place` it replaces the files in the archive. `verify` then reads every byte of the archive.
 """
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow.sdk import DAG, Param
@@ -20,7 +23,8 @@ SOME = ("{{ '--topics=' ~ params.topics if params.topics else '' }}",
         "{{ '--config=' ~ params.config if params.config else '' }}")  # fmt: skip
 # A folder for each try, since it has to be new
 OUTPUT = "{{ params.output }}/{{ dag_run.run_after | ts_nodash }}-{{ ti.try_number }}"
-WHERE = "{% if params.output %}--output=" + OUTPUT + "{% else %}--in-place{% endif %}"
+WHERE = "{% if params.in_place %}--in-place{% else %}--output=" + OUTPUT + "{% endif %}"
+HOME = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser().absolute()
 
 
 def _all_right(context: Context) -> bool:
@@ -35,8 +39,10 @@ def nothing_to_rebuild(context: Context) -> str | None:
 
 def nothing_was_mended(context: Context) -> str | None:
     """Why `verify` is skipped."""
-    output = context["params"]["output"]
-    return None if _all_right(context) or not output else f"the rebuilt files are in {output}, not in the archive"
+    params = context["params"]
+    if _all_right(context) or params["in_place"]:
+        return None
+    return f"the rebuilt files are in {params['output']}, not in the archive"
 
 
 with DAG(
@@ -50,7 +56,10 @@ with DAG(
     params={
         "archive": Param(type="string", pattern="^[^-]", description="The archive: a path, or a URI"),
         "topics": Param(None, type=["null", "string"], description="Only topics that match this glob"),
-        "output": Param(None, type=["null", "string"], description="Rebuilt files go below; empty: in place"),
+        "output": Param(
+            str(HOME / "lastkey-reindex"), type="string", pattern="^[^-]", description="Rebuilt files go below"
+        ),
+        "in_place": Param(False, type="boolean", description="Replace files in the archive instead"),
         "config": Param(None, type=["null", "string"], description="A settings file"),
     },
 ) as dag:

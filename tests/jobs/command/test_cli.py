@@ -104,9 +104,9 @@ def test_the_other_jobs(job):
         (["compact", "A", "--store", "S", "--now", "1700000000"], "seconds"),
         (["compact", "A", "--store", "S", "--config", "absent.toml"], "no such file"),
         (["compact", "A", "--store", "S", "--forse"], "--force"),
-        (["verify"], "one of both"),
-        (["verify", "A", "--store", "S"], "one of both"),
-        (["verify", "A", "--generation", "1"], "belong to --store"),
+        (["verify"], "either ARCHIVE or --store"),
+        (["verify", "A", "--store", "S"], "either ARCHIVE or --store"),
+        (["verify", "A", "--generation", "1"], "work only with --store"),
         (["restore", "--store", "S"], "--output"),
         (["restore", "--store", "S", "--output", "D", "--generation", "0"], "generation"),
         (["vacuum", "--store", "S", "--grace-hours", "-1"], "grace-hours"),
@@ -133,7 +133,9 @@ def test_an_error_says_path_expected_found_and_what_to_do(job, capsys):
     job.outcome = MissingFileError(path="t-0/1.log", expected="10 bytes", found="no such file")
     assert cli.main(["restore", "--store", "S", "--output", "D", "--json"]) == errors.PROBLEMS
     out, err = capsys.readouterr()
-    assert err.startswith("error: t-0/1.log: expected 10 bytes, found no such file; give --archive")
+    assert err.startswith(
+        "error: t-0/1.log: expected 10 bytes, found no such file; if the archive has moved, give --archive"
+    )
     error = json.loads(out)["error"]
     assert (error["path"], error["expected"], error["found"]) == ("t-0/1.log", "10 bytes", "no such file")
 

@@ -391,7 +391,7 @@ def test_a_reset_begins_anew_what_has_diverged(grown, now_ms):
         assert bool(third.checkpoints[topic, 0].gaps) == (topic in ("d-gap", "d-lost"))  # of what the archive holds now
         before = first.checkpoints[topic, 0].run_id
         assert [(run.parent_run_id, run.anew) for run in again[topic, 0]] == [(before, True), (None, False)]
-        assert f"began anew: {topic}-0: generation 2" in third.report.to_text()
+        assert f"started over: {topic}-0: generation 2" in third.report.to_text()
         assert len(histories[topic, 0]) == 1
         lab.check_whole(third.manifests[topic, 0])
     for topic in ("d-anew", "d-cluster"):  # the same bytes under another name: the same result

@@ -55,7 +55,7 @@ def test_a_generation_outlives_the_reset_after_a_gap(spark, tmp_path, tmp_path_f
     notes = verify.run(VerifyOptions(store=str(lab.store)), Silent())
     assert notes.exit_code == 0
     assert notes.results[0].compared_records > 0  # with the archive
-    assert any("t-0: generation 2 began anew" in note for note in notes.notes)
+    assert any("t-0: generation 2 started over" in note for note in notes.notes)
     assert verify.run(VerifyOptions(store=str(lab.store), generation=1), Silent()).exit_code == 0
 
     for path in files_in(lab.store / "segments", "**/*"):

@@ -621,7 +621,7 @@ def test_the_report_as_json(root, capsys):
         ([], "one of --check"),
         (["--check", "--in-place"], "one of --check"),
         (["--check", "--output", "x"], "one of --check"),
-        (["--check", "--exact"], "belongs to --in-place"),
+        (["--check", "--exact"], "works only with --in-place"),
         (["--check", "--partitions", "3-1"], "such as 0,3-5"),
         (["--check", "--partitions", "a"], "such as 0,3-5"),
         (["--check", "--partitions", "1,"], "such as 0,3-5"),

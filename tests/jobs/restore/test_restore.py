@@ -90,8 +90,10 @@ def test_a_generation_of_before_a_reset(two_generations):
     report = _restore(two_generations, generation=2, topics="t")
     logs = [data for path, data in files_of(two_generations.folder / "out").items() if path.endswith(".log")]
     assert logs == [B, B, C]
-    assert any("t-0: generation 2 is of before the --reset that began generation 3 anew" in n for n in report.notes)
-    assert "t-0: generation 2 is of before" in report.to_text()
+    assert any(
+        "t-0: generation 2 is from before the --reset that started over with generation 3" in n for n in report.notes
+    )
+    assert "t-0: generation 2 is from before" in report.to_text()
     assert _restore(two_generations, topics="t", output=str(two_generations.folder / "now")).notes == []
 
 

@@ -45,7 +45,7 @@ def test_a_disk_without(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert said == (
         f"error: {tmp_path}/store/state: a store cannot lie there: expected hard links, of which each commit is one, "
-        "found Operation not permitted; nothing was written; give a --store elsewhere\n"
+        "found Operation not permitted; nothing was written; choose another --store\n"
     )
     assert [path.name for path in (tmp_path / "store").rglob("*")] == ["state"]
 
