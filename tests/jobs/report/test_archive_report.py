@@ -306,6 +306,6 @@ def test_a_store_stands_for_what_it_covers_and_large_archives_go_through_spark(s
     table.update(updates={"archive_uri": f"'{copy}'"})
     unnamed = profile_archive(ReportOptions(str(copy), "", now_ms, topics="users", store=store), Silent())
     assert [(p.name(), p.compacted) for p in unnamed.profiles] == [("users-0", True)], "by its generation"
-    assert any(note.startswith("users-1: the archive holds it no more") for note in unnamed.notes)
+    assert any(note.startswith("users-1: the archive no longer holds it") for note in unnamed.notes)
     with pytest.raises(UsageError, match="this store serves"):
         profile_archive(ReportOptions(str(tmp_path), "", now_ms, store=store), Silent())

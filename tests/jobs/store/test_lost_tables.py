@@ -22,7 +22,7 @@ OLD, NEW = b"a" * 1000, b"b" * 2000
 
 @pytest.fixture
 def maker(tmp_path):
-    """t-0: generation 2 keeps a segment of generation 1; generation 3 began anew: 2 may be the only copy."""
+    """t-0: generation 2 keeps a segment of generation 1; generation 3 started over: 2 may be the only copy."""
     made = StoreMaker(tmp_path)
     first = made.generation("t", 0, 1, {0: OLD, 100: NEW})
     made.generation("t", 0, 2, {0: NEW}, kept=first[1:])
