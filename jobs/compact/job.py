@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from jobs.archive.listing import Archive, listed
 from jobs.archive.places import Place, check_apart, check_outside, is_same
-from jobs.command.config import Config, TopicSettings
+from jobs.command.config import TopicSettings
 from jobs.command.options import CompactOptions
 from jobs.command.progress import Progress
 from jobs.compact.commit import state_of
@@ -55,7 +55,7 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     report.seconds["state"] = time.perf_counter() - at
     if plans:  # else there is nothing that needs Spark
         at = time.perf_counter()
-        spark = spark_session.start(brief=not _has_large(archive, options.config))
+        spark = spark_session.start(brief=options.config.job.engine != "window")
         report.seconds["session"] = time.perf_counter() - at
         at = time.perf_counter()
         run_waves(spark, state, start, plans, progress)
@@ -129,11 +129,6 @@ def _settings(options: CompactOptions, topic: str) -> TopicSettings:
             raise PolicyError(topic=topic, found=options.cleanup_policy, expected=",".join(settings.cleanup_policy))
         settings = replace(settings, cleanup_policy=("compact",))
     return replace(settings, null_keys=options.null_keys or settings.null_keys, gaps=options.gaps or settings.gaps)
-
-
-def _has_large(archive: Archive, config: Config) -> bool:
-    """Whether a partition will be taken in several splits: then the JVM has rows to shuffle."""
-    return any(sum(s.size for s in p.segments) > config.job.split_bytes for p in archive.partitions.values())
 
 
 def _archive_needed(

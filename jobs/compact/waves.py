@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final
 
 from pyspark.sql import SparkSession
 
 from jobs.command.progress import Progress
+from jobs.compact.choose import ASKED, CORES_IDLE, KEYS, choose
 from jobs.compact.commit import check_files, commit_of
 from jobs.compact.due import Start, begins_anew, begun_anew
 from jobs.compact.plan import clean_settings
@@ -19,9 +22,12 @@ from jobs.spark.tasks import for_this_attempt, run_tasks
 from jobs.store.manifests import write_manifests
 from jobs.store.rows import Commit
 from jobs.store.tables import State
+from jobs.topics import Key
 from udfs.compact.one_task import compact_partition
 from udfs.compact.plan import PartitionPlan, PartitionResult
 from udfs.storage import open_root
+
+_AT_ONCE: Final = 2  # partitions in several tasks: one's stages fill the gaps between those of the other
 
 
 def _one_partition(plan: PartitionPlan) -> PartitionResult:
@@ -111,15 +117,27 @@ class _Counted:
 def _run_wave(
     spark: SparkSession, plans: Sequence[PartitionPlan], on_done: Callable[[int], None]
 ) -> list[PartitionResult]:
-    large = [p for p in plans if sum(s.listed.size for s in p.segments) > p.limits.split_bytes]
-    small = [p for p in plans if p not in large]
-    results = []
-    for plan, result in zip(small, run_tasks(spark, _one_partition, small, on_done), strict=True):
-        if result.status == "too_large":
-            large.append(plan)
-        else:
-            results.append(result)
-    return results + [compact_in_splits(spark, plan) for plan in large]
+    """The tasks of both ways at once, so that those of one fill the gaps between the stages of the other."""
+    cores = spark.sparkContext.defaultParallelism
+    choice = choose(plans, cores)
+    reason = {_key(plan): CORES_IDLE if plan.limits.engine == "auto" else ASKED for plan in choice.several}
+
+    def several(plan: PartitionPlan) -> PartitionResult:
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", f"{plan.topic}-{plan.partition}")
+        return replace(compact_in_splits(spark, plan), several_because=reason[_key(plan)])
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        results = [pool.submit(several, plan) for plan in choice.several]
+        done = run_tasks(spark, _one_partition, choice.one_task, on_done)
+        for plan, result in zip(choice.one_task, done, strict=True):
+            if result.status == "too_large":
+                reason[_key(plan)] = KEYS
+                results.append(pool.submit(several, plan))
+        return [r for r in done if r.status != "too_large"] + [future.result() for future in results]
+
+
+def _key(plan: PartitionPlan) -> Key:
+    return plan.topic, plan.partition
 
 
 def _timed(work: Callable[[], None]) -> float:
