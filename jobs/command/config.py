@@ -23,8 +23,8 @@ from jobs.topics import matches
 MAX_INT = 2**31 - 1
 NULL_KEYS = ("fail", "keep", "drop")
 GAPS = ("fail", "accept")
-ENGINES = ("auto", "blocks", "window")
-Engine = Literal["auto", "blocks", "window"]
+ENGINES = ("auto", "task", "blocks", "window")
+Engine = Literal["auto", "task", "blocks", "window"]
 POLICIES = ("compact", "delete")
 
 

@@ -17,12 +17,12 @@ from udfs.compact.plan import PartitionPlan
 
 _MORE: Final = 1.5  # processor time of several tasks, against one
 _STAGES_BYTES: Final = 256 << 20  # half a second or more, in which one task cleans as much
-_WORTH: Final = 0.95  # less must be won by it
+_WORTH: Final = 0.9  # a tenth of the time must be won by it
 _COUNTED: Final = 8  # partitions a core whose order is looked at; what is smaller fills the gaps
 
 CORES_IDLE: Final = "cores would be idle"
 KEYS: Final = "keys beyond the memory of a task"
-ASKED: Final = "by the setting engine"
+ASKED: Final = "as the setting engine says"
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,19 @@ class Choice:
 
     one_task: tuple[PartitionPlan, ...]
     several: tuple[PartitionPlan, ...]
+    because: str = CORES_IDLE
 
 
 def choose(plans: Sequence[PartitionPlan], cores: int) -> Choice:
-    """How each partition is taken; a setting `engine` other than auto takes all in several tasks."""
-    by_size = sorted(plans, key=_size)[::-1]
-    asked = tuple(plan for plan in by_size if plan.limits.engine != "auto")
-    free = tuple(plan for plan in by_size if plan.limits.engine == "auto")
-    dry = bool(free) and free[0].dry_run  # a dry run writes nothing: it would take Spark's window, which is slow
-    sizes = [_size(plan) for plan in free]
-    n = 0 if dry else several_of(sizes, cores)
-    return Choice(free[n:], asked + free[:n])
+    """How each partition is taken. The plans are of one run: engine and dry run are the same for all."""
+    by_size = tuple(sorted(plans, key=_size)[::-1])
+    engine = by_size[0].limits.engine
+    if engine in ("blocks", "window"):
+        return Choice((), by_size, ASKED)
+    if engine == "task" or by_size[0].dry_run:  # which writes nothing, and would have to take Spark's window
+        return Choice(by_size, ())
+    n = several_of([_size(plan) for plan in by_size], cores)
+    return Choice(by_size[n:], by_size[:n])
 
 
 def several_of(sizes: Sequence[int], cores: int) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from jobs.command.progress import Progress
-from jobs.compact.choose import ASKED, CORES_IDLE, KEYS, choose
+from jobs.compact.choose import KEYS, choose
 from jobs.compact.commit import check_files, commit_of
 from jobs.compact.due import Start, begins_anew, begun_anew
 from jobs.compact.plan import clean_settings
@@ -22,7 +22,6 @@ from jobs.spark.tasks import for_this_attempt, run_tasks
 from jobs.store.manifests import write_manifests
 from jobs.store.rows import Commit
 from jobs.store.tables import State
-from jobs.topics import Key
 from udfs.compact.one_task import compact_partition
 from udfs.compact.plan import PartitionPlan, PartitionResult
 from udfs.storage import open_root
@@ -120,24 +119,18 @@ def _run_wave(
     """The tasks of both ways at once, so that those of one fill the gaps between the stages of the other."""
     cores = spark.sparkContext.defaultParallelism
     choice = choose(plans, cores)
-    reason = {_key(plan): CORES_IDLE if plan.limits.engine == "auto" else ASKED for plan in choice.several}
 
-    def several(plan: PartitionPlan) -> PartitionResult:
+    def several(plan: PartitionPlan, because: str) -> PartitionResult:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", f"{plan.topic}-{plan.partition}")
-        return replace(compact_in_splits(spark, plan), several_because=reason[_key(plan)])
+        return replace(compact_in_splits(spark, plan), several_because=because)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        results = [pool.submit(several, plan) for plan in choice.several]
+        results = [pool.submit(several, plan, choice.because) for plan in choice.several]
         done = run_tasks(spark, _one_partition, choice.one_task, on_done)
         for plan, result in zip(choice.one_task, done, strict=True):
             if result.status == "too_large":
-                reason[_key(plan)] = KEYS
-                results.append(pool.submit(several, plan))
+                results.append(pool.submit(several, plan, KEYS))
         return [r for r in done if r.status != "too_large"] + [future.result() for future in results]
-
-
-def _key(plan: PartitionPlan) -> Key:
-    return plan.topic, plan.partition
 
 
 def _timed(work: Callable[[], None]) -> float:

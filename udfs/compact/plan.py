@@ -10,7 +10,7 @@ from logformat.listing import ListedSegment
 from udfs.problem import Problem
 from udfs.segments import LastBatch, OutputSegment, SegmentInput, SideFile
 
-Engine = Literal["auto", "blocks", "window"]
+Engine = Literal["auto", "task", "blocks", "window"]
 NullKeys = Literal["fail", "keep", "drop"]
 Gaps = Literal["fail", "accept"]
 
@@ -40,7 +40,7 @@ class Limits:
     chunk_bytes: int = 8 << 20
     task_memory_bytes: int = 1 << 30
     split_bytes: int = 1 << 30
-    engine: Engine = "auto"  # auto: one task or blocks, by cost; else every partition in several tasks, this way
+    engine: Engine = "auto"  # how last offsets are found; auto: in one task or by blocks, by what it costs
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def share_out(splits: Sequence[WalkedSplit], n_buckets: int, task_memory_bytes: 
                 f"{task_memory_bytes}",
             )
         )
-    most = min(limit, max(int(table_bytes.sum()) // cores, int(table_bytes.max())))
+    most = min(limit, max(-(-int(table_bytes.sum()) // cores), int(table_bytes.max())))
     out, first, held = [], 0, 0
     for bucket, size in enumerate(table_bytes.tolist()):
         if bucket > first and held + size > most:

@@ -25,7 +25,7 @@ class Survivors:
         self._split, self._path = split, path
         self._survives = _survives(root, split, settled)
         plain = np.unpackbits(read_slice(root, split.plain), count=split.n_batches)
-        self._plain = plain[::-1].view(np.bool_)
+        self._plain = np.ascontiguousarray(plain[::-1]).view(np.bool_)
         self._at = self._batch = self._digest = 0
         self._fates = np.empty(0, np.int8)
 
