@@ -1,7 +1,7 @@
 """The main job: compact the partitions of an archive that are due, and commit each as a new generation of the store.
 
   archive (names, sizes, small files) + store (checkpoints, manifests) -> a plan for each partition
-  waves of partitions: one task each (or several splits) -> new files, read back -> one Delta commit
+  waves of partitions: one task each (or several, where cores would be idle) -> new files, read back -> one Delta commit
 COMPACTION.md has the rules, the guarantees and what it costs.
 """
 

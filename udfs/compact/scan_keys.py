@@ -1,4 +1,4 @@
-"""A split's last offset of each key, as rows for Spark's window: the way for partitions of several splits.
+"""A split's last offset of each key, as rows for Spark's window: what `walk_split` is for the blocks.
 
 A split is walked backwards with the key table, so at most one row a key leaves it; where the table would outgrow the
 task's memory it is emptied, and a key may leave twice, which the window settles. Records below the first dirty offset
