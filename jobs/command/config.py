@@ -104,7 +104,7 @@ class JobSettings:
 
     wave_partitions: int = 64
     wave_minutes: int = 10
-    split_bytes: int = 1 << 30
+    split_bytes: int = 4 << 30
     task_memory_bytes: int = 1 << 30
     chunk_bytes: int = 8 << 20
     engine: Engine = "auto"

@@ -39,7 +39,7 @@ class Limits:
 
     chunk_bytes: int = 8 << 20
     task_memory_bytes: int = 1 << 30
-    split_bytes: int = 1 << 30
+    split_bytes: int = 4 << 30
     engine: Engine = "auto"  # how last offsets are found; auto: in one task or by blocks, by what it costs
 
 
