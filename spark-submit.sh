@@ -105,6 +105,7 @@ export PYSPARK_DRIVER_PYTHON="$venv/bin/python"
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 if [ -n "$dev" ]; then
   cd -- "$here"
+  unset PYTHONDONTWRITEBYTECODE # images of containers set it: each process would compile all the tests anew
   exec "$venv/bin/python" -m pytest "${@:2}"
 fi
 exec "$venv/bin/python" -m jobs "$@"

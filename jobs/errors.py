@@ -231,6 +231,13 @@ class UnsureCommitError(MachineError):
     hint = "nothing is half done: once the store can be reached, run again; what was committed stays"
 
 
+class NotExclusiveError(MachineError):
+    """A place where nothing decides which of two commits was first."""
+
+    template = "{path}: a store cannot lie there: expected {expected}, found {found}"
+    hint = "nothing was written; give a --store elsewhere"
+
+
 class StorageError(MachineError):
     """A bucket that cannot be used as things are; `expected` says how, `found` what the server or library said."""
 

@@ -1,4 +1,4 @@
-"""Decoders of keys and values, and Kafka's partitioner, as functions of a Spark session: for SQL and for DataFrames.
+"""Decoders of keys and values, and Kafka's partitioner, as functions of a Spark session, for SQL and DataFrames.
 
     from jobs.functions import register
     register(spark)
@@ -7,11 +7,11 @@
 
     last_per_key(spark.read.format("kafka_log").load("archive"))    # what a compaction would leave
 
-    register_avro(spark, "order", schema)    # kafka_avro gives JSON text; this one a struct of the schema's type
+    register_avro(spark, "order", schema)    # kafka_avro gives JSON text; this gives a struct of the schema's type
 
-All are Arrow UDFs over udfs/decode, so they work through Spark Connect as well, where the
-server's Python finds this project and its packages. A malformed value is null, and kafka_problem says why;
-registered with errors="fail" it ends the query. They are temporary functions of the session.
+All are Arrow UDFs over udfs/decode. They also work through Spark Connect if the server's Python finds this project and
+its packages. A malformed value becomes null, and kafka_problem says why; with errors="fail" the query fails instead.
+The functions are temporary and belong to the session. udfs/decode/DECODING.md lists them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from udfs.decode.partitioner import murmur2, partition_of
 _udf: Any = arrow_udf  # its stubs want a function type, its code prefers type hints
 _PREFIX: Final = "kafka_"
 _LAST: Final = "_last_offset_of_key"
-# Those of udfs.decode.decoders that Spark has not itself: its hex and base64 are faster, and try_parse_json checks JSON
+# Decoders of udfs.decode that Spark lacks: its own hex and base64 are faster, and try_parse_json checks JSON
 _DECODERS: Final = tuple(name for name in DECODERS if name not in ("json", "hex", "base64"))
 
 
 def register(spark: SparkSession, *, errors: Errors = "null") -> tuple[str, ...]:
-    """Make the functions known to a session, and give their names.
+    """Register the functions in a session, and return their names.
 
-    errors: what a malformed value does; "null": it is null, "fail": the query ends with a message that says its bytes.
+    errors: what a malformed value does. "null": it becomes null. "fail": the query fails, and the message shows the
+    bytes.
     """
     made = functions(errors)
     for name, function in made.items():
@@ -48,7 +49,7 @@ def register(spark: SparkSession, *, errors: Errors = "null") -> tuple[str, ...]
 
 
 def functions(errors: Errors = "null") -> dict[str, Any]:
-    """The functions by name, for a DataFrame without registering: functions()["kafka_long"]("value")."""
+    """Return the functions by name, for a DataFrame without registering: functions()["kafka_long"]("value")."""
     made = {_PREFIX + name: _decoder(name, errors) for name in _DECODERS}
     return made | {
         "kafka_avro": _udf(_avro(errors), "string"),
@@ -81,14 +82,15 @@ def register_avro(
     writers: Mapping[int, str] | None = None,
     errors: Errors = "null",
 ) -> Any:
-    """Register a function of one argument that gives values of an Avro schema as Spark's types; also given back.
+    """Register and return a function of one argument that decodes values of an Avro schema to Spark's types.
 
-    writers: schema id -> schema, for values with Confluent's prefix; they are resolved into `schema`. Without: values
-    are bare Avro, so `name(kafka_payload(value))` where there is a prefix. AvroSchemaError: a schema that is none.
+    writers: schema id -> schema, for values with Confluent's prefix; each value is resolved into `schema`. Without
+    writers, values are bare Avro; use `name(kafka_payload(value))` if they have a prefix. Raises AvroSchemaError for an
+    invalid schema.
     """
     result = from_arrow_type(avro_schema(schema).result)
     for writer in (writers or {}).values():
-        avro_schema(writer)  # what is wrong with it is said here, not on a worker
+        avro_schema(writer)  # so that an invalid schema fails here, not on a worker
 
     def read(values: pa.Array) -> pa.Array:
         return decode_avro(values, schema, writers=writers, errors=errors)
@@ -118,22 +120,22 @@ def _avro(errors: Errors) -> Callable[[pa.Array, pa.Array], pa.Array]:
 
 
 def kafka_problem(values: pa.Array, names: pa.Array) -> pa.Array:
-    """What is wrong with values that should be what `names`, all the same, say."""
+    """Say what is wrong with values for the decoder in `names`, which has to be the same in all rows."""
     return problems_of(values, _constant(names, "the decoder's name"))
 
 
 def kafka_avro_problem(values: pa.Array, schemas: pa.Array) -> pa.Array:
-    """What is wrong with values that should be Avro of these schemas."""
+    """Say what is wrong with values that should be Avro of these schemas."""
     return avro_json(values, schemas)[1]
 
 
 def kafka_partition(keys: pa.Array, n_partitions: pa.Array) -> pa.Array:
-    """Partitions of keys; a function of its own, for its types."""
+    """Return the partitions of keys. A function of its own, because Spark reads its type hints."""
     return partition_of(keys, n_partitions)
 
 
 def kafka_murmur2(keys: pa.Array) -> pa.Array:
-    """Hashes of keys."""
+    """Return the hashes of keys."""
     return murmur2(keys)
 
 

@@ -1,13 +1,13 @@
-"""An archive in a notebook, without Spark: objects that show themselves, and pandas DataFrames to go on with.
+"""An archive in a notebook, without Spark: objects that display themselves, and pandas DataFrames to work with.
 
     archive = open_archive("examples/archive", config="examples/topics.toml")
     archive                               # its topics
-    archive.profile("users")              # what the page of `report` shows, of some topics
+    archive.profile("users")              # what the page of `report` shows, for some topics
     users = archive["users-0"]
-    users.profile()                       # of one partition
+    users.profile()                       # the same for one partition
     users.paths                           # for logformat.batches.segment.open_segment
 
-Nothing is read before it is asked for, but names, sizes and the small files beside the logs.
+Opening reads only names, sizes and the small files beside the logs. Everything else is read when you ask for it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from logformat.control_characters import visible
 from udfs.report.partition_profile import AGE_NAMES, PartitionProfile, SegmentProfile
 from udfs.storage import normal_uri
 
-_SHOWN_ROWS: Final = 200  # of a table that shows itself; the DataFrame has them all
+_SHOWN_ROWS: Final = 200  # of a displayed table; the DataFrame has them all
 
 
 def open_archive(path_or_uri: str, *, config: str | Config | None = None, now_ms: int | None = None) -> OpenedArchive:
-    """An archive: a broker's log directory, or a folder with some of them. MissingPathError where there is none.
+    """Open an archive: a broker's log directory, or a folder that holds several. MissingPathError if it is missing.
 
-    config: a settings file, or settings: they say which topics are compacted. now_ms: the clock for ages, lags and
+    config: a settings file, or settings; they say which topics are compacted. now_ms: the clock for ages, lags and
     horizons; default: now.
     """
     uri = normal_uri(path_or_uri)
@@ -47,7 +47,7 @@ def open_archive(path_or_uri: str, *, config: str | Config | None = None, now_ms
 
 @dataclass(frozen=True, repr=False)
 class OpenedArchive(Mapping[str, "OpenedPartition"]):
-    """What was listed; partitions by their folders' names, `<topic>-<partition>`."""
+    """An archive as listed. Index it with a partition's folder name, `<topic>-<partition>`."""
 
     uri: str
     archive: Archive
@@ -69,7 +69,7 @@ class OpenedArchive(Mapping[str, "OpenedPartition"]):
 
     @property
     def partitions(self) -> pd.DataFrame:
-        """A row a partition: topic, partition, segments, bytes, policy (by settings, or a broker's cleaner), path."""
+        """A row for each partition: topic, partition, segments, bytes, policy (of settings or a broker), path."""
         found = [p for _, p in sorted(self.archive.partitions.items())]
         return pd.DataFrame(
             {
@@ -84,7 +84,7 @@ class OpenedArchive(Mapping[str, "OpenedPartition"]):
 
     @property
     def topics(self) -> pd.DataFrame:
-        """A row a topic: partitions, segments, bytes, policy."""
+        """A row for each topic: partitions, segments, bytes, policy."""
         return self.partitions.groupby("topic").agg(
             partitions=("partition", "size"),
             segments=("segments", "sum"),
@@ -93,7 +93,7 @@ class OpenedArchive(Mapping[str, "OpenedPartition"]):
         )
 
     def profile(self, topics: str | None = None) -> ProfiledArchive:
-        """What is in the partitions of some topics (a glob; None: all), as the job `report` finds it."""
+        """Profile the partitions of some topics (a glob; None: all), as the job `report` does."""
         return ProfiledArchive(**vars(profile_archive(self._options(topics), Silent())))
 
     def _options(self, topics: str | None) -> ReportOptions:
@@ -120,12 +120,12 @@ class OpenedPartition:
 
     @property
     def paths(self) -> list[str]:
-        """The `.log` files in the order of the log, as paths or URIs."""
+        """The `.log` files in log order, as paths or URIs."""
         return [f"{self.opened.uri}/{s.path}" for s in self.archived.segments]
 
     @property
     def segments(self) -> pd.DataFrame:
-        """A row a segment, by its listing: base_offset, bytes, modified, path."""
+        """A row for each listed segment: base_offset, bytes, modified, path."""
         found = self.archived.segments
         return pd.DataFrame(
             {
@@ -137,11 +137,11 @@ class OpenedPartition:
         )
 
     def profile(self) -> ProfiledPartition:
-        """Read the partition once."""
+        """Read the partition once, and return its profile."""
         report = profile_archive(self.opened._options(self.archived.topic), Silent(), self.archived.partition)
         if report.profiles:
             return ProfiledPartition(report.profiles[0])
-        a = self.archived  # nothing to read, or not even listed
+        a = self.archived  # nothing to read, or listing it failed
         problem = report.problems[0] if report.problems else None
         return ProfiledPartition(
             PartitionProfile(a.topic, a.partition, is_compacted(self.opened.config, a), 0, problem)
@@ -155,7 +155,7 @@ class OpenedPartition:
 
 
 class ProfiledArchive(ArchiveReport):
-    """What `report` found: its page where a cell ends with it."""
+    """What `report` found. A cell that ends with it shows the page."""
 
     def _repr_html_(self) -> str:
         from jobs.report.page import report_fragment  # noqa: PLC0415 - the plot library takes a second to load
@@ -165,13 +165,13 @@ class ProfiledArchive(ArchiveReport):
 
 @dataclass(frozen=True)
 class ProfiledPartition:
-    """A partition's profile: a page's part where a cell ends with it, and its tables."""
+    """A partition's profile and its tables. A cell that ends with it shows this part of the page."""
 
     found: PartitionProfile
 
     @property
     def segments(self) -> pd.DataFrame:
-        """A row a segment; columns as in SegmentProfile."""
+        """A row for each segment, with the columns of SegmentProfile."""
         names = [f.name for f in fields(SegmentProfile) if f.name not in ("codecs", "tombstone_ages")]
         return pd.DataFrame([[getattr(s, name) for name in names] for s in self.found.segments], columns=names)
 
@@ -183,7 +183,7 @@ class ProfiledPartition:
 
     @property
     def codecs(self) -> pd.DataFrame:
-        """Batches, stored and decompressed bytes by codec, and their ratio."""
+        """Batches, stored bytes, decompressed bytes and their ratio, by codec."""
         rows = [{"codec": codec, **asdict(c)} for s in self.found.segments for codec, c in s.codecs.items()]
         table = pd.DataFrame(rows, columns=["codec", "batches", "stored_bytes", "plain_bytes"]).groupby("codec").sum()
         return table.assign(ratio=table.plain_bytes / table.stored_bytes)

@@ -3,10 +3,11 @@
   every run's folder -> its manifest, if it has one; are all files there that it names? -> of each partition the one
   that counts, or a question -> history, then one commit of what counts
 
-What counts is the highest generation that is whole and was not rolled back. A run that died just before its commit, or
-was second, leaves a folder like that too: where two have the same number, where one of at least that number is not
-whole, or where it is not known whether it was rolled back, nothing is guessed. A lone run that died before its commit
-counts, as though it had made it: its files were all written and read back.
+What counts is the highest generation that is whole, was not rolled back, and was not made of one that was. A run that
+died just before its commit, or was second, leaves a folder like that too: where two have the same number, where one of
+at least that number is not whole or has lost its manifest, or where it is not known whether it was rolled back, nothing
+is guessed. A lone run that died before its commit counts, as though it had made it: its files were all written and read
+back.
 
 `vacuum` protects the generation before a --reset by the chain of runs. Where the chain is cut, since vacuum took a
 folder with its manifest, a row stands in for it that says --reset: what is older and whole may be the only copy.
@@ -29,7 +30,7 @@ from jobs.command.reporting import JobReport, count, said, seconds, table
 from jobs.errors import ManifestError, MissingPathError, UndecidedError, UsageError
 from jobs.store.folders import RunFolder, run_folders
 from jobs.store.manifests import Mark, other_files, read_manifest, read_mark
-from jobs.store.paths import CHECKPOINTS, MANIFEST, PARTITIONS, RUNS, SEGMENTS, STATES, table_folder
+from jobs.store.paths import CHECKPOINTS, MANIFEST, PARTITIONS, ROLLED_BACK, RUNS, SEGMENTS, STATES, table_folder
 from jobs.store.rows import Commit, RunRow
 from jobs.store.tables import open_state
 from jobs.topics import Key
@@ -120,6 +121,8 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
     found = _found(store, report, progress)
     report.decided = _decided(store, found, _choices(options.choose, found), report)
     if report.decided and not options.dry_run:
+        state.check_writable()
+        _unmark(store, report.decided, found)
         commits = [c.commit for each in found.values() for c in each if c.commit is not None]
         runs = [c.run for c in commits]
         for commit in report.decided:
@@ -137,11 +140,13 @@ def _found(store: Root, report: RebuildReport, progress: Progress) -> dict[Key, 
     for folder in sorted(folders, key=lambda folder: (folder.key, -folder.generation, folder.run_id)):
         if any(info.base_name == MANIFEST for info in folder.files):
             found[folder.key].append(_candidate(store, folder))
-        else:
-            report.notes.append(
-                f"{folder.path}: no {MANIFEST}: a run died there, an older version wrote it, or vacuum left files that "
-                "a later generation uses"
-            )
+            continue
+        report.notes.append(
+            f"{folder.path}: no {MANIFEST}: a run died there, an older version wrote it, or vacuum left files that "
+            "a later generation uses"
+        )
+        if any(info.base_name == names.LEADER_EPOCH_CHECKPOINT for info in folder.files):  # a task's last file
+            found[folder.key].append(_Candidate(folder, None, f"no {MANIFEST}", read_mark(store, folder.path)))
         progress.advance()
     return found
 
@@ -206,13 +211,33 @@ def _decided(
 
 def _plain(candidates: Sequence[_Candidate]) -> Commit | None:
     """The commit that counts, where there is only one answer."""
-    left = [c for c in candidates if c.mark is None or not c.mark.made]
+    marked = {c.folder.path: [one.mark for one in _line(c, candidates) if one.mark is not None] for c in candidates}
+    left = [c for c in candidates if not any(mark.made for mark in marked[c.folder.path])]
     top = [c for c in left if c.folder.generation == left[0].folder.generation]
-    return top[0].commit if len(top) == 1 and not top[0].wrong and top[0].mark is None else None
+    return top[0].commit if len(top) == 1 and not top[0].wrong and not marked[top[0].folder.path] else None
+
+
+def _line(candidate: _Candidate, candidates: Sequence[_Candidate]) -> Iterator[_Candidate]:
+    """It and the generations that it was made of, as far as they are there."""
+    runs = {(c.folder.generation, c.folder.run_id): c for c in candidates}
+    found: _Candidate | None = candidate
+    while found is not None:
+        yield found
+        run = found.commit.run if found.commit is not None else None
+        found = runs.pop((run.generation_before, run.parent_run_id or ""), None) if run is not None else None
 
 
 def _of_run(candidates: Sequence[_Candidate], run_id: str) -> Commit | None:
     return next(c.commit for c in candidates if c.folder.run_id == run_id)
+
+
+def _unmark(store: Root, decided: Sequence[Commit], found: Mapping[Key, Sequence[_Candidate]]) -> None:
+    """What was chosen in spite of a mark has none from now on, nor what it was made of: else it is asked again."""
+    for commit in decided:
+        chosen = next(c for c in found[commit.key] if c.commit is commit)
+        for one in _line(chosen, found[commit.key]):
+            if one.mark is not None:
+                store.filesystem.delete_file(store.full(f"{one.folder.path}/{ROLLED_BACK}"))
 
 
 def _bridges(run: RunRow, candidates: Sequence[_Candidate]) -> Iterator[RunRow]:

@@ -5,7 +5,8 @@
 
 All partitions or none. The checkpoint is that of generation N, so the archive is read from there again and the next run
 makes another generation N + 1. What was rolled back stays until vacuum takes it, see there. The marks are for
-`rebuild-state`, which could not know else that the highest generation is not the current one.
+`rebuild-state`, which could not know else that the highest generation is not the current one; so runs that died above N
+get one too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from jobs.command.options import RollbackOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, count, said, seconds, table
 from jobs.errors import ConflictError, ManifestError, NoGenerationError, UsageError
+from jobs.store.folders import folders_of
 from jobs.store.generations import made_by, nobody_has, open_store
 from jobs.store.manifests import Mark, mark_rolled_back, other_files, read_manifest
 from jobs.store.rows import Checkpoint, Commit, RunRow
@@ -96,6 +98,7 @@ def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
             report.partitions.append(_line(row, commits[-1].checkpoint))
             progress.advance()
         if commits and not options.dry_run:
+            state.check_writable()
             marks = [mark for commit in commits for mark in _marks(store, chains[commit.key], commit.checkpoint)]
             mark_rolled_back(store, marks)  # before the commit: a crash between both leaves marks that say "perhaps"
             state.roll_back(commits, lambda: _check_files(store, commits))
@@ -170,8 +173,8 @@ def _check_files(store: Root, commits: Sequence[Commit]) -> None:
 
 
 def _marks(store: Root, chain: Sequence[RunRow], target: Checkpoint) -> Iterator[Mark]:
-    """For the folders of every generation above the target that are still there."""
-    for run in chain:
-        folder = made_by(run).folder
-        if run.generation_after > target.generation and exists(store, folder):
-            yield Mark(folder, run.next_offset, target.generation, target.run_id)
+    """For every folder above the target: of the chain with how far they reach; of runs that died, nothing."""
+    reach = {made_by(run).folder: run.next_offset for run in chain}
+    for path, made in folders_of(store, target.topic, target.partition):
+        if made[0] > target.generation:
+            yield Mark(path, reach.get(path, -1), target.generation, target.run_id)

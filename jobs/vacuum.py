@@ -7,7 +7,7 @@ Kept, whatever its age:
 - the same of the last generation before each --reset: the archive may not hold its records any more, so it may be their
   only copy. --before-reset GLOB gives it up;
 - a run's folder whose newest file is younger than the grace: a run may be writing it;
-- everything of a partition whose runs are not known any more;
+- everything of a partition whose runs, or the segments of one of these generations, are not known any more;
 - a generation that was rolled back less than the grace ago, and as long as it reaches further than the current one: the
   archive may not hold any more what it read there. --before-reset GLOB gives this up too;
 - what is not named as a run's folder is: it is not ours to judge.
@@ -32,14 +32,12 @@ from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, count, said, seconds, size, table
 from jobs.store.folders import RunFolder, run_folders
 from jobs.store.generations import open_store
-from jobs.store.manifests import read_manifest, read_mark
-from jobs.store.paths import MANIFEST, ROLLED_BACK, RUNS, generation_folder
-from jobs.store.rows import Checkpoint, RunRow, Segment
-from jobs.store.tables import State, open_state
+from jobs.store.manifests import read_mark
+from jobs.store.paths import MANIFEST, ROLLED_BACK, RUNS, SEGMENTS
+from jobs.store.rows import Checkpoint, RunRow
+from jobs.store.tables import Run, State, open_state
 from jobs.topics import Key, matches
 from udfs.storage import Root
-
-Run = tuple[Key, int, str]  # partition, generation, run id
 
 
 @dataclass
@@ -105,11 +103,11 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
         check_apart(Place("the store", store.uri), Place("the archive", uri))
     report = VacuumReport(store.uri, options.dry_run)
     with contextlib.nullcontext() if options.dry_run else state.lock():  # one vacuum at a time, on a disk
-        folders = [folder for folder in run_folders(store, report.notes) if matches(options.topics, folder.key[0])]
         young_ms = time.time() * 1000 - options.grace_hours * 3_600_000
-        kept = _chosen(state, folders, young_ms, options, report)
+        folders, kept, notes = _chosen(state, young_ms, options, report)
+        report.notes += notes
         report.notes += [
-            f"{topic}-{partition}: its runs are not in the table {RUNS}; left alone"
+            f"{topic}-{partition}: not all of its generations are in the tables {RUNS} and {SEGMENTS}; left alone"
             for topic, partition in report.without_history
         ]
         progress.start("vacuum", len(folders), "folder")
@@ -123,19 +121,22 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
 
 
 def _chosen(
-    state: State, folders: Sequence[RunFolder], young_ms: float, options: VacuumOptions, report: VacuumReport
-) -> _Kept:
-    """What stays. Whatever goes is said in the table of checkpoints, right behind the version by which it was chosen:
-    so a run that wrote it and has not committed yet cannot do so any more, and one that has is seen here.
+    state: State, young_ms: float, options: VacuumOptions, report: VacuumReport
+) -> tuple[list[RunFolder], _Kept, list[str]]:
+    """The folders, what stays of them, and notes. Whatever goes is said in the table of checkpoints, right behind the
+    version by which it was chosen, and after which the folders were listed: so a run that wrote it and has not
+    committed yet cannot do so any more, and what one that has did is seen here.
     """
     while True:
         seen = state.version()
+        notes: list[str] = []
+        folders = [folder for folder in run_folders(state.root, notes) if matches(options.topics, folder.key[0])]
         report.kept_before_reset = []
         report.kept_rolled_back = []
         kept = _kept(state, folders, young_ms, options, report)
         doomed = [folder.path for folder in folders if _gone(folder, kept, young_ms)]
         if options.dry_run or not doomed or state.mark(doomed, seen):
-            return kept
+            return folders, kept, notes
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ def _kept(
     is in the table that decides; where the history is lost, nothing older is known, and all of it stays.
     """
     current, manifests = state.current()
-    live = {(key, row.generation, row.run_id) for key, row in current.items()}
+    decided = {(key, row.generation, row.run_id) for key, row in current.items()}
+    live = set(decided)
     newest = {(f.key, f.generation, f.run_id): f.newest_ms for f in folders}
     before_resets: set[Run] = set()
     report.without_history = []
@@ -165,15 +167,10 @@ def _kept(
     before_resets = (before_resets - live) & newest.keys()
     spared = {(f.key, f.generation, f.run_id) for f in folders if f.newest_ms > young_ms or not f.whole}
     further = set(_further(state.root, folders, current, options)) - live - before_resets - spared
-    stay = live | before_resets | spared
-    rows = [
-        row
-        for row in state.segments_of_runs({run_id for _, _, run_id in stay})
-        if row.root == "store" and _run_of(row) in stay
-    ]
-    for (topic, partition), generation, run_id in further:  # off the chain: history may have let its rows go
-        manifest = read_manifest(state.root, generation_folder(topic, partition, generation, run_id))
-        rows += [row for row in manifest.segments if row.root == "store"]
+    rows = state.segments_of(live | before_resets | spared | further)
+    for key in {run[0] for run in ((live | before_resets) & newest.keys()) - decided - rows.keys()}:
+        report.without_history.append(key)  # nor a manifest: an older version made it
+        live |= {run for run in newest if run[0] == key}
     for said_kept, runs in ((report.kept_before_reset, before_resets), (report.kept_rolled_back, further)):
         for run in sorted(runs):
             (topic, partition), generation, run_id = run
@@ -183,15 +180,12 @@ def _kept(
                     "partition": partition,
                     "generation": generation,
                     "run_id": run_id,
-                    "bytes": sum(row.size_bytes for row in rows if _run_of(row) == run),
+                    "bytes": sum(row.size_bytes for row in rows.get(run, ()) if row.root == "store"),
                 }
             )
     named = {row.path for manifest in manifests.values() for row in manifest if row.root == "store"}
-    return _Kept(frozenset(live | before_resets | further), frozenset(named | {row.path for row in rows}))
-
-
-def _run_of(row: Segment) -> Run:
-    return (row.topic, row.partition), row.generation, row.run_id
+    named |= {row.path for segments in rows.values() for row in segments if row.root == "store"}
+    return _Kept(frozenset(live | before_resets | further), frozenset(named))
 
 
 def _before_resets(key: Key, chain: Sequence[RunRow], folders: Iterable[Run]) -> Iterator[Run]:

@@ -1,4 +1,4 @@
-"""Kafka's log files as columns, and back: reader, writer and indexes. Knows nothing of Spark, jobs or policy.
+"""Reads Kafka's log files as columns, and writes them with their indexes. Knows nothing of Spark, jobs or policy.
 
 logformat.open_segment("archive/orders-0/00000000000000000000.log").to_arrow(["offset", "key"])
 logformat.open_partition("archive/orders-0").lookup_offset(4711)
@@ -26,7 +26,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What is public here, imported when it is used: the rest of the package needs neither."""
+    """Import a public name on first use, because the rest of the package does not need it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,9 +71,15 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+_WRITES = re.compile(r"during (?:Put|\w*Upload)\w* operation")  # of S3
+
+
 def raise_access(error: OSError) -> None:
-    """AccessError where an error says that a bucket as a whole cannot be used: all that read and write meet it."""
-    if error.errno is None and (found := access_error(str(error), of_one_file=True)) is not None:
+    """AccessError where an error says that a bucket as a whole cannot be used: all that read and write meet it. Where
+    a write is refused, all are.
+    """
+    reads = _WRITES.search(str(error)) is None
+    if error.errno is None and (found := access_error(str(error), of_one_file=reads)) is not None:
         raise found from error
 
 

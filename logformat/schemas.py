@@ -1,12 +1,12 @@
-"""Arrow schemas of what is read from log files: each column once, with unit and meaning.
+"""Arrow schemas of what Lastkey reads from log files: each column once, with unit and meaning.
 
-RECORDS begins with the columns of Spark's own Kafka source, so that a query written for a live topic runs on its files
-(Spark's KafkaRecordToRowConverter, 4.2). As there: every column is nullable; a record without headers has null, not an
-empty list; a record without timestamp has the moment -1 ms, 1969-12-31 23:59:59.999 UTC, not null. Different: a
-timestamp that microseconds in 64 bits cannot hold is null here, where Spark's source fails; `timestamp_ms` has it.
+RECORDS begins with the columns of Spark's own Kafka source, so that a query for a live topic also runs on its files
+(Spark's KafkaRecordToRowConverter, 4.2). As there, every column is nullable; a record without headers has null, not an
+empty list; a record without timestamp has the moment -1 ms, 1969-12-31 23:59:59.999 UTC, not null. One difference: a
+timestamp too large for 64 bits of microseconds is null here, where Spark's source fails; `timestamp_ms` has it.
 
-The other columns carry Kafka's numbers as they are stored, -1 for none included, except where null is said.
-`binary` and `string` only, never their large forms, which Spark would not take for its own types.
+The other columns hold Kafka's numbers as stored, including -1 for none, unless the column says null. They use only
+`binary` and `string`, never the large forms, because Spark does not take those for its own types.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ PROBLEM: Final = _column(
 
 
 def select(schema: Any, columns: Iterable[str] | None) -> Any:
-    """The schema of the named columns, in the order given; None: all. An unknown name raises ValueError."""
+    """Return the schema of the named columns in the given order; None: all. An unknown name raises ValueError."""
     if columns is None:
         return schema
     if isinstance(columns, str):

@@ -1,8 +1,9 @@
-"""What the docs say is so: options, settings, exit codes, fields, messages, paths; README's examples run."""
+"""What the pages say is true: options, settings, exit codes, fields, messages, links, paths; their examples run."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from docs import worked_example
 from jobs import errors
 from jobs.command import cli
 from jobs.command.config import JOB_CHECKS, TOPIC_CHECKS, JobSettings, TopicSettings
@@ -28,21 +30,30 @@ from udfs.compact.decide_kernels import COUNTER_NAMES
 from udfs.compact.plan import PartitionResult
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-FOLDERS = ("jobs", "logformat", "udfs", "conf", "examples", "tests")
+FOLDERS = ("jobs", "logformat", "udfs", "conf", "examples", "notebooks", "docs", "tests")
 PAGES = [*files_in(ROOT, "*.md"), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
+README, COMMANDS_PAGE, SETTINGS_PAGE, STORE_PAGE, TROUBLESHOOTING = (
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in (
+        "README.md", "jobs/COMMANDS.md", "conf/SETTINGS.md", "jobs/store/STORE.md", "jobs/TROUBLESHOOTING.md",
+    )
+)  # fmt: skip
 COMMANDS = cli.lastkey.commands
 CHECKS = {**TOPIC_CHECKS, **JOB_CHECKS}
 # Kafka's, named where a page tells what a broker does; no settings of ours
 KAFKAS_OWN = {"internal.segment.bytes", "log.segment.bytes", "segment.ms", "message.format.version"}
 
 
-def _section(heading: str) -> str:
-    """The text below a heading, up to the next one of the same or a higher level."""
+def _section(page: str, heading: str) -> str:
+    """The text below a heading of a page, up to the next one of the same or a higher level."""
     level = heading.index(" ")
-    found = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{level}}} |\Z)", README, re.MULTILINE | re.DOTALL)
-    assert found, f"README has no section {heading!r}"
+    found = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{level}}} |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert found, f"{page.splitlines()[0]}: no section {heading!r}"
     return found[1]
+
+
+def _id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def _options(command: click.Command) -> list[click.Option]:
@@ -61,7 +72,7 @@ def test_every_command_and_option_has_help(name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_has_its_row_and_every_row_its_option(name):
-    common, own = _section("## The jobs").split("\n### ")[0], _section(f"### {name}")
+    common, own = _section(COMMANDS_PAGE, "## Options of every job"), _section(COMMANDS_PAGE, f"## {name}")
     options = {opt for option in _options(COMMANDS[name]) for opt in (*option.opts, *option.secondary_opts)}
     described, shared = (
         {
@@ -75,9 +86,21 @@ def test_every_option_has_its_row_and_every_row_its_option(name):
     assert (described | shared) - options == {"--help"}
 
 
-def test_every_command_has_an_example():
+def test_every_command_has_an_example_and_a_line_in_readme():
     for name in COMMANDS:
-        assert f"./spark-submit.sh {name} " in _section(f"### {name}")
+        assert f"./spark-submit.sh {name} " in _section(COMMANDS_PAGE, f"## {name}")
+    assert {name for name, _ in _jobs_of_readme()} == set(COMMANDS)
+
+
+def _jobs_of_readme() -> list[tuple[str, str]]:
+    """README's table of jobs: (job, its example)."""
+    return re.findall(
+        r"^\| \[([a-z-]+)\]\([^)]*\) \| [^|]+ \| `([^`]+)` \|$", _section(README, "## Jobs"), re.MULTILINE
+    )
+
+
+def test_readme_is_one_page():
+    assert len(README.splitlines()) <= 180
 
 
 def test_version_is_said_once_more_and_the_same():
@@ -87,12 +110,29 @@ def test_version_is_said_once_more_and_the_same():
     assert f"\n## {project['version']}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_each_option_and_table_is_explained_on_one_page():
+    """An option's row on COMMANDS.md, a table's on STORE.md, an option of the data sources on theirs: nowhere else."""
+    from jobs.data_source.options import OPTIONS
+
+    homes = {
+        "jobs/COMMANDS.md": {opt for name in COMMANDS for option in _options(COMMANDS[name]) for opt in option.opts},
+        "jobs/store/STORE.md": set(state.TABLES),
+        "jobs/data_source/DATA_SOURCE.md": {
+            name for names in OPTIONS.values() for name in names if name != name.lower()
+        },
+    }
+    rows = {_id(page): set(re.findall(r"^\| `([\w-]+)[ `]", page.read_text("utf-8"), re.MULTILINE)) for page in PAGES}
+    for home, names in homes.items():
+        assert names & rows[home]
+        assert {page for page, told in rows.items() if told & names} == {home}
+
+
 # -- exit codes
 
 
 def test_exit_codes_are_those_of_the_program():
     codes = {name: value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
-    table = dict(re.findall(r"^\| (\d+) \| `([A-Z]+)` \|", _section("### Exit codes"), re.MULTILINE))
+    table = dict(re.findall(r"^\| (\d+) \| `([A-Z]+)` \|", _section(README, "## Exit codes"), re.MULTILINE))
     assert {name: int(code) for code, name in table.items()} == codes
     for code in (*codes.values(), 130, 141, 143):
         assert re.search(rf"\b{code}\b", cli.EXIT_CODES), code
@@ -121,10 +161,11 @@ def _shown(value):
     return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@pytest.mark.parametrize(("checks", "upto"), [(TOPIC_CHECKS, "`[job]` changes only"), (JOB_CHECKS, "")])
-def test_readme_has_every_setting_at_its_default(checks, upto):
-    text = _section("## Settings")
-    text = text.split("`[job]` changes only")[0 if upto else 1]
+@pytest.mark.parametrize(
+    ("checks", "what"), [(TOPIC_CHECKS, "the result"), (JOB_CHECKS, "only speed and memory")], ids=["defaults", "job"]
+)
+def test_the_page_has_every_setting_at_its_default(checks, what):
+    text = _section(SETTINGS_PAGE, f"## Settings that change {what}")
     rows = dict(re.findall(r"^\| `([a-z.]+)` \| `?([^`|]+)`? \|", text, re.MULTILINE))
     assert rows == {name: _shown(_defaults()[name]) for name in checks}
 
@@ -160,7 +201,7 @@ def test_settings_of_the_result_stand_apart_from_those_of_speed():
     assert set(tables["job"]) == set(JOB_CHECKS)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=_id)
 def test_settings_that_a_page_names_exist(page):
     if page == ROOT / "tests/scenarios/README.md":
         return  # tells of Kafka's own tests
@@ -179,10 +220,10 @@ def _fields(text: str) -> set[str]:
 def test_json_fields_of_compact():
     result = PartitionResult("t", 0, "cleaned", counters=dict.fromkeys(COUNTER_NAMES, 0))
     made = CompactReport("A", "S", "r", 0, False, [result]).to_json()
-    table = _section("### JSON")
+    table = _section(COMMANDS_PAGE, "## JSON")
     top = re.search(r"^\| compact \| (.*?) \|$", table, re.MULTILINE)[1]
     assert _fields(top) == set(made)
-    cells = re.findall(r"^\| (`[^|]*) \|", table.split("Of each partition")[1], re.MULTILINE)
+    cells = re.findall(r"^\| (`[^|]*) \|", table.split("`compact` says of each partition")[1], re.MULTILINE)
     assert _fields(" ".join(cells)) == set(made["partitions"][0])
 
 
@@ -200,20 +241,22 @@ def test_json_fields_of_the_other_jobs(job):
               "rebuild-state": lambda: RebuildReport("S", True),
               "rollback": lambda: RollbackReport("S", 1, True),
               "vacuum": lambda: VacuumReport("S", True)}[job]()  # fmt: skip
-    top = re.search(rf"^\| {job} \| (.*?) \|$", _section("### JSON"), re.MULTILINE)[1]
+    top = re.search(rf"^\| {job} \| (.*?) \|$", _section(COMMANDS_PAGE, "## JSON"), re.MULTILINE)[1]
     assert _fields(top) - ({"store"} if job == "verify" else set()) == set(report.to_json())
 
 
 def test_fields_of_an_error():
-    said = re.search(r'\{"error": \{(.*?)\}\}', _section("### JSON"))[1]
+    said = re.search(r'\{"error": \{(.*?)\}\}', _section(COMMANDS_PAGE, "## JSON"))[1]
     assert re.findall(r'"(\w+)"', said) == list(errors.UsageError(message="x").to_json())
 
 
 def test_tables_and_states():
-    section = _section("## The store").split("### JSON")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == set(state.TABLES)
-    row = re.search(r"^\| `cleaner_state` \| (.*)", section, re.MULTILINE)[1]
-    assert set(re.findall(r"`(\w+)`", row)) == set(state_rows.STATES)
+    section, tables = STORE_PAGE, _section(STORE_PAGE, "## Tables")
+    assert set(re.findall(r"^\| `(\w+)` \|", tables, re.MULTILINE)) == set(state.TABLES)
+    row = re.search(r"^\| `cleaner_state` \| (.*)", tables, re.MULTILINE)[1]
+    assert set(re.findall(r"`(\w+)`", row)) - {"standing"} == set(state_rows.STATES)
+    picture = _section(STORE_PAGE, "## States of a partition")
+    assert all(re.search(rf"\b{name}\b", picture) for name in state_rows.STATES)
     added = set(state_rows.checkpoint_schema().names) - {field.name for field in fields(state_rows.Checkpoint)}
     assert all(f"`{name}`" in section for name in added)
     assert f"The store has a format, {state_rows.FORMAT}." in section
@@ -222,14 +265,19 @@ def test_tables_and_states():
 # -- messages and paths
 
 
-def test_messages_of_the_troubleshooting_table_are_real():
+def _troubles() -> list[str]:
+    """What a user sees, of README's table and of its own page."""
+    tables = _section(README, "## When something goes wrong"), TROUBLESHOOTING
+    return [cell for table in tables for cell in re.findall(r"^\| (.*?) \| ", table, re.MULTILINE)[1:]]
+
+
+def test_messages_of_the_troubleshooting_tables_are_real_and_told_once():
     packages = ("jobs", "udfs", "logformat")
     files = [*(path for name in packages for path in files_in(ROOT / name, "**/*.py")), ROOT / "spark-submit.sh"]
     sources = "\n".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text()) for path in files)  # strings in two parts
-    table = _section("## When something goes wrong")
-    cells = re.findall(r"^\| (.*?) \| ", table, re.MULTILINE)[1:]
-    messages = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
-    assert len(messages) > 8
+    messages = [message for cell in _troubles() for message in re.findall(r"`([^`]+)`", cell)]
+    assert len(messages) > 20
+    assert len(set(messages)) == len(messages)
     for message in messages:
         for piece in re.split(r" ?\.\.\. ?", message):
             words = piece.removeprefix("expected ").replace("Delta's jars could", "could")
@@ -246,13 +294,40 @@ def _named_paths(text: str) -> set[str]:
     return links | quoted | commands
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=_id)
 def test_paths_that_a_page_names_exist(page):
     missing = [
         name for name in sorted(_named_paths(page.read_text(encoding="utf-8")))
         if not ((ROOT / name).exists() or (page.parent / name).exists())
     ]  # fmt: skip
     assert missing == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(
+        r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL), re.M
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_links_of_a_page_lead_somewhere(page):
+    """From the page itself, as a reader clicks them; anchors too."""
+    text = page.read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    for target in targets:
+        name, _, anchor = target.partition("#")
+        if name.startswith("https:"):
+            continue
+        file = page.parent / name if name else page
+        assert file.exists(), target
+        assert not anchor or anchor in _anchors(file), target
+
+
+def test_readme_leads_to_every_page_for_users():
+    shown = {(ROOT / target.partition("#")[0]).resolve() for target in re.findall(r"\]\(([^)\s]+)\)", README)}
+    assert set(PAGES) - shown == {ROOT / "README.md", ROOT / "tests/scenarios/README.md"}
 
 
 def _tour() -> dict[str, str]:
@@ -325,7 +400,7 @@ def test_every_room_stands_in_contributings_table():
     rooms = {(package, path.parent.name) for package in floors for path in (ROOT / package).glob("*/__init__.py")}
     assert len(rooms) > 20
     missing = {room for room in rooms if not re.search(rf"\b{room[1]}\b", floors[room[0]])}
-    planned = set(re.findall(r"^\| `(\w+)`[^|]*\| ", said.split("Rooms are planned")[1], re.MULTILINE))
+    planned = set(re.findall(r"^\| `(\w+)`[^|]*\| ", said.split("These rooms are planned")[1], re.MULTILINE))
     assert missing == set()
     assert planned
     assert planned & {room for _, room in rooms} == set()
@@ -344,6 +419,36 @@ def test_nothing_names_a_machine():
     assert found == []
 
 
+# -- pictures, and the worked example
+
+
+@pytest.fixture(scope="module")
+def passes(tmp_path_factory):
+    return worked_example.run(tmp_path_factory.mktemp("example"))
+
+
+def test_the_worked_example_is_what_the_code_makes(passes):
+    page = (ROOT / "udfs/compact/COMPACTION.md").read_text(encoding="utf-8")
+    shown = re.search(r"<!-- made by docs/worked_example\.py -->\n\n(.*?)\n<!-- until here -->", page, re.DOTALL)[1]
+    assert shown == worked_example.example(passes)
+
+
+def test_drawings_are_what_the_code_draws(passes):
+    from docs import make_pictures
+
+    drawn = make_pictures.drawings(passes)
+    assert {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in drawn} == drawn
+
+
+def test_every_picture_is_shown_and_none_is_large():
+    shown = {
+        Path(target).name for page in PAGES for target in re.findall(r'(?:src|srcset)="([^"]+)"', page.read_text())
+    }
+    pictures = [*files_in(ROOT / "docs", "*.svg"), *files_in(ROOT / "docs", "*.png")]
+    assert {path.name for path in pictures} == shown
+    assert all(path.stat().st_size < 200_000 for path in pictures)
+
+
 # -- what is run
 
 
@@ -353,9 +458,25 @@ def test_ci_runs_the_tests_as_readme_says():
     assert os.access(ROOT / ".ci/run", os.X_OK)
 
 
+AIRFLOWS = ROOT / "examples/airflow/README.md"  # tests/airflow runs its commands
+
+
 def _runnable() -> list[str]:
-    blocks = re.findall(r"<!-- run -->\n```sh\n(.*?)```", README, re.DOTALL)
+    """Commands of all pages, each once: README's blocks and table of jobs, then the other pages from top to bottom."""
+    found = [*_marked(ROOT / "README.md"), *(f"./spark-submit.sh {example}" for _, example in _jobs_of_readme())]
+    return list(dict.fromkeys([*found, *(line for page in PAGES if page != AIRFLOWS for line in _marked(page))]))
+
+
+def _marked(page: Path) -> list[str]:
+    blocks = re.findall(r"<!-- run -->\n```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     return [line for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_commands_of_a_page_are_run_or_it_says_why_not(page):
+    for before, block in re.findall(r"([^\n]*)\n```(?:sh|bash|console)\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        tests = re.fullmatch(r"\./spark-submit\.sh test [^\n]*\n", block)  # what runs this
+        assert tests or re.fullmatch(r"<!-- run -->|<!-- not run: .+ -->", before), block
 
 
 def test_examples_of_every_job_are_run():
@@ -368,55 +489,71 @@ def _table(text: str) -> list[tuple[str, ...]]:
     return re.findall(row, text, re.MULTILINE)
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-def test_examples_of_readme_run(spark, tmp_path, monkeypatch, capfd):
-    """The first as it stands; the others as the script ends, `cli.main`, in the session that is there."""
-    monkeypatch.chdir(ROOT)
-    examples = [shlex.split(re.sub(r"(?<= )work/", f"{tmp_path}/", example)) for example in _runnable()]
+@pytest.fixture(scope="module")
+def ran(spark, tmp_path_factory) -> tuple[Path, list[tuple[list[str], int, str, str]]]:
+    """A folder for what examples write, and all of them run: command, exit code, stdout, stderr.
+
+    The first as it stands; the others as the script ends, `cli.main`, in the session that is there.
+    """
+    work = tmp_path_factory.mktemp("work")
+    examples = [shlex.split(re.sub(r"(?<= )work/", f"{work}/", example)) for example in _runnable()]
     assert {script for script, *_ in examples} == {"./spark-submit.sh"}
     done = subprocess.run(
-        examples[0], env={**os.environ, "LASTKEY_VENV": sys.prefix}, capture_output=True, text=True, check=False
-    )
-    ran = [(examples[0], done.returncode, done.stdout, done.stderr)]
-    for script, *words in examples[1:]:
-        capfd.readouterr()
-        code = cli.main(words)
-        ran.append(([script, *words], code, *capfd.readouterr()))
-    for example, code, out, err in ran:
+        examples[0], cwd=ROOT, env={**os.environ, "LASTKEY_VENV": sys.prefix},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    out = [(examples[0], done.returncode, done.stdout, done.stderr)]
+    with contextlib.chdir(ROOT):
+        for script, *words in examples[1:]:
+            with (
+                (work / "stdout").open("w+") as stdout, contextlib.redirect_stdout(stdout),
+                (work / "stderr").open("w+") as stderr, contextlib.redirect_stderr(stderr),
+            ):  # fmt: skip
+                code = cli.main(words)
+            out.append(([script, *words], code, *((work / name).read_text() for name in ("stdout", "stderr"))))
+    return work, out
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_examples_of_all_pages_run(ran):
+    for example, code, out, err in ran[1]:
         assert code == 0, (example, out, err)
         assert "Traceback" not in err
-    shown = _section("## Two commands")
-    assert _table(ran[0][2]) == _table(shown) != []
+    first, shown = ran[1][0][2], _section(README, "## Two commands")
+    assert _table(first) == _table(shown) != []
     told = re.findall(r"^(?:records dropped|note|the archive).*", shown, re.MULTILINE)
     assert len(told) > 1
     for said in told:
-        assert said in ran[0][2]
+        assert said in first
 
 
-def _blocks(language: str) -> list[str]:
-    """README's blocks of a language, with the examples' archive for `archive`."""
+def _blocks(page: Path, language: str, work: Path) -> list[str]:
+    """A page's blocks of a language, with the examples' archive for `archive`, and what its commands wrote."""
     archive = ROOT / "examples" / "archive"
-    found = re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    return [re.sub(r"(?<=[\"'])archive(?=[\"'])", str(archive), block) for block in found]
+    found = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    here = [re.sub(r"(?<=[\"'])archive(?=[\"'])", str(archive), block) for block in found]
+    return [re.sub(r"(?<=[\"'])work/", f"{work}/", block) for block in here]
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_python_and_sql_of_readme_run(spark, monkeypatch):
-    """Statement by statement; a DataFrame has rows. All blocks share one session and one namespace."""
+def test_python_and_sql_of_all_pages_run(spark, ran, monkeypatch):
+    """Statement by statement; a DataFrame has rows. Blocks of a page share a namespace, and all one session."""
     monkeypatch.chdir(ROOT)
     spark.read.format("kafka_log").load(str(ROOT / "examples" / "archive")).createOrReplaceTempView("topic")
-    names: dict[str, object] = {"spark": spark}
     frames = []
-    for block in _blocks("python"):
-        for statement in ast.parse(block).body:
-            if isinstance(statement, ast.Expr):
-                frames.append(eval(compile(ast.Expression(statement.value), "README.md", "eval"), names))
-            else:
-                exec(compile(ast.Module([statement], []), "README.md", "exec"), names)
-    frames += [spark.sql(statement) for block in _blocks("sql") for statement in block.split(";") if statement.strip()]
+    for page in PAGES:
+        names: dict[str, object] = {"spark": spark}
+        for block in _blocks(page, "python", ran[0]):
+            for statement in ast.parse(block).body:
+                if isinstance(statement, ast.Expr):
+                    frames.append(eval(compile(ast.Expression(statement.value), _id(page), "eval"), names))
+                else:
+                    exec(compile(ast.Module([statement], []), _id(page), "exec"), names)
+        for block in _blocks(page, "sql", ran[0]):
+            frames += [spark.sql(statement) for statement in block.split(";") if statement.strip()]
     shown = [frame for frame in frames if hasattr(frame, "isStreaming") and not frame.isStreaming and frame.columns]
-    assert len(shown) == 5
+    assert len(shown) == 6
     assert all(frame.limit(1).count() for frame in shown)
     spark.catalog.dropTempView("orders")

@@ -7,6 +7,7 @@ checks free of the code that it checks.
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import sys
@@ -147,9 +148,15 @@ def floor_of(module: str) -> str:
     return max(names, key=len)
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Of the syntax tree, all."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def imports(path: Path) -> Iterator[str]:
     """Dotted names of what is imported, for type checkers only too; `from a import b` gives a.b."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -208,10 +215,6 @@ def test_length_and_name(module):
         assert part not in ("common", "utils", "helpers", "util", "misc")
 
 
-def nodes(module: str) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(SOURCES[module].read_text(encoding="utf-8")))
-
-
 def test_the_session_is_made_in_one_place():
     makers = {
         module
@@ -226,7 +229,7 @@ def test_delta_lies_in_one_room():
     formats = {
         module
         for module in SOURCES
-        for node in nodes(module)
+        for node in nodes(SOURCES[module])
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("format", "using", "load", "save")
@@ -241,7 +244,7 @@ def test_only_the_command_line_prints():
     users = {
         module
         for module in SOURCES
-        for node in nodes(module)
+        for node in nodes(SOURCES[module])
         if (isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.stdout", "sys.__stdout__"))
         or (isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "click.echo"))
     }
@@ -264,10 +267,10 @@ def test_no_test_module_is_imported():
 
 def test_asserts_check_no_input():
     """`assert` disappears under -O: sizes of field tables may be asserted at import, nothing inside a function."""
-    for module in SOURCES:
+    for module, path in SOURCES.items():
         inside = [
             node.lineno
-            for function in nodes(module)
+            for function in nodes(path)
             if isinstance(function, ast.FunctionDef)
             for node in ast.walk(function)
             if isinstance(node, ast.Assert)
@@ -283,7 +286,7 @@ def test_the_kernel_cache_sees_every_kernel():
     compiled = {
         SOURCES[module]
         for module in SOURCES
-        for node in nodes(module)
+        for node in nodes(SOURCES[module])
         if isinstance(node, ast.FunctionDef)
         and {ast.unparse(each).rpartition(".")[2] for each in node.decorator_list} & {"kernel", "inline", "intrinsic"}
     }

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -69,6 +70,26 @@ def _wheel(folder: Path, name: str) -> str:
     return f"{name}==1 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
 
 
+# A Python of which the first environment is made; the others are copies of it, for that is what takes long
+ONE_ENVIRONMENT = """#!/bin/sh
+case "$*" in
+'-m venv --clear -- '*) ;;
+*) exec '{python}' "$@" ;;
+esac
+[ ! -d '{made}' ] || exec cp -a '{made}' "$5"
+'{python}' "$@" && cp -a "$5" '{made}'
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("python")
+    path = folder / "python3"
+    path.write_text(ONE_ENVIRONMENT.format(python=sys.executable, made=folder / "made"))
+    path.chmod(0o755)
+    return path
+
+
 @pytest.mark.parametrize(
     ("spoilt", "said"),
     [
@@ -76,7 +97,7 @@ def _wheel(folder: Path, name: str) -> str:
         ("unlocked", "--require-hashes mode"),
     ],
 )  # fmt: skip
-def test_a_file_with_another_hash_is_not_installed(tmp_path, spoilt, said):
+def test_a_file_with_another_hash_is_not_installed(tmp_path, python, spoilt, said):
     """spark-submit.sh in a checkout of which the environment is made of two packages that lie beside it."""
     checkout, wheels, java = tmp_path / "checkout", tmp_path / "wheels", tmp_path / "java" / "bin" / "java"
     for folder in (checkout / "requirements", wheels, java.parent):
@@ -95,6 +116,7 @@ def test_a_file_with_another_hash_is_not_installed(tmp_path, spoilt, said):
         "PIP_FIND_LINKS": str(wheels),
         "PIP_CONFIG_FILE": os.devnull,
         "JAVA_HOME": str(tmp_path / "java"),
+        "LASTKEY_PYTHON": str(python),
     }
     done = subprocess.run(
         [checkout / "spark-submit.sh", "--help"], env=env, capture_output=True, text=True, check=False

@@ -1,7 +1,7 @@
-"""The options of the data sources: names, values, and what they mean together. Names are not case sensitive.
+"""Parses the options of the data sources. Names are not case sensitive. DATA_SOURCE.md explains each option.
 
-Those of Spark's own Kafka source have its names and its meaning, so that a query moves over with the format's name and
-a path; what only tells how to talk to a broker (`kafka.*` and the like) is taken and means nothing.
+Options of Spark's own Kafka source keep their names and meaning, so that a query needs only another format name and a
+path. Options that only say how to talk to a broker (`kafka.*` and the like) are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OPTIONS: Final[Mapping[Source, tuple[str, ...]]] = {
     "kafka_log_batches": (*_WHERE, *_WHAT, *_RANGE, *_SPEED),
     "kafka_log_index": (*_WHERE, *_WHAT, "kinds", *_SPEED),
 }
-# Of Spark's Kafka source: how it talks to brokers, or spreads what it reads over tasks
+# Options of Spark's Kafka source that say how it talks to brokers, or divides its work into tasks
 _MEANINGLESS: Final = frozenset(
     {
         "kafkaconsumer.polltimeoutms", "fetchoffset.numretries", "fetchoffset.retryintervalms",
@@ -45,7 +45,7 @@ _MEANINGLESS: Final = frozenset(
 
 
 def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
-    """Options as Spark hands them over. UsageError: one that is unknown, or cannot be, alone or beside another."""
+    """Parse options as Spark passes them. UsageError for an unknown or impossible option or combination."""
     for name, value in given.items():
         if name.lower() in _WHERE and has_secret(value):
             raise UsageError(message=f"{name}: {SecretInUriError()}")
@@ -99,19 +99,19 @@ def _named(given: Mapping[str, str], source: Source) -> dict[str, str]:
         if lower in known:
             out[known[lower]] = value
         elif not (lower.startswith("kafka.") or lower in _MEANINGLESS):
-            shown = elsewhere.get(lower, name)  # Spark hands names over in small letters
+            shown = elsewhere.get(lower, name)  # Spark passes names in lower case
             raise UsageError(message=f"{source}: no such option: {shown}{nearest(lower, known, known.__getitem__)}")
     return out
 
 
 class _Values:
-    """Values by name, of the kind that is asked for."""
+    """Option values by name, converted to the type that the caller asks for."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
 
     def text(self, name: str) -> str | None:
-        """As it stands."""
+        """The value as given."""
         return self._values.get(name)
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -124,7 +124,7 @@ class _Values:
         return value.lower() == "true"
 
     def number(self, name: str, least: int) -> int | None:
-        """A whole number from `least` on."""
+        """A whole number, at least `least`."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -133,7 +133,7 @@ class _Values:
         return int(value)
 
     def one_of(self, names: tuple[str, ...], allowed: tuple[str, ...]) -> str:
-        """One of the allowed values, the first one where nothing is said; two names for one thing must agree."""
+        """One of the allowed values; default: the first. Two names for one option must agree."""
         found = {self._values[name].lower(): name for name in names if name in self._values}
         if len(found) > 1:
             raise UsageError(message=f"{' and '.join(names)} say different things: {' and '.join(found)}")
@@ -146,7 +146,7 @@ class _Values:
         return allowed[0]
 
     def names(self, name: str) -> tuple[str, ...] | None:
-        """A list with commas."""
+        """A list separated by commas."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -156,7 +156,7 @@ class _Values:
         return out
 
     def several(self, name: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
-        """Some of the allowed values; all where nothing is said."""
+        """Some of the allowed values; default: all."""
         out = self.names(name) or allowed
         for value in out:
             if value not in allowed:
@@ -165,7 +165,7 @@ class _Values:
 
 
 def _paths(take: _Values) -> tuple[str, ...]:
-    several = take.text("paths")  # what .load([...]) becomes
+    several = take.text("paths")  # .load([...]) becomes this
     one = take.text("path")
     try:
         found = json.loads(several) if several else []
@@ -209,7 +209,7 @@ def _numbers(take: _Values) -> tuple[range, ...] | None:
 
 
 def _bounds(take: _Values, which: str, default: Bound | None) -> Bounds | None:
-    """A timestamp for all, else timestamps by partition, else offsets: the order of Spark's Kafka source."""
+    """A timestamp for all partitions, else timestamps by partition, else offsets, as in Spark's Kafka source."""
     name = f"{which}Timestamp"
     if take.text(name) is not None:
         return Bounds(name, Bound("timestamp", _time(name, take.text(name))))

@@ -1,4 +1,4 @@
-"""What is read: partitions, records and columns, as the options of a data source say it."""
+"""The parsed options of a data source: which partitions, records and columns to read."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__sh
 
 @dataclass(frozen=True)
 class Selection:
-    """Which partitions: all limits together."""
+    """Which partitions to read. A partition has to meet all limits."""
 
     globs: tuple[str, ...] | None = None
-    pattern: str | None = None  # a regular expression found in the name, as Spark's Kafka source does it
+    pattern: str | None = None  # a regular expression to find in the name, as in Spark's Kafka source
     assigned: frozenset[Key] | None = None
     partitions: tuple[range, ...] | None = None
 
     def topic(self, name: str) -> bool:
-        """Whether a topic is wanted."""
+        """Whether to read a topic."""
         return (
             (self.globs is None or any(matches(glob, name) for glob in self.globs))
             and (self.pattern is None or (name not in _INTERNAL and re.search(self.pattern, name) is not None))
@@ -37,7 +37,7 @@ class Selection:
         )
 
     def partition(self, topic: str | None, number: int | None) -> bool:
-        """Whether a partition is wanted; one that does not say its name only where nothing is asked for."""
+        """Whether to read a partition; one without a known name only if there are no limits."""
         if topic is None or number is None:
             return self == Selection()
         return (
@@ -49,14 +49,14 @@ class Selection:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Where reading begins, or ends, in every partition."""
+    """Where reading begins or ends in every partition."""
 
     option: str
     default: Bound
     each: Mapping[Key, Bound] | None = None
 
     def of(self, topic: str | None, partition: int | None) -> Bound:
-        """The bound of one partition; where some are named, all must be, as in Spark's Kafka source."""
+        """The bound of one partition. If the option names some, it has to name all, as in Spark's Kafka source."""
         if self.each is None:
             return self.default
         if topic is None or partition is None or (topic, partition) not in self.each:
@@ -69,7 +69,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Pushed:
-    """What a query's own conditions leave: all limits together."""
+    """Limits from a query's own conditions. A row has to meet all of them."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
@@ -80,13 +80,13 @@ class Pushed:
     keys: frozenset[bytes] | None = None
 
     def partition(self, topic: str | None, number: int | None) -> bool:
-        """Whether a partition can have such rows."""
+        """Whether a partition can hold such rows."""
         return (self.topics is None or topic in self.topics) and (self.partitions is None or number in self.partitions)
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """All options, understood."""
+    """All options, parsed."""
 
     source: Source
     paths: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class ReadOptions:
     pushed: Pushed = Pushed()
 
     def wanted(self) -> Wanted:
-        """Which records, whatever the partition."""
+        """Which records to read, in any partition."""
         keys = None if self.key is None else frozenset({self.key})
         if self.pushed.keys is not None:
             keys = self.pushed.keys if keys is None else keys & self.pushed.keys

@@ -1,18 +1,18 @@
 """`spark.read.format("kafka_log")`: an archive of Kafka's logs as a DataFrame, by Spark's Python data source API.
 
-    spark.read.format("kafka_log").load("archive")                        # one row a record
-    spark.read.format("kafka_log_batches").load("archive/orders-0")       # one row a batch, nothing decompressed
-    spark.read.format("kafka_log_index").load("s3://bucket/archive")      # one row an index entry
+    spark.read.format("kafka_log").load("archive")                        # a row for each record
+    spark.read.format("kafka_log_batches").load("archive/orders-0")       # a row for each batch, decompresses nothing
+    spark.read.format("kafka_log_index").load("s3://bucket/archive")      # a row for each index entry
     spark.readStream.format("kafka_log").load("archive")                  # as the archive grows
 
-Sessions know the formats by themselves where Python finds this project: Spark looks for modules named pyspark_*
-(pyspark_kafka_log.py and the others beside `jobs`). Nothing here talks to the JVM, so all of it works through Spark
-Connect. Spark calls a source in processes of its own: `schema` and `partitions` in one on the driver, `read` in
-workers. What they do is in udfs, which knows nothing of Spark.
+A session knows the formats by itself if Python finds this project, because Spark looks for modules named pyspark_*
+(pyspark_kafka_log.py and the others beside `jobs`). Nothing here talks to the JVM, so everything works through Spark
+Connect. Spark calls a source in its own processes: `schema` and `partitions` in one on the driver, `read` in workers.
+The work is done in udfs, which knows nothing of Spark.
 
-Spark 4.2 prunes no columns of such a source: what is declared is made. Hence the columns by default are those of
-Spark's own Kafka source and no more, so that a query moves over unchanged, INSERT INTO and UNION included; `columns`,
-`includeValue=false` or .schema(...) say what is not needed.
+Spark 4.2 does not prune columns of such a source; the source makes every declared column. So the default columns are
+exactly those of Spark's own Kafka source. A query then works unchanged, even INSERT INTO and UNION. To leave columns
+out, use `columns`, `includeValue=false` or .schema(...).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Source(DataSource):
         return cls.source
 
     def schema(self) -> StructType:
-        """The columns that the options ask for. UsageError for options that cannot be."""
+        """The columns that the options ask for. UsageError for impossible options."""
         return from_arrow_schema(columns_of(self.columns, self.parsed()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -62,22 +62,22 @@ class _Source(DataSource):
         return kind(options, arrow_schema(self.columns, options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """None: only records come as a stream."""
+        """A reader that says that only records come as a stream."""
         return NoStream(UsageError(message=f"{self.source}: no stream; spark.read reads it, readStream kafka_log"))
 
     def parsed(self) -> ReadOptions:
-        """The options, understood."""
+        """The options, parsed."""
         return parse(self.options, self.source)
 
 
 class KafkaLog(_Source):
-    """One row a record."""
+    """A row for each record."""
 
     source = "kafka_log"
     columns = pa.schema([*RECORDS, PATH, PROBLEM])
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """A reader of what is added to the archive."""
+        """A reader of what the archive gains."""
         from jobs.data_source.stream import StreamReader  # noqa: PLC0415 - a batch query needs none of it
 
         try:
@@ -87,14 +87,14 @@ class KafkaLog(_Source):
 
 
 class KafkaLogBatches(_Source):
-    """One row a batch."""
+    """A row for each batch."""
 
     source = "kafka_log_batches"
     columns = pa.schema([*BATCHES, PATH, PROBLEM])
 
 
 class KafkaLogIndex(_Source):
-    """One row an entry of an index, a snapshot or a leader epoch checkpoint."""
+    """A row for each entry of an index, a snapshot or a leader epoch checkpoint."""
 
     source = "kafka_log_index"
     columns = pa.schema([*INDEX, PROBLEM])
@@ -104,13 +104,13 @@ SOURCES: Final = (KafkaLog, KafkaLogBatches, KafkaLogIndex)
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats known to a session whose Python worker does not find pyspark_kafka_log.py by itself."""
+    """Register the formats in a session whose Python worker does not find pyspark_kafka_log.py by itself."""
     for source in SOURCES:
         spark.dataSource.register(source)
 
 
 def columns_of(known: Any, options: ReadOptions) -> Any:
-    """pa.Schema of what the options ask for; UsageError for a column that there is not."""
+    """Return the pa.Schema that the options ask for. UsageError for an unknown column."""
     if options.columns is not None:
         names = _asked(known, options)
     elif options.source == "kafka_log":
@@ -140,7 +140,7 @@ def _asked(known: Any, options: ReadOptions) -> list[str]:
 
 
 def _for_spark(field: Any) -> Any:
-    """A column as Spark has it: null is allowed in all, as in Spark's Kafka source; no unsigned numbers."""
+    """A column as Spark has it: nullable, as in Spark's Kafka source, and without unsigned numbers."""
     kind = pa.int64() if field.type == pa.uint32() else field.type
     if field.name == PROBLEM.name:
         kind = pa.struct([inner.with_nullable(True).remove_metadata() for inner in kind])
@@ -148,7 +148,7 @@ def _for_spark(field: Any) -> Any:
 
 
 def arrow_schema(known: Any, options: ReadOptions, schema: StructType) -> Any:
-    """What Spark expects of each Arrow batch, pa.Schema. UsageError: .schema(...) with other columns or types."""
+    """Return the pa.Schema of the Arrow batches that Spark expects. UsageError for a .schema(...) that does not fit."""
     expected = to_arrow_schema(schema, timezone="UTC")
     if not len(expected):
         raise UsageError(message="schema: it has no column; .select() of a DataFrame with one counts rows as well")
@@ -173,35 +173,35 @@ def _type_name(kind: Any) -> str:
 
 
 def _asks_for_filters() -> bool:
-    """Whether this process is the one in which Spark asks what can be pushed down.
+    """Whether this is the process in which Spark asks what it can push down.
 
-    A reader that takes filters is refused where spark.sql.python.filterPushdown.enabled is off, and nothing tells a
-    source whether it is. But filters are asked for in a worker module of their own, and only where it is on.
+    Spark refuses a reader that takes filters if spark.sql.python.filterPushdown.enabled is off, and does not tell the
+    source whether it is. But Spark asks for filters in a separate worker module, and only if the setting is on.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
 
 
 class Reader(DataSourceReader):
-    """Plans on the driver, reads on workers."""
+    """Plans on the driver and reads on workers."""
 
     def __init__(self, options: ReadOptions, schema: Any) -> None:
         self.options, self.schema = options, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One for about splitBytes of log."""
+        """A partition for about every splitBytes of log."""
         from jobs.data_source.plan import plan  # noqa: PLC0415 - workers need none of it
 
         return [InputPartition(task) for task in plan(self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """pa.RecordBatch of exactly the declared columns."""
+        """Yield pa.RecordBatch with exactly the declared columns."""
         return read_task(self.options, self.schema, partition)
 
 
 class NoStream(DataSourceStreamReader):
-    """Says why there is no stream when it is asked something. Raised where it is made, Spark 4.2 shows an error of its
-    own instead (a reader that it wants to stop, and has not).
+    """Raises the reason why there is no stream as soon as Spark calls it. If the constructor raised it, Spark 4.2 would
+    show an error of its own instead, about a reader that it cannot stop.
     """
 
     def __init__(self, error: UsageError) -> None:
@@ -225,14 +225,14 @@ class NoStream(DataSourceStreamReader):
 
 
 class PushingReader(Reader):
-    """The same where the session lets filters be pushed down, and the option says that they may be.
+    """A reader for a session that pushes filters down, if the option pushFilters allows it.
 
-    The option, since Spark 4.2 keeps what a filtered query reads, and reads only that for every later query of the same
-    DataFrame or view that has no filter of its own: rows would be missing without a word.
+    The option exists because Spark 4.2 keeps what a filtered query reads, and reads only that in every later query on
+    the same DataFrame or view without a filter of its own. Rows would be missing silently.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take what narrows the reading; what is given back, Spark checks again."""
+        """Take the filters that reduce what is read; Spark applies again those that this returns."""
         from jobs.data_source.filters import narrow  # noqa: PLC0415 - as above
 
         pushed, rest = narrow(filters, self.options)

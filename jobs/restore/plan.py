@@ -133,16 +133,13 @@ def _absent(root: Root, segments: Sequence[Segment]) -> list[str]:
 
 def _still_there(tables: State, chain: Sequence[RunRow]) -> list[int]:
     """Generations of one partition whose files in the store are all there."""
-    manifest: dict[str, list[Segment]] = {row.run_id: [] for row in chain}
-    for segment in tables.segments_of_runs(manifest):
-        if chain and (segment.topic, segment.partition) == (chain[0].topic, chain[0].partition):
-            manifest[segment.run_id].append(segment)
+    runs = {((row.topic, row.partition), row.generation_after, row.run_id): row for row in chain}
     there = []
-    for row in chain:
-        folder = tables.root.filesystem.get_file_info(tables.root.full(made_by(row).folder))
-        ours = [s for s in manifest[row.run_id] if s.root == "store"]
+    for run, segments in tables.segments_of(runs).items():
+        folder = tables.root.filesystem.get_file_info(tables.root.full(made_by(runs[run]).folder))
+        ours = [s for s in segments if s.root == "store"]
         if folder.type == pafs.FileType.Directory and not _absent(tables.root, ours):
-            there.append(row.generation_after)
+            there.append(runs[run].generation_after)
     return there
 
 

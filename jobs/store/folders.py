@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyarrow import fs as pafs
 
 from jobs.errors import UsageError
-from jobs.store.paths import PARTITIONS, parse_run_folder
+from jobs.store.paths import PARTITIONS, parse_run_folder, partition_folder
 from jobs.topics import Key
 from logformat import names
 from logformat.locations import text_entries
@@ -53,6 +53,13 @@ def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
                 notes.append(f"{below}: holds folders; left alone")
             key, whole = (parsed.topic, parsed.partition), len(notes) == n_notes
             yield RunFolder(key, *made, below, files, whole)
+
+
+def folders_of(store: Root, topic: str, partition: int) -> list[tuple[str, tuple[int, str]]]:
+    """The runs' folders of one partition: path below the store, and (generation, run id)."""
+    path = partition_folder(topic, partition)
+    named = [(str(entry.base_name), parse_run_folder(entry.base_name)) for entry in _entries(store, path, [])]
+    return [(f"{path}/{name}", made) for name, made in named if made is not None]
 
 
 def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:

@@ -10,11 +10,11 @@ from pyarrow import fs as pafs
 from jobs.errors import MissingPathError, NoGenerationError
 from jobs.store.paths import CHECKPOINTS, generation_folder, table_folder
 from jobs.store.rows import Checkpoint, RunRow, Segment
-from jobs.store.tables import State
+from jobs.store.tables import State, open_state
 from jobs.topics import Key
 from logformat import names
 from logformat.s3_access import check_bucket
-from udfs.storage import Root, normal_uri, open_root
+from udfs.storage import Root
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def nobody_has(generation: int) -> NoGenerationError:
 
 def open_store(uri: str, expected: str = f"a store, with {table_folder(CHECKPOINTS)}") -> Root:
     """The root of a store that holds a generation. MissingPathError: it holds none; AccessError."""
-    store = open_root(normal_uri(uri))
+    store = open_state(uri).root
     found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))
     if found.type != pafs.FileType.Directory or not State(store).exists():
         check_bucket(store.uri, store.filesystem)

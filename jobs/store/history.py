@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from jobs.store.paths import parse_run_folder
 from jobs.store.rows import Checkpoint, RunRow
 from jobs.topics import Key
 
@@ -23,12 +22,12 @@ Made = tuple[str, int, int, str]  # topic, partition, generation, run id
 def needed(
     checkpoints: Mapping[Key, Checkpoint],
     chains: Mapping[Key, Sequence[RunRow]],
-    folders: Callable[[str, int], Collection[str]],
+    folders: Callable[[str, int], Collection[tuple[str, tuple[int, str]]]],
     now_ms: int,
 ) -> set[Made]:
     """Of the generations up to each partition's horizon those that stay.
 
-    chains: of committed runs, newest first; folders: the names of what lies in a partition's folder.
+    chains: of committed runs, newest first; folders: `folders.folders_of` a topic and partition.
     """
     young_ms = now_ms - KEEP_DAYS * 86_400_000
     stay = set()
@@ -37,7 +36,7 @@ def needed(
         if not any(run.started_ms < young_ms for run in old):
             stay |= {_made(run) for run in old}
             continue
-        there = {made for name in folders(*key) if (made := parse_run_folder(name)) is not None}
+        there = {made for _, made in folders(*key)}
         numbers = {number for number, _ in there}
         for run in old:
             before = (run.generation_before, run.parent_run_id)

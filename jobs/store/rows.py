@@ -166,6 +166,7 @@ class Commit:
 
 Row = TypeVar("Row", Checkpoint, Segment, PartitionState, RunRow)
 _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_()}
+_SCHEMAS: dict[type[Any], pa.Schema] = {}  # by kind of row: type hints are read slowly
 
 
 def histories(
@@ -205,11 +206,13 @@ def _before(row: RunRow, runs: Mapping[str, RunRow]) -> RunRow | None:
 
 def arrow_schema(kind: type[Any]) -> pa.Schema:
     """The columns of a row's dataclass."""
-    fields = []
-    for name, hint in get_type_hints(kind).items():
-        base = next(arg for arg in (*getattr(hint, "__args__", ()), hint) if arg in _ARROW)
-        fields.append(pa.field(name, pa.int32() if name in INT32 else _ARROW[base], nullable=True))
-    return pa.schema(fields)
+    if kind not in _SCHEMAS:
+        fields = []
+        for name, hint in get_type_hints(kind).items():
+            base = next(arg for arg in (*getattr(hint, "__args__", ()), hint) if arg in _ARROW)
+            fields.append(pa.field(name, pa.int32() if name in INT32 else _ARROW[base], nullable=True))
+        _SCHEMAS[kind] = pa.schema(fields)
+    return _SCHEMAS[kind]
 
 
 def to_arrow(kind: type[Row], rows: Iterable[Row]) -> pa.Table:

@@ -13,8 +13,9 @@ error the versions from n + 1 to the head are searched for it: found is done. An
 made again on n, for one of both lands at most; once another's n + 1 is there, it never lands.
 
 delta-rs commits by a hard link without flushing anything, so what must survive a power cut is flushed here: data before
-the commit, the commit and the folder's names before success is said. A last commit that is empty or torn, of a machine
-that lost its power, counts as never made (`set_torn_aside`): each commit says how many actions it holds.
+the commit, the commit and the folder's names before success is said, and before another commit is built upon it. So
+only the last commit can be empty or torn, of a machine that lost its power; it counts as never made
+(`_torn_set_aside`): each commit says how many actions it holds.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ import json
 import os
 import random
 import re
+import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -59,8 +62,10 @@ _ATTEMPTS: Final = 200  # each one lost to another writer's commit
 _UNANSWERED: Final = 5  # attempts without a commit of anybody's: the store cannot be written
 _FILE_ROWS: Final = 256  # of a data file: a change of a few rows rewrites so many
 _CHECKPOINT_EVERY: Final = 20  # versions
+_MINE: Final = threading.local()  # `held`: folders whose lock this thread holds
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _COMMIT: Final = re.compile(r"\d{20}\.json")
+_CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
 _UNFIT: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")  # delta-rs takes them for other names
 
 
@@ -103,6 +108,8 @@ def check_fit(root: Root) -> None:
             message=f"{root.uri}: a store's URI cannot have settings in it (?): give them by the environment "
             "(AWS_ENDPOINT_URL, AWS_REGION) or a profile (AWS_PROFILE)"
         )
+    if root.filesystem.type_name == "s3" and "//" in root.base:
+        raise UsageError(message=f"{root.uri}: a store's URI cannot have an empty part in it (//)")
     if found := _UNFIT.search(root.base):
         raise UsageError(
             message=f"{root.uri}: a store's path cannot have {found[0]!r} in it: its tables would lie elsewhere; "
@@ -165,15 +172,18 @@ def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
     return pa.table([*columns, pa.array([path] * len(found), pa.string())], schema=schema.append(_FILE_FIELD))
 
 
-def swap(root: Root, name: str, schema: pa.Schema, plan: Callable[[Version], Change | None]) -> Version:
-    """Change a table: `plan` says what, on the head that it is given, or None for nothing; the version made.
+def swap(
+    root: Root, name: str, schema: pa.Schema, plan: Callable[[Version], Change | None], at: Version | None = None
+) -> int:
+    """Change a table: `plan` says what, on the head that it is given, or None for nothing. The version made, or found.
+    at: its head, as far as the caller knows.
 
     `plan` is called again whenever another writer was first, and raises what is to be raised where the change cannot be
     any more. ConflictError: the others never stop; UnsureCommitError: the store does not answer.
     """
     tried: set[str] = set()
     unanswered = 0
-    version = last = head(root, name)
+    version = last = at or head(root, name)
     for _ in range(_ATTEMPTS):
         try:
             change = plan(version)
@@ -187,11 +197,12 @@ def swap(root: Root, name: str, schema: pa.Schema, plan: Callable[[Version], Cha
                 raise UnsureCommitError(path=f"{root.uri}/{last.folder}", found=in_one_line(str(error))) from error
             raise
         if change is None:
-            return version
+            return version.number
         last = version
         tried.add(own := uuid.uuid4().hex)
         added = [_write(version, table) for table in change.added]
         flush_folder(root, version.folder)
+        _flush_commit(version, version.number)  # who put it may have died before that
         try:
             _commit(version, schema, added, change, own)
         except (DeltaError, OSError) as error:
@@ -281,8 +292,15 @@ def is_whole(commit: bytes) -> bool:
 
 @contextlib.contextmanager
 def local_lock(root: Root, seconds: float = 300.0) -> Iterator[None]:
-    """An exclusive lock on a store of a local disk, for as long as the process lives at most. No commit needs it."""
+    """An exclusive lock on a store of a local disk, for as long as the process lives at most. No commit needs it.
+
+    A thread that holds it gets it again at once.
+    """
     folder = Path(root.full("state"))
+    held: set[Path] = _MINE.__dict__.setdefault("held", set())
+    if folder in held:
+        yield
+        return
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         deadline = time.monotonic() + seconds
@@ -298,7 +316,11 @@ def local_lock(root: Root, seconds: float = 300.0) -> Iterator[None]:
                         found="another process holds it",
                     ) from None
                 time.sleep(0.05)
-        yield
+        held.add(folder)
+        try:
+            yield
+        finally:
+            held.remove(folder)
 
 
 def _torn_set_aside(root: Root, name: str) -> Iterator[str]:
@@ -317,33 +339,62 @@ def _torn_set_aside(root: Root, name: str) -> Iterator[str]:
 
 
 def _torn_commit(log: Path) -> list[Path]:
+    """UsageError: an older one is not whole, which no power cut does. What a checkpoint holds is not asked."""
+    names = _names(log)
+    commits = sorted(name for name in names if _COMMIT.fullmatch(name))
+    since = max((int(name[:20]) for name in names if _CHECKPOINT.fullmatch(name)), default=-1)
+    for name in commits[:-1]:
+        if int(name[:20]) > since and not _is_whole(log / name):
+            raise UsageError(
+                message=f"{log / name}: expected a whole commit, found one that is empty or cut short; what it "
+                "committed is lost: bring this file back, or move the folder state away and run rebuild-state"
+            )
+    return [log / commits[-1]] if commits and not _is_whole(log / commits[-1]) else []
+
+
+def _is_whole(commit: Path) -> bool:
     try:
-        names = [entry.name for entry in os.scandir(log) if _COMMIT.fullmatch(entry.name)]
-    except FileNotFoundError:
-        return []
-    if not names:
-        return []
-    newest = log / max(names)
-    return [] if is_whole(newest.read_bytes()) else [newest]
+        found = commit.stat()
+        return _read_whole(commit, found.st_ino, found.st_size, found.st_mtime_ns)
+    except FileNotFoundError:  # somebody set it aside, or cleaned it, a moment ago
+        return True
+
+
+@lru_cache(4096)
+def _read_whole(commit: Path, *_: int) -> bool:
+    """Of a file as it is now; `_`: what tells it from another of its name."""
+    return is_whole(commit.read_bytes())
 
 
 def _torn_checkpoint(log: Path) -> list[Path]:
+    """Whatever the hint says: readers list checkpoints too."""
+    checkpoints = sorted(name for name in _names(log) if _CHECKPOINT.fullmatch(name))
+    torn = [log / name for name in checkpoints[-1:] if not _is_parquet(log / name)]
     hint = log / "_last_checkpoint"
     try:
-        text = hint.read_bytes()
+        named = f"{int(json.loads(hint.read_bytes())['version']):020}.checkpoint.parquet"
+    except FileNotFoundError:
+        return torn
+    except (ValueError, KeyError, TypeError):
+        return [hint, *torn]
+    return [hint, *torn] if named not in checkpoints or log / named in torn else torn
+
+
+def _is_parquet(path: Path) -> bool:
+    try:
+        pq.read_metadata(path)
+    except FileNotFoundError:
+        return True
+    except (pa.ArrowException, OSError):
+        return False
+    return True
+
+
+def _names(log: Path) -> list[str]:
+    try:
+        return [entry.name for entry in os.scandir(log)]
     except FileNotFoundError:
         return []
-    try:
-        checkpoint = log / f"{int(json.loads(text)['version']):020}.checkpoint.parquet"
-    except (ValueError, KeyError, TypeError):
-        return [hint]
-    try:
-        pq.read_metadata(checkpoint)
-    except FileNotFoundError:
-        return [hint]
-    except (pa.ArrowException, OSError):
-        return [hint, checkpoint]
-    return []
 
 
 def _commit_path(name: str, number: int) -> str:
@@ -406,20 +457,25 @@ def _remove(version: Version, added: list[AddAction]) -> None:
             version.root.filesystem.delete_file(version.root.full(f"{version.folder}/{each.path}"))
 
 
-def _settled(version: Version, made: int) -> Version:
-    """The head after our commit, once that is on the disk; now and then a checkpoint, which spares readers commits,
-    and what is old goes.
+def _settled(version: Version, made: int) -> int:
+    """Our commit, once that is on the disk; now and then a checkpoint, which spares readers commits, and what is old
+    goes.
     """
-    root, path = version.root, _commit_path(version.name, made)
-    if exists(root, path):  # else somebody has checkpointed and cleaned it meanwhile
-        flush(root, path)
-    flush_folder(root, path.rpartition("/")[0])
+    root = version.root
+    _flush_commit(version, made)
     if made and made % _CHECKPOINT_EVERY == 0:
         with contextlib.suppress(DeltaError, OSError):  # it costs time alone
             checkpoint(version.root, version.name, made)
             now = head(root, version.name)
             forget(root, now.folder, now.files())
-    return head(root, version.name)
+    return made
+
+
+def _flush_commit(version: Version, number: int) -> None:
+    path = _commit_path(version.name, number)
+    if number >= 0 and exists(version.root, path):  # else somebody has checkpointed and cleaned it meanwhile
+        flush(version.root, path)
+        flush_folder(version.root, path.rpartition("/")[0])
 
 
 def checkpoint(root: Root, name: str, number: int) -> None:

@@ -20,14 +20,19 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs as pafs
 
-from jobs.errors import ConflictError, NoGenerationError, UsageError
+from jobs.errors import ConflictError, NoGenerationError
 from jobs.store import history, table
+from jobs.store.exclusive import check_exclusive
+from jobs.store.folders import folders_of
+from jobs.store.formats import check_format, columns_of, format_of
+from jobs.store.manifests import read_manifest
 from jobs.store.paths import (
     CHECKPOINTS,
     RUNS,
@@ -35,11 +40,9 @@ from jobs.store.paths import (
     STATES,
     TABLES,
     generation_folder,
-    partition_folder,
     table_folder,
 )
 from jobs.store.rows import (
-    FORMAT,
     Checkpoint,
     Commit,
     PartitionState,
@@ -54,10 +57,11 @@ from jobs.store.rows import (
     undecided,
 )
 from jobs.store.table import Change, Held, Version
-from logformat.locations import text_entries
+from logformat import names
 from udfs.storage import Root, normal_uri, open_root
 
 Key = tuple[str, int]
+Run = tuple[Key, int, str]  # partition, generation, run id
 
 _KEY: Final = ("topic", "partition")
 _LOCK_SECONDS: Final = 300.0
@@ -80,6 +84,7 @@ class State:
     began: int | None = None  # version of `compaction_checkpoints` that was read first
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000  # decides which history is old, nothing else
     _held: dict[str, Held] = field(default_factory=dict)
+    _checked: bool = False  # that commits can be made there
 
     # -- reading
 
@@ -123,22 +128,39 @@ class State:
         return self.manifests({(topic, partition): (generation or current.generation, run_id)})[topic, partition]
 
     def manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
-        """The segments of many partitions' (generation, run id), each list by base offset."""
-        found = _manifests(self._decided(), wanted)
-        older = {key: run for key, run in wanted.items() if key not in found}
-        history = self._of_runs({run_id for _, run_id in older.values()}) if older else []
-        for key in older:
-            found[key] = []
-        for row in history:
-            key = row.topic, row.partition
-            if older.get(key) == (row.generation, row.run_id):
-                found[key].append(row)
-        return {key: sorted(found[key], key=lambda row: row.base_offset) for key in wanted}
+        """The segments of many partitions' (generation, run id), each list by base offset. NoGenerationError: those of
+        one are not known any more.
+        """
+        found = self.known_manifests(wanted)
+        for key in wanted.keys() - found.keys():
+            raise NoGenerationError(
+                partition=names.partition_folder(*key), found=wanted[key][0],
+                reason="its segments are not in the store's tables, and its folder has no manifest",
+                expected="another generation",
+            )  # fmt: skip
+        return found
 
-    def segments_of_runs(self, run_ids: Iterable[str]) -> list[Segment]:
-        """Every row of these runs, committed or not, in no order."""
-        wanted = set(run_ids)
-        return self._of_runs(wanted)
+    def known_manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
+        """The same of those that are known."""
+        found = _manifests(self._decided(), wanted)
+        older = {(key, *run): key for key, run in wanted.items() if key not in found}
+        for run, segments in self.segments_of(older).items():
+            found[older[run]] = segments
+        return {key: sorted(found[key], key=lambda row: row.base_offset) for key in wanted if key in found}
+
+    def segments_of(self, runs: Collection[Run]) -> dict[Run, list[Segment]]:
+        """The segments of runs, committed or not, in no order: by the history, else by the manifests in their folders.
+        Runs of which neither knows anything are not in it.
+        """
+        found: dict[Run, list[Segment]] = {}
+        for row in self._of_runs({run_id for _, _, run_id in runs}) if runs else ():
+            found.setdefault(((row.topic, row.partition), row.generation, row.run_id), []).append(row)
+        found = {run: found[run] for run in runs if run in found}
+        for key, generation, run_id in set(runs) - found.keys():
+            with contextlib.suppress(FileNotFoundError):
+                manifest = read_manifest(self.root, generation_folder(*key, generation, run_id))
+                found[key, generation, run_id] = list(manifest.segments)
+        return found
 
     def current(self) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
         """Checkpoints and the manifests that they name: where a run begins."""
@@ -162,6 +184,14 @@ class State:
 
     # -- writing
 
+    def check_writable(self) -> None:
+        """That commits can be made there; done before the first one, or earlier, before work is done for it.
+        NotExclusiveError.
+        """
+        if not self._checked:
+            check_exclusive(self.root, rounds=1 if self.has(CHECKPOINTS) else 3)
+            self._checked = True
+
     def commit_wave(self, commits: Sequence[Commit], verify_files: Callable[[], None] | None = None) -> None:
         """Make a wave's generations current, all or none. ConflictError: another run moved a partition of it.
 
@@ -184,17 +214,15 @@ class State:
         """Make the tables of a store that has lost them. ConflictError: somebody else makes them."""
         new = to_checkpoints([(c.checkpoint, c.segments, c.standing) for c in decided])
 
-        def plan(version: Version) -> Change:
+        def plan(rows: pa.Table, version: Version) -> Change:
             if version.number >= 0:
                 raise ConflictError(
                     path=f"{self.root.uri}/{version.folder}", expected="no table", found=f"version {version.number}"
                 )
-            return Change(added=table.in_files(new))
+            return Change(added=table.in_files(rows))
 
-        if segments:
-            self._append(SEGMENTS, to_arrow(Segment, segments))
-        self._append(RUNS, to_arrow(RunRow, runs))
-        self._swap(CHECKPOINTS, checkpoint_schema(), plan)
+        for name, rows in ((SEGMENTS, to_arrow(Segment, segments)), (RUNS, to_arrow(RunRow, runs)), (CHECKPOINTS, new)):
+            self._swap(name, rows.schema, partial(plan, rows))
         self.write_states()
 
     def _began(self, version: Version) -> int:
@@ -229,7 +257,7 @@ class State:
             new = []
             for key, row in said.items():
                 old = now.get(key) or undecided(*key)
-                if old["generation"] <= max(row.generation, 0):
+                if old["generation"] == max(row.generation, 0):
                     new.append(old | {"standing": _standing(row)})
             if not new:
                 return None
@@ -293,28 +321,31 @@ class State:
         version = table.head(self.root, name)
         self.notes += version.notes
         if name == CHECKPOINTS:
-            _check_format(version)
+            check_format(version)
             if self.began is None:
                 self.began = version.number
         return version
 
     def _swap(self, name: str, schema: pa.Schema, plan: Callable[[Version], Change | None]) -> None:
         """Change a table, which is brought to this version's columns first."""
+        self.check_writable()
 
         def checked(version: Version) -> Change | None:
             if name == CHECKPOINTS:
-                _check_format(version)  # a newer version may have taken the store over since we began
+                check_format(version)  # a newer version may have taken the store over since we began
             return plan(version)
 
-        if set(schema.names) - set(_columns(table.head(self.root, name)) or schema.names):
+        at = self._head(name)
+        if set(schema.names) - set(columns_of(at) or schema.names):
             self._upgrade(name, schema)
-        table.swap(self.root, name, schema, checked)
+            at = self._head(name)
+        table.swap(self.root, name, schema, checked, at)
 
     def _upgrade(self, name: str, schema: pa.Schema) -> None:
         """A table as an older version wrote it, in one commit that keeps its rows. That version locks, so do we."""
 
         def plan(version: Version) -> Change | None:
-            if not set(schema.names) - set(_columns(version)):
+            if not set(schema.names) - set(columns_of(version)):
                 return None
             found = self._decided_at(version) if name == CHECKPOINTS else table.rows(version, schema)
             return Change(added=[found.drop_columns([table.FILE])], whole=True)
@@ -334,7 +365,7 @@ class State:
 
     def _decided_at(self, version: Version) -> pa.Table:
         """The same at a version; one of format 1 with what lay in the other tables then."""
-        if _format_of(version) > 1:
+        if format_of(version) > 1:
             return table.rows(version, checkpoint_schema(), self._held_of(CHECKPOINTS))
         found = table.rows(version, checkpoint_schema())
         checkpoints = from_arrow(Checkpoint, found)
@@ -369,7 +400,7 @@ class State:
         checkpoints = self.checkpoints()
         runs = from_arrow(RunRow, found if name == RUNS else self._rows(RUNS, arrow_schema(RunRow)))
         chains = histories(checkpoints, runs)
-        stay = history.needed(checkpoints, chains, self._run_folders, self.now_ms())
+        stay = history.needed(checkpoints, chains, partial(folders_of, self.root), self.now_ms())
         number = "generation_after" if name == RUNS else "generation"
         columns = [*_KEY, number, "run_id"]
         gone = [
@@ -381,10 +412,6 @@ class State:
         ]
         schema = pa.schema([found.schema.field(column) for column in columns])
         return found.join(pa.Table.from_pylist(gone, schema), columns, join_type="left anti").select(found.column_names)
-
-    def _run_folders(self, topic: str, partition: int) -> list[str]:
-        folder = pafs.FileSelector(self.root.full(partition_folder(topic, partition)), allow_not_found=True)
-        return [str(info.base_name) for info in text_entries(self.root.filesystem.get_file_info(folder))[0]]
 
     def _append(self, name: str, new: pa.Table) -> None:
         """Rows of history; many small files are joined now and then, and what is old goes."""
@@ -426,28 +453,6 @@ _STANDING: Final = tuple(f.name for f in dataclasses.fields(PartitionState) if f
 def _standing(row: PartitionState) -> dict[str, Any]:
     """The column `standing` of a partition."""
     return {name: getattr(row, name) for name in _STANDING}
-
-
-def _columns(version: Version) -> list[str]:
-    """The names of a table's columns; none where there is no table."""
-    return [] if version.delta is None else [field.name for field in version.delta.schema().fields]
-
-
-def _format_of(version: Version) -> int:
-    """Which format of a store a table of checkpoints is of."""
-    if version.delta is None:
-        return FORMAT
-    told = [field.metadata.get("lastkey.format") for field in version.delta.schema().fields]
-    return max((int(number) for number in told if number is not None), default=1)
-
-
-def _check_format(version: Version) -> None:
-    found = _format_of(version)
-    if found > FORMAT:
-        raise UsageError(
-            message=f"{version.root.uri}: this store has format {found}, and this version of Lastkey knows {FORMAT} at "
-            "the most: use the version that wrote it, or a newer one"
-        )
 
 
 def _checkpoints(found: pa.Table) -> dict[Key, Checkpoint]:

@@ -102,7 +102,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
         for key, r in runs.items()
         if r.parent_run_id is not None and not r.began_anew
     }
-    before = tables.manifests(parents)
+    before = tables.known_manifests(parents)
     archives = {uri: _archive_now(uri, options.topics) for uri in {_archive_of(options, r) for r in runs.values()}}
     report.seconds["state"] = time.perf_counter() - at
     plans = []

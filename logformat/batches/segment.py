@@ -1,11 +1,11 @@
-"""One `.log` file for reading: its batch headers and its records as Arrow, in bounded memory, without Spark.
+"""Reads one `.log` file: its batch headers and its records as Arrow, in bounded memory, without Spark.
 
     segment = open_segment("orders-0/00000000000000000000.log")
     for batch in segment.records(["key", "value", "offset"]): ...      # pyarrow.RecordBatch
     frame = segment.to_pandas(["key", "offset"], start_offset=1000)
 
-What the file holds is checked on the way: structure, order of offsets, checksums. All that can be wrong with it is a
-LogFormatError. Every walk opens the file anew and reads it front to back, up to the size it then has.
+Reading checks the structure, the order of offsets and the checksums, and raises LogFormatError for anything wrong. Each
+walk opens the file again and reads it from front to back, up to the size that it has then.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def open_segment(
     max_batch_bytes: int = MAX_BATCH_BYTES,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Segment:
-    """The segment in a file; nothing is read yet.
+    """Return the segment in a file without reading it yet.
 
-    path_or_uri, filesystem: see `locations.locate`; the file may have any name. topic, partition: taken from the
-    folder's name where not given, if that is a partition's. sealed: an incomplete last batch is an error ("torn_tail"),
-    not the end that a log may have that is being written. check_crc: compare the checksum of every batch.
-    max_batch_bytes: refuse a batch that is, or decompresses to, more; chunk_bytes: read in steps of.
+    path_or_uri, filesystem: see `locations.locate`; the file may have any name. topic, partition: by default taken from
+    the folder's name, if it is a partition's. sealed: raise "torn_tail" for an incomplete last batch, instead of taking
+    it for the end of a log that is being written. check_crc: compare the checksum of every batch. max_batch_bytes:
+    refuse a batch that is larger, stored or decompressed. chunk_bytes: how much to read at once.
     """
     located, path = locate(path_or_uri, filesystem)
     folder = parse_partition_folder(path.rpartition("/")[0].rpartition("/")[2])
@@ -77,7 +77,7 @@ def open_segment(
 
 
 class Segment:
-    """A `.log` file. Made by `open_segment`; iterators of one segment do not disturb each other."""
+    """A `.log` file, as `open_segment` returns it. Several iterators over one segment may run at the same time."""
 
     def __init__(
         self,
@@ -100,29 +100,29 @@ class Segment:
 
     @property
     def topic(self) -> str | None:
-        """Name of the topic, where known."""
+        """Name of the topic, if known."""
         return self.place.topic
 
     @property
     def partition(self) -> int | None:
-        """Number of the partition, where known."""
+        """Number of the partition, if known."""
         return self.place.partition
 
     def __repr__(self) -> str:
         return f"Segment({self.path!r})"
 
     def iter_headers(self) -> Iterator[NDArray[np.void]]:
-        """Batch headers as layout.BATCH[n] arrays, chunk by chunk; nothing is decompressed."""
+        """Yield batch headers as layout.BATCH[n] arrays, chunk by chunk, without decompressing anything."""
         with opened(self.filesystem, self.path) as file:
             for chunk in self._chunks(file):
                 yield chunk.batches.copy()
 
     def headers(self) -> NDArray[np.void]:
-        """All batch headers as one layout.BATCH[n]; 96 bytes a batch."""
+        """Return all batch headers as one layout.BATCH[n]; takes 96 bytes a batch."""
         return np.concatenate([np.empty(0, BATCH), *self.iter_headers()])
 
     def batches(self, columns: Iterable[str] | None = None) -> Iterator[Any]:
-        """Batch headers as pyarrow.RecordBatch in the schema BATCHES, or the named columns of it."""
+        """Yield batch headers as pyarrow.RecordBatch with the schema BATCHES, or only the named columns of it."""
         schema = select(BATCHES, columns)
         return (header_batch(rows, schema, self.place) for rows in self.iter_headers())
 
@@ -136,11 +136,11 @@ class Segment:
         max_bytes: int = MAX_BYTES,
         soft_bytes: int = SOFT_BYTES,
     ) -> Iterator[Any]:
-        """Records as pyarrow.RecordBatch in the schema RECORDS, or the named columns of it, in the order of the log.
+        """Yield records as pyarrow.RecordBatch with the schema RECORDS, or only the named columns, in the log's order.
 
-        Offsets in [start_offset, end_offset); batches outside are not decompressed. Control records come too, marked in
-        the column `control`; records of aborted transactions come too. max_rows, max_bytes (keys, values and headers):
-        limits of one Arrow batch, which a single record may pass. In memory at a time: a chunk, about soft_bytes of
+        Takes offsets in [start_offset, end_offset) and does not decompress batches outside. Includes control records,
+        marked in the column `control`, and records of aborted transactions. max_rows, max_bytes (keys, values and
+        headers): limits of one Arrow batch; a single record may exceed them. Memory holds a chunk, about soft_bytes of
         decompressed batches or one batch, and one Arrow batch. An unknown column raises ValueError at once.
         """
         schema = select(RECORDS, columns)
@@ -172,9 +172,9 @@ class Segment:
                     )
 
     def raw_batch(self, i: int) -> bytes:
-        """Bytes of the batch in row i of `headers()`. IndexError where there is none.
+        """Return the bytes of the batch in row i of `headers()`. IndexError if there is no such row.
 
-        The first call walks the headers of the whole file, unless a walk has come to its end before.
+        The first call walks the headers of the whole file, unless an earlier walk has reached the end.
         """
         if self._places is None:
             for _ in self.iter_headers():
@@ -194,12 +194,12 @@ class Segment:
         return raw[int(rows["position"][-1]) : end].tobytes()
 
     def to_arrow(self, columns: Iterable[str] | None = None, **limits: int) -> Any:
-        """All records, or those of an offset range, as one pyarrow.Table; `limits` as in `records`."""
+        """Return all records, or those of an offset range, as one pyarrow.Table; `limits` as in `records`."""
         names = None if columns is None else list(columns)
         return pa.Table.from_batches(self.records(names, **limits), schema=select(RECORDS, names))
 
     def to_pandas(self, columns: Iterable[str] | None = None, **limits: int) -> Any:
-        """`to_arrow` as a pandas.DataFrame; keys and values are bytes, numbers that can be null of type Int64."""
+        """Return `to_arrow` as a pandas.DataFrame. Keys and values are bytes; nullable numbers have the type Int64."""
         table = self.to_arrow(columns, **limits)
         frame = table.to_pandas()
         for field in table.schema:

@@ -1,8 +1,8 @@
-"""What is in log files and side files, as kafka-dump-log prints it: text on stdout, findings on stderr. Without Spark.
+"""Prints log files and side files as kafka-dump-log does: text on stdout, findings on stderr. Without Spark.
 
-The lines, and the findings at the end, are those of kafka-dump-log 4.3.0 for the same options. Different on purpose: a
-file may be a URI or a folder; the checkpoints of a log directory are printed too; damage is a line on stderr and exit
-code 3, and what can be read behind it is printed, where the tool ends with a stack trace.
+The lines, and the findings at the end, are those of kafka-dump-log 4.3.0 for the same options. These differences are on
+purpose: a file may be a URI or a folder; the checkpoints of a log directory are printed too; and damage is a line on
+stderr and exit code 3, followed by what can be read after it, where the tool ends with a stack trace.
 
 Source: Kafka's DumpLogSegments (4.3.0).
 """
@@ -42,7 +42,7 @@ _KINDS: Final = (*names.KINDS, _CHECKPOINT_SUFFIX)
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """As the tool's: what is printed of a log; of indexes only whether they are right, or pass a broker's check."""
+    """The tool's options: what to print of a log; whether only to verify indexes, or check them as a broker does."""
 
     log: LogOptions = field(default_factory=LogOptions)
     verify_index_only: bool = False
@@ -52,7 +52,7 @@ class DumpOptions:
 
 @dataclass(frozen=True)
 class DumpFile:
-    """A file to be shown."""
+    """A file to print."""
 
     filesystem: Any
     path: str  # on it
@@ -134,14 +134,14 @@ def kind_of(path: str) -> str | None:
 def dump(
     paths: Iterable[str | Path], options: DumpOptions, write: Callable[[Any], object], filesystem: Any = None
 ) -> Findings:
-    """Print files, and what is in folders: `dump_files` of `list_files`, as far as `asked_for`."""
+    """Print files, and files in folders: `dump_files` of those of `list_files` that are `asked_for`."""
     return dump_files(asked_for(list(list_files(paths, filesystem)), options), options, write)
 
 
 def dump_files(files: Iterable[DumpFile], options: DumpOptions, write: Callable[[Any], object]) -> Findings:
-    """Print files with `write` (bytes or a memoryview, valid during the call), and give what is to be said at the end.
+    """Print files with `write` (bytes or a memoryview, valid during the call), and return the findings for the end.
 
-    Nothing that is wrong with a file raises. With limits of records, a log that holds none is not spoken of.
+    A damaged file does not raise. With limits on records, logs without a match are not mentioned.
     """
     findings = Findings()
     for file in files:

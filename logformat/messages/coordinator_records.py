@@ -10,13 +10,13 @@
 
     key, payload = decode_records("offsets", keys, values, offsets)
 
-A key is its type (int16) and a message of version 0, a value its version (int16) and a message; which ones says the
-type. Records of the last two topics are all in their value: frame version, type and version as unsigned varints, then
-the message. Of a group with the consumer protocol, what members subscribed to and were assigned is shown as well.
-Source: DumpLogSegments, CoordinatorRecordSerde, AbstractApiMessageSerde and RemoteLogMetadataSerde of Kafka 4.3.0,
-whose words errors have.
+A key is its type (int16) and a message of version 0; a value is its version (int16) and a message. The type says which
+messages. Records of the last two topics are entirely in their value: frame version, type and version as unsigned
+varints, then the message. For a group with the consumer protocol, the text also shows what members subscribed to and
+were assigned. Source: DumpLogSegments, CoordinatorRecordSerde, AbstractApiMessageSerde and RemoteLogMetadataSerde of
+Kafka 4.3.0; errors use their words.
 
-Distinct keys and values are decoded once each, in Python: 180,000 committed offsets a second on one core, measured.
+Each distinct key and value is decoded once, in Python: 180,000 committed offsets a second on one core, measured.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ METADATA_RECORDS: Final = {
 
 @dataclass(frozen=True)
 class Shown:
-    """What a distinct key or value says: its text, or what is wrong with it, which is told with a record's offset."""
+    """The text of a distinct key or value, or what is wrong with it; that is reported with a record's offset."""
 
     text: str | None = None
     problem: str | None = None
@@ -113,15 +113,15 @@ class Shown:
 
 
 def decoder_names() -> tuple[str, ...]:
-    """The decoders there are."""
+    """Return the names of all decoders."""
     return tuple(_DECODERS)
 
 
 def decode_records(name: str, keys: Any, values: Any, offsets: Any) -> tuple[Any, Any]:
-    """(key, payload): of each record what kafka-dump-log prints, pa.StringArray; null where it prints none.
+    """Return (key, payload), what kafka-dump-log prints for each record: pa.StringArray, null if it prints nothing.
 
-    keys, values: pa.BinaryArray; offsets: int64[n], of the records, for messages. Where a coordinator's record has no
-    key, kafka-dump-log ends; here the key says so. Raises ValueError for a name that is none of decoder_names().
+    keys, values: pa.BinaryArray; offsets: int64[n] of the records, for messages. If a coordinator's record has no key,
+    kafka-dump-log ends; here the key's text says so. Raises ValueError for a name that is not in decoder_names().
     """
     if name not in _DECODERS:
         near = difflib.get_close_matches(name, _DECODERS)

@@ -1,4 +1,4 @@
-"""What a search is asked for, and what it answers: special targets, statuses, rows, and their table."""
+"""Questions and answers of a search: special targets, statuses, rows, and their table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ END_ROW: Final = np.array((END, -1, -1, -1, -1, -1), LOCATION)
 
 
 class Location(NamedTuple):
-    """Where the batch for an offset lies."""
+    """The place of the batch for an offset."""
 
     segment_base_offset: int
     position: int  # of the batch's first byte in the segment's .log
@@ -52,9 +52,9 @@ class TimestampAndOffset(NamedTuple):
 
 
 def to_arrow(answers: NDArray[np.void]) -> Any:
-    """LOCATION[n] or TIME_ANSWER[n] as a pyarrow.Table with a column for each field; -1 is null, the status is text.
+    """Convert LOCATION[n] or TIME_ANSWER[n] to a pyarrow.Table, a column a field; -1 becomes null, the status text.
 
-    Numbers are int64 but for leader_epoch (int32); timestamps are ms.
+    Numbers are int64, except leader_epoch (int32); timestamps are ms.
     """
     columns = {}
     for name in answers.dtype.names or ():

@@ -1,4 +1,4 @@
-"""The log of one partition, searched by offset and by time without a broker.
+"""Searches the log of one partition by offset and by time, without a broker.
 
     from logformat.search.partition_log import open_partition
 
@@ -6,20 +6,21 @@
     log.lookup_offset(1234)                                # Location: segment, position, size and offsets of the batch
     log.offsets_for_times([1_700_000_000_000, LATEST])     # TIME_ANSWER[2]; answers.to_arrow makes a table of it
 
-By offset: the segment with the greatest base offset <= the target; in it the greatest entry of the sparse offset index
-<= the target; from there forward to the first batch whose last offset is >= the target. Where the segment has none (its
-last batches were compacted away), the first batch of the next one that has any. It is where a broker's fetch begins.
+By offset: take the segment with the greatest base offset <= the target, and in it the greatest entry of the sparse
+offset index <= the target. Walk from there to the first batch whose last offset is >= the target. If the segment has
+none (its last batches were compacted away), take the first batch of the next segment that has any. A broker's fetch
+begins there.
 
-By time: the first segment whose largest timestamp is >= the target, and in it the first record with a timestamp >= the
-target and an offset >= the log start. A segment without timestamps counts with the time of its file. Where that segment
-has no such record there is no answer: later ones are not tried, as a broker does not. With timestamps out of order it
-is thus the first record in the log, not the one with the least timestamp.
+By time: take the first segment whose largest timestamp is >= the target, and in it the first record with a timestamp >=
+the target and an offset >= the log start. A segment without timestamps has the time of its file. If that segment has no
+such record there is no answer; like a broker, the search does not try later segments. With timestamps out of order the
+answer is the first such record in the log, not the one with the smallest timestamp.
 
-What segments say of themselves, and what of it is trusted: segment_search. What was passed over stands in `notes`.
+segment_search says what the search trusts of a segment's indexes. `notes` says what it skipped.
 
 Sources: Kafka's LocalLog.read, LogSegment.translateOffset and findOffsetByTimestamp, FileRecords.searchForTimestamp,
-UnifiedLog.fetchOffsetByTimestamp (4.3.0). Difference: segments that lie below the log start as a whole are left out, as
-a broker removes them at its next check of retention.
+UnifiedLog.fetchOffsetByTimestamp (4.3.0). Difference: the search leaves out segments that lie entirely below the log
+start, because a broker removes them at its next retention check.
 """
 
 from __future__ import annotations
@@ -69,10 +70,11 @@ def open_partition(
     max_open: int = MAX_OPEN,
     max_batch_bytes: int = MAX_BATCH_BYTES,
 ) -> PartitionLog:
-    """The log in a partition's folder; of its files only the names, and the small text files, are read now.
+    """Return the log in a partition's folder. For now this reads only the names of files, and the small text files.
 
-    path_or_uri, filesystem: see `locations.locate`. The log start is that of `log-start-offset-checkpoint` beside the
-    folder, if there is one. The rest: see PartitionLog. Raises FileNotFoundError, or LogFormatError as list_partition.
+    path_or_uri, filesystem: see `locations.locate`. The log start comes from `log-start-offset-checkpoint` beside the
+    folder, if there is one. For the other arguments see PartitionLog. Raises FileNotFoundError, and LogFormatError as
+    list_partition does.
     """
     listing = list_partition(path_or_uri, filesystem)
     log = PartitionLog(
@@ -92,17 +94,17 @@ def open_partition(
 
 
 class PartitionLog:
-    """Segments of one partition, opened when a search comes to them. For one thread at a time.
+    """Segments of one partition; a search opens those that it needs. Use it from one thread at a time.
 
-    log_start_offset: first offset that can be read; None: the first segment's base. leader_epochs: (epoch, its start),
-    rising, for the answers EARLIEST and LATEST. end_offset: nothing at or above it is an answer (a high watermark, or
-    last stable offset); None: the log end. log_end_offset: where the log ends, if that is known; None: the last segment
-    is asked. max_open: segments to keep mapped; max_batch_bytes: refuse a batch that is, or decompresses to, more.
-    place: the file system of a segment's root, and the root's path on it.
+    log_start_offset: the first offset that can be read; None: the first segment's base. leader_epochs: (epoch, its
+    start), rising, for the answers EARLIEST and LATEST. end_offset: nothing at or above it is an answer (a high
+    watermark, or last stable offset); None: the log end. log_end_offset: where the log ends; None: ask the last
+    segment. max_open: how many segments to keep mapped. max_batch_bytes: refuse a batch that is larger, stored or
+    decompressed. place: the file system of a segment's root, and the root's path on it.
 
-    A batch that cannot be, met on the way, a file that is gone or shorter than listed, and a log start above the log
-    end raise LogFormatError with path and position. The checksum of a batch is checked where its records are read (by
-    time), not by offset.
+    Raises LogFormatError with path and position for an impossible batch on the way, a file that is gone or shorter than
+    listed, and a log start above the log end. A search by time checks the checksum of batches whose records it reads; a
+    search by offset does not.
     """
 
     def __init__(
@@ -151,12 +153,12 @@ class PartitionLog:
         self.close()
 
     def close(self) -> None:
-        """Let go of all maps. A later search opens what it needs again."""
+        """Release all maps. A later search opens again what it needs."""
         self._open.clear()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was passed over, or read in another way, up to now: indexes that are no good, an incomplete end."""
+        """What the search skipped or had to read in another way so far: bad indexes, an incomplete end."""
         return tuple(self._notes)
 
     def note(self, text: str) -> None:
@@ -170,18 +172,18 @@ class PartitionLog:
 
     @property
     def latest(self) -> int:
-        """Where reading ends: the log end offset, or end_offset where that is lower."""
+        """Where reading ends: the log end offset, or end_offset if that is lower."""
         return self._ends()[1]
 
     @property
     def log_end_offset(self) -> int:
-        """Offset that the next record would get; never below the log start."""
+        """The offset that the next record would get; never below the log start."""
         return self._ends()[0]
 
     def lookup_offset(self, offset: int) -> Location | None:
-        """The batch that a fetch from `offset` begins with: the first whose last offset is >= it.
+        """Return the batch where a fetch from `offset` begins: the first whose last offset is >= it.
 
-        None at the end of the log and outside it; `lookup_offsets` tells which.
+        None at the end of the log and outside it; `lookup_offsets` says which.
         """
         log_end, end = self._end or self._ends()
         if not self._log_start <= offset < end:
@@ -211,10 +213,10 @@ class PartitionLog:
         return None
 
     def lookup_offsets(self, offsets: ArrayLike) -> NDArray[np.void]:
-        """LOCATION[n] for int64[n] offsets, in any order. TypeError for what are no whole numbers.
+        """Return LOCATION[n] for int64[n] offsets in any order. TypeError for anything but whole numbers.
 
-        Status FOUND; END: nothing there to be read, or not yet; OUT_OF_RANGE: what a broker answers with that error.
-        Of the last two all other fields are -1.
+        Status FOUND; END: nothing to read there, or not yet; OUT_OF_RANGE: a broker answers with that error. With the
+        last two, all other fields are -1.
         """
         targets = _whole_numbers(offsets)
         out = np.full(len(targets), OUT_OF_RANGE_ROW)
@@ -239,14 +241,14 @@ class PartitionLog:
         return out
 
     def max_timestamp(self) -> TimestampAndOffset:
-        """The first record with the largest timestamp of the log; offset -1 where there is none to be read."""
+        """Return the first record with the largest timestamp of the log; offset -1 if there is none to read."""
         answer = self.offsets_for_times([MAX_TIMESTAMP])[0]
         return TimestampAndOffset(int(answer["timestamp"]), int(answer["offset"]), int(answer["leader_epoch"]))
 
     def offsets_for_times(self, timestamps: ArrayLike) -> NDArray[np.void]:
-        """TIME_ANSWER[n] for int64[n] timestamps in ms, in any order; also EARLIEST, LATEST, MAX_TIMESTAMP.
+        """Return TIME_ANSWER[n] for int64[n] timestamps in ms in any order, and for EARLIEST, LATEST, MAX_TIMESTAMP.
 
-        ValueError for another negative number, TypeError for what are no whole numbers.
+        ValueError for other negative numbers, TypeError for anything but whole numbers.
         """
         targets = _whole_numbers(timestamps)
         if len(targets) and targets.min() < MAX_TIMESTAMP:

@@ -1,8 +1,8 @@
-"""Arrow columns to batches of magic 2, as Kafka's MemoryRecordsBuilder and DefaultRecordBatch (4.3.0) would make them.
+"""Encodes Arrow columns as batches of magic 2, like Kafka's MemoryRecordsBuilder and DefaultRecordBatch (4.3.0).
 
-Two passes over the records, in kernels: one measures and cuts them into batches, one writes the bodies. Then each body
-is compressed, and headers are written around them. Different from Kafka: any timestamp is taken (Kafka refuses negative
-ones but -1), and the limit of a batch's size counts bytes before compression exactly, where Kafka estimates.
+Kernels make two passes over the records: one measures them and cuts them into batches, one writes the bodies. Then each
+body is compressed and gets its header. Differences from Kafka: this takes any timestamp (Kafka refuses negative ones
+other than -1), and it limits a batch by its exact size before compression, where Kafka estimates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SEQUENCES: Final = 2**31
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """What the headers of the batches say besides what the records do. Times in ms, -1: none."""
+    """Header fields of the batches that do not come from the records. Times in ms, -1: none."""
 
     codec: str = "none"
     producer_id: int = NO_PRODUCER
@@ -55,7 +55,7 @@ class BatchOptions:
 
     @property
     def attributes(self) -> int:
-        """The header's bits but for the codec."""
+        """The attribute bits of the header, without the codec."""
         return (
             TIMESTAMP_TYPE_MASK * (self.append_time_ms is not None)
             | TRANSACTIONAL_MASK * self.transactional
@@ -65,11 +65,11 @@ class BatchOptions:
 
 
 def encode_batches(records: Any, next_offset: int, options: BatchOptions) -> NDArray[np.uint8]:
-    """Bytes of the records as one or more batches.
+    """Return the bytes of the records as one or more batches.
 
-    records: pa.RecordBatch with any of the columns key, value, headers, offset (rising; without it they go on from
-    next_offset) and timestamp_ms or timestamp (-1, none, where null or without both); others are not looked at. No rows
-    give one empty batch, for which `options` has the last offset. Raises ValueError for what no batch can hold.
+    records: pa.RecordBatch with any of the columns key, value, headers, offset (rising; default: from next_offset on)
+    and timestamp_ms or timestamp (-1, none, if null or missing); other columns are ignored. No rows give one empty
+    batch, and `options` has its last offset. Raises ValueError for what no batch can hold.
     """
     codec = _codec(options.codec)
     n = records.num_rows

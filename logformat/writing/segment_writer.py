@@ -1,12 +1,12 @@
-"""One segment for writing: `.log`, `.index`, `.timeindex`, `.txnindex` where a transaction was aborted, `.snapshot`.
+"""Writes one segment: `.log`, `.index`, `.timeindex`, `.snapshot`, and `.txnindex` if a transaction was aborted.
 
     with SegmentWriter("orders-0", 0) as writer:
         writer.append_records(arrow_batch, codec="zstd")
         writer.append_marker(producer_id=7, producer_epoch=0, commit=True, timestamp=now_ms)
 
-The `.log` is written in a stream; the other files when the writer is closed, as a broker leaves them when it rolls the
-segment. What is appended is read as any file is: whatever a reader would refuse raises LogFormatError, and is not
-written. Nothing is flushed to the disk, and nothing renamed: who needs either does it.
+The writer streams the `.log`. It writes the other files when you close it, as a broker leaves them when it rolls the
+segment. It reads what you append as it would read a file: what a reader would refuse raises LogFormatError and is not
+written. It does not flush to the disk or rename; the caller does that if needed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MARKER_VALUE: Final = struct.Struct(">hi")  # version, coordinator epoch
 
 
 class SegmentWriter:
-    """Writes one segment. Closed by `close`, or as a context manager; after an error only the `.log` is there."""
+    """Writes one segment. Close it with `close`, or use it in `with`. After an error only the `.log` is there."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class SegmentWriter:
         max_index_bytes: int = MAX_INDEX_BYTES,
         producers: ProducerState | None = None,
     ) -> None:
-        """folder: path or URI of the partition's folder (`locations.locate`), made where it is not there.
+        """folder: path or URI of the partition's folder (`locations.locate`); made if it is missing.
 
-        index_interval_bytes, max_index_bytes: see IndexBuilder. producers: state at base_offset, which the writer takes
-        further: give the same object to the writer of the next segment. None: no producer is known.
+        index_interval_bytes, max_index_bytes: see IndexBuilder. producers: the state at base_offset. The writer updates
+        it, so pass the same object to the writer of the next segment. None: no producer is known.
         """
         self.filesystem, self.folder = locate(folder, filesystem)
         self.base_offset = self.next_offset = base_offset
@@ -69,10 +69,10 @@ class SegmentWriter:
         return self._indexes.size
 
     def append_raw(self, data: bytes | memoryview | NDArray[np.uint8]) -> NDArray[np.void]:
-        """Append whole batches of any magic as they are; give their headers as layout.BATCH[n].
+        """Append whole batches of any magic as they are, and return their headers as layout.BATCH[n].
 
         Raises LogFormatError for what a reader would refuse (bad checksums included), "length" for an incomplete batch
-        at the end, "offsets" where they do not rise, and what IndexBuilder and ProducerState raise.
+        at the end, "offsets" if offsets do not rise, and whatever IndexBuilder and ProducerState raise.
         """
         raw = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         rows = np.empty(len(raw) // _SMALLEST_BATCH + 1, BATCH)
@@ -93,11 +93,11 @@ class SegmentWriter:
         return rows
 
     def append_records(self, records: Any, options: BatchOptions | None = None, **fields: Any) -> NDArray[np.void]:
-        """Append records (a pyarrow.RecordBatch: see encode_batches) as batches of magic 2; give their headers.
+        """Append records (a pyarrow.RecordBatch: see encode_batches) as batches of magic 2, and return their headers.
 
-        options, or its fields by name: codec, producer_id, base_sequence, max_batch_bytes and the others of
+        Pass options, or its fields by name: codec, producer_id, base_sequence, max_batch_bytes and the others of
         encode.BatchOptions. Without limits all records become one batch. Raises ValueError for what no batch can hold,
-        and what `append_raw` raises.
+        and whatever `append_raw` raises.
         """
         if options is not None and fields:
             raise TypeError("either options, or its fields by name")
@@ -136,7 +136,7 @@ class SegmentWriter:
         )
 
     def close(self) -> None:
-        """Finish the `.log` and write the files beside it; the snapshot is that of next_offset."""
+        """Finish the `.log` and write the files beside it, with a snapshot at next_offset."""
         if self._stream.closed:
             return
         self._stream.close()

@@ -31,10 +31,12 @@ class Fault:
     headers: tuple[tuple[str, str], ...] = ()
     cut: bool = False  # closed before the server sees it
     lose: bool = False  # closed after the server has done it
+    without: str = ""  # a header, in small letters, that the server does not see
 
 
 CUT: Final = Fault(cut=True)
 LOSE: Final = Fault(lose=True)
+UNCONDITIONAL: Final = Fault(without="if-none-match")
 SLOW_DOWN: Final = Fault(status=503, code="SlowDown")
 COMMITS: Final = re.compile(r"PUT .*/_delta_log/\d{20}\.json")
 ANYTHING: Final = re.compile("")
@@ -109,7 +111,7 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
                     return self._close()
                 if fault.status:
                     return self._refuse(fault)
-            status, headers, answer = self._asked(body)
+            status, headers, answer = self._asked(body, fault.without if fault is not None else "")
             if fault is not None and fault.lose:
                 return self._close()
             self.send_response_only(status)
@@ -137,8 +139,8 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
                 pass
             return out
 
-        def _asked(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
+        def _asked(self, body: bytes, without: str) -> tuple[int, list[tuple[str, str]], bytes]:
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in {*_HOP, without}}
             headers["Content-Length"] = str(len(body))
             if self.server_side is None:
                 self.server_side = http.client.HTTPConnection("127.0.0.1", upstream, timeout=60)

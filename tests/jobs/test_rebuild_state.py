@@ -13,12 +13,15 @@ import pytest
 from jobs import rebuild_state, rollback, vacuum
 from jobs.command.options import RebuildStateOptions, RestoreOptions, RollbackOptions, VacuumOptions, VerifyOptions
 from jobs.command.progress import Silent
-from jobs.errors import MissingPathError, UndecidedError, UsageError
+from jobs.errors import ConflictError, MissingPathError, UndecidedError, UsageError
 from jobs.rebuild_state import RebuildReport
 from jobs.restore import job as restore
 from jobs.store import manifests
 from jobs.store.generations import current_generation
 from jobs.store.manifests import mark_rolled_back, read_mark
+from jobs.store.paths import MANIFEST
+from jobs.store.rows import Segment
+from jobs.store.tables import State
 from jobs.verify import job as verify
 from tests.builders.archives import Lab, only_input, put
 from tests.builders.trees import files_of, tree
@@ -37,10 +40,15 @@ def _lose(lab: Lab) -> None:
     (lab.store / "state").rename(lab.root / f"lost-{len(list(lab.root.iterdir()))}")
 
 
+def _segments(state: State) -> list[Segment]:
+    """Every row of `log_segments` that the partition's runs wrote."""
+    runs = [(KEY, run.generation_after, run.run_id) for run in state.history(*KEY)]
+    return [row for rows in state.segments_of(runs).values() for row in rows]
+
+
 def _rows(lab: Lab) -> tuple[Any, ...]:
     state = lab.state()
-    segments = {(s.generation, s.base_offset): s for run in state.history(*KEY) for s in
-                state.segments_of_runs({run.run_id})}  # fmt: skip
+    segments = {(s.generation, s.base_offset): s for s in _segments(state)}
     return state.current(), state.states(), state.histories(), segments
 
 
@@ -152,7 +160,7 @@ def test_a_generation_without_a_manifest_is_listed(lab: Lab) -> None:
     for path in (lab.store / "segments" / "t-0").rglob("manifest.json"):
         path.unlink()
     _lose(lab)
-    with pytest.raises(UndecidedError, match=r"t-0: no folder with a manifest\.json"):
+    with pytest.raises(UndecidedError, match=r"t-0: generation 2 of run \w+ \(no manifest\.json\), generation 1 "):
         _rebuild(lab)
     report = _rebuild(lab, "t-0=none")
     assert report.left_out == ["t-0"]
@@ -197,3 +205,66 @@ def test_what_there_is_not(tmp_path: Path) -> None:
         rebuild_state.run(RebuildStateOptions(str(tmp_path)), Silent())
     with pytest.raises(UsageError, match="--topics"):
         rebuild_state.run(RebuildStateOptions(str(tmp_path), topics="t"), Silent())
+
+
+def _dies_before_its_commit(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "commit_wave", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            lab.run(lab.now_ms, force=True)
+
+
+def _decided(lab: Lab) -> int | None:
+    """The generation of the partition after a rebuild; None: it asks, and nothing is written."""
+    try:
+        return _rebuild(lab).decided[0].checkpoint.generation
+    except UndecidedError:
+        return None
+
+
+def test_a_run_that_died_is_not_brought_forward_over_a_rollback(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generation 3 was made twice: by a run that died before its commit, and by one that was rolled back."""
+    _dies_before_its_commit(lab, monkeypatch)
+    assert lab.run(lab.now_ms, force=True).exit_code == 0
+    rollback.run(RollbackOptions(str(lab.store), 2), Silent())
+    assert lab.state().checkpoints()[KEY].generation == 2
+    _lose(lab)
+    assert _decided(lab) in (2, None)
+
+
+def test_what_was_chosen_in_spite_of_its_mark_is_not_lost_the_next_time(lab: Lab) -> None:
+    second = lab.state().checkpoints()[KEY].run_id
+    rollback.run(RollbackOptions(str(lab.store), 1), Silent())
+    _lose(lab)
+    _rebuild(lab, f"t-0={second}")
+    assert lab.state().checkpoints()[KEY].generation == 2
+    _lose(lab)
+    assert _decided(lab) in (2, None)
+
+
+def test_a_generation_whose_manifest_is_lost_is_not_passed_over_for_an_older_one(lab: Lab) -> None:
+    (_folder(lab) / MANIFEST).unlink()
+    _lose(lab)
+    assert _decided(lab) is None
+
+
+def test_two_at_once_leave_no_row_of_history_twice(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(_segments(lab.state()))
+    _lose(lab)
+    real, calls = State.rebuild, []
+
+    def rebuild(self: State, *given: Any) -> None:
+        calls.append(True)
+        if len(calls) == 1:
+            _other(lab)
+        real(self, *given)
+
+    def _other(lab: Lab) -> None:
+        monkeypatch.setattr(State, "rebuild", real)
+        _rebuild(lab)
+
+    monkeypatch.setattr(State, "rebuild", rebuild)
+    with pytest.raises(ConflictError):
+        _rebuild(lab)
+    assert len(_segments(lab.state())) == before
+    restore.run(RestoreOptions(str(lab.store), str(lab.root / "older"), generation=1), Silent())

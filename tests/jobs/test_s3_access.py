@@ -49,7 +49,7 @@ def port() -> Iterator[int]:
 
 def change(uri: str, **rows: int) -> int:
     new = pa.table([list(rows), list(rows.values())], schema=SCHEMA)
-    return table.swap(open_root(uri), "t", SCHEMA, lambda v: table.replaced(v, ["name"], new, {})).number
+    return table.swap(open_root(uri), "t", SCHEMA, lambda v: table.replaced(v, ["name"], new, {}))
 
 
 def content(uri: str) -> dict[str, int]:
@@ -293,7 +293,7 @@ def test_a_commit_is_conditional_whatever_the_environment_says(port):
                 change(f"{BUCKET}/conditional", b=2)  # somebody is faster
             return table.replaced(version, ["name"], pa.table([["c"], [3]], schema=SCHEMA), {})
 
-        assert table.swap(root, "t", SCHEMA, plan).number == 2
+        assert table.swap(root, "t", SCHEMA, plan) == 2
     assert seen == [0, 1]
     assert content(f"{BUCKET}/conditional") == {"a": 1, "b": 2, "c": 3}
     assert delta_options("logs")["AWS_CONDITIONAL_PUT"] == "etag"
@@ -329,6 +329,28 @@ def test_a_token_that_expires_while_tasks_run(port, tmp_path):
     assert f"error: s3://logs at {proxy.url}: the credentials have expired: ExpiredToken; log in anew" in done.stderr
     assert "Traceback" not in done.stderr
     assert json.loads(done.stdout)["error"]["kind"] == "ExpiredCredentialsError"
+
+
+@pytest.mark.spark
+def test_a_bucket_that_takes_no_files_is_no_partitions_fault(port, tmp_path):
+    """As where reading is refused: one line and exit code 5; no partition is said to be uncleanable."""
+    filesystem, path = file_system(f"{BUCKET}/example")
+    pafs.copy_files(str(ROOT / "examples" / "archive"), path, destination_filesystem=filesystem)
+    denied = Fault(status=403, code="AccessDenied")
+    refused = lambda method, path: denied if method in ("PUT", "POST") and "/segments/" in path else None  # noqa: E731
+    words = ["compact", f"{BUCKET}/example", "--store", f"{BUCKET}/denied", "--config", "examples/topics.toml"]
+    with s3_proxy(port, refused) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url, "LASTKEY_VENV": sys.prefix}):
+        command = [str(ROOT / "spark-submit.sh"), *words, "--now", "1795300000000"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert proxy.happened
+    assert done.returncode == 5, done.stdout
+    assert "access is denied" in done.stderr
+
+
+@pytest.mark.parametrize("key", ["/double", "a//b"])
+def test_a_key_with_an_empty_part_is_refused_in_one_line(port, key, capsys):
+    assert main(["vacuum", "--store", f"{BUCKET}/{key}"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

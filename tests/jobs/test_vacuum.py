@@ -9,12 +9,15 @@ from jobs import vacuum
 from jobs.command.options import VacuumOptions
 from jobs.command.progress import Silent
 from jobs.errors import ConflictError, MissingPathError
+from jobs.store.manifests import write_manifests
+from jobs.store.rows import Checkpoint, Commit
 from jobs.store.tables import State, open_state
-from tests.builders.stores import StoreMaker, make_commit, run_id
+from tests.builders.stores import StoreMaker, make_commit, row, run_id
 from tests.builders.trees import files_in, files_of
 
 A, B = b"a" * 1000, b"b" * 2000
 WEEK = 168.0
+UNKNOWN = "t-0: not all of its generations are in the tables cleaner_runs and log_segments; left alone"
 
 
 @pytest.fixture
@@ -278,4 +281,30 @@ def test_nothing_goes_of_a_partition_whose_runs_are_not_known(three_generations)
     before = _segments(maker)
     report = _vacuum(maker)
     assert _segments(maker) == before
-    assert "t-0: its runs are not in the table cleaner_runs; left alone" in report.notes
+    assert UNKNOWN in report.notes
+
+
+@pytest.mark.parametrize("manifests", [True, False])
+def test_a_live_generation_keeps_its_segments_though_their_history_is_lost(maker, manifests):
+    """By the manifest in its folder; where an older version left none, nothing of the partition goes."""
+    first = maker.generation("t", 0, 1, {0: A, 100: B})
+    maker.generation("t", 0, 2, {0: B}, kept=first[1:])
+    maker.generation("t", 0, 3, {0: A, 100: A})
+    maker.archived("t", 0, 0, A)
+    maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2)))  # 2 was replaced just now
+    if manifests:
+        (segments,) = maker.state.manifests({("t", 0): (2, run_id(2))}).values()
+        run = next(run for run in maker.state.history("t", 0) if run.generation_after == 2)
+        checkpoint = row(Checkpoint, topic="t", partition=0, generation=2, run_id=run_id(2))
+        write_manifests(maker.state.root, [Commit("t", 0, 1, run_id(1), checkpoint, segments, run)])
+        maker.age(WEEK + 1, maker.run_folder("t", 0, 2))
+    shutil.rmtree(maker.store / "state" / "log_segments")
+    before = _segments(maker)
+    report = _vacuum(maker)
+    assert (maker.run_folder("t", 0, 1) / "00000000000000000100.log").exists()
+    if manifests:
+        assert len(list(maker.run_folder("t", 0, 1).iterdir())) == 1
+        assert UNKNOWN not in report.notes
+    else:
+        assert _segments(maker) == before
+        assert UNKNOWN in report.notes

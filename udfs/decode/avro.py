@@ -1,18 +1,19 @@
-"""Avro values of known schemas as Arrow columns: one datum a value, by fastavro.
+"""Decodes Avro values of known schemas to Arrow columns with fastavro; each value is one datum.
 
 Types are those of Spark's from_avro: a record is a struct, an enum text, a map has text keys, fixed is binary; date,
-decimal and timestamps of milli- and microseconds are that (local-timestamp-*: without a zone), other logical types what
-they are stored as; a union with null is nullable, [int, long] a long, [float, double] a double, any other union a
-struct with a field member0, member1, ... for each branch. A recursive schema is refused, as there, and so is an array
-whose items take no bytes: five damaged bytes could then claim any number of them.
+decimal and timestamps of milli- and microseconds keep their meaning (local-timestamp-*: without a zone); other logical
+types are what they are stored as. A union with null is nullable, [int, long] is a long, [float, double] a double, and
+any other union a struct with a field member0, member1, ... for each branch. Like from_avro, this refuses a recursive
+schema. It also refuses an array whose items take no bytes, because five damaged bytes could claim any number of items.
 
-What Confluent's serializers write has a prefix: take it off (decode(values, "payload")), or name the writers' schemas
-by id (`writers`), so that values of several versions are resolved into one by Avro's rules. Bytes left over after the
-value make it malformed: the schema is another one.
+Values from Confluent's serializers have a prefix. Remove it (decode(values, "payload")), or pass the writers' schemas
+by id (`writers`), so that Avro's rules resolve values of several versions into one. A value with bytes left over is
+malformed, because it belongs to another schema.
 
-Why fastavro: widely used, kept up, compiled. pyarrow reads no Avro; Spark's from_avro needs a jar of its own, and knows
-no prefix. Versions are resolved in avro_resolve.py. Cost: a call a value. Measured on one core: records of three fields
-200,000 a second, of six with an array, a map and a decimal 96,000, as JSON text 66,000 and 20,000.
+Why fastavro: it is widely used, maintained and compiled. pyarrow does not read Avro; Spark's from_avro needs its own
+jar and does not know the prefix. avro_resolve.py resolves versions. Each value costs a call. Measured on one core:
+200,000 records of three fields a second, 96,000 of six fields with an array, a map and a decimal; as JSON text 66,000
+and 20,000.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _NO_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # i
 
 @dataclass(frozen=True)
 class AvroSchema:
-    """A parsed schema: `whole` for resolution, `bare` for fastavro, which then gives what is stored."""
+    """A parsed schema: `whole` for resolution; `bare` for fastavro, which then returns stored values."""
 
     whole: Any
     names: dict[str, Any]  # of `whole`: avro_resolve.definitions
@@ -54,7 +55,7 @@ class AvroSchema:
 
 
 def avro_schema(schema: str | Mapping[str, Any] | list[Any]) -> AvroSchema:
-    """A schema from its JSON text (a primitive type also without quotes), or as json.loads gives it.
+    """Parse a schema from its JSON text (a primitive type needs no quotes), or from what json.loads returns.
 
     AvroSchemaError says what is wrong with it.
     """
@@ -68,9 +69,9 @@ def decode_avro(
     writers: Mapping[int, str | Mapping[str, Any]] | None = None,
     errors: Errors = "null",
 ) -> Any:
-    """Values of a pa.Array of bytes as a column of the schema's type; null where null or malformed.
+    """Decode a pa.Array of bytes to a column of the schema's type. Null and malformed values become null.
 
-    writers: schema id -> schema; then values have Confluent's prefix, and `schema` is the one they are resolved into.
+    writers: schema id -> schema; then values have Confluent's prefix, and each is resolved into `schema`.
     errors="fail": the first malformed value raises DecodeError.
     """
     decoded, reasons = read_avro(values, schema, writers=writers)
@@ -82,7 +83,7 @@ def decode_avro(
 def read_avro(
     values: Any, schema: str | Mapping[str, Any], *, writers: Mapping[int, str | Mapping[str, Any]] | None = None
 ) -> tuple[Any, Any]:
-    """As decode_avro: (decoded, reasons); reasons: pa.StringArray, null where nothing is wrong."""
+    """Like decode_avro, but return (decoded, reasons); reasons: pa.StringArray, null if nothing is wrong."""
     target = avro_schema(schema)
     values = as_binary(values)
     if writers is None:
@@ -103,10 +104,10 @@ def read_avro(
 
 
 def avro_json(values: Any, schemas: Any) -> tuple[Any, Any]:
-    """(text, reasons): values as JSON text, as Spark's from_json reads it.
+    """Return (text, reasons): the values as JSON text, as Spark's from_json reads it.
 
-    schemas: JSON text, or a pa.StringArray, a schema a value; where null the text is null. Bytes are base64, dates and
-    times ISO 8601, decimals text.
+    schemas: JSON text, or a pa.StringArray with a schema for each value; a null schema gives null text. Bytes become
+    base64, dates and times ISO 8601, decimals text.
     """
     if isinstance(schemas, str):
         return _json_of(values, schemas)

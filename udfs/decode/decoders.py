@@ -1,13 +1,13 @@
-"""Keys and values as what they mean: Kafka's own deserializers, and what is in wide use beside them, on Arrow columns.
+"""Decodes keys and values on Arrow columns: Kafka's own deserializers, and other formats in wide use.
 
-    decode(values, "long")             pa.Int64Array; null where a value is null or malformed
+    decode(values, "long")             pa.Int64Array; null if a value is null or malformed
     decode(values, "long", errors="fail")          raises at the first malformed value
-    problems_of(values, "long")        pa.StringArray: what is wrong with a value; null: nothing
+    problems_of(values, "long")        pa.StringArray: what is wrong with a value; null if nothing is
 
 | name | of | as |
 |---|---|---|
-| string | UTF-8 (StringDeserializer); what is malformed becomes U+FFFD, as in Java | string |
-| json | one JSON text by RFC 8259; its text, unchanged | string |
+| string | UTF-8 (StringDeserializer); malformed bytes become U+FFFD, as in Java | string |
+| json | one JSON text by RFC 8259, unchanged | string |
 | boolean | one byte, 0 or 1 (BooleanDeserializer) | bool |
 | short, int, long | 2, 4, 8 bytes, big-endian (ShortDeserializer and so on) | int16, int32, int64 |
 | float, double | 4, 8 bytes, IEEE 754, big-endian | float, double |
@@ -15,14 +15,14 @@
 | hex, base64 | any bytes | string |
 | schema_id | Confluent's wire format: a byte 0, then the schema's id in 4 bytes | int32 |
 | schema_guid | a byte 1, then the schema's GUID in 16 bytes | string |
-| payload | what comes after either prefix | binary |
+| payload | what follows either prefix | binary |
 
-Newer clients may put the GUID, with its byte 1, into a header `__key_schema_id` or `__value_schema_id`, and no prefix
-before the payload: schema_guid reads the header's value as well.
+Newer clients may put the GUID, with its byte 1, into a header `__key_schema_id` or `__value_schema_id`, and write no
+prefix before the payload. schema_guid reads the value of such a header too.
 
 Sources: org.apache.kafka.common.serialization of kafka-clients 4.3.0; Confluent's documentation of its wire format and
 SchemaId. Avro is in avro.py. Measured on one core, in million values of 100 bytes a second: string 50, schema_id 39,
-payload 19, base64 6; long, of 8 bytes, 165. json alone takes a call a value, of Python's json: 0.2.
+payload 19, base64 6; long (8 bytes) 165. Only json calls Python for each value: 0.2.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ _SHOWN_BYTES: Final = 16
 
 
 class DecodeError(ValueError):
-    """A value that is not what it was said to be, where such values are to fail."""
+    """A malformed value, with errors="fail"."""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """How values of one name are read: `read` gives (values, reasons), each an array as long as its argument."""
+    """How to decode values: `read` returns (values, reasons), each an array as long as its argument."""
 
     result: Any  # Arrow type
     read: Callable[[Any], tuple[Any, Any]]
 
 
 def decode(values: Any, name: str, *, errors: Errors = "null") -> Any:
-    """Values of a pa.Array of bytes as what `name` says; null where null or malformed.
+    """Decode a pa.Array of bytes with the decoder `name`. Null and malformed values become null.
 
-    errors="fail": the first malformed value raises DecodeError, which says its row. For "string" malformed UTF-8 fails
-    then, else it is replaced, and the value is not null.
+    errors="fail": the first malformed value raises DecodeError, which names its row. Malformed UTF-8 then fails too;
+    otherwise "string" replaces it, and the value is not null.
     """
     decoded, reasons = _read(values, name)
     if checked_errors(errors) == "fail":
@@ -78,19 +78,19 @@ def decode(values: Any, name: str, *, errors: Errors = "null") -> Any:
 
 
 def checked_errors(errors: str) -> str:
-    """The same, or ValueError: what `errors=` takes."""
+    """Return `errors`, or raise ValueError if it is not a valid value."""
     if errors not in ("null", "fail"):
         raise ValueError(f'errors: expected "null" or "fail", found {errors!r}')
     return errors
 
 
 def problems_of(values: Any, name: str) -> Any:
-    """What is wrong with each value, as pa.StringArray; null where nothing is."""
+    """Say what is wrong with each value, as pa.StringArray; null if nothing is."""
     return _read(values, name)[1]
 
 
 def fail_at_first(values: Any, reasons: Any, name: str) -> None:
-    """Raise DecodeError for the first value that has a reason; without any do nothing."""
+    """Raise DecodeError for the first value that has a reason, if there is one."""
     if reasons.null_count == len(reasons):
         return
     row = pc.index(pc.is_valid(reasons), True).as_py()
@@ -101,7 +101,7 @@ def fail_at_first(values: Any, reasons: Any, name: str) -> None:
 
 
 def decoder(name: str) -> Decoder:
-    """The decoder of a name; ValueError that says the nearest one where there is none."""
+    """Return the decoder of a name. ValueError with the closest match if it is unknown."""
     if name not in DECODERS:
         near = difflib.get_close_matches(name, DECODERS)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(DECODERS)}"
@@ -110,7 +110,7 @@ def decoder(name: str) -> Decoder:
 
 
 def as_binary(values: Any) -> Any:
-    """A pa.Array of bytes or text, of whatever width, or a pa.ChunkedArray, as pa.BinaryArray. TypeError for others."""
+    """Convert a pa.Array or pa.ChunkedArray of bytes or text to pa.BinaryArray. TypeError for others."""
     values = whole_array(values)
     if not is_bytes(values.type) and not pa.types.is_null(values.type):
         raise TypeError(f"expected a column of bytes, found {values.type}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -33,10 +34,14 @@ def active(text: str) -> set[str]:
     }  # fmt: skip
 
 
+def hostile_archive(folder):
+    write_partition(folder / "archive" / FOLDER / "users-0", f"a=1 {HOSTILE}={HOSTILE} | b=2 a=3 || c=4")
+    return folder / "archive"
+
+
 @pytest.fixture
 def archive(tmp_path):
-    write_partition(tmp_path / "archive" / FOLDER / "users-0", f"a=1 {HOSTILE}={HOSTILE} | b=2 a=3 || c=4")
-    return tmp_path / "archive"
+    return hostile_archive(tmp_path)
 
 
 def on_a_terminal(*words, module=("-m", "jobs")) -> tuple[int, str, str]:
@@ -68,30 +73,60 @@ def _drain(outer: int, text: bytearray) -> None:
         os.close(outer)
 
 
-def into_a_pipe(*words) -> tuple[int, str, str]:
+def into_a_pipe(*words, module=("-m", "jobs")) -> tuple[int, str, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "jobs", *map(str, words)], cwd=ROOT, capture_output=True, check=False,
+        [sys.executable, *module, *map(str, words)], cwd=ROOT, capture_output=True, check=False,
         env={**os.environ, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"},
     )  # fmt: skip
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-def test_keys_and_values_on_a_terminal_and_into_a_pipe(archive):
-    words = ["inspect", archive, "--print-data-log"]
-    code, out, err = on_a_terminal(*words, "--no-progress")
+ONE_PROCESS = """
+import json, sys
+from jobs.command import cli
+for words in json.loads(sys.argv[1]):
+    code = cli.main(words)
+    for end in (sys.stdout, sys.stderr):
+        end.write(f"\\n-- {code} --\\n")
+        end.flush()
+"""
+
+
+def in_one_process(run, commands) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of each; run: on_a_terminal or into_a_pipe."""
+    done, *written = run("-c", ONE_PROCESS, json.dumps(commands), module=())
+    assert done == 0, written
+    out, err = (re.split(r"\n-- (\d+) --\n", text) for text in written)
+    assert (out[1::2], out[-1], err[-1]) == (err[1::2], "", "")
+    results = list(zip(map(int, out[1::2]), out[:-1:2], err[:-1:2], strict=True))
+    assert len(results) == len(commands)
+    return results
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """Of a terminal and of a pipe: the records as text, as JSON."""
+    words = ["inspect", str(hostile_archive(tmp_path_factory.mktemp("printed"))), "--print-data-log"]
+    json_words = [*words, "--json", "--no-progress"]
+    return (
+        in_one_process(on_a_terminal, [[*words, "--no-progress"], json_words]),
+        in_one_process(into_a_pipe, [words, json_words]),
+    )
+
+
+def test_keys_and_values_on_a_terminal_and_into_a_pipe(printed):
+    (code, out, err), (_, piped, _) = (results[0] for results in printed)
     assert code == 0
     assert f"key: {SHOWN} payload: {SHOWN}" in out
     assert r"Non-consecutive offsets in " in err and r"dir\x1b[31m\u202e" in err
     assert active(out + err) == set()
-    piped = into_a_pipe(*words)
-    assert f"key: {HOSTILE} payload: {HOSTILE}" in piped[1]
-    assert piped[1].count("\n") == out.count("\n")
+    assert f"key: {HOSTILE} payload: {HOSTILE}" in piped
+    assert piped.count("\n") == out.count("\n")
 
 
-def test_json_is_the_same_everywhere(archive):
-    words = ["inspect", archive, "--print-data-log", "--json", "--no-progress"]
-    code, out, _ = on_a_terminal(*words)
-    assert (code, out) == into_a_pipe(*words)[:2]
+def test_json_is_the_same_everywhere(printed):
+    (code, out, _), piped = (results[1] for results in printed)
+    assert (code, out) == piped[:2]
     assert active(out) == set()
     assert HOSTILE in {json.loads(line).get("key") for line in out.splitlines()}
 
@@ -104,14 +139,24 @@ JOBS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "code", "told"), JOBS, ids=[" ".join(words) for words, *_ in JOBS])
-def test_names_in_reports_findings_and_errors(archive, words, code, told):
-    """Damage of which the path, and so the folder's name, is told."""
+@pytest.fixture(scope="module")
+def told_by_jobs(tmp_path_factory):
+    """(exit code, stdout, stderr) of each of JOBS, one after the other in one process on one pair of terminals: damage
+    of which the path, and so the folder's name, is told.
+    """
+    archive = hostile_archive(tmp_path_factory.mktemp("damaged"))
     log = max((archive / FOLDER / "users-0").glob("*.log"))
     data = bytearray(log.read_bytes())
     data[16] = 9  # the first batch's magic
     log.write_bytes(data)
-    found, out, err = on_a_terminal(words[0], archive, *words[1:], "--no-progress")
+    commands = [[words[0], str(archive), *words[1:], "--no-progress"] for words, *_ in JOBS]
+    results = in_one_process(on_a_terminal, commands)
+    return {tuple(words): result for (words, *_), result in zip(JOBS, results, strict=True)}
+
+
+@pytest.mark.parametrize(("words", "code", "told"), JOBS, ids=[" ".join(words) for words, *_ in JOBS])
+def test_names_in_reports_findings_and_errors(told_by_jobs, words, code, told):
+    found, out, err = told_by_jobs[tuple(words)]
     assert found == code, out + err
     assert active(out + err) == set()
     assert told in out + err

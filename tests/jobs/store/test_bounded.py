@@ -12,6 +12,7 @@ import pytest
 from jobs.errors import ConflictError
 from jobs.store import history, table
 from jobs.store.old_versions import forget
+from jobs.store.paths import parse_run_folder
 from jobs.store.rows import Checkpoint, RunRow, histories
 from jobs.store.table import Change
 from jobs.store.tables import State
@@ -146,7 +147,8 @@ def _chain(upto: int, anew: int = 0) -> list[RunRow]:
 
 def _needed(runs: list[RunRow], now_day: int, *folders: str) -> list[int]:
     chains = histories(_checkpoints(100), runs)
-    found = history.needed(_checkpoints(100), chains, lambda topic, partition: folders, now_day * DAY_MS)
+    there = [(name, made) for name in folders if (made := parse_run_folder(name)) is not None]
+    found = history.needed(_checkpoints(100), chains, lambda topic, partition: there, now_day * DAY_MS)
     return sorted(number for *_, number, _ in found)
 
 

@@ -180,7 +180,7 @@ def test_a_run_that_died_left_rows_under_the_same_number(state):
     state.commit_wave([make_commit(0, 3, "r3", "r2")])
     assert len(state.manifest("t", 0, 2)) == 3
     assert [run.run_id for run in state.history("t", 0)] == ["r3", "r2", "r1"]
-    assert len(state.segments_of_runs(["dead"])) == 5
+    assert [len(rows) for rows in state.segments_of([(("t", 0), 2, "dead")]).values()] == [5]
 
 
 def test_files_are_looked_at_on_the_head_that_is_committed_on(state, store):
@@ -548,7 +548,8 @@ def test_spark_reads_all_four_tables(state, store, spark):
     def ordered(rows):
         return sorted(rows, key=dataclasses.astuple)
 
-    segments = [s for run in ("r1", "r2") for s in state.segments_of_runs([run])]
+    made = [(("t", 0), 1, "r1"), (("t", 1), 1, "r1"), (("t", 0), 2, "r2")]
+    segments = [s for rows in state.segments_of(made).values() for s in rows]
     assert ordered(from_arrow(Segment, read(SEGMENTS))) == ordered(segments)
     runs = [run for chain in state.histories().values() for run in chain]
     assert ordered(from_arrow(RunRow, read(RUNS))) == ordered(runs)

@@ -1,0 +1,86 @@
+"""A store lies only where one of two commits is refused; elsewhere nothing is written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from pyarrow import fs as pafs
+
+from jobs.command.cli import main
+from jobs.errors import NotExclusiveError
+from jobs.store.exclusive import check_exclusive
+from jobs.store.tables import open_state
+from tests.builders.s3_proxy import COMMITS, UNCONDITIONAL, s3_proxy
+from tests.builders.s3_server import BUCKET, environment, s3_server
+from tests.builders.stores import make_commit, run_id
+from udfs.storage import open_root
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+WORDS = ["compact", str(EXAMPLES / "archive"), "--config", str(EXAMPLES / "topics.toml"), "--store"]
+
+
+@pytest.fixture(scope="module")
+def port():
+    with s3_server() as port:
+        yield port
+
+
+def test_a_disk_with_hard_links(tmp_path):
+    check_exclusive(open_root(str(tmp_path)))
+    assert list((tmp_path / "state").iterdir()) == []
+
+
+def test_a_disk_without(tmp_path, monkeypatch, capsys):
+    """As exFAT answers; refused before Spark starts."""
+
+    def link(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    assert main([*WORDS, str(tmp_path / "store")]) == 5
+    said = capsys.readouterr().err
+    assert said == (
+        f"error: {tmp_path}/store/state: a store cannot lie there: expected hard links, of which each commit is one, "
+        "found Operation not permitted; nothing was written; give a --store elsewhere\n"
+    )
+    assert [path.name for path in (tmp_path / "store").rglob("*")] == ["state"]
+
+
+def test_a_disk_where_links_replace(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", lambda first, second: None)
+    with pytest.raises(NotExclusiveError, match="that a hard link replaces nothing"):
+        check_exclusive(open_root(str(tmp_path)))
+
+
+def test_a_bucket_that_refuses_what_is_there(port):
+    root = open_root(f"{BUCKET}/good")
+    check_exclusive(root)
+    left = root.filesystem.get_file_info(pafs.FileSelector(root.base, recursive=True, allow_not_found=True))
+    assert [info.path for info in left if info.type == pafs.FileType.File] == []
+
+
+def test_a_bucket_that_does_not(port, capsys):
+    ignored = lambda method, path: UNCONDITIONAL if COMMITS.match(f"{method} {path}") else None  # noqa: E731
+    with s3_proxy(port, ignored) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+        assert main([*WORDS, f"{BUCKET}/bad"]) == 5
+    said = capsys.readouterr().err
+    assert "s3://logs/bad/state: a store cannot lie there: expected a server that puts nothing over a file" in said
+
+
+def test_a_bucket_is_asked_before_the_first_commit_of_a_run(port):
+    """Of a store that was moved to such a server: else each of two writers would be told that it is done."""
+    uri = f"{BUCKET}/moved"
+    open_state(uri).commit_wave([make_commit(0, 1, run_id(1))])
+    ignored = lambda method, path: UNCONDITIONAL if COMMITS.match(f"{method} {path}") else None  # noqa: E731
+    with s3_proxy(port, ignored) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+        refused = 0
+        for _ in range(3):  # delta-rs's look may come between the two puts, once in 20
+            with contextlib.suppress(NotExclusiveError):
+                open_state(uri).check_writable()
+                refused -= 1
+            refused += 1
+    assert refused > 0

@@ -1,0 +1,128 @@
+"""What a power cut may leave of the tables beside a torn last commit, and what is torn where a job holds the lock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from deltalake.exceptions import DeltaError
+
+from jobs.errors import JobError
+from jobs.store import table
+from jobs.store.rows import PartitionState
+from jobs.store.tables import State, open_state
+from tests.builders.stopping import ROOT
+from tests.builders.stores import StoreMaker, make_commit, row, run_id, write_format_1
+
+LOG = "state/compaction_checkpoints/_delta_log"
+SECONDS = 60  # of a command on a store of a few rows: it takes three
+
+
+def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "jobs", *arguments], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=SECONDS, check=False,
+    )  # fmt: skip
+
+
+def _tear(folder: Path, size: int = 0) -> None:
+    newest = max(folder.glob("[0-9]*.json"))
+    newest.write_bytes(newest.read_bytes()[:size])
+
+
+@pytest.mark.parametrize("name", ["cleaner_runs", "log_segments", "cleaner_state"])
+def test_a_vacuum_sets_aside_what_is_torn_in_any_table(tmp_path: Path, name: str) -> None:
+    """It holds the store's lock when it finds the torn commit, and must not wait for itself."""
+    maker = StoreMaker(tmp_path)
+    maker.generation("t", 0, 1, {0: b"a"})
+    maker.generation("t", 0, 2, {0: b"b"})
+    maker.state.set_states([row(PartitionState, topic="t", partition=0, generation=2)])
+    maker.state.write_states()
+    _tear(maker.store / "state" / name / "_delta_log")
+    assert _command("vacuum", "--store", str(maker.store)).returncode == 0
+
+
+def test_a_vacuum_that_is_the_first_to_write_a_store_of_format_1(tmp_path: Path) -> None:
+    """The upgrade takes the lock that the vacuum holds."""
+    maker = StoreMaker(tmp_path)
+    maker.generation("t", 0, 1, {0: b"a"})
+    maker.generation("t", 0, 2, {0: b"b"})
+    commits = [make_commit(0, 1, run_id(1)), make_commit(0, 2, run_id(2), run_id(1))]
+    (maker.store / "state").rename(tmp_path / "away")
+    write_format_1(maker.store, commits)
+    maker.age(400, maker.run_folder("t", 0, 1), maker.run_folder("t", 0, 2))
+    assert _command("vacuum", "--store", str(maker.store)).returncode == 0
+
+
+def _three_partitions(tmp_path: Path) -> State:
+    """Three partitions at generation 1 by one commit; then t-0, then t-1 at generation 2, a commit each."""
+    state = open_state(str(tmp_path))
+    state.commit_wave([make_commit(i, 1, run_id(1, i)) for i in range(3)])
+    state.commit_wave([make_commit(0, 2, run_id(2, 0), run_id(1, 0))])
+    state.commit_wave([make_commit(1, 2, run_id(2, 1), run_id(1, 1))])
+    return state
+
+
+def test_a_commit_that_is_empty_below_the_newest_brings_no_older_generation_back_in_silence(tmp_path: Path) -> None:
+    _three_partitions(tmp_path)
+    (tmp_path / LOG / f"{1:020}.json").write_bytes(b"")
+    state = open_state(str(tmp_path))
+    try:
+        found = {key[1]: row.generation for key, row in state.checkpoints().items()}
+    except (JobError, DeltaError):
+        return  # to refuse is as good; to go on is not
+    assert found == {0: 2, 1: 2, 2: 1} or state.notes, f"found {found}, and not a word"
+
+
+def test_what_a_commit_is_built_upon_is_on_the_disk_before_success_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who put version n may die, or be slow, before it has flushed it; who puts n + 1 says that it is done."""
+    state = open_state(str(tmp_path))
+    state.commit_wave([make_commit(i, 1, run_id(1, i)) for i in range(2)])
+    flushed = []
+    real = table.flush
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*given: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        settled = table._settled
+        patch.setattr(
+            table, "_settled", lambda v, made: killed() if v.name == "compaction_checkpoints" else settled(v, made)
+        )
+        with pytest.raises(Killed):
+            open_state(str(tmp_path)).commit_wave([make_commit(0, 2, run_id(2, 0), run_id(1, 0))])
+    assert (tmp_path / LOG / f"{1:020}.json").exists()
+
+    def flush(root: object, path: str) -> None:
+        flushed.append(path)
+        real(root, path)
+
+    monkeypatch.setattr(table, "flush", flush)
+    open_state(str(tmp_path)).commit_wave([make_commit(1, 2, run_id(2, 1), run_id(1, 1))])
+    assert f"{LOG}/{2:020}.json" in flushed
+    assert f"{LOG}/{1:020}.json" in flushed
+
+
+@pytest.mark.parametrize("hint", [True, False])
+def test_a_torn_checkpoint_that_no_hint_names_yet_costs_nothing(tmp_path: Path, hint: bool) -> None:
+    """A checkpoint is written, then its hint, then both are flushed: after a power cut in between any may be torn."""
+    state = open_state(str(tmp_path))
+    for i in range(42 if hint else 22):  # with an older checkpoint, which the hint names, or none
+        state.commit_wave([make_commit(0, i + 1, run_id(i + 1), run_id(i) if i else None)])
+    log = tmp_path / LOG
+    newest = max(log.glob("*.checkpoint.parquet"))
+    newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
+    last = log / "_last_checkpoint"
+    if hint:
+        last.write_bytes(last.read_bytes().replace(b'"version":40', b'"version":20'))
+        assert b'"version":20' in last.read_bytes()
+    else:
+        last.unlink()
+    assert open_state(str(tmp_path)).checkpoints()["t", 0].generation == (42 if hint else 22)
