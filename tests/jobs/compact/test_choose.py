@@ -22,14 +22,15 @@ GIB = 1 << 30
     [
         ([], 2, 0),
         ([16 * GIB], 1, 0),  # one core: nothing to win
-        ([4 * GIB], 2, 1),
+        ([16 * GIB], 2, 0),  # as soon done by one
+        ([4 * GIB], 4, 1),
         ([4 * GIB], 32, 1),
-        ([GIB // 4], 2, 0),  # its stages would cost more
+        ([GIB // 8], 4, 0),  # its stages would cost more
         ([GIB, GIB], 2, 0),
         ([GIB] * 8, 2, 0),
         ([GIB] * 3, 2, 0),  # in turn they are done as soon
-        ([8 * GIB] * 3, 2, 1),  # the third one would be alone
-        ([16 * GIB, *[GIB // 16] * 64], 2, 1),  # one large, many small
+        ([8 * GIB] * 5, 4, 1),  # the fifth one would be alone
+        ([16 * GIB, *[GIB // 16] * 64], 4, 1),  # one large, many small
         ([16 * GIB, *[GIB] * 16], 2, 0),  # as much small as large
         ([16 * GIB, 16 * GIB, GIB], 8, 2),
         ([GIB] * 100_000, 100, 0),
@@ -49,7 +50,7 @@ def plan(size: int, engine: Engine = "auto", *, dry_run: bool = False) -> Partit
 
 def test_what_is_asked_for_is_done() -> None:
     small, large = plan(5), plan(4 * GIB)
-    chosen = choose([small, large], 2)
+    chosen = choose([small, large], 4)
     assert (chosen.one_task, chosen.several, chosen.because) == ((small,), (large,), CORES_IDLE)
     asked: tuple[Engine, ...] = ("blocks", "window")
     for engine in asked:
