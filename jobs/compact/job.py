@@ -53,8 +53,8 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     start = Start(options, archive, settings, checkpoints, manifests, report)
     plans = list(plans_of(start))
     report.seconds["state"] = time.perf_counter() - at
-    if plans and not options.dry_run:
-        state.check_writable()
+    if plans and not options.dry_run and not checkpoints:
+        state.check_writable()  # of a store that has committed before the next commit asks
     if plans:  # else there is nothing that needs Spark
         at = time.perf_counter()
         spark = spark_session.start(brief=options.config.job.engine != "window")

@@ -14,12 +14,13 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import RDD, InheritableThread, TaskContext
 from pyspark.sql import SparkSession
 
 from udfs.compact.plan import PartitionPlan
@@ -49,7 +50,28 @@ def run_tasks(
 
     tasks = spark.sparkContext.parallelize(range(len(items)), len(items)).map(work)
     with _watched(spark, on_done) if on_done is not None else nullcontext():
-        return tasks.collect()
+        return _collected(tasks)
+
+
+def _collected(tasks: RDD[R]) -> list[R]:
+    """What tasks give. A thread of its own calls the JVM: so Ctrl-C and SIGTERM find this one waiting, and not in the
+    middle of a call in which it cannot say that the tasks are to end.
+    """
+    results: Future[list[R]] = Future()
+
+    def collect() -> None:
+        try:
+            results.set_result(tasks.collect())
+        except BaseException as error:  # raised below
+            results.set_exception(error)
+
+    InheritableThread(collect, daemon=True, name="tasks").start()
+    try:
+        return results.result()
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            tasks.context.cancelAllJobs()  # this process works for nothing else
+        raise
 
 
 @contextmanager

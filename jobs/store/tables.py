@@ -328,12 +328,14 @@ class State:
 
     def _swap(self, name: str, schema: pa.Schema, plan: Callable[[Version], Change | None]) -> None:
         """Change a table, which is brought to this version's columns first."""
-        self.check_writable()
 
         def checked(version: Version) -> Change | None:
             if name == CHECKPOINTS:
                 check_format(version)  # a newer version may have taken the store over since we began
-            return plan(version)
+            change = plan(version)
+            if change is not None:
+                self.check_writable()
+            return change
 
         at = self._head(name)
         if set(schema.names) - set(columns_of(at) or schema.names):
