@@ -5,6 +5,8 @@
     spark.sql("SELECT kafka_string(key), kafka_long(value), kafka_partition(key, 12) FROM topic")
     topic.select(call_function("kafka_schema_id", "value"))
 
+    last_per_key(spark.read.format("kafka_log").load("archive"))    # what a compaction would leave
+
     register_avro(spark, "order", schema)    # kafka_avro gives JSON text; this gives a struct of the schema's type
 
 All are Arrow UDFs over udfs/decode. They also work through Spark Connect if the server's Python finds this project and
@@ -19,7 +21,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import from_arrow_type
 
@@ -28,6 +31,7 @@ from udfs.decode.partitioner import murmur2, partition_of
 
 _udf: Any = arrow_udf  # its stubs want a function type, its code prefers type hints
 _PREFIX: Final = "kafka_"
+_LAST: Final = "_last_offset_of_key"
 # Decoders of udfs.decode that Spark lacks: its own hex and base64 are faster, and try_parse_json checks JSON
 _DECODERS: Final = tuple(name for name in DECODERS if name not in ("json", "hex", "base64"))
 
@@ -54,6 +58,20 @@ def functions(errors: Errors = "null") -> dict[str, Any]:
         "kafka_partition": _udf(kafka_partition, "int"),
         "kafka_murmur2": _udf(kafka_murmur2, "int"),
     }
+
+
+def last_per_key(records: DataFrame) -> DataFrame:
+    """Of each key of each partition the last record, tombstones too: rows of `kafka_log`, or of Spark's Kafka source.
+
+    Records without key are left out, and control records where their column says so. It is a Spark window over (topic,
+    partition, key), as `engine = "window"` of compact: any number of keys. Of a log with transactions, read it with
+    isolationLevel read_committed, or the last record may be one that was aborted.
+    """
+    keyed = records.where(F.col("key").isNotNull())
+    if "control" in records.columns:
+        keyed = keyed.where(~F.col("control"))
+    last = F.max("offset").over(Window.partitionBy("topic", "partition", "key"))
+    return keyed.withColumn(_LAST, last).where(F.col("offset") == F.col(_LAST)).drop(_LAST)
 
 
 def register_avro(

@@ -172,8 +172,8 @@ def _kept(
     spared = {(f.key, f.generation, f.run_id) for f in folders if f.newest_ms > young_ms or not f.whole}
     further = set(_further(state.root, folders, current, options)) - live - before_resets - spared
     rows = state.segments_of(live | before_resets | spared | further)
-    for key in {run[0] for run in ((live | before_resets) & newest.keys()) - decided - rows.keys()}:
-        report.without_history.append(key)  # nor a manifest: an older version made it
+    for key in {run[0] for run in ((live | before_resets | further) & newest.keys()) - decided - rows.keys()}:
+        report.without_history.append(key)  # nor a manifest: an older version made it, or it is damaged
         live |= {run for run in newest if run[0] == key}
     for said_kept, runs in ((report.kept_before_reset, before_resets), (report.kept_rolled_back, further)):
         for run in sorted(runs):

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jobs.command.typed import MAX_LONG, nearest
 from jobs.errors import BadSettingError, ConfigFileError, NowError, UnknownSettingError
@@ -23,6 +23,8 @@ from jobs.topics import matches
 MAX_INT = 2**31 - 1
 NULL_KEYS = ("fail", "keep", "drop")
 GAPS = ("fail", "accept")
+ENGINES = ("auto", "task", "blocks", "window")
+Engine = Literal["auto", "task", "blocks", "window"]
 POLICIES = ("compact", "delete")
 
 
@@ -102,9 +104,10 @@ class JobSettings:
 
     wave_partitions: int = 64
     wave_minutes: int = 10
-    split_bytes: int = 1 << 30
+    split_bytes: int = 4 << 30
     task_memory_bytes: int = 1 << 30
     chunk_bytes: int = 8 << 20
+    engine: Engine = "auto"
 
 
 # Kafka's ranges (TopicConfig, LogConfig of 4.3); segment.bytes goes below Kafka's 1 MiB, as internal.segment.bytes does
@@ -130,6 +133,7 @@ JOB_CHECKS: dict[str, Callable[[object], Any]] = {
     "split.bytes": _integer(1, MAX_LONG),
     "task.memory.bytes": _integer(64 << 20, MAX_LONG),
     "chunk.bytes": _integer(64 << 10, 1 << 30),
+    "engine": _one_of(ENGINES),
 }
 TABLES = ("defaults", "topics", "job")
 

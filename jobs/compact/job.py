@@ -1,7 +1,7 @@
 """The main job: compact the partitions of an archive that are due, and commit each as a new generation of the store.
 
   archive (names, sizes, small files) + store (checkpoints, manifests) -> a plan for each partition
-  waves of partitions: one task each (or several splits) -> new files, read back -> one Delta commit
+  waves of partitions: one task each (or several, where cores would be idle) -> new files, read back -> one Delta commit
 COMPACTION.md has the rules, the guarantees and what it costs.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from jobs.archive.listing import Archive, listed
 from jobs.archive.places import Place, check_apart, check_outside, is_same
-from jobs.command.config import Config, TopicSettings
+from jobs.command.config import TopicSettings
 from jobs.command.options import CompactOptions
 from jobs.command.progress import BYTES, Progress
 from jobs.command.typed import check_topics, some_of, unmatched_tables
@@ -58,13 +58,13 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     start = Start(options, archive, settings, checkpoints, manifests, report)
     plans = list(plans_of(start))
     report.seconds["state"] = time.perf_counter() - at
-    if plans and not options.dry_run:
-        state.check_writable()
+    if plans and not options.dry_run and not checkpoints:
+        state.check_writable()  # of a store that has committed before the next commit asks
     if plans:  # else there is nothing that needs Spark
         at = time.perf_counter()
         progress.start("compact", sum(s.listed.size for p in plans for s in p.segments), BYTES)
         progress.doing("starting Spark")
-        spark = spark_session.start(brief=not _has_large(archive, options.config))
+        spark = spark_session.start(brief=options.config.job.engine != "window")
         report.seconds["session"] = time.perf_counter() - at
         at = time.perf_counter()
         run_waves(spark, state, start, plans, progress)
@@ -157,11 +157,6 @@ def _settings(options: CompactOptions, topic: str) -> TopicSettings:
             raise PolicyError(topic=topic, found=options.cleanup_policy, expected=",".join(settings.cleanup_policy))
         settings = replace(settings, cleanup_policy=("compact",))
     return replace(settings, null_keys=options.null_keys or settings.null_keys, gaps=options.gaps or settings.gaps)
-
-
-def _has_large(archive: Archive, config: Config) -> bool:
-    """Whether a partition will be taken in several splits: then the JVM has rows to shuffle."""
-    return any(sum(s.size for s in p.segments) > config.job.split_bytes for p in archive.partitions.values())
 
 
 def _archive_needed(

@@ -69,7 +69,8 @@ class RunPlan:
     @classmethod
     def of(cls, config: Config, archive_uri: str, store_uri: str, now_ms: int, **flags: bool) -> RunPlan:
         """With the limits of the settings, and a secret of its own."""
-        limits = Limits(config.job.chunk_bytes, config.job.task_memory_bytes, config.job.split_bytes)
+        job = config.job
+        limits = Limits(job.chunk_bytes, job.task_memory_bytes, job.split_bytes, job.engine)
         return cls(archive_uri, store_uri, now_ms, limits, (secrets.randbits(64), secrets.randbits(64)), **flags)
 
 

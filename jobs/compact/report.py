@@ -81,6 +81,7 @@ class CompactReport(JobReport):
             "gaps": [[gap.first, gap.last] for gap in r.gaps],
             **r.counters,
             "splits": r.splits,
+            "several_because": r.several_because or None,
             "peak_memory_bytes": r.peak_memory_bytes,
             "seconds": {name: round(value, 4) for name, value in r.seconds.items()},
             "bytes": {  # of each phase; what is written is read back
@@ -120,6 +121,8 @@ class CompactReport(JobReport):
                 f"read {size(sum(r.bytes_read for r in cleaned))}, "
                 f"{'would write' if self.dry_run else 'wrote'} {size(sum(r.bytes_written for r in cleaned))}"
             )
+        several = (f"{r.name()}: {r.splits}, {r.several_because}" for r in cleaned if r.several_because)
+        out += said("in several splits", several)
         out += said("set aside", (f"{r.name()}: {r.problem}" for r in self.results if r.problem is not None))
         for topic, partition in sorted(self.anew & self.generations.keys()):
             generation = self.generations[topic, partition]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final
 
 from pyspark.sql import SparkSession
 
 from jobs.command.progress import BYTES, BySize, Progress, Silent
+from jobs.compact.choose import KEYS, choose
 from jobs.compact.commit import check_files, commit_of
 from jobs.compact.due import Start, begins_anew, begun_anew
 from jobs.compact.plan import clean_settings
@@ -22,6 +25,8 @@ from jobs.store.tables import State
 from udfs.compact.one_task import compact_partition
 from udfs.compact.plan import PartitionPlan, PartitionResult
 from udfs.storage import open_root
+
+_AT_ONCE: Final = 2  # partitions in several tasks: one's stages fill the gaps between those of the other
 
 
 def _one_partition(plan: PartitionPlan) -> PartitionResult:
@@ -100,21 +105,25 @@ def _size(plan: PartitionPlan) -> int:
 
 
 def _run_wave(spark: SparkSession, plans: Sequence[PartitionPlan], progress: Progress) -> list[PartitionResult]:
-    large = [p for p in plans if _size(p) > p.limits.split_bytes]
-    small = [p for p in plans if p not in large]
-    results = []
-    counted = BySize(progress, [_size(p) for p in small])
-    for plan, result in zip(small, run_tasks(spark, _one_partition, small, counted.advance), strict=True):
-        if result.status == "too_large":
-            large.append(plan)
-        else:
-            results.append(result)
-    counted.finish()
-    for plan in large:
-        part = _Counted(progress, plan in small)
-        results.append(compact_in_splits(spark, plan, part))
+    """The tasks of both ways at once, so that those of one fill the gaps between the stages of the other."""
+    choice = choose(plans, spark.sparkContext.defaultParallelism)
+
+    def several(plan: PartitionPlan, because: str, told: bool) -> PartitionResult:
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", f"{plan.topic}-{plan.partition}")
+        part = _Counted(progress, told)
+        result = replace(compact_in_splits(spark, plan, part), several_because=because)
         part.advance(_size(plan) - part.done)
-    return results
+        return result
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        results = [pool.submit(several, plan, choice.because, False) for plan in choice.several]
+        counted = BySize(progress, [_size(p) for p in choice.one_task])
+        done = run_tasks(spark, _one_partition, choice.one_task, counted.advance)
+        counted.finish()
+        for plan, result in zip(choice.one_task, done, strict=True):
+            if result.status == "too_large":
+                results.append(pool.submit(several, plan, KEYS, True))
+        return [r for r in done if r.status != "too_large"] + [future.result() for future in results]
 
 
 class _Counted(Silent):

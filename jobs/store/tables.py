@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs as pafs
 
-from jobs.errors import ConflictError, NoGenerationError
+from jobs.errors import ConflictError, ManifestError, NoGenerationError
 from jobs.store import history, table
 from jobs.store.exclusive import check_exclusive
 from jobs.store.folders import folders_of
@@ -150,14 +150,14 @@ class State:
 
     def segments_of(self, runs: Collection[Run]) -> dict[Run, list[Segment]]:
         """The segments of runs, committed or not, in no order: by the history, else by the manifests in their folders.
-        Runs of which neither knows anything are not in it.
+        Runs of which neither knows anything, or whose manifest is damaged, are not in it.
         """
         found: dict[Run, list[Segment]] = {}
         for row in self._of_runs({run_id for _, _, run_id in runs}) if runs else ():
             found.setdefault(((row.topic, row.partition), row.generation, row.run_id), []).append(row)
         found = {run: found[run] for run in runs if run in found}
         for key, generation, run_id in set(runs) - found.keys():
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, ManifestError):
                 manifest = read_manifest(self.root, generation_folder(*key, generation, run_id))
                 found[key, generation, run_id] = list(manifest.segments)
         return found
@@ -328,12 +328,14 @@ class State:
 
     def _swap(self, name: str, schema: pa.Schema, plan: Callable[[Version], Change | None]) -> None:
         """Change a table, which is brought to this version's columns first."""
-        self.check_writable()
 
         def checked(version: Version) -> Change | None:
             if name == CHECKPOINTS:
                 check_format(version)  # a newer version may have taken the store over since we began
-            return plan(version)
+            change = plan(version)
+            if change is not None:
+                self.check_writable()
+            return change
 
         at = self._head(name)
         if set(schema.names) - set(columns_of(at) or schema.names):

@@ -2,7 +2,7 @@
 
 Prints for each codec and repeat: seconds of Kafka's Cleaner driven in-process (map and recopy, as its own statistics
 count), seconds of ours in one process by phase, their ratio; bytes read and written, records/s, MB/s, peak memory; and
-once both ways of finding the last offset through Spark, with shuffle bytes and the fixed cost of a run apart.
+once each way of finding the last offset through Spark, with shuffle bytes and the fixed cost of a run apart.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.archive.listing import list_archive
@@ -97,8 +98,8 @@ from jobs.spark import session
 from jobs.command.config import parse_config
 from jobs.command.options import CompactOptions
 from jobs.command.progress import Silent
-archive, store, split_bytes = sys.argv[1:]
-tables = {"defaults": {"cleanup.policy": "compact", "segment.bytes": %d}, "job": {"split.bytes": int(split_bytes)}}
+archive, store, engine = sys.argv[1:]
+tables = {"defaults": {"cleanup.policy": "compact", "segment.bytes": %d}, "job": {"engine": engine}}
 report = compact.run(CompactOptions(archive, store, %d, parse_config(tables)), Silent())
 spark = session.start()
 jvm = spark.sparkContext._jvm
@@ -112,25 +113,27 @@ print(json.dumps(out))
 """
 
 
-def through_spark(archive: Path, work: Path, codec: str) -> None:
-    """Both ways of finding the last offset, as whole runs of the job in processes of their own."""
-    for way, split_bytes in (("in the task", 1 << 40), ("window over splits", 2 * SEGMENT_BYTES)):
+def through_spark(archive: Path, work: Path, codec: str, engines: Sequence[str]) -> None:
+    """All ways of finding the last offset, as whole runs of the job in processes of their own."""
+    for engine in engines:
         store = work / "spark"
         code = _SPARK_RUN % (SEGMENT_BYTES, NOW_MS)
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
-        start = time.perf_counter()
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         run = subprocess.run(
-            [sys.executable, "-c", code, str(archive), str(store), str(split_bytes)],
+            [sys.executable, "-c", code, str(archive), str(store), engine],
             check=True, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         total = time.perf_counter() - start
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
         out = json.loads(run.stdout.splitlines()[-1])
         shutil.rmtree(store)
         (one,) = out["partitions"]
-        work_seconds = sum(one["seconds"].values())
+        work_seconds = out["seconds"]["partitions"]
         print(
-            f"{codec}, {way} ({one['splits']} splits): work {work_seconds:.2f} s {one['seconds']}, "
-            f"whole run {total:.1f} s {out['seconds']}; "
+            f"{codec}, {engine} ({one['splits']} splits): work {work_seconds:.2f} s {one['seconds']}, "
+            f"whole run {total:.1f} s, {cpu:.1f} processor seconds, {out['seconds']}; "
             f"read {one['bytes_read'] / _MB:.0f} MB, written {one['bytes_written'] / _MB:.0f} MB, "
             f"shuffle {out['shuffle_bytes'] / _MB:.1f} MB, {one['records_read'] / work_seconds / 1e6:.2f} M records/s, "
             f"peak memory of a task {one['peak_memory_bytes'] / _MB:.0f} MB"
@@ -144,7 +147,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=KEYS)
     parser.add_argument("--codec", nargs="+", default=["none", "zstd"])
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--no-spark", action="store_true")
+    parser.add_argument("--engines", nargs="*", default=["task", "blocks", "window"], help="through Spark")
     options = parser.parse_args()
     for codec in options.codec:
         with tempfile.TemporaryDirectory(prefix="lastkey-bench-") as name:
@@ -152,8 +155,7 @@ def main() -> None:
             archive = work / "archive"
             make_partition(archive / "bench-0", codec, records=options.records, keys=options.keys)
             against_kafka(archive, work, codec, options.repeat)
-            if not options.no_spark:
-                through_spark(archive, work, codec)
+            through_spark(archive, work, codec, options.engines)
 
 
 if __name__ == "__main__":

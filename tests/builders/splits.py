@@ -1,32 +1,50 @@
-"""A compaction of too many keys for one task, without Spark: `scan_keys` over splits, a window in plain Python for
-Spark's, `rewrite_group`, `join_empty_groups`.
+"""A compaction over several tasks, without Spark, both ways: by blocks; and `scan_keys` over splits, a window in plain
+Python for Spark's, `rewrite_group`. Then `join_empty_groups`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from logformat.batches.chunks import ChunkBuffer
 from tests.builders.folders import Outcome
 from udfs.compact.analyse import Analysis, analyse, result_of
-from udfs.compact.clean_batches import Tally
+from udfs.compact.clean_batches import OUT_BATCH, Tally
 from udfs.compact.decide_kernels import COUNTER_NAMES
 from udfs.compact.generation import join_empty_groups, write_generation
+from udfs.compact.key_files import remove_key_files
 from udfs.compact.one_task import check_null_keys
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.rewrite_group import rewrite_group
-from udfs.compact.scan_keys import KEY_OFFSETS, make_splits, scan_keys
+from udfs.compact.rewrite_split import RewrittenSplit, join_pieces, rewrite_split
+from udfs.compact.scan_keys import KEY_OFFSETS, scan_keys
 from udfs.compact.scan_partition import scan_all, scan_identity
+from udfs.compact.segment_output import manifest_row
+from udfs.compact.settle import Buckets, SettledBuckets, settle, share_out
+from udfs.compact.sources import Source
+from udfs.compact.splits import Split, make_splits, number_of_splits
+from udfs.compact.walk_split import WalkedSplit, buckets_for, walk_split
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def splits_of(plan: PartitionPlan, analysis: Analysis, split_bytes: int, cores: int = 1) -> list[Split]:
+    scans = [s.scan for s in analysis.sources]
+    n = number_of_splits(scans, analysis.groups, split_bytes, plan.limits.task_memory_bytes, cores)
+    return make_splits(scans, analysis.groups, n)
 
 
 def window(plan: PartitionPlan, analysis: Analysis, split_bytes: int) -> dict[int, list[int]]:
     """Surviving offsets by group: of each key the last dirty one, or all clean ones where none is dirty."""
-    splits = make_splits([s.scan.size for s in analysis.sources], analysis.groups, split_bytes)
     rows: dict[tuple[int, int], list[tuple[int, bool, int]]] = {}
-    for split in splits:
-        sources = [analysis.sources[i] for i in split.numbers]
+    for split in splits_of(plan, analysis, split_bytes):
+        sources = [analysis.sources[part.number] for part in split.parts]
         for batch in scan_keys(plan, sources, split, analysis.rules, analysis.cleanable.first_dirty_offset):
             assert batch.schema == KEY_OFFSETS
             for row in batch.to_pylist():
@@ -63,5 +81,69 @@ def compact_in_splits(plan: PartitionPlan, *, split_bytes: int = 1, part: int = 
         written.append(done.segment)
     check_null_keys(plan, tally)
     generation = write_generation(plan, analysis, join_empty_groups(plan, written))
+    counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
+    return Outcome(result_of(plan, analysis, generation, counters, tally.recompressed_bytes), plan)
+
+
+def compact_in_blocks(
+    plan: PartitionPlan,
+    *,
+    split_bytes: int = 1,
+    n_buckets: int | None = None,
+    shares: int = 2,
+    shuffled: random.Random | None = None,
+) -> Outcome:
+    """As `jobs.compact.blocks`, in this process. shares: tasks that settle; shuffled: each stage's tasks run in an
+    order that is drawn, and some of them twice, as where Spark tries again.
+    """
+
+    def run(tasks: Sequence[T], work: Callable[[T, str], R]) -> list[R]:
+        order = list(range(len(tasks)))
+        if shuffled is not None:
+            order = shuffled.sample(order, len(order)) + shuffled.choices(order, k=len(order) // 2)
+        done = {i: work(tasks[i], f"{work.__name__}-{i}-{n}") for n, i in enumerate(order)}
+        return [done[i] for i in range(len(tasks))]
+
+    buffer = ChunkBuffer(plan.limits.chunk_bytes)
+    analysis = analyse(plan, scan_all(plan, buffer), scan_identity(plan, buffer))
+    splits = splits_of(plan, analysis, split_bytes)
+    n = n_buckets or buckets_for(sum(s.scan.n_records for s in analysis.sources))
+    rules, aborts = analysis.rules, analysis.kept_aborts
+    groups = {g: analysis.group(numbers, None) for g, numbers in enumerate(analysis.groups)}
+    of = {g: [s.number for s in splits if any(p.group == g for p in s.parts)] for g in groups}
+    shared = frozenset(g for g, numbers in of.items() if len(numbers) > 1)
+
+    def sources(split: Split) -> list[Source]:
+        return [analysis.sources[part.number] for part in split.parts]
+
+    def walk(split: Split, name: str) -> WalkedSplit:
+        return walk_split(plan, sources(split), split, rules, analysis.cleanable.first_dirty_offset, n, name)
+
+    def settled_by(buckets: Buckets, name: str) -> SettledBuckets:
+        return settle(plan, walked, buckets, n, name)
+
+    def rewrite(split: Split, name: str) -> RewrittenSplit:
+        mine = walked[split.number]
+        mine_alone = replace(plan, folder=f"{plan.folder}.{name.rpartition('-')[2]}") if shuffled is not None else plan
+        args = (split, groups, shared, sources(split), rules, aborts, mine, settled, name)
+        return rewrite_split(mine_alone, *args)
+
+    walked = run(splits, walk)
+    settled = run(share_out(walked, n, plan.limits.task_memory_bytes, shares), settled_by)
+    done = run(splits, rewrite)
+    tally, segments = (
+        Tally(),
+        {g: manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0)) for g, group in groups.items()},
+    )
+    for result in done:
+        tally.counters += result.counters
+        tally.recompressed_bytes += result.recompressed_bytes
+        segments |= result.segments
+    for g in sorted(shared):
+        pieces = [piece for result in done for piece in result.pieces if piece.group == g]
+        segments[g] = join_pieces(plan, g, groups[g], pieces, aborts).segment
+    check_null_keys(plan, tally)
+    generation = write_generation(plan, analysis, join_empty_groups(plan, [segments[g] for g in sorted(segments)]))
+    remove_key_files(plan)
     counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
     return Outcome(result_of(plan, analysis, generation, counters, tally.recompressed_bytes), plan)

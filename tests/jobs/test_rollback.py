@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs import rollback, vacuum
-from jobs.command.options import RestoreOptions, RollbackOptions, VacuumOptions, VerifyOptions
+from jobs import rebuild_state, rollback, vacuum
+from jobs.command.options import RebuildStateOptions, RestoreOptions, RollbackOptions, VacuumOptions, VerifyOptions
 from jobs.command.progress import Silent
-from jobs.errors import ConflictError, MissingPathError, NoGenerationError, UsageError
+from jobs.errors import ConflictError, MissingPathError, NoGenerationError, UndecidedError, UsageError
 from jobs.restore import job as restore
 from jobs.rollback import RollbackReport
+from jobs.store import manifests, table
 from jobs.store.generations import current_generation
 from jobs.store.manifests import read_manifest, read_mark
+from jobs.store.paths import MANIFEST
 from jobs.store.tables import State
 from jobs.verify import job as verify
 from tests.builders.archives import Lab, only_input, put
@@ -158,3 +165,70 @@ def test_what_there_is_not(lab: Lab, tmp_path: Path) -> None:
         _rollback(lab, 1, topics="u*")
     with pytest.raises(MissingPathError):
         rollback.run(RollbackOptions(str(tmp_path / "none"), 1), Silent())
+
+
+class Killed(BaseException):
+    """The process, at this moment."""
+
+
+def _killed_at(patch: pytest.MonkeyPatch, n: int) -> list[str]:
+    """What is written, flushed and committed from now on, until the n-th time; then nothing more."""
+    steps: list[str] = []
+    for module, name in ((table, "flush"), (table, "_write"), (table, "_commit"), (manifests, "write_file"),
+                         (manifests, "flush")):  # fmt: skip
+
+        def step(real: Callable[..., Any], *given: Any) -> Any:
+            if len(steps) == n:
+                raise Killed
+            steps.append(real.__name__)
+            return real(*given)
+
+        patch.setattr(module, name, partial(step, getattr(module, name)))
+    return steps
+
+
+def test_a_rollback_that_is_killed_at_any_step_leaves_one_generation_or_the_other(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, n, killed = set(), 0, True
+    while killed:
+        one = replace(lab, store_at=lab.root / f"killed{n}")
+        shutil.copytree(lab.store, one.store)
+        with monkeypatch.context() as patch:
+            steps = _killed_at(patch, n)
+            try:
+                _rollback(one, 1)
+                killed = False
+            except Killed:
+                assert len(steps) == n
+        at = one.state().checkpoints()["t", 0]
+        assert at.generation in (1, 3)
+        seen.add((at.generation, killed))
+        if at.generation == 1:
+            assert one.state().current() == lab.first[0]
+        one.check_whole(one.state().manifest("t", 0))
+        lost = replace(lab, store_at=lab.root / f"lost{n}")
+        shutil.copytree(one.store, lost.store)
+        shutil.rmtree(lost.store / "state")
+        with contextlib.suppress(UndecidedError):  # where it is not known whether it was made
+            rebuild_state.run(RebuildStateOptions(str(lost.store)), Silent())
+            assert lost.state().checkpoints()["t", 0] == at
+        _rollback(one, 1)
+        assert one.state().current() == lab.first[0]
+        shutil.rmtree(one.store)
+        shutil.rmtree(lost.store)
+        n += 1
+    assert n > 10
+    assert seen == {(3, True), (1, True), (1, False)}
+
+
+def test_a_generation_that_reaches_further_and_cannot_be_read_is_left_alone_by_vacuum(lab: Lab) -> None:
+    third = _folder(lab)
+    _rollback(lab, 1)
+    shutil.rmtree(lab.store / "state" / "log_segments")
+    (third / MANIFEST).write_bytes(b"{")
+    _age(lab)
+    before = files_of(lab.store / "segments")
+    report = vacuum.run(VacuumOptions(str(lab.store)), Silent())
+    assert files_of(lab.store / "segments") == before
+    assert any("left alone" in note for note in report.notes)

@@ -78,12 +78,13 @@ def kept(tmp_path_factory) -> tuple[list[Log], list[Log]]:
     return [log for log in logs if not log.first_dirty_offset], [log for log in logs if log.first_dirty_offset]
 
 
-def settings_for(logs: list[Log]):
+def settings_for(logs: list[Log], engine: str):
     from jobs.command.config import parse_config
 
+    job = {"engine": engine, "split.bytes": 1, "chunk.bytes": 1 << 16}  # small splits: a segment each, or 64 KiB of it
     topics = {log.topic: {"segment.bytes": log.segment_bytes} for log in logs}
     defaults = {"cleanup.policy": "compact", "null.keys": "drop"}  # as the broker's cleaner does
-    return parse_config({"defaults": defaults, "topics": topics})
+    return parse_config({"defaults": defaults, "topics": topics, "job": job})
 
 
 def lay_out(logs: list[Log], archive: Path) -> None:
@@ -101,7 +102,7 @@ def batches_and_records(folder: Path) -> list[str]:
     return without_segments(dump([folder])[folder])
 
 
-def three_passes(logs: list[Log], work: Path) -> list[Path]:
+def three_passes(logs: list[Log], work: Path, engine: str) -> list[Path]:
     """The restored log directory of each pass, after each was compared with the broker's cleaner."""
     from jobs.command.options import CompactOptions, RestoreOptions
     from jobs.command.progress import Silent
@@ -112,7 +113,7 @@ def three_passes(logs: list[Log], work: Path) -> list[Path]:
     lay_out(logs, archive)
     shutil.copytree(archive, oracle, copy_function=shutil.copy2)
     before = tree(archive)
-    config = settings_for(logs)
+    config = settings_for(logs, engine)
     first_ms = max(log.now_ms for log in logs)
     outputs = []
     for number in range(3):
@@ -156,8 +157,9 @@ def check_with_kafkas_tool(output: Path) -> None:
         assert [line for line in said.splitlines() if BAD_INDEX.search(line)] == []
 
 
-def test_logs_of_a_broker_of_today(written, tmp_path, spark):
-    outputs = three_passes(written, tmp_path)
+@pytest.mark.parametrize("engine", ["auto", "blocks"])
+def test_logs_of_a_broker_of_today(engine, written, tmp_path, spark):
+    outputs = three_passes(written, tmp_path, engine)
     check_with_kafkas_tool(outputs[0])
     for output in (outputs[0], outputs[2]):
         with start_restored(output) as broker:
@@ -170,11 +172,12 @@ def test_logs_of_a_broker_of_today(written, tmp_path, spark):
             assert {name: hidden[name] for name in full if hidden[name]} == {}
 
 
-def test_golden_logs(kept, tmp_path, spark):
+@pytest.mark.parametrize("engine", ["auto", "blocks"])
+def test_golden_logs(engine, kept, tmp_path, spark):
     first, more = kept
     for name in ("first", "more"):
         (tmp_path / name).mkdir()
-    outputs, again = three_passes(first, tmp_path / "first"), three_passes(more, tmp_path / "more")
+    outputs, again = (three_passes(logs, tmp_path / name, engine) for logs, name in ((first, "first"), (more, "more")))
     for output in (outputs[0], again[0]):
         with start_restored(output) as broker:
             problems, _ = check_served(broker.bootstrap, partition_dirs([output]))

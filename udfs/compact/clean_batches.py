@@ -15,6 +15,7 @@ from logformat.batches.bodies import BodyLoader, Run
 from logformat.batches.chunks import Chunk
 from logformat.layout import BATCH_OVERHEAD, CODEC_MASK
 from logformat.primitives.codec import compress
+from udfs.compact.block_kernels import UNKNOWN
 from udfs.compact.cleaner import Rules, batch_retention
 from udfs.compact.decide_kernels import N_COUNTERS, decide
 from udfs.compact.rebuild_kernels import (
@@ -67,6 +68,8 @@ class Tally:
 
 
 MarkLast = Callable[[Run, np.ndarray], None]  # fills bool[len(run.spans)]
+# (BATCH[n] of a chunk, bool[n] whose records are dropped anyway) -> int8[n], what is known of them (`block_kernels`)
+FatesOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 # told of a run what was decided: kept bool[len(run.spans)], CLEANED[n]
 See = Callable[[Run, np.ndarray, np.ndarray], None]
 
@@ -82,14 +85,19 @@ def clean_chunk(
     *,
     backwards: bool,
     see: See | None = None,
+    fates_of: FatesOf | None = None,
 ) -> Iterator[Piece]:
-    """Clean the batches of a chunk; pieces come in the order of the walk, last first where `backwards`."""
+    """Clean the batches of a chunk; pieces come in the order of the walk, last first where `backwards`. What `fates_of`
+    knows of a batch stands for its body, which is not read then.
+    """
     batches = chunk.batches
     discardable = rules.discardable(batches)
     retention, drop = batch_retention(
         batches, discardable, rules.producers, rules.first_uncleanable_offset, rules.now_ms
     )
-    for run in loader.runs(chunk.raw, chunk.position, batches, ~drop, path, backwards=backwards, before=chunk.before):
+    fates = fates_of(batches, drop) if fates_of is not None else np.zeros(len(batches), np.int8)
+    wanted = ~drop & (fates == UNKNOWN)
+    for run in loader.runs(chunk.raw, chunk.position, batches, wanted, path, backwards=backwards, before=chunk.before):
         part = slice(run.first, run.first + len(run.batches))
         is_last = np.empty(len(run.spans), np.bool_)
         mark_last(run, is_last)
@@ -103,6 +111,7 @@ def clean_chunk(
             retention[part],
             drop[part],
             discardable[part],
+            fates[part],
             rules.now_ms,
             rules.new_horizon_ms,
             keep_legacy_tombstones,

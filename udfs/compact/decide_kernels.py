@@ -16,6 +16,7 @@ from logformat.layout import (
     TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
 )
+from udfs.compact.block_kernels import ALL_STAY, UNKNOWN
 from udfs.compact.rebuild_kernels import COPIED, DROPPED, EMPTIED, REBUILT
 
 # batch retention, as Kafka's RecordFilter.BatchRetention
@@ -55,6 +56,7 @@ def decide(
     retention: np.ndarray,
     drop_records: np.ndarray,
     discardable: np.ndarray,
+    fates: np.ndarray,
     now_ms: int,
     new_horizon_ms: int,
     keep_legacy_tombstones: bool,
@@ -66,7 +68,9 @@ def decide(
     """Decide for every record (kept: bool[len(spans)]) and batch (cleaned: CLEANED[n]); add up counters: int64[].
 
     batches: BATCH[n]; bodies: BODY[n]; is_last: bool[len(spans)]; retention: int8[n]; drop_records, discardable:
-    bool[n]. new_horizon_ms: now + delete.retention.ms, negative where that overflows (then no horizon is set).
+    bool[n]; fates: int8[n]: where one is not UNKNOWN the batch has no spans, for all its records are known to stay, or
+    to be superseded (`block_kernels.fates_of_batches`). new_horizon_ms: now + delete.retention.ms, negative where that
+    overflows (then no horizon is set).
     """
     for i in range(batches.shape[0]):
         batch = batches[i]
@@ -76,14 +80,20 @@ def decide(
         current = batch.magic == 2
         has_horizon = current and batch.attributes & DELETE_HORIZON_MASK != 0
         append_time = batch.magic > 0 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
-        n_records = np.int64(batch.records_count) if drop_records[i] else body.n_records
-        n_kept = 0
+        known = fates[i] != UNKNOWN
+        n_records = np.int64(batch.records_count) if drop_records[i] or known else body.n_records
+        n_kept = np.int64(0)
         tombstones = 0
         first_kept = np.int64(-1)
         last_kept = np.int64(-1)
         max_timestamp = np.int64(-1)
         if drop_records[i]:
             counters[DROPPED_MARKERS if control else DROPPED_ABORTED] += n_records
+        elif known:
+            if fates[i] == ALL_STAY:
+                n_kept = n_records
+            else:
+                counters[DROPPED_SUPERSEDED] += n_records
         else:
             for row in range(body.first_span, body.first_span + n_records):
                 span = spans[row]

@@ -1,4 +1,4 @@
-"""The whole compaction of one partition in one task (one split): scan, decide, rewrite, read back.
+"""The whole compaction of one partition in one task: scan, decide, rewrite, read back.
 
 Steps, in the order that a crash allows: read and check everything that will be used; decide; write new segments with
 their side files into a folder that nobody knows; flush; read back. The driver makes it visible (`jobs.store.tables`).
@@ -35,7 +35,7 @@ from udfs.segments import OutputSegment
 
 
 class TooManyKeys(Exception):
-    """The key table would outgrow the task's memory: the partition must be taken in several splits."""
+    """The key table would outgrow the task's memory: the partition must be taken in several tasks."""
 
 
 class Clock:

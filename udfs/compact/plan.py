@@ -10,6 +10,7 @@ from logformat.listing import ListedSegment
 from udfs.problem import Problem
 from udfs.segments import LastBatch, OutputSegment, SegmentInput, SideFile
 
+Engine = Literal["auto", "task", "blocks", "window"]
 NullKeys = Literal["fail", "keep", "drop"]
 Gaps = Literal["fail", "accept"]
 
@@ -38,7 +39,8 @@ class Limits:
 
     chunk_bytes: int = 8 << 20
     task_memory_bytes: int = 1 << 30
-    split_bytes: int = 1 << 30
+    split_bytes: int = 4 << 30
+    engine: Engine = "auto"  # how last offsets are found; auto: in one task or by blocks, by what it costs
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ class PartitionResult:
     recompressed_bytes: int = 0  # of bytes_after: an estimate in a dry run
     seconds: dict[str, float] = field(default_factory=dict)
     splits: int = 1
+    several_because: str = ""  # why it was taken in several tasks; "": it was not
     peak_memory_bytes: int = 0
 
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""One segment group and the stream of its surviving offsets -> a new segment: a task of the way with several splits."""
+"""One segment group and the stream of its surviving offsets -> a new segment: a task after Spark's window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A split's last offset of each key, as rows for Spark's window: the way for partitions of several splits.
+"""A split's last offset of each key, as rows for Spark's window: what `walk_split` is for the blocks.
 
 A split is walked backwards with the key table, so at most one row a key leaves it; where the table would outgrow the
 task's memory it is emptied, and a key may leave twice, which the window settles. Records below the first dirty offset
@@ -8,18 +8,18 @@ leave all (they are of different keys already, unless somebody edited a checkpoi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from logformat.batches.bodies import BodyLoader, Run
-from logformat.layout import CONTROL_MASK
-from udfs.compact.cleaner import Rules, batch_retention
+from udfs.compact.cleaner import Rules
 from udfs.compact.key_table import KeyTable
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.scan_segment import chunk_buffer
 from udfs.compact.sources import Source, chunk_at
+from udfs.compact.splits import Split
+from udfs.compact.walk_split import entering
 from udfs.storage import opened
 
 KEY_OFFSETS = pa.schema(
@@ -33,56 +33,22 @@ KEY_OFFSETS = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class Split:
-    """Consecutive segments that one task scans."""
-
-    numbers: tuple[int, ...]  # of the plan's segments
-    groups: tuple[int, ...]  # the segment group of each
-
-
-def make_splits(sizes: Sequence[int], groups: Sequence[range], split_bytes: int) -> list[Split]:
-    """Cut the groups' segments into splits of about `split_bytes`, at segment borders."""
-    out: list[Split] = []
-    numbers: list[int] = []
-    of_group: list[int] = []
-    held = 0
-    for group, members in enumerate(groups):
-        for number in members:
-            if numbers and held + sizes[number] > split_bytes:
-                out.append(Split(tuple(numbers), tuple(of_group)))
-                numbers, of_group, held = [], [], 0
-            numbers.append(number)
-            of_group.append(group)
-            held += sizes[number]
-    if numbers:
-        out.append(Split(tuple(numbers), tuple(of_group)))
-    return out
-
-
 def scan_keys(
     plan: PartitionPlan, sources: Sequence[Source], split: Split, rules: Rules, first_dirty_offset: int
 ) -> Iterator[pa.RecordBatch]:
-    """KEY_OFFSETS rows of one split; `sources` are those of split.numbers."""
+    """KEY_OFFSETS rows of one split; `sources` are those of its parts."""
     buffer = chunk_buffer(plan)
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
     table = KeyTable(plan.limits.task_memory_bytes // 2)
-    for source, group in zip(reversed(sources), reversed(split.groups), strict=True):
+    for source, part in zip(reversed(sources), reversed(split.parts), strict=True):
         with opened(source.root, source.path) as file:
-            for scanned in reversed(source.scan.chunks):
+            for scanned in reversed(source.scan.chunks[part.first : part.stop]):
                 chunk = chunk_at(file, source.path, scanned, buffer)
-                _, drop = batch_retention(
-                    chunk.batches,
-                    rules.discardable(chunk.batches),
-                    rules.producers,
-                    rules.first_uncleanable_offset,
-                    rules.now_ms,
-                )
-                wanted = ~drop & ((chunk.batches["attributes"] & CONTROL_MASK) == 0)
+                wanted = entering(chunk.batches, rules)
                 for run in loader.runs(
                     chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True, before=chunk.before
                 ):
-                    yield _rows(run, table, first_dirty_offset, group)
+                    yield _rows(run, table, first_dirty_offset, part.group)
 
 
 def _rows(run: Run, table: KeyTable, first_dirty_offset: int, group: int) -> pa.RecordBatch:

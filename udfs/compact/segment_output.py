@@ -1,8 +1,8 @@
 """One new segment: a `.log` written in a stream, read back, and its manifest row.
 
 What survives of a group of segments comes in two ways, with the same bytes out: `clean_segment.clean_backwards` decides
-with the key table while it reads from the end, and its pieces wait in a `piece_stack.PieceStack` (one split);
-`clean_segment.clean_forwards` is told the surviving offsets (several splits).
+with the key table while it reads from the end, and its pieces wait in a `piece_stack.PieceStack` (one task);
+`clean_segment.clean_forwards` is told what survives (several tasks).
 """
 
 from __future__ import annotations

@@ -14,7 +14,16 @@ from logformat.layout import BATCH, BATCH_OVERHEAD
 from logformat.primitives.crc32c import crc32c_extend
 from logformat.side_files.index_builder import IndexBuilder
 from logformat.side_files.producer_state import ProducerState, merge, merge_all, summarize
-from udfs.compact import one_task, rewrite_group, scan_keys  # noqa: F401 - imported so that workers need not
+from udfs.compact import one_task, rewrite_group, rewrite_split, scan_keys  # noqa: F401 - so that workers need not
+from udfs.compact.block_kernels import (
+    checksum_cells,
+    collect_leaving,
+    fates_of_batches,
+    hand_out,
+    in_order_of_walk,
+    settle_cells,
+    sort_by_bucket,
+)
 from udfs.compact.clean_batches import Tally, clean_chunk
 from udfs.compact.cleaner import LastBatches, Rules
 from udfs.compact.key_table import KeyTable
@@ -49,6 +58,16 @@ def load_kernels() -> None:
     def mark_last(run: Run, is_last: np.ndarray) -> None:
         mark_last_offsets(run.batches, run.bodies, run.wanted, run.spans, 0, table.slots, 0, is_last, 0)
         mark_survivors(run.batches, run.bodies, run.wanted, run.spans, offsets, 0, is_last)
+        entries, buckets, fates = np.empty((0, 2), np.uint64), np.empty(0, np.uint8), np.zeros(1, np.int8)
+        collect_leaving(
+            run.batches, run.bodies, run.wanted, run.spans, is_last, 0, 60, is_last, flags, entries, buckets
+        )
+        sort_by_bucket(entries, buckets, offsets, entries)
+        checksum_cells(raw, offsets[:0], np.empty(0, np.uint32))
+        settle_cells(entries, offsets, offsets, table.slots, offsets, offsets, is_last)
+        in_order_of_walk(buckets, offsets, is_last, is_last)
+        fates_of_batches(run.batches, run.wanted, is_last, 0, flags, fates)
+        hand_out(run.batches, run.bodies, run.wanted, fates, is_last, 0, is_last)
         kept, out = np.empty(0, np.bool_), np.empty(0, np.uint8)
         encode_bodies(run.raw, run.scratch, run.batches, run.bodies, cleaned, run.spans, kept, out, offsets)
         digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, kept, flags)

@@ -43,7 +43,8 @@ def folders(lab):
     return sorted(str(path.relative_to(lab.store / "segments")) for path in files_in(lab.store / "segments", "*/*"))
 
 
-def test_the_same_bytes(spark, cases, now_ms, tmp_path):
+@pytest.mark.parametrize("engine", ["blocks", "window"])
+def test_the_same_bytes(engine, spark, cases, now_ms, tmp_path):
     one, many = Lab(spark, tmp_path), Lab(spark, tmp_path, store_at=tmp_path / "other")
     for name in CASES:
         put(only_input(cases[name]), one.archive / f"{name}-0")
@@ -51,7 +52,7 @@ def test_the_same_bytes(spark, cases, now_ms, tmp_path):
         size = segments if name in ("few-keys", "txn-hang") else 2 * segments  # 1: no joining; 2: groups of some
         one.settings.setdefault("topics", {})[name] = {"segment.bytes": size}
     whole = one.run(now_ms)
-    split = many.run(now_ms, settings={**one.settings, "job": {"split.bytes": 1}})
+    split = many.run(now_ms, settings={**one.settings, "job": {"split.bytes": 1, "engine": engine}})
     assert whole.exit_code == split.exit_code == 0
     for a, b in zip(whole.results, split.results, strict=True):
         assert (a.splits, b.splits > 1) == (1, True), a.name()
@@ -72,9 +73,10 @@ def test_the_same_bytes(spark, cases, now_ms, tmp_path):
     # again, over clean and dirty, at a clock at which horizons have passed; the dry run says the same
     later = now_ms + 25 * HOUR
     names = "[ftvn]*"
-    dry = many.run(later, topics=names, force=True, dry_run=True, settings={**one.settings, "job": {"split.bytes": 1}})
+    several = {**one.settings, "job": {"split.bytes": 1, "engine": engine}}
+    dry = many.run(later, topics=names, force=True, dry_run=True, settings=several)
     whole = one.run(later, topics=names, force=True)
-    split = many.run(later, topics=names, force=True, settings={**one.settings, "job": {"split.bytes": 1}})
+    split = many.run(later, topics=names, force=True, settings=several)
     for a, b, c in zip(whole.results, split.results, dry.results, strict=True):
         assert a.counters == b.counters == c.counters, a.name()
         assert [(s.base_offset, s.records, s.batches) for s in a.segments] == [
@@ -88,8 +90,9 @@ def test_the_same_bytes(spark, cases, now_ms, tmp_path):
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
-def test_what_sets_a_partition_aside_does_so_in_splits_too(spark, cases, now_ms, tmp_path):
-    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.bytes": 1}})
+@pytest.mark.parametrize("engine", ["blocks", "window"])
+def test_what_sets_a_partition_aside_does_so_in_splits_too(engine, spark, cases, now_ms, tmp_path):
+    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.bytes": 1, "engine": engine}})
     put(only_input(cases["few-keys"]), lab.archive / "good-0")
     bad = put(only_input(cases["few-keys"]), lab.archive / "flipped-0")
     log = files_in(bad)[3]

@@ -37,7 +37,7 @@ class Growing:
         """Append batches; torn: of the last one only so many bytes are there yet."""
         from logformat.writing.segment_writer import SegmentWriter
 
-        temporary = self.folder.parent / f".{self.folder.name}"
+        temporary = self.folder.parent.parent / self.folder.name  # not in the archive, which a query lists meanwhile
         with SegmentWriter(temporary, self.next_offset) as writer:
             for batch in parse(text):
                 self.texts.append(writer, batch)

@@ -11,32 +11,53 @@ from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.builders.drawn import Drawn, logs
 from tests.builders.folders import Outcome, archived_at, compact, golden_plan, lay_out, plan_of
 from tests.builders.limits import within
-from tests.builders.splits import compact_in_splits
+from tests.builders.splits import compact_in_blocks, compact_in_splits
 from tests.golden import case_names, golden
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import NONE, ZSTD, data_batch
 from udfs.compact.one_task import Clock
 from udfs.compact.plan import PartitionPlan
-from udfs.compact.scan_keys import make_splits
-
-HERE_SIZES = [10, 20, 30, 5, 5]
 
 
-def assert_same_both_ways(plan: PartitionPlan, **options: int) -> Outcome:
-    """The same files, the same manifest and the same counters; or the same refusal."""
+def assert_same(one: Outcome, several: Outcome) -> None:
+    """The same files, the same manifest and the same counters."""
+    assert several.files() == one.files()
+    assert several.result.counters == one.result.counters
+    folder = several.plan.folder
+    moved = [replace(s, path=s.path.replace(f"{folder}/", "out/")) for s in several.result.segments]
+    assert moved == list(one.result.segments)
+    assert several.result.bytes_after == one.result.bytes_after
+    assert several.result.recompressed_bytes == one.result.recompressed_bytes
+    left = {p.name for p in Path(several.plan.store_uri).iterdir() if p.name.startswith(folder)}
+    assert f"{folder}.9999999999999999999" not in left
+
+
+def assert_same_all_ways(plan: PartitionPlan, part: int = 3, seed: int = 0) -> Outcome:
+    """One task, a window over segments, blocks of as many splits as there can be, and of chunks of a batch or two."""
     one = compact(plan)
     if one.result.status != "cleaned":
         return one
-    several = compact_in_splits(replace(plan, folder="several"), **options)
-    assert several.files() == one.files()
-    assert several.result.counters == one.result.counters
-    moved = [replace(s, path=s.path.replace("several/", "out/")) for s in several.result.segments]
-    assert moved == list(one.result.segments)
-    assert several.result.bytes_after == one.result.bytes_after
+    assert_same(one, compact_in_splits(replace(plan, folder="window"), part=part))
+    assert_same(one, compact_in_blocks(replace(plan, folder="blocks")))
+    small = replace(plan.limits, chunk_bytes=1)
+    assert_same(one, compact_in_splits(replace(plan, folder="batches", limits=small), part=part))
+    rng = random.Random(seed)
+    for _ in range(2):
+        assert_same(
+            one,
+            compact_in_blocks(
+                replace(plan, folder=f"drawn{rng.random()}", limits=replace(small, chunk_bytes=rng.choice([1, 300]))),
+                split_bytes=rng.choice([1, 200, 1000, 1 << 30]),
+                n_buckets=rng.choice([4, 16, 256]),
+                shares=rng.choice([1, 2, 5]),
+                shuffled=rng,
+            ),
+        )
     return one
 
 
@@ -45,19 +66,19 @@ def test_golden_partitions(name: str, tmp_path: Path, tmp_path_factory: pytest.T
     case = golden(tmp_path_factory)[name]
     for partition in case.partitions:
         plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path / partition)
-        assert assert_same_both_ways(plan, part=1000).result.status == "cleaned"
+        assert assert_same_all_ways(plan, part=1000).result.status == "cleaned"
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(logs())
-def test_drawn_logs(drawn: Drawn) -> None:
+@given(logs(), st.integers(0, 2**32))
+def test_drawn_logs(drawn: Drawn, seed: int) -> None:
     with tempfile.TemporaryDirectory() as tmp, mock.patch("os.fsync"):
         plan = plan_of(
             lay_out(Path(tmp) / "archive", drawn.segments), Path(tmp) / "store", drawn.settings,
             now_ms=drawn.times[0], log_start_offset=drawn.log_start_offset, checkpoint=drawn.checkpoint,
             sealed=drawn.sealed, force=drawn.checkpoint is None, null_keys=drawn.null_keys,
         )  # fmt: skip
-        assert_same_both_ways(plan)
+        assert_same_all_ways(plan, seed=seed)
 
 
 def many_keys(n_segments: int, n_batches: int, n_keys: int, seed: int) -> list[Segment]:
@@ -122,19 +143,9 @@ def test_an_empty_group_gives_its_base_to_the_next_one_both_ways(tmp_path: Path)
         lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(segment_bytes=1, index_interval_bytes=0),
         now_ms=10**6, log_start_offset=10,
     )  # fmt: skip
-    outcome = assert_same_both_ways(plan)
+    outcome = assert_same_all_ways(plan)
     assert [s.base_offset for s in outcome.result.segments] == [10, 14]
     assert [r.offset for s in outcome.segments() for b in s.batches for r in b.records] == [12, 13, 14]
-
-
-@pytest.mark.parametrize(
-    ("split_bytes", "expected"),
-    [(1, [(0,), (1,), (2,), (3,), (4,)]), (30, [(0, 1), (2,), (3, 4)]), (1000, [(0, 1, 2, 3, 4)])],
-)
-def test_splits_end_at_segment_borders(split_bytes: int, expected: list[tuple[int, ...]]) -> None:
-    splits = make_splits(HERE_SIZES, [range(2), range(2, 5)], split_bytes)
-    assert [s.numbers for s in splits] == expected
-    assert [g for s in splits for g in s.groups] == [0, 0, 1, 1, 1]
 
 
 def test_phases_of_the_clock_add_up() -> None:

@@ -1,0 +1,126 @@
+"""The last offset of each key by Spark's own window: `engine = "window"`, the twin of `jobs.compact.blocks`.
+
+  keys      a task a split: (key hash, last offset in the split) rows             -> the shuffle
+  window    over the key: the row with the last dirty offset survives, and rows of clean segments without one
+  rewrite   a task a segment group: survivors, sorted by group and offset, are read as a stream
+Row by row through the JVM it takes five times as long. It writes nothing but the new segments: so a dry run takes it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from jobs.spark.tasks import RESULT, StoppedTask, for_this_attempt, result_batch
+from logformat.errors import stopped
+from logformat.names import LOG, segment_file
+from udfs.attempt import attempt
+from udfs.compact.analyse import Analysis
+from udfs.compact.clean_batches import Tally
+from udfs.compact.plan import PartitionPlan
+from udfs.compact.rewrite_group import GroupResult, rewrite_group
+from udfs.compact.scan_keys import scan_keys
+from udfs.compact.scan_partition import source_of
+from udfs.compact.splits import Split
+from udfs.problem import Problem, SetAside
+from udfs.segments import OutputSegment
+
+_KEYS = "key_low long, key_high long, offset long, dirty boolean, segment_group int"
+_SENTINEL = -1  # offset of a row that says only: this group exists
+
+
+def rewrite_by_window(
+    spark: SparkSession, plan: PartitionPlan, analysis: Analysis, splits: Sequence[Split]
+) -> tuple[list[OutputSegment], Tally, int]:
+    """(segments by group, counters, largest peak memory of a task)."""
+    results = _rewrite(spark, plan, analysis, survivors(key_offsets(spark, plan, analysis, splits)))
+    tally = Tally()
+    for result in results:
+        tally.counters += result.counters
+        tally.recompressed_bytes += result.recompressed_bytes
+    return [r.segment for r in results], tally, max(r.peak_memory_bytes for r in results)
+
+
+def key_offsets(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, splits: Sequence[Split]) -> DataFrame:
+    """KEY_OFFSETS rows of all splits, lazily."""
+    scans = {part.number: analysis.sources[part.number].scan.lean() for split in splits for part in split.parts}
+    rules, first_dirty = analysis.rules, analysis.cleanable.first_dirty_offset
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                split = splits[number]
+                sources = [source_of(plan, part.number, scans[part.number]) for part in split.parts]
+                try:
+                    yield from scan_keys(plan, sources, split, rules, first_dirty)
+                except Exception as error:
+                    raise StoppedTask(Problem.of(stopped(error, f"{plan.topic}-{plan.partition}"))) from error
+
+    return spark.range(0, len(splits), 1, len(splits)).mapInArrow(work, _KEYS)
+
+
+def survivors(keys: DataFrame) -> DataFrame:
+    """(segment_group, offset) of what stays: of each key the last dirty record, or the clean ones if none is dirty."""
+    of_key = Window.partitionBy("key_low", "key_high")
+    last = F.max(F.when(F.col("dirty"), F.col("offset"))).over(of_key)
+    stays = F.when(F.col("last_dirty").isNull(), F.lit(True)).otherwise(F.col("offset") >= F.col("last_dirty"))
+    return keys.withColumn("last_dirty", last).where(stays).select("segment_group", "offset")
+
+
+def _rewrite(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, surviving: DataFrame) -> list[GroupResult]:
+    groups = {g: analysis.group(members, None) for g, members in enumerate(analysis.groups)}
+    scans = {i: analysis.sources[i].scan.lean() for members in analysis.groups for i in members}
+    members_of = analysis.groups
+    rules, kept_aborts = analysis.rules, analysis.kept_aborts
+
+    def one(number: int, offsets: Iterator[np.ndarray]) -> GroupResult | Problem:
+        start = time.perf_counter()
+        mine = for_this_attempt(plan, segment_file(groups[number].base_offset, LOG))
+        sources = [source_of(plan, i, scans[i]) for i in members_of[number]]
+        result = attempt(
+            f"{plan.topic}-{plan.partition}",
+            lambda: rewrite_group(mine, number, groups[number], sources, rules, kept_aborts, offsets),
+        )
+        if isinstance(result, Problem):
+            return result
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return replace(result, peak_memory_bytes=peak, seconds=time.perf_counter() - start)
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number, parts in itertools.groupby(_by_group(batches), key=lambda part: part[0]):
+            yield result_batch(one(number, (offsets for _, offsets in parts)))
+
+    n_groups = len(groups)
+    sentinels = spark.range(0, n_groups, 1, 1).selectExpr("cast(id as int) segment_group", f"{_SENTINEL}L offset")
+    frame = (
+        surviving.unionByName(sentinels)
+        .repartition(n_groups, "segment_group")
+        .sortWithinPartitions("segment_group", "offset")
+        .mapInArrow(work, RESULT)
+    )
+    results = [pickle.loads(row) for row in frame.toArrow().column("result").to_pylist()]
+    for result in results:
+        if isinstance(result, Problem):
+            raise SetAside(result)
+    return sorted(results, key=lambda r: r.number)
+
+
+def _by_group(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, np.ndarray]]:
+    """(group, ascending offsets) for each stretch of one group in the sorted rows; sentinels begin each group."""
+    for batch in batches:
+        group = batch.column("segment_group").to_numpy(zero_copy_only=False)
+        offset = batch.column("offset").to_numpy(zero_copy_only=False)
+        borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
+        for start, end in itertools.pairwise(borders):
+            if end > start:
+                part = offset[start:end]
+                yield int(group[start]), part[1:] if part[0] == _SENTINEL else part

@@ -1,0 +1,302 @@
+"""Several tasks by blocks: the traps, each by a log that would fall into it; splits; damage in key files."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from logformat.batches.bodies import BodyLoader
+from logformat.batches.chunks import ChunkBuffer
+from logformat.errors import LogFormatError
+from tests.builders.folders import Outcome, compact, lay_out, plan_of
+from tests.builders.splits import compact_in_blocks
+from tests.reference.cleaner import Segment, Settings
+from tests.reference.log import ABORT, ZSTD, data_batch, marker_batch
+from udfs.compact import rewrite_split as rewriting
+from udfs.compact import walk_split as walking
+from udfs.compact.analyse import Analysis, analyse
+from udfs.compact.key_files import KeyFile, key_folder, read_slice
+from udfs.compact.plan import PartitionPlan
+from udfs.compact.scan_partition import scan_all, scan_identity
+from udfs.compact.settle import settle, share_out, slots_for
+from udfs.compact.splits import Split, make_splits, number_of_splits
+from udfs.compact.survivors import Survivors
+from udfs.compact.walk_split import WalkedSplit, buckets_for, walk_split
+from udfs.problem import SetAside
+from udfs.storage import open_root
+
+NOW = 10**6
+SPREAD = 1 << 20
+
+
+def plan_for(tmp_path: Path, segments: list[Segment], checkpoint: int | None = None, chunk: int = 1) -> PartitionPlan:
+    plan = plan_of(
+        lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0,
+        checkpoint=checkpoint, force=checkpoint is None, sealed=True,
+    )  # fmt: skip
+    return replace(plan, limits=replace(plan.limits, chunk_bytes=chunk))
+
+
+def log_of(*keys: str, per_segment: int = 100) -> list[Segment]:
+    """A batch for each string, a record for each character: its key."""
+    segments, offset, batches = [], 0, []
+    for i, text in enumerate(keys):
+        batches.append(data_batch(offset, [(1000, c.encode(), b"%d" % i) for c in text]))
+        offset += len(text)
+        if len(batches) == per_segment or i + 1 == len(keys):
+            segments.append(Segment(batches[0].base_offset, tuple(batches), 1000))
+            batches = []
+    return segments
+
+
+def kept(outcome: Outcome) -> list[int]:
+    assert outcome.result.status == "cleaned"
+    return [r.offset for s in outcome.segments() for b in s.batches for r in b.records]
+
+
+def analysed(plan: PartitionPlan) -> tuple[Analysis, list[Split]]:
+    """With a split for each chunk."""
+    buffer = ChunkBuffer(plan.limits.chunk_bytes)
+    analysis = analyse(plan, scan_all(plan, buffer), scan_identity(plan, buffer))
+    scans = [s.scan for s in analysis.sources]
+    return analysis, make_splits(scans, analysis.groups, SPREAD)
+
+
+def walked(plan: PartitionPlan, analysis: Analysis, splits: list[Split]) -> list[WalkedSplit]:
+    first = analysis.cleanable.first_dirty_offset
+    return [
+        walk_split(plan, [analysis.sources[p.number] for p in s.parts], s, analysis.rules, first, 4, f"w{s.number}")
+        for s in splits
+    ]
+
+
+def test_clean_records_go_for_dirty_ones_alone(tmp_path: Path) -> None:
+    """Two clean records of one key (somebody edited a checkpoint) both stay; a later dirty one takes both."""
+    segments = log_of("ab", "ab", "cb", per_segment=1)
+    plan = plan_for(tmp_path, segments, checkpoint=4)
+    for folder, split_bytes in (("many", 1), ("one", 1 << 30)):
+        outcome = compact_in_blocks(replace(plan, folder=folder), split_bytes=split_bytes)
+        assert kept(outcome) == [0, 2, 4, 5]
+        assert outcome.files() == compact(plan).files()
+
+
+def test_only_entries_of_dirty_records_say_that_they_are(tmp_path: Path) -> None:
+    plan = plan_for(tmp_path, log_of("abcd", "ef", per_segment=1), checkpoint=4, chunk=1 << 20)
+    analysis, _ = analysed(plan)
+    (split,) = make_splits([s.scan for s in analysis.sources], analysis.groups, 1)
+    (block,) = walked(plan, analysis, [split])[0].blocks
+    assert (int(block.counts.sum()), int(block.dirty.sum())) == (6, 2)
+
+
+def test_a_table_emptied_in_mid_split_sends_a_key_twice_and_the_first_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table forgets after each run: every record leaves its split, and the order of the walk settles it."""
+    segments = log_of("abca", "bcab", "aabb", "dabc", "ca", per_segment=2)
+    plan = plan_for(tmp_path, segments)
+    real = walking._collect
+
+    def forgetful(out, run, table, *args):  # type: ignore[no-untyped-def]
+        table.clear()
+        real(out, run, table, *args)
+
+    monkeypatch.setattr(walking, "_collect", forgetful)
+    newest = sorted({r.key: r.offset for s in segments for b in s.batches for r in b.records}.values())
+    for split_bytes in (1, 100, 1 << 30):
+        outcome = compact_in_blocks(replace(plan, folder=f"s{split_bytes}"), split_bytes=split_bytes)
+        assert kept(outcome) == newest
+    analysis, splits = analysed(plan)
+    assert sum(w.n_entries for w in walked(plan, analysis, splits)) > len(newest)
+
+
+def test_what_is_aborted_or_of_control_never_supersedes_and_a_tombstone_past_its_horizon_does(tmp_path: Path) -> None:
+    txn = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
+    segments = [
+        Segment(0, (data_batch(0, [(1, b"a", b"1"), (1, b"b", b"1"), (1, b"c", b"1")]),), 1000),
+        Segment(3, (data_batch(3, [(1, b"a", b"no")], transactional=True, **txn),
+                    marker_batch(4, 1, ABORT, timestamp=1)), 1000),
+        Segment(5, (data_batch(5, [(1, b"b", None)], delete_horizon=1),), 1000),
+        Segment(6, (data_batch(6, [(1, None, b"no key"), (1, b"z", b"")]),), 1000),
+    ]  # fmt: skip
+    plan = plan_for(tmp_path, segments)
+    expected = compact(plan)
+    outcome = compact_in_blocks(replace(plan, folder="blocks"))
+    assert outcome.files() == expected.files()
+    assert outcome.result.counters == expected.result.counters
+    assert {0, 2, 7} <= set(kept(outcome))
+    assert not {1, 3, 5, 6} & set(kept(outcome))
+
+
+def test_batches_of_one_fate_are_not_decompressed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All go, all stay, some stay; all stay but with a tombstone, which gets a horizon; a record without key."""
+    texts = [(b"ab", b"v"), (b"cd", b"v"), (b"ae", b"v"), (b"fg", None), (b"ba", b"v")]
+    records = [[(1000, bytes([c]), value) for c in keys] for keys, value in texts]
+    batches = [data_batch(2 * i, two, codec=ZSTD) for i, two in enumerate(records)]
+    batches.append(data_batch(10, [(1000, b"h", b""), (1000, None, b"")], codec=ZSTD))
+    plan = plan_for(tmp_path, [Segment(0, tuple(batches), 1000)], chunk=1 << 20)
+    expected = compact(plan)
+    read: list[list[int]] = []
+    real = BodyLoader.runs
+
+    def watched(self, raw, position, rows, wanted, path, **more):  # type: ignore[no-untyped-def]
+        read.append((rows["base_offset"][wanted] // 2).tolist())
+        return real(self, raw, position, rows, wanted, path, **more)
+
+    monkeypatch.setattr(BodyLoader, "runs", watched)
+    outcome = compact_in_blocks(replace(plan, folder="blocks"), split_bytes=1 << 30)
+    assert outcome.files() == expected.files()
+    assert outcome.result.counters == expected.result.counters
+    assert read[0] == [0, 1, 2, 3, 4, 5]  # the walk
+    assert read[1] == [2, 3, 5]  # the rewrite; what comes then reads back what was rebuilt
+
+
+Damage = Callable[[WalkedSplit], WalkedSplit]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda w: replace(w, digest=w.digest ^ 1), lambda w: replace(w, n_batches=w.n_batches - 1)],
+    ids=["digest", "batches"],
+)
+def test_a_rewrite_that_reads_other_batches_than_the_walk_is_changed(tmp_path: Path, other: Damage) -> None:
+    plan = plan_for(tmp_path, log_of("abc", "cde"), chunk=1 << 20)
+    analysis, splits = analysed(plan)
+    walks = walked(plan, analysis, splits)
+    settled = [settle(plan, walks, b, 4, f"s{b.first}") for b in share_out(walks, 4, 1 << 30, 1)]
+    groups = {0: analysis.group(analysis.groups[0], None)}
+    rest = (analysis.sources, analysis.rules, analysis.kept_aborts)
+    rewriting.rewrite_split(plan, splits[0], groups, frozenset(), *rest, walks[0], settled, "r")
+    with pytest.raises(LogFormatError, match="whose keys were read") as found:
+        rewriting.rewrite_split(plan, splits[0], groups, frozenset(), *rest, other(walks[0]), settled, "r")
+    assert found.value.kind == "changed"
+
+
+@pytest.mark.parametrize("kind", ["w", "s", "r"])
+def test_a_bit_that_a_key_file_loses_is_noticed(tmp_path: Path, kind: str) -> None:
+    """Every byte of them, one after the other: of the hashes and marks, of the bits, of pieces and their rows."""
+    plan = plan_for(tmp_path, log_of("abca", "bdea", "aefb"))
+    analysis, splits = analysed(plan)
+    root, folder = open_root(plan.store_uri), Path(plan.store_uri) / key_folder(plan)
+    groups = {0: analysis.group(analysis.groups[0], None)}
+    aborts = analysis.kept_aborts
+
+    def rest(walks: list[WalkedSplit]) -> None:
+        settled = [settle(plan, walks, b, 4, "s0") for b in share_out(walks, 4, 1 << 30, 1)]
+        if kind == "s":
+            damage("s0")
+        for split, walk in zip(splits, walks, strict=True):
+            sources = [analysis.sources[p.number] for p in split.parts]
+            done = rewriting.rewrite_split(
+                plan, split, groups, frozenset({0}), sources, analysis.rules, aborts, walk, settled, f"r{split.number}"
+            )
+            pieces.extend(done.pieces)
+
+    def damage(name: str) -> None:
+        data = bytearray((folder / name).read_bytes())
+        data[at[0]] ^= 0x10
+        (folder / name).write_bytes(data)
+
+    at, pieces = [0], []  # type: ignore[var-annotated]
+    walks = walked(plan, analysis, splits)
+    assert len(splits) == 3
+    rest_of_none = kind
+    kind = ""
+    rest(walks)
+    kind = rest_of_none
+    name = {"w": "w1", "s": "s0", "r": f"r{splits[-1].number}-0"}[kind]
+    for position in range((folder / name).stat().st_size):
+        at[0] = position
+        walked(plan, analysis, splits)
+        with pytest.raises(LogFormatError) as found:
+            if kind == "w":
+                damage(name)
+            if kind == "r":
+                damage(name)
+                rewriting.join_pieces(plan, 0, groups[0], pieces[:3], aborts)
+            else:
+                rest(walks)
+        assert found.value.kind == "readback"
+        if kind == "r":
+            damage(name)
+    assert read_slice(root, walks[0].leaves).size == 1
+
+
+def test_a_slice_is_what_was_written(tmp_path: Path) -> None:
+    plan = plan_for(tmp_path, log_of("ab"))
+    with KeyFile(plan, "x") as file:
+        first, second = file.write(np.arange(5)), file.write(np.empty(0, np.int64))
+        third = file.write(np.arange(3, dtype=np.uint8))
+    root = open_root(plan.store_uri)
+    assert read_slice(root, first).view(np.int64).tolist() == [0, 1, 2, 3, 4]
+    assert (read_slice(root, second).size, read_slice(root, third).tolist()) == (0, [0, 1, 2])
+    assert (Path(plan.store_uri) / first.path).stat().st_mode & 0o077 == 0
+
+
+def test_splits_end_at_chunks_and_rather_where_a_group_ends(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    texts = ["".join(rng.choices("abcdefgh", k=20)) for _ in range(64)]
+    plan = plan_for(tmp_path, log_of(*texts, per_segment=15))
+    analysis, every = analysed(plan)
+    scans = [s.scan for s in analysis.sources]
+    assert len(every) == 64
+    for groups in ([range(5)], [range(2), range(2, 5)], [range(1), range(1, 3), range(3, 5)]):
+        chunks = [(n, g, c) for g, members in enumerate(groups) for n in members for c in range(len(scans[n].chunks))]
+        for n_splits in range(1, 70):
+            splits = make_splits(scans, groups, n_splits)
+            assert [s.number for s in splits] == list(range(len(splits)))
+            assert [(p.number, p.group, c) for s in splits for p in s.parts for c in range(p.first, p.stop)] == chunks
+            assert len(splits) <= n_splits
+            assert len(splits) >= 0.9 * min(n_splits, 64) or len(groups) > 1
+    near = make_splits(scans, [range(2), range(2, 5)], 2)  # 30 of 64 batches: near enough to the half
+    assert [{p.group for p in s.parts} for s in near] == [{0}, {1}]
+    far = make_splits(scans, [range(1), range(1, 5)], 2)
+    assert [{p.group for p in s.parts} for s in far] == [{0, 1}, {1}]
+
+
+def test_how_many_splits(tmp_path: Path) -> None:
+    plan = plan_for(tmp_path, log_of("ab"))
+    analysis, _ = analysed(plan)
+    scan = analysis.sources[0].scan
+
+    def splits(n_bytes: int, n_records: int, cores: int) -> int:
+        large = replace(scan, start_position=0, end_position=n_bytes, n_records=n_records)
+        return number_of_splits([large], [range(1)], 1 << 30, 1 << 30, cores)
+
+    assert splits(1 << 30, 10**6, 1) == 1
+    assert splits(1 << 30, 10**6, 2) == 2
+    assert splits(3 << 30, 10**6, 2) == 4  # two by two
+    assert splits(1 << 20, 10**3, 8) == 1  # too small to be shared
+    assert splits(1 << 27, 10**3, 8) == 2
+    assert splits(1 << 30, 10**9, 1) == 30  # 32 bytes a record
+
+
+def test_buckets_and_their_tables_fit_memory(tmp_path: Path) -> None:
+    assert [buckets_for(n) for n in (0, 10**6, 8_600_000, 10**9)] == [4, 8, 128, 256]
+    entries = np.array([0, 10, 11, 1000, 10**6])
+    assert slots_for(entries).tolist() == [16, 16, 32, 2048, 2097152]
+    assert (slots_for(np.arange(5000)) * 2 >= 3 * np.arange(5000)).all()
+    plan = plan_for(tmp_path, log_of("abcdefghijklmnop"))
+    analysis, splits = analysed(plan)
+    walks = walked(plan, analysis, splits)
+    (block,) = walks[0].blocks
+    many = [replace(walks[0], blocks=(replace(block, counts=np.array([10**6, 10**5, 10**6, 10**6])),))]
+    shares = share_out(many, 4, 200 << 20, 2)
+    assert [(b.first, b.stop) for b in shares] == [(0, 2), (2, 3), (3, 4)]
+    assert [(b.first, b.stop) for b in share_out(many, 4, 2 << 30, 1)] == [(0, 4)]
+    with pytest.raises(SetAside) as found:
+        share_out(many, 4, 60 << 20, 2)
+    assert found.value.problem.kind == "memory"
+
+
+def test_survivors_come_in_the_order_of_the_log(tmp_path: Path) -> None:
+    plan = plan_for(tmp_path, log_of("abca", "bcab", "aabb"), chunk=1 << 20)
+    analysis, splits = analysed(plan)
+    walks = walked(plan, analysis, splits)
+    settled = [settle(plan, walks, b, 4, f"s{b.first}") for b in share_out(walks, 4, 1 << 30, 4)]
+    survivors = Survivors(open_root(plan.store_uri), walks[0], settled, "t-0")
+    assert np.flatnonzero(survivors._survives).tolist() == [5, 9, 11]

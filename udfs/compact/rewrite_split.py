@@ -1,0 +1,168 @@
+"""One split and what survives of it -> new segments, and pieces of those that other splits have a part of.
+
+A group that lies in one split is written as a segment at once. Of any other each split writes a piece, with the rows of
+its batches beside it; `join_pieces` makes the segment of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from logformat.batches.bodies import BodyLoader
+from logformat.batches.chunks import read_exactly
+from logformat.primitives.crc32c import crc32c_extend
+from udfs.compact.clean_batches import OUT_BATCH, FatesOf, MarkLast, Piece, Tally
+from udfs.compact.clean_segment import clean_forwards
+from udfs.compact.cleaner import Rules
+from udfs.compact.generation import finish_segment, make_folder
+from udfs.compact.key_files import KeyFile, Slice, check, read_slice
+from udfs.compact.piece_stack import Group
+from udfs.compact.plan import PartitionPlan
+from udfs.compact.scan_segment import chunk_buffer
+from udfs.compact.segment_output import SegmentOutput, manifest_row
+from udfs.compact.settle import SettledBuckets
+from udfs.compact.sources import Source
+from udfs.compact.splits import Part, Split
+from udfs.compact.survivors import Survivors
+from udfs.compact.walk_split import WalkedSplit
+from udfs.segments import OutputSegment
+from udfs.storage import open_root, opened
+
+_COPY_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class GroupPiece:
+    """A group's survivors of one split, waiting in key files to be joined."""
+
+    group: int
+    data: Slice
+    rows: Slice  # OUT_BATCH[n]
+    digest: int
+
+
+@dataclass(frozen=True)
+class RewrittenSplit:
+    """What became of a split. A segment of which nothing is left was not written: the driver joins it to the next."""
+
+    number: int
+    segments: dict[int, OutputSegment]  # by group
+    pieces: tuple[GroupPiece, ...]
+    counters: np.ndarray
+    recompressed_bytes: int
+    peak_memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class JoinedGroup:
+    """A segment made of pieces."""
+
+    group: int
+    segment: OutputSegment
+    peak_memory_bytes: int = 0
+
+
+def rewrite_split(
+    plan: PartitionPlan,
+    split: Split,
+    groups: Mapping[int, Group],
+    shared: frozenset[int],
+    sources: Sequence[Source],
+    rules: Rules,
+    kept_aborts: np.ndarray,
+    walked: WalkedSplit,
+    settled: Sequence[SettledBuckets],
+    name: str,
+) -> RewrittenSplit:
+    """Write what survives of a split. groups: those that it has a part of; shared: of these, those that other splits
+    have a part of too; sources: of its parts; name: of the pieces' file, for this try alone.
+    """
+    buffer = chunk_buffer(plan)
+    survivors = Survivors(open_root(plan.store_uri), walked, settled, f"{plan.topic}-{plan.partition}")
+    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
+    tally = Tally()
+    segments: dict[int, OutputSegment] = {}
+    pieces: list[GroupPiece] = []
+
+    def cleaned(parts: Sequence[tuple[Part, Source]]) -> Iterator[tuple[Piece, np.ndarray]]:
+        for part, source in parts:
+            chunks = source.scan.chunks[part.first : part.stop]
+            mark: MarkLast = survivors.mark
+            fates: FatesOf = survivors.fates
+            yield from clean_forwards(source, rules, loader, mark, tally, buffer, chunks=chunks, fates_of=fates)
+
+    for number, parts in itertools.groupby(zip(split.parts, sources, strict=True), lambda pair: pair[0].group):
+        data = cleaned(list(parts))
+        if number in shared:
+            pieces.append(_write_piece(plan, number, data, f"{name}-{number}"))
+        else:
+            segments[number] = _write_segment(plan, groups[number], data, kept_aborts)
+    survivors.check_end()
+    return RewrittenSplit(split.number, segments, tuple(pieces), tally.counters, tally.recompressed_bytes)
+
+
+def _write_segment(
+    plan: PartitionPlan, group: Group, cleaned: Iterator[tuple[Piece, np.ndarray]], kept_aborts: np.ndarray
+) -> OutputSegment:
+    output, digest = _Output(plan, group), 0
+    for piece, data in cleaned:
+        digest = (digest + piece.digest) & (2**64 - 1)
+        output.append(piece.rows, data)
+    return output.finish(kept_aborts, digest)
+
+
+def _write_piece(
+    plan: PartitionPlan, number: int, cleaned: Iterator[tuple[Piece, np.ndarray]], name: str
+) -> GroupPiece:
+    digest, rows, checksum = 0, [np.empty(0, OUT_BATCH)], 0
+    with KeyFile(plan, name) as file:
+        for piece, data in cleaned:
+            digest = (digest + piece.digest) & (2**64 - 1)
+            rows.append(piece.rows)
+            file.append(data)
+            checksum = crc32c_extend(checksum, data)
+        whole = Slice(file.path, 0, file.size, checksum)
+        return GroupPiece(number, whole, file.write(np.concatenate(rows)), digest)
+
+
+def join_pieces(
+    plan: PartitionPlan, number: int, group: Group, pieces: Sequence[GroupPiece], kept_aborts: np.ndarray
+) -> JoinedGroup:
+    """Make a segment of a group's pieces, which are in the order of the log."""
+    root = open_root(plan.store_uri)
+    output = _Output(plan, group)
+    for piece in pieces:
+        rows = read_slice(root, piece.rows).view(OUT_BATCH)
+        checksum = 0
+        with opened(root, piece.data.path) as file:
+            for start in range(0, piece.data.size, _COPY_BYTES):
+                part = np.empty(min(_COPY_BYTES, piece.data.size - start), np.uint8)
+                read_exactly(file, piece.data.path, start, part)
+                checksum = crc32c_extend(checksum, part)
+                output.append(rows if not start else rows[:0], part)
+        check(piece.data, checksum)
+    return JoinedGroup(number, output.finish(kept_aborts, sum(piece.digest for piece in pieces) & (2**64 - 1)))
+
+
+class _Output:
+    """A segment that is made when its first batch comes: of a group of which nothing survives there is no file."""
+
+    def __init__(self, plan: PartitionPlan, group: Group) -> None:
+        self._plan, self._group = plan, group
+        self._made: SegmentOutput | None = None
+
+    def append(self, rows: np.ndarray, data: np.ndarray) -> None:
+        if self._made is None:
+            plan = self._plan
+            self._made = SegmentOutput(make_folder(plan), plan.folder, self._group.base_offset, plan.settings)
+        self._made.append(rows, data)
+
+    def finish(self, kept_aborts: np.ndarray, digest: int) -> OutputSegment:
+        if self._made is None:
+            return manifest_row(self._group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0))
+        plan, output = self._plan, self._made
+        return finish_segment(plan, kept_aborts, output.root, output, self._group, digest, chunk_buffer(plan))

@@ -1,0 +1,120 @@
+"""Key hashes of all splits brought together by bucket: of each record that left its split, whether it stays.
+
+A task takes some buckets, and walks their cells from the last split to the first. So a key's first record that is met
+is its last one; what is met again was superseded. Only dirty records enter the table, clean ones are looked up. What is
+written is a bit for each entry, in the order of the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from logformat.batches.chunks import read_exactly
+from udfs.compact.block_kernels import checksum_cells, settle_cells
+from udfs.compact.key_files import KeyFile, Slice, check
+from udfs.compact.last_offset_kernels import SLOT
+from udfs.compact.plan import PartitionPlan
+from udfs.compact.walk_split import ENTRY_BYTES, Block, WalkedSplit
+from udfs.problem import Problem, SetAside
+from udfs.storage import Root, open_root, opened
+
+_LEAST_SLOTS: Final = 16
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The buckets that one task settles."""
+
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class SettledBuckets:
+    """Bits of some buckets: `bits[split]` are those of its blocks, each block's packed for itself."""
+
+    buckets: Buckets
+    bits: dict[int, Slice]
+    peak_memory_bytes: int = 0
+
+
+def slots_for(entries: np.ndarray) -> np.ndarray:
+    """Slots of the tables for so many entries (int64[n]): powers of two, at most two thirds of them used."""
+    needed = np.maximum(entries + entries // 2 + 1, _LEAST_SLOTS)
+    slots: np.ndarray = 1 << np.ceil(np.log2(needed)).astype(np.int64)
+    return slots
+
+
+def share_out(splits: Sequence[WalkedSplit], n_buckets: int, task_memory_bytes: int, cores: int) -> list[Buckets]:
+    """Consecutive buckets whose tables fit half of a task's memory, and some for each core.
+
+    Raises SetAside where a single bucket's table does not: 256 buckets are as many as there are.
+    """
+    table_bytes = slots_for(_entries(splits, n_buckets)) * SLOT.itemsize
+    limit = task_memory_bytes // 2
+    if table_bytes.max() > limit:
+        raise SetAside(
+            Problem(
+                "memory",
+                "task.memory.bytes",
+                0,
+                f"{2 * int(table_bytes.max())} bytes or more, for as many keys as there are",
+                f"{task_memory_bytes}",
+            )
+        )
+    most = min(limit, max(-(-int(table_bytes.sum()) // cores), int(table_bytes.max())))
+    out, first, held = [], 0, 0
+    for bucket, size in enumerate(table_bytes.tolist()):
+        if bucket > first and held + size > most:
+            out.append(Buckets(first, bucket))
+            first, held = bucket, 0
+        held += size
+    return [*out, Buckets(first, n_buckets)]
+
+
+def _entries(splits: Sequence[WalkedSplit], n_buckets: int) -> np.ndarray:
+    """int64[buckets]: entries of each."""
+    return sum((block.counts for split in splits for block in split.blocks), np.zeros(n_buckets, np.int64))
+
+
+def settle(
+    plan: PartitionPlan, splits: Sequence[WalkedSplit], buckets: Buckets, n_buckets: int, name: str
+) -> SettledBuckets:
+    """Settle some buckets over all splits; `name`: of the file that is written, for this try alone."""
+    root = open_root(plan.store_uri)
+    mine = slice(buckets.first, buckets.stop)
+    slots = slots_for(_entries(splits, n_buckets)[mine])
+    starts, masks = np.cumsum(slots) - slots, slots - 1
+    table = np.zeros(int(slots.sum()), SLOT)
+    bits: dict[int, Slice] = {}
+    with KeyFile(plan, name) as key_file:
+        for split in sorted(splits, key=lambda s: -s.number):
+            packed = [np.empty(0, np.uint8)]
+            for block in split.blocks:
+                entries = read_cells(root, block, buckets)
+                stays = np.empty(len(entries), np.bool_)
+                settle_cells(entries, block.counts[mine], block.dirty[mine], table, starts, masks, stays)
+                packed.append(np.packbits(stays))
+            bits[split.number] = key_file.write(np.concatenate(packed))
+    return SettledBuckets(buckets, bits)
+
+
+def read_cells(root: Root, block: Block, buckets: Buckets) -> np.ndarray:
+    """u8[n, 2]: the entries of some buckets of a block, checked."""
+    counts = block.counts[buckets.first : buckets.stop]
+    before = int(block.counts[: buckets.first].sum()) * ENTRY_BYTES
+    raw = np.empty(int(counts.sum()) * ENTRY_BYTES, np.uint8)
+    whole = Slice(block.path, block.position + before, len(raw), 0)
+    with opened(root, block.path) as file:
+        read_exactly(file, block.path, whole.position, raw)
+    found = np.empty(len(counts), np.uint32)
+    checksum_cells(raw, counts * ENTRY_BYTES, found)
+    wrong = np.flatnonzero(found != block.checksums[buckets.first : buckets.stop])
+    if len(wrong):
+        expected = int(block.checksums[buckets.first + wrong[0]])
+        check(replace(whole, checksum=expected), int(found[wrong[0]]))
+    return raw.view(np.uint64).reshape(-1, 2)

@@ -1,0 +1,83 @@
+"""A large partition cut into splits: consecutive chunks, as a scan checked them, that one task works on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from udfs.compact.scan_segment import SegmentScan
+
+LEAST_BYTES: Final = 64 << 20  # a split is made no smaller only to keep a core busy
+_BYTES_A_RECORD: Final = 32  # of task.memory.bytes: marks, buckets and bits of a split's records, with room to spare
+_NEAR: Final = 8  # a border of groups is taken instead, where it is nearer than a split's size / this
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive chunks of one segment."""
+
+    number: int  # of the plan's segments
+    group: int  # segment group
+    first: int  # chunks [first, stop) of its scan
+    stop: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """Parts in the order of the log."""
+
+    number: int
+    parts: tuple[Part, ...]
+
+
+def number_of_splits(
+    scans: Sequence[SegmentScan], groups: Sequence[range], split_bytes: int, task_memory_bytes: int, cores: int
+) -> int:
+    """How many splits the groups' segments need: by bytes, by records, and so that no core idles."""
+    members = [scans[i] for numbers in groups for i in numbers]
+    n_bytes, n_records = sum(s.size for s in members), sum(s.n_records for s in members)
+    needed = max(-(-n_bytes // split_bytes), -(-n_records * _BYTES_A_RECORD // task_memory_bytes), 1)
+    for_all = min(cores, max(n_bytes // LEAST_BYTES, 1))
+    return -(-needed // for_all) * for_all
+
+
+def make_splits(scans: Sequence[SegmentScan], groups: Sequence[range], n_splits: int) -> list[Split]:
+    """Cut the groups' segments into about so many splits of one size, at borders of chunks; where a group ends nearby,
+    there: a group that lies in several splits is written in pieces, which are joined.
+    """
+    of_chunk = [
+        (number, group, chunk)
+        for group, numbers in enumerate(groups)
+        for number in numbers
+        for chunk in range(len(scans[number].chunks))
+    ]
+    if not of_chunk:
+        return []
+    sizes = np.array([scans[number].chunks[chunk].size for number, _, chunk in of_chunk], np.int64)
+    group_of = np.array([group for _, group, _ in of_chunk], np.int64)
+    ends = np.cumsum(sizes)
+    share = ends[-1] / n_splits
+    cuts = np.searchsorted(ends, np.arange(1, n_splits) * share - sizes.min() / 2) + 1  # chunks before each cut
+    borders = np.flatnonzero(np.diff(group_of)) + 1
+    if len(borders):
+        nearest = borders[np.abs(ends[borders - 1][None, :] - ends[cuts - 1][:, None]).argmin(axis=1)]
+        cuts = np.where(np.abs(ends[nearest - 1] - ends[cuts - 1]) * _NEAR <= share, nearest, cuts)
+    stops = np.unique(np.append(cuts[cuts < len(ends)], len(ends))).tolist()
+    return [
+        Split(i, _parts(of_chunk[start:stop]))
+        for i, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True))
+    ]
+
+
+def _parts(chunks: Sequence[tuple[int, int, int]]) -> tuple[Part, ...]:
+    """Parts of (segment, group, chunk of it), in order."""
+    out: list[Part] = []
+    for number, group, chunk in chunks:
+        if out and out[-1].number == number:
+            out[-1] = Part(number, group, out[-1].first, chunk + 1)
+        else:
+            out.append(Part(number, group, chunk, chunk + 1))
+    return tuple(out)
