@@ -48,7 +48,7 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     at = time.perf_counter()
     state = open_state(store_uri)
     checkpoints = state.checkpoints()
-    if not checkpoints and not state.exists():
+    if not checkpoints:
         check_not_lost(state.root)
     _check_one_archive(options, archive_uri, checkpoints)
     known = {

@@ -11,8 +11,9 @@ import contextlib
 import gc
 import logging
 import os
+from typing import Any
 
-from pyspark.daemon import manager
+from pyspark import daemon
 
 from logformat.errors import UnsafeFolderError
 
@@ -24,9 +25,21 @@ def _import_shared() -> None:
     gc.freeze()  # a worker collects garbage after every task, and would look through all of this: 80 ms each (measured)
 
 
+_worker = daemon.worker
+
+
+def _worker_until_left(sock: Any, authenticated: bool) -> int:
+    """pyspark's, without a traceback where the JVM has closed the socket: the job was ended, and says why itself."""
+    try:
+        return int(_worker(sock, authenticated))
+    except ConnectionError:
+        return 1
+
+
 if __name__ == "__main__":
     if os.environ.get("LASTKEY_TALKS"):  # the command line's: our stderr is shown there
         logging.basicConfig(format="%(message)s")
         logging.getLogger("lastkey").setLevel(logging.INFO)
     _import_shared()
-    manager()
+    daemon.worker = _worker_until_left
+    daemon.manager()

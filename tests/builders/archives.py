@@ -14,6 +14,7 @@ from jobs.command.options import CompactOptions
 from jobs.command.progress import Silent
 from jobs.compact import job as compact
 from jobs.compact.report import CompactReport
+from jobs.store.generations import current_generation
 from jobs.store.rows import Segment
 from jobs.store.tables import State, open_state
 from tests.builders.trees import files_in
@@ -103,6 +104,10 @@ class Lab:
 
     def state(self) -> State:
         return open_state(str(self.store))
+
+    def folder(self, key: tuple[str, int] = ("t", 0)) -> Path:
+        """Where the files of a partition's current generation lie."""
+        return self.store / current_generation(self.state().checkpoints()[key]).folder
 
     def path(self, segment: Segment) -> Path:
         return (self.store if segment.root == "store" else self.archive) / segment.path

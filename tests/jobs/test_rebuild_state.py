@@ -17,7 +17,6 @@ from jobs.errors import ConflictError, MissingPathError, UndecidedError, UsageEr
 from jobs.rebuild_state import RebuildReport
 from jobs.restore import job as restore
 from jobs.store import manifests
-from jobs.store.generations import current_generation
 from jobs.store.manifests import mark_rolled_back, read_mark
 from jobs.store.paths import MANIFEST
 from jobs.store.rows import Segment
@@ -50,10 +49,6 @@ def _rows(lab: Lab) -> tuple[Any, ...]:
     state = lab.state()
     segments = {(s.generation, s.base_offset): s for s in _segments(state)}
     return state.current(), state.states(), state.histories(), segments
-
-
-def _folder(lab: Lab) -> Path:
-    return lab.store / current_generation(lab.state().checkpoints()[KEY]).folder
 
 
 @pytest.fixture
@@ -103,7 +98,7 @@ def test_the_tables_come_back_row_by_row_and_runs_go_on(lab: Lab) -> None:
 def _second(lab: Lab) -> Path:
     """Another whole run of the current generation's number, as of one that came second."""
     other = "f" * 32
-    old = _folder(lab)
+    old = lab.folder()
     new = old.with_name(f"2-{other}")
     shutil.copytree(old, new)
     commit = manifests.read_manifest(lab.state().root, f"segments/t-0/{old.name}")
@@ -120,7 +115,7 @@ def _second(lab: Lab) -> Path:
 
 
 def test_two_of_one_number_are_a_question(lab: Lab) -> None:
-    mine, second = _folder(lab), _second(lab)
+    mine, second = lab.folder(), _second(lab)
     want = lab.state().current()
     _lose(lab)
     with pytest.raises(UndecidedError) as raised:
@@ -143,7 +138,7 @@ def test_two_of_one_number_are_a_question(lab: Lab) -> None:
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "torn manifest"])
 def test_one_that_is_not_whole_is_a_question(lab: Lab, damage: str) -> None:
-    folder = _folder(lab)
+    folder = lab.folder()
     first = lab.state().history(*KEY)[1]
     path = folder / "manifest.json" if damage == "torn manifest" else sorted(folder.glob("*.index"))[0]
     path.write_bytes(path.read_bytes()[:-1]) if damage != "gone" else path.unlink()
@@ -168,7 +163,7 @@ def test_a_generation_without_a_manifest_is_listed(lab: Lab) -> None:
 
 
 def test_what_was_rolled_back_does_not_come_back(lab: Lab) -> None:
-    second = _folder(lab)
+    second = lab.folder()
     rollback.run(RollbackOptions(str(lab.store), 1), Silent())
     want = lab.state().current()
     _lose(lab)
@@ -243,7 +238,7 @@ def test_what_was_chosen_in_spite_of_its_mark_is_not_lost_the_next_time(lab: Lab
 
 
 def test_a_generation_whose_manifest_is_lost_is_not_passed_over_for_an_older_one(lab: Lab) -> None:
-    (_folder(lab) / MANIFEST).unlink()
+    (lab.folder() / MANIFEST).unlink()
     _lose(lab)
     assert _decided(lab) is None
 

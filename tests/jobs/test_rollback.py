@@ -20,7 +20,6 @@ from jobs.errors import ConflictError, MissingPathError, NoGenerationError, Unde
 from jobs.restore import job as restore
 from jobs.rollback import RollbackReport
 from jobs.store import manifests, table
-from jobs.store.generations import current_generation
 from jobs.store.manifests import read_manifest, read_mark
 from jobs.store.paths import MANIFEST
 from jobs.store.tables import State
@@ -43,10 +42,6 @@ def _restored(lab: Lab, name: str) -> dict[str, Any]:
     return {path: of if path.endswith(timed) else (of[0], 0) for path, of in tree(output).items() if of[0] != "folder"}
 
 
-def _folder(lab: Lab, key: tuple[str, int] = ("t", 0)) -> Path:
-    return lab.store / current_generation(lab.state().checkpoints()[key]).folder
-
-
 def _age(lab: Lab) -> None:
     for path in files_in(lab.store / "segments", "**/*"):
         if path.is_file():
@@ -63,7 +58,7 @@ def lab(spark, tmp_path, tmp_path_factory) -> Lab:
         put(only_input(case), made.archive / "t-0", segments=segments)
         assert made.run(made.now_ms, force=True).exit_code == 0
         if segments == 3:
-            made.first = (made.state().current(), made.state().states(), _restored(made, "first"), _folder(made))
+            made.first = (made.state().current(), made.state().states(), _restored(made, "first"), made.folder())
     assert made.state().checkpoints()["t", 0].generation == 3
     return made
 
@@ -72,7 +67,7 @@ def test_an_older_generation_is_current_and_the_next_run_goes_on_from_it(lab: La
     before = files_of(lab.store)
     dry = _rollback(lab, 1, dry_run=True)
     assert files_of(lab.store) == before
-    third = _folder(lab)
+    third = lab.folder()
     report = _rollback(lab, 1)
     assert report.partitions == dry.partitions
     assert [(p["generation_before"], p["generation"]) for p in report.partitions] == [(3, 1)]
@@ -107,7 +102,7 @@ def test_an_older_generation_is_current_and_the_next_run_goes_on_from_it(lab: La
 
 
 def test_what_was_rolled_back_stays_for_the_grace_and_can_be_given_up(lab: Lab) -> None:
-    third = _folder(lab)
+    third = lab.folder()
     _age(lab)
     _rollback(lab, 2)
     given_up = VacuumOptions(str(lab.store), before_reset="t")
@@ -120,7 +115,7 @@ def test_what_was_rolled_back_stays_for_the_grace_and_can_be_given_up(lab: Lab) 
 
 
 def test_a_run_in_between_is_a_conflict(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    third = _folder(lab)
+    third = lab.folder()
     roll_back = State.roll_back
 
     def later(self: State, *given: Any) -> None:
@@ -223,7 +218,7 @@ def test_a_rollback_that_is_killed_at_any_step_leaves_one_generation_or_the_othe
 
 
 def test_a_generation_that_reaches_further_and_cannot_be_read_is_left_alone_by_vacuum(lab: Lab) -> None:
-    third = _folder(lab)
+    third = lab.folder()
     _rollback(lab, 1)
     shutil.rmtree(lab.store / "state" / "log_segments")
     (third / MANIFEST).write_bytes(b"{")

@@ -76,8 +76,6 @@ class _Collected:
     buckets: list[np.ndarray] = field(default_factory=list)
     waiting: list[tuple[np.ndarray, np.ndarray, int]] = field(default_factory=list)  # entries, buckets, dirty ones
     n_waiting: int = 0
-    n_records: int = 0
-    n_batches: int = 0
 
 
 def walk_split(
