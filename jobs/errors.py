@@ -135,7 +135,7 @@ class UndecidedError(UsageError):
 class DataLossError(JobError):
     """What a stream has still to read, and is not there any more."""
 
-    template = "{path}: expected {expected}, where the stream goes on, found {found}"
+    template = "{path}: expected {expected}, where the stream continues, found {found}"
     exit_code = PROBLEMS
     hint = "to continue with what is left, set failOnDataLoss=false"
 
@@ -243,7 +243,7 @@ class UnsureCommitError(MachineError):
 class NotExclusiveError(MachineError):
     """A place where nothing decides which of two commits was first."""
 
-    template = "{path}: a store cannot lie there: expected {expected}, found {found}"
+    template = "{path}: a store cannot be kept there: expected {expected}, found {found}"
     hint = "nothing was written; choose another --store"
 
 

@@ -59,7 +59,7 @@ def misplaced(option: str, of_jobs: Iterable[str], job: str | None, program: str
     if option in of_jobs:
         return f"{option} is an option of a job: it goes behind the job's name ({program} JOB {option} ...)"
     known = nearest(option, [*sorted(OF_SPARK), "--help", "--version"])
-    return f"no such option before the job's name: {option}{known}"
+    return f"unknown option before the job's name: {option}{known}"
 
 
 def of_interruption(error: BaseException) -> Ending:

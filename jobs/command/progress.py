@@ -90,7 +90,7 @@ class Bar:
         self._bar = tqdm(
             total=total,
             desc=phase,
-            unit="iB" if in_bytes else f" {unit}",
+            unit=BYTES if in_bytes else f" {unit}",
             unit_scale=in_bytes or unit == "record",
             unit_divisor=1024 if in_bytes else 1000,
             leave=False,

@@ -76,7 +76,7 @@ def _nothing(paths: Sequence[str], selection: Selection, topics: set[str]) -> Ex
         return MissingPathError(path=", ".join(paths), expected="folders or .log files of Kafka's logs", found="none")
     asked = ", ".join(selection.globs or ()) or selection.pattern
     if asked is None:
-        return UsageError(message=f"no partition of {', '.join(paths)} is among those asked for")
+        return UsageError(message=f"no partition of {', '.join(paths)} is selected")
     return no_such_topic(asked, topics, ", ".join(paths))
 
 

@@ -55,11 +55,12 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
     store = take.text("store")
     if not paths and store is None:
         raise UsageError(
-            message=f"{source}: no path; .load(PATH), or the option path or store. (Spark 4.2 does not hand over the"
-            " OPTIONS of CREATE TABLE to sources in Python: use CREATE TEMPORARY VIEW, or SELECT ... WITH (path = ...))"
+            message=f"{source}: no path: give .load(PATH), or the option path or store. (Spark 4.2 does not hand over"
+            " the OPTIONS of CREATE TABLE to sources in Python: use"
+            " CREATE TEMPORARY VIEW, or SELECT ... WITH (path = ...))"
         )
     if take.text("generation") is not None and store is None:
-        raise UsageError(message=f"generation: it needs the option store; found generation={take.text('generation')}")
+        raise UsageError(message=f"generation={take.text('generation')} needs the option store")
     key = take.text("key")
     isolation = take.one_of(("isolationLevel", "kafka.isolation.level"), ("read_uncommitted", "read_committed"))
     return ReadOptions(
@@ -100,7 +101,7 @@ def _named(given: Mapping[str, str], source: Source) -> dict[str, str]:
             out[known[lower]] = value
         elif not (lower.startswith("kafka.") or lower in _MEANINGLESS):
             shown = elsewhere.get(lower, name)  # Spark passes names in lower case
-            raise UsageError(message=f"{source}: no such option: {shown}{nearest(lower, known, known.__getitem__)}")
+            raise UsageError(message=f"{source}: unknown option {shown}{nearest(lower, known, known.__getitem__)}")
     return out
 
 
@@ -129,14 +130,14 @@ class _Values:
         if value is None:
             return None
         if not re.fullmatch("[0-9]+", value.strip()) or int(value) < least:
-            raise UsageError(message=f"{name}: expected a whole number from {least} on, found {value!r}")
+            raise UsageError(message=f"{name}: expected a whole number of at least {least}, found {value!r}")
         return int(value)
 
     def one_of(self, names: tuple[str, ...], allowed: tuple[str, ...]) -> str:
         """One of the allowed values; default: the first. Two names for one option must agree."""
         found = {self._values[name].lower(): name for name in names if name in self._values}
         if len(found) > 1:
-            raise UsageError(message=f"{' and '.join(names)} say different things: {' and '.join(found)}")
+            raise UsageError(message=f"{' and '.join(names)} contradict each other: {' and '.join(found)}")
         for value, name in found.items():
             if value not in allowed:
                 raise UsageError(
@@ -152,7 +153,7 @@ class _Values:
             return None
         out = tuple(part.strip() for part in value.split(",") if part.strip())
         if not out:
-            raise UsageError(message=f"{name}: expected names with commas between them, found {value!r}")
+            raise UsageError(message=f"{name}: expected names separated by commas, found {value!r}")
         return out
 
     def several(self, name: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
@@ -160,7 +161,7 @@ class _Values:
         out = self.names(name) or allowed
         for value in out:
             if value not in allowed:
-                raise UsageError(message=f"{name}: no such value: {value!r}{nearest(value, allowed)}")
+                raise UsageError(message=f"{name}: unknown value {value!r}{nearest(value, allowed)}")
         return out
 
 
@@ -172,13 +173,13 @@ def _paths(take: _Values) -> tuple[str, ...]:
     except ValueError:
         found = None
     if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
-        raise UsageError(message=f'paths: expected JSON as ["a","b"], which .load([...]) makes, found {several!r}')
+        raise UsageError(message=f'paths: expected JSON such as ["a","b"], which .load([...]) makes, found {several!r}')
     return (*found, *((one,) if one else ()))
 
 
 def _selection(take: _Values) -> Selection:
     if sum(take.text(name) is not None for name in ("topics", "subscribe", "subscribePattern", "assign")) > 1:
-        raise UsageError(message="only one of topics, subscribe, subscribePattern and assign")
+        raise UsageError(message="give only one of topics, subscribe, subscribePattern and assign")
     pattern = take.text("subscribePattern")
     if pattern is not None:
         try:
@@ -190,7 +191,7 @@ def _selection(take: _Values) -> Selection:
         example = '{"topicA":[0,1],"topicB":[2]}'
         found = _json(take, "assign", example)
         if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in found.values()):
-            raise UsageError(message=f"assign: expected JSON as {example}, found {take.text('assign')!r}")
+            raise UsageError(message=f"assign: expected JSON such as {example}, found {take.text('assign')!r}")
         assigned = frozenset((topic, number) for topic, numbers in found.items() for number in numbers)
     return Selection(take.names("topics") or take.names("subscribe"), pattern, assigned, _numbers(take))
 
@@ -204,7 +205,9 @@ def _numbers(take: _Values) -> tuple[range, ...] | None:
         try:
             out.append(parse_numbers(word))
         except ValueError as error:
-            raise UsageError(message=f"partitions: expected numbers and ranges as 0,3-5, found {word!r}") from error
+            raise UsageError(
+                message=f"partitions: expected numbers and ranges, such as 0,3-5, found {word!r}"
+            ) from error
     return tuple(out)
 
 
@@ -237,7 +240,7 @@ def _by_partition(take: _Values, name: str, read: Callable[[Any], Bound]) -> dic
             (topic, int(number)): read(value) for topic, numbers in found.items() for number, value in numbers.items()
         }
     except (AttributeError, TypeError, ValueError) as error:
-        raise UsageError(message=f"{name}: expected JSON as {example}, found {take.text(name)!r}") from error
+        raise UsageError(message=f"{name}: expected JSON such as {example}, found {take.text(name)!r}") from error
 
 
 def _offset(value: Any) -> Bound:
@@ -250,9 +253,9 @@ def _json(take: _Values, name: str, example: str) -> dict[str, Any]:
     try:
         found = json.loads(take.text(name) or "")
     except ValueError as error:
-        raise UsageError(message=f"{name}: expected JSON as {example}, found {take.text(name)!r}") from error
+        raise UsageError(message=f"{name}: expected JSON such as {example}, found {take.text(name)!r}") from error
     if not isinstance(found, dict):
-        raise UsageError(message=f"{name}: expected JSON as {example}, found {take.text(name)!r}")
+        raise UsageError(message=f"{name}: expected JSON such as {example}, found {take.text(name)!r}")
     return found
 
 

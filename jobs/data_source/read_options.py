@@ -61,8 +61,8 @@ class Bounds:
             return self.default
         if topic is None or partition is None or (topic, partition) not in self.each:
             raise UsageError(
-                message=f"{self.option}: it says nothing of {topic}-{partition}, and has to name every partition that"
-                " is read: -2 is the first offset, -1 the end; or leave the others out with topics or partitions"
+                message=f"{self.option}: {topic}-{partition} is missing. Name every partition that"
+                " is read (-2 is the first offset, -1 the end), or leave the others out with topics or partitions"
             )
         return self.each[topic, partition]
 

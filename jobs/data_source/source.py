@@ -63,7 +63,9 @@ class _Source(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """A reader that says that only records come as a stream."""
-        return NoStream(UsageError(message=f"{self.source}: no stream; spark.read reads it, readStream kafka_log"))
+        return NoStream(
+            UsageError(message=f"{self.source}: not a stream: use spark.read, or readStream with kafka_log")
+        )
 
     def parsed(self) -> ReadOptions:
         """The options, parsed."""
@@ -127,15 +129,15 @@ def _asked(known: Any, options: ReadOptions) -> list[str]:
     names = list(options.columns or ())
     for name in names:
         if name not in known.names:
-            raise UsageError(message=f"columns: no such column: {name}{nearest(name, known.names)}")
+            raise UsageError(message=f"columns: unknown column {name}{nearest(name, known.names)}")
     if len(set(names)) < len(names):
-        raise UsageError(message=f"columns: each one once, found {','.join(names)}")
+        raise UsageError(message=f"columns: expected each column once, found {','.join(names)}")
     for option, name, contradicted in (
         ("includeHeaders=true", "headers", options.headers and "headers" not in names),
         ("includeValue=false", "value", not options.value and "value" in names),
     ):
         if contradicted:
-            raise UsageError(message=f"{option}, but columns={','.join(names)} says otherwise of {name}")
+            raise UsageError(message=f"{option} contradicts columns={','.join(names)} about {name}")
     return names
 
 
@@ -151,18 +153,18 @@ def arrow_schema(known: Any, options: ReadOptions, schema: StructType) -> Any:
     """Return the pa.Schema of the Arrow batches that Spark expects. UsageError for a .schema(...) that does not fit."""
     expected = to_arrow_schema(schema, timezone="UTC")
     if not len(expected):
-        raise UsageError(message="schema: it has no column; .select() of a DataFrame with one counts rows as well")
+        raise UsageError(message="schema: expected at least one column, found none. To count rows, read one column")
     for number, field in enumerate(expected):
         if field.name not in known.names:
-            raise UsageError(message=f"schema: no such column: {field.name}{nearest(field.name, known.names)}")
+            raise UsageError(message=f"schema: unknown column {field.name}{nearest(field.name, known.names)}")
         kind = _for_spark(known.field(field.name)).type
         if field.type != kind:
             found = schema[number].dataType.simpleString()
             raise UsageError(message=f"schema: {field.name}: expected {_type_name(kind)}, found {found}")
         if not field.nullable:
-            raise UsageError(message=f"schema: {field.name}: expected a column that may be null, found NOT NULL")
+            raise UsageError(message=f"schema: {field.name}: expected a nullable column, found NOT NULL")
     if len(set(expected.names)) < len(expected):
-        raise UsageError(message=f"schema: each column once, found {', '.join(expected.names)}")
+        raise UsageError(message=f"schema: expected each column once, found {', '.join(expected.names)}")
     if options.set_aside and PROBLEM.name not in expected.names:
         raise UsageError(message="badRecords=set_aside needs the column problem in .schema(...)")
     return expected

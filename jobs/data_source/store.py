@@ -34,7 +34,7 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     """
     store = open_store(options.store or "")
     if len(options.paths) > 1:
-        raise UsageError(message="store: at most one path beside it, where the archive is now")
+        raise UsageError(message="store: expected at most one path with it (where the archive is now)")
     state = State(store)
     current = state.checkpoints()
     wanted = {key: row for key, row in current.items() if options.selection.partition(*key)}

@@ -46,9 +46,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions, schema: Any) -> None:
         if options.end.default != LATEST or options.end.each is not None:
-            raise UsageError(message=f"{options.end.option}: a stream has no end; see Trigger.AvailableNow")
+            raise UsageError(
+                message=f"{options.end.option}: a stream has no end. Trigger.AvailableNow stops at what is there now"
+            )
         if options.store is not None:
-            raise UsageError(message="store: a generation does not grow; read it with spark.read")
+            raise UsageError(message="store: a generation does not grow. Read it with spark.read")
         self.options, self.schema = options, schema
         self._target: Offsets | None = None  # of Trigger.AvailableNow
         self._latest: Offsets = {}

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import os
+import sys
 from typing import Any
 
 from pyspark import daemon
@@ -37,8 +38,10 @@ def _worker_until_left(sock: Any, authenticated: bool) -> int:
 
 
 if __name__ == "__main__":
-    if os.environ.get("LASTKEY_TALKS"):  # the command line's: our stderr is shown there
-        logging.basicConfig(format="%(message)s")
+    if os.environ.get(
+        "LASTKEY_TALKS"
+    ):  # the command line's: our stderr is shown there, maybe below a bar of the driver
+        logging.basicConfig(format="\r\x1b[K%(message)s" if sys.stderr.isatty() else "%(message)s")
         logging.getLogger("lastkey").setLevel(logging.INFO)
     _import_shared()
     daemon.worker = _worker_until_left

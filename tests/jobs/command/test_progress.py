@@ -63,7 +63,7 @@ def test_the_bar_shows_bytes_what_is_done_and_lets_the_log_by(capsys):
     above_the_bar("told\n")
     bar.close()
     err = capsys.readouterr().err
-    assert "compact:  25%" in err and "1.00M/4.00M" in err and "iB/s" in err
+    assert "compact:  25%" in err and "1.00M/4.00M" in err and "B/s" in err and "iB" not in err
     assert "starting Spark" in err and "committing" in err
     assert "told\n" in err
     assert err.rstrip(" ").endswith("\r")  # nothing of it is left

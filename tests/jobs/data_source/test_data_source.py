@@ -159,7 +159,7 @@ def test_schema_chooses_columns(spark, archive):
     assert frame.where("codec = 'zstd'").count() == 2
     with pytest.raises(PySparkException, match="schema: offset: expected bigint, found string"):
         spark.read.format("kafka_log").schema("offset STRING").load(str(archive)).collect()
-    with pytest.raises(PySparkException, match="schema: no such column: ofset; did you mean offset"):
+    with pytest.raises(PySparkException, match="schema: unknown column ofset; did you mean offset"):
         spark.read.format("kafka_log").schema("ofset LONG").load(str(archive)).collect()
 
 
@@ -168,9 +168,9 @@ def test_schema_chooses_columns(spark, archive):
     [
         ("partition BIGINT", "partition: expected int, found bigint"),
         ("timestamp TIMESTAMP_NTZ", "timestamp: expected timestamp, found timestamp_ntz"),
-        ("offset LONG, key BINARY NOT NULL", "key: expected a column that may be null, found NOT NULL"),
-        ("offset LONG, key BINARY, offset LONG", "each column once, found offset, key, offset"),
-        ("", "it has no column"),
+        ("offset LONG, key BINARY NOT NULL", "key: expected a nullable column, found NOT NULL"),
+        ("offset LONG, key BINARY, offset LONG", "expected each column once, found offset, key, offset"),
+        ("", "expected at least one column"),
     ],
 )
 def test_a_schema_that_cannot_be(archive, columns, message):
@@ -215,32 +215,32 @@ def test_several_paths_globs_and_single_files(spark, archive):
 
 
 ERRORS = [
-    ({"topcis": "x"}, "kafka_log: no such option: topcis; did you mean topics"),
+    ({"topcis": "x"}, "kafka_log: unknown option topcis; did you mean topics"),
     ({"topics": "ordrs"}, "no topic of .* matches ordrs; did you mean orders"),
     (
         {"isolationLevel": "read_comitted"},
         "isolationLevel: expected read_uncommitted or read_committed, found 'read_com",
     ),
-    ({"columns": "offset,vlaue"}, "columns: no such column: vlaue; did you mean value"),
-    ({"columns": "key", "includeHeaders": "true"}, "includeHeaders=true, but columns=key says otherwise"),
+    ({"columns": "offset,vlaue"}, "columns: unknown column vlaue; did you mean value"),
+    ({"columns": "key", "includeHeaders": "true"}, "includeHeaders=true contradicts columns=key about headers"),
     ({"includeValue": "no"}, "includeValue: expected true or false, found 'no'"),
     ({"badRecords": "setaside"}, "badRecords: .* did you mean set_aside"),
     ({"startingOffsets": "erliest"}, "startingOffsets: .* did you mean earliest"),
-    ({"startingOffsets": '{"orders":{"0":1}}'}, "startingOffsets: it says nothing of orders-1"),
-    ({"startingOffsets": '{"orders":[1]}'}, "startingOffsets: expected JSON as"),
-    ({"endingOffsets": "{"}, "endingOffsets: expected JSON as"),
+    ({"startingOffsets": '{"orders":{"0":1}}'}, "startingOffsets: orders-1 is missing"),
+    ({"startingOffsets": '{"orders":[1]}'}, "startingOffsets: expected JSON such as"),
+    ({"endingOffsets": "{"}, "endingOffsets: expected JSON such as"),
     ({"startingTimestamp": "yesterday"}, "no such time: yesterday"),
-    ({"partitions": "1-0"}, "partitions: expected numbers and ranges as 0,3-5, found '1-0'"),
-    ({"splitBytes": "128M"}, "splitBytes: expected a whole number from 1 on, found '128M'"),
-    ({"generation": "1"}, "generation: it needs the option store"),
+    ({"partitions": "1-0"}, "partitions: expected numbers and ranges, such as 0,3-5, found '1-0'"),
+    ({"splitBytes": "128M"}, "splitBytes: expected a whole number of at least 1, found '128M'"),
+    ({"generation": "1"}, "generation=1 needs the option store"),
     ({"topics": "a", "subscribe": "a"}, "only one of topics, subscribe"),
     ({"subscribePattern": "("}, "subscribePattern: not a regular expression"),
-    ({"partitions": "9"}, "no partition of .* is among those asked for"),
-    ({"assign": '{"orders":0}'}, "assign: expected JSON as"),
-    ({"assign": '{"orders":[0.5]}'}, "assign: expected JSON as"),
+    ({"partitions": "9"}, "no partition of .* is selected"),
+    ({"assign": '{"orders":0}'}, "assign: expected JSON such as"),
+    ({"assign": '{"orders":[0.5]}'}, "assign: expected JSON such as"),
     ({"startingTimestamp": "99999999999999999999"}, "no such time: 99999999999999999999; expected milliseconds up to"),
     ({"startingTimestamp": "-1"}, "startingTimestamp: expected milliseconds since 1970, from 0 to 9"),
-    ({"paths": "a"}, r"paths: expected JSON as .*, found 'a'"),
+    ({"paths": "a"}, r"paths: expected JSON such as .*, found 'a'"),
 ]
 
 
@@ -275,13 +275,13 @@ def test_credentials_are_refused_and_not_repeated(options):
 
 @pytest.mark.slow
 def test_errors_reach_the_user(spark, archive, tmp_path):
-    with pytest.raises(AnalysisException, match="no such option: topcis; did you mean topics"):
+    with pytest.raises(AnalysisException, match="unknown option topcis; did you mean topics"):
         load(spark, archive, topcis="x")
     with pytest.raises(PySparkException, match=r"expected an archive, a partition's folder or a \.log, found nothing"):
         load(spark, tmp_path / "nowhere").collect()
     with pytest.raises(AnalysisException, match=r"Did you mean one of the following\? \[`offset`"):
         load(spark, archive).where("ofset > 3")
-    with pytest.raises(AnalysisException, match="kafka_log_index: no such option: startingOffsets"):
+    with pytest.raises(AnalysisException, match="kafka_log_index: unknown option startingOffsets"):
         load(spark, archive, "kafka_log_index", startingOffsets="earliest")
     with pytest.raises(AnalysisException, match="CREATE TEMPORARY VIEW"):
         spark.read.format("kafka_log").load()
@@ -294,7 +294,7 @@ def test_errors_reach_the_user(spark, archive, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("kafka_log_batches", {}, "kafka_log_batches: no stream; spark.read reads it"),
+        ("kafka_log_batches", {}, "kafka_log_batches: not a stream: use spark.read"),
         ("kafka_log", {"endingOffsets": '{"orders":{"0":1}}'}, "endingOffsets: a stream has no end"),
     ],
 )

@@ -32,5 +32,5 @@ def test_through_spark_connect(tmp_path):
     assert found["entries"] == read("kafka_log_index", archive).num_rows > 0
     assert found["filtered"] == 2
     assert found["sql"] == [["a", 3], ["b", 2]]
-    assert "no such option: topcis; did you mean topics" in found["error"]
+    assert "unknown option topcis; did you mean topics" in found["error"]
     assert found["streamed"] == found["registered"] == 5

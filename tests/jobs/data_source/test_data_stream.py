@@ -178,11 +178,11 @@ def test_what_is_lost_is_told(tmp_path):
     write_partition(archive / "t-0", "a=1 | b=2 || c=3 || d=4")
     stream = reader(archive)
     with pytest.raises(
-        DataLossError, match="t-0: expected offset 9, where the stream goes on, found offsets from 0 to 4"
+        DataLossError, match="t-0: expected offset 9, where the stream continues, found offsets from 0 to 4"
     ):
         stream.latestOffset({"t": {"0": 9}}, ReadAllAvailable())
     with pytest.raises(
-        DataLossError, match="u-0: expected offset 3, where the stream goes on, found no such partition"
+        DataLossError, match="u-0: expected offset 3, where the stream continues, found no such partition"
     ):
         stream.latestOffset({"t": {"0": 4}, "u": {"0": 3}}, ReadAllAvailable())
     for path in files_in(archive / "t-0", "00000000000000000000.*"):
@@ -205,7 +205,7 @@ def test_a_restart_passes_nothing_over(tmp_path):
     assert rows(reader(archive), start, end) == ["1", "2", "3"]
     (archive / "t-1").rename(tmp_path / "t-1")  # as a disk that is not there for a while
     with pytest.raises(
-        DataLossError, match="t-1: expected offset 0, where the stream goes on, found no such partition"
+        DataLossError, match="t-1: expected offset 0, where the stream continues, found no such partition"
     ):
         rows(reader(archive), start, end)
     assert rows(reader(archive, failOnDataLoss="false"), start, end) == ["1", "2"]

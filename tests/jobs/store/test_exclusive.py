@@ -44,8 +44,8 @@ def test_a_disk_without(tmp_path, monkeypatch, capsys):
     assert main([*WORDS, str(tmp_path / "store")]) == 5
     said = capsys.readouterr().err
     assert said == (
-        f"error: {tmp_path}/store/state: a store cannot lie there: expected hard links, of which each commit is one, "
-        "found Operation not permitted; nothing was written; choose another --store\n"
+        f"error: {tmp_path}/store/state: a store cannot be kept there: expected hard links, of which each commit is one"
+        ", found Operation not permitted; nothing was written; choose another --store\n"
     )
     assert [path.name for path in (tmp_path / "store").rglob("*")] == ["state"]
 
@@ -68,7 +68,7 @@ def test_a_bucket_that_does_not(port, capsys):
     with s3_proxy(port, ignored) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
         assert main([*WORDS, f"{BUCKET}/bad"]) == 5
     said = capsys.readouterr().err
-    assert "s3://logs/bad/state: a store cannot lie there: expected a server that puts nothing over a file" in said
+    assert "s3://logs/bad/state: a store cannot be kept there: expected a server that puts nothing over a file" in said
 
 
 def test_a_bucket_is_asked_before_the_first_commit_of_a_run(port):
