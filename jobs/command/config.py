@@ -82,6 +82,8 @@ class TopicSettings:
     index_interval_bytes: int = 4096
     time_index_interval_ms: int = 0
     producer_id_expiration_ms: int = 86_400_000
+    retention_ms: int = -1
+    retention_bytes: int = -1
     null_keys: str = "fail"
     gaps: str = "fail"
     max_decompressed_batch_bytes: int = 256 << 20
@@ -94,8 +96,13 @@ class TopicSettings:
 
     @property
     def expires(self) -> bool:
-        """Whether the policy also says delete: that half is not done here, and a report says so."""
+        """Whether the policy says delete."""
         return "delete" in self.cleanup_policy
+
+    @property
+    def acts(self) -> bool:
+        """Whether there is anything to do: compaction, or a retention that has a limit."""
+        return self.compacts or (self.expires and max(self.retention_ms, self.retention_bytes) >= 0)
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,8 @@ TOPIC_CHECKS: dict[str, Callable[[object], Any]] = {
     "index.interval.bytes": _integer(0, MAX_INT),
     "time.index.interval.ms": _integer(0, MAX_LONG),
     "producer.id.expiration.ms": _integer(1, MAX_INT),
+    "retention.ms": _integer(-1, MAX_LONG),
+    "retention.bytes": _integer(-1, MAX_LONG),
     "null.keys": _one_of(NULL_KEYS),
     "gaps": _one_of(GAPS),
     "max.decompressed.batch.bytes": _integer(1 << 20, MAX_INT),
@@ -160,6 +169,7 @@ class Config:
             values |= self.topics[glob]
             named = named or "cleanup_policy" in self.topics[glob]
         settings = TopicSettings(**values, named=named)
+        self._check_retention(topic, settings)
         if settings.min_compaction_lag_ms > settings.max_compaction_lag_ms:  # Kafka refuses this too
             raise BadSettingError(
                 path=self.path or "settings",
@@ -169,6 +179,19 @@ class Config:
                 found=settings.min_compaction_lag_ms,
             )
         return settings
+
+    def _check_retention(self, topic: str, settings: TopicSettings) -> None:
+        """That a table does not limit what its policy keeps: [defaults] may, since they are for other topics too."""
+        for glob, table in self.topics.items():
+            for name in ("retention_ms", "retention_bytes"):
+                if not settings.expires and matches(glob, topic) and table.get(name, -1) >= 0:
+                    raise BadSettingError(
+                        path=self.path or "settings",
+                        table=f"topic {topic}",
+                        setting=name.replace("_", "."),
+                        expected="a cleanup.policy with delete beside it",
+                        found=f"{table[name]}, with cleanup.policy {','.join(settings.cleanup_policy)}",
+                    )
 
 
 def load_config(path: str | Path | None) -> Config:

@@ -74,6 +74,7 @@ def commit_of(
             log_end_timestamp_ms=r.log_end_timestamp_ms,
             now_ms=now_ms,
             gaps=json.dumps([astuple(gap) for gap in r.gaps]) if r.gaps else None,
+            expired_until=r.log_start_offset if r.expired else before.expired_until if before and not anew else 0,
             **identity,
         ),
         segments=[_segment(s, r, generation, run_id) for s in r.segments],
@@ -99,6 +100,7 @@ def commit_of(
             splits=r.splits,
             versions=json.dumps(_versions()),
             anew=anew and before is not None,
+            expired=json.dumps([astuple(one) for one in r.expired]) if r.expired else None,
             **identity,
             **counters,
         ),
@@ -128,7 +130,11 @@ def state_of(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> P
     """How a partition stands after the run. `generation`: the current one, -1 where there is none."""
     problem = r.problem
     clean, dirty, ratio = r.clean_bytes, r.dirty_bytes, r.dirty_ratio
-    if r.status == "cleaned":  # and committed: what was dirty is clean now
+    if r.status == "cleaned" and not r.compacted:  # segments went, but what was dirty is dirty still
+        clean = sum(s.size_bytes for s in r.segments if s.base_offset < r.first_dirty_offset)
+        dirty = min(dirty, sum(s.size_bytes for s in r.segments) - clean)
+        ratio = dirty / (clean + dirty) if dirty else 0.0
+    elif r.status == "cleaned":  # and committed: what was dirty is clean now
         clean = sum(s.size_bytes for s in r.segments if s.base_offset < r.first_dirty_offset)
         dirty, ratio = 0, 0.0
     return PartitionState(

@@ -17,6 +17,8 @@ from jobs.store.rows import Checkpoint, Segment
 from jobs.topics import Key, matches
 from udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from udfs.compact.plan import PartitionPlan, PartitionResult
+from udfs.compact.retention import may_take_any
+from udfs.compact.scan_partition import unread_result
 from udfs.problem import Problem
 from udfs.segments import LastBatch
 
@@ -78,7 +80,7 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
         previous = checkpoint.generation if checkpoint else 0
         folder = generation_folder(*key, previous + 1, report.run_id)
         plan = plan_partition(run, archived, settings, inputs, folder)
-        not_due = _surely_not_due(plan)
+        not_due = _surely_not_due(plan, start.manifests.get(key, ()))
         if not_due is not None:
             report.results.append(not_due)
         else:
@@ -110,8 +112,29 @@ def _held(archived: ArchivedPartition) -> Problem:
     )
 
 
-def _surely_not_due(plan: PartitionPlan) -> PartitionResult | None:
+def _may_expire(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
+    """Whether retention may take the first segment, by what is known without reading it."""
+    if not plan.settings.retention.some or not plan.segments:
+        return False
+    first = plan.segments[0]
+    row = next((row for row in manifest if row.base_offset == first.base_offset), None)
+    return row is None or may_take_any(
+        [s.base_offset for s in plan.segments],
+        [row.size_bytes, *(s.listed.size for s in plan.segments[1:])],
+        row.max_timestamp_ms if row.max_timestamp_ms >= 0 else row.mtime_ms,
+        plan.settings.retention,
+        log_start_offset=plan.log_start_offset,
+        now_ms=plan.now_ms,
+        last_may_go=plan.sealed,
+    )
+
+
+def _surely_not_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionResult | None:
     """Not due by the listing alone: high watermark, open transactions and lags could only make less cleanable."""
+    if _may_expire(plan, manifest):
+        return None
+    if not plan.settings.compacts:
+        return unread_result(plan)
     if plan.force or plan.settings.max_compaction_lag_ms < 2**63 - 1 or not plan.segments:
         return None
     n = len(plan.segments)

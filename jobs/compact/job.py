@@ -121,12 +121,14 @@ def _listed(
     """The partitions whose topic is named and whose policy says compact, and the settings of their topics."""
     archive = listed(archive_uri, options.topics)
     settings = {topic: _settings(options, topic) for topic in sorted({t for t, _ in archive.partitions})}
-    others = sorted(topic for topic, s in settings.items() if not s.compacts)
-    archive.partitions = {k: p for k, p in archive.partitions.items() if settings[k[0]].compacts}
+    others = sorted(topic for topic, s in settings.items() if not s.acts)
+    archive.partitions = {k: p for k, p in archive.partitions.items() if settings[k[0]].acts}
     if others:
         report.notes.append(f"not compacted, because cleanup.policy is not compact: {', '.join(others)}")
     report.not_compacted = sorted({*others, *archive.not_wanted})
-    report.expired_nothing = sorted(t for t, s in settings.items() if s.compacts and s.expires)
+    report.expired_nothing = sorted(
+        t for t, s in settings.items() if s.expires and s.compacts and max(s.retention_ms, s.retention_bytes) < 0
+    )
     report.notes += archive.notes
     check_outside(Place("the store", report.store), archive)
     return archive, settings

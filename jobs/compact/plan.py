@@ -98,7 +98,10 @@ def plan_partition(
 
 def clean_settings(settings: TopicSettings) -> CleanSettings:
     """Those of a topic's settings that change the result."""
-    return CleanSettings(**{name: getattr(settings, name) for name in CleanSettings.__dataclass_fields__})
+    values = {name: getattr(settings, name) for name in CleanSettings.__dataclass_fields__}
+    if not settings.expires:
+        values |= {"retention_ms": -1, "retention_bytes": -1}
+    return CleanSettings(**values)
 
 
 def inputs_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True) -> Inputs:
@@ -224,7 +227,7 @@ def _check_begins_there(archived: ArchivedPartition, checkpoint: Checkpoint, man
     """That nothing lies in the archive now below where the generation begins, which would never be read."""
     begins = min([s.base_offset for s in manifest] + [checkpoint.log_start_offset])
     first = archived.segments[0]
-    given_up = (archived.log_start_checkpoint or 0) >= begins
+    given_up = max(archived.log_start_checkpoint or 0, checkpoint.expired_until) >= begins
     if first.base_offset < begins and first.size and not given_up:
         raise _came_back(first, f"no offsets below {begins}, where generation {checkpoint.generation} begins")
 

@@ -18,15 +18,17 @@ from jobs.compact.window import rewrite_by_window
 from jobs.spark.tasks import carried_problem, is_sparks, run_tasks
 from udfs.attempt import attempt
 from udfs.compact.analyse import analyse, result_of
+from udfs.compact.clean_batches import Tally
 from udfs.compact.decide_kernels import COUNTER_NAMES
 from udfs.compact.generation import join_empty_groups, remove_folder, write_generation
 from udfs.compact.key_files import remove_key_files
 from udfs.compact.one_task import Clock, check_null_keys
 from udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
-from udfs.compact.scan_partition import scan_identity, scan_one
+from udfs.compact.scan_partition import check_something_expires, scan_identity, scan_one
 from udfs.compact.scan_segment import SegmentScan, chunk_buffer
-from udfs.compact.splits import make_splits, number_of_splits
+from udfs.compact.splits import Split, make_splits, number_of_splits
 from udfs.problem import Problem, SetAside
+from udfs.segments import OutputSegment
 
 
 def compact_in_splits(spark: SparkSession, plan: PartitionPlan, progress: Progress) -> PartitionResult:
@@ -80,18 +82,21 @@ def _scans(spark: SparkSession, plan: PartitionPlan, progress: Progress) -> list
 def _compact(spark: SparkSession, plan: PartitionPlan, clock: Clock, progress: Progress) -> PartitionResult:
     buffer = chunk_buffer(plan)
     with clock.phase("scan"):
+        check_something_expires(plan, buffer)
         scans = _scans(spark, plan, progress)
         analysis = analyse(plan, scans, scan_identity(plan, buffer))
     limits, cores = plan.limits, spark.sparkContext.defaultParallelism
+    cleaned, tally, peak, splits = list[OutputSegment](), Tally(), 0, list[Split]()
     with clock.phase("clean"):
-        n_splits = number_of_splits(scans, analysis.groups, limits.split_bytes, limits.task_memory_bytes, cores)
-        splits = make_splits(scans, analysis.groups, n_splits)
-        by_window = limits.engine == "window" or plan.dry_run
-        rewrite = rewrite_by_window if by_window else rewrite_by_blocks
-        cleaned, tally, peak = rewrite(spark, plan, analysis, splits)
+        if analysis.compacts:
+            n_splits = number_of_splits(scans, analysis.groups, limits.split_bytes, limits.task_memory_bytes, cores)
+            splits = make_splits(scans, analysis.groups, n_splits)
+            by_window = limits.engine == "window" or plan.dry_run
+            rewrite = rewrite_by_window if by_window else rewrite_by_blocks
+            cleaned, tally, peak = rewrite(spark, plan, analysis, splits)
     check_null_keys(plan, tally)
     with clock.phase("write"):
         generation = write_generation(plan, analysis, join_empty_groups(plan, cleaned))
     counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
     out = result_of(plan, analysis, generation, counters, tally.recompressed_bytes)
-    return replace(out, splits=len(splits), peak_memory_bytes=peak)
+    return replace(out, splits=max(len(splits), 1), peak_memory_bytes=peak)

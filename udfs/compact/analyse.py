@@ -4,7 +4,7 @@ which producers are active, which transactions were aborted, which segments beco
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from udfs.compact.cleaner import CleanableRange, LastBatches, Rules, SegmentFact
 from udfs.compact.gaps import check_gaps
 from udfs.compact.piece_stack import Group, PieceStack
 from udfs.compact.plan import Gap, NotDue, PartitionPlan, PartitionResult
+from udfs.compact.retention import Expired, Reason, expired_segments
 from udfs.compact.scan_partition import (
     check_checkpoints,
     check_identity,
@@ -51,6 +52,7 @@ class Analysis:
     last_batch: LastBatch
     notes: tuple[str, ...]
     gaps: tuple[Gap, ...] = ()  # that the log is worked through with
+    sealed: bool = False  # nothing will be appended to the last source
 
     @property
     def untouched(self) -> range:
@@ -69,11 +71,26 @@ class Analysis:
             stack=stack if stack is not None else PieceStack(0),
         )
 
+    @property
+    def compacts(self) -> bool:
+        """Whether anything is cleaned; else retention alone is done."""
+        return bool(self.groups)
+
     def end_of(self, number: int) -> int:
         """Where the range of a source ends: the next one's base, or the log end."""
         if number + 1 < len(self.sources):
             return self.sources[number + 1].scan.base_offset
         return self.log_end_offset
+
+
+@dataclass(frozen=True)
+class WrittenGeneration:
+    """What was written: the segments in order, and what retention took of those that there would be."""
+
+    segments: tuple[OutputSegment, ...]
+    log_start_offset: int
+    expired: tuple[Expired, ...] = ()
+    gone: tuple[OutputSegment, ...] = ()
 
 
 def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch) -> Analysis:
@@ -106,9 +123,10 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         dirty_bytes=cleanable.cleanable_bytes,
         gaps=gaps,
     )
-    if not due:
+    sealed = plan.sealed and len(sources) == len(plan.segments)
+    if not due and not any(expired(plan, _facts(sources), sealed).values()):
         raise NotDue(result)
-    end = cleanable.first_uncleanable_offset
+    end = cleanable.first_uncleanable_offset if due else scans[0].base_offset
     check_ends_known(plan, scans, gaps, end)
     in_index, index_only = with_index_entries(plan, scans, aborted, log_end, notes)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.base_offset < end)])
@@ -134,6 +152,29 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         last_batch=last_batch,
         notes=tuple(notes),
         gaps=gaps,
+        sealed=sealed,
+    )
+
+
+def expired(plan: PartitionPlan, segments: SegmentFacts, sealed: bool) -> dict[Reason, int]:
+    """How many segments retention takes, by rule."""
+    return expired_segments(
+        segments,
+        plan.settings.retention,
+        log_start_offset=plan.log_start_offset,
+        now_ms=plan.now_ms,
+        last_may_go=sealed,
+    )
+
+
+def _facts(sources: Sequence[Source]) -> SegmentFacts:
+    scans = [s.scan for s in sources]
+    return SegmentFacts(
+        np.array([s.base_offset for s in scans], np.int64),
+        np.array([s.size for s in scans], np.int64),
+        np.array([s.max_timestamp for s in scans], np.int64),
+        np.array([s.first_timestamp for s in scans], np.int64),
+        np.array([s.mtime_ms for s in sources], np.int64),
     )
 
 
@@ -177,14 +218,11 @@ def _cleanable(
     plan: PartitionPlan, sources: Sequence[Source], log_end: int, producers: ProducerState
 ) -> tuple[CleanableRange, bool]:
     scans = [s.scan for s in sources]
-    facts = SegmentFacts(
-        np.array([s.base_offset for s in scans], np.int64),
-        np.array([s.size for s in scans], np.int64),
-        np.array([s.max_timestamp for s in scans], np.int64),
-        np.array([s.first_timestamp for s in scans], np.int64),
-        np.array([s.mtime_ms for s in sources], np.int64),
-    )
+    facts = _facts(sources)
     settings = plan.settings
+    if not settings.compacts:
+        start = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
+        return CleanableRange(start, start, 0, 0), False
     whole = len(sources) == len(plan.segments)
     active = log_end if plan.sealed and whole else scans[-1].base_offset
     dirty = (
@@ -234,16 +272,18 @@ def _rules(
 def result_of(
     plan: PartitionPlan,
     analysis: Analysis,
-    segments: Iterable[OutputSegment],
+    generation: WrittenGeneration,
     counters: dict[str, int],
     recompressed_bytes: int,
 ) -> PartitionResult:
     """The result of a partition that was cleaned."""
-    out = tuple(segments)
-    cleaned = [s for s in out if s.cleaned]
+    out = generation.segments
+    cleaned = [s for s in (*generation.gone, *out) if s.cleaned]
     read = sum(s.scan.size for s in analysis.sources)
     before = sum(s.source_bytes for s in cleaned)
     last = analysis.sources[-1].scan
+    log_start, cleanable = generation.log_start_offset, analysis.cleanable
+    cleaned_until = cleanable.first_uncleanable_offset if analysis.compacts else cleanable.first_dirty_offset
     return PartitionResult(
         topic=plan.topic,
         partition=plan.partition,
@@ -251,8 +291,8 @@ def result_of(
         folder=plan.folder,
         notes=analysis.notes,
         first_dirty_before=analysis.cleanable.first_dirty_offset,
-        first_dirty_offset=analysis.cleanable.first_uncleanable_offset,
-        log_start_offset=plan.log_start_offset,
+        first_dirty_offset=max(cleaned_until, log_start),
+        log_start_offset=log_start,
         next_offset=analysis.log_end_offset,
         last_batch=analysis.last_batch,
         log_end_timestamp_ms=last.max_timestamp,
@@ -260,7 +300,9 @@ def result_of(
         clean_bytes=analysis.cleanable.clean_bytes,
         dirty_bytes=analysis.cleanable.cleanable_bytes,
         segments=out,
-        gaps=analysis.gaps,
+        gaps=tuple(gap for gap in analysis.gaps if gap.last >= log_start),
+        compacted=analysis.compacts,
+        expired=generation.expired,
         segments_before=len(analysis.sources),
         counters=counters,
         bytes_read=read + before,

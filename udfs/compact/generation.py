@@ -6,7 +6,7 @@ archive. Nothing here is visible to anybody before `jobs.store.tables` commits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -19,9 +19,12 @@ from logformat.layout import MAX_RELATIVE_OFFSET, MAX_SEGMENT_BYTES, OFFSET_INDE
 from logformat.names import segment_file
 from logformat.primitives.crc32c import crc32c_extend
 from logformat.side_files import checkpoints, producer_snapshot, transaction_index
-from udfs.compact.analyse import Analysis
-from udfs.compact.piece_stack import Group
+from udfs.compact.analyse import Analysis, WrittenGeneration, expired
+from udfs.compact.clean_batches import OUT_BATCH
+from udfs.compact.cleaner import SegmentFacts
+from udfs.compact.piece_stack import Group, PieceStack
 from udfs.compact.plan import PartitionPlan
+from udfs.compact.retention import Expired, Reason
 from udfs.compact.scan_segment import read_again
 from udfs.compact.segment_output import SegmentOutput, manifest_row, read_back
 from udfs.compact.sources import Source
@@ -89,23 +92,68 @@ def write_indexes(
         write_file(store, f"{folder}/{segment_file(base_offset, 'txnindex')}", txn_index)
 
 
-def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[OutputSegment]) -> list[OutputSegment]:
-    """All other files of the generation; the whole manifest in order."""
-    untouched = [_untouched(plan, analysis, number) for number in analysis.untouched]
-    segments = [*cleaned, *untouched]
+def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[OutputSegment]) -> WrittenGeneration:
+    """All other files of the generation, of which retention takes the oldest segments."""
+    by_rule = expired(plan, _facts(analysis, cleaned), analysis.sealed)
+    n_gone = sum(by_rule.values())
+    untouched = analysis.untouched
+    kept_from = untouched.start + max(n_gone - len(cleaned), 0)
+    gone = [*cleaned[:n_gone], *(_untouched_row(plan, analysis, n) for n in range(untouched.start, kept_from))]
+    segments = [*cleaned[n_gone:], *(_untouched(plan, analysis, n) for n in range(kept_from, untouched.stop))]
+    if not segments:
+        segments = [_empty_at_end(plan, analysis)]
+    log_start = max(plan.log_start_offset, segments[0].base_offset) if n_gone else plan.log_start_offset
+    generation = WrittenGeneration(tuple(segments), log_start, _taken(by_rule, gone), tuple(gone))
     if plan.dry_run:
-        return segments
+        return generation
     store = make_folder(plan)
-    _write_snapshots(plan, analysis, store, [s.base_offset for s in segments])
+    for segment in cleaned[:n_gone]:
+        _remove_segment(plan, store, segment)
+    _write_snapshots(plan, analysis, store, [s.base_offset for s in segments], log_start)
     epochs = list(plan.leader_epochs) if plan.leader_epochs is not None else _replayed_epochs(analysis)
     epochs = checkpoints.truncate_from_end(epochs, analysis.log_end_offset)
+    if n_gone:
+        epochs = checkpoints.truncate_from_start(epochs, log_start)
     write_file(store, f"{plan.folder}/leader-epoch-checkpoint", checkpoints.write_leader_epochs(epochs))
     if plan.topic_id is not None:
         topic_id = checkpoints.parse_uuid(plan.topic_id, f"{plan.topic}-{plan.partition}")
         write_file(store, f"{plan.folder}/partition.metadata", checkpoints.write_partition_metadata(topic_id))
     if store.is_local:
         flush_folder(store, plan.folder)
-    return segments
+    return generation
+
+
+def _facts(analysis: Analysis, cleaned: Sequence[OutputSegment]) -> SegmentFacts:
+    """What retention asks of the segments that there would be."""
+    sources = [analysis.sources[n] for n in analysis.untouched]
+    rows = [(s.base_offset, s.size_bytes, s.max_timestamp_ms, s.mtime_ms) for s in cleaned]
+    rows += [(s.scan.base_offset, s.scan.size, s.scan.max_timestamp, s.mtime_ms) for s in sources]
+    base, size, largest, mtime = np.array(rows, np.int64).reshape(-1, 4).T
+    return SegmentFacts(base, size, largest, np.full(len(rows), -1, np.int64), mtime)
+
+
+def _taken(by_rule: Mapping[Reason, int], gone: Sequence[OutputSegment]) -> tuple[Expired, ...]:
+    out, first = [], 0
+    for reason, n in by_rule.items():
+        rows = gone[first : first + n]
+        first += n
+        if rows:
+            records, size = sum(s.records for s in rows), sum(s.size_bytes for s in rows)
+            out.append(Expired(reason, rows[-1].next_offset, n, records, size))
+    return tuple(out)
+
+
+def _empty_at_end(plan: PartitionPlan, analysis: Analysis) -> OutputSegment:
+    """What is left where retention took all: an empty segment at the log end, as the one that a broker rolls first."""
+    end, mtime_ms = analysis.log_end_offset, analysis.sources[-1].mtime_ms
+    group = Group(end, end, mtime_ms, source_bytes=0, source_records=0, stack=PieceStack(0))
+    return _placed(plan, manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0)))
+
+
+def _remove_segment(plan: PartitionPlan, store: Root, segment: OutputSegment) -> None:
+    """Take away a cleaned segment that retention took: nobody knows it yet."""
+    for kind in ("log", "index", "timeindex", *(("txnindex",) if segment.txn_index_bytes else ())):
+        store.filesystem.delete_file(store.full(f"{plan.folder}/{segment_file(segment.base_offset, kind)}"))
 
 
 def join_empty_groups(plan: PartitionPlan, segments: Sequence[OutputSegment]) -> list[OutputSegment]:
@@ -179,24 +227,32 @@ def _shifted(store: Root, folder: str, old_base: int, new_base: int, kind: str, 
 
 def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSegment:
     """The manifest's row, and the side files, of a segment that is not cleaned."""
-    source, segment = analysis.sources[number], plan.segments[number]
-    scan = source.scan
-    base, end = scan.base_offset, analysis.end_of(number)
+    source, scan = analysis.sources[number], analysis.sources[number].scan
+    row, txn_index = _untouched_row(plan, analysis, number), _txn_index(analysis, number)
+    if plan.dry_run:
+        return row
+    store = make_folder(plan)
+    if plan.segments[number].from_offset:
+        row = replace(row, root="store", path=f"{plan.folder}/{segment_file(scan.base_offset, 'log')}")
+        _copy_rest(source, store, row.path)
+    write_indexes(store, plan.folder, scan.base_offset, scan.offset_index, scan.time_index, txn_index)
+    return row
+
+
+def _txn_index(analysis: Analysis, number: int) -> bytes:
+    base, end = analysis.sources[number].scan.base_offset, analysis.end_of(number)
     inside = (analysis.aborted["last_offset"] >= base) & (analysis.aborted["last_offset"] < end)
-    txn_index = transaction_index.write(analysis.aborted[inside])
-    ours, path = plan.is_ours(segment.listed), segment.listed.path
-    if not plan.dry_run:
-        store = make_folder(plan)
-        if segment.from_offset:
-            ours, path = True, f"{plan.folder}/{segment_file(base, 'log')}"
-            _copy_rest(source, store, path)
-        write_indexes(store, plan.folder, base, scan.offset_index, scan.time_index, txn_index)
+    return transaction_index.write(analysis.aborted[inside])
+
+
+def _untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSegment:
+    scan, segment = analysis.sources[number].scan, plan.segments[number]
     return OutputSegment(
-        base_offset=base,
-        root="store" if ours else "archive",
-        path=path,
+        base_offset=scan.base_offset,
+        root="store" if plan.is_ours(segment.listed) else "archive",
+        path=segment.listed.path,
         size_bytes=scan.size,
-        next_offset=end,
+        next_offset=analysis.end_of(number),
         last_offset=scan.last_offset,
         batches=scan.n_batches,
         records=scan.n_records,
@@ -210,7 +266,7 @@ def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSe
         cleaned=False,
         offset_index_bytes=len(scan.offset_index),
         time_index_bytes=len(scan.time_index),
-        txn_index_bytes=len(txn_index),
+        txn_index_bytes=len(_txn_index(analysis, number)),
     )
 
 
@@ -246,12 +302,14 @@ def _check_written(store: Root, path: str, size: int, checksum: int) -> None:
         raise LogFormatError("readback", path, 0, f"checksum {checksum:#010x}, as scanned", f"{found:#010x}")
 
 
-def _write_snapshots(plan: PartitionPlan, analysis: Analysis, store: Root, bases: Sequence[int]) -> None:
+def _write_snapshots(
+    plan: PartitionPlan, analysis: Analysis, store: Root, bases: Sequence[int], log_start_offset: int
+) -> None:
     """Producer snapshots at the base of every segment, and at the end; the archive's own where it has one there."""
     number = {s.scan.base_offset: i for i, s in enumerate(analysis.sources)}
     given = {s.offset: s for s in plan.snapshots}
     for base in bases:
-        if base == plan.log_start_offset:
+        if base == log_start_offset:
             continue
         data = None
         if base in given and base != analysis.log_end_offset:

@@ -28,7 +28,7 @@ from udfs.compact.generation import remove_folder, write_generation, write_group
 from udfs.compact.key_table import KeyTable
 from udfs.compact.piece_stack import Group, PieceStack
 from udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
-from udfs.compact.scan_partition import scan_all, scan_identity
+from udfs.compact.scan_partition import check_something_expires, scan_all, scan_identity
 from udfs.compact.scan_segment import chunk_buffer
 from udfs.problem import Problem, SetAside
 from udfs.segments import OutputSegment
@@ -84,6 +84,7 @@ def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:
 def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
     buffer = chunk_buffer(plan)
     with clock.phase("scan"):
+        check_something_expires(plan, buffer)
         scans = scan_all(plan, buffer)
         analysis = analyse(plan, scans, scan_identity(plan, buffer))
     tally = Tally()

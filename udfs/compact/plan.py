@@ -7,6 +7,7 @@ from typing import Literal
 
 from logformat.batches.chunks import MAX_BATCH_BYTES
 from logformat.listing import ListedSegment
+from udfs.compact.retention import Expired, RetentionLimits
 from udfs.problem import Problem
 from udfs.segments import LastBatch, OutputSegment, SegmentInput, SideFile
 
@@ -29,8 +30,16 @@ class CleanSettings:
     index_interval_bytes: int = 4096
     producer_id_expiration_ms: int = 86_400_000
     max_decompressed_batch_bytes: int = MAX_BATCH_BYTES
+    compacts: bool = True  # cleanup.policy says so; else retention alone is done
+    retention_ms: int = -1  # -1: none, or cleanup.policy does not say delete
+    retention_bytes: int = -1
     null_keys: NullKeys = "fail"
     gaps: Gaps = "fail"
+
+    @property
+    def retention(self) -> RetentionLimits:
+        """What goes by time and size."""
+        return RetentionLimits(self.retention_ms, self.retention_bytes)
 
 
 @dataclass(frozen=True)
@@ -131,6 +140,8 @@ class PartitionResult:
     dirty_bytes: int = 0
     segments: tuple[OutputSegment, ...] = ()
     gaps: tuple[Gap, ...] = ()  # that the new generation passes over
+    compacted: bool = True  # else segments went by retention alone
+    expired: tuple[Expired, ...] = ()  # whole segments that went by retention
     segments_before: int = 0
     counters: dict[str, int] = field(default_factory=dict)
     bytes_read: int = 0

@@ -9,7 +9,8 @@ from logformat.batches.chunks import NO_END, ChunkBuffer
 from logformat.errors import LogFormatError
 from logformat.names import MAX_OFFSET
 from udfs.compact.gaps import indexed_end
-from udfs.compact.plan import PartitionPlan
+from udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
+from udfs.compact.retention import may_take_any
 from udfs.compact.scan_segment import SegmentScan, scan_segment
 from udfs.compact.sources import Source
 from udfs.problem import Problem, SetAside
@@ -50,6 +51,40 @@ def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentSc
         return scan
     end = indexed_end(segment.listed, scan, MAX_OFFSET if after is None else after)
     return replace(scan, indexed_end=end) if end else scan
+
+
+def check_something_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
+    """Raise NotDue where nothing is compacted and the oldest segment tells that retention takes nothing: the others
+    need not be read.
+    """
+    if plan.settings.compacts:
+        return
+    first = scan_one(plan, 0, buffer)
+    if not may_take_any(
+        [s.base_offset for s in plan.segments],
+        [first.size, *(s.listed.size for s in plan.segments[1:])],
+        first.max_timestamp if first.max_timestamp >= 0 else plan.segments[0].listed.mtime_ms,
+        plan.settings.retention,
+        log_start_offset=plan.log_start_offset,
+        now_ms=plan.now_ms,
+        last_may_go=plan.sealed,
+    ):
+        raise NotDue(unread_result(plan))
+
+
+def unread_result(plan: PartitionPlan) -> PartitionResult:
+    """Of a partition that is not compacted, and of which retention takes nothing."""
+    start = max(plan.checkpoint or 0, plan.log_start_offset)
+    return PartitionResult(
+        plan.topic,
+        plan.partition,
+        "not_due",
+        first_dirty_before=start,
+        first_dirty_offset=start,
+        log_start_offset=plan.log_start_offset,
+        next_offset=plan.known_until if plan.known_until is not None else -1,
+        compacted=False,
+    )
 
 
 def until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> Sequence[SegmentScan]:

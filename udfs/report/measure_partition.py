@@ -93,13 +93,14 @@ def _as_the_cleaner_sees_it(
     plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch
 ) -> tuple[Analysis | None, PartitionProfile]:
     """What would be cleaned, whether it is due or not; None: nothing may be."""
-    asked = replace(plan, dry_run=True, force=False)
+    compaction = replace(plan.settings, retention_ms=-1, retention_bytes=-1)
+    asked = replace(plan, dry_run=True, force=False, settings=compaction)
     try:
         due = bool(analyse(asked, scans, identity).sources)
     except NotDue:
         due = False
     null_keys = "keep" if plan.settings.null_keys == "fail" else plan.settings.null_keys
-    settings = replace(plan.settings, min_cleanable_dirty_ratio=-1.0, min_dirty_bytes=0, null_keys=null_keys)
+    settings = replace(compaction, min_cleanable_dirty_ratio=-1.0, min_dirty_bytes=0, null_keys=null_keys)
     try:
         analysis = analyse(replace(asked, settings=settings), scans, identity)
     except NotDue as reason:

@@ -1,0 +1,85 @@
+"""Kafka's retention: which segments go by log start, size and time, from the oldest on (KAFKA.md, "Retention").
+
+Nothing here reads a file. Whole segments go, and only those at the beginning of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from udfs.compact.cleaner import SegmentFacts
+
+Reason = Literal["log_start", "size", "time"]
+REASONS: Final[tuple[Reason, ...]] = ("log_start", "size", "time")
+
+
+@dataclass(frozen=True)
+class Expired:
+    """What one rule took."""
+
+    reason: Reason
+    until: int  # offset: all below it is gone
+    segments: int
+    records: int  # as far as headers say: a compressed batch of magic 0 or 1 counts as one
+    bytes: int
+
+
+@dataclass(frozen=True)
+class RetentionLimits:
+    """What a topic's settings allow; -1: no limit."""
+
+    retention_ms: int = -1
+    retention_bytes: int = -1
+
+    @property
+    def some(self) -> bool:
+        """Whether there is any limit."""
+        return self.retention_ms >= 0 or self.retention_bytes >= 0
+
+
+def may_take_any(
+    base_offsets: Sequence[int],
+    sizes: Sequence[int],
+    first_largest_ms: int,
+    limits: RetentionLimits,
+    *,
+    log_start_offset: int,
+    now_ms: int,
+    last_may_go: bool,
+) -> bool:
+    """Whether any segment goes, which the first one tells; sizes may be too large."""
+    largest = np.full(len(base_offsets), 2**63 - 1, np.int64)  # of the others nothing is known: as if young
+    largest[:1] = first_largest_ms
+    facts = SegmentFacts(np.array(base_offsets, np.int64), np.array(sizes, np.int64), largest, largest, largest)
+    return any(
+        expired_segments(
+            facts, limits, log_start_offset=log_start_offset, now_ms=now_ms, last_may_go=last_may_go
+        ).values()
+    )
+
+
+def expired_segments(
+    segments: SegmentFacts, limits: RetentionLimits, *, log_start_offset: int, now_ms: int, last_may_go: bool
+) -> dict[Reason, int]:
+    """How many segments each rule takes, one rule after the other, as UnifiedLog.deleteOldSegments does.
+
+    last_may_go: whether nothing will be appended to the last segment; an empty one stays even then.
+    """
+    n = len(segments.base_offset)
+    may_go = n if last_may_go and n and segments.size[-1] > 0 else max(n - 1, 0)
+    by_start = min(int(np.searchsorted(segments.base_offset[1:], log_start_offset, "right")), may_go)
+    left = slice(by_start, may_go)
+    by_size = 0
+    too_much = int(segments.size[by_start:].sum()) - limits.retention_bytes
+    if limits.retention_bytes >= 0 and too_much >= 0:
+        by_size = int(np.searchsorted(np.cumsum(segments.size[left]), too_much, "right"))
+    left = slice(by_start + by_size, may_go)
+    by_time = 0
+    if limits.retention_ms >= 0:
+        young = np.flatnonzero(now_ms - segments.largest_timestamp()[left] <= limits.retention_ms)
+        by_time = int(young[0]) if len(young) else may_go - left.start
+    return {"log_start": by_start, "size": by_size, "time": by_time}
