@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,15 @@ class FromBothEnds(LoadFileScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FromBothEnds:
     return FromBothEnds(config, log)
+
+
+def pytest_collection() -> None:
+    gc.disable()  # what is collected stays to the end: to look for garbage in it is a sixth of the time it takes
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # of the tests that are chosen
