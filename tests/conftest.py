@@ -49,8 +49,8 @@ class FromBothEnds(LoadFileScheduling):
         super()._assign_work_unit(node)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FromBothEnds:
-    return FromBothEnds(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FromBothEnds | None:
+    return FromBothEnds(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection() -> None:
