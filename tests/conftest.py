@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.golden import Case, golden
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
+    from xdist.workermanage import WorkerController
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,6 +35,38 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """
     named = any(".py" in argument for argument in config.args)
     return 0 if named or (os.cpu_count() or 1) < 2 else 2
+
+
+class FromBothEnds(LoadFileScheduling):
+    """The first process takes files from the front of the list, where those with Spark stand; others from the back.
+
+    So one session is started, and a second one only where nothing else is left to do.
+    """
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if node is not self.nodes[0]:
+            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._assign_work_unit(node)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FromBothEnds | None:
+    return FromBothEnds(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection() -> None:
+    gc.disable()  # what is collected stays to the end: to look for garbage in it is a sixth of the time it takes
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)  # of the tests that are chosen
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with tests that need Spark come first."""
+    with_spark = {item.path for item in items if item.get_closest_marker("spark")}
+    items.sort(key=lambda item: item.path not in with_spark)
 
 
 @pytest.fixture(scope="session")

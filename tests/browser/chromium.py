@@ -9,10 +9,10 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from selenium.webdriver import Chrome, ChromeOptions
-from selenium.webdriver.chrome.service import Service
+if TYPE_CHECKING:  # it takes half a second to load, and all tests are collected where few are run
+    from selenium.webdriver import Chrome
 
 INSTALL = "apt-get install -y --no-install-recommends chromium chromium-driver"
 
@@ -36,6 +36,9 @@ def found_or_installed() -> tuple[str, str]:
 @contextmanager
 def chromium() -> Iterator[Chrome]:
     """A browser; `look` shows it pages."""
+    from selenium.webdriver import Chrome, ChromeOptions
+    from selenium.webdriver.chrome.service import Service
+
     browser, driver = found_or_installed()
     options = ChromeOptions()
     options.binary_location = browser

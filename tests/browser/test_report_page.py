@@ -10,7 +10,6 @@ from jobs.command.config import load_config
 from jobs.command.options import ReportOptions
 from jobs.command.progress import Silent
 from jobs.report import job as archive_report
-from jobs.report.page import page_of
 from tests.browser.chromium import chromium, look
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.profiles import HOSTILE, large
@@ -70,6 +69,8 @@ def chrome():
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, Path]:
     """The example archive; one with hostile keys; a large one with damage."""
+    from jobs.report.page import page_of  # the plot library: not where this file is only collected
+
     folder = tmp_path_factory.mktemp("pages")
     settings = load_config(str(ROOT / "examples/topics.toml"))
     out = {name: folder / f"{name}.html" for name in ("example", "hostile", "large")}

@@ -202,7 +202,7 @@ def test_paths_that_hold_nothing(archive, tmp_path, capsys):
         ([archive, tmp_path / "gone"], f"{tmp_path}/gone: expected a file or a folder, found nothing"),
         ([tmp_path / "empty"], "expected log files, indexes, snapshots or checkpoints, found none"),
         ([archive, "--topics", "user"], f"no topic of {archive} matches user; did you mean users?"),
-        ([], "expected PATHS"),
+        ([], "inspect needs PATHS"),
     ):
         assert cli.main(["inspect", *map(str, arguments)]) == 2
         done = capsys.readouterr()

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
@@ -21,7 +22,6 @@ from jobs.command.reporting import size
 from jobs.errors import UsageError
 from jobs.report import job as archive_report
 from jobs.report.job import profile_archive
-from jobs.report.page import page_of, segment_rows
 from jobs.store.rows import RunRow
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.profiles import HOSTILE, a_segment, large
@@ -34,6 +34,14 @@ ROOT = Path(__file__).resolve().parents[3]
 def options(archive: Path, **given) -> ReportOptions:
     given = {"output": str(archive.parent / "report.html"), "now_ms": START_MS + DAY_MS} | given
     return ReportOptions(str(archive), **given)
+
+
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    """jobs.report.page: with the plot library, which no process need load that only collects these tests."""
+    from jobs.report import page
+
+    return page
 
 
 class Page(HTMLParser):
@@ -215,8 +223,8 @@ def test_times_that_cannot_be_have_a_page(tmp_path):
     needs_nothing_else((tmp_path / "report.html").read_text())
 
 
-def test_joined_columns_say_so():
-    text = page_of(large(1, 300))
+def test_joined_columns_say_so(page):
+    text = page.page_of(large(1, 300))
     assert "300 segments: " in text and "; a column is 3 segments" in text and "and 2 more" in text
     assert "; a column is 6 days" in text
 
@@ -236,19 +244,19 @@ def test_the_archive_that_ships_with_the_project_is_as_readme_says():
 
 
 @pytest.mark.slow
-def test_a_large_archive_gives_a_page_of_a_few_mb():
-    text = page_of(large(1000, 100))
+def test_a_large_archive_gives_a_page_of_a_few_mb(page):
+    text = page.page_of(large(1000, 100))
     assert len(text.encode()) < 5_000_000
     needs_nothing_else(text)
 
 
-def test_segments_of_a_table_are_joined():
-    rows = segment_rows([a_segment(i) for i in range(101)], 10)
+def test_segments_of_a_table_are_joined(page):
+    rows = page.segment_rows([a_segment(i) for i in range(101)], 10)
     assert len(rows) == 10
     assert rows[0][0] == "0 and 10 more" and rows[0][3] == "11,000"
 
 
-def test_history_of_a_store_is_drawn_and_listed():
+def test_history_of_a_store_is_drawn_and_listed(page):
     values = {
         name: {"int": 0, "str": "", "str | None": None, "bool": False}[str(kind)]
         for name, kind in RunRow.__annotations__.items()
@@ -265,7 +273,7 @@ def test_history_of_a_store_is_drawn_and_listed():
             "bytes_after": 1024,
         }
         report.history.setdefault(key, []).append(RunRow(**row))
-    text = page_of(report)
+    text = page.page_of(report)
     assert "Cleaning history" in text and "75.0 %" in text and "run2" in text
     assert asdict(report.history[key][0]) in report.to_json()["history"]
     needs_nothing_else(text)

@@ -139,14 +139,14 @@ def test_a_generation_after_a_reset_keeps_the_one_before_in_its_history(state):
 
 
 def test_many_waves_leave_few_files_and_lose_no_row(state, store, monkeypatch):
-    monkeypatch.setattr("jobs.store.tables._MOST_FILES", 8)
+    monkeypatch.setattr("jobs.store.tables._MOST_FILES", 4)
     state.now_ms = lambda: 0  # when these runs began: none is old
-    for generation in range(1, 21):
+    for generation in range(1, 11):
         state.commit_wave([numbered(generation)])
-    assert [run.generation_after for run in state.history("t", 0)] == list(range(20, 0, -1))
-    assert [len(state.manifest("t", 0, generation)) for generation in range(1, 21)] == [2] * 20
+    assert [run.generation_after for run in state.history("t", 0)] == list(range(10, 0, -1))
+    assert [len(state.manifest("t", 0, generation)) for generation in range(1, 11)] == [2] * 10
     for name in (CHECKPOINTS, SEGMENTS, RUNS):
-        assert len(DeltaTable(store / "state" / name).file_uris()) <= 8
+        assert len(DeltaTable(store / "state" / name).file_uris()) <= 4
 
 
 # -- all or nothing
