@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from jobs.command.reporting import JobReport, PartitionLine, before_after_table, said, size
+from jobs.command.reporting import JobReport, PartitionLine, before_after_table, counted, said, size
 from jobs.errors import DONE, PROBLEMS, ConflictError
 from jobs.topics import Key
 from udfs.compact.plan import PartitionResult
+from udfs.compact.retention import Reason
+
+_RULES: Final[dict[Reason, str]] = {"log_start": "DeleteRecords", "size": "size", "time": "time"}
+
+_DONE: Final = {  # (compacted, dry run)
+    (True, False): "clean",
+    (True, True): "would clean",
+    (False, False): "expired",
+    (False, True): "would expire",
+}
 
 
 @dataclass
@@ -79,6 +89,7 @@ class CompactReport(JobReport):
             "segments_before": r.segments_before,
             "segments_after": len(r.segments),
             "gaps": [[gap.first, gap.last] for gap in r.gaps],
+            "expired": [asdict(one) for one in r.expired],
             **r.counters,
             "splits": r.splits,
             "several_because": r.several_because or None,
@@ -121,6 +132,7 @@ class CompactReport(JobReport):
                 f"read {size(sum(r.bytes_read for r in cleaned))}, "
                 f"{'would write' if self.dry_run else 'wrote'} {size(sum(r.bytes_written for r in cleaned))}"
             )
+        out += said("would expire" if self.dry_run else "expired", (_expired(r) for r in cleaned if r.expired))
         several = (f"{r.name()}: {r.splits}, {r.several_because}" for r in cleaned if r.several_because)
         out += said("in several splits", several)
         out += said("set aside", (f"{r.name()}: {r.problem}" for r in self.results if r.problem is not None))
@@ -132,7 +144,8 @@ class CompactReport(JobReport):
                 + (f"; {before}" if generation > 1 else "")
             )
         if self.expired_nothing:
-            out.append(f"policy compact,delete: compacted only; nothing was expired: {', '.join(self.expired_nothing)}")
+            topics = ", ".join(self.expired_nothing)
+            out.append(f"policy compact,delete without retention.ms or retention.bytes: compacted only: {topics}")
         out += said("note", [*self.notes, *(n for r in self.results for n in r.notes)])
         if self.conflict:
             out.append(f"conflict: {self.conflict}")
@@ -145,6 +158,15 @@ class CompactReport(JobReport):
         return "\n".join(out)
 
 
+def _expired(r: PartitionResult) -> str:
+    by_rule = ", ".join(
+        f"{counted(one.segments, 'segment')} by {_RULES[one.reason]}"
+        f" ({counted(one.records, 'record')}, {size(one.bytes)})"
+        for one in r.expired
+    )
+    return f"{r.name()}: {by_rule}; the log starts at offset {r.log_start_offset:,} now"
+
+
 def _compressed(r: PartitionResult) -> bool:
     return any(codec != "none" for s in r.segments for codec in s.codecs.split(",") if codec)
 
@@ -155,12 +177,15 @@ def _line(r: PartitionResult, status: str, dry_run: bool) -> PartitionLine:
         note = f"{100 * r.dirty_ratio:.0f} % dirty" if status == "not_due" else ""
         return PartitionLine(r.topic, r.partition, state.get(status, status), note=note)
     dropped = sum(r.counters[k] for k in r.counters if k.startswith("dropped_"))
-    kept = r.counters["records_kept"]
+    kept = r.counters["records_kept"] if r.compacted else sum(s.records for s in r.segments)
+    expired = sum(one.records for one in r.expired)
+    if r.compacted:
+        kept = max(kept - expired, 0)  # the oldest segments are those that were cleaned
     return PartitionLine(
         r.topic,
         r.partition,
-        "clean" if not dry_run else "would clean",
-        records_before=kept + dropped,
+        _DONE[r.compacted, dry_run],
+        records_before=kept + dropped + expired,
         records_after=kept,
         bytes_before=r.bytes_before,
         bytes_after=r.bytes_after,

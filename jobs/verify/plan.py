@@ -99,7 +99,8 @@ def plan_generation(
         chunk_bytes=chunk_bytes,
     )
     archived = archive.partitions.get((run.topic, run.partition)) if archive is not None else None
-    gone, parent = _parent(run, before, archived, store.uri, archive_uri, manifest)
+    start_before = previous.log_start_offset if previous is not None and before is not None else 0
+    gone, parent = _parent(run, before, start_before, archived, store.uri, archive_uri, manifest)
     return GenerationPlan(
         side=side,
         manifest=tuple(_row(s) for s in manifest),
@@ -112,8 +113,12 @@ def plan_generation(
         now_ms=run.now_ms,
         delete_retention_ms=settings["delete_retention_ms"],
         null_keys=settings["null_keys"],
+        compacts=settings.get("compacts", True),
+        retention_ms=settings.get("retention_ms", -1),
+        retention_bytes=settings.get("retention_bytes", -1),
+        expired=tuple((*one,) for one in json.loads(run.expired or "[]")),
         parent=parent,
-        parent_log_start_offset=previous.log_start_offset if previous is not None and before is not None else 0,
+        parent_log_start_offset=start_before,
         parent_gone=gone,
         task_memory_bytes=task_memory_bytes,
     )
@@ -126,6 +131,7 @@ def _row(s: Segment) -> OutputSegment:
 def _parent(
     run: RunRow,
     before: Sequence[Segment] | None,
+    start_before: int,
     archived: ArchivedPartition | None,
     store_uri: str,
     archive_uri: str,
@@ -136,7 +142,8 @@ def _parent(
     """
     held = [s for s in before or () if s.root == "store"]
     parent = [SegmentInput(ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms)) for s in held]
-    covered = held[-1].next_offset if held else 0
+    first = min((s.base_offset for s in manifest), default=0)
+    covered = held[-1].next_offset if held else min(start_before, first)  # what had expired before is no parent
     if covered < run.next_offset:
         if archived is None or not archived.segments:
             return f"{archive_uri} does not hold this partition any more", ()
@@ -144,7 +151,6 @@ def _parent(
             end = after.base_offset if after is not None else run.next_offset
             if s.base_offset < run.next_offset and end > covered:
                 parent.append(SegmentInput(s, covered if s.base_offset < covered else 0))
-    first = min((s.base_offset for s in manifest), default=0)
     if parent and parent[0].base_offset > first:
         return f"its first offset is {parent[0].base_offset} now, it was {first}", ()
     return "", tuple(parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,6 +141,7 @@ class Outcome:
         for i, s in enumerate(self.result.segments):
             path = f"t-0/{segment_file(s.base_offset, 'log')}"
             (root / path).write_bytes(self.path(i).read_bytes()[: s.size_bytes])
+            os.utime(root / path, ns=(s.mtime_ms * 1_000_000,) * 2)
             out.segments.append(SegmentInput(ListedSegment(str(root), path, s.base_offset, s.size_bytes, s.mtime_ms)))
         for name, data in self.files().items():
             offset, _, kind = name.partition(".")

@@ -39,6 +39,7 @@ from .oracle import (
     clean,
     consume,
     create_topics,
+    delete_old_segments,
     digest,
     digest_of,
     dump,
@@ -57,8 +58,8 @@ from .oracle import (
 
 __all__ = [
     "Broker", "CleanRound", "CleanSpec", "Consumed", "Digest", "IndexReport", "LabError", "LoadError", "LoadReport",
-    "Located", "OldBroker", "RecoverSpec", "check_served", "clean", "consume", "create_topics", "digest", "digest_of",
-    "dump", "dump_log_findings", "dump_log_segments", "index_check", "kafka_jars", "list_offsets",
-    "load_under_broker", "locate", "make_logs", "recover", "recover_segments", "recovered_by_broker", "seek",
-    "served_by_broker", "start_restored", "visible_lines", "without_segments",
+    "Located", "OldBroker", "RecoverSpec", "check_served", "clean", "consume", "create_topics", "delete_old_segments",
+    "digest", "digest_of", "dump", "dump_log_findings", "dump_log_segments", "index_check", "kafka_jars",
+    "list_offsets", "load_under_broker", "locate", "make_logs", "recover", "recover_segments", "recovered_by_broker",
+    "seek", "served_by_broker", "start_restored", "visible_lines", "without_segments",
 ]  # fmt: skip

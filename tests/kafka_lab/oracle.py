@@ -118,6 +118,16 @@ def recover(specs: Iterable[RecoverSpec]) -> list[tuple[int, int]]:
     return [(one["log_start"], one["log_end"]) for one in done]
 
 
+def delete_old_segments(
+    directory: Path, settings: Mapping[str, object], now_ms: int, log_start: int = 0
+) -> tuple[int, list[int]]:
+    """UnifiedLog.deleteOldSegments on a directory, at a clock: (log start then, base offsets of what is left)."""
+    done = lab().call(
+        "delete_old_segments", directory=directory, settings=dict(settings), now=now_ms, log_start=log_start
+    )
+    return done["log_start"], done["segments"]
+
+
 def recover_segments(directory: Path, rounds: int, interval: int = 4096) -> tuple[int, list[float]]:
     """LogSegment.recover of every segment, some rounds: bytes, seconds of each round's recover calls."""
     done = lab().call("recover_segments", directory=directory, rounds=rounds, interval=interval)

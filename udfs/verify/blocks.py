@@ -34,6 +34,7 @@ class Block:
     full: np.ndarray  # uint64[n]
     batch: np.ndarray  # int64[m]: the batch of each record
     offset: np.ndarray  # int64[m]
+    timestamp: np.ndarray  # int64[m], ms; -1: none
     digest: np.ndarray  # uint64[m]
     low: np.ndarray  # uint64[m], key hash
     high: np.ndarray
@@ -52,6 +53,7 @@ class Block:
             self.full[first:],
             self.batch[row:] - first,
             self.offset[row:],
+            self.timestamp[row:],
             self.digest[row:],
             self.low[row:],
             self.high[row:],
@@ -94,8 +96,10 @@ def blocks(side: Side, secret: tuple[int, int], max_batch_bytes: int, soft_bytes
                     plain, full = np.empty(n, np.uint64), np.empty(n, np.uint64)
                     digest_batches(run.batches, plain, full)
                     offset = np.empty(len(run.spans), np.int64)
-                    digest = np.empty(len(run.spans), np.uint64)
-                    digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, k0, k1, offset, digest)
+                    times, digest = np.empty(len(run.spans), np.int64), np.empty(len(run.spans), np.uint64)
+                    digest_records(
+                        run.raw, run.scratch, run.batches, run.bodies, run.spans, k0, k1, offset, times, digest
+                    )
                     yield Block(
                         listed.path,
                         listed.mtime_ms,
@@ -104,6 +108,7 @@ def blocks(side: Side, secret: tuple[int, int], max_batch_bytes: int, soft_bytes
                         full,
                         np.repeat(np.arange(n), run.bodies["n_records"]),
                         offset,
+                        times,
                         digest,
                         run.spans["key_low"].copy(),
                         run.spans["key_high"].copy(),

@@ -51,11 +51,12 @@ def digest_records(
     k0: np.uint64,
     k1: np.uint64,
     offset: np.ndarray,
+    times: np.ndarray,
     digest: np.ndarray,
 ) -> None:
-    """Offset, and a hash of timestamp and all bytes from the key on, of every record.
+    """Offset, timestamp, and a hash of timestamp and all bytes from the key on, of every record.
 
-    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[m]; k0, k1: SipHash key; offset: int64[m], digest: uint64[m],
+    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[m]; k0, k1: SipHash key; offset, times: int64[m], digest: uint64[m],
     written.
     """
     for i in range(batches.shape[0]):
@@ -69,6 +70,7 @@ def digest_records(
             else:
                 low, _ = siphash128(raw, span.rest, span.end, k0, k1)
             offset[row] = body.base_offset + span.offset_delta
+            times[row] = timestamp
             digest[row] = _mix(low, np.uint64(timestamp))
 
 

@@ -36,6 +36,10 @@ class GenerationPlan:
     now_ms: int
     delete_retention_ms: int
     null_keys: str
+    compacts: bool = True  # else segments go by retention alone
+    retention_ms: int = -1
+    retention_bytes: int = -1
+    expired: tuple[tuple[str, int, int, int, int], ...] = ()  # (reason, until, segments, records, bytes), by the run
     parent: tuple[SegmentInput, ...] = ()  # what it was made of, as far as it is still there
     parent_log_start_offset: int = 0
     parent_gone: str = ""  # why there is no parent to compare with
@@ -51,6 +55,7 @@ def check_generation(plan: GenerationPlan) -> CheckResult:
         check_side(plan.side, found)
         _check_manifest(plan, found)
         _check_files(plan, found)
+        _check_retention(plan, found)
 
     found.attempt(own_files, plan.side.name)
     compared = 0
@@ -106,6 +111,19 @@ def _check_end(plan: GenerationPlan, found: Findings) -> None:
         _add(found, found.facts[0].path, expected, f"a first segment at {found.facts[0].base_offset}")
 
 
+def _check_retention(plan: GenerationPlan, found: Findings) -> None:
+    """What the run says that it took, against its own settings and what it left."""
+    until = {reason: end for reason, end, *_ in plan.expired}
+    for reason, limit in (("time", plan.retention_ms), ("size", plan.retention_bytes)):
+        if reason in until and limit < 0:
+            _add(found, plan.side.name, f"no segment gone by {reason}, for which there is no limit", f"{until[reason]}")
+    if until and max(until.values()) > plan.log_start_offset:
+        _add(found, plan.side.name, f"a log start of at least {max(until.values())}", f"{plan.log_start_offset}")
+    left = sum(row.size_bytes for row in plan.manifest) + sum(n for reason, *_, n in plan.expired if reason == "time")
+    if "size" in until and left < plan.retention_bytes:
+        _add(found, plan.side.name, f"{plan.retention_bytes} bytes left, as retention.bytes says", f"{left}")
+
+
 def _bits(codecs: str) -> int:
     return sum(1 << CODEC_NAMES.index(name) for name in codecs.split(",") if name in CODEC_NAMES)
 
@@ -147,16 +165,20 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
         return 0
     if plan.log_start_offset < plan.parent_log_start_offset:
         _add(found, side.name, f"a log start of at least {plan.parent_log_start_offset}", str(plan.log_start_offset))
-    parent = replace(
-        whole, segments=tuple(s for s in plan.parent if s.base_offset < plan.end_offset), end_offset=plan.end_offset
-    )
-    cleaned = tuple(SegmentInput(s) for s in side.segments if s.base_offset < plan.end_offset)
+    until = {reason: end for reason, end, *_ in plan.expired}
+    end = max(plan.end_offset, *until.values()) if until else plan.end_offset
+    parent = replace(whole, segments=tuple(s for s in plan.parent if s.base_offset < end), end_offset=end)
+    cleaned = tuple(SegmentInput(s) for s in side.segments if s.base_offset < end)
     child = replace(parent, segments=cleaned)
     before = [s for s in plan.parent if s.base_offset < plan.first_dirty_offset]
     rules = Rules(
         now_ms=plan.now_ms,
         legacy_horizon_ms=before[-1].listed.mtime_ms - plan.delete_retention_ms if before else -(2**63),
         null_keys_stay=plan.null_keys == "keep",
+        gone_until=max(until.get("log_start", 0), until.get("size", 0)),
+        old_until=until.get("time", 0),
+        oldest_ms=plan.now_ms - plan.retention_ms,
+        every_record=not plan.compacts,
     )
     differences = compare(
         parent,

@@ -30,6 +30,10 @@ class Rules:
     now_ms: int
     legacy_horizon_ms: int  # tombstones of magic 0, 1 may go where their segment's mtime is not above it
     null_keys_stay: bool
+    gone_until: int = 0  # offset: below it retention took all, by size or log start
+    old_until: int = 0  # offset: below it retention took what is older than ...
+    oldest_ms: int = 0  # ... this
+    every_record: bool = False  # nothing else may go: the topic is not compacted
 
 
 @dataclass
@@ -247,12 +251,24 @@ class _Walk:
             block.mtime_ms <= self.rules.legacy_horizon_ms,
         )
         data = ~(control | gone)[block.batch]
-        ok = survived | (block.null_value & past[block.batch])
+        time = np.where(block.timestamp >= 0, block.timestamp, block.mtime_ms)
+        old = (block.offset < self.rules.old_until) & (time < self.rules.oldest_ms)
+        expired = old | (block.offset < self.rules.gone_until)
+        if self.rules.every_record:
+            self.found.add(
+                "expired",
+                block.offset[data & ~survived & ~expired],
+                block.path,
+                "every record but what retention.ms and retention.bytes let go",
+                "none at offset {offset}",
+            )
+            return
+        ok = survived | (block.null_value & past[block.batch]) | expired
         table.enter(block, np.flatnonzero(data & ~block.null_key), ok, part, parts)
         if self.rules.null_keys_stay:
             self.found.add(
                 "unkeyed",
-                block.offset[data & block.null_key & ~survived],
+                block.offset[data & block.null_key & ~survived & ~expired],
                 block.path,
                 "records without a key kept",
                 "none at offset {offset}",

@@ -36,9 +36,13 @@ final class KafkaLog {
     }
 
     static UnifiedLog open(File dir, int interval, long logStart, boolean clean, KafkaScheduler scheduler) throws Exception {
+        return open(dir, config(interval), logStart, clean, scheduler, 0);
+    }
+
+    static UnifiedLog open(File dir, LogConfig config, long logStart, boolean clean, KafkaScheduler scheduler, long now) throws Exception {
         Dump.logs(dir); // refuses a directory without segments, which the broker would begin anew
-        return UnifiedLog.create(dir, config(interval), logStart, clean ? Long.MAX_VALUE : 0L, scheduler, new BrokerTopicStats(),
-            new KafkaCleaner.FixedTime(0), KafkaCleaner.MAX_TRANSACTION_TIMEOUT_MS,
+        return UnifiedLog.create(dir, config, logStart, clean ? Long.MAX_VALUE : 0L, scheduler, new BrokerTopicStats(),
+            new KafkaCleaner.FixedTime(now), KafkaCleaner.MAX_TRANSACTION_TIMEOUT_MS,
             new ProducerStateManagerConfig(Integer.MAX_VALUE, false), KafkaCleaner.EXPIRY_CHECK_MS, new LogDirFailureChannel(1),
             clean, Optional.empty());
     }
@@ -59,6 +63,31 @@ final class KafkaLog {
             scheduler.shutdown();
         }
         return done;
+    }
+
+    /**
+     * UnifiedLog.deleteOldSegments of a partition directory that is loaded as after a clean shutdown, at a clock. Its
+     * files are changed. args: {directory, log_start, now, settings}; high watermark: the log end.
+     * Answers {log_start, log_end, segments: [base offsets]}.
+     */
+    static JsonNode deleteOldSegments(JsonNode args) throws Exception {
+        KafkaScheduler scheduler = new KafkaScheduler(1);
+        scheduler.startup();
+        File dir = new File(args.get("directory").asText()).getCanonicalFile();
+        Map<String, Object> settings = new HashMap<>();
+        args.get("settings").fields().forEachRemaining(one -> settings.put(one.getKey(), one.getValue().asText()));
+        UnifiedLog log = open(dir, new LogConfig(settings), args.get("log_start").asLong(), true, scheduler, args.get("now").asLong());
+        try {
+            log.updateHighWatermark(log.logEndOffset());
+            log.deleteOldSegments();
+            ObjectNode answer = Lab.JSON.createObjectNode().put("log_start", log.logStartOffset()).put("log_end", log.logEndOffset());
+            ArrayNode segments = answer.putArray("segments");
+            for (LogSegment segment : log.logSegments()) segments.add(segment.baseOffset());
+            return answer;
+        } finally {
+            log.close();
+            scheduler.shutdown();
+        }
     }
 
     /**

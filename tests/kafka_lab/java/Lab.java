@@ -41,6 +41,7 @@ public final class Lab {
         Map.entry("make_messages", Messages::make),
         Map.entry("parse_records", Messages::parse),
         Map.entry("run_groups", Groups::run),
+        Map.entry("delete_old_segments", KafkaLog::deleteOldSegments),
         Map.entry("recover", KafkaLog::recover),
         Map.entry("recover_segments", KafkaLog::recoverSegments),
         Map.entry("locate", KafkaLog::locate));

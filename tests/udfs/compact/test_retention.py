@@ -1,0 +1,197 @@
+"""Which segments retention takes: the rules against a plain twin of Kafka's walk, and whole partitions in one task."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.builders.folders import Archived, archived_at, compact, golden_plan
+from tests.golden import Case
+from tests.reference.log import decode_log
+from udfs.compact.cleaner import SegmentFacts
+from udfs.compact.plan import PartitionPlan
+from udfs.compact.retention import RetentionLimits, expired_segments, may_take_any
+
+NOW_MS = 1_000_000
+
+
+@st.composite
+def logs(draw):
+    """[(base, size, largest timestamp, mtime)], log start."""
+    n = draw(st.integers(1, 6))
+    bases = sorted(draw(st.lists(st.integers(0, 50), min_size=n, max_size=n, unique=True)))
+    ages = st.integers(-5, 20)
+    rows = [
+        (b, draw(st.integers(0, 10)), draw(st.sampled_from([-1, NOW_MS - draw(ages)])), NOW_MS - draw(ages))
+        for b in bases
+    ]
+    return rows, draw(st.integers(bases[0], 60))
+
+
+def twin(rows, log_start, limits, last_may_go):
+    """UnifiedLog.deleteOldSegments, segment by segment; Kafka's own last segment goes where nothing appends to it."""
+    left, out = list(rows), {}
+
+    def walk(reason, rule):
+        out[reason] = 0
+        while left:
+            following = left[1] if len(left) > 1 else None
+            last_and_empty = following is None and left[0][1] == 0
+            if (following is None and not last_may_go) or last_and_empty or not rule(left[0], following):
+                return
+            left.pop(0)
+            out[reason] += 1
+
+    walk("log_start", lambda _, following: following is not None and following[0] <= log_start)
+    too_much = sum(row[1] for row in left) - limits.retention_bytes
+
+    def by_size(row, _):
+        nonlocal too_much
+        if limits.retention_bytes < 0 or too_much - row[1] < 0:
+            return False
+        too_much -= row[1]
+        return True
+
+    if too_much < 0:
+        out["size"] = 0
+    else:
+        walk("size", by_size)
+    walk(
+        "time",
+        lambda row, _: limits.retention_ms >= 0 and NOW_MS - (row[2] if row[2] >= 0 else row[3]) > limits.retention_ms,
+    )
+    return out
+
+
+def facts_of(rows) -> SegmentFacts:
+    base, size, largest, mtime = np.array(rows, np.int64).T
+    return SegmentFacts(base, size, largest, largest, mtime)
+
+
+@given(logs(), st.integers(-1, 20), st.integers(-1, 40), st.booleans())
+def test_the_walk_of_kafka(log, retention_ms, retention_bytes, last_may_go):
+    rows, log_start = log
+    limits = RetentionLimits(retention_ms, retention_bytes)
+    given = {"log_start_offset": log_start, "now_ms": NOW_MS, "last_may_go": last_may_go}
+    expected = twin(rows, log_start, limits, last_may_go)
+    assert expired_segments(facts_of(rows), limits, **given) == expected
+    largest = rows[0][2] if rows[0][2] >= 0 else rows[0][3]
+    assert may_take_any([r[0] for r in rows], [r[1] for r in rows], largest, limits, **given) == any(expected.values())
+    too_large = [rows[0][1], *(r[1] + 5 for r in rows[1:])]  # what a listing says of a segment that is read in part
+    assert may_take_any([r[0] for r in rows], too_large, largest, limits, **given) or not any(expected.values())
+
+
+# -- whole partitions
+
+
+@pytest.fixture(scope="module")
+def case(cases) -> Case:
+    return cases["none-tomb"]
+
+
+def plan_for(case: Case, store: Path, archived: Archived | None = None, **settings) -> PartitionPlan:
+    partition = case.partitions[0]
+    plan = golden_plan(case, partition, 1, archived or archived_at(case.folder / "input", partition), store)
+    return replace(plan, settings=replace(plan.settings, compacts=False, **settings))
+
+
+def largest_timestamps(plan: PartitionPlan) -> list[int]:
+    return [
+        max(b.max_timestamp for b in decode_log((Path(s.listed.root) / s.listed.path).read_bytes()))
+        for s in plan.segments
+    ]
+
+
+def test_by_time_whole_segments_of_the_archive_stay_as_they_are(case, tmp_path):
+    plan = plan_for(case, tmp_path)
+    n, largest = len(plan.segments), largest_timestamps(plan)
+    assert n > 3
+    plan = plan_for(case, tmp_path, retention_ms=plan.now_ms - largest[1] - 1)  # the second is past by a millisecond
+    done = compact(plan)
+    bases = [s.listed.base_offset for s in plan.segments]
+    assert [s.base_offset for s in done.result.segments] == bases[2:]
+    assert {s.root for s in done.result.segments} == {"archive"}
+    [gone] = done.result.expired
+    assert (gone.reason, gone.until, gone.segments) == ("time", bases[2], 2)
+    assert gone.bytes == sum(s.listed.size for s in plan.segments[:2])
+    assert (done.result.log_start_offset, done.result.first_dirty_offset) == (bases[2], bases[2])
+    assert not any(name.endswith(".log") for name in done.files())
+    assert f"{bases[2]:020d}.snapshot" not in done.files() and f"{bases[3]:020d}.snapshot" in done.files()
+    assert not done.result.compacted
+
+
+def test_on_the_millisecond_it_stays(case, tmp_path):
+    plan = plan_for(case, tmp_path)
+    plan = plan_for(case, tmp_path, retention_ms=plan.now_ms - largest_timestamps(plan)[0])
+    assert compact(plan).result.status == "not_due"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_the_last_segment_goes_only_if_nothing_appends_to_it(case, tmp_path, sealed):
+    plan = replace(plan_for(case, tmp_path, retention_ms=0), sealed=sealed, now_ms=2**45)
+    done = compact(plan)
+    [segment] = done.result.segments
+    if sealed:
+        assert (segment.base_offset, segment.size_bytes, segment.root) == (done.result.next_offset, 0, "store")
+        assert done.result.log_start_offset == done.result.next_offset
+        assert done.path(0).read_bytes() == b""
+    else:
+        assert segment.base_offset == plan.segments[-1].listed.base_offset
+        assert segment.root == "archive"
+
+
+def test_by_size_then_by_time(case, tmp_path):
+    plan = plan_for(case, tmp_path)
+    sizes, largest = [s.listed.size for s in plan.segments], largest_timestamps(plan)
+    limits = {"retention_bytes": sum(sizes[1:]), "retention_ms": plan.now_ms - largest[2] - 1}
+    done = compact(plan_for(case, tmp_path, **limits))
+    assert [(one.reason, one.segments) for one in done.result.expired] == [("size", 1), ("time", 2)]
+    assert [s.base_offset for s in done.result.segments] == [s.listed.base_offset for s in plan.segments[3:]]
+    again = compact(plan_for(case, tmp_path / "b", retention_bytes=sum(sizes[1:]) + 1))
+    assert again.result.status == "not_due"  # less would be left than the setting says
+
+
+def test_records_deleted_by_the_broker(case, tmp_path):
+    plan = plan_for(case, tmp_path, retention_bytes=2**62)
+    start = plan.segments[2].listed.base_offset + 1
+    done = compact(replace(plan, log_start_offset=start, log_start_checkpoint=start))
+    assert [(one.reason, one.segments) for one in done.result.expired] == [("log_start", 2)]
+    assert done.result.segments[0].base_offset == plan.segments[2].listed.base_offset
+    assert done.result.log_start_offset == start
+
+
+def test_what_the_cleaner_leaves_expires_after_it(case, tmp_path):
+    """As a broker: cleaned first, then retention by what the cleaned segments hold."""
+    plan = plan_for(case, tmp_path)
+    both = replace(plan, force=True, settings=replace(plan.settings, compacts=True))
+    cleaned = compact(replace(both, folder="cleaned")).result.segments
+    assert len([s for s in cleaned if s.cleaned]) > 1
+    limit = plan.now_ms - cleaned[0].max_timestamp_ms - 1
+    done = compact(replace(both, settings=replace(both.settings, retention_ms=limit)))
+    assert [s.base_offset for s in done.result.segments] == [s.base_offset for s in cleaned[1:]]
+    assert [s.checksum for s in done.result.segments] == [s.checksum for s in cleaned[1:]]
+    [gone] = done.result.expired
+    assert (gone.segments, gone.records, gone.bytes) == (1, cleaned[0].records, cleaned[0].size_bytes)
+    assert f"{cleaned[0].base_offset:020d}.log" not in done.files()
+    dry = compact(replace(both, dry_run=True, folder="dry", settings=replace(both.settings, retention_ms=limit)))
+    assert dry.result.expired == done.result.expired and not (tmp_path / "dry").exists()
+
+
+def test_a_damaged_segment_that_would_go_is_a_problem_all_the_same(case, tmp_path):
+    """What goes is read first: a file whose times cannot be trusted takes nothing with it."""
+    root = tmp_path / "archive"
+    partition = case.partitions[0]
+    shutil.copytree(case.input(partition), root / partition)
+    first = min((root / partition).glob("*.log"))
+    data = bytearray(first.read_bytes())
+    data[len(data) // 2] ^= 1
+    first.write_bytes(data)
+    plan = plan_for(case, tmp_path, archived_at(root, partition), retention_ms=0)
+    assert compact(plan).result.status == "set_aside"
