@@ -180,7 +180,7 @@ def _comments() -> dict[str, str]:
 def test_a_settings_comment_says_unit_default_and_range_as_they_are(name):
     comment = _comments()[name]
     assert f"Default: {_shown(_defaults()[name])}" in comment
-    bounds = re.match(r"(Milliseconds|Bytes|Partitions|Minutes), (\d+) (?:and up|to (\d+))", comment)
+    bounds = re.match(r"(Milliseconds|Bytes|Partitions|Minutes), (-?\d+) (?:and up|to (\d+))", comment)
     if not bounds:
         assert re.match(r'0 to 1|true or false|"|What may happen .*?: "', comment), "a unit and a range, or the values"
         return
