@@ -65,10 +65,13 @@ def may_take_any(
 def expired_segments(
     segments: SegmentFacts, limits: RetentionLimits, *, log_start_offset: int, now_ms: int, last_may_go: bool
 ) -> dict[Reason, int]:
-    """How many segments each rule takes, one rule after the other, as UnifiedLog.deleteOldSegments does.
+    """How many segments each rule takes, one after the other, as UnifiedLog.deleteOldSegments does. Without a limit
+    none, not even those below the log start: nobody asked for it, and there they do no harm.
 
     last_may_go: whether nothing will be appended to the last segment; an empty one stays even then.
     """
+    if not limits.some:
+        return dict.fromkeys(REASONS, 0)
     n = len(segments.base_offset)
     may_go = n if last_may_go and n and segments.size[-1] > 0 else max(n - 1, 0)
     by_start = min(int(np.searchsorted(segments.base_offset[1:], log_start_offset, "right")), may_go)

@@ -165,7 +165,7 @@ def test_reports_text_and_json(first):
     assert row["bytes_read"] > 0 < row["bytes_written"]
     assert row["peak_memory_bytes"] > 1 << 20
     text = report.to_text()
-    assert "policy compact,delete: compacted only; nothing was expired: both" in text
+    assert "policy compact,delete without retention.ms or retention.bytes: compacted only: both" in text
     assert "not compacted, because cleanup.policy is not compact: other" in text
     assert "set aside: nulls-0" in text
     assert "the archive is still needed" in text
