@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import random
+import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 from logformat.batches.bodies import BodyLoader
 from logformat.batches.chunks import ChunkBuffer
 from logformat.errors import LogFormatError
-from tests.builders.folders import Outcome, compact, lay_out, plan_of
+from tests.builders.folders import Outcome, archived_at, compact, lay_out, plan_of
 from tests.builders.splits import compact_in_blocks
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import ABORT, ZSTD, data_batch, marker_batch
@@ -300,3 +303,31 @@ def test_survivors_come_in_the_order_of_the_log(tmp_path: Path) -> None:
     settled = [settle(plan, walks, b, 4, f"s{b.first}") for b in share_out(walks, 4, 1 << 30, 4)]
     survivors = Survivors(open_root(plan.store_uri), walks[0], settled, "t-0")
     assert np.flatnonzero(survivors._survives).tolist() == [5, 9, 11]
+
+
+def _wrapper(first: int, n: int) -> bytes:
+    """A gzip wrapper of magic 1 with n records, each with a key of its own."""
+    inner = bytearray()
+    for i in range(n):
+        message = struct.pack(">bbqi8si", 1, 0, 1000, 8, b"%08d" % (first + i), 0)
+        inner += struct.pack(">qiI", i, len(message) + 4, zlib.crc32(message)) + message
+    body = gzip.compress(bytes(inner), 1, mtime=0)
+    outer = struct.pack(">bbqii", 1, 1, 1000, -1, len(body)) + body
+    return struct.pack(">qiI", first + n - 1, len(outer) + 4, zlib.crc32(outer)) + outer
+
+
+def test_keys_of_compressed_batches_of_magic_1_find_buckets_enough(tmp_path: Path) -> None:
+    """800,000 keys, a table of 4 MiB for a task that settles: in 8 buckets each has 2 MiB to spare."""
+    wrapped, n = 100_000, 800_000
+    folder = tmp_path / "archive" / "t-0"
+    folder.mkdir(parents=True)
+    (folder / f"{0:020d}.log").write_bytes(b"".join(_wrapper(first, wrapped) for first in range(0, n, wrapped)))
+    plan = plan_of(
+        archived_at(folder.parent, "t-0"), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0, sealed=True
+    )  # fmt: skip
+    tight = replace(plan, limits=replace(plan.limits, task_memory_bytes=8 << 20))
+    assert compact(tight).result.status == "too_large"
+    enough = compact_in_blocks(replace(tight, folder="enough"), split_bytes=1 << 30, n_buckets=buckets_for(n))
+    assert enough.result.counters["records_kept"] == n
+    as_a_run_does = compact_in_blocks(replace(tight, folder="run"), split_bytes=1 << 30)
+    assert as_a_run_does.result.counters["records_kept"] == n
