@@ -331,3 +331,24 @@ def test_keys_of_compressed_batches_of_magic_1_find_buckets_enough(tmp_path: Pat
     assert enough.result.counters["records_kept"] == n
     as_a_run_does = compact_in_blocks(replace(tight, folder="run"), split_bytes=1 << 30)
     assert as_a_run_does.result.counters["records_kept"] == n
+
+
+def test_no_split_has_more_records_than_its_memory_is_for(tmp_path: Path) -> None:
+    """Large values first, then small records that compress well: of one size in bytes, not in records."""
+    rng = random.Random(1)
+    large = [data_batch(i, [(1000, b"%d" % i, rng.randbytes(10_000))]) for i in range(30)]
+    small = [
+        data_batch(base, [(1000, b"%d" % (base + i), b"") for i in range(1000)], codec=ZSTD)
+        for base in range(30, 10_030, 1000)
+    ]
+    plan = plan_for(tmp_path, [Segment(0, (*large, *small), 1000)])
+    memory = 128 << 10
+    plan = replace(plan, limits=replace(plan.limits, task_memory_bytes=memory))
+    analysis, _ = analysed(plan)
+    scans = [s.scan for s in analysis.sources]
+    n = number_of_splits(scans, analysis.groups, 1 << 30, memory, 1)
+    assert n == 3  # 32 bytes a record
+    splits = make_splits(scans, analysis.groups, n)
+    records = [w.n_records for w in walked(plan, analysis, splits)]
+    assert sum(records) == 10_030
+    assert max(records) * 32 <= memory + 1000 * 32, records  # a batch more at most
