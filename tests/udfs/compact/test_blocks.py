@@ -23,9 +23,11 @@ from tests.reference.log import ABORT, ZSTD, data_batch, marker_batch
 from udfs.compact import rewrite_split as rewriting
 from udfs.compact import walk_split as walking
 from udfs.compact.analyse import Analysis, analyse
+from udfs.compact.generation import join_empty_groups
 from udfs.compact.key_files import KeyFile, key_folder, read_slice
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.scan_partition import scan_all, scan_identity
+from udfs.compact.segment_output import SegmentOutput
 from udfs.compact.settle import settle, share_out, slots_for
 from udfs.compact.splits import Split, make_splits, number_of_splits
 from udfs.compact.survivors import Survivors
@@ -352,3 +354,52 @@ def test_no_split_has_more_records_than_its_memory_is_for(tmp_path: Path) -> Non
     records = [w.n_records for w in walked(plan, analysis, splits)]
     assert sum(records) == 10_030
     assert max(records) * 32 <= memory + 1000 * 32, records  # a batch more at most
+
+
+def test_a_first_try_that_goes_on_behind_its_second_one_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task was tried again (spark.speculation, or an executor that Spark took for lost): the second try's segments
+    are placed in the generation's folder, and then the first try goes on, until it is killed.
+    """
+    segments = log_of("ab", "cd", "ef", per_segment=1)
+    plan = plan_for(tmp_path, segments)
+    plan = replace(plan, settings=replace(plan.settings, segment_bytes=1))
+    analysis, _ = analysed(plan)
+    splits = make_splits([s.scan for s in analysis.sources], analysis.groups, 1)
+    walks = walked(plan, analysis, splits)
+    settled = [settle(plan, walks, b, 4, f"s{b.first}") for b in share_out(walks, 4, 1 << 30, 1)]
+    groups = {g: analysis.group(numbers, None) for g, numbers in enumerate(analysis.groups)}
+    sources = [analysis.sources[p.number] for p in splits[0].parts]
+
+    def rewrite(mine: PartitionPlan, name: str) -> rewriting.RewrittenSplit:
+        return rewriting.rewrite_split(
+            mine, splits[0], groups, frozenset(), sources, analysis.rules, analysis.kept_aborts, walks[0], settled, name
+        )
+
+    placed, real, written = [], rewriting._write_segment, []
+
+    class Killed(BaseException):
+        pass
+
+    def slow(mine, group, cleaned, kept_aborts):  # type: ignore[no-untyped-def]
+        """The first try: it has written one segment when the second one is through, and is killed in its second."""
+        if mine.folder != plan.folder:
+            return real(mine, group, cleaned, kept_aborts)
+        if not written:
+            written.append(group)
+            return real(mine, group, cleaned, kept_aborts)
+        second = rewrite(replace(plan, folder=f"{plan.folder}.7"), "r7")
+        placed.extend(join_empty_groups(plan, [second.segments[g] for g in sorted(second.segments)]))
+        monkeypatch.setattr(SegmentOutput, "append", killed)
+        return real(mine, group, cleaned, kept_aborts)
+
+    def killed(self, rows, data):  # type: ignore[no-untyped-def]
+        raise Killed
+
+    monkeypatch.setattr(rewriting, "_write_segment", slow)
+    with pytest.raises(Killed):
+        rewrite(plan, "r0")
+    assert [s.size_bytes > 0 for s in placed] == [True] * 3
+    root = Path(plan.store_uri)
+    assert {s.path: (root / s.path).stat().st_size for s in placed} == {s.path: s.size_bytes for s in placed}
