@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import random
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -403,3 +404,18 @@ def test_a_first_try_that_goes_on_behind_its_second_one_changes_nothing(
     assert [s.size_bytes > 0 for s in placed] == [True] * 3
     root = Path(plan.store_uri)
     assert {s.path: (root / s.path).stat().st_size for s in placed} == {s.path: s.size_bytes for s in placed}
+
+
+def test_splits_take_no_more_memory_than_there_are_chunks_to_cut(tmp_path: Path) -> None:
+    """split.bytes may be 1, as in our own tests, and a partition large."""
+    plan = plan_for(tmp_path, log_of("ab", "cd"))
+    analysis, _ = analysed(plan)
+    scan = analysis.sources[0].scan
+    chunks = tuple(chunk._replace(size=8 << 20) for chunk in scan.chunks)
+    scans = [replace(scan, start_position=0, end_position=16 << 20, chunks=chunks)]
+    tracemalloc.start()
+    n = number_of_splits(scans, [range(1)], 1, 1 << 30, 2)
+    assert len(make_splits(scans, [range(1)], n)) == 2
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 20, f"{peak} bytes, for 2 chunks of 8 MiB"
