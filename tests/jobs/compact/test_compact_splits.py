@@ -176,3 +176,16 @@ def test_a_disk_that_is_full_at_the_end_keeps_no_key_files(spark, cases, now_ms,
         lab.run(now_ms)
     assert happened(tmp_path) == [1]
     assert [name for name in folders(lab) if name.endswith(".9999999999999999999")] == []
+
+
+def test_a_run_that_failed_begins_no_more_partitions(spark, cases, now_ms, tmp_path):
+    """The disk is full for the first of six, two are at work at once. None of the others would be committed."""
+    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"engine": "blocks"}})
+    for number in range(6):
+        put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
+    full = Fault("create", "*/leader-epoch-checkpoint", error="ENOSPC")
+    with faults(tmp_path, full), pytest.raises(OSError, match="No space left"):
+        lab.run(now_ms)
+    assert happened(tmp_path) == [1]
+    assert lab.state().checkpoints() == {}
+    assert len({name.partition("/")[0] for name in folders(lab)}) < 6
