@@ -121,8 +121,9 @@ def _run_wave(spark: SparkSession, plans: Sequence[PartitionPlan], progress: Pro
         done = run_tasks(spark, _one_partition, choice.one_task, counted.advance)
         counted.finish()
         for plan, result in zip(choice.one_task, done, strict=True):
-            if result.status == "too_large":
-                results.append(pool.submit(several, plan, KEYS, True))
+            if result.status == "too_large":  # another try of that task may still write to its folder, or remove it
+                elsewhere = replace(plan, folder=f"{plan.folder}.0")
+                results.append(pool.submit(several, elsewhere, KEYS, True))
         return [r for r in done if r.status != "too_large"] + [future.result() for future in results]
 
 

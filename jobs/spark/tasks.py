@@ -125,13 +125,11 @@ def carried_problem(error: BaseException) -> Problem | None:
     return None if found is None else Problem(**json.loads(base64.b64decode(found[1])))
 
 
-def for_this_attempt(plan: PartitionPlan, file: str = "") -> PartitionPlan:
-    """The plan with a folder of its own for a task that is tried again: the first try may still be writing.
-
-    `file`: in the folder, what this task makes first, where other tasks write beside it.
+def for_this_attempt(plan: PartitionPlan) -> PartitionPlan:
+    """The plan of one task, with a folder of its own where it is tried again: the first try may still be writing. That
+    folder is the generation's then.
     """
     context: Any = TaskContext.get()
-    made = f"{plan.folder}/{file}" if file else plan.folder
-    if context is None or not (context.attemptNumber() or exists(open_root(plan.store_uri), made)):
+    if context is None or not (context.attemptNumber() or exists(open_root(plan.store_uri), plan.folder)):
         return plan
     return replace(plan, folder=f"{plan.folder}.{context.taskAttemptId()}")
