@@ -12,10 +12,11 @@ import json
 import pickle
 import re
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ R = TypeVar("R")
 
 RESULT = "result binary"
 _CARRIED = "lastkey-problem "
+_PATIENCE = 10.0  # seconds that threads have to end
 _RESULT_ARROW = pa.schema([pa.field("result", pa.binary())])
 
 
@@ -72,6 +74,18 @@ def _collected(tasks: RDD[R]) -> list[R]:
         if not isinstance(error, Exception):
             tasks.context.cancelAllJobs()  # this process works for nothing else
         raise
+
+
+def end_jobs(spark: SparkSession, working: Sequence[Future[Any]]) -> None:
+    """Cancel what Spark works at for these threads, until they have ended: between two of its jobs a thread has none
+    that could be cancelled. One that is long at something else is not waited for: its next job fails with the session.
+    """
+    patience = time.monotonic() + _PATIENCE
+    while time.monotonic() < patience:
+        with suppress(Exception):  # of a JVM that is gone; why the run ends is known already
+            spark.sparkContext.cancelAllJobs()  # this process works for nothing else
+        if not wait([future for future in working if not future.cancelled()], timeout=0.2).not_done:
+            break
 
 
 @contextmanager

@@ -254,7 +254,7 @@ def test_a_run_in_several_tasks_that_is_asked_to_end_does(begun, now_ms, tmp_pat
     code, out, err = run.finish(45)
     assert (code, json.loads(out)["error"]["exit_code"]) == (expected, expected)
     assert "Traceback" not in err
-    assert "run again to go on" in err
+    assert "run again to continue" in err
     assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}
     assert tree(lab.archive) == archive
 
