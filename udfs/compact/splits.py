@@ -54,8 +54,8 @@ def make_splits(scans: Sequence[SegmentScan], groups: Sequence[range], n_splits:
         for number in numbers
         for chunk in range(len(scans[number].chunks))
     ]
-    if not of_chunk:
-        return []
+    if n_splits >= len(of_chunk):
+        return [Split(i, _parts([chunk])) for i, chunk in enumerate(of_chunk)]
     sizes = np.array([scans[number].chunks[chunk].size for number, _, chunk in of_chunk], np.int64)
     group_of = np.array([group for _, group, _ in of_chunk], np.int64)
     ends = np.cumsum(sizes)
