@@ -45,7 +45,7 @@ def rewrite_by_blocks(
 ) -> tuple[list[OutputSegment], Tally, int]:
     """(segments by group, counters, largest peak memory of a task)."""
     scans = {part.number: analysis.sources[part.number].scan.lean() for split in splits for part in split.parts}
-    n_buckets = buckets_for(sum(scan.n_records for scan in scans.values()))
+    n_buckets = buckets_for(sum(scan.most_records for scan in scans.values()))
     rules, first_dirty = analysis.rules, analysis.cleanable.first_dirty_offset
     kept_aborts = analysis.kept_aborts
     groups = {g: analysis.group(numbers, None) for g, numbers in enumerate(analysis.groups)}

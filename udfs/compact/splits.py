@@ -38,7 +38,7 @@ def number_of_splits(
 ) -> int:
     """How many splits the groups' segments need: by bytes, by records, and so that no core idles."""
     members = [scans[i] for numbers in groups for i in numbers]
-    n_bytes, n_records = sum(s.size for s in members), sum(s.n_records for s in members)
+    n_bytes, n_records = sum(s.size for s in members), sum(s.most_records for s in members)
     needed = max(-(-n_bytes // split_bytes), -(-n_records * _BYTES_A_RECORD // task_memory_bytes), 1)
     for_all = min(cores, max(n_bytes // LEAST_BYTES, 1))
     return -(-needed // for_all) * for_all

@@ -319,6 +319,24 @@ def _wrapper(first: int, n: int) -> bytes:
     return struct.pack(">qiI", first + n - 1, len(outer) + 4, zlib.crc32(outer)) + outer
 
 
+def test_what_a_scan_says_that_wrappers_hold_at_the_most(tmp_path: Path) -> None:
+    """By their offsets; behind a hole, which counts as much as records would, by their bytes."""
+    folder = tmp_path / "archive" / "t-0"
+    folder.mkdir(parents=True)
+    wrappers = [_wrapper(0, 1000), _wrapper(1000, 1), _wrapper(1001, 300), _wrapper(10**9, 5)]
+    (folder / f"{0:020d}.log").write_bytes(b"".join(wrappers))
+    plan = plan_of(
+        archived_at(folder.parent, "t-0"), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0, sealed=True
+    )  # fmt: skip
+    (scan,) = scan_all(replace(plan, limits=replace(plan.limits, chunk_bytes=1)), ChunkBuffer(1))
+    assert (scan.n_batches, scan.n_records) == (4, 4)
+    by_bytes = len(wrappers[3]) * 1032 // 26
+    assert scan.most_records == 1301 + by_bytes
+    assert sum(chunk.records for chunk in scan.chunks) == scan.most_records
+    dense = gzip.compress(b"\0" * (1 << 24), 9)
+    assert (1 << 24) / len(dense) < 1032
+
+
 def test_keys_of_compressed_batches_of_magic_1_find_buckets_enough(tmp_path: Path) -> None:
     """800,000 keys, a table of 4 MiB for a task that settles: in 8 buckets each has 2 MiB to spare."""
     wrapped, n = 100_000, 800_000
