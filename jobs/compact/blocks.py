@@ -21,8 +21,7 @@ import numpy as np
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from jobs.spark.tasks import for_this_attempt, run_tasks
-from logformat.names import LOG, segment_file
+from jobs.spark.tasks import run_tasks
 from udfs.attempt import attempt
 from udfs.compact.analyse import Analysis
 from udfs.compact.clean_batches import OUT_BATCH, Tally
@@ -46,7 +45,7 @@ def rewrite_by_blocks(
 ) -> tuple[list[OutputSegment], Tally, int]:
     """(segments by group, counters, largest peak memory of a task)."""
     scans = {part.number: analysis.sources[part.number].scan.lean() for split in splits for part in split.parts}
-    n_buckets = buckets_for(sum(scan.n_records for scan in scans.values()))
+    n_buckets = buckets_for(sum(scan.most_records for scan in scans.values()))
     rules, first_dirty = analysis.rules, analysis.cleanable.first_dirty_offset
     kept_aborts = analysis.kept_aborts
     groups = {g: analysis.group(numbers, None) for g, numbers in enumerate(analysis.groups)}
@@ -69,17 +68,14 @@ def rewrite_by_blocks(
 
     def rewrite(split: Split) -> RewrittenSplit:
         name = _name("rewrite", split.number)
-        whole = [part.group for part in split.parts if part.group not in shared]
-        mine = _for_this_attempt(plan, groups[whole[0]].base_offset) if whole else plan
         walk = walked[split.number]
-        return rewrite_split(mine, split, groups, shared, sources(split), rules, kept_aborts, walk, settled, name)
+        return rewrite_split(plan, split, groups, shared, sources(split), rules, kept_aborts, walk, settled, name)
 
     rewritten = _run(spark, plan, rewrite, splits)
     pieces = {g: [piece for done in rewritten for piece in done.pieces if piece.group == g] for g in sorted(shared)}
 
     def join(g: int) -> JoinedGroup:
-        mine = _for_this_attempt(plan, groups[g].base_offset)
-        return join_pieces(mine, g, groups[g], pieces[g], kept_aborts)
+        return join_pieces(plan, g, groups[g], pieces[g], kept_aborts)
 
     joined = _run(spark, plan, join, sorted(shared))
     tally = Tally()
@@ -113,10 +109,6 @@ def _run(spark: SparkSession, plan: PartitionPlan, work: Callable[[T], R], items
             raise SetAside(result)
         out.append(result)
     return out
-
-
-def _for_this_attempt(plan: PartitionPlan, base_offset: int) -> PartitionPlan:
-    return for_this_attempt(plan, segment_file(base_offset, LOG))
 
 
 def _name(what: str, number: int) -> str:

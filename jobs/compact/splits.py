@@ -34,14 +34,16 @@ from udfs.segments import OutputSegment
 def compact_in_splits(spark: SparkSession, plan: PartitionPlan, progress: Progress) -> PartitionResult:
     """As `udfs.compact.one_task`, over many tasks. Advances `progress` by the partition's bytes, or nearly so."""
     clock = Clock()
-    done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(spark, plan, clock, progress))
-    remove_key_files(plan)
+    try:
+        done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(spark, plan, clock, progress))
+    finally:  # above all where the disk is full, which ends the run
+        remove_key_files(plan)
     if isinstance(done, Exception):
         raise done
     if isinstance(done, PartitionResult):
         return done if done.status == "not_due" else replace(done, seconds=clock.seconds)
     remove_folder(plan)
-    return PartitionResult(plan.topic, plan.partition, "set_aside", problem=done)
+    return PartitionResult(plan.topic, plan.partition, "set_aside", problem=done, seconds=clock.seconds)
 
 
 def _compact_if_due(

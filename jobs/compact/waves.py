@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Final
 
@@ -18,7 +18,7 @@ from jobs.compact.plan import clean_settings
 from jobs.compact.report import CompactReport
 from jobs.compact.splits import compact_in_splits
 from jobs.errors import ConflictError
-from jobs.spark.tasks import for_this_attempt, run_tasks
+from jobs.spark.tasks import end_jobs, for_this_attempt, run_tasks
 from jobs.store.manifests import write_manifests
 from jobs.store.rows import Commit
 from jobs.store.tables import State
@@ -115,15 +115,31 @@ def _run_wave(spark: SparkSession, plans: Sequence[PartitionPlan], progress: Pro
         part.advance(_size(plan) - part.done)
         return result
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        results = [pool.submit(several, plan, choice.because, False) for plan in choice.several]
+    def one_task() -> list[PartitionResult]:
         counted = BySize(progress, [_size(p) for p in choice.one_task])
         done = run_tasks(spark, _one_partition, choice.one_task, counted.advance)
         counted.finish()
         for plan, result in zip(choice.one_task, done, strict=True):
-            if result.status == "too_large":
-                results.append(pool.submit(several, plan, KEYS, True))
-        return [r for r in done if r.status != "too_large"] + [future.result() for future in results]
+            if result.status == "too_large":  # another try of that task may still write to its folder, or remove it
+                elsewhere = replace(plan, folder=f"{plan.folder}.0")
+                in_several.append(pool.submit(several, elsewhere, KEYS, True))
+        return [r for r in done if r.status != "too_large"]
+
+    pool, other_pool = ThreadPoolExecutor(_AT_ONCE), ThreadPoolExecutor(1)
+    in_several = [pool.submit(several, plan, choice.because, False) for plan in choice.several]
+    in_one = other_pool.submit(one_task)
+    try:
+        for futures in ([in_one, *in_several], in_several):  # to which in_one may have added some
+            for future in as_completed(futures):
+                future.result()  # of a wave of which one fails nothing is committed: the others end too
+        return in_one.result() + [future.result() for future in in_several]
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        end_jobs(spark, [in_one, *in_several])
+        raise
+    finally:
+        pool.shutdown(wait=False)
+        other_pool.shutdown(wait=False)
 
 
 class _Counted(Silent):

@@ -20,9 +20,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from jobs.spark.tasks import RESULT, StoppedTask, for_this_attempt, result_batch
+from jobs.spark.tasks import RESULT, StoppedTask, result_batch
 from logformat.errors import stopped
-from logformat.names import LOG, segment_file
 from udfs.attempt import attempt
 from udfs.compact.analyse import Analysis
 from udfs.compact.clean_batches import Tally
@@ -84,11 +83,10 @@ def _rewrite(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, survi
 
     def one(number: int, offsets: Iterator[np.ndarray]) -> GroupResult | Problem:
         start = time.perf_counter()
-        mine = for_this_attempt(plan, segment_file(groups[number].base_offset, LOG))
         sources = [source_of(plan, i, scans[i]) for i in members_of[number]]
         result = attempt(
             f"{plan.topic}-{plan.partition}",
-            lambda: rewrite_group(mine, number, groups[number], sources, rules, kept_aborts, offsets),
+            lambda: rewrite_group(plan, number, groups[number], sources, rules, kept_aborts, offsets),
         )
         if isinstance(result, Problem):
             return result

@@ -12,10 +12,11 @@ import json
 import pickle
 import re
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ R = TypeVar("R")
 
 RESULT = "result binary"
 _CARRIED = "lastkey-problem "
+_PATIENCE = 10.0  # seconds that threads have to end
 _RESULT_ARROW = pa.schema([pa.field("result", pa.binary())])
 
 
@@ -72,6 +74,18 @@ def _collected(tasks: RDD[R]) -> list[R]:
         if not isinstance(error, Exception):
             tasks.context.cancelAllJobs()  # this process works for nothing else
         raise
+
+
+def end_jobs(spark: SparkSession, working: Sequence[Future[Any]]) -> None:
+    """Cancel what Spark works at for these threads, until they have ended: between two of its jobs a thread has none
+    that could be cancelled. One that is long at something else is not waited for: its next job fails with the session.
+    """
+    patience = time.monotonic() + _PATIENCE
+    while time.monotonic() < patience:
+        with suppress(Exception):  # of a JVM that is gone; why the run ends is known already
+            spark.sparkContext.cancelAllJobs()  # this process works for nothing else
+        if not wait([future for future in working if not future.cancelled()], timeout=0.2).not_done:
+            break
 
 
 @contextmanager
@@ -125,13 +139,11 @@ def carried_problem(error: BaseException) -> Problem | None:
     return None if found is None else Problem(**json.loads(base64.b64decode(found[1])))
 
 
-def for_this_attempt(plan: PartitionPlan, file: str = "") -> PartitionPlan:
-    """The plan with a folder of its own for a task that is tried again: the first try may still be writing.
-
-    `file`: in the folder, what this task makes first, where other tasks write beside it.
+def for_this_attempt(plan: PartitionPlan) -> PartitionPlan:
+    """The plan of one task, with a folder of its own where it is tried again: the first try may still be writing. That
+    folder is the generation's then.
     """
     context: Any = TaskContext.get()
-    made = f"{plan.folder}/{file}" if file else plan.folder
-    if context is None or not (context.attemptNumber() or exists(open_root(plan.store_uri), made)):
+    if context is None or not (context.attemptNumber() or exists(open_root(plan.store_uri), plan.folder)):
         return plan
     return replace(plan, folder=f"{plan.folder}.{context.taskAttemptId()}")

@@ -22,8 +22,9 @@ PARTITIONS: Final = "segments"  # a folder for each partition is in it
 MANIFEST: Final = "manifest.json"  # in a run's folder, see jobs.store.manifests
 ROLLED_BACK: Final = "rolled-back.json"  # the same, of a generation that was rolled back
 
-# With what jobs.spark.tasks.for_this_attempt puts behind it: a part of the run id where a task's files were committed
-_RUN_FOLDER: Final = re.compile(r"(?P<generation>[1-9][0-9]{0,18})-(?P<run_id>[0-9a-f]{32}(\.[0-9]{1,19})?)")
+# With what is put behind it: a part of the run id where such a folder was committed (jobs.spark.tasks.for_this_attempt,
+# jobs.compact.waves), and again behind that where a generation's segments and key files wait (udfs.compact.key_files)
+_RUN_FOLDER: Final = re.compile(r"(?P<generation>[1-9][0-9]{0,18})-(?P<run_id>[0-9a-f]{32}(\.[0-9]{1,19}){0,2})")
 
 
 def table_folder(table: str) -> str:

@@ -107,7 +107,7 @@ def compact_in_blocks(
     buffer = ChunkBuffer(plan.limits.chunk_bytes)
     analysis = analyse(plan, scan_all(plan, buffer), scan_identity(plan, buffer))
     splits = splits_of(plan, analysis, split_bytes)
-    n = n_buckets or buckets_for(sum(s.scan.n_records for s in analysis.sources))
+    n = n_buckets or buckets_for(sum(s.scan.most_records for s in analysis.sources))
     rules, aborts = analysis.rules, analysis.kept_aborts
     groups = {g: analysis.group(numbers, None) for g, numbers in enumerate(analysis.groups)}
     of = {g: [s.number for s in splits if any(p.group == g for p in s.parts)] for g in groups}

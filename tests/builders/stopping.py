@@ -96,12 +96,13 @@ class Run:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def finish(self) -> tuple[int, str, str]:
-        """Exit code, stdout, stderr."""
+    def finish(self, seconds: float = PATIENCE) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr. What has not ended by then is killed: subprocess.TimeoutExpired."""
         try:
-            out, err = self.process.communicate(timeout=PATIENCE)
+            out, err = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             self.kill()
+            self.process.communicate()
             raise
         finally:
             if self._descriptor >= 0:

@@ -7,6 +7,7 @@ archive. Nothing here is visible to anybody before `jobs.store.tables` commits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -32,6 +33,8 @@ from udfs.segments import OutputSegment, SideFile
 from udfs.storage import Root, exists, flush, flush_folder, make_private, open_root, opened, read_file, write_file
 
 _PART_BYTES: Final = 8 << 20
+_MOVERS: Final = 8  # segments that are moved at once: in a bucket each is copied, and read back
+_SHIFTED: Final = {"index": OFFSET_INDEX_ENTRY, "timeindex": TIME_INDEX_ENTRY}  # offsets in them begin at the base
 
 
 def make_folder(plan: PartitionPlan) -> Root:
@@ -167,11 +170,12 @@ def join_empty_groups(plan: PartitionPlan, segments: Sequence[OutputSegment]) ->
             held = _begin_at(held, segment)
             continue
         if held is not None:
-            out.append(_placed(plan, held))
+            out.append(held)
         held = segment
     if held is not None:
-        out.append(_placed(plan, held))
-    return out[::-1]
+        out.append(held)
+    with ThreadPoolExecutor(_MOVERS) as pool:
+        return list(pool.map(lambda segment: _placed(plan, segment), out[::-1]))
 
 
 def _can_begin_at(segment: OutputSegment, base_offset: int) -> bool:
@@ -179,7 +183,7 @@ def _can_begin_at(segment: OutputSegment, base_offset: int) -> bool:
 
 
 def _begin_at(segment: OutputSegment, empty: OutputSegment) -> OutputSegment:
-    """The segment under an earlier base; its files are copied under new names when it is placed."""
+    """The segment under an earlier base; its files get new names when it is placed."""
     return replace(
         segment,
         base_offset=empty.base_offset,
@@ -189,7 +193,9 @@ def _begin_at(segment: OutputSegment, empty: OutputSegment) -> OutputSegment:
 
 
 def _placed(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
-    """The segment with its files under the name of its base."""
+    """The segment with its files in the generation's folder, under the name of its base. No task writes there, so none
+    that goes on after another try of it counted can touch them.
+    """
     if plan.dry_run:
         return segment
     store = make_folder(plan)
@@ -199,29 +205,25 @@ def _placed(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
         write_file(store, path, b"")
         write_indexes(store, plan.folder, segment.base_offset, b"", b"", b"")
         return replace(segment, path=path)
-    folder, _, name = segment.path.rpartition("/")
-    written = int(name.partition(".")[0])
-    if written == segment.base_offset and folder == plan.folder:
-        return segment
-    make_private(store, path)
-    store.filesystem.copy_file(store.full(segment.path), store.full(path))
-    flush(store, path)
-    _check_written(store, path, segment.size_bytes, segment.checksum)  # the one that was read back goes
-    offset_index = _shifted(store, folder, written, segment.base_offset, "index", OFFSET_INDEX_ENTRY)
-    time_index = _shifted(store, folder, written, segment.base_offset, "timeindex", TIME_INDEX_ENTRY)
-    txn_index = b""
-    if segment.txn_index_bytes:
-        txn_index = read_file(store, f"{folder}/{segment_file(written, 'txnindex')}")
-    write_indexes(store, plan.folder, segment.base_offset, offset_index, time_index, txn_index)
+    written = segment.path.removesuffix(".log")
+    shift = int(written.rpartition("/")[2]) - segment.base_offset
     for kind in ("log", "index", "timeindex", *(("txnindex",) if segment.txn_index_bytes else ())):
-        store.filesystem.delete_file(store.full(f"{folder}/{segment_file(written, kind)}"))
+        old, new = f"{written}.{kind}", f"{plan.folder}/{segment_file(segment.base_offset, kind)}"
+        if shift and kind in _SHIFTED:
+            write_file(store, new, _shifted(store, old, shift, _SHIFTED[kind]))
+        elif store.is_local:
+            store.filesystem.move(store.full(old), store.full(new))  # the file that was read back
+        else:
+            store.filesystem.copy_file(store.full(old), store.full(new))
+    if not store.is_local:
+        _check_written(store, path, segment.size_bytes, segment.checksum)
     return replace(segment, path=path)
 
 
-def _shifted(store: Root, folder: str, old_base: int, new_base: int, kind: str, entry: np.dtype[np.void]) -> bytes:
-    path = f"{folder}/{segment_file(old_base, kind)}"
+def _shifted(store: Root, path: str, shift: int, entry: np.dtype[np.void]) -> bytes:
+    """An index whose offsets begin at an earlier base, by so much."""
     entries = np.frombuffer(read_file(store, path, MAX_SEGMENT_BYTES), entry).copy()
-    entries["relative_offset"] += old_base - new_base
+    entries["relative_offset"] += shift
     return entries.tobytes()
 
 

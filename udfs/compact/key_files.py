@@ -1,27 +1,29 @@
 """Files of a run's own, by which the tasks of one partition hand on key hashes and bits: written once, read in slices.
 
 They lie in the store beside the generation's folder, for executors share nothing else, and go when the partition is
-done. What a run that was killed leaves is `vacuum`'s, as all of it. Each slice is held against a CRC-32C of what was
-written: a bit that is lost here would be a record that is lost.
+done; so do the folders in which new segments wait. What a run that was killed leaves is `vacuum`'s, as all of it. Each
+slice is held against a CRC-32C of what was written: a bit that is lost here would be a record that is lost.
 """
 
 from __future__ import annotations
 
+import secrets
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
+from pyarrow import fs as pafs
 
 from logformat.batches.chunks import read_exactly
 from logformat.errors import LogFormatError
 from logformat.primitives.crc32c import crc32c_extend
 from udfs.compact.plan import PartitionPlan
-from udfs.storage import Root, exists, make_private, open_root, opened
+from udfs.storage import Root, make_private, open_root, opened
 
 # Behind the generation's folder, as behind those of tasks that are tried again; larger than the number of any task
-_SUFFIX: Final = ".9999999999999999999"
+_KEYS: Final = 9999999999999999999
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,21 @@ def check(part: Slice, found: int) -> None:
 
 def key_folder(plan: PartitionPlan) -> str:
     """Where the partition's key files lie, relative to the store."""
-    return plan.folder + _SUFFIX
+    return f"{plan.folder}.{_KEYS}"
+
+
+def in_own_folder(plan: PartitionPlan) -> PartitionPlan:
+    """The plan with a folder beside the generation's, in which a new segment waits: nobody else writes there, no other
+    try of the same task either. One that goes on after another one counted would else write to what was committed.
+    """
+    return replace(plan, folder=f"{plan.folder}.{secrets.randbelow(_KEYS)}")
 
 
 def remove_key_files(plan: PartitionPlan) -> None:
-    """Take them away; what cannot be removed is vacuum's."""
+    """Take away all that lies beside the generation's folder under its name; what cannot be removed is vacuum's."""
     store = open_root(plan.store_uri)
+    above, _, name = plan.folder.rpartition("/")
     with suppress(OSError):
-        if exists(store, key_folder(plan)):
-            store.filesystem.delete_dir(store.full(key_folder(plan)))
+        for info in store.filesystem.get_file_info(pafs.FileSelector(store.full(above), allow_not_found=True)):
+            if info.type == pafs.FileType.Directory and info.base_name.startswith(f"{name}."):
+                store.filesystem.delete_dir(info.path)

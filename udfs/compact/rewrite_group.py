@@ -12,6 +12,7 @@ from udfs.compact.clean_batches import OUT_BATCH, Tally
 from udfs.compact.clean_segment import clean_forwards
 from udfs.compact.cleaner import Rules
 from udfs.compact.generation import finish_segment, make_folder
+from udfs.compact.key_files import in_own_folder
 from udfs.compact.last_offset_kernels import mark_survivors
 from udfs.compact.piece_stack import Group
 from udfs.compact.plan import PartitionPlan
@@ -64,7 +65,10 @@ def rewrite_group(
     kept_aborts: np.ndarray,
     survivors: Iterator[np.ndarray],
 ) -> GroupResult:
-    """Write what survives of a group's sources; `survivors`: arrays of int64 offsets, ascending over all."""
+    """Write what survives of a group's sources, into a folder of its own; `survivors`: arrays of int64 offsets,
+    ascending over all.
+    """
+    plan = in_own_folder(plan)
     buffer = chunk_buffer(plan)
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
     stream = SurvivorStream(survivors)

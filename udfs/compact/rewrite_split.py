@@ -19,7 +19,7 @@ from udfs.compact.clean_batches import OUT_BATCH, FatesOf, MarkLast, Piece, Tall
 from udfs.compact.clean_segment import clean_forwards
 from udfs.compact.cleaner import Rules
 from udfs.compact.generation import finish_segment, make_folder
-from udfs.compact.key_files import KeyFile, Slice, check, read_slice
+from udfs.compact.key_files import KeyFile, Slice, check, in_own_folder, read_slice
 from udfs.compact.piece_stack import Group
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.scan_segment import chunk_buffer
@@ -149,10 +149,12 @@ def join_pieces(
 
 
 class _Output:
-    """A segment that is made when its first batch comes: of a group of which nothing survives there is no file."""
+    """A segment that is made, in a folder of its own, when its first batch comes: of a group of which nothing survives
+    there is no file.
+    """
 
     def __init__(self, plan: PartitionPlan, group: Group) -> None:
-        self._plan, self._group = plan, group
+        self._plan, self._group = in_own_folder(plan), group
         self._made: SegmentOutput | None = None
 
     def append(self, rows: np.ndarray, data: np.ndarray) -> None:

@@ -28,6 +28,7 @@ from udfs.storage import open_root, opened
 _NOT_KNOWN: Final = -2
 CHANGED_HINT: Final = "something writes to this file, or the disk errs: look into that, then run again"
 _SMALLEST_BATCH: Final = LOG_OVERHEAD + MIN_LEGACY_SIZE
+_MOST_IN_A_BYTE: Final = 1032 / _SMALLEST_BATCH  # records of a wrapper: of a byte gzip, the densest, makes 1032
 
 
 class ScannedChunk(NamedTuple):
@@ -41,6 +42,7 @@ class ScannedChunk(NamedTuple):
     offset_before: int  # last offset of the batch before the chunk; of the first one the segment's base - 1
     before: int  # the checksum of what was scanned before the chunk
     checksum: int  # of that and the chunk: CRC-32C
+    records: int  # or more than it has (`most_records`)
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,17 @@ class SegmentScan:
     time_index: bytes
     thinned_offset: int = -1  # the last at which a cleaner's work is seen (`thinned_offset`); -1: none
     indexed_end: int = 0  # by the archive's own indexes, where that is behind the end; 0: it is not (`gaps`)
+    wrapped_records: int = 0  # so many more than n_records may be in wrappers, at the most
 
     @property
     def size(self) -> int:
         """Bytes that belong to the log."""
         return self.end_position - self.start_position
+
+    @property
+    def most_records(self) -> int:
+        """As many records as there are, or more (`most_records`)."""
+        return self.n_records + self.wrapped_records
 
     def lean(self) -> SegmentScan:
         """The same without what only the analysis needs: what the tasks of a large partition are sent."""
@@ -134,8 +142,10 @@ def scan_segment(
             indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
             producers = merge(producers, summarize(batches, listed.path), listed.path)
             before, out.checksum = out.checksum, crc32c_extend(out.checksum, chunk.raw)
+            offset_before = max(chunk.before, base - 1)
+            records = int(most_records(batches, offset_before).sum())
             scanned = ScannedChunk(
-                chunk.position, len(chunk.raw), len(batches), max(chunk.before, base - 1), before, out.checksum
+                chunk.position, len(chunk.raw), len(batches), offset_before, before, out.checksum, records
             )
             out.chunks.append(scanned)
             _collect(out, batches, mark)
@@ -162,6 +172,7 @@ def scan_segment(
         offset_index=offset_index,
         time_index=time_index,
         thinned_offset=out.thinned_offset,
+        wrapped_records=sum(chunk.records for chunk in out.chunks) - out.n_records,
     )
 
 
@@ -228,6 +239,17 @@ def _collect(out: _Collected, batches: np.ndarray, mark: int | None) -> None:
         before = int(np.searchsorted(batches["last_offset"], mark))
         if before:
             out.marked_batch = _identity(batches[before - 1])
+
+
+def most_records(batches: np.ndarray, previous_last_offset: int) -> np.ndarray:
+    """int64[n] of BATCH[n]: the records of each. Of a wrapper (magic 0, 1) no header says that: it has at the most one
+    for each offset behind the batch before it, and as many as its bytes can be decompressed to.
+    """
+    last = batches["last_offset"]
+    span = last - np.concatenate([[previous_last_offset], last[:-1]])
+    wrapped = np.maximum(np.minimum(span, (batches["size"] * _MOST_IN_A_BYTE).astype(np.int64)), 1)
+    out: np.ndarray = np.where(batches["records_count"] < 0, wrapped, batches["records_count"]).astype(np.int64)
+    return out
 
 
 def thinned_offset(batches: np.ndarray, previous_last_offset: int) -> int:

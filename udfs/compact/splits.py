@@ -12,6 +12,7 @@ from udfs.compact.scan_segment import SegmentScan
 
 LEAST_BYTES: Final = 64 << 20  # a split is made no smaller only to keep a core busy
 _BYTES_A_RECORD: Final = 32  # of task.memory.bytes: marks, buckets and bits of a split's records, with room to spare
+_UNEVEN: Final = 1.2  # times its share of the records, and a chunk more, a split may have; else it is cut again
 _NEAR: Final = 8  # a border of groups is taken instead, where it is nearer than a split's size / this
 
 
@@ -38,7 +39,7 @@ def number_of_splits(
 ) -> int:
     """How many splits the groups' segments need: by bytes, by records, and so that no core idles."""
     members = [scans[i] for numbers in groups for i in numbers]
-    n_bytes, n_records = sum(s.size for s in members), sum(s.n_records for s in members)
+    n_bytes, n_records = sum(s.size for s in members), sum(s.most_records for s in members)
     needed = max(-(-n_bytes // split_bytes), -(-n_records * _BYTES_A_RECORD // task_memory_bytes), 1)
     for_all = min(cores, max(n_bytes // LEAST_BYTES, 1))
     return -(-needed // for_all) * for_all
@@ -46,7 +47,8 @@ def number_of_splits(
 
 def make_splits(scans: Sequence[SegmentScan], groups: Sequence[range], n_splits: int) -> list[Split]:
     """Cut the groups' segments into about so many splits of one size, at borders of chunks; where a group ends nearby,
-    there: a group that lies in several splits is written in pieces, which are joined.
+    there: a group that lies in several splits is written in pieces, which are joined. What has far more records than
+    other splits is cut again: a task has memory for its share of them.
     """
     of_chunk = [
         (number, group, chunk)
@@ -54,9 +56,11 @@ def make_splits(scans: Sequence[SegmentScan], groups: Sequence[range], n_splits:
         for number in numbers
         for chunk in range(len(scans[number].chunks))
     ]
-    if not of_chunk:
-        return []
-    sizes = np.array([scans[number].chunks[chunk].size for number, _, chunk in of_chunk], np.int64)
+    if n_splits >= len(of_chunk):
+        return [Split(i, _parts([chunk])) for i, chunk in enumerate(of_chunk)]
+    chunks = [scans[number].chunks[chunk] for number, _, chunk in of_chunk]
+    sizes = np.array([chunk.size for chunk in chunks], np.int64)
+    records = np.array([chunk.records for chunk in chunks], np.int64)
     group_of = np.array([group for _, group, _ in of_chunk], np.int64)
     ends = np.cumsum(sizes)
     share = ends[-1] / n_splits
@@ -65,11 +69,27 @@ def make_splits(scans: Sequence[SegmentScan], groups: Sequence[range], n_splits:
     if len(borders):
         nearest = borders[np.abs(ends[borders - 1][None, :] - ends[cuts - 1][:, None]).argmin(axis=1)]
         cuts = np.where(np.abs(ends[nearest - 1] - ends[cuts - 1]) * _NEAR <= share, nearest, cuts)
-    stops = np.unique(np.append(cuts[cuts < len(ends)], len(ends))).tolist()
+    stops = np.unique(np.append(cuts[cuts < len(ends)], len(ends)))
+    stops = sorted({*stops.tolist(), *_between(stops, records, _UNEVEN * int(records.sum()) / n_splits)})
     return [
         Split(i, _parts(of_chunk[start:stop]))
         for i, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True))
     ]
+
+
+def _between(stops: np.ndarray, records: np.ndarray, most: float) -> list[int]:
+    """Cuts (chunks before each) between stops where there are more records than `most` and those of a chunk: behind
+    them none has more than `most`, but for a chunk that alone has.
+    """
+    ends = np.cumsum(records)
+    held = np.diff(ends[stops - 1], prepend=0)
+    cuts: list[int] = []
+    for i in np.flatnonzero(held > most + records.max()):
+        at = int(stops[i - 1]) if i else 0
+        while ends[stops[i] - 1] - (before := ends[at] - records[at]) > most and at + 1 < stops[i]:
+            at = max(int(np.searchsorted(ends, before + most, "right")), at + 1)
+            cuts.append(at)
+    return cuts
 
 
 def _parts(chunks: Sequence[tuple[int, int, int]]) -> tuple[Part, ...]:

@@ -26,6 +26,7 @@ TOML = """
 "min.cleanable.dirty.ratio" = 0.0
 [job]
 "wave.partitions" = {wave}
+"engine" = "{engine}"
 """
 
 # (where, at which call, whether the generation is the new one then). A wave has three commits: two of the history, and
@@ -83,9 +84,9 @@ def _result(lab):
     return files
 
 
-def _arguments(lab, tmp_path, now_ms, *more, wave=64):
+def _arguments(lab, tmp_path, now_ms, *more, wave=64, engine="auto"):
     config = tmp_path / "cleaner.toml"
-    config.write_text(TOML.format(wave=wave))
+    config.write_text(TOML.format(wave=wave, engine=engine))
     return [
         "compact", str(lab.archive), "--store", str(lab.store), "--config", str(config), "--now", str(now_ms), "--json",
         *more,
@@ -234,6 +235,23 @@ def test_a_run_that_is_asked_to_end_does(begun, now_ms, tmp_path, asked, expecte
     run.wait_until_reached()
     os.kill(run.process.pid, asked)
     code, out, err = run.finish()
+    assert (code, json.loads(out)["error"]["exit_code"]) == (expected, expected)
+    assert "Traceback" not in err
+    assert "run again to continue" in err
+    assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}
+    assert tree(lab.archive) == archive
+
+
+@pytest.mark.parametrize("step", ["walk_split:walk_split", "settle:settle", "rewrite_split:rewrite_split"])
+@pytest.mark.parametrize(("asked", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_in_several_tasks_that_is_asked_to_end_does(begun, now_ms, tmp_path, asked, expected, step):
+    """Three partitions by blocks, two at once: those that work end, the third one is not begun."""
+    lab, archive, _ = begun
+    mine = _copy(lab, tmp_path.name)
+    run = start(tmp_path / "run", _arguments(mine, tmp_path, now_ms, engine="blocks"), f"before udfs.compact.{step}")
+    run.wait_until_reached()
+    os.kill(run.process.pid, asked)
+    code, out, err = run.finish(45)
     assert (code, json.loads(out)["error"]["exit_code"]) == (expected, expected)
     assert "Traceback" not in err
     assert "run again to continue" in err

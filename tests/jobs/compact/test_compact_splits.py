@@ -13,6 +13,7 @@ import pytest
 from jobs.compact import waves
 from jobs.store.paths import MANIFEST
 from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, only_input, put
+from tests.builders.faults import Fault, faults, happened
 from tests.builders.trees import files_in
 from tests.reference.log import data_batch
 
@@ -164,3 +165,27 @@ def _numbered(start, n):
     tail = struct.pack(">hiqqqhii", 0, n - 1, 1_000_000, 1_000_000, -1, -1, -1, n) + body
     head = struct.pack(">qiibI", start, 49 + len(body), 0, 2, google_crc32c.value(tail))
     return head + tail
+
+
+def test_a_disk_that_is_full_at_the_end_keeps_no_key_files(spark, cases, now_ms, tmp_path):
+    """They go with the partition, above all where there is no room: as large as the keys, and pieces of segments."""
+    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.bytes": 1, "engine": "blocks"}})
+    put(only_input(cases["few-keys"]), lab.archive / "t-0")
+    full = Fault("create", "*/leader-epoch-checkpoint", error="ENOSPC", times=None)
+    with faults(tmp_path, full), pytest.raises(OSError, match="No space left"):
+        lab.run(now_ms)
+    assert happened(tmp_path) == [1]
+    assert [name for name in folders(lab) if name.endswith(".9999999999999999999")] == []
+
+
+def test_a_run_that_failed_begins_no_more_partitions(spark, cases, now_ms, tmp_path):
+    """The disk is full for the first of six, two are at work at once. None of the others would be committed."""
+    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"engine": "blocks"}})
+    for number in range(6):
+        put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
+    full = Fault("create", "*/leader-epoch-checkpoint", error="ENOSPC")
+    with faults(tmp_path, full), pytest.raises(OSError, match="No space left"):
+        lab.run(now_ms)
+    assert happened(tmp_path) == [1]
+    assert lab.state().checkpoints() == {}
+    assert len({name.partition("/")[0] for name in folders(lab)}) < 6

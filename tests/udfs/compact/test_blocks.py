@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import random
+import struct
+import tracemalloc
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +17,18 @@ import pytest
 from logformat.batches.bodies import BodyLoader
 from logformat.batches.chunks import ChunkBuffer
 from logformat.errors import LogFormatError
-from tests.builders.folders import Outcome, compact, lay_out, plan_of
+from tests.builders.folders import Outcome, archived_at, compact, lay_out, plan_of
 from tests.builders.splits import compact_in_blocks
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import ABORT, ZSTD, data_batch, marker_batch
 from udfs.compact import rewrite_split as rewriting
 from udfs.compact import walk_split as walking
 from udfs.compact.analyse import Analysis, analyse
+from udfs.compact.generation import join_empty_groups
 from udfs.compact.key_files import KeyFile, key_folder, read_slice
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.scan_partition import scan_all, scan_identity
+from udfs.compact.segment_output import SegmentOutput
 from udfs.compact.settle import settle, share_out, slots_for
 from udfs.compact.splits import Split, make_splits, number_of_splits
 from udfs.compact.survivors import Survivors
@@ -300,3 +306,134 @@ def test_survivors_come_in_the_order_of_the_log(tmp_path: Path) -> None:
     settled = [settle(plan, walks, b, 4, f"s{b.first}") for b in share_out(walks, 4, 1 << 30, 4)]
     survivors = Survivors(open_root(plan.store_uri), walks[0], settled, "t-0")
     assert np.flatnonzero(survivors._survives).tolist() == [5, 9, 11]
+
+
+def _wrapper(first: int, n: int) -> bytes:
+    """A gzip wrapper of magic 1 with n records, each with a key of its own."""
+    inner = bytearray()
+    for i in range(n):
+        message = struct.pack(">bbqi8si", 1, 0, 1000, 8, b"%08d" % (first + i), 0)
+        inner += struct.pack(">qiI", i, len(message) + 4, zlib.crc32(message)) + message
+    body = gzip.compress(bytes(inner), 1, mtime=0)
+    outer = struct.pack(">bbqii", 1, 1, 1000, -1, len(body)) + body
+    return struct.pack(">qiI", first + n - 1, len(outer) + 4, zlib.crc32(outer)) + outer
+
+
+def test_what_a_scan_says_that_wrappers_hold_at_the_most(tmp_path: Path) -> None:
+    """By their offsets; behind a hole, which counts as much as records would, by their bytes."""
+    folder = tmp_path / "archive" / "t-0"
+    folder.mkdir(parents=True)
+    wrappers = [_wrapper(0, 1000), _wrapper(1000, 1), _wrapper(1001, 300), _wrapper(10**9, 5)]
+    (folder / f"{0:020d}.log").write_bytes(b"".join(wrappers))
+    plan = plan_of(
+        archived_at(folder.parent, "t-0"), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0, sealed=True
+    )  # fmt: skip
+    (scan,) = scan_all(replace(plan, limits=replace(plan.limits, chunk_bytes=1)), ChunkBuffer(1))
+    assert (scan.n_batches, scan.n_records) == (4, 4)
+    by_bytes = len(wrappers[3]) * 1032 // 26
+    assert scan.most_records == 1301 + by_bytes
+    assert sum(chunk.records for chunk in scan.chunks) == scan.most_records
+    dense = gzip.compress(b"\0" * (1 << 24), 9)
+    assert (1 << 24) / len(dense) < 1032
+
+
+def test_keys_of_compressed_batches_of_magic_1_find_buckets_enough(tmp_path: Path) -> None:
+    """800,000 keys, a table of 4 MiB for a task that settles: in 8 buckets each has 2 MiB to spare."""
+    wrapped, n = 100_000, 800_000
+    folder = tmp_path / "archive" / "t-0"
+    folder.mkdir(parents=True)
+    (folder / f"{0:020d}.log").write_bytes(b"".join(_wrapper(first, wrapped) for first in range(0, n, wrapped)))
+    plan = plan_of(
+        archived_at(folder.parent, "t-0"), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0, sealed=True
+    )  # fmt: skip
+    tight = replace(plan, limits=replace(plan.limits, task_memory_bytes=8 << 20))
+    assert compact(tight).result.status == "too_large"
+    enough = compact_in_blocks(replace(tight, folder="enough"), split_bytes=1 << 30, n_buckets=buckets_for(n))
+    assert enough.result.counters["records_kept"] == n
+    as_a_run_does = compact_in_blocks(replace(tight, folder="run"), split_bytes=1 << 30)
+    assert as_a_run_does.result.counters["records_kept"] == n
+
+
+def test_no_split_has_more_records_than_its_memory_is_for(tmp_path: Path) -> None:
+    """Large values first, then small records that compress well: of one size in bytes, not in records."""
+    rng = random.Random(1)
+    large = [data_batch(i, [(1000, b"%d" % i, rng.randbytes(10_000))]) for i in range(30)]
+    small = [
+        data_batch(base, [(1000, b"%d" % (base + i), b"") for i in range(1000)], codec=ZSTD)
+        for base in range(30, 10_030, 1000)
+    ]
+    plan = plan_for(tmp_path, [Segment(0, (*large, *small), 1000)])
+    memory = 128 << 10
+    plan = replace(plan, limits=replace(plan.limits, task_memory_bytes=memory))
+    analysis, _ = analysed(plan)
+    scans = [s.scan for s in analysis.sources]
+    n = number_of_splits(scans, analysis.groups, 1 << 30, memory, 1)
+    assert n == 3  # 32 bytes a record
+    splits = make_splits(scans, analysis.groups, n)
+    records = [w.n_records for w in walked(plan, analysis, splits)]
+    assert sum(records) == 10_030
+    assert max(records) * 32 <= memory + 1000 * 32, records  # a batch more at most
+
+
+def test_a_first_try_that_goes_on_behind_its_second_one_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task was tried again (spark.speculation, or an executor that Spark took for lost): the second try's segments
+    are placed in the generation's folder, and then the first try goes on, until it is killed.
+    """
+    segments = log_of("ab", "cd", "ef", per_segment=1)
+    plan = plan_for(tmp_path, segments)
+    plan = replace(plan, settings=replace(plan.settings, segment_bytes=1))
+    analysis, _ = analysed(plan)
+    splits = make_splits([s.scan for s in analysis.sources], analysis.groups, 1)
+    walks = walked(plan, analysis, splits)
+    settled = [settle(plan, walks, b, 4, f"s{b.first}") for b in share_out(walks, 4, 1 << 30, 1)]
+    groups = {g: analysis.group(numbers, None) for g, numbers in enumerate(analysis.groups)}
+    sources = [analysis.sources[p.number] for p in splits[0].parts]
+
+    def rewrite(mine: PartitionPlan, name: str) -> rewriting.RewrittenSplit:
+        return rewriting.rewrite_split(
+            mine, splits[0], groups, frozenset(), sources, analysis.rules, analysis.kept_aborts, walks[0], settled, name
+        )
+
+    placed, real, written = [], rewriting._write_segment, []
+
+    class Killed(BaseException):
+        pass
+
+    def slow(mine, group, cleaned, kept_aborts):  # type: ignore[no-untyped-def]
+        """The first try: it has written one segment when the second one is through, and is killed in its second."""
+        if mine.folder != plan.folder:
+            return real(mine, group, cleaned, kept_aborts)
+        if not written:
+            written.append(group)
+            return real(mine, group, cleaned, kept_aborts)
+        second = rewrite(replace(plan, folder=f"{plan.folder}.7"), "r7")
+        placed.extend(join_empty_groups(plan, [second.segments[g] for g in sorted(second.segments)]))
+        monkeypatch.setattr(SegmentOutput, "append", killed)
+        return real(mine, group, cleaned, kept_aborts)
+
+    def killed(self, rows, data):  # type: ignore[no-untyped-def]
+        raise Killed
+
+    monkeypatch.setattr(rewriting, "_write_segment", slow)
+    with pytest.raises(Killed):
+        rewrite(plan, "r0")
+    assert [s.size_bytes > 0 for s in placed] == [True] * 3
+    root = Path(plan.store_uri)
+    assert {s.path: (root / s.path).stat().st_size for s in placed} == {s.path: s.size_bytes for s in placed}
+
+
+def test_splits_take_no_more_memory_than_there_are_chunks_to_cut(tmp_path: Path) -> None:
+    """split.bytes may be 1, as in our own tests, and a partition large."""
+    plan = plan_for(tmp_path, log_of("ab", "cd"))
+    analysis, _ = analysed(plan)
+    scan = analysis.sources[0].scan
+    chunks = tuple(chunk._replace(size=8 << 20) for chunk in scan.chunks)
+    scans = [replace(scan, start_position=0, end_position=16 << 20, chunks=chunks)]
+    tracemalloc.start()
+    n = number_of_splits(scans, [range(1)], 1, 1 << 30, 2)
+    assert len(make_splits(scans, [range(1)], n)) == 2
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 20, f"{peak} bytes, for 2 chunks of 8 MiB"
