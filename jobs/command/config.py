@@ -115,6 +115,7 @@ class JobSettings:
     task_memory_bytes: int = 1 << 30
     chunk_bytes: int = 8 << 20
     engine: Engine = "auto"
+    without_spark_bytes: int = 1 << 30
 
 
 # Kafka's ranges (TopicConfig, LogConfig of 4.3); segment.bytes goes below Kafka's 1 MiB, as internal.segment.bytes does
@@ -143,6 +144,7 @@ JOB_CHECKS: dict[str, Callable[[object], Any]] = {
     "task.memory.bytes": _integer(64 << 20, MAX_LONG),
     "chunk.bytes": _integer(64 << 10, 1 << 30),
     "engine": _one_of(ENGINES),
+    "without.spark.bytes": _integer(0, MAX_LONG),
 }
 TABLES = ("defaults", "topics", "job")
 

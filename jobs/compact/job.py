@@ -11,12 +11,15 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
+
+from pyspark.sql import SparkSession
 
 from jobs.archive.listing import Archive, listed
 from jobs.archive.places import Place, check_apart, check_outside, is_same
 from jobs.command.config import TopicSettings
 from jobs.command.options import CompactOptions
-from jobs.command.progress import BYTES, Progress
+from jobs.command.progress import Progress
 from jobs.command.typed import check_topics, some_of, unmatched_tables
 from jobs.compact.commit import state_of
 from jobs.compact.due import Start, is_reset, plans_of
@@ -60,15 +63,10 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     report.seconds["state"] = time.perf_counter() - at
     if plans and not options.dry_run and not checkpoints:
         state.check_writable()  # of a store that has committed before the next commit asks
-    if plans:  # else there is nothing that needs Spark
+    if plans:
         at = time.perf_counter()
-        progress.start("compact", sum(s.listed.size for p in plans for s in p.segments), BYTES)
-        progress.doing("starting Spark")
-        spark = spark_session.start(brief=options.config.job.engine != "window")
-        report.seconds["session"] = time.perf_counter() - at
-        at = time.perf_counter()
-        run_waves(spark, state, start, plans, progress)
-        report.seconds["partitions"] = time.perf_counter() - at
+        run_waves(cache(partial(_started_spark, options, progress, report)), state, start, plans, progress)
+        report.seconds["partitions"] = time.perf_counter() - at - report.seconds.get("session", 0.0)
     if not options.dry_run:
         at = time.perf_counter()
         _say_how_they_stand(state, report, checkpoints, options.now_ms)
@@ -79,6 +77,15 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     report.results.sort(key=lambda r: (r.topic, r.partition))
     report.seconds["total"] = time.perf_counter() - started
     return report
+
+
+def _started_spark(options: CompactOptions, progress: Progress, report: CompactReport) -> SparkSession:
+    at = time.perf_counter()
+    progress.doing("starting Spark")
+    spark = spark_session.start(brief=options.config.job.engine != "window")
+    progress.doing("")
+    report.seconds["session"] = time.perf_counter() - at
+    return spark
 
 
 def _say_how_they_stand(state: State, report: CompactReport, checkpoints: dict[Key, Checkpoint], now_ms: int) -> None:

@@ -11,13 +11,14 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from jobs.command.progress import BYTES, BySize, Progress, Silent
-from jobs.compact.choose import KEYS, choose
+from jobs.compact.choose import KEYS, Choice, choose
 from jobs.compact.commit import check_files, commit_of
 from jobs.compact.due import Start, begins_anew, begun_anew
 from jobs.compact.plan import clean_settings
 from jobs.compact.report import CompactReport
 from jobs.compact.splits import compact_in_splits
 from jobs.errors import ConflictError
+from jobs.spark.each import each
 from jobs.spark.tasks import end_jobs, for_this_attempt, run_tasks
 from jobs.store.manifests import write_manifests
 from jobs.store.rows import Commit
@@ -25,6 +26,8 @@ from jobs.store.tables import State
 from udfs.compact.one_task import compact_partition
 from udfs.compact.plan import PartitionPlan, PartitionResult
 from udfs.storage import open_root
+
+StartSpark = Callable[[], SparkSession]  # starts it once
 
 _AT_ONCE: Final = 2  # partitions in several tasks: one's stages fill the gaps between those of the other
 
@@ -34,19 +37,23 @@ def _one_partition(plan: PartitionPlan) -> PartitionResult:
 
 
 def run_waves(
-    spark: SparkSession, state: State, start: Start, plans: Sequence[PartitionPlan], progress: Progress
+    start_spark: StartSpark, state: State, start: Start, plans: Sequence[PartitionPlan], progress: Progress
 ) -> None:
-    """Waves of partitions, the largest first; the commit of one runs while the next one works."""
+    """Waves of partitions, the largest first; the commit of one runs while the next one works. What is small is done in
+    threads of this process, by the same functions: a session and its first tasks cost more.
+    """
     options, report = start.options, start.report
     job = options.config.job
     todo = sorted(plans, key=lambda p: -_size(p))
-    progress.start("compact", sum(map(_size, todo)), BYTES)
+    n_bytes = sum(map(_size, todo))
+    without_spark = job.engine in ("auto", "task") and n_bytes <= job.without_spark_bytes
+    progress.start("compact", n_bytes, BYTES)
     commit_seconds = 0.0
     with ThreadPoolExecutor(1) as pool:
         committing: Future[float] | None = None
         while todo and not report.conflict:
             batch, todo = _next_wave(todo, job.wave_partitions, job.wave_minutes, report)
-            results = _run_wave(spark, batch, progress)
+            results = _run_wave(start_spark, batch, progress, without_spark=without_spark)
             for plan in batch:
                 result = next(r for r in results if (r.topic, r.partition) == (plan.topic, plan.partition))
                 key = (plan.topic, plan.partition)
@@ -104,9 +111,22 @@ def _size(plan: PartitionPlan) -> int:
     return sum(s.listed.size for s in plan.segments)
 
 
-def _run_wave(spark: SparkSession, plans: Sequence[PartitionPlan], progress: Progress) -> list[PartitionResult]:
+def _run_wave(
+    start_spark: StartSpark, plans: Sequence[PartitionPlan], progress: Progress, *, without_spark: bool
+) -> list[PartitionResult]:
+    if not without_spark:
+        spark = start_spark()
+        return _in_tasks(spark, choose(plans, spark.sparkContext.defaultParallelism), progress)
+    done = list(each(compact_partition, plans, BySize(progress, [_size(p) for p in plans]), with_spark=False))
+    large = tuple(plan for plan, r in zip(plans, done, strict=True) if r.status == "too_large")
+    rest = [r for r in done if r.status != "too_large"]
+    if not large:
+        return rest
+    return rest + _in_tasks(start_spark(), Choice((), large, KEYS), _Counted(progress, told=True))
+
+
+def _in_tasks(spark: SparkSession, choice: Choice, progress: Progress) -> list[PartitionResult]:
     """The tasks of both ways at once, so that those of one fill the gaps between the stages of the other."""
-    choice = choose(plans, spark.sparkContext.defaultParallelism)
 
     def several(plan: PartitionPlan, because: str, told: bool) -> PartitionResult:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", f"{plan.topic}-{plan.partition}")

@@ -98,7 +98,9 @@ class Lab:
 
     def run(self, now_ms: int, *, settings: dict[str, Any] | None = None, **options: Any) -> CompactReport:
         """One run in the session of the tests."""
-        config = parse_config(settings or self.settings)
+        given = settings or self.settings
+        job = {"without.spark.bytes": 0} | given.get("job", {})  # in tasks, as a large archive is
+        config = parse_config(given | {"job": job})
         made = CompactOptions(archive=str(self.archive), store=str(self.store), now_ms=now_ms, config=config, **options)
         return compact.run(made, Silent())
 
