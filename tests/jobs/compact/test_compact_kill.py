@@ -27,7 +27,10 @@ TOML = """
 [job]
 "wave.partitions" = {wave}
 "engine" = "{engine}"
+"without.spark.bytes" = {without_spark}
 """
+
+WITHOUT = 1 << 30  # bytes that a run takes without Spark, in threads of its own
 
 # (where, at which call, whether the generation is the new one then). A wave has three commits: two of the history, and
 # the switch
@@ -36,6 +39,8 @@ STEPS = [
     ("before udfs.compact.generation:write_indexes", 1, False),  # a log without its indexes
     ("before udfs.compact.generation:read_back", 1, False),
     ("before udfs.compact.generation:flush_folder", 1, False),  # all files there, folders not flushed
+]
+OF_COMMIT = [
     ("before jobs.store.tables:State.commit_wave", 1, False),
     ("after jobs.store.tables:State._append", 1, False),  # one table appended
     ("after jobs.store.table:_write", 3, False),  # rows of checkpoints that no commit names
@@ -84,20 +89,25 @@ def _result(lab):
     return files
 
 
-def _arguments(lab, tmp_path, now_ms, *more, wave=64, engine="auto"):
+def _arguments(lab, tmp_path, now_ms, *more, wave=64, engine="auto", without_spark=0):
     config = tmp_path / "cleaner.toml"
-    config.write_text(TOML.format(wave=wave, engine=engine))
+    config.write_text(TOML.format(wave=wave, engine=engine, without_spark=without_spark))
     return [
         "compact", str(lab.archive), "--store", str(lab.store), "--config", str(config), "--now", str(now_ms), "--json",
         *more,
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("step", "nth", "new"), STEPS, ids=[step.replace(" ", "-") for step, _, _ in STEPS])
-def test_a_kill_leaves_a_whole_generation(begun, step, nth, new, now_ms, tmp_path):
+@pytest.mark.parametrize(
+    ("step", "nth", "new", "without_spark"),
+    [(*step, WITHOUT) for step in STEPS + OF_COMMIT] + [(*step, 0) for step in STEPS],
+    ids=lambda value: str(value).replace(" ", "-"),
+)
+def test_a_kill_leaves_a_whole_generation(begun, step, nth, new, without_spark, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    run = start(tmp_path / "run", _arguments(mine, tmp_path, now_ms), step, nth=nth)
+    arguments = _arguments(mine, tmp_path, now_ms, without_spark=without_spark)
+    run = start(tmp_path / "run", arguments, step, nth=nth)
     run.wait_until_reached()
     run.kill()
     code, out, _ = run.finish()
@@ -124,7 +134,8 @@ def test_a_kill_between_waves_keeps_what_was_committed(begun, now_ms, tmp_path):
     """wave.partitions = 1: the largest partition first; the run dies with the second wave."""
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    run = start(tmp_path / "run", _arguments(mine, tmp_path, now_ms, wave=1), "before jobs.store.table:_commit", nth=6)
+    arguments = _arguments(mine, tmp_path, now_ms, wave=1, without_spark=WITHOUT)
+    run = start(tmp_path / "run", arguments, "before jobs.store.table:_commit", nth=6)
     run.wait_until_reached()
     run.kill()
     run.finish()
@@ -160,7 +171,7 @@ def test_a_jvm_that_is_killed_is_an_environment_that_failed(begun, now_ms, tmp_p
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms)
-    run = start(tmp_path / "run", arguments, "before jobs.compact.waves:_next_wave", held=True)
+    run = start(tmp_path / "run", arguments, "before jobs.compact.waves:_in_tasks", held=True)
     run.wait_until_reached()
     os.kill(_jvm(run), signal.SIGKILL)
     run.let_go()
@@ -208,7 +219,7 @@ def test_a_vacuum_without_grace_beside_a_run_is_a_conflict(begun, now_ms, tmp_pa
     """
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms)
+    arguments = _arguments(mine, tmp_path, now_ms, without_spark=WITHOUT)
     run = start(tmp_path / "run", arguments, "before jobs.store.tables:State.commit_wave", held=True)
     run.wait_until_reached()
     taken = vacuum.run(VacuumOptions(str(mine.store), grace_hours=0), Silent())
@@ -226,12 +237,14 @@ def test_a_vacuum_without_grace_beside_a_run_is_a_conflict(begun, now_ms, tmp_pa
     assert tree(lab.archive) == archive
 
 
+@pytest.mark.parametrize("without_spark", [0, WITHOUT])
 @pytest.mark.parametrize(("asked", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_run_that_is_asked_to_end_does(begun, now_ms, tmp_path, asked, expected):
-    """At once, though a task still works."""
+def test_a_run_that_is_asked_to_end_does(begun, now_ms, tmp_path, asked, expected, without_spark):
+    """At once, though a task or thread still works."""
     lab, archive, _ = begun
     mine = _copy(lab, tmp_path.name)
-    run = start(tmp_path / "run", _arguments(mine, tmp_path, now_ms), "before udfs.compact.one_task:clean_groups")
+    arguments = _arguments(mine, tmp_path, now_ms, without_spark=without_spark)
+    run = start(tmp_path / "run", arguments, "before udfs.compact.one_task:clean_groups")
     run.wait_until_reached()
     os.kill(run.process.pid, asked)
     code, out, err = run.finish()
@@ -265,7 +278,7 @@ def test_of_two_runs_at_once_one_wins(begun, now_ms, tmp_path, wave):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     step = "before jobs.store.tables:State.commit_wave"
-    arguments = _arguments(mine, tmp_path, now_ms, wave=wave)
+    arguments = _arguments(mine, tmp_path, now_ms, wave=wave, without_spark=WITHOUT)
     runs = [start(tmp_path / name, arguments, step, held=True) for name in ("one", "two")]
     for run in runs:
         run.wait_until_reached()
