@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
@@ -126,13 +126,14 @@ def _run_wave(spark: SparkSession, plans: Sequence[PartitionPlan], progress: Pro
         return [r for r in done if r.status != "too_large"]
 
     pool, other_pool = ThreadPoolExecutor(_AT_ONCE), ThreadPoolExecutor(1)
-    in_several = [pool.submit(several, plan, choice.because, False) for plan in choice.several]
-    in_one = other_pool.submit(one_task)
+    in_several: list[Future[Any]] = [pool.submit(several, p, choice.because, False) for p in choice.several]
+    in_one: Future[Any] = other_pool.submit(one_task)
     try:
         for futures in ([in_one, *in_several], in_several):  # to which in_one may have added some
             for future in as_completed(futures):
                 future.result()  # of a wave of which one fails nothing is committed: the others end too
-        return in_one.result() + [future.result() for future in in_several]
+        results: list[PartitionResult] = in_one.result() + [future.result() for future in in_several]
+        return results
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         end_jobs(spark, [in_one, *in_several])

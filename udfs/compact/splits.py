@@ -69,8 +69,8 @@ def make_splits(scans: Sequence[SegmentScan], groups: Sequence[range], n_splits:
     if len(borders):
         nearest = borders[np.abs(ends[borders - 1][None, :] - ends[cuts - 1][:, None]).argmin(axis=1)]
         cuts = np.where(np.abs(ends[nearest - 1] - ends[cuts - 1]) * _NEAR <= share, nearest, cuts)
-    stops = np.unique(np.append(cuts[cuts < len(ends)], len(ends)))
-    stops = sorted({*stops.tolist(), *_between(stops, records, _UNEVEN * int(records.sum()) / n_splits)})
+    by_bytes = np.unique(np.append(cuts[cuts < len(ends)], len(ends)))
+    stops = sorted({*by_bytes.tolist(), *_between(by_bytes, records, _UNEVEN * int(records.sum()) / n_splits)})
     return [
         Split(i, _parts(of_chunk[start:stop]))
         for i, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True))
