@@ -47,10 +47,7 @@ def run_tasks(
     if not items:
         return []
 
-    def work(number: int) -> R:
-        return function(items[number])
-
-    tasks = spark.sparkContext.parallelize(range(len(items)), len(items)).map(work)
+    tasks = spark.sparkContext.parallelize(list(items), len(items)).map(function)  # to each task its own item alone
     with watched(spark, on_done) if on_done is not None else nullcontext():
         return _collected(tasks)
 

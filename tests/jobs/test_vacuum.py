@@ -121,14 +121,17 @@ def test_folders_of_tasks_that_were_tried_again(maker):
     maker.generation("t", 0, 3, {0: A}, kept=first[1:], run=f"{run_id(3)}.17")
     first_try = maker.run_folder("t", 0, 3)
     retried, died = first_try.with_name(f"3-{run_id(3)}.17"), first_try.with_name(f"3-{run_id(3)}.9")
+    waited = first_try.with_name(f"3-{run_id(3)}.17.{10**18}")  # of several tasks: to be moved there
     shutil.copytree(retried, first_try)
     shutil.copytree(retried, died)
-    maker.age(WEEK + 1, retried, first_try, died, maker.run_folder("t", 0, 2), maker.run_folder("t", 0, 1))
+    shutil.copytree(retried, waited)
+    maker.age(WEEK + 1, retried, first_try, died, waited, maker.run_folder("t", 0, 2), maker.run_folder("t", 0, 1))
     report = _vacuum(maker)
     assert report.notes == []
     assert len(list(retried.iterdir())) == 8
     assert not first_try.exists()
     assert not died.exists()
+    assert not waited.exists()
     assert (maker.run_folder("t", 0, 1) / "00000000000000000100.log").exists()
 
 

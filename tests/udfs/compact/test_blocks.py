@@ -13,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyarrow import fs as pafs
 
 from logformat.batches.bodies import BodyLoader
 from logformat.batches.chunks import ChunkBuffer
 from logformat.errors import LogFormatError
 from tests.builders.folders import Outcome, archived_at, compact, lay_out, plan_of
+from tests.builders.s3_server import BUCKET, s3_server
 from tests.builders.splits import compact_in_blocks
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import ABORT, ZSTD, data_batch, marker_batch
@@ -34,7 +36,7 @@ from udfs.compact.splits import Split, make_splits, number_of_splits
 from udfs.compact.survivors import Survivors
 from udfs.compact.walk_split import WalkedSplit, buckets_for, walk_split
 from udfs.problem import SetAside
-from udfs.storage import open_root
+from udfs.storage import open_root, read_file
 
 NOW = 10**6
 SPREAD = 1 << 20
@@ -422,6 +424,24 @@ def test_a_first_try_that_goes_on_behind_its_second_one_changes_nothing(
     assert [s.size_bytes > 0 for s in placed] == [True] * 3
     root = Path(plan.store_uri)
     assert {s.path: (root / s.path).stat().st_size for s in placed} == {s.path: s.size_bytes for s in placed}
+
+
+@pytest.mark.slow
+def test_segments_are_moved_in_a_bucket_too(tmp_path: Path) -> None:
+    """Those of tasks wait in folders of their own; one of them takes the base of the empty ones before it."""
+    plan = plan_for(tmp_path, log_of("abca", "aa", "aa", "bdea", "aefb", per_segment=1))
+    plan = replace(plan, settings=replace(plan.settings, segment_bytes=1))
+    one = compact(plan)
+    with s3_server():
+        in_bucket = replace(plan, store_uri=f"{BUCKET}/store")
+        several = compact_in_blocks(in_bucket)
+        root = open_root(in_bucket.store_uri)
+        there = root.filesystem.get_file_info(pafs.FileSelector(root.full(""), recursive=True))
+        found = {f.base_name: read_file(root, f"{plan.folder}/{f.base_name}") for f in there if f.is_file}
+        assert found == one.files()
+        assert {f.path.rpartition("/")[0] for f in there if f.is_file} == {root.full(plan.folder)}
+    assert several.result.segments == one.result.segments
+    assert len(one.result.segments) < 5
 
 
 def test_splits_take_no_more_memory_than_there_are_chunks_to_cut(tmp_path: Path) -> None:
