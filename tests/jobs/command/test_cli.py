@@ -304,9 +304,10 @@ def test_help_starts_no_jvm(tmp_path):
 
 
 def _needs_spark(folder):
-    """A command that has something to compact."""
-    archive = ROOT / "examples" / "archive"
-    return "compact", str(archive), "--store", str(folder / "store"), "--topics", "users", "--cleanup-policy", "compact"
+    """A command that has something to compact, and may not do it in threads."""
+    archive, config = ROOT / "examples" / "archive", folder / "t.toml"
+    config.write_text('[topics.users]\n"cleanup.policy" = "compact"\n[job]\n"without.spark.bytes" = 0\n')
+    return "compact", str(archive), "--store", str(folder / "store"), "--config", str(config)
 
 
 def test_no_java_is_exit_code_5_and_says_what_to_install(tmp_path):
