@@ -29,6 +29,7 @@ from udfs.compact.piece_stack import PieceStack
 from udfs.compact.plan import PartitionResult
 from udfs.problem import Problem
 from udfs.report.measure_partition import ProfilePlan, profile_partition
+from udfs.storage import Root
 
 HEADER = [0, 4, 7, 8, 11, 12, 13, 15, 16, 17, 20, 21, 22, 23, 26, 27, 34, 42, 43, 50, 51, 53, 57, 60]  # of 61 bytes
 BODY = [61, 62, 63, 70, 80]
@@ -169,8 +170,13 @@ def test_pending_output_that_comes_back_otherwise(monkeypatch: pytest.MonkeyPatc
     assert found.value.kind == "readback"
 
 
-def test_a_file_that_is_copied_under_an_earlier_base_is_read_back(tmp_path: Path) -> None:
-    """Several splits: of the first groups nothing survives, and the next file is copied under their base."""
+def test_a_file_that_is_copied_under_an_earlier_base_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several splits: of the first groups nothing survives, and the next file is copied under their base, where files
+    cannot be moved.
+    """
+    monkeypatch.setattr(Root, "is_local", property(lambda self: False))
     values = [[(5, b"a", b"1")], [(6, b"a", b"2")], [(7, b"a", b"3"), (8, b"b", b"4")], [(9, b"c", b"5")]]
     segments = [Segment(o, (data_batch(o, v),), 100 + o) for o, v in zip([10, 11, 12, 14], values, strict=True)]
     plan = plan_of(
