@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs import runs
+from jobs.archive.listing import listed
 from jobs.command.config import parse_config
 from jobs.command.options import RunsOptions, VerifyOptions
 from jobs.command.progress import Silent
 from jobs.verify import job as verify
+from jobs.verify.plan import plan_generation
 from jobs.verify.report import VerifyReport
 from tests.builders.archives import Lab, by_topic, offset_checkpoint
 from tests.builders.logs import write_partition
+from udfs.verify.generation import check_generation
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -157,6 +161,20 @@ def test_leader_epochs_begin_at_the_log_start_in_later_generations_too(lab):
     report = lab.run(2500 + LIMIT_MS, settings=settings)
     assert list(report.generations.values()) == [2] and took(report) == []
     assert (lab.folder() / "leader-epoch-checkpoint").read_text() == first
+
+
+def test_verify_believes_no_log_start_that_nobody_set(lab):
+    """Young records that went, as if by DeleteRecords: the archive has no log start checkpoint."""
+    write(lab)
+    lab.run(2500 + LIMIT_MS, settings=policy("delete", ms=LIMIT_MS))
+    state, archive = lab.state(), listed(str(lab.archive), None)
+    [run] = state.history("t", 0)
+    manifest, uri = state.manifest("t", 0, 1), str(lab.archive)
+    plan = plan_generation(run, manifest, None, None, archive, state.root, uri, 8 << 20, 1 << 30)
+    assert not check_generation(plan).problems
+    assert check_generation(replace(plan, retention_ms=10**9)).problems
+    renamed = tuple(("log_start", *row[1:]) for row in plan.expired)
+    assert check_generation(replace(plan, retention_ms=10**9, expired=renamed)).problems
 
 
 def test_runs_count_what_expired(lab):
