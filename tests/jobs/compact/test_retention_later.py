@@ -1,0 +1,189 @@
+"""Retention where the archive grows, loses and gets back files, or settings change between runs."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import runs
+from jobs.archive.listing import listed
+from jobs.command.config import parse_config
+from jobs.command.options import RunsOptions, VerifyOptions
+from jobs.command.progress import Silent
+from jobs.verify import job as verify
+from jobs.verify.plan import plan_generation
+from jobs.verify.report import VerifyReport
+from tests.builders.archives import Lab, by_topic, offset_checkpoint
+from tests.builders.logs import write_partition
+from udfs.verify.generation import check_generation
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+LOG = "{ts=1000} a=1 b=1 || {ts=2000} a=2 c=1 || {ts=3000} a=3 d=1 || {ts=4000} a=4 e=1"
+BASES = [0, 2, 4, 6]
+LIMIT_MS = 10_000
+
+
+@pytest.fixture
+def lab(spark, tmp_path) -> Lab:
+    return Lab(spark, tmp_path)
+
+
+def policy(words: str, **limits: int) -> dict[str, Any]:
+    named = {f"retention.{unit}": value for unit, value in limits.items()}
+    settings = {"min.cleanable.dirty.ratio": 0.0, "segment.bytes": 14}
+    return {"defaults": settings, "topics": {"t": {"cleanup.policy": words, **named}}}
+
+
+def write(lab: Lab, text: str = LOG) -> Path:
+    shutil.rmtree(lab.archive / "t-0", ignore_errors=True)
+    return write_partition(lab.archive / "t-0", text).folder
+
+
+def lose(folder: Path, *bases: int) -> None:
+    for base in bases:
+        for path in folder.glob(f"{base:020d}.*"):
+            path.unlink()
+
+
+def verified(lab: Lab) -> VerifyReport:
+    return verify.run(VerifyOptions(None, str(lab.store), config=parse_config({})), Silent())
+
+
+def took(report: Any) -> list[tuple[str, int]]:
+    return [(one.reason, one.segments) for one in by_topic(report)["t"].expired]
+
+
+def test_what_was_missing_comes_back_though_it_is_young(lab):
+    """No rule took what lay in an accepted gap: the log start must not move over it, and it is no old news."""
+    folder = write(lab)
+    missing = folder / f"{2:020d}.log"
+    data = missing.read_bytes()
+    lose(folder, 2)
+    settings = policy("delete", ms=LIMIT_MS)
+    now = 1000 + LIMIT_MS + 500  # the first segment alone is past its time
+    assert took(lab.run(now, settings=settings, gaps="accept")) == [("time", 1)]
+    missing.write_bytes(data)
+    report = lab.run(now, settings=settings)
+    read = [s.base_offset for s in lab.state().current()[1]["t", 0]]
+    problem = by_topic(report)["t"].problem
+    assert 2 in read or (problem is not None and problem.state == "gap"), "young records are never read, in silence"
+
+
+@pytest.mark.parametrize("words", ["compact", "delete"])
+def test_an_archive_that_grew_is_still_needed_where_nothing_expires(lab, words):
+    """The store holds all there is; then the archive grows, and nothing is due: nobody may throw it away."""
+    write(lab)
+    first = policy("compact") if words == "compact" else policy("delete", ms=0)
+    assert lab.run(20_000, settings=first, sealed=True).archive_needed == ""
+    write(lab, f"{LOG} || {{ts=5000}} f=1 || {{ts=6000}} g=1")
+    grown = lab.run(20_000, settings=policy("delete", ms=10**9))
+    held = lab.state().checkpoints()["t", 0].next_offset
+    assert held == 10 or grown.archive_needed != "", "no generation holds what came after the first run"
+
+
+@pytest.mark.parametrize("words", ["delete", "compact,delete"])
+@pytest.mark.parametrize("sealed", [True, False])
+def test_an_empty_generation_is_not_made_again_and_again(lab, sealed, words):
+    write(lab)
+    settings = policy(words, ms=0)
+    assert list(lab.run(20_000, settings=settings, sealed=True).generations.values()) == [1]
+    for _ in range(2):
+        again = lab.run(20_000, settings=settings, sealed=sealed)
+        assert took(again) == []
+        assert again.generations == {}
+
+
+def test_the_command_line_says_compact(lab):
+    """A policy on the command line is the one that holds, or the run is refused; else nobody asked for expiry."""
+    write(lab)
+    settings = {"defaults": {"cleanup.policy": "compact,delete", "retention.ms": 0, "min.cleanable.dirty.ratio": 0.0}}
+    report = lab.run(20_000, settings=settings, topics="t", cleanup_policy="compact", sealed=True)
+    assert took(report) == []
+
+
+@pytest.mark.parametrize("words", ["delete", "compact,delete"])
+def test_the_brokers_own_retention_goes_on(lab, words):
+    """Between two runs the archive loses what is past its time by the clock of the second one: no gap."""
+    folder = write(lab)
+    settings = policy(words, ms=LIMIT_MS)
+    settings["defaults"]["min.cleanable.dirty.ratio"] = 1.0
+    assert took(lab.run(1500 + LIMIT_MS, settings=settings)) == [("time", 1)]
+    lose(folder, 0, 2)
+    report = lab.run(2500 + LIMIT_MS, settings=settings)
+    assert by_topic(report)["t"].problem is None
+    assert [s.base_offset for s in lab.state().current()[1]["t", 0]] == BASES[2:]
+
+
+def test_verify_says_that_it_could_not_see_what_went(lab):
+    """The archive lost what had expired: whether that was old enough nobody can say, so verify must not say nothing."""
+    folder = write(lab)
+    assert took(lab.run(2500 + LIMIT_MS, settings=policy("delete", ms=LIMIT_MS))) == [("time", 2)]
+    assert verified(lab).all_not_checked == []
+    lose(folder, 0, 2)
+    report = verified(lab)
+    assert report.exit_code == 0
+    assert report.all_not_checked != []
+
+
+def test_verify_goes_by_the_times_that_retention_goes_by(lab):
+    """Records without a timestamp count by their segment's largest one; by its file's time only where it has none."""
+    write(lab, "a=1~-1 b=1~-1 | {ts=2000} c=1 || {ts=900000} d=1")
+    assert took(lab.run(901_000, settings=policy("delete", ms=LIMIT_MS))) == [("time", 1)]
+    report = verified(lab)
+    assert report.exit_code == 0, report.to_text()
+
+
+def test_what_reaches_above_the_high_watermark_stays(lab):
+    """KAFKA.md, "Retention". Sealed or not, the segment goes on above it."""
+    write(lab, "{ts=1000} a=1 || {ts=2000} a=2 | {ts=900000} a=3")
+    offset_checkpoint(lab.archive / "replication-offset-checkpoint", {"t-0": 2})
+    report = lab.run(950_000, settings=policy("delete", ms=100_000), sealed=True)
+    assert took(report) == [("time", 1)]
+
+
+def test_leader_epochs_begin_at_the_log_start_in_later_generations_too(lab):
+    """The archive's own checkpoint goes on beginning where the archive does."""
+    text = LOG.replace("{ts=2000}", "{ts=2000 leader=1}").replace("{ts=3000}", "{ts=3000 leader=2}")
+    text = text.replace("{ts=4000}", "{ts=4000 leader=2}")
+    write(lab, text)
+    settings = policy("compact,delete", ms=LIMIT_MS)
+    settings["defaults"]["min.cleanable.dirty.ratio"] = 1.0
+    assert took(lab.run(2500 + LIMIT_MS, settings=settings)) == [("time", 2)]
+    first = (lab.folder() / "leader-epoch-checkpoint").read_text()
+    assert first == "0\n1\n2 4\n"
+    write(lab, f"{text} || {{ts=5000 leader=2}} a=5")
+    settings["defaults"]["min.cleanable.dirty.ratio"] = 0.0
+    report = lab.run(2500 + LIMIT_MS, settings=settings)
+    assert list(report.generations.values()) == [2] and took(report) == []
+    assert (lab.folder() / "leader-epoch-checkpoint").read_text() == first
+
+
+def test_verify_believes_no_log_start_that_nobody_set(lab):
+    """Young records that went, as if by DeleteRecords: the archive has no log start checkpoint."""
+    write(lab)
+    lab.run(2500 + LIMIT_MS, settings=policy("delete", ms=LIMIT_MS))
+    state, archive = lab.state(), listed(str(lab.archive), None)
+    [run] = state.history("t", 0)
+    manifest, uri = state.manifest("t", 0, 1), str(lab.archive)
+    plan = plan_generation(run, manifest, None, None, archive, state.root, uri, 8 << 20, 1 << 30)
+    assert not check_generation(plan).problems
+    assert check_generation(replace(plan, retention_ms=10**9)).problems
+    renamed = tuple(("log_start", *row[1:]) for row in plan.expired)
+    assert check_generation(replace(plan, retention_ms=10**9, expired=renamed)).problems
+
+
+def test_runs_count_what_expired(lab):
+    """`runs` is what people read later: records that went are not records kept."""
+    write(lab)
+    report = lab.run(20_000, settings=policy("compact,delete", ms=0), sealed=True)
+    assert [s.records for s in lab.state().current()[1]["t", 0]] == [0]
+    assert sum(one.records for one in by_topic(report)["t"].expired) > 0
+    [run] = runs.run(RunsOptions(str(lab.store)), Silent()).to_json()["runs"]
+    [partition] = run["partitions"]
+    assert partition["bytes_after"] == 0
+    assert partition["records_kept"] == 0 or partition.get("expired"), partition
