@@ -16,6 +16,7 @@ from jobs.store.rows import JobRun, RunRow, by_run
 from jobs.store.tables import State
 from jobs.topics import matches
 from logformat.names import partition_folder
+from udfs.compact.retention import Expired
 
 
 @dataclass
@@ -46,12 +47,12 @@ class RunsReport(JobReport):
                 count(len(run.rows)),
                 count(run.total("records_read")),
                 "->",
-                count(run.total("records_kept")),
+                count(sum(map(_records_left, run.rows))),
                 size(run.total("bytes_before")),
                 "->",
                 size(run.total("bytes_after")),
                 f"{100 * (1 - run.total('bytes_after') / max(run.total('bytes_before'), 1)):.1f} %",
-                "; ".join(f"{_name(row)} started over" for row in run.rows if row.began_anew),
+                "; ".join(filter(None, map(_note, run.rows))),
             )
             for run in self.runs
         ]
@@ -75,8 +76,17 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     return report
 
 
-def _name(row: RunRow) -> str:
-    return partition_folder(row.topic, row.partition)
+def _note(row: RunRow) -> str:
+    name, expired = partition_folder(row.topic, row.partition), json.loads(row.expired or "[]")
+    gone = sum(Expired(*one).segments for one in expired)
+    said = [f"{name} started over"] if row.began_anew else []
+    return "; ".join([*said, *([f"{name}: {counted(gone, 'segment')} expired"] if gone else [])])
+
+
+def _records_left(row: RunRow) -> int:
+    """Of those that were cleaned: what went by retention after it, the oldest of them, is not left."""
+    expired = sum(Expired(*one).records for one in json.loads(row.expired or "[]"))
+    return max(row.records_kept - expired, 0)
 
 
 def _run(run: JobRun) -> dict[str, Any]:
@@ -92,7 +102,8 @@ def _run(run: JobRun) -> dict[str, Any]:
                 "generation": row.generation_after,
                 "anew": row.began_anew,
                 "records_read": row.records_read,
-                "records_kept": row.records_kept,
+                "records_kept": _records_left(row),
+                "expired": [Expired(*one).__dict__ for one in json.loads(row.expired or "[]")],
                 "bytes_before": row.bytes_before,
                 "bytes_after": row.bytes_after,
                 "seconds": json.loads(row.seconds or "{}"),

@@ -74,7 +74,7 @@ def commit_of(
             log_end_timestamp_ms=r.log_end_timestamp_ms,
             now_ms=now_ms,
             gaps=json.dumps([astuple(gap) for gap in r.gaps]) if r.gaps else None,
-            expired_until=r.log_start_offset if r.expired else before.expired_until if before and not anew else 0,
+            **_expired(r, None if anew else before),
             **identity,
         ),
         segments=[_segment(s, r, generation, run_id) for s in r.segments],
@@ -106,6 +106,15 @@ def commit_of(
         ),
         standing=state_of(r, generation, job_run_id, now_ms),
     )
+
+
+def _expired(r: PartitionResult, before: Checkpoint | None) -> dict[str, Any]:
+    """From where to where retention has taken all, in this run and those before it."""
+    known = (before.expired_from, before.expired_until) if before is not None else (0, 0)
+    if not r.expired:
+        return {"expired_from": known[0], "expired_until": known[1]}
+    first = known[0] if known[1] else r.expired[0].first
+    return {"expired_from": first, "expired_until": r.log_start_offset}
 
 
 def _segment(s: OutputSegment, r: PartitionResult, generation: int, run_id: str) -> Segment:

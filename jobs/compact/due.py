@@ -18,7 +18,7 @@ from jobs.topics import Key, matches
 from udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from udfs.compact.plan import PartitionPlan, PartitionResult
 from udfs.compact.retention import may_take_any
-from udfs.compact.scan_partition import unread_result
+from udfs.compact.scan_partition import known_end, unread_result
 from udfs.problem import Problem
 from udfs.segments import LastBatch
 
@@ -96,6 +96,7 @@ def begun_anew(plan: PartitionPlan, archived: ArchivedPartition, *, checkpoints:
         "known_last_batch": LastBatch(),
         "identity_segment": None,
         "known_gaps": (),
+        "expired_until": 0,
         "anew": plan.known_until is not None or plan.anew,
     }
     return replace(plan, **inputs)
@@ -165,8 +166,6 @@ def _surely_not_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> Partiti
     )
     if is_due(cleanable, 0, plan.settings.min_cleanable_dirty_ratio, plan.settings.min_dirty_bytes, False):
         return None
-    theirs = [s.listed for s in plan.segments if not plan.is_ours(s.listed)]
-    unread = any(s.size for s in theirs)  # how far it goes is seen only in it
     return PartitionResult(
         plan.topic,
         plan.partition,
@@ -174,7 +173,7 @@ def _surely_not_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> Partiti
         first_dirty_before=dirty,
         first_dirty_offset=dirty,
         log_start_offset=plan.log_start_offset,
-        next_offset=-1 if unread else plan.known_until or -1,
+        next_offset=known_end(plan),
         dirty_ratio=cleanable.ratio,
         clean_bytes=cleanable.clean_bytes,
         dirty_bytes=cleanable.cleanable_bytes,

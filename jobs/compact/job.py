@@ -161,7 +161,7 @@ def _check_something_is_selected(
 
 def _settings(options: CompactOptions, topic: str) -> TopicSettings:
     settings = options.config.topic_settings(topic)
-    if options.cleanup_policy is not None and not settings.compacts:
+    if options.cleanup_policy is not None and settings.cleanup_policy != ("compact",):
         if settings.named:
             raise PolicyError(topic=topic, found=options.cleanup_policy, expected=",".join(settings.cleanup_policy))
         settings = replace(settings, cleanup_policy=("compact",))

@@ -50,6 +50,7 @@ class Inputs(TypedDict, total=False):
     log_start_checkpoint: int | None
     orphans: tuple[SideFile, ...]
     known_gaps: tuple[Gap, ...]
+    expired_until: int
     anew: bool
 
 
@@ -150,6 +151,8 @@ def inputs_from_generation(
     after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
     folder = generation_folder(checkpoint.topic, checkpoint.partition, checkpoint.generation, checkpoint.run_id)
     listed = [ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours]
+    if listed and after and listed[-1].base_offset == after[0].base_offset:
+        listed.pop()  # all had expired, and the archive goes on at the log end
     segments = [*map(SegmentInput, listed), *after]
     snapshots = {file.offset: file for file in archived.located(archived.snapshots)}
     for base in [s.base_offset for s in manifest if s.base_offset > log_start] + [checkpoint.next_offset]:
@@ -177,6 +180,7 @@ def inputs_from_generation(
         "log_start_checkpoint": archived.log_start_checkpoint,
         "orphans": tuple(file for file in archived.located(archived.orphans) if file.offset >= checkpoint.next_offset),
         "known_gaps": known_gaps,
+        "expired_until": checkpoint.expired_until,
     }
 
 
@@ -227,7 +231,8 @@ def _check_begins_there(archived: ArchivedPartition, checkpoint: Checkpoint, man
     """That nothing lies in the archive now below where the generation begins, which would never be read."""
     begins = min([s.base_offset for s in manifest] + [checkpoint.log_start_offset])
     first = archived.segments[0]
-    given_up = max(archived.log_start_checkpoint or 0, checkpoint.expired_until) >= begins
+    expired = checkpoint.expired_until >= begins and first.base_offset >= checkpoint.expired_from
+    given_up = expired or (archived.log_start_checkpoint or 0) >= begins
     if first.base_offset < begins and first.size and not given_up:
         raise _came_back(first, f"no offsets below {begins}, where generation {checkpoint.generation} begins")
 

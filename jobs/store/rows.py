@@ -41,7 +41,8 @@ class Checkpoint:
     log_end_timestamp_ms: int
     now_ms: int
     gaps: str | None = None  # JSON [[first, last, before, size], ...] (a Gap each): offsets that it passes over
-    expired_until: int = 0  # retention gave up all below: what the archive still holds of it is not missing here
+    expired_from: int = 0  # retention gave up all from here ...
+    expired_until: int = 0  # ... to here: what the archive still holds of it is not missing
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class RunRow:
     splits: int
     versions: str  # JSON: what ran
     anew: bool = False  # --reset: made of the archive alone; the generation before may be the only copy of its records
-    expired: str | None = None  # JSON [[reason, until, segments, records, bytes], ...]: what went by retention
+    expired: str | None = None  # JSON [[reason, first, until, segments, records, bytes], ...]: what went by retention
 
     @property
     def began_anew(self) -> bool:

@@ -117,11 +117,17 @@ def plan_generation(
         retention_ms=settings.get("retention_ms", -1),
         retention_bytes=settings.get("retention_bytes", -1),
         expired=tuple((*one,) for one in json.loads(run.expired or "[]")),
+        log_start_known=max(start_before, *_log_starts(archived)) if archived is not None else run.log_start_offset,
         parent=parent,
         parent_log_start_offset=start_before,
         parent_gone=gone,
         task_memory_bytes=task_memory_bytes,
     )
+
+
+def _log_starts(archived: ArchivedPartition) -> tuple[int, int]:
+    """By its checkpoint, and by its first segment: a broker's checkpoint does not name a log start that lies there."""
+    return archived.log_start_checkpoint or 0, archived.segments[0].base_offset if archived.segments else 0
 
 
 def _row(s: Segment) -> OutputSegment:
@@ -142,7 +148,7 @@ def _parent(
     """
     held = [s for s in before or () if s.root == "store"]
     parent = [SegmentInput(ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms)) for s in held]
-    first = min((s.base_offset for s in manifest), default=0)
+    first = min([s.base_offset for s in manifest] + [one[1] for one in json.loads(run.expired or "[]")], default=0)
     covered = held[-1].next_offset if held else min(start_before, first)  # what had expired before is no parent
     if covered < run.next_offset:
         if archived is None or not archived.segments:

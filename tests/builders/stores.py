@@ -19,15 +19,11 @@ MTIME_MS = 1_700_000_000_123
 
 
 def row(kind, **values):
-    """A row of a state table with these values, and zeros."""
+    """A row of a state table with these values, and zeros; what was added to it later has its default."""
     empty = {pa.string(): "x", pa.int64(): 0, pa.int32(): 0, pa.float64(): 0.0, pa.bool_(): False}
-    return kind(
-        **{
-            f.name: values.get(f.name, empty[f.type])
-            for f in arrow_schema(kind)
-            if f.name in values or f.name != "gaps"
-        }
-    )
+    types = {f.name: f.type for f in arrow_schema(kind)}
+    zeros = {f.name: empty[types[f.name]] for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}
+    return kind(**zeros | {name: value for name, value in values.items() if name in types})
 
 
 def run_id(generation, other=0):

@@ -91,6 +91,7 @@ class WrittenGeneration:
     log_start_offset: int
     expired: tuple[Expired, ...] = ()
     gone: tuple[OutputSegment, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch) -> Analysis:
@@ -123,7 +124,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         dirty_bytes=cleanable.cleanable_bytes,
         gaps=gaps,
     )
-    sealed = plan.sealed and len(sources) == len(plan.segments)
+    sealed = plan.sealed and len(sources) == len(plan.segments) and not scans[-1].reached_end_offset
     if not due and not any(expired(plan, _facts(sources), sealed).values()):
         raise NotDue(result)
     end = cleanable.first_uncleanable_offset if due else scans[0].base_offset
@@ -283,13 +284,14 @@ def result_of(
     before = sum(s.source_bytes for s in cleaned)
     last = analysis.sources[-1].scan
     log_start, cleanable = generation.log_start_offset, analysis.cleanable
-    cleaned_until = cleanable.first_uncleanable_offset if analysis.compacts else cleanable.first_dirty_offset
+    before = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, analysis.log_end_offset)
+    cleaned_until = cleanable.first_uncleanable_offset if analysis.compacts else before
     return PartitionResult(
         topic=plan.topic,
         partition=plan.partition,
         status="cleaned",
         folder=plan.folder,
-        notes=analysis.notes,
+        notes=analysis.notes + generation.notes,
         first_dirty_before=analysis.cleanable.first_dirty_offset,
         first_dirty_offset=max(cleaned_until, log_start),
         log_start_offset=log_start,
@@ -300,7 +302,7 @@ def result_of(
         clean_bytes=analysis.cleanable.clean_bytes,
         dirty_bytes=analysis.cleanable.cleanable_bytes,
         segments=out,
-        gaps=tuple(gap for gap in analysis.gaps if gap.last >= log_start),
+        gaps=analysis.gaps,  # also below the log start: what comes back there was not looked at
         compacted=analysis.compacts,
         expired=generation.expired,
         segments_before=len(analysis.sources),

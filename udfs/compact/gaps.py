@@ -75,7 +75,7 @@ def indexed_end(segment: ListedSegment, scan: SegmentScan, next_base_offset: int
 def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, notes: list[str]) -> tuple[Gap, ...]:
     """The holes that the log is worked through with, old ones and new ones; a gap raises SetAside, unless accepted."""
     accept = plan.settings.gaps == "accept"
-    passed = [gap for gap in plan.known_gaps if gap.last >= plan.log_start_offset]
+    passed = [gap for gap in plan.known_gaps if gap.last >= (plan.log_start_checkpoint or 0)]
     said = []
     for hole in _holes(plan, scans):
         if any(gap.first <= hole.first and hole.last <= gap.last for gap in passed):

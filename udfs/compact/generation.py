@@ -106,7 +106,10 @@ def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[
     if not segments:
         segments = [_empty_at_end(plan, analysis)]
     log_start = max(plan.log_start_offset, segments[0].base_offset) if n_gone else plan.log_start_offset
-    generation = WrittenGeneration(tuple(segments), log_start, _taken(by_rule, gone), tuple(gone))
+    notes: tuple[str, ...] = ()
+    if plan.dry_run and plan.settings.retention_bytes >= 0 and any(s.codecs not in ("", "none") for s in cleaned):
+        notes = (f"{plan.topic}-{plan.partition}: retention.bytes goes by estimated sizes in a dry run",)
+    generation = WrittenGeneration(tuple(segments), log_start, _taken(by_rule, gone), tuple(gone), notes)
     if plan.dry_run:
         return generation
     store = make_folder(plan)
@@ -115,7 +118,7 @@ def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[
     _write_snapshots(plan, analysis, store, [s.base_offset for s in segments], log_start)
     epochs = list(plan.leader_epochs) if plan.leader_epochs is not None else _replayed_epochs(analysis)
     epochs = checkpoints.truncate_from_end(epochs, analysis.log_end_offset)
-    if n_gone:
+    if n_gone or plan.expired_until:
         epochs = checkpoints.truncate_from_start(epochs, log_start)
     write_file(store, f"{plan.folder}/leader-epoch-checkpoint", checkpoints.write_leader_epochs(epochs))
     if plan.topic_id is not None:
@@ -142,7 +145,7 @@ def _taken(by_rule: Mapping[Reason, int], gone: Sequence[OutputSegment]) -> tupl
         first += n
         if rows:
             records, size = sum(s.records for s in rows), sum(s.size_bytes for s in rows)
-            out.append(Expired(reason, rows[-1].next_offset, n, records, size))
+            out.append(Expired(reason, rows[0].base_offset, rows[-1].next_offset, n, records, size))
     return tuple(out)
 
 

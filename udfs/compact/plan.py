@@ -94,6 +94,7 @@ class PartitionPlan:
     log_start_checkpoint: int | None = None  # of the archive
     orphans: tuple[SideFile, ...] = ()  # indexes of the archive whose .log is not there, by offset
     known_gaps: tuple[Gap, ...] = ()  # of the last generation
+    expired_until: int = 0  # by retention of earlier runs, where the last generation begins; 0: there was none
     anew: bool = False  # --reset: from what the archive holds, wherever that begins; the generation before is kept
 
     def is_ours(self, file: ListedSegment | SideFile) -> bool:

@@ -22,7 +22,8 @@ class Expired:
     """What one rule took."""
 
     reason: Reason
-    until: int  # offset: all below it is gone
+    first: int  # base of the first segment that went
+    until: int  # offset: all from there on below this one is gone
     segments: int
     records: int  # as far as headers say: a compressed batch of magic 0 or 1 counts as one
     bytes: int

@@ -82,9 +82,15 @@ def unread_result(plan: PartitionPlan) -> PartitionResult:
         first_dirty_before=start,
         first_dirty_offset=start,
         log_start_offset=plan.log_start_offset,
-        next_offset=plan.known_until if plan.known_until is not None else -1,
+        next_offset=known_end(plan),
         compacted=False,
     )
+
+
+def known_end(plan: PartitionPlan) -> int:
+    """The log end, of a partition that was not read: -1 where the archive may hold more than the generation."""
+    unread = any(s.listed.size for s in plan.segments if not plan.is_ours(s.listed))
+    return -1 if unread or plan.known_until is None else plan.known_until
 
 
 def until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> Sequence[SegmentScan]:

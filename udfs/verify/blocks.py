@@ -62,11 +62,11 @@ class Block:
         )
 
 
-def scan_headers(side: Side, buffer: ChunkBuffer) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """(TXN_ROW[m] of a side, (bytes, records by the headers) of each of its segments)."""
+def scan_headers(side: Side, buffer: ChunkBuffer) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
+    """(TXN_ROW[m] of a side, (bytes, records, largest timestamp by the headers) of each of its segments)."""
     rows, sizes = [np.empty(0, TXN_ROW)], []
     for segment in side.segments:
-        n_bytes = n_records = 0
+        n_bytes, n_records, largest = 0, 0, -1
         listed = segment.listed
         with opened(open_root(listed.root), listed.path) as file:
             for chunk in read_chunks(file, listed.path, 0, listed.size, buffer, Tail(), end_offset=side.end_offset):
@@ -74,7 +74,8 @@ def scan_headers(side: Side, buffer: ChunkBuffer) -> tuple[np.ndarray, list[tupl
                 rows.append(transaction_rows(batches))
                 n_bytes += int(batches["size"].sum())
                 n_records += int(np.abs(batches["records_count"]).sum(dtype=np.int64))
-        sizes.append((n_bytes, n_records))
+                largest = max(largest, int(batches["max_timestamp"].max(initial=-1)))
+        sizes.append((n_bytes, n_records, largest))
     return np.concatenate(rows), sizes
 
 

@@ -39,7 +39,8 @@ class GenerationPlan:
     compacts: bool = True  # else segments go by retention alone
     retention_ms: int = -1
     retention_bytes: int = -1
-    expired: tuple[tuple[str, int, int, int, int], ...] = ()  # (reason, until, segments, records, bytes), by the run
+    expired: tuple[tuple[str, int, int, int, int, int], ...] = ()  # (reason, first, until, segments, records, bytes)
+    log_start_known: int = 0  # how far DeleteRecords can have gone, by the archive and the generation before
     parent: tuple[SegmentInput, ...] = ()  # what it was made of, as far as it is still there
     parent_log_start_offset: int = 0
     parent_gone: str = ""  # why there is no parent to compare with
@@ -113,7 +114,10 @@ def _check_end(plan: GenerationPlan, found: Findings) -> None:
 
 def _check_retention(plan: GenerationPlan, found: Findings) -> None:
     """What the run says that it took, against its own settings and what it left."""
-    until = {reason: end for reason, end, *_ in plan.expired}
+    until = {reason: end for reason, _, end, *_ in plan.expired}
+    if until.get("log_start", 0) > plan.log_start_known:
+        said = f"no more than offsets below {plan.log_start_known} gone by DeleteRecords, as far as the archive shows"
+        _add(found, plan.side.name, said, f"those below {until['log_start']}")
     for reason, limit in (("time", plan.retention_ms), ("size", plan.retention_bytes)):
         if reason in until and limit < 0:
             _add(found, plan.side.name, f"no segment gone by {reason}, for which there is no limit", f"{until[reason]}")
@@ -165,7 +169,7 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
         return 0
     if plan.log_start_offset < plan.parent_log_start_offset:
         _add(found, side.name, f"a log start of at least {plan.parent_log_start_offset}", str(plan.log_start_offset))
-    until = {reason: end for reason, end, *_ in plan.expired}
+    until = {reason: end for reason, _, end, *_ in plan.expired}
     end = max(plan.end_offset, *until.values()) if until else plan.end_offset
     parent = replace(whole, segments=tuple(s for s in plan.parent if s.base_offset < end), end_offset=end)
     cleaned = tuple(SegmentInput(s) for s in side.segments if s.base_offset < end)
@@ -179,6 +183,10 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
         old_until=until.get("time", 0),
         oldest_ms=plan.now_ms - plan.retention_ms,
         every_record=not plan.compacts,
+        file_times={
+            s.listed.path: largest if largest >= 0 else s.listed.mtime_ms
+            for s, (*_, largest) in zip(plan.parent, sizes, strict=True)
+        },
     )
     differences = compare(
         parent,
@@ -188,7 +196,7 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
         rules,
         side.max_batch_bytes,
         plan.task_memory_bytes,
-        sum(n for _, n in sizes),
+        sum(n for _, n, _ in sizes),
     )
     for error in differences.problems:
         found.add(error)
@@ -196,10 +204,10 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
     return differences.compared_records
 
 
-def _changed_parent(plan: GenerationPlan, sizes: list[tuple[int, int]]) -> str:
+def _changed_parent(plan: GenerationPlan, sizes: list[tuple[int, int, int]]) -> str:
     """Why the parent is not what the run read; empty where it is."""
     base = np.array([s.base_offset for s in plan.parent], np.int64)
-    held = np.array([n for n, _ in sizes], np.int64)
+    held = np.array([n for n, _, _ in sizes], np.int64)
     for row in plan.manifest:
         seen = int(held[(base >= row.base_offset) & (base < row.next_offset)].sum())
         if seen != row.source_bytes:

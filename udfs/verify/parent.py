@@ -9,6 +9,7 @@ the memory the walk is made again for one part of the keys after the other.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +35,7 @@ class Rules:
     old_until: int = 0  # offset: below it retention took what is older than ...
     oldest_ms: int = 0  # ... this
     every_record: bool = False  # nothing else may go: the topic is not compacted
+    file_times: Mapping[str, int] = field(default_factory=dict)  # of a segment's records without timestamp, by path
 
 
 @dataclass
@@ -251,7 +253,8 @@ class _Walk:
             block.mtime_ms <= self.rules.legacy_horizon_ms,
         )
         data = ~(control | gone)[block.batch]
-        time = np.where(block.timestamp >= 0, block.timestamp, block.mtime_ms)
+        without = self.rules.file_times.get(block.path, block.mtime_ms)
+        time = np.where(block.timestamp >= 0, block.timestamp, without)
         old = (block.offset < self.rules.old_until) & (time < self.rules.oldest_ms)
         expired = old | (block.offset < self.rules.gone_until)
         if self.rules.every_record:
