@@ -117,10 +117,14 @@ def test_an_extra_that_is_missing_is_one_clear_message(lastkey, elsewhere):
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_the_main_job_runs(lastkey, elsewhere):
+@pytest.mark.parametrize("without_spark", [0, 1 << 30])
+def test_the_main_job_runs(lastkey, elsewhere, without_spark):
     """Delta's jars, Python workers and kernels too: none of them comes from the checkout."""
-    archive = ROOT / "examples" / "archive"
-    words = ("compact", archive, "--store", "store", "--topics", "prices", "--cleanup-policy", "compact")
+    archive, config = ROOT / "examples" / "archive", elsewhere / "c.toml"
+    config.write_text(
+        f'[topics.prices]\n"cleanup.policy" = "compact"\n[job]\n"without.spark.bytes" = {without_spark}\n'
+    )
+    words = ("compact", archive, "--store", "store", "--config", config)
     done = _run(lastkey, "--master", "local[1]", *words, cwd=elsewhere)
     assert done.returncode == 0, done.stderr
     assert "prices-0" in done.stdout
