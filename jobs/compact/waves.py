@@ -19,6 +19,7 @@ from jobs.compact.report import CompactReport
 from jobs.compact.splits import compact_in_splits
 from jobs.errors import ConflictError
 from jobs.spark.each import each
+from jobs.spark.session import in_local_mode
 from jobs.spark.tasks import end_jobs, for_this_attempt, run_tasks
 from jobs.store.manifests import write_manifests
 from jobs.store.rows import Commit
@@ -46,7 +47,8 @@ def run_waves(
     job = options.config.job
     todo = sorted(plans, key=lambda p: -_size(p))
     n_bytes = sum(map(_size, todo))
-    without_spark = job.engine in ("auto", "task") and n_bytes <= job.without_spark_bytes
+    small = job.engine in ("auto", "task") and n_bytes <= job.without_spark_bytes
+    without_spark = small and in_local_mode()
     progress.start("compact", n_bytes, BYTES)
     commit_seconds = 0.0
     with ThreadPoolExecutor(1) as pool:

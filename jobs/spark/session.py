@@ -95,6 +95,14 @@ def start(
     return SparkSession(context)
 
 
+def in_local_mode() -> bool:
+    """Whether Spark's tasks run, or would run, on this machine; where they do not, the driver may be a small one."""
+    running = SparkContext._active_spark_context
+    if running is not None:
+        return str(running.master).startswith("local")
+    return "PYSPARK_GATEWAY_PORT" not in os.environ and _is_local(from_environment())  # spark-submit knows where
+
+
 def cancel_jobs() -> None:
     """End what Spark is doing for us, so that who waits for it gets an answer; without a session nothing."""
     context = SparkContext._active_spark_context

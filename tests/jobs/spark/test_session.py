@@ -75,6 +75,17 @@ def test_settings_by_master(tmp_path, monkeypatch):
     ).get("spark.driver.defaultJavaOptions")
 
 
+def test_where_tasks_run(monkeypatch):
+    monkeypatch.setattr(session.SparkContext, "_active_spark_context", None)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    for options, local in (("", True), ("--master local[4]", True), ("--master yarn", False)):
+        monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{options} pyspark-shell".strip())
+        assert session.in_local_mode() is local
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # spark-submit started the JVM, and knows the master
+    assert not session.in_local_mode()
+
+
 @pytest.mark.parametrize(
     ("version", "good"),
     [("1.8.0_392", False), ("11.0.2", False), ("17.0.15", True), ("21", True), ("25.0.1", True)],
