@@ -192,8 +192,8 @@ def check_served(
 def log_problems(broker: Broker) -> tuple[list[str], list[str]]:
     """Lines of the broker's log that tell of a warning, recovery, rebuild or truncation; and the harmless notes."""
     problems, notes = [], []
-    alerts = set(broker.alerts())
     text = broker.log_text()
+    alerts = set(broker.alerts())  # read after the text, which may grow: a line of it that is one is among them
     for line in text.splitlines():
         if _NO_EPOCH.search(line):
             notes.append(line)

@@ -191,7 +191,7 @@ def difference(
     rows, sizes = scan_headers(parent, buffer)
     child_rows, _ = scan_headers(child, buffer)
     rules = Rules(now_ms, 1000, null_keys_stay)
-    return compare(parent, child, rows, child_rows, rules, 1 << 20, 1 << 24, sum(n for _, n in sizes))
+    return compare(parent, child, rows, child_rows, rules, 1 << 20, 1 << 24, sum(n for _, n, _ in sizes))
 
 
 def kept(batch: Batch, *offsets: int, **changes: object) -> Batch:
