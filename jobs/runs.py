@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jobs.command.options import RunsOptions
@@ -77,16 +77,18 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
 
 
 def _note(row: RunRow) -> str:
-    name, expired = partition_folder(row.topic, row.partition), json.loads(row.expired or "[]")
-    gone = sum(Expired(*one).segments for one in expired)
+    name, gone = partition_folder(row.topic, row.partition), sum(one.segments for one in _expired(row))
     said = [f"{name} started over"] if row.began_anew else []
     return "; ".join([*said, *([f"{name}: {counted(gone, 'segment')} expired"] if gone else [])])
 
 
 def _records_left(row: RunRow) -> int:
     """Of those that were cleaned: what went by retention after it, the oldest of them, is not left."""
-    expired = sum(Expired(*one).records for one in json.loads(row.expired or "[]"))
-    return max(row.records_kept - expired, 0)
+    return max(row.records_kept - sum(one.records for one in _expired(row)), 0)
+
+
+def _expired(row: RunRow) -> list[Expired]:
+    return [Expired(*one) for one in json.loads(row.expired or "[]")]
 
 
 def _run(run: JobRun) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def _run(run: JobRun) -> dict[str, Any]:
                 "anew": row.began_anew,
                 "records_read": row.records_read,
                 "records_kept": _records_left(row),
-                "expired": [Expired(*one).__dict__ for one in json.loads(row.expired or "[]")],
+                "expired": [asdict(one) for one in _expired(row)],
                 "bytes_before": row.bytes_before,
                 "bytes_after": row.bytes_after,
                 "seconds": json.loads(row.seconds or "{}"),

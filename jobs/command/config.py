@@ -100,9 +100,14 @@ class TopicSettings:
         return "delete" in self.cleanup_policy
 
     @property
+    def has_limit(self) -> bool:
+        """Whether retention may take anything, where the policy says delete."""
+        return max(self.retention_ms, self.retention_bytes) >= 0
+
+    @property
     def acts(self) -> bool:
         """Whether there is anything to do: compaction, or a retention that has a limit."""
-        return self.compacts or (self.expires and max(self.retention_ms, self.retention_bytes) >= 0)
+        return self.compacts or (self.expires and self.has_limit)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from jobs.store.rows import Checkpoint, Segment
 from jobs.topics import Key, matches
 from udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from udfs.compact.plan import PartitionPlan, PartitionResult
-from udfs.compact.retention import may_take_any
-from udfs.compact.scan_partition import known_end, unread_result
+from udfs.compact.scan_partition import known_end, may_expire, unread_result
 from udfs.problem import Problem
 from udfs.segments import LastBatch
 
@@ -119,15 +118,7 @@ def _may_expire(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
         return False
     first = plan.segments[0]
     row = next((row for row in manifest if row.base_offset == first.base_offset), None)
-    return row is None or may_take_any(
-        [s.base_offset for s in plan.segments],
-        [row.size_bytes, *(s.listed.size for s in plan.segments[1:])],
-        row.max_timestamp_ms if row.max_timestamp_ms >= 0 else row.mtime_ms,
-        plan.settings.retention,
-        log_start_offset=plan.log_start_offset,
-        now_ms=plan.now_ms,
-        last_may_go=plan.sealed,
-    )
+    return row is None or may_expire(plan, row.size_bytes, row.max_timestamp_ms, row.mtime_ms)
 
 
 def _surely_not_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionResult | None:

@@ -133,9 +133,7 @@ def _listed(
     if others:
         report.notes.append(f"not compacted, because cleanup.policy is not compact: {', '.join(others)}")
     report.not_compacted = sorted({*others, *archive.not_wanted})
-    report.expired_nothing = sorted(
-        t for t, s in settings.items() if s.expires and s.compacts and max(s.retention_ms, s.retention_bytes) < 0
-    )
+    report.expired_nothing = sorted(t for t, s in settings.items() if s.compacts and s.expires and not s.has_limit)
     report.notes += archive.notes
     check_outside(Place("the store", report.store), archive)
     return archive, settings

@@ -60,16 +60,21 @@ def check_something_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
     if plan.settings.compacts:
         return
     first = scan_one(plan, 0, buffer)
-    if not may_take_any(
+    if not may_expire(plan, first.size, first.max_timestamp, plan.segments[0].listed.mtime_ms):
+        raise NotDue(unread_result(plan))
+
+
+def may_expire(plan: PartitionPlan, first_size: int, first_max_timestamp: int, first_mtime_ms: int) -> bool:
+    """Whether retention may take anything, by the first segment and the listed sizes of the others."""
+    return may_take_any(
         [s.base_offset for s in plan.segments],
-        [first.size, *(s.listed.size for s in plan.segments[1:])],
-        first.max_timestamp if first.max_timestamp >= 0 else plan.segments[0].listed.mtime_ms,
+        [first_size, *(s.listed.size for s in plan.segments[1:])],
+        first_max_timestamp if first_max_timestamp >= 0 else first_mtime_ms,
         plan.settings.retention,
         log_start_offset=plan.log_start_offset,
         now_ms=plan.now_ms,
         last_may_go=plan.sealed,
-    ):
-        raise NotDue(unread_result(plan))
+    )
 
 
 def unread_result(plan: PartitionPlan) -> PartitionResult:
