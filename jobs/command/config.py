@@ -120,7 +120,7 @@ class JobSettings:
     task_memory_bytes: int = 1 << 30
     chunk_bytes: int = 8 << 20
     engine: Engine = "auto"
-    without_spark_bytes: int = 1 << 30
+    without_spark_bytes: int = 64 << 30
 
 
 # Kafka's ranges (TopicConfig, LogConfig of 4.3); segment.bytes goes below Kafka's 1 MiB, as internal.segment.bytes does

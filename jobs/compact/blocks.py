@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import itertools
 import resource
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from pyspark import TaskContext
-from pyspark.sql import SparkSession
 
-from jobs.spark.tasks import run_tasks
+from jobs.spark.workers import Workers
 from udfs.attempt import attempt
 from udfs.compact.analyse import Analysis
 from udfs.compact.clean_batches import OUT_BATCH, Tally
@@ -41,7 +40,7 @@ R = TypeVar("R", WalkedSplit, SettledBuckets, RewrittenSplit, JoinedGroup)
 
 
 def rewrite_by_blocks(
-    spark: SparkSession, plan: PartitionPlan, analysis: Analysis, splits: Sequence[Split]
+    workers: Workers, plan: PartitionPlan, analysis: Analysis, splits: Sequence[Split]
 ) -> tuple[list[OutputSegment], Tally, int]:
     """(segments by group, counters, largest peak memory of a task)."""
     scans = {part.number: analysis.sources[part.number].scan.lean() for split in splits for part in split.parts}
@@ -58,26 +57,26 @@ def rewrite_by_blocks(
     def walk(split: Split) -> WalkedSplit:
         return walk_split(plan, sources(split), split, rules, first_dirty, n_buckets, _name("walk", split.number))
 
-    walked = _run(spark, plan, walk, splits)
+    walked = _run(workers, plan, walk, splits)
 
     def settle_one(buckets: Buckets) -> SettledBuckets:
         return settle(plan, walked, buckets, n_buckets, _name("settle", buckets.first))
 
-    cores = spark.sparkContext.defaultParallelism
-    settled = _run(spark, plan, settle_one, share_out(walked, n_buckets, plan.limits.task_memory_bytes, cores))
+    shares = share_out(walked, n_buckets, plan.limits.task_memory_bytes, workers.cores)
+    settled = _run(workers, plan, settle_one, shares)
 
     def rewrite(split: Split) -> RewrittenSplit:
         name = _name("rewrite", split.number)
         walk = walked[split.number]
         return rewrite_split(plan, split, groups, shared, sources(split), rules, kept_aborts, walk, settled, name)
 
-    rewritten = _run(spark, plan, rewrite, splits)
+    rewritten = _run(workers, plan, rewrite, splits)
     pieces = {g: [piece for done in rewritten for piece in done.pieces if piece.group == g] for g in sorted(shared)}
 
     def join(g: int) -> JoinedGroup:
         return join_pieces(plan, g, groups[g], pieces[g], kept_aborts)
 
-    joined = _run(spark, plan, join, sorted(shared))
+    joined = _run(workers, plan, join, sorted(shared))
     tally = Tally()
     segments = {g: manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0)) for g, group in groups.items()}
     for done in rewritten:
@@ -94,7 +93,7 @@ def rewrite_by_blocks(
     return [segments[g] for g in sorted(segments)], tally, max(itertools.chain(*peaks), default=0)
 
 
-def _run(spark: SparkSession, plan: PartitionPlan, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def _run(workers: Workers, plan: PartitionPlan, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """A stage: what `work` gives of each item. SetAside: what stopped one of them."""
 
     def one(item: T) -> R | Problem:
@@ -104,7 +103,7 @@ def _run(spark: SparkSession, plan: PartitionPlan, work: Callable[[T], R], items
         return replace(result, peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
     out: list[R] = []
-    for result in run_tasks(spark, one, items):
+    for result in workers.run(one, items):
         if isinstance(result, Problem):
             raise SetAside(result)
         out.append(result)
@@ -113,5 +112,4 @@ def _run(spark: SparkSession, plan: PartitionPlan, work: Callable[[T], R], items
 
 def _name(what: str, number: int) -> str:
     """Of a task's file: no other try of this task has it."""
-    context: Any = TaskContext.get()
-    return f"{what}-{number}-{context.taskAttemptId()}"
+    return f"{what}-{number}-{secrets.token_hex(8)}"

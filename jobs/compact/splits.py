@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pyspark.sql import SparkSession
-
 from jobs.command.progress import BySize, Progress
 from jobs.compact.blocks import rewrite_by_blocks
 from jobs.compact.window import rewrite_by_window
-from jobs.spark.tasks import carried_problem, is_sparks, run_tasks
+from jobs.spark.tasks import carried_problem, is_sparks
+from jobs.spark.workers import Workers
 from udfs.attempt import attempt
 from udfs.compact.analyse import analyse, result_of
 from udfs.compact.clean_batches import Tally
@@ -31,11 +30,11 @@ from udfs.problem import Problem, SetAside
 from udfs.segments import OutputSegment
 
 
-def compact_in_splits(spark: SparkSession, plan: PartitionPlan, progress: Progress) -> PartitionResult:
+def compact_in_splits(workers: Workers, plan: PartitionPlan, progress: Progress) -> PartitionResult:
     """As `udfs.compact.one_task`, over many tasks. Advances `progress` by the partition's bytes, or nearly so."""
     clock = Clock()
     try:
-        done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(spark, plan, clock, progress))
+        done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(workers, plan, clock, progress))
     finally:  # above all where the disk is full, which ends the run
         remove_key_files(plan)
     if isinstance(done, Exception):
@@ -47,11 +46,11 @@ def compact_in_splits(spark: SparkSession, plan: PartitionPlan, progress: Progre
 
 
 def _compact_if_due(
-    spark: SparkSession, plan: PartitionPlan, clock: Clock, progress: Progress
+    workers: Workers, plan: PartitionPlan, clock: Clock, progress: Progress
 ) -> PartitionResult | Exception:
     """The result; an error of Spark's, or of the machine's through it, is no problem of this partition."""
     try:
-        return _compact(spark, plan, clock, progress)
+        return _compact(workers, plan, clock, progress)
     except NotDue as reason:
         return reason.result
     except Exception as error:
@@ -67,10 +66,10 @@ def _scan(plan: PartitionPlan, number: int) -> SegmentScan | Problem:
     return attempt(plan.segments[number].listed.path, lambda: scan_one(plan, number, chunk_buffer(plan)))
 
 
-def _scans(spark: SparkSession, plan: PartitionPlan, progress: Progress) -> list[SegmentScan]:
+def _scans(workers: Workers, plan: PartitionPlan, progress: Progress) -> list[SegmentScan]:
     out: list[SegmentScan] = []
     counted = BySize(progress, [s.listed.size // 2 for s in plan.segments])  # each byte is read twice
-    scans = run_tasks(spark, lambda number: _scan(plan, number), range(len(plan.segments)), counted.advance)
+    scans = workers.run(lambda number: _scan(plan, number), range(len(plan.segments)), counted.advance)
     counted.finish()
     for scan in scans:
         if isinstance(scan, Problem):
@@ -81,21 +80,23 @@ def _scans(spark: SparkSession, plan: PartitionPlan, progress: Progress) -> list
     return out
 
 
-def _compact(spark: SparkSession, plan: PartitionPlan, clock: Clock, progress: Progress) -> PartitionResult:
+def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, progress: Progress) -> PartitionResult:
     buffer = chunk_buffer(plan)
     with clock.phase("scan"):
         check_something_expires(plan, buffer)
-        scans = _scans(spark, plan, progress)
+        scans = _scans(workers, plan, progress)
         analysis = analyse(plan, scans, scan_identity(plan, buffer))
-    limits, cores = plan.limits, spark.sparkContext.defaultParallelism
+    limits, cores = plan.limits, workers.cores
     cleaned, tally, peak, splits = list[OutputSegment](), Tally(), 0, list[Split]()
     with clock.phase("clean"):
         if analysis.compacts:
             n_splits = number_of_splits(scans, analysis.groups, limits.split_bytes, limits.task_memory_bytes, cores)
             splits = make_splits(scans, analysis.groups, n_splits)
             by_window = limits.engine == "window" or plan.dry_run
-            rewrite = rewrite_by_window if by_window else rewrite_by_blocks
-            cleaned, tally, peak = rewrite(spark, plan, analysis, splits)
+            if by_window:
+                cleaned, tally, peak = rewrite_by_window(workers.spark(), plan, analysis, splits)
+            else:
+                cleaned, tally, peak = rewrite_by_blocks(workers, plan, analysis, splits)
     check_null_keys(plan, tally)
     with clock.phase("write"):
         generation = write_generation(plan, analysis, join_empty_groups(plan, cleaned))

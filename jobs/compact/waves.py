@@ -8,8 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
-
 from jobs.command.progress import BYTES, BySize, Progress, Silent
 from jobs.compact.choose import KEYS, Choice, choose
 from jobs.compact.commit import check_files, commit_of
@@ -18,17 +16,15 @@ from jobs.compact.plan import clean_settings
 from jobs.compact.report import CompactReport
 from jobs.compact.splits import compact_in_splits
 from jobs.errors import ConflictError
-from jobs.spark.each import each
-from jobs.spark.session import in_local_mode
-from jobs.spark.tasks import end_jobs, for_this_attempt, run_tasks
+from jobs.spark.session import local_cores
+from jobs.spark.tasks import for_this_attempt
+from jobs.spark.workers import SparkTasks, StartSpark, Threads, Workers
 from jobs.store.manifests import write_manifests
 from jobs.store.rows import Commit
 from jobs.store.tables import State
 from udfs.compact.one_task import compact_partition
 from udfs.compact.plan import PartitionPlan, PartitionResult
 from udfs.storage import open_root
-
-StartSpark = Callable[[], SparkSession]  # starts it once
 
 _AT_ONCE: Final = 2  # partitions in several tasks: one's stages fill the gaps between those of the other
 
@@ -40,22 +36,28 @@ def _one_partition(plan: PartitionPlan) -> PartitionResult:
 def run_waves(
     start_spark: StartSpark, state: State, start: Start, plans: Sequence[PartitionPlan], progress: Progress
 ) -> None:
-    """Waves of partitions, the largest first; the commit of one runs while the next one works. What is small is done in
-    threads of this process, by the same functions: a session and its first tasks cost more.
-    """
-    options, report = start.options, start.report
-    job = options.config.job
+    """Waves of partitions, the largest first; the commit of one runs while the next one works."""
+    job = start.options.config.job
     todo = sorted(plans, key=lambda p: -_size(p))
     n_bytes = sum(map(_size, todo))
-    small = job.engine in ("auto", "task") and n_bytes <= job.without_spark_bytes
-    without_spark = small and in_local_mode()
     progress.start("compact", n_bytes, BYTES)
-    commit_seconds = 0.0
+    cores = local_cores() if job.engine != "window" and n_bytes <= job.without_spark_bytes else None
+    workers: Workers = SparkTasks(start_spark()) if cores is None else Threads(start_spark, cores)
+    try:
+        _work_through(workers, state, start, todo, progress)
+    finally:
+        workers.close()
+    progress.close()
+
+
+def _work_through(workers: Workers, state: State, start: Start, todo: list[PartitionPlan], progress: Progress) -> None:
+    options, report = start.options, start.report
+    job, commit_seconds = options.config.job, 0.0
     with ThreadPoolExecutor(1) as pool:
         committing: Future[float] | None = None
         while todo and not report.conflict:
             batch, todo = _next_wave(todo, job.wave_partitions, job.wave_minutes, report)
-            results = _run_wave(start_spark, batch, progress, without_spark=without_spark)
+            results = _in_tasks(workers, choose(batch, workers.cores), progress)
             for plan in batch:
                 result = next(r for r in results if (r.topic, r.partition) == (plan.topic, plan.partition))
                 key = (plan.topic, plan.partition)
@@ -76,7 +78,6 @@ def run_waves(
             progress.doing("committing")
             commit_seconds += _committed(committing, report)
     report.seconds["commit"] = commit_seconds
-    progress.close()
 
 
 def _commit_of(start: Start, r: PartitionResult) -> Commit:
@@ -113,33 +114,19 @@ def _size(plan: PartitionPlan) -> int:
     return sum(s.listed.size for s in plan.segments)
 
 
-def _run_wave(
-    start_spark: StartSpark, plans: Sequence[PartitionPlan], progress: Progress, *, without_spark: bool
-) -> list[PartitionResult]:
-    if not without_spark:
-        spark = start_spark()
-        return _in_tasks(spark, choose(plans, spark.sparkContext.defaultParallelism), progress)
-    done = list(each(compact_partition, plans, BySize(progress, [_size(p) for p in plans]), with_spark=False))
-    large = tuple(plan for plan, r in zip(plans, done, strict=True) if r.status == "too_large")
-    rest = [r for r in done if r.status != "too_large"]
-    if not large:
-        return rest
-    return rest + _in_tasks(start_spark(), Choice((), large, KEYS), _Counted(progress, told=True))
-
-
-def _in_tasks(spark: SparkSession, choice: Choice, progress: Progress) -> list[PartitionResult]:
+def _in_tasks(workers: Workers, choice: Choice, progress: Progress) -> list[PartitionResult]:
     """The tasks of both ways at once, so that those of one fill the gaps between the stages of the other."""
 
     def several(plan: PartitionPlan, because: str, told: bool) -> PartitionResult:
-        spark.sparkContext.setLocalProperty("spark.scheduler.pool", f"{plan.topic}-{plan.partition}")
+        workers.named(f"{plan.topic}-{plan.partition}")
         part = _Counted(progress, told)
-        result = replace(compact_in_splits(spark, plan, part), several_because=because)
+        result = replace(compact_in_splits(workers, plan, part), several_because=because)
         part.advance(_size(plan) - part.done)
         return result
 
     def one_task() -> list[PartitionResult]:
         counted = BySize(progress, [_size(p) for p in choice.one_task])
-        done = run_tasks(spark, _one_partition, choice.one_task, counted.advance)
+        done = workers.run(_one_partition, choice.one_task, counted.advance)
         counted.finish()
         for plan, result in zip(choice.one_task, done, strict=True):
             if result.status == "too_large":  # another try of that task may still write to its folder, or remove it
@@ -158,7 +145,7 @@ def _in_tasks(spark: SparkSession, choice: Choice, progress: Progress) -> list[P
         return in_one.result() + [future.result() for future in in_several]
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        end_jobs(spark, [in_one, *in_several])
+        workers.end([in_one, *in_several])
         raise
     finally:
         pool.shutdown(wait=False)

@@ -95,12 +95,20 @@ def start(
     return SparkSession(context)
 
 
-def in_local_mode() -> bool:
-    """Whether Spark's tasks run, or would run, on this machine; where they do not, the driver may be a small one."""
+def local_cores() -> int | None:
+    """How many of Spark's tasks run, or would run, at once on this machine; None: they do not run on it, and the driver
+    may be a small one.
+    """
     running = SparkContext._active_spark_context
     if running is not None:
-        return str(running.master).startswith("local")
-    return "PYSPARK_GATEWAY_PORT" not in os.environ and _is_local(from_environment())  # spark-submit knows where
+        return running.defaultParallelism if str(running.master).startswith("local") else None
+    user = from_environment()
+    if "PYSPARK_GATEWAY_PORT" in os.environ or not _is_local(user):  # spark-submit knows where
+        return None
+    named = re.fullmatch(r"local(?:\[(\*|\d+)(?:,\d+)?\])?", user.master or "local[*]")
+    if named is None:  # local-cluster: processes of their own
+        return None
+    return os.cpu_count() or 1 if named[1] == "*" else max(int(named[1] or 1), 1)
 
 
 def cancel_jobs() -> None:

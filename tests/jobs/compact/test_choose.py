@@ -22,7 +22,9 @@ GIB = 1 << 30
     [
         ([], 2, 0),
         ([16 * GIB], 1, 0),  # one core: nothing to win
-        ([16 * GIB], 2, 0),  # as soon done by one
+        ([GIB], 2, 0),  # as soon done by one
+        ([GIB], 4, 1),
+        ([4 * GIB], 2, 1),
         ([4 * GIB], 4, 1),
         ([4 * GIB], 32, 1),
         ([GIB // 8], 4, 0),  # its stages would cost more

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from jobs.compact import waves
+from jobs.spark.workers import SparkTasks
 from tests.builders.archives import (
     COMPACT,
     HOUR,
@@ -202,17 +202,17 @@ def grown(spark, cases, now_ms, tmp_path_factory):
 
     grown_before = tree(lab.archive)
     asked = []
-    real = waves.run_tasks
+    real = SparkTasks.run
 
-    def counting(session, function, items, *more):
+    def counting(self, function, items, *more):
         asked.extend(item.topic for item in items)
-        return real(session, function, items, *more)
+        return real(self, function, items, *more)
 
-    waves.run_tasks = counting
+    SparkTasks.run = counting
     try:
         second = _seen(lab, lab.run(now_ms))
     finally:
-        waves.run_tasks = real
+        SparkTasks.run = real
     assert tree(lab.archive) == grown_before
     return lab, first, locked, sealed, second, asked
 

@@ -148,10 +148,19 @@ def test_a_kill_between_waves_keeps_what_was_committed(begun, now_ms, tmp_path):
     assert tree(lab.archive) == archive
 
 
-def test_a_worker_that_dies_is_an_error_and_commits_nothing(begun, now_ms, tmp_path):
+@pytest.mark.parametrize(
+    ("engine", "step"),
+    [
+        ("auto", "generation:read_back"),
+        ("blocks", "walk_split:walk_split"),
+        ("blocks", "settle:settle"),
+        ("blocks", "generation:read_back"),
+    ],
+)
+def test_a_worker_that_dies_is_an_error_and_commits_nothing(begun, now_ms, tmp_path, engine, step):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    run = start(tmp_path / "run", _arguments(mine, tmp_path, now_ms), "before udfs.compact.generation:read_back")
+    run = start(tmp_path / "run", _arguments(mine, tmp_path, now_ms, engine=engine), f"before udfs.compact.{step}")
     worker = run.wait_until_reached()
     assert worker != run.process.pid
     os.kill(worker, signal.SIGKILL)
@@ -257,11 +266,15 @@ def test_a_run_that_is_asked_to_end_does(begun, now_ms, tmp_path, asked, expecte
 
 @pytest.mark.parametrize("step", ["walk_split:walk_split", "settle:settle", "rewrite_split:rewrite_split"])
 @pytest.mark.parametrize(("asked", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_run_in_several_tasks_that_is_asked_to_end_does(begun, now_ms, tmp_path, asked, expected, step):
+@pytest.mark.parametrize("without_spark", [0, WITHOUT])
+def test_a_run_in_several_tasks_that_is_asked_to_end_does(
+    begun, now_ms, tmp_path, asked, expected, step, without_spark
+):
     """Three partitions by blocks, two at once: those that work end, the third one is not begun."""
     lab, archive, _ = begun
     mine = _copy(lab, tmp_path.name)
-    run = start(tmp_path / "run", _arguments(mine, tmp_path, now_ms, engine="blocks"), f"before udfs.compact.{step}")
+    arguments = _arguments(mine, tmp_path, now_ms, engine="blocks", without_spark=without_spark)
+    run = start(tmp_path / "run", arguments, f"before udfs.compact.{step}")
     run.wait_until_reached()
     os.kill(run.process.pid, asked)
     code, out, err = run.finish(45)

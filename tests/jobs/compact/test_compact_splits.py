@@ -10,17 +10,21 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from jobs.compact import waves
+from jobs.spark.workers import SparkTasks, Threads
 from jobs.store.paths import MANIFEST
 from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, only_input, put
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.trees import files_in
 from tests.reference.log import data_batch
+from udfs.compact.plan import PartitionResult
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 # Magic 0, 1 and 2, all kinds of transactions, groups of several segments, and groups of which nothing stays (few-keys)
 CASES = ("few-keys", "none-tomb", "txn-none", "txn-hang", "v0-none", "v1-gzip-append", "zstd-headers")
+
+# Blocks in Spark's tasks and in threads
+WAYS = pytest.mark.parametrize(("engine", "without_spark"), [("blocks", 0), ("blocks", 1 << 30), ("window", 0)])
 
 
 def files(lab, checkpoints):
@@ -44,8 +48,8 @@ def folders(lab):
     return sorted(str(path.relative_to(lab.store / "segments")) for path in files_in(lab.store / "segments", "*/*"))
 
 
-@pytest.mark.parametrize("engine", ["blocks", "window"])
-def test_the_same_bytes(engine, spark, cases, now_ms, tmp_path):
+@WAYS
+def test_the_same_bytes(engine, without_spark, spark, cases, now_ms, tmp_path):
     one, many = Lab(spark, tmp_path), Lab(spark, tmp_path, store_at=tmp_path / "other")
     for name in CASES:
         put(only_input(cases[name]), one.archive / f"{name}-0")
@@ -53,7 +57,10 @@ def test_the_same_bytes(engine, spark, cases, now_ms, tmp_path):
         size = segments if name in ("few-keys", "txn-hang") else 2 * segments  # 1: no joining; 2: groups of some
         one.settings.setdefault("topics", {})[name] = {"segment.bytes": size}
     whole = one.run(now_ms)
-    split = many.run(now_ms, settings={**one.settings, "job": {"split.bytes": 1, "engine": engine}})
+    split = many.run(
+        now_ms,
+        settings={**one.settings, "job": {"split.bytes": 1, "engine": engine, "without.spark.bytes": without_spark}},
+    )
     assert whole.exit_code == split.exit_code == 0
     for a, b in zip(whole.results, split.results, strict=True):
         assert (a.splits, b.splits > 1) == (1, True), a.name()
@@ -74,7 +81,7 @@ def test_the_same_bytes(engine, spark, cases, now_ms, tmp_path):
     # again, over clean and dirty, at a clock at which horizons have passed; the dry run says the same
     later = now_ms + 25 * HOUR
     names = "[ftvn]*"
-    several = {**one.settings, "job": {"split.bytes": 1, "engine": engine}}
+    several = {**one.settings, "job": {"split.bytes": 1, "engine": engine, "without.spark.bytes": without_spark}}
     dry = many.run(later, topics=names, force=True, dry_run=True, settings=several)
     whole = one.run(later, topics=names, force=True)
     split = many.run(later, topics=names, force=True, settings=several)
@@ -91,9 +98,16 @@ def test_the_same_bytes(engine, spark, cases, now_ms, tmp_path):
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
-@pytest.mark.parametrize("engine", ["blocks", "window"])
-def test_what_sets_a_partition_aside_does_so_in_splits_too(engine, spark, cases, now_ms, tmp_path):
-    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.bytes": 1, "engine": engine}})
+@WAYS
+def test_what_sets_a_partition_aside_does_so_in_splits_too(engine, without_spark, spark, cases, now_ms, tmp_path):
+    lab = Lab(
+        spark,
+        tmp_path,
+        settings={
+            "defaults": COMPACT,
+            "job": {"split.bytes": 1, "engine": engine, "without.spark.bytes": without_spark},
+        },
+    )
     put(only_input(cases["few-keys"]), lab.archive / "good-0")
     bad = put(only_input(cases["few-keys"]), lab.archive / "flipped-0")
     log = files_in(bad)[3]
@@ -114,7 +128,8 @@ def test_what_sets_a_partition_aside_does_so_in_splits_too(engine, spark, cases,
     assert [name.partition("/")[0] for name in folders(lab)] == ["good-0"]
 
 
-def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("without_spark", "workers"), [(0, SparkTasks), (1 << 30, Threads)])
+def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, monkeypatch, without_spark, workers):
     """64 MiB for a task (the least) are half of it a table of keys: 1.4 million; this partition has more."""
     n, per_batch = 1_700_000, 100_000
     folder = tmp_path / "archive" / "many-0"
@@ -124,17 +139,21 @@ def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, mon
         for start in range(0, n, per_batch):
             out.write(_numbered(start, per_batch))
     second.write_bytes(data_batch(n, [(1_000_000, b"x", b"y")]).data)
-    small = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"task.memory.bytes": 64 << 20}})
-    large = Lab(spark, tmp_path, store_at=tmp_path / "other")
+    job = {"task.memory.bytes": 64 << 20, "without.spark.bytes": without_spark}
+    small = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": job})
+    large = Lab(
+        spark, tmp_path, settings={"defaults": COMPACT, "job": {"without.spark.bytes": without_spark}},
+        store_at=tmp_path / "other",
+    )  # fmt: skip
     seen = []
-    real = waves.run_tasks
+    real = workers.run
 
-    def watched(session, function, items, *more):
-        results = real(session, function, items, *more)
-        seen.extend(result.status for result in results)
+    def watched(self, function, items, *more):
+        results = real(self, function, items, *more)
+        seen.extend(r.status for r in results if isinstance(r, PartitionResult))
         return results
 
-    monkeypatch.setattr(waves, "run_tasks", watched)
+    monkeypatch.setattr(workers, "run", watched)
     report = small.run(now_ms)
     assert seen == ["too_large"]
     assert [r.status for r in report.results] == ["cleaned"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zipfile
 from pathlib import Path
 
@@ -78,12 +79,17 @@ def test_settings_by_master(tmp_path, monkeypatch):
 def test_where_tasks_run(monkeypatch):
     monkeypatch.setattr(session.SparkContext, "_active_spark_context", None)
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    for options, local in (("", True), ("--master local[4]", True), ("--master yarn", False)):
+    all_cores = os.cpu_count()
+    for options, cores in (
+        ("", all_cores), ("--master local[*]", all_cores), ("--master local[*,2]", all_cores), ("--master local", 1),
+        ("--master local[5]", 5), ("--master local[5,2]", 5), ("--master yarn", None), ("--master spark://a:1", None),
+        ("--master local-cluster[2,1,1024]", None),
+    ):  # fmt: skip
         monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{options} pyspark-shell".strip())
-        assert session.in_local_mode() is local
+        assert session.local_cores() == cores, options
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # spark-submit started the JVM, and knows the master
-    assert not session.in_local_mode()
+    assert session.local_cores() is None
 
 
 @pytest.mark.parametrize(
