@@ -14,6 +14,7 @@ class SegmentInput:
 
     listed: ListedSegment
     from_offset: int = 0  # batches below are not part of the log: they are in the generation already
+    min_timestamp_ms: int = -1  # as in OutputSegment
 
     @property
     def base_offset(self) -> int:
@@ -62,3 +63,4 @@ class OutputSegment:
     offset_index_bytes: int
     time_index_bytes: int
     txn_index_bytes: int
+    min_timestamp_ms: int = -1  # of its data records that have one; 2**63 - 1: none has; -1: nobody looked

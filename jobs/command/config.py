@@ -41,6 +41,12 @@ def _integer(low: int, high: int) -> Callable[[object], int]:
     return check
 
 
+def _true_or_false(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _BadValueError("true or false")
+    return value
+
+
 def _ratio(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
         raise _BadValueError("a number from 0 to 1")
@@ -84,6 +90,7 @@ class TopicSettings:
     producer_id_expiration_ms: int = 86_400_000
     retention_ms: int = -1
     retention_bytes: int = -1
+    retention_exact: bool = False
     null_keys: str = "fail"
     gaps: str = "fail"
     max_decompressed_batch_bytes: int = 256 << 20
@@ -138,6 +145,7 @@ TOPIC_CHECKS: dict[str, Callable[[object], Any]] = {
     "producer.id.expiration.ms": _integer(1, MAX_INT),
     "retention.ms": _integer(-1, MAX_LONG),
     "retention.bytes": _integer(-1, MAX_LONG),
+    "retention.exact": _true_or_false,
     "null.keys": _one_of(NULL_KEYS),
     "gaps": _one_of(GAPS),
     "max.decompressed.batch.bytes": _integer(1 << 20, MAX_INT),
@@ -189,9 +197,17 @@ class Config:
 
     def _check_retention(self, topic: str, settings: TopicSettings) -> None:
         """That a table does not limit what its policy keeps: [defaults] may, since they are for other topics too."""
+        if settings.retention_exact and settings.expires and settings.retention_ms < 0:
+            raise BadSettingError(
+                path=self.path or "settings",
+                table=f"topic {topic}",
+                setting="retention.exact",
+                expected="retention.ms beside it, 0 or more",
+                found=f"true, with retention.ms {settings.retention_ms}",
+            )
         for glob, table in self.topics.items():
-            for name in ("retention_ms", "retention_bytes"):
-                if not settings.expires and matches(glob, topic) and table.get(name, -1) >= 0:
+            for name, none in (("retention_ms", -1), ("retention_bytes", -1), ("retention_exact", False)):
+                if not settings.expires and matches(glob, topic) and table.get(name, none) > none:
                     raise BadSettingError(
                         path=self.path or "settings",
                         table=f"topic {topic}",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Required, TypedDict
 
 from jobs.archive.listing import ArchivedPartition
@@ -101,7 +101,7 @@ def clean_settings(settings: TopicSettings) -> CleanSettings:
     """Those of a topic's settings that change the result."""
     values = {name: getattr(settings, name) for name in CleanSettings.__dataclass_fields__}
     if not settings.expires:
-        values |= {"retention_ms": -1, "retention_bytes": -1}
+        values |= {"retention_ms": -1, "retention_bytes": -1, "retention_exact": False}
     return CleanSettings(**values)
 
 
@@ -153,7 +153,11 @@ def inputs_from_generation(
     listed = [ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours]
     if listed and after and listed[-1].base_offset == after[0].base_offset:
         listed.pop()  # all had expired, and the archive goes on at the log end
-    segments = [*map(SegmentInput, listed), *after]
+    least = {(s.base_offset, s.size_bytes): s.min_timestamp_ms for s in manifest}
+    segments = [
+        replace(s, min_timestamp_ms=least.get((s.listed.base_offset, s.listed.size), -1)) if not s.from_offset else s
+        for s in (*map(SegmentInput, listed), *after)
+    ]
     snapshots = {file.offset: file for file in archived.located(archived.snapshots)}
     for base in [s.base_offset for s in manifest if s.base_offset > log_start] + [checkpoint.next_offset]:
         snapshots[base] = SideFile(store_uri, f"{folder}/{segment_file(base, 'snapshot')}", base)

@@ -122,6 +122,7 @@ class CompactReport(JobReport):
                 ("aborted", "of aborted transactions"),
                 ("null_key", "without a key"),
                 ("markers", "transaction markers"),
+                ("expired", "older than retention.ms"),
             )
         }
         counts = ", ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)

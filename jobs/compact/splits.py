@@ -16,11 +16,12 @@ from jobs.compact.window import rewrite_by_window
 from jobs.spark.tasks import carried_problem, is_sparks
 from jobs.spark.workers import Workers
 from udfs.attempt import attempt
-from udfs.compact.analyse import analyse, result_of
+from udfs.compact.analyse import Analysis, analyse, result_of
 from udfs.compact.clean_batches import Tally
 from udfs.compact.decide_kernels import COUNTER_NAMES
-from udfs.compact.generation import join_empty_groups, remove_folder, write_generation
-from udfs.compact.key_files import remove_key_files
+from udfs.compact.expire_records import expire_records
+from udfs.compact.generation import join_empty_groups, place, remove_folder, write_generation
+from udfs.compact.key_files import in_own_folder, remove_key_files
 from udfs.compact.one_task import Clock, check_null_keys
 from udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
 from udfs.compact.scan_partition import check_something_expires, scan_identity, scan_one
@@ -80,6 +81,25 @@ def _scans(workers: Workers, plan: PartitionPlan, progress: Progress) -> list[Se
     return out
 
 
+def _expire(workers: Workers, plan: PartitionPlan, analysis: Analysis) -> tuple[Analysis, list[OutputSegment], Tally]:
+    """In one task: there is no key to look for, and few segments change."""
+
+    def work() -> tuple[Analysis, list[OutputSegment], Tally] | NotDue:
+        tally = Tally()
+        try:
+            return *expire_records(in_own_folder(plan), analysis, tally, chunk_buffer(plan)), tally
+        except NotDue as reason:
+            return reason
+
+    [done] = workers.run(lambda name: attempt(name, work), [f"{plan.topic}-{plan.partition}"])
+    if isinstance(done, NotDue):
+        raise done
+    if isinstance(done, Problem):
+        raise SetAside(done)
+    analysis, segments, tally = done
+    return analysis, place(plan, segments), tally
+
+
 def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, progress: Progress) -> PartitionResult:
     buffer = chunk_buffer(plan)
     with clock.phase("scan"):
@@ -89,7 +109,9 @@ def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, progress: Prog
     limits, cores = plan.limits, workers.cores
     cleaned, tally, peak, splits = list[OutputSegment](), Tally(), 0, list[Split]()
     with clock.phase("clean"):
-        if analysis.compacts:
+        if analysis.aging:
+            analysis, cleaned, tally = _expire(workers, plan, analysis)
+        elif analysis.compacts:
             n_splits = number_of_splits(scans, analysis.groups, limits.split_bytes, limits.task_memory_bytes, cores)
             splits = make_splits(scans, analysis.groups, n_splits)
             by_window = limits.engine == "window" or plan.dry_run
@@ -97,9 +119,10 @@ def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, progress: Prog
                 cleaned, tally, peak = rewrite_by_window(workers.spark(), plan, analysis, splits)
             else:
                 cleaned, tally, peak = rewrite_by_blocks(workers, plan, analysis, splits)
+            cleaned = join_empty_groups(plan, cleaned)
     check_null_keys(plan, tally)
     with clock.phase("write"):
-        generation = write_generation(plan, analysis, join_empty_groups(plan, cleaned))
+        generation = write_generation(plan, analysis, cleaned)
     counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
     out = result_of(plan, analysis, generation, counters, tally.recompressed_bytes)
     return replace(out, splits=max(len(splits), 1), peak_memory_bytes=peak)

@@ -20,21 +20,20 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import google_crc32c
 from pyarrow import fs as pafs
 
 from jobs.errors import ManifestError
 from jobs.store.paths import MANIFEST, ROLLED_BACK, generation_folder
-from jobs.store.rows import FORMAT, Checkpoint, Commit, PartitionState, RunRow, Segment
+from jobs.store.rows import FORMAT, Checkpoint, Commit, PartitionState, RunRow, Segment, row_of
 from logformat import names
 from logformat.locations import text_entries
 from udfs.storage import Root, flush, write_file
 
 _WRITERS: Final = 8
 MAX_OFFSET: Final = 2**63 - 1
-_ROW = TypeVar("_ROW", Checkpoint, RunRow, Segment, PartitionState)
 
 
 @dataclass(frozen=True)
@@ -73,16 +72,16 @@ def from_json(data: bytes, path: str) -> Commit:
         generation = told["generation"]
         if told["crc32c"] != _checksum(generation):
             raise ManifestError(path=path, expected=f"CRC-32C {told['crc32c']}", found=_checksum(generation))
-        run = _row(RunRow, generation["run"])
+        run = row_of(RunRow, generation["run"])
         return Commit(
             topic=run.topic,
             partition=run.partition,
             planned_generation=run.generation_before,
             planned_run_id=run.parent_run_id,
-            checkpoint=_row(Checkpoint, generation["checkpoint"]),
-            segments=[_row(Segment, row) for row in generation["segments"]],
+            checkpoint=row_of(Checkpoint, generation["checkpoint"]),
+            segments=[row_of(Segment, row) for row in generation["segments"]],
             run=run,
-            standing=generation["standing"] and _row(PartitionState, generation["standing"]),
+            standing=generation["standing"] and row_of(PartitionState, generation["standing"]),
         )
     except ManifestError:
         raise
@@ -168,12 +167,6 @@ def _files(commit: Commit, folder: str) -> Iterator[tuple[str, int | None]]:
     if commit.run.topic_id is not None:
         yield f"{folder}/{names.PARTITION_METADATA}", None
     yield f"{folder}/{MANIFEST}", None
-
-
-def _row(kind: type[_ROW], told: dict[str, Any]) -> _ROW:
-    """A row; what a later version added to it is passed over, what it had not yet has its default."""
-    known = {field.name for field in dataclasses.fields(kind)}
-    return kind(**{name: value for name, value in told.items() if name in known})
 
 
 def _checksum(generation: object) -> int:

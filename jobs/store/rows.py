@@ -74,6 +74,7 @@ class Segment:
     txn_index_bytes: int
     offset_index_bytes: int
     time_index_bytes: int
+    min_timestamp_ms: int = -1  # of its records; 2**63 - 1: none has a timestamp; -1: not known
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ class RunRow:
     versions: str  # JSON: what ran
     anew: bool = False  # --reset: made of the archive alone; the generation before may be the only copy of its records
     expired: str | None = None  # JSON [[reason, first, until, segments, records, bytes], ...]: what went by retention
+    dropped_expired: int = 0  # records older than retention.ms inside segments that stay, by retention.exact
 
     @property
     def began_anew(self) -> bool:
@@ -304,10 +306,17 @@ def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:
     shown, and compared with those that are given now.
     """
     names = [f.name for f in dataclasses.fields(kind) if f.name in table.column_names]
-    late = {f.name: f.default for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING}
     rows = table.select(names).to_pylist()
     for row in rows:
-        row.update({name: value for name, value in late.items() if row.get(name) is None})
         if "archive_uri" in row:
             row["archive_uri"] = without_secrets(row["archive_uri"])
-    return [kind(**row) for row in rows]
+    return [row_of(kind, row) for row in rows]
+
+
+def row_of(kind: type[Row], told: Mapping[str, Any]) -> Row:
+    """A row of what a table or a file tells of it: where that is older than a column, or null, its default counts; what
+    is younger than this version is passed over.
+    """
+    fields = dataclasses.fields(kind)
+    late = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING and told.get(f.name) is None}
+    return kind(**{f.name: told[f.name] for f in fields if f.name in told} | late)

@@ -52,6 +52,7 @@ from jobs.store.rows import (
     checkpoint_schema,
     from_arrow,
     histories,
+    row_of,
     to_arrow,
     to_checkpoints,
     undecided,
@@ -471,7 +472,7 @@ def _manifests(found: pa.Table, wanted: Mapping[Key, tuple[int, str]]) -> dict[K
         key = row["topic"], row["partition"]
         if wanted.get(key) == (row["generation"], row["run_id"]):
             shared = {name: row[name] for name in names}
-            manifests[key] = [Segment(**shared, **segment) for segment in row["segments"]]
+            manifests[key] = [row_of(Segment, shared | segment) for segment in row["segments"]]
     return manifests
 
 

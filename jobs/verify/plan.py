@@ -116,6 +116,7 @@ def plan_generation(
         compacts=settings.get("compacts", True),
         retention_ms=settings.get("retention_ms", -1),
         retention_bytes=settings.get("retention_bytes", -1),
+        retention_exact=settings.get("retention_exact", False),
         expired=tuple((*one,) for one in json.loads(run.expired or "[]")),
         log_start_known=max(start_before, *_log_starts(archived)) if archived is not None else run.log_start_offset,
         parent=parent,

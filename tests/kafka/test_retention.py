@@ -18,7 +18,7 @@ from jobs.command.cli import main
 from tests.builders.folders import Outcome, archived_at, compact, golden_plan
 from tests.builders.trees import files_in, tree
 from tests.golden import Case, case_names
-from tests.kafka_lab import check_served, delete_old_segments, start_restored
+from tests.kafka_lab import check_served, delete_old_segments, dump, start_restored
 from tests.kafka_lab.loading import partition_dirs
 from udfs.compact.plan import PartitionPlan
 
@@ -198,6 +198,55 @@ def test_by_command_and_under_a_broker(tmp_path: Path, capsys: pytest.CaptureFix
     found = [int(log.stem) for log in files_in(restored / "clicks-0")]
     assert found == [s.base_offset for s in clicks[2:]]
     assert tree(archive) == before
+    check_a_broker_serves(restored)
+
+
+def check_a_broker_serves(restored: Path) -> None:
     with start_restored(restored) as broker:
-        problems, _ = check_served(broker.bootstrap, partition_dirs([restored]))
+        problems, _ = check_served(broker.bootstrap, partition_dirs([restored]), strict_times=True)
         assert problems == []
+
+
+EXACT = """
+[topics.users]
+"cleanup.policy" = "delete"
+"retention.ms" = {ms}
+"retention.exact" = true
+[topics.clicks]
+"cleanup.policy" = "compact,delete"
+"retention.ms" = {ms}
+"retention.exact" = true
+"min.cleanable.dirty.ratio" = 0
+"""
+
+
+@pytest.mark.spark
+def test_exact_by_command_and_under_a_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By Kafka's dump tool nothing is left that is older, and all that is younger is there; a broker serves it, also by
+    time.
+    """
+    archive, store, config = tmp_path / "archive", tmp_path / "store", tmp_path / "t.toml"
+    shutil.copytree(Path(__file__).resolve().parents[2] / "examples" / "archive", archive)
+    users = held(archive / "users-0")
+    oldest, now_ms = (users[1].largest_ms + users[2].largest_ms) // 2, users[-1].largest_ms + 100_000
+    config.write_text(EXACT.format(ms=now_ms - oldest))
+    words = ["compact", str(archive), "--store", str(store), "--config", str(config), "--now", str(now_ms)]
+    assert main([*words, "--null-keys", "keep"]) == 0
+    assert "older than retention.ms" in capsys.readouterr().out
+    assert main(["verify", "--store", str(store)]) == 0, capsys.readouterr().out
+    restored = tmp_path / "restored"
+    assert main(["restore", "--store", str(store), "--output", str(restored)]) == 0
+    for partition in ("users-0", "users-1"):
+        before = [line for log in files_in(archive / partition) for line in dumped(log)]
+        active = int(files_in(archive / partition)[-1].stem)
+        after = [line for log in files_in(restored / partition) for line in dumped(log)]
+        young = [(offset, time) for offset, time in before if offset >= active or time >= oldest]
+        assert after == young
+        assert 0 < len(young) < len(before)
+    check_a_broker_serves(restored)
+
+
+def dumped(log: Path) -> list[tuple[int, int]]:
+    """(offset, timestamp) of the records in a segment, by Kafka's dump tool."""
+    fields = (line.split("\t") for line in dump([log], "R")[log])
+    return [(int(offset), int(timestamp)) for _, offset, timestamp, *_ in fields]

@@ -4,8 +4,8 @@ which producers are active, which transactions were aborted, which segments beco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Analysis:
     log_end_offset: int
     cleanable: CleanableRange
     rules: Rules
-    groups: list[range]  # numbers of the sources that become one; all below the first uncleanable offset
+    groups: list[range]  # numbers of the sources that are compacted into one; all below the first uncleanable offset
     producers: list[np.ndarray]  # snapshot entries at the base of each source, and at the log end
     aborted: np.ndarray  # transaction_index.ENTRY[m], to be written: of the whole log
     kept_aborts: np.ndarray  # ENTRY[k], to be written: whose markers stay in the cleaned range
@@ -53,11 +53,20 @@ class Analysis:
     notes: tuple[str, ...]
     gaps: tuple[Gap, ...] = ()  # that the log is worked through with
     sealed: bool = False  # nothing will be appended to the last source
+    not_due: NotDue | None = None  # nothing is compacted, and no whole segment goes
+    aging: range = range(0)  # numbers of the sources of which records may go by their time alone
+    head: int = 0  # so many sources, the first ones, are replaced by what is written
+    least: Mapping[int, int] = field(default_factory=dict)  # smallest timestamps of sources that were read and stay
 
     @property
     def untouched(self) -> range:
-        """Numbers of the sources that are not cleaned."""
-        return range(self.groups[-1].stop if self.groups else 0, len(self.sources))
+        """Numbers of the sources that are not rewritten."""
+        return range(self.head, len(self.sources))
+
+    @property
+    def compacts(self) -> bool:
+        """Whether anything is cleaned; else retention alone is done."""
+        return bool(self.groups)
 
     def group(self, numbers: range, stack: PieceStack | None) -> Group:
         """A group before it is written; without a stack, for a task that fills one."""
@@ -70,11 +79,6 @@ class Analysis:
             source_records=sum(m.scan.n_records for m in members),
             stack=stack if stack is not None else PieceStack(0),
         )
-
-    @property
-    def compacts(self) -> bool:
-        """Whether anything is cleaned; else retention alone is done."""
-        return bool(self.groups)
 
     def end_of(self, number: int) -> int:
         """Where the range of a source ends: the next one's base, or the log end."""
@@ -125,19 +129,24 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         gaps=gaps,
     )
     sealed = plan.sealed and len(sources) == len(plan.segments) and not scans[-1].reached_end_offset
-    if not due and not any(expired(plan, _facts(sources), sealed).values()):
-        raise NotDue(result)
+    not_due = None if due or any(expired(plan, _facts(sources), sealed).values()) else NotDue(result)
+    aging = range(0) if due else _aging(plan, sources, log_end, final, sealed)
+    if not_due is not None and not aging:
+        raise not_due
     end = cleanable.first_uncleanable_offset if due else scans[0].base_offset
     check_ends_known(plan, scans, gaps, end)
     in_index, index_only = with_index_entries(plan, scans, aborted, log_end, notes)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.base_offset < end)])
     discardable, kept_abort = discardable_batches(rows, aborted)
     numbers = [i for i, s in enumerate(scans) if s.base_offset < end]
+    all_aborted = _by_marker(np.concatenate([in_index, index_only]))
     return Analysis(
         sources=sources,
         log_end_offset=log_end,
         cleanable=cleanable,
-        rules=_rules(plan, sources, cleanable, final, rows, discardable),
+        rules=_rules(plan, sources, cleanable, final, rows, discardable)
+        if due
+        else _rules_of_time(plan, log_end, final),
         groups=cleaner.group_segments_by_size(
             [scans[i].base_offset for i in numbers],
             [scans[i].size for i in numbers],
@@ -148,12 +157,15 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
             max_index_bytes=plan.settings.segment_index_bytes,
         ),
         producers=producers,
-        aborted=_by_marker(np.concatenate([in_index, index_only])),
-        kept_aborts=in_index[kept_abort[kept_abort >= 0]],
+        aborted=all_aborted,
+        kept_aborts=in_index[kept_abort[kept_abort >= 0]] if due else all_aborted,
         last_batch=last_batch,
         notes=tuple(notes),
         gaps=gaps,
         sealed=sealed,
+        not_due=not_due,
+        aging=aging,
+        head=len(numbers),
     )
 
 
@@ -166,6 +178,37 @@ def expired(plan: PartitionPlan, segments: SegmentFacts, sealed: bool) -> dict[R
         now_ms=plan.now_ms,
         last_may_go=sealed,
     )
+
+
+def _aging(
+    plan: PartitionPlan, sources: Sequence[Source], log_end: int, producers: ProducerState, sealed: bool
+) -> range:
+    """Numbers of the sources, from the first that stays on to the last that may hold a record older than it may be:
+    none that may still be written to, and none with an open transaction.
+    """
+    if plan.oldest_ms < 0:
+        return range(0)
+    facts = _facts(sources)
+    limit = cleaner.cleanable_range(
+        facts,
+        first_dirty=sources[0].scan.base_offset,
+        log_end_offset=log_end,
+        active_base_offset=log_end if sealed else sources[-1].scan.base_offset,
+        last_stable_offset=producers.last_stable_offset(log_end),
+        min_compaction_lag_ms=0,
+        now_ms=plan.now_ms,
+    ).first_uncleanable_offset
+    stop = sum(s.scan.base_offset < limit for s in sources)
+    while stop and not may_hold_old(plan, sources[stop - 1].scan, plan.segments[stop - 1].min_timestamp_ms):
+        stop -= 1
+    by_time = replace(plan, settings=replace(plan.settings, retention_bytes=-1))
+    first = sum(expired(by_time, facts, sealed).values())  # what goes by size is known when the rest is written
+    return range(min(first, stop), stop)
+
+
+def may_hold_old(plan: PartitionPlan, scan: SegmentScan, min_timestamp_ms: int) -> bool:
+    """Whether a segment may hold records that are older than they may be; one without any timestamp does not."""
+    return min_timestamp_ms < plan.oldest_ms and scan.max_timestamp >= 0
 
 
 def _facts(sources: Sequence[Source]) -> SegmentFacts:
@@ -266,6 +309,25 @@ def _rules(
         producers=LastBatches(entries["producer_id"], entries["last_offset"], entries["producer_epoch"]),
         txn_base_offsets=rows["base_offset"].copy(),
         txn_discardable=discardable,
+        oldest_ms=plan.oldest_ms,
+        dry_run=plan.dry_run,
+    )
+
+
+def _rules_of_time(plan: PartitionPlan, log_end: int, producers: ProducerState) -> Rules:
+    """Rules by which nothing goes but records that are too old."""
+    entries, none = producers.entries(), np.empty(0, np.int64)
+    return Rules(
+        now_ms=plan.now_ms,
+        delete_retention_ms=plan.settings.delete_retention_ms,
+        first_uncleanable_offset=log_end,
+        legacy_horizon_ms=cleaner.NO_LEGACY_HORIZON,
+        keep_null_keys=True,
+        producers=LastBatches(entries["producer_id"], entries["last_offset"], entries["producer_epoch"]),
+        txn_base_offsets=none,
+        txn_discardable=none.astype(np.bool_),
+        oldest_ms=plan.oldest_ms,
+        compacts=False,
         dry_run=plan.dry_run,
     )
 

@@ -31,6 +31,7 @@ def collect_leaving(
     spans: np.ndarray,
     is_last: np.ndarray,
     first_dirty_offset: int,
+    oldest_ms: int,
     bucket_shift: int,
     leaves: np.ndarray,
     plain: np.ndarray,
@@ -41,9 +42,9 @@ def collect_leaving(
 
     batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n], of batches without control records; spans: SPAN[]; is_last:
     bool[len(spans)]; bucket_shift: the bucket is key_high >> this. Written: leaves: bool[len(spans)], for each record
-    whether it leaves; plain: bool[wanted batches], no tombstone and no record without key, and of magic 2; entries:
-    u8[m, 2] and buckets: u1[m], with room for every record. Returns (entries, those of dirty records, which come
-    first, batches).
+    whether it leaves; plain: bool[wanted batches], no tombstone and no record without key, of magic 2, and no record's
+    time matters (oldest_ms < 0); entries: u8[m, 2] and buckets: u1[m], with room for every record. Returns (entries,
+    those of dirty records, which come first, batches).
     """
     n = 0
     n_dirty = 0
@@ -54,7 +55,7 @@ def collect_leaving(
             continue
         first = bodies[i].first_span
         base = bodies[i].base_offset
-        is_plain = batches[i].magic == 2
+        is_plain = batches[i].magic == 2 and oldest_ms < 0
         for row in range(first + bodies[i].n_records - 1, first - 1, -1):
             span = spans[row]
             is_plain = is_plain and not span.null_key and not span.null_value

@@ -38,6 +38,7 @@ OUT_BATCH = np.dtype(
         ("base_offset", "i8"),
         ("last_offset", "i8"),
         ("max_timestamp", "i8"),
+        ("min_timestamp", "i8"),  # as in CLEANED
         ("n_records", "i4"),
         ("tombstones", "i4"),
         ("codec", "i1"),
@@ -114,6 +115,8 @@ def clean_chunk(
             fates[part],
             rules.now_ms,
             rules.new_horizon_ms,
+            rules.oldest_ms,
+            rules.compacts,
             keep_legacy_tombstones,
             rules.keep_null_keys,
             kept,
@@ -138,7 +141,7 @@ def _write(run: Run, raw_position: int, kept: np.ndarray, cleaned: np.ndarray, t
     stays = outcome != DROPPED
     rows = np.empty(int(stays.sum()), OUT_BATCH)
     rows["size"] = sizes[stays]
-    for name in ("base_offset", "last_offset", "max_timestamp", "tombstones"):
+    for name in ("base_offset", "last_offset", "max_timestamp", "min_timestamp", "tombstones"):
         rows[name] = cleaned[name][stays]
     rows["n_records"] = cleaned["n_kept"][stays]
     rows["rebuilt"] = rebuilt[stays]

@@ -196,6 +196,8 @@ class Rules:
     producers: LastBatches
     txn_base_offsets: np.ndarray  # int64[m], ascending: the transactional and control batches ...
     txn_discardable: np.ndarray  # bool[m]: ... and which of them may go
+    oldest_ms: int = -1  # data records with an earlier timestamp go
+    compacts: bool = True  # else nothing goes but those
     dry_run: bool = False
 
     @property

@@ -17,7 +17,7 @@ from logformat.layout import (
     TRANSACTIONAL_MASK,
 )
 from udfs.compact.block_kernels import ALL_STAY, UNKNOWN
-from udfs.compact.rebuild_kernels import COPIED, DROPPED, EMPTIED, REBUILT
+from udfs.compact.rebuild_kernels import COPIED, DROPPED, EMPTIED, NO_TIMESTAMP, REBUILT, UNKNOWN_TIMESTAMP
 
 # batch retention, as Kafka's RecordFilter.BatchRetention
 DELETE: Final = 0
@@ -39,11 +39,12 @@ BATCHES_REBUILT: Final = 10
 BATCHES_EMPTIED: Final = 11
 BATCHES_DROPPED: Final = 12
 TOMBSTONES_KEPT: Final = 13
-N_COUNTERS: Final = 14
+DROPPED_EXPIRED: Final = 14
+N_COUNTERS: Final = 15
 COUNTER_NAMES: Final = (
     "records_read", "records_kept", "dropped_superseded", "dropped_tombstones", "dropped_aborted", "dropped_null_key",
     "dropped_markers", "null_keys", "batches_read", "batches_copied", "batches_rebuilt", "batches_emptied",
-    "batches_dropped", "tombstones_kept",
+    "batches_dropped", "tombstones_kept", "dropped_expired",
 )  # fmt: skip
 
 
@@ -59,6 +60,8 @@ def decide(
     fates: np.ndarray,
     now_ms: int,
     new_horizon_ms: int,
+    oldest_ms: int,
+    compacts: bool,
     keep_legacy_tombstones: bool,
     keep_null_keys: bool,
     kept: np.ndarray,
@@ -70,7 +73,9 @@ def decide(
     batches: BATCH[n]; bodies: BODY[n]; is_last: bool[len(spans)]; retention: int8[n]; drop_records, discardable:
     bool[n]; fates: int8[n]: where one is not UNKNOWN the batch has no spans, for all its records are known to stay, or
     to be superseded (`block_kernels.fates_of_batches`). new_horizon_ms: now + delete.retention.ms, negative where that
-    overflows (then no horizon is set).
+    overflows (then no horizon is set). oldest_ms: data records with an earlier timestamp go, those without one stay;
+    negative: times do not matter, and nobody looks for the smallest.
+    compacts: else records go for nothing but their time.
     """
     for i in range(batches.shape[0]):
         batch = batches[i]
@@ -87,6 +92,7 @@ def decide(
         first_kept = np.int64(-1)
         last_kept = np.int64(-1)
         max_timestamp = np.int64(-1)
+        min_timestamp = np.int64(UNKNOWN_TIMESTAMP if oldest_ms < 0 else NO_TIMESTAMP)
         if drop_records[i]:
             counters[DROPPED_MARKERS if control else DROPPED_ABORTED] += n_records
         elif known:
@@ -97,8 +103,9 @@ def decide(
         else:
             for row in range(body.first_span, body.first_span + n_records):
                 span = spans[row]
+                timestamp = batch.max_timestamp if append_time else body.base_timestamp + span.timestamp_delta
                 keep = True
-                if not control:
+                if compacts and not control:
                     if span.null_key:
                         counters[NULL_KEYS] += 1
                         if not keep_null_keys:
@@ -114,6 +121,9 @@ def decide(
                             keep = keep_legacy_tombstones
                         if not keep:
                             counters[DROPPED_TOMBSTONES] += 1
+                if keep and not control and 0 <= timestamp < oldest_ms:
+                    keep = False
+                    counters[DROPPED_EXPIRED] += 1
                 kept[row] = keep
                 if keep:
                     if n_kept == 0:
@@ -124,8 +134,11 @@ def decide(
                     if span.null_value:
                         tombstones += 1
                     max_timestamp = max(max_timestamp, body.base_timestamp + span.timestamp_delta)
-        set_horizon = (tombstones > 0 or (control and discardable[i])) and not has_horizon
+                    if timestamp >= 0 and not control:
+                        min_timestamp = min(min_timestamp, timestamp)
+        set_horizon = compacts and (tombstones > 0 or (control and discardable[i])) and not has_horizon
         result.n_kept = n_kept
+        result.min_timestamp = min_timestamp
         result.tombstones = tombstones if not control else 0
         if n_kept > 0 and n_kept == n_records and current and not set_horizon:
             result.outcome = COPIED

@@ -96,12 +96,14 @@ def write_indexes(
 
 
 def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[OutputSegment]) -> WrittenGeneration:
-    """All other files of the generation, of which retention takes the oldest segments."""
+    """All other files of the generation, of which retention takes the oldest segments. cleaned: what replaces the first
+    `analysis.head` sources.
+    """
     by_rule = expired(plan, _facts(analysis, cleaned), analysis.sealed)
     n_gone = sum(by_rule.values())
     untouched = analysis.untouched
     kept_from = untouched.start + max(n_gone - len(cleaned), 0)
-    gone = [*cleaned[:n_gone], *(_untouched_row(plan, analysis, n) for n in range(untouched.start, kept_from))]
+    gone = [*cleaned[:n_gone], *(untouched_row(plan, analysis, n) for n in range(untouched.start, kept_from))]
     segments = [*cleaned[n_gone:], *(_untouched(plan, analysis, n) for n in range(kept_from, untouched.stop))]
     if not segments:
         segments = [_empty_at_end(plan, analysis)]
@@ -114,7 +116,8 @@ def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[
         return generation
     store = make_folder(plan)
     for segment in cleaned[:n_gone]:
-        _remove_segment(plan, store, segment)
+        if segment.cleaned:
+            _remove_segment(plan, store, segment)
     _write_snapshots(plan, analysis, store, [s.base_offset for s in segments], log_start)
     epochs = list(plan.leader_epochs) if plan.leader_epochs is not None else _replayed_epochs(analysis)
     epochs = checkpoints.truncate_from_end(epochs, analysis.log_end_offset)
@@ -177,8 +180,13 @@ def join_empty_groups(plan: PartitionPlan, segments: Sequence[OutputSegment]) ->
         held = segment
     if held is not None:
         out.append(held)
+    return place(plan, out[::-1])
+
+
+def place(plan: PartitionPlan, segments: Sequence[OutputSegment]) -> list[OutputSegment]:
+    """The segments, of which those that tasks wrote now lie in the generation's folder."""
     with ThreadPoolExecutor(_MOVERS) as pool:
-        return list(pool.map(lambda segment: _placed(plan, segment), out[::-1]))
+        return list(pool.map(lambda segment: _placed(plan, segment) if segment.cleaned else segment, segments))
 
 
 def _can_begin_at(segment: OutputSegment, base_offset: int) -> bool:
@@ -233,7 +241,7 @@ def _shifted(store: Root, path: str, shift: int, entry: np.dtype[np.void]) -> by
 def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSegment:
     """The manifest's row, and the side files, of a segment that is not cleaned."""
     source, scan = analysis.sources[number], analysis.sources[number].scan
-    row, txn_index = _untouched_row(plan, analysis, number), _txn_index(analysis, number)
+    row, txn_index = untouched_row(plan, analysis, number), _txn_index(analysis, number)
     if plan.dry_run:
         return row
     store = make_folder(plan)
@@ -250,7 +258,8 @@ def _txn_index(analysis: Analysis, number: int) -> bytes:
     return transaction_index.write(analysis.aborted[inside])
 
 
-def _untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSegment:
+def untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSegment:
+    """The manifest's row of a source that is not rewritten."""
     scan, segment = analysis.sources[number].scan, plan.segments[number]
     return OutputSegment(
         base_offset=scan.base_offset,
@@ -272,6 +281,7 @@ def _untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> Outp
         offset_index_bytes=len(scan.offset_index),
         time_index_bytes=len(scan.time_index),
         txn_index_bytes=len(_txn_index(analysis, number)),
+        min_timestamp_ms=analysis.least.get(number, segment.min_timestamp_ms),
     )
 
 

@@ -24,6 +24,7 @@ from udfs.compact.analyse import Analysis, analyse, result_of
 from udfs.compact.clean_batches import Tally
 from udfs.compact.clean_segment import clean_backwards
 from udfs.compact.decide_kernels import COUNTER_NAMES, NULL_KEYS
+from udfs.compact.expire_records import expire_records
 from udfs.compact.generation import remove_folder, write_generation, write_group
 from udfs.compact.key_table import KeyTable
 from udfs.compact.piece_stack import Group, PieceStack
@@ -89,7 +90,10 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
         analysis = analyse(plan, scans, scan_identity(plan, buffer))
     tally = Tally()
     with clock.phase("clean"):
-        groups = clean_groups(plan, analysis, tally, buffer, clock)
+        if analysis.aging:
+            analysis, groups = expire_records(plan, analysis, tally, buffer)
+        else:
+            groups = clean_groups(plan, analysis, tally, buffer, clock)
     check_null_keys(plan, tally)
     with clock.phase("write"):
         generation = write_generation(plan, analysis, groups)

@@ -76,6 +76,11 @@ class PieceStack:
             checksum = crc32c_extend(0, chunk.raw[start : start + piece.size])
         self._pieces.append(_Waiting(source, piece.rows, data, place, piece.position, piece.size, checksum))
 
+    def close(self) -> None:
+        """What waits will not be written."""
+        if self._spill is not None:
+            self._spill.close()
+
     def rows(self) -> np.ndarray:
         """OUT_BATCH[n] of all pieces, in the order of the log."""
         if not self._pieces:

@@ -33,6 +33,7 @@ class CleanSettings:
     compacts: bool = True  # cleanup.policy says so; else retention alone is done
     retention_ms: int = -1  # -1: none, or cleanup.policy does not say delete
     retention_bytes: int = -1
+    retention_exact: bool = False  # by time records go even inside a kept segment
     null_keys: NullKeys = "fail"
     gaps: Gaps = "fail"
 
@@ -110,6 +111,12 @@ class PartitionPlan:
         if self.high_watermark is None:
             return None
         return max(self.high_watermark, self.known_until or 0, self.cleaned_until, self.log_start_checkpoint or 0)
+
+    @property
+    def oldest_ms(self) -> int:
+        """Timestamp before which records go one by one; -1: they do not."""
+        exact = self.settings.retention_exact and self.settings.retention_ms >= 0
+        return max(self.now_ms - self.settings.retention_ms, -1) if exact else -1
 
     @property
     def cleaned_until(self) -> int:

@@ -18,12 +18,15 @@ DROPPED: Final = 0
 COPIED: Final = 1  # all its bytes, as they are
 REBUILT: Final = 2  # records encoded anew
 EMPTIED: Final = 3  # its header alone
+NO_TIMESTAMP: Final = 2**63 - 1  # no data record that has one
+UNKNOWN_TIMESTAMP: Final = -1  # nobody looked
 CLEANED = np.dtype(
     [
         ("base_offset", "i8"),
         ("last_offset", "i8"),
         ("base_timestamp", "i8"),  # of the result: the delete horizon where its bit is set
         ("max_timestamp", "i8"),
+        ("min_timestamp", "i8"),  # of the kept data records that have one; else one of those below
         ("n_kept", "i4"),
         ("attributes", "i2"),  # of the result
         ("outcome", "i1"),

@@ -65,7 +65,10 @@ def check_something_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
 
 
 def may_expire(plan: PartitionPlan, first_size: int, first_max_timestamp: int, first_mtime_ms: int) -> bool:
-    """Whether retention may take anything, by the first segment and the listed sizes of the others."""
+    """Whether retention may take anything, by the first segment, and by what is known of the others without a look."""
+    closed = plan.segments if plan.sealed else plan.segments[:-1]
+    if any(s.listed.size and s.min_timestamp_ms < plan.oldest_ms for s in closed):
+        return True
     return may_take_any(
         [s.base_offset for s in plan.segments],
         [first_size, *(s.listed.size for s in plan.segments[1:])],

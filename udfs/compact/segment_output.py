@@ -19,7 +19,7 @@ from logformat.side_files.index_builder import IndexBuilder
 from udfs.compact.clean_batches import OUT_BATCH
 from udfs.compact.piece_stack import Group
 from udfs.compact.plan import CleanSettings
-from udfs.compact.rebuild_kernels import digest_records
+from udfs.compact.rebuild_kernels import NO_TIMESTAMP, digest_records
 from udfs.segments import OutputSegment
 from udfs.storage import Root, flush, make_private, opened
 
@@ -97,6 +97,11 @@ def read_back(
         )
 
 
+def least_timestamp(rows: np.ndarray) -> int:
+    """Of OUT_BATCH[n]: ms, NO_TIMESTAMP, or UNKNOWN_TIMESTAMP where it is of one of them."""
+    return int(rows["min_timestamp"].min()) if len(rows) else NO_TIMESTAMP
+
+
 def manifest_row(
     group: Group, path: str, rows: np.ndarray, checksum: int, index_bytes: tuple[int, int, int]
 ) -> OutputSegment:
@@ -112,6 +117,7 @@ def manifest_row(
         records=int(rows["n_records"].sum()),
         tombstones=int(rows["tombstones"].sum()),
         max_timestamp_ms=int(rows["max_timestamp"].max()) if len(rows) else -1,
+        min_timestamp_ms=least_timestamp(rows),
         mtime_ms=group.mtime_ms,
         codecs=",".join(CODEC_NAMES[c] for c in np.unique(rows["codec"])),
         checksum=checksum,

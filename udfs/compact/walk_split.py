@@ -103,7 +103,7 @@ def walk_split(
                         chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True,
                         before=chunk.before,
                     ):  # fmt: skip
-                        _collect(out, run, table, first_dirty_offset, n_buckets)
+                        _collect(out, run, table, first_dirty_offset, rules.oldest_ms, n_buckets)
                         if out.n_waiting >= _BLOCK:
                             blocks.append(_write_block(key_file, out, n_buckets))
         if out.n_waiting:
@@ -138,7 +138,9 @@ def digest_of(digest: int, batches: np.ndarray) -> int:
     return (digest + crc32c_extend(0, words.reshape(-1).view(np.uint8))) & (2**64 - 1)
 
 
-def _collect(out: _Collected, run: Run, table: KeyTable, first_dirty_offset: int, n_buckets: int) -> None:
+def _collect(
+    out: _Collected, run: Run, table: KeyTable, first_dirty_offset: int, oldest_ms: int, n_buckets: int
+) -> None:
     n = len(run.spans)
     is_last = np.empty(n, np.bool_)
     left = n
@@ -147,8 +149,8 @@ def _collect(out: _Collected, run: Run, table: KeyTable, first_dirty_offset: int
     leaves, plain = np.empty(n, np.bool_), np.empty(int(run.wanted.sum()), np.bool_)
     entries, buckets = np.empty((n, 2), np.uint64), np.empty(n, np.uint8)
     found, dirty, _ = collect_leaving(
-        run.batches, run.bodies, run.wanted, run.spans, is_last, first_dirty_offset, 64 - n_buckets.bit_length() + 1,
-        leaves, plain, entries, buckets,
+        run.batches, run.bodies, run.wanted, run.spans, is_last, first_dirty_offset, oldest_ms,
+        64 - n_buckets.bit_length() + 1, leaves, plain, entries, buckets,
     )  # fmt: skip
     out.leaves.append(leaves)
     out.plain.append(plain)

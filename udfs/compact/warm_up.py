@@ -60,7 +60,7 @@ def load_kernels() -> None:
         mark_survivors(run.batches, run.bodies, run.wanted, run.spans, offsets, 0, is_last)
         entries, buckets, fates = np.empty((0, 2), np.uint64), np.empty(0, np.uint8), np.zeros(1, np.int8)
         collect_leaving(
-            run.batches, run.bodies, run.wanted, run.spans, is_last, 0, 60, is_last, flags, entries, buckets
+            run.batches, run.bodies, run.wanted, run.spans, is_last, 0, 0, 60, is_last, flags, entries, buckets
         )
         sort_by_bucket(entries, buckets, offsets, entries)
         checksum_cells(raw, offsets[:0], np.empty(0, np.uint32))

@@ -39,6 +39,7 @@ class GenerationPlan:
     compacts: bool = True  # else segments go by retention alone
     retention_ms: int = -1
     retention_bytes: int = -1
+    retention_exact: bool = False
     expired: tuple[tuple[str, int, int, int, int, int], ...] = ()  # (reason, first, until, segments, records, bytes)
     log_start_known: int = 0  # how far DeleteRecords can have gone, by the archive and the generation before
     parent: tuple[SegmentInput, ...] = ()  # what it was made of, as far as it is still there
@@ -170,7 +171,8 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
     if plan.log_start_offset < plan.parent_log_start_offset:
         _add(found, side.name, f"a log start of at least {plan.parent_log_start_offset}", str(plan.log_start_offset))
     until = {reason: end for reason, _, end, *_ in plan.expired}
-    end = max(plan.end_offset, *until.values()) if until else plan.end_offset
+    exact_until = max((row.next_offset for row in plan.manifest if row.cleaned and plan.retention_exact), default=0)
+    end = max(plan.end_offset, exact_until, *until.values())
     parent = replace(whole, segments=tuple(s for s in plan.parent if s.base_offset < end), end_offset=end)
     cleaned = tuple(SegmentInput(s) for s in side.segments if s.base_offset < end)
     child = replace(parent, segments=cleaned)
@@ -182,6 +184,7 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
         gone_until=max(until.get("log_start", 0), until.get("size", 0)),
         old_until=until.get("time", 0),
         oldest_ms=plan.now_ms - plan.retention_ms,
+        exact_until=exact_until,
         every_record=not plan.compacts,
         file_times={
             s.listed.path: largest if largest >= 0 else s.listed.mtime_ms

@@ -34,6 +34,7 @@ class Rules:
     gone_until: int = 0  # offset: below it retention took all, by size or log start
     old_until: int = 0  # offset: below it retention took what is older than ...
     oldest_ms: int = 0  # ... this
+    exact_until: int = 0  # offset: below it every record older than that went, by retention.exact
     every_record: bool = False  # nothing else may go: the topic is not compacted
     file_times: Mapping[str, int] = field(default_factory=dict)  # of a segment's records without timestamp, by path
 
@@ -216,6 +217,7 @@ class _Walk:
                 "the record at offset {offset} with another timestamp, key, value or header",
             )
             survived[row[same & ~changed]] = True
+        self._report_old(held, m)
         first = np.zeros(len(held.offset), np.bool_)
         first[:m] = ~same
         batches = np.zeros(len(held.batches), np.bool_)
@@ -238,6 +240,18 @@ class _Walk:
             "one that ends at offset {offset} and has others",
         )
 
+    def _report_old(self, held: Block, m: int) -> None:
+        data = (held.batches["attributes"] & CONTROL_MASK) == 0
+        time = held.timestamp[:m]
+        old = data[held.batch[:m]] & (time >= 0) & (time < self.rules.oldest_ms)
+        self.found.add(
+            "old",
+            held.offset[:m][old & (held.offset[:m] < self.rules.exact_until)],
+            held.path,
+            "no record older than retention.ms, as retention.exact says",
+            "one at offset {offset}",
+        )
+
     def _enter(self, block: Block, survived: np.ndarray, table: _Table, part: int, parts: int) -> None:
         batches = block.batches
         control = (batches["attributes"] & CONTROL_MASK) != 0
@@ -256,6 +270,8 @@ class _Walk:
         without = self.rules.file_times.get(block.path, block.mtime_ms)
         time = np.where(block.timestamp >= 0, block.timestamp, without)
         old = (block.offset < self.rules.old_until) & (time < self.rules.oldest_ms)
+        exact = (block.offset < self.rules.exact_until) & (block.timestamp >= 0)
+        old |= exact & (block.timestamp < self.rules.oldest_ms)
         expired = old | (block.offset < self.rules.gone_until)
         if self.rules.every_record:
             self.found.add(

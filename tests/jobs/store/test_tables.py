@@ -220,6 +220,30 @@ def test_whoever_is_second_plans_again_and_conflicts_where_its_partition_has_mov
     assert runs_of(state) == {0: "theirs", 1: "r1"}
 
 
+def test_a_manifest_of_before_a_column_reads_as_its_default(state, store):
+    """In the rows beside the checkpoints; and the next commit keeps them."""
+    first, other = make_commit(0, 1, "r1"), make_commit(1, 1, "r1")
+    state.commit_wave([first, other])
+    path = str(store / "state" / CHECKPOINTS)
+    held = DeltaTable(path).to_pyarrow_table()
+    at = held.schema.get_field_index("segments")
+    known = [field for field in held.schema.field(at).type.value_type if field.name != "min_timestamp_ms"]
+    older = held.schema.set(at, pa.field("segments", pa.list_(pa.struct(known))))
+    names = [field.name for field in known]
+    rows = [
+        found | {"segments": [{name: segment[name] for name in names} for segment in found["segments"]]}
+        for found in held.to_pylist()
+    ]
+    write_deltalake(path, pa.Table.from_pylist(rows, older), mode="overwrite", schema_mode="overwrite")
+    assert open_state(str(store)).current()[1]["t", 0] == sorted(first.segments, key=lambda row: row.base_offset)
+    again = open_state(str(store))
+    again.current()
+    again.commit_wave([make_commit(0, 2, "r2", "r1")])
+    manifests = open_state(str(store)).current()[1]
+    assert manifests["t", 1] == sorted(other.segments, key=lambda row: row.base_offset)
+    assert {row.min_timestamp_ms for rows in manifests.values() for row in rows} == {-1}
+
+
 # -- vacuum beside a run
 
 

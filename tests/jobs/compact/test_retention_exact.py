@@ -1,0 +1,170 @@
+"""`retention.exact` over several runs, in one task and in several, in Spark and in threads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from jobs.archive.listing import listed
+from jobs.command.config import parse_config
+from jobs.command.options import VerifyOptions
+from jobs.command.progress import Silent
+from jobs.compact.report import CompactReport
+from jobs.errors import BadSettingError
+from jobs.verify import job as verify
+from jobs.verify.plan import plan_generation
+from tests.builders.archives import COMPACT, Lab, by_topic, only_input, put
+from tests.builders.trees import files_in, tree
+from tests.reference.log import Record, decode_log
+from udfs.compact.rebuild_kernels import UNKNOWN_TIMESTAMP
+from udfs.verify.generation import check_generation
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+# How each topic is worked through; both policies each
+WAYS = {
+    "task": {"engine": "task"},
+    "blocks": {"engine": "blocks"},
+    "threads": {"engine": "blocks", "without.spark.bytes": 1 << 30},
+}
+
+
+@dataclass
+class Runs:
+    """The archive has segments 1 to 4, then all of them."""
+
+    lab: Lab
+    reports: list[CompactReport]
+    oldest: list[int]  # what may stay, by run
+    now_ms: int
+    records: dict[int, list[Record]]  # of the source, by segment
+
+
+def settings(way: str, now_ms: int, oldest_ms: int) -> dict[str, Any]:
+    limit = {"retention.ms": now_ms - oldest_ms, "retention.exact": True}
+    return {
+        "defaults": {"min.cleanable.dirty.ratio": 0.0, "segment.bytes": 70_000},
+        "topics": {
+            "plain": {"cleanup.policy": "delete", **limit},
+            "both": {"cleanup.policy": "compact,delete", **limit},
+        },
+        "job": WAYS[way],
+    }
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def runs(request, spark, cases, now_ms, tmp_path_factory) -> Iterator[Runs]:
+    way = request.param
+    lab = Lab(spark, tmp_path_factory.mktemp("exact"))
+    source = only_input(cases["snappy-zipf"])
+    records = {int(log.stem): [r for b in decode_log(log.read_bytes()) for r in b.records] for log in files_in(source)}
+    bases = sorted(records)
+    assert len(bases) > 5
+    inside = [records[base][len(records[base]) // 2].timestamp for base in bases]
+    oldest = [inside[0], inside[0], inside[1], inside[3]]
+    for topic in ("plain", "both"):
+        put(source, lab.archive / f"{topic}-0", segments=4, batches=1)
+    reports = [lab.run(now_ms, settings=settings(way, now_ms, at)) for at in oldest[:2]]
+    for topic in ("plain", "both"):
+        put(source, lab.archive / f"{topic}-0")
+    before = tree(lab.archive)
+    reports += [lab.run(now_ms, settings=settings(way, now_ms, at)) for at in oldest[2:]]
+    assert tree(lab.archive) == before
+    yield Runs(lab, reports, oldest, now_ms, records)
+
+
+def test_nothing_older_is_left_and_nothing_younger_went(runs):
+    assert [r.problem for report in runs.reports for r in report.results] == [None] * 8
+    manifests = runs.lab.state().current()[1]
+    plain = [r for b in runs.lab.batches(manifests["plain", 0]) for r in b.records]
+    *closed, last = sorted(runs.records)
+    expected = [r for base in closed for r in runs.records[base] if r.timestamp >= runs.oldest[-1]]
+    assert plain == expected + runs.records[last]
+    both = [r for b in runs.lab.batches(manifests["both", 0]) for r in b.records]
+    assert set(both) < set(plain)
+    lasts = {r.key: r for base in closed for r in runs.records[base]}
+    assert {r for r in both if r.offset < last} == {r for r in lasts.values() if r.timestamp >= runs.oldest[-1]}
+    for rows in manifests.values():
+        runs.lab.check_whole([s for s in rows if s.root == "store"])
+
+
+def test_the_second_run_had_nothing_to_do(runs):
+    assert {t: r.status for t, r in by_topic(runs.reports[1]).items()} == {"plain": "not_due", "both": "not_due"}
+    assert runs.reports[1].generations == {}
+
+
+def test_what_is_said(runs):
+    first = by_topic(runs.reports[0])["plain"]
+    base = min(runs.records)
+    n = sum(r.timestamp < runs.oldest[0] for r in runs.records[base])
+    assert first.counters["dropped_expired"] == n > 0
+    assert not first.compacted and first.expired == ()
+    assert "older than retention.ms" in runs.reports[0].to_text()
+    [said] = [p for p in runs.reports[0].to_json()["partitions"] if p["topic"] == "plain"]
+    assert said["dropped_expired"] == n
+    history = runs.lab.state().history("plain", 0)
+    assert [run.dropped_expired for run in history if run.generation_after == 1] == [n]
+    assert json.loads(history[0].settings)["retention_exact"] is True
+
+
+def test_smallest_timestamps_are_known(runs):
+    rows = runs.lab.state().current()[1]["plain", 0]
+    for row in rows:
+        held = [r.timestamp for b in runs.lab.batches([row]) for r in b.records]
+        assert row.min_timestamp_ms in (min(held), UNKNOWN_TIMESTAMP)
+    assert [row.min_timestamp_ms for row in rows[:-1] if row.min_timestamp_ms == UNKNOWN_TIMESTAMP] == []
+    assert rows[-1].min_timestamp_ms == UNKNOWN_TIMESTAMP  # it is still written to
+
+
+def test_verify(runs):
+    report = verify.run(VerifyOptions(None, str(runs.lab.store), config=parse_config({})), Silent())
+    assert report.exit_code == 0, report.to_text()
+
+
+@pytest.mark.parametrize("topic", ["plain", "both"])
+def test_verify_under_another_story(runs, topic):
+    """A longer limit: records went that should not have. A shorter one: records are there that should have gone."""
+    state = runs.lab.state()
+    history = {run.generation_after: run for run in state.history(topic, 0)}
+    last = max(history)
+    archive, uri = listed(str(runs.lab.archive), None), str(runs.lab.archive)
+    before = state.manifest(topic, 0, last - 1)
+    rows, earlier = state.manifest(topic, 0, last), history[last - 1]
+    plan = plan_generation(history[last], rows, before, earlier, archive, state.root, uri, 8 << 20, 1 << 30)
+    assert not plan.parent_gone
+    assert not check_generation(plan).problems
+    longer = check_generation(replace(plan, retention_ms=plan.retention_ms + 60_000)).problems
+    assert {p.expected for p in longer} & {
+        "every record but what retention.ms and retention.bytes let go",
+        "the last committed record of every key",
+    }
+    shorter = check_generation(replace(plan, retention_ms=plan.retention_ms - 60_000)).problems
+    assert {p.expected for p in shorter} == {"no record older than retention.ms, as retention.exact says"}
+
+
+def test_a_store_of_an_older_version_goes_on(spark, cases, now_ms, tmp_path):
+    """Its rows say nothing of smallest timestamps."""
+    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT})
+    source = only_input(cases["snappy-zipf"])
+    put(source, lab.archive / "both-0")
+    lab.run(now_ms)
+    assert {s.min_timestamp_ms for s in lab.state().current()[1]["both", 0]} == {UNKNOWN_TIMESTAMP}
+    first = min(int(log.stem) for log in files_in(source))
+    held = [r.timestamp for b in decode_log((source / f"{first:020d}.log").read_bytes()) for r in b.records]
+    report = lab.run(now_ms, settings=settings("task", now_ms, sorted(held)[len(held) // 2]))
+    assert by_topic(report)["both"].status == "cleaned"
+    assert verify.run(VerifyOptions(None, str(lab.store), config=parse_config({})), Silent()).exit_code == 0
+
+
+def test_settings_that_contradict_each_other():
+    with pytest.raises(BadSettingError, match=r"retention\.exact: expected retention\.ms beside it"):
+        parse_config({"topics": {"users": {"cleanup.policy": "delete", "retention.exact": True}}})
+    with pytest.raises(BadSettingError, match=r"retention\.exact: expected a cleanup.policy with delete beside it"):
+        parse_config({"topics": {"users": {"cleanup.policy": "compact", "retention.exact": True}}})
+    with pytest.raises(BadSettingError, match=r"retention\.exact: expected true or false"):
+        parse_config({"defaults": {"retention.exact": 1}})
+    parse_config({"defaults": {"cleanup.policy": "delete", "retention.ms": 5, "retention.exact": True}})

@@ -1,0 +1,331 @@
+"""`retention.exact`: records past their time go out of segments that stay, and nothing else does."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.builders.folders import Archived, Outcome, archived_at, compact, golden_plan, lay_out, load, plan_of
+from tests.builders.splits import compact_in_blocks, compact_in_splits
+from tests.golden import Case, case_names
+from tests.reference.any_magic import decode_any
+from tests.reference.cleaner import Segment, Settings, cleanable_range
+from tests.reference.log import GZIP, SNAPPY, ZSTD, Batch, Record, data_batch, marker_batch
+from udfs.compact.plan import PartitionPlan
+from udfs.compact.rebuild_kernels import NO_TIMESTAMP
+
+
+def batches_of(plan: PartitionPlan) -> list[list[Batch]]:
+    """By segment of the plan."""
+    return [decode_any((Path(s.listed.root) / s.listed.path).read_bytes()) for s in plan.segments]
+
+
+def batches_after(done: Outcome) -> list[list[Batch]]:
+    """By segment of the generation."""
+    return [decode_any(done.path(i).read_bytes()[: s.size_bytes]) for i, s in enumerate(done.result.segments)]
+
+
+def open_from(plan: PartitionPlan) -> int:
+    """Number of the first segment that may not be touched: the last one, or one with an open transaction."""
+    segments = [
+        Segment(s.listed.base_offset, tuple(batches), 0)
+        for s, batches in zip(plan.segments, batches_of(plan), strict=True)
+    ]
+    end = cleanable_range(load(segments, 0), Settings(), None, plan.now_ms).first_uncleanable_offset
+    return sum(s.base_offset < end for s in segments)
+
+
+def data_records(batches: list[Batch]) -> list[Record]:
+    return [r for b in batches if not b.control for r in b.records]
+
+
+def times(batches: list[Batch]) -> list[int]:
+    return sorted({r.timestamp for r in data_records(batches) if r.timestamp >= 0})
+
+
+def exact(plan: PartitionPlan, oldest_ms: int, *, compacts: bool = False) -> PartitionPlan:
+    settings = replace(
+        plan.settings, compacts=compacts, retention_ms=plan.now_ms - oldest_ms, retention_exact=True, null_keys="keep"
+    )
+    return replace(plan, settings=settings)
+
+
+def young(records: list[Record], oldest_ms: int) -> list[Record]:
+    return [r for r in records if not 0 <= r.timestamp < oldest_ms]
+
+
+def check_nothing_else_went(plan: PartitionPlan, done: Outcome, oldest_ms: int) -> None:
+    """Against the plain reader: which records are there, and that control batches and offsets are as they were."""
+    was, after = batches_of(plan), batches_after(done)
+    gone = len([one for one in done.result.expired for _ in range(one.segments)])
+    closed = open_from(plan)
+    expected = [r for batches in was[gone:closed] for r in young(data_records(batches), oldest_ms)]
+    expected += [r for batches in was[closed:] for r in data_records(batches)]
+    assert [r for batches in after for r in data_records(batches)] == expected
+    assert [s.base_offset for s in done.result.segments] == [s.base_offset for s in plan.segments[gone:]]
+    controls = [b for batches in was[gone:] for b in batches if b.control]
+    assert [b for batches in after for b in batches if b.control] == controls
+    for batches, left in zip(was[gone:], after, strict=True):
+        if batches:
+            assert left, "a segment became empty"
+            assert left[-1].last_offset == batches[-1].last_offset
+        ends = {b.last_offset: b for b in batches if b.magic == 2}  # a rebuilt one of magic 0, 1 has another end
+        for b in left:
+            if b.last_offset in ends:
+                before = ends[b.last_offset]
+                assert _identity(b) == _identity(before)
+                assert b.codec == before.codec or not b.records
+
+
+def _identity(b: Batch) -> tuple[object, ...]:
+    producer = (b.producer_id, b.producer_epoch, b.base_sequence)
+    return b.base_offset, b.leader_epoch, b.transactional, b.control, *producer
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_golden_partitions(name: str, cases: dict[str, Case], tmp_path: Path) -> None:
+    """All codecs and magics: cut where a third of the times have passed, at the last and at the first of them."""
+    case = cases[name]
+    partition = case.partitions[0]
+    plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path)
+    closed = [b for batches in batches_of(plan)[: open_from(plan)] for b in batches]
+    all_times = times(closed)
+    if not all_times:  # of magic 0: without times no record is too old, and segments go by the times of their files
+        oldest = plan.segments[0].listed.mtime_ms + 1
+        check_nothing_else_went(plan, compact(exact(plan, oldest)), oldest)
+        assert compact(exact(plan, oldest - 1)).result.status == "not_due"
+        return
+    for number, oldest in enumerate((all_times[len(all_times) // 3], all_times[-1], all_times[0])):
+        mine = replace(exact(plan, oldest), folder=f"out-{number}")
+        done = compact(mine)
+        if len(data_records(closed)) == len(young(data_records(closed), oldest)) and not done.result.expired:
+            assert done.result.status == "not_due", oldest  # a record that is as old as it may be stays
+            assert done.files() == {}
+            continue
+        assert done.result.status == "cleaned", done.result.problem
+        check_nothing_else_went(mine, done, oldest)
+        assert not done.result.compacted
+        assert done.result.counters["dropped_superseded"] == done.result.counters["null_keys"] == 0
+        for i, segment in enumerate(done.result.segments):
+            held = times(batches_after(done)[i])
+            if segment.min_timestamp_ms >= 0:
+                assert segment.min_timestamp_ms == min(held, default=NO_TIMESTAMP)
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_compaction_first(name: str, cases: dict[str, Case], tmp_path: Path) -> None:
+    """What is cleaned without it, less the old records: an earlier value of a key never comes back."""
+    case = cases[name]
+    partition = case.partitions[0]
+    plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path)
+    plan = replace(plan, force=True, settings=replace(plan.settings, null_keys="keep"))
+    without = compact(replace(plan, folder="without"))
+    assert without.result.status == "cleaned", without.result.problem
+    end = without.result.first_dirty_offset
+    found = [b for batches in batches_after(without) for b in batches]
+    cleaned, rest = ([b for b in found if (b.last_offset < end) is side] for side in (True, False))
+    all_times = times(cleaned)
+    if not all_times:
+        return
+    oldest = all_times[len(all_times) // 2]
+    outcomes = []
+    for folder, way in (("one", compact), ("blocks", compact_in_blocks), ("window", compact_in_splits)):
+        done = way(replace(exact(plan, oldest, compacts=True), folder=folder))
+        assert done.result.status == "cleaned", done.result.problem
+        kept = [b for batches in batches_after(done) for b in batches]
+        start = done.result.log_start_offset  # whole segments went too
+        expected = young(data_records(cleaned), oldest) + data_records(rest)
+        assert data_records(kept) == [r for r in expected if r.offset >= start]
+        outcomes.append(done)
+    one, *others = outcomes
+    for other in others:
+        assert other.files() == one.files()
+        assert other.result.counters == one.result.counters
+        assert [replace(s, path="") for s in other.result.segments] == [
+            replace(s, path="") for s in one.result.segments
+        ]
+
+
+NOW_MS = 2_000_000_000_000
+DAY = 86_400_000
+
+
+def drawn(rng: random.Random, root: Path) -> Archived:
+    """Records of all ages in any order, with and without key, value and time; transactions that end either way."""
+    segments, offset = [], 0
+    for _ in range(rng.randint(2, 6)):
+        base, batches = offset, []
+        for _ in range(rng.randint(1, 5)):
+            n = rng.randint(1, 6)
+            records = [
+                (
+                    rng.choice([-1, NOW_MS - rng.randint(-2, 12) * DAY + rng.randint(-1, 1)]),
+                    rng.choice([None, b"a", b"b", b"c"]),
+                    rng.choice([None, b"v" * rng.randint(0, 300)]),
+                )
+                for _ in range(n)
+            ]
+            fields = {"codec": rng.choice([0, 0, GZIP, SNAPPY, ZSTD])}
+            if rng.random() < 0.3:
+                batches.append(data_batch(offset, records, transactional=True, producer_id=9, producer_epoch=0,
+                                          base_sequence=offset, **fields))  # fmt: skip
+                batches.append(marker_batch(offset + n, 9, rng.randint(0, 1), timestamp=NOW_MS))
+                offset += n + 1
+                continue
+            if rng.random() < 0.3:
+                fields |= {"append_time": True, "max_timestamp": NOW_MS - rng.randint(0, 12) * DAY}
+            batches.append(data_batch(offset, records, **fields))
+            offset += n
+        segments.append(Segment(base, tuple(batches), NOW_MS - rng.randint(0, 20) * DAY))
+    return lay_out(root, segments)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drawn_logs(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    archived = drawn(rng, tmp_path / "archive")
+    oldest = NOW_MS - rng.randint(0, 12) * DAY
+    plan = exact(plan_of(archived, tmp_path / "store", Settings(), now_ms=NOW_MS, log_start_offset=0), oldest)
+    done = compact(plan)
+    if done.result.status == "not_due":
+        closed = [b for batches in batches_of(plan)[: open_from(plan)] for b in batches]
+        assert data_records(closed) == young(data_records(closed), oldest)
+        return
+    assert done.result.status == "cleaned", done.result.problem
+    check_nothing_else_went(plan, done, oldest)
+    left = done.as_archive(tmp_path / "again", snapshots=False)
+    plan = plan_of(left, tmp_path / "b", Settings(), now_ms=NOW_MS, log_start_offset=done.result.log_start_offset)
+    again = compact(exact(plan, oldest)).result  # whole segments may go now, whose young records have gone
+    assert again.counters.get("dropped_expired", 0) == 0
+
+
+def log_of(*ages: list[int], root: Path) -> Archived:
+    """A segment for each list of ages in days, a batch for each record; the last one holds a young record."""
+    segments, offset = [], 0
+    for of_segment in (*ages, [0]):
+        batches = [
+            data_batch(offset + i, [(NOW_MS - age * DAY, b"k%d" % (offset + i), b"v")])
+            for i, age in enumerate(of_segment)
+        ]
+        segments.append(Segment(offset, tuple(batches), NOW_MS))
+        offset += len(batches)
+    return lay_out(root, segments)
+
+
+def week(archived: Archived, store: Path, **fields: object) -> PartitionPlan:
+    plan = plan_of(archived, store, Settings(), now_ms=NOW_MS, log_start_offset=0)
+    return replace(exact(plan, NOW_MS - 7 * DAY), **fields)
+
+
+def test_only_what_changes_and_what_is_before_it_is_written(tmp_path: Path) -> None:
+    archived = log_of([1, 1], [9, 1], [1, 1], [1, 1], root=tmp_path / "archive")
+    done = compact(week(archived, tmp_path))
+    assert [s.root for s in done.result.segments] == ["store", "store", "archive", "archive", "archive"]
+    assert done.result.counters["dropped_expired"] == 1
+    assert done.result.counters["batches_copied"] == done.result.counters["records_kept"] == 7
+    assert done.path(0).read_bytes() == (tmp_path / "archive" / archived.segments[0].listed.path).read_bytes()
+    assert [s.min_timestamp_ms for s in done.result.segments] == [NOW_MS - DAY] * 4 + [-1]
+
+
+def test_what_is_known_to_be_young_is_not_read_again(tmp_path: Path) -> None:
+    archived = log_of([9, 1], [1, 1], [1, 1], root=tmp_path / "archive")
+    plan = week(archived, tmp_path)
+    for known, read in ((NOW_MS - DAY, 2), (NOW_MS - 8 * DAY, 6), (-1, 6), (NO_TIMESTAMP, 2)):
+        segments = (plan.segments[0], *(replace(s, min_timestamp_ms=known) for s in plan.segments[1:]))
+        done = compact(replace(plan, segments=segments, folder=f"out{known}"))
+        assert done.result.counters["records_read"] == read
+    nothing_old = tuple(replace(s, min_timestamp_ms=NOW_MS) for s in plan.segments)
+    assert compact(replace(plan, segments=nothing_old, folder="none")).result.status == "not_due"
+
+
+def test_the_last_segment_and_an_open_transaction_are_left_alone(tmp_path: Path) -> None:
+    root = tmp_path / "archive"
+    old = [(NOW_MS - 9 * DAY, b"k", b"v"), (NOW_MS, b"l", b"v")]
+    opened = data_batch(4, old, transactional=True, producer_id=1, producer_epoch=0, base_sequence=0)
+    archived = lay_out(
+        root,
+        [
+            Segment(0, (data_batch(0, old),), NOW_MS),
+            Segment(2, (data_batch(2, old), opened), NOW_MS),
+            Segment(6, (data_batch(6, old),), NOW_MS),
+            Segment(8, (data_batch(8, old),), NOW_MS),
+        ],
+    )
+    done = compact(week(archived, tmp_path))
+    assert [s.records for s in done.result.segments] == [1, 4, 2, 2]
+    closed = lay_out(
+        tmp_path / "other", [Segment(0, (data_batch(0, old),), NOW_MS), Segment(2, (data_batch(2, old),), NOW_MS)]
+    )
+    assert [s.records for s in compact(week(closed, tmp_path, folder="open")).result.segments] == [1, 2]
+    sealed = compact(week(closed, tmp_path, folder="sealed", sealed=True))
+    assert [s.records for s in sealed.result.segments] == [1, 1]
+
+
+def test_all_of_a_segment_between_others(tmp_path: Path) -> None:
+    """Its last batch stays as a header, with the time that it had: a broker finds what is behind it."""
+    archived = log_of([1], [9, 9], [1], root=tmp_path / "archive")
+    done = compact(week(archived, tmp_path))
+    [_, emptied, _, _] = done.segments()
+    assert [(b.records, b.last_offset, b.max_timestamp) for b in emptied.batches] == [((), 2, NOW_MS - 9 * DAY)]
+    assert done.result.segments[1].min_timestamp_ms == NO_TIMESTAMP
+    # as the first of what is left, it goes as any old segment
+    behind = Archived(archived.root, list(done.as_archive(tmp_path / "again", snapshots=False).segments[1:]))
+    later = compact(replace(week(behind, tmp_path / "b"), log_start_offset=1))
+    assert [(one.reason, one.segments) for one in later.result.expired] == [("time", 1)]
+
+
+def test_by_size_after_what_went_one_by_one(tmp_path: Path) -> None:
+    archived = log_of([1, 9], [1, 1], [1, 1], root=tmp_path / "archive")
+    size = archived.segments[1].listed.size // 2
+    plan = week(archived, tmp_path)
+    limit = 6 * size  # seven batches of one size: without the old record no more than six are left
+    done = compact(replace(plan, settings=replace(plan.settings, retention_bytes=limit)))
+    assert done.result.expired == ()
+    assert [s.records for s in done.result.segments] == [1, 2, 2, 1]
+
+
+def test_a_dry_run_says_what_would_go(tmp_path: Path) -> None:
+    archived = log_of([9, 9], [1, 9], [1, 1], root=tmp_path / "archive")
+    done, dry = compact(week(archived, tmp_path)), compact(week(archived, tmp_path, folder="dry", dry_run=True))
+    assert dry.result.counters == done.result.counters
+    assert dry.result.expired == done.result.expired
+    assert [s.records for s in dry.result.segments] == [s.records for s in done.result.segments]
+    assert not (tmp_path / "dry").exists()
+
+
+def test_without_a_key_nothing_is_asked(tmp_path: Path) -> None:
+    """Compaction would set the partition aside; nothing is compacted here."""
+    archived = lay_out(
+        tmp_path / "archive",
+        [
+            Segment(0, (data_batch(0, [(NOW_MS - 9 * DAY, None, b"a"), (NOW_MS, None, b"b")]),), NOW_MS),
+            Segment(2, (data_batch(2, [(NOW_MS, None, b"c")]),), NOW_MS),
+        ],
+    )
+    plan = week(archived, tmp_path)
+    done = compact(replace(plan, settings=replace(plan.settings, null_keys="fail")))
+    assert [s.records for s in done.result.segments] == [1, 1]
+
+
+def test_bytes_that_changed_since_the_scan_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from udfs.compact import one_task
+
+    archived = log_of([9, 1], [1, 1], root=tmp_path / "archive")
+    path = tmp_path / "archive" / archived.segments[0].listed.path
+    real = one_task.analyse
+
+    def changed(*args: object) -> object:
+        analysis = real(*args)  # type: ignore[arg-type]
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        return analysis
+
+    monkeypatch.setattr(one_task, "analyse", changed)
+    done = compact(week(archived, tmp_path))
+    assert done.result.status == "set_aside"
+    assert done.result.problem is not None and done.result.problem.kind in ("changed", "crc")
+    assert done.files() == {}
