@@ -1,8 +1,8 @@
 """Compaction against the broker's own cleaner, on the same files, in turn: `python -m tests.bench.bench_compact`.
 
 Prints for each codec and repeat: seconds of Kafka's Cleaner driven in-process (map and recopy, as its own statistics
-count), seconds of ours in one process by phase, their ratio; bytes read and written, records/s, MB/s, peak memory; and
-once each way of finding the last offset through Spark, with shuffle bytes and the fixed cost of a run apart.
+count), seconds of ours in one process by phase, their ratio; bytes read and written, records/s, MB/s, peak memory; then
+whole runs of the job by each way of finding the last offset, in threads, and once in Spark with shuffle bytes.
 """
 
 from __future__ import annotations
@@ -91,37 +91,38 @@ def against_kafka(archive: Path, work: Path, codec: str, repeat: int) -> None:
     )
 
 
-_SPARK_RUN = """
+_RUN = """
 import json, sys
 from jobs.compact import job as compact
-from jobs.spark import session
+from pyspark import SparkContext
 from jobs.command.config import parse_config
 from jobs.command.options import CompactOptions
 from jobs.command.progress import Silent
-archive, store, engine = sys.argv[1:]
-tables = {"defaults": {"cleanup.policy": "compact", "segment.bytes": %d}, "job": {"engine": engine}}
+archive, store, engine, without_spark = sys.argv[1:]
+job = {"engine": engine, "without.spark.bytes": int(without_spark)}
+tables = {"defaults": {"cleanup.policy": "compact", "segment.bytes": %d}, "job": job}
 report = compact.run(CompactOptions(archive, store, %d, parse_config(tables)), Silent())
-spark = session.start()
-jvm = spark.sparkContext._jvm
-no_quantiles = spark.sparkContext._gateway.new_array(jvm.double, 0)
-store = spark.sparkContext._jsc.sc().statusStore()
-stages = store.stageList(None, False, False, no_quantiles, jvm.java.util.ArrayList())
-shuffle = sum(stages.apply(i).shuffleWriteBytes() for i in range(stages.size()))
 out = report.to_json()
+spark, shuffle = SparkContext._active_spark_context, 0
+if spark is not None:
+    no_quantiles = spark._gateway.new_array(spark._jvm.double, 0)
+    stages = spark._jsc.sc().statusStore().stageList(None, False, False, no_quantiles, spark._jvm.java.util.ArrayList())
+    shuffle = sum(stages.apply(i).shuffleWriteBytes() for i in range(stages.size()))
 out["shuffle_bytes"] = shuffle
 print(json.dumps(out))
 """
 
 
-def through_spark(archive: Path, work: Path, codec: str, engines: Sequence[str]) -> None:
+def whole_runs(archive: Path, work: Path, codec: str, engines: Sequence[str], *, with_spark: bool) -> None:
     """All ways of finding the last offset, as whole runs of the job in processes of their own."""
     for engine in engines:
-        store = work / "spark"
-        code = _SPARK_RUN % (SEGMENT_BYTES, NOW_MS)
+        store = work / "store"
+        code = _RUN % (SEGMENT_BYTES, NOW_MS)
+        without_spark = 0 if with_spark else 1 << 60
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         run = subprocess.run(
-            [sys.executable, "-c", code, str(archive), str(store), engine],
+            [sys.executable, "-c", code, str(archive), str(store), engine, str(without_spark)],
             check=True, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         total = time.perf_counter() - start
@@ -132,7 +133,7 @@ def through_spark(archive: Path, work: Path, codec: str, engines: Sequence[str])
         (one,) = out["partitions"]
         work_seconds = out["seconds"]["partitions"]
         print(
-            f"{codec}, {engine} ({one['splits']} splits): work {work_seconds:.2f} s {one['seconds']}, "
+            f"{codec}, {engine} ({one['splits']} splits, {'Spark' if with_spark else 'threads'}): work {work_seconds:.2f} s {one['seconds']}, "
             f"whole run {total:.1f} s, {cpu:.1f} processor seconds, {out['seconds']}; "
             f"read {one['bytes_read'] / _MB:.0f} MB, written {one['bytes_written'] / _MB:.0f} MB, "
             f"shuffle {out['shuffle_bytes'] / _MB:.1f} MB, {one['records_read'] / work_seconds / 1e6:.2f} M records/s, "
@@ -147,7 +148,8 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=KEYS)
     parser.add_argument("--codec", nargs="+", default=["none", "zstd"])
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--engines", nargs="*", default=["task", "blocks", "window"], help="through Spark")
+    parser.add_argument("--engines", nargs="*", default=["task", "blocks", "window"], help="as whole runs, with Spark")
+    parser.add_argument("--threads", nargs="*", default=["task", "blocks"], help="engines of whole runs without Spark")
     options = parser.parse_args()
     for codec in options.codec:
         with tempfile.TemporaryDirectory(prefix="lastkey-bench-") as name:
@@ -155,7 +157,9 @@ def main() -> None:
             archive = work / "archive"
             make_partition(archive / "bench-0", codec, records=options.records, keys=options.keys)
             against_kafka(archive, work, codec, options.repeat)
-            through_spark(archive, work, codec, options.engines)
+            for _ in range(options.repeat):
+                whole_runs(archive, work, codec, options.threads, with_spark=False)
+            whole_runs(archive, work, codec, options.engines, with_spark=True)
 
 
 if __name__ == "__main__":
