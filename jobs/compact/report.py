@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from jobs.command.reporting import JobReport, PartitionLine, before_after_table, counted, said, size
+from jobs.command.reporting import JobReport, PartitionLine, before_after_table, by_rule, said, size
 from jobs.errors import DONE, PROBLEMS, ConflictError
 from jobs.topics import Key
 from udfs.compact.plan import PartitionResult
-from udfs.compact.retention import Reason
-
-_RULES: Final[dict[Reason, str]] = {"log_start": "DeleteRecords", "size": "size", "time": "time"}
 
 _DONE: Final = {  # (compacted, dry run)
     (True, False): "clean",
@@ -160,12 +157,7 @@ class CompactReport(JobReport):
 
 
 def _expired(r: PartitionResult) -> str:
-    by_rule = ", ".join(
-        f"{counted(one.segments, 'segment')} by {_RULES[one.reason]}"
-        f" ({counted(one.records, 'record')}, {size(one.bytes)})"
-        for one in r.expired
-    )
-    return f"{r.name()}: {by_rule}; the log starts at offset {r.log_start_offset:,} now"
+    return f"{r.name()}: {by_rule(r.expired)}; the log starts at offset {r.log_start_offset:,} now"
 
 
 def _compressed(r: PartitionResult) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobs.command.reporting import JobReport, count, said, size, table
+from jobs.command.reporting import JobReport, by_rule, count, said, size, table
 from jobs.store.rows import RunRow
 from jobs.topics import Key
 from udfs.problem import Problem
@@ -54,6 +54,7 @@ class ArchiveReport(JobReport):
         header = ("partition", "policy", "records", "keys", "dead", "tombstones", "dirty", "size", "would be", "saved")
         rows = [partition_row(p) for p in self.profiles if p.problem is None]
         out = [table(header, rows, left=(0, 1))] if rows else ["no partition in the archive"]
+        out += said("would expire", (f"{p.name()}: {by_rule(p.expiring)}" for p in self.profiles if p.expiring))
         out += said("problem", self.all_problems)
         out += said("note", self.notes)
         if self.output:

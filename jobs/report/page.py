@@ -16,7 +16,7 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from jobs.command.reporting import TO_THE_MINUTE, count, counted, moment, size
+from jobs.command.reporting import TO_THE_MINUTE, by_rule, count, counted, moment, size
 from jobs.report import plots
 from jobs.report.archive_report import ArchiveReport, most_to_gain, partition_row, saved
 from jobs.report.figures import compression, dead_by_segment, hot_keys, hottest, overview, runs_of, tombstones
@@ -249,6 +249,8 @@ def _facts(p: PartitionProfile) -> list[tuple[str, str]]:
             ("clean, dirty", f"{size(p.clean_bytes)}, {size(p.dirty_bytes)}"),
             ("due", "yes" if p.due else "no"),
         ]
+    if p.expiring:
+        out.append(("would expire", by_rule(p.expiring)))
     lag = max((s.largest_lag_ms for s in p.segments), default=0)
     out.append(("out of order", counted(p.total("out_of_order"), "record") + (f", by up to {lag:,} ms" if lag else "")))
     for label, column in (

@@ -133,7 +133,8 @@ def whole_runs(archive: Path, work: Path, codec: str, engines: Sequence[str], *,
         (one,) = out["partitions"]
         work_seconds = out["seconds"]["partitions"]
         print(
-            f"{codec}, {engine} ({one['splits']} splits, {'Spark' if with_spark else 'threads'}): work {work_seconds:.2f} s {one['seconds']}, "
+            f"{codec}, {engine} ({one['splits']} splits, {'Spark' if with_spark else 'threads'}): "
+            f"work {work_seconds:.2f} s {one['seconds']}, "
             f"whole run {total:.1f} s, {cpu:.1f} processor seconds, {out['seconds']}; "
             f"read {one['bytes_read'] / _MB:.0f} MB, written {one['bytes_written'] / _MB:.0f} MB, "
             f"shuffle {out['shuffle_bytes'] / _MB:.1f} MB, {one['records_read'] / work_seconds / 1e6:.2f} M records/s, "

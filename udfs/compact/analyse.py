@@ -129,7 +129,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         gaps=gaps,
     )
     sealed = plan.sealed and len(sources) == len(plan.segments) and not scans[-1].reached_end_offset
-    not_due = None if due or any(expired(plan, _facts(sources), sealed).values()) else NotDue(result)
+    not_due = None if due or any(expired(plan, facts_of(sources), sealed).values()) else NotDue(result)
     aging = range(0) if due else _aging(plan, sources, log_end, final, sealed)
     if not_due is not None and not aging:
         raise not_due
@@ -188,7 +188,7 @@ def _aging(
     """
     if plan.oldest_ms < 0:
         return range(0)
-    facts = _facts(sources)
+    facts = facts_of(sources)
     limit = cleaner.cleanable_range(
         facts,
         first_dirty=sources[0].scan.base_offset,
@@ -211,7 +211,8 @@ def may_hold_old(plan: PartitionPlan, scan: SegmentScan, min_timestamp_ms: int) 
     return min_timestamp_ms < plan.oldest_ms and scan.max_timestamp >= 0
 
 
-def _facts(sources: Sequence[Source]) -> SegmentFacts:
+def facts_of(sources: Sequence[Source]) -> SegmentFacts:
+    """What the rules ask of scanned segments."""
     scans = [s.scan for s in sources]
     return SegmentFacts(
         np.array([s.base_offset for s in scans], np.int64),
@@ -262,7 +263,7 @@ def _cleanable(
     plan: PartitionPlan, sources: Sequence[Source], log_end: int, producers: ProducerState
 ) -> tuple[CleanableRange, bool]:
     scans = [s.scan for s in sources]
-    facts = _facts(sources)
+    facts = facts_of(sources)
     settings = plan.settings
     if not settings.compacts:
         start = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)

@@ -6,7 +6,7 @@ archive. Nothing here is visible to anybody before `jobs.store.tables` commits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -25,7 +25,7 @@ from udfs.compact.clean_batches import OUT_BATCH
 from udfs.compact.cleaner import SegmentFacts
 from udfs.compact.piece_stack import Group, PieceStack
 from udfs.compact.plan import PartitionPlan
-from udfs.compact.retention import Expired, Reason
+from udfs.compact.retention import taken
 from udfs.compact.scan_segment import read_again
 from udfs.compact.segment_output import SegmentOutput, manifest_row, read_back
 from udfs.compact.sources import Source
@@ -111,7 +111,13 @@ def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[
     notes: tuple[str, ...] = ()
     if plan.dry_run and plan.settings.retention_bytes >= 0 and any(s.codecs not in ("", "none") for s in cleaned):
         notes = (f"{plan.topic}-{plan.partition}: retention.bytes goes by estimated sizes in a dry run",)
-    generation = WrittenGeneration(tuple(segments), log_start, _taken(by_rule, gone), tuple(gone), notes)
+    generation = WrittenGeneration(
+        tuple(segments),
+        log_start,
+        taken(by_rule, [(s.base_offset, s.next_offset, s.records, s.size_bytes) for s in gone]),
+        tuple(gone),
+        notes,
+    )
     if plan.dry_run:
         return generation
     store = make_folder(plan)
@@ -139,17 +145,6 @@ def _facts(analysis: Analysis, cleaned: Sequence[OutputSegment]) -> SegmentFacts
     rows += [(s.scan.base_offset, s.scan.size, s.scan.max_timestamp, s.mtime_ms) for s in sources]
     base, size, largest, mtime = np.array(rows, np.int64).reshape(-1, 4).T
     return SegmentFacts(base, size, largest, np.full(len(rows), -1, np.int64), mtime)
-
-
-def _taken(by_rule: Mapping[Reason, int], gone: Sequence[OutputSegment]) -> tuple[Expired, ...]:
-    out, first = [], 0
-    for reason, n in by_rule.items():
-        rows = gone[first : first + n]
-        first += n
-        if rows:
-            records, size = sum(s.records for s in rows), sum(s.size_bytes for s in rows)
-            out.append(Expired(reason, rows[0].base_offset, rows[-1].next_offset, n, records, size))
-    return tuple(out)
 
 
 def _empty_at_end(plan: PartitionPlan, analysis: Analysis) -> OutputSegment:

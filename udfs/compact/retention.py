@@ -5,7 +5,7 @@ Nothing here reads a file. Whole segments go, and only those at the beginning of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -27,6 +27,18 @@ class Expired:
     segments: int
     records: int  # as far as headers say: a compressed batch of magic 0 or 1 counts as one
     bytes: int
+
+
+def taken(by_rule: Mapping[Reason, int], segments: Sequence[tuple[int, int, int, int]]) -> tuple[Expired, ...]:
+    """What each rule took; segments: (base offset, end of its range, records, bytes) of those that went, in order."""
+    out, first = [], 0
+    for reason, n in by_rule.items():
+        rows = segments[first : first + n]
+        first += n
+        if rows:
+            records, size = sum(row[2] for row in rows), sum(row[3] for row in rows)
+            out.append(Expired(reason, rows[0][0], rows[-1][1], n, records, size))
+    return tuple(out)
 
 
 @dataclass(frozen=True)

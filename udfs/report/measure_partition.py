@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from udfs.attempt import attempt
-from udfs.compact.analyse import Analysis, analyse
+from udfs.compact.analyse import Analysis, analyse, expired, facts_of
 from udfs.compact.clean_batches import Tally
 from udfs.compact.decide_kernels import COUNTER_NAMES
 from udfs.compact.gaps import check_gaps
 from udfs.compact.plan import NotDue, PartitionPlan
+from udfs.compact.retention import Expired, taken
 from udfs.compact.scan_partition import (
     check_checkpoints,
     check_tails,
@@ -31,6 +32,7 @@ from udfs.compact.scan_partition import (
     until_high_watermark,
 )
 from udfs.compact.scan_segment import SegmentScan, chunk_buffer
+from udfs.compact.sources import Source
 from udfs.problem import Problem
 from udfs.report.partition_profile import PartitionProfile
 from udfs.report.walk import Walk
@@ -81,12 +83,21 @@ def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
         segments=segments,
         log_start_offset=plan.log_start_offset,
         log_end_offset=max(scans[-1].base_offset, scans[-1].last_offset + 1),
+        expiring=_expiring(plan, sources),
         bytes_after_is_estimate=walk.estimated,
         counters=dict(zip(COUNTER_NAMES, counters.tolist(), strict=True)) if analysis else {},
         distinct_keys=walk.keys.used,
         hot_keys=walk.hot_keys(),
         times=walk.times.trimmed(),
     )
+
+
+def _expiring(plan: PartitionPlan, sources: Sequence[Source]) -> tuple[Expired, ...]:
+    """By the headers alone, before anything is cleaned."""
+    by_rule = expired(plan, facts_of(sources), sealed=False)
+    ends = [*(s.scan.base_offset for s in sources[1:]), 0]  # the last one stays
+    rows = [(s.scan.base_offset, end, s.scan.n_records, s.scan.size) for s, end in zip(sources, ends, strict=True)]
+    return taken(by_rule, rows[: sum(by_rule.values())])
 
 
 def _as_the_cleaner_sees_it(

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from udfs.compact.retention import Expired
 from udfs.problem import Problem
 
 MAX_BUCKETS: Final = 1024
@@ -98,6 +99,7 @@ class PartitionProfile:
     clean_bytes: int = 0
     dirty_bytes: int = 0
     due: bool = False  # by ratio, bytes and lag: a compaction would take it now
+    expiring: tuple[Expired, ...] = ()  # what retention would take of the log as it stands
     bytes_after_is_estimate: bool = False  # recompression decides
     counters: dict[str, int] = field(default_factory=dict)  # of the cleaned range, as compact reports them
     distinct_keys: int = 0

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from deltalake import DeltaTable
 
 from jobs.command import cli
-from jobs.command.config import Config, load_config
+from jobs.command.config import Config, load_config, parse_config
 from jobs.command.options import ReportOptions
 from jobs.command.progress import Silent
 from jobs.command.reporting import size
@@ -112,6 +112,16 @@ def test_what_a_reader_wants_to_know_first(archive):
     own = text.index("<h2>Kafka's own topics</h2>")
     assert text.index("<summary>plain ") < own < text.index("<summary>__transaction_state ")
     assert "__transaction_state-0 k" not in text  # no hot key
+
+
+def test_what_retention_would_take_is_said(archive):
+    config = parse_config({"topics": {"plain": {"cleanup.policy": "delete", "retention.bytes": 0}}})
+    report = archive_report.run(options(archive, config=config), Silent())
+    said = "1 segment by size (2 records, "
+    assert f"would expire: plain-0: {said}" in report.to_text()
+    assert said in (archive.parent / "report.html").read_text(encoding="utf-8")
+    [plain] = [p for p in report.to_json()["partitions"] if p["topic"] == "plain"]
+    assert [(one["reason"], one["segments"]) for one in plain["expiring"]] == [("size", 1)]
 
 
 def test_nothing_to_gain_is_not_said(archive):

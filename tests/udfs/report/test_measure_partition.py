@@ -119,6 +119,19 @@ def test_below_the_checkpoint_keys_are_alone_already(tmp_path):
     assert found.first_dirty_offset == 2 and 0 < found.dirty_ratio < 1
 
 
+@pytest.mark.parametrize("compacted", [True, False])
+@pytest.mark.parametrize("limits", [{"retention_ms": DAY_MS - 1}, {"retention_bytes": 0}, {"retention_ms": 2 * DAY_MS}])
+def test_what_retention_would_take_is_what_a_run_takes(tmp_path, compacted, limits):
+    """Of the log as it stands: nothing is cleaned here that is not due."""
+    text = f"a=1~{START_MS - 5} b=1~{START_MS} || c=1~{START_MS} d=1~{START_MS} || e=1"
+    given = plan(tmp_path, text, min_dirty_ratio=1.0)
+    given = replace(given, settings=replace(given.settings, **limits, compacts=compacted))
+    found, done = profile(given, compacted=compacted), compact(given)
+    assert found.expiring == done.result.expired
+    assert bool(found.expiring) == (limits.get("retention_ms") != 2 * DAY_MS)
+    assert [s.dead_records for s in found.segments] == [0, 0, 0]
+
+
 def test_tombstones_by_age_and_horizon(tmp_path):
     hour = START_MS + DAY_MS - HOUR_MS
     horizon = START_MS + 2 * DAY_MS
