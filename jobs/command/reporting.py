@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs.errors import DONE, PROBLEMS
 from logformat.control_characters import visible
-from udfs.compact.retention import Expired, Reason
+
+if TYPE_CHECKING:
+    from udfs.compact.retention import Expired, Reason
 
 
 class Report(Protocol):

@@ -30,10 +30,12 @@ from udfs.compact.scan_partition import source_of
 from udfs.compact.segment_output import manifest_row
 from udfs.compact.settle import Buckets, SettledBuckets, settle, share_out
 from udfs.compact.sources import Source
-from udfs.compact.splits import Split
+from udfs.compact.splits import Split, cut_between_groups
 from udfs.compact.walk_split import WalkedSplit, buckets_for, walk_split
 from udfs.problem import Problem, SetAside
 from udfs.segments import OutputSegment
+
+_PIECES_A_CORE = 4  # that the rewrite is cut into, as far as segment groups allow it
 
 T = TypeVar("T")
 R = TypeVar("R", WalkedSplit, SettledBuckets, RewrittenSplit, JoinedGroup)
@@ -66,11 +68,13 @@ def rewrite_by_blocks(
     settled = _run(workers, plan, settle_one, shares)
 
     def rewrite(split: Split) -> RewrittenSplit:
-        name = _name("rewrite", split.number)
+        name = _name(f"rewrite-{split.number}", split.before)
         walk = walked[split.number]
         return rewrite_split(plan, split, groups, shared, sources(split), rules, kept_aborts, walk, settled, name)
 
-    rewritten = _run(workers, plan, rewrite, splits)
+    n_bytes = sum(chunk.size for scan in scans.values() for chunk in scan.chunks)
+    least = n_bytes // (_PIECES_A_CORE * workers.cores)  # most records that stay are in the last split
+    rewritten = _run(workers, plan, rewrite, [piece for s in splits for piece in cut_between_groups(s, scans, least)])
     pieces = {g: [piece for done in rewritten for piece in done.pieces if piece.group == g] for g in sorted(shared)}
 
     def join(g: int) -> JoinedGroup:

@@ -27,7 +27,7 @@ from udfs.compact.scan_partition import scan_all, scan_identity
 from udfs.compact.segment_output import manifest_row
 from udfs.compact.settle import Buckets, SettledBuckets, settle, share_out
 from udfs.compact.sources import Source
-from udfs.compact.splits import Split, make_splits, number_of_splits
+from udfs.compact.splits import Split, cut_between_groups, make_splits, number_of_splits
 from udfs.compact.walk_split import WalkedSplit, buckets_for, walk_split
 
 T = TypeVar("T")
@@ -130,7 +130,8 @@ def compact_in_blocks(
 
     walked = run(splits, walk)
     settled = run(share_out(walked, n, plan.limits.task_memory_bytes, shares), settled_by)
-    done = run(splits, rewrite)
+    scans = {number: source.scan for number, source in enumerate(analysis.sources)}
+    done = run([piece for split in splits for piece in cut_between_groups(split, scans, 1)], rewrite)
     tally, segments = (
         Tally(),
         {g: manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0)) for g, group in groups.items()},

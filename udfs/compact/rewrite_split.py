@@ -78,11 +78,12 @@ def rewrite_split(
     settled: Sequence[SettledBuckets],
     name: str,
 ) -> RewrittenSplit:
-    """Write what survives of a split. groups: those that it has a part of; shared: of these, those that other splits
-    have a part of too; sources: of its parts; name: of the pieces' file, for this try alone.
+    """Write what survives of a split, or of a piece of it. groups: those that it has a part of; shared: of these, those
+    that other splits have a part of too; sources: of its parts; name: of the pieces' file, for this try alone.
     """
     buffer = chunk_buffer(plan)
-    survivors = Survivors(open_root(plan.store_uri), walked, settled, f"{plan.topic}-{plan.partition}")
+    root, name_of_log = open_root(plan.store_uri), f"{plan.topic}-{plan.partition}"
+    survivors = Survivors(root, walked, settled, name_of_log, split.chunks)
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
     tally = Tally()
     segments: dict[int, OutputSegment] = {}

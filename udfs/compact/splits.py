@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +32,26 @@ class Split:
 
     number: int
     parts: tuple[Part, ...]
+    before: int = 0  # chunks of the whole split before these parts
+
+    @property
+    def chunks(self) -> slice:
+        """Which chunks of the whole split these are."""
+        return slice(self.before, self.before + sum(part.stop - part.first for part in self.parts))
+
+
+def cut_between_groups(split: Split, scans: Mapping[int, SegmentScan], least_bytes: int) -> list[Split]:
+    """The split in pieces of at least so many bytes, but for the last one; no segment group lies in two of them."""
+    out: list[Split] = []
+    parts: list[Part] = []
+    before = held = 0
+    for part, following in zip(split.parts, [*split.parts[1:], None], strict=True):
+        parts.append(part)
+        held += sum(chunk.size for chunk in scans[part.number].chunks[part.first : part.stop])
+        if following is None or (held >= least_bytes and following.group != part.group):
+            out.append(Split(split.number, tuple(parts), before))
+            before, held, parts = out[-1].chunks.stop, 0, []
+    return out
 
 
 def number_of_splits(

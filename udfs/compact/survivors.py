@@ -18,15 +18,20 @@ from udfs.storage import Root
 
 
 class Survivors:
-    """Handed out to a split's records as they are met again, first to last."""
+    """Handed out to the records of a split, or of consecutive chunks of it, as they are met again, first to last."""
 
-    def __init__(self, root: Root, split: WalkedSplit, settled: Sequence[SettledBuckets], path: str) -> None:
-        """path: what a problem is said to be of."""
-        self._split, self._path = split, path
+    def __init__(
+        self, root: Root, split: WalkedSplit, settled: Sequence[SettledBuckets], path: str, chunks: slice = slice(None)
+    ) -> None:
+        """path: what a problem is said to be of; chunks: those of the split that will be met."""
+        self._walked, self._path = split.chunks[chunks], path
         self._survives = _survives(root, split, settled)
         plain = np.unpackbits(read_slice(root, split.plain), count=split.n_batches)
         self._plain = np.ascontiguousarray(plain[::-1]).view(np.bool_)
-        self._at = self._batch = self._digest = 0
+        before = split.chunks[: chunks.start or 0]
+        self._at = self._first = int(before["records"].sum())
+        self._batch = self._first_batch = int(before["batches"].sum())
+        self._digest = 0
         self._fates = np.empty(0, np.int8)
 
     def fates(self, batches: np.ndarray, drop: np.ndarray) -> np.ndarray:
@@ -51,17 +56,22 @@ class Survivors:
 
     def check_end(self) -> None:
         """That these were the batches and records that were walked; else LogFormatError kind "changed"."""
-        if (self._at, self._batch, self._digest) != (self._split.n_records, self._split.n_batches, self._split.digest):
-            raise self._changed(f"{self._at} in {self._batch} batches, digest {self._digest:#018x}")
+        found = (self._at - self._first, self._batch - self._first_batch, self._digest)
+        if found != self._expected():
+            raise self._changed(f"{found[0]} in {found[1]} batches, digest {found[2]:#018x}")
+
+    def _expected(self) -> tuple[int, int, int]:
+        """Records, batches, digest."""
+        records, batches = int(self._walked["records"].sum()), int(self._walked["batches"].sum())
+        return records, batches, int(self._walked["digest"].sum())  # which wraps, as the digest does
 
     def _changed(self, found: str) -> LogFormatError:
-        split = self._split
+        records, batches, digest = self._expected()
         return LogFormatError(
             "changed",
             self._path,
             0,
-            f"the {split.n_records} records in {split.n_batches} batches whose keys were read, "
-            f"digest {split.digest:#018x}",
+            f"the {records} records in {batches} batches whose keys were read, digest {digest:#018x}",
             found,
             hint=CHANGED_HINT,
         )

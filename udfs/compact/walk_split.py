@@ -46,6 +46,10 @@ class Block:
     checksums: np.ndarray  # uint32[buckets]: CRC-32C of each cell
 
 
+# What was walked of a chunk: records and batches that can be the last of a key, and a digest of all its batches
+WALKED_CHUNK = np.dtype([("records", "i8"), ("batches", "i8"), ("digest", "u8")])
+
+
 @dataclass(frozen=True)
 class WalkedSplit:
     """What a walk left behind, for those that settle and rewrite."""
@@ -55,11 +59,19 @@ class WalkedSplit:
     leaves: Slice
     plain: Slice
     buckets: Slice
-    n_records: int
-    n_batches: int
+    chunks: np.ndarray  # WALKED_CHUNK[m], in the order of the log
     n_entries: int
-    digest: int  # of the checksums of all batches
     peak_memory_bytes: int = 0
+
+    @property
+    def n_records(self) -> int:
+        """Records that were walked."""
+        return int(self.chunks["records"].sum())
+
+    @property
+    def n_batches(self) -> int:
+        """Their batches."""
+        return int(self.chunks["batches"].sum())
 
 
 def buckets_for(n_records: int) -> int:
@@ -76,6 +88,7 @@ class _Collected:
     buckets: list[np.ndarray] = field(default_factory=list)
     waiting: list[tuple[np.ndarray, np.ndarray, int]] = field(default_factory=list)  # entries, buckets, dirty ones
     n_waiting: int = 0
+    n_records: int = 0
 
 
 def walk_split(
@@ -91,14 +104,13 @@ def walk_split(
     buffer = chunk_buffer(plan)
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
     table = KeyTable(plan.limits.task_memory_bytes // 2)
-    out, blocks, digest = _Collected(), [], 0
+    out, blocks, walked = _Collected(), [], []
     with KeyFile(plan, name) as key_file:
         for source, part in zip(reversed(sources), reversed(split.parts), strict=True):
             with opened(source.root, source.path) as file:
                 for scanned in reversed(source.scan.chunks[part.first : part.stop]):
                     chunk = chunk_at(file, source.path, scanned, buffer)
-                    digest = digest_of(digest, chunk.batches)
-                    wanted = entering(chunk.batches, rules)
+                    wanted, records = entering(chunk.batches, rules), out.n_records
                     for run in loader.runs(
                         chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True,
                         before=chunk.before,
@@ -106,6 +118,7 @@ def walk_split(
                         _collect(out, run, table, first_dirty_offset, rules.oldest_ms, n_buckets)
                         if out.n_waiting >= _BLOCK:
                             blocks.append(_write_block(key_file, out, n_buckets))
+                    walked.append((out.n_records - records, int(wanted.sum()), digest_of(0, chunk.batches)))
         if out.n_waiting:
             blocks.append(_write_block(key_file, out, n_buckets))
         leaves, plain = (np.concatenate([np.empty(0, np.bool_), *a]) for a in (out.leaves, out.plain))
@@ -116,10 +129,8 @@ def walk_split(
             leaves=key_file.write(np.packbits(leaves)),
             plain=key_file.write(np.packbits(plain)),
             buckets=key_file.write(buckets),
-            n_records=len(leaves),
-            n_batches=len(plain),
+            chunks=np.array(walked[::-1], WALKED_CHUNK),
             n_entries=len(buckets),
-            digest=digest,
         )
 
 
@@ -152,6 +163,7 @@ def _collect(
         run.batches, run.bodies, run.wanted, run.spans, is_last, first_dirty_offset, oldest_ms,
         64 - n_buckets.bit_length() + 1, leaves, plain, entries, buckets,
     )  # fmt: skip
+    out.n_records += n
     out.leaves.append(leaves)
     out.plain.append(plain)
     out.buckets.append(buckets[:found].copy())

@@ -166,10 +166,21 @@ def test_batches_of_one_fate_are_not_decompressed_again(tmp_path: Path, monkeypa
 Damage = Callable[[WalkedSplit], WalkedSplit]
 
 
+def with_chunk(walk: WalkedSplit, column: str, more: int) -> WalkedSplit:
+    """A walk of which the last chunk is told otherwise."""
+    chunks = walk.chunks.copy()
+    chunks[column][-1] += more
+    return replace(walk, chunks=chunks)
+
+
 @pytest.mark.parametrize(
     "other",
-    [lambda w: replace(w, digest=w.digest ^ 1), lambda w: replace(w, n_batches=w.n_batches - 1)],
-    ids=["digest", "batches"],
+    [
+        lambda w: with_chunk(w, "digest", 1),
+        lambda w: with_chunk(w, "batches", -1),
+        lambda w: with_chunk(w, "records", 1),
+    ],
+    ids=["digest", "batches", "records"],
 )
 def test_a_rewrite_that_reads_other_batches_than_the_walk_is_changed(tmp_path: Path, other: Damage) -> None:
     plan = plan_for(tmp_path, log_of("abc", "cde"), chunk=1 << 20)
