@@ -86,7 +86,8 @@ def _wheel(folder: Path, name: str) -> str:
 # A Python whose environments have the pip that is here: to install it is what takes long
 WITH_OUR_PIP = """#!/bin/sh
 case "$*" in
-'-m venv --clear -- '*) '{python}' -m venv --without-pip --clear -- "$5" && ln -s '{pip}' "$5"/lib/python*/site-packages/ ;;
+'-m venv --clear -- '*) '{python}' -m venv --without-pip --clear -- "$5" &&
+  ln -s '{pip}' "$5"/lib/python*/site-packages/ ;;
 *) exec '{python}' "$@" ;;
 esac
 """

@@ -98,8 +98,8 @@ def test_a_file_is_no_folder(closed):
 
 # -- numba, in processes of its own
 
-# Numba has been imported, and all that it imports to compile; nothing of ours. Of each line it makes a child, where numba
-# reads its environment anew
+# Numba has been imported, and all that it imports to compile; nothing of ours. Of each line it makes a child, where
+# numba reads its environment anew
 FORKS = f"""
 import json, os, sys, traceback
 import numba

@@ -40,7 +40,7 @@ def hostile_archive(folder):
 
 
 def on_a_terminal(*words) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of a Python, each a terminal of its own that changes nothing of what is written to it."""
+    """(exit code, stdout, stderr) of a Python, each on a terminal of its own that changes nothing of what it gets."""
     ends, texts, threads = [pty.openpty(), pty.openpty()], [bytearray(), bytearray()], []
     for _, inner in ends:
         tty.setraw(inner)
