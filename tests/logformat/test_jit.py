@@ -202,7 +202,7 @@ def test_no_code_of_others_is_run_out_of_a_folder_that_they_made_first(closed, r
     assert told.exists()
 
 
-def test_the_command_line_says_it_as_a_mistake_of_use(closed, run):
+def test_the_command_line_says_it_as_a_mistake_of_use(closed):
     cache = _folder(closed / "cache", 0o777)
     done = subprocess.run(
         [sys.executable, "-m", "jobs", "inspect", "examples/archive", "--json"], cwd=ROOT, check=False,
