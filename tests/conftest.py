@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -67,6 +68,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with tests that need Spark come first."""
     with_spark = {item.path for item in items if item.get_closest_marker("spark")}
     items.sort(key=lambda item: item.path not in with_spark)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_power_cut() -> Iterator[None]:
+    """Nobody loses power here, and a disk takes milliseconds: this process's files are not flushed. What cannot be
+    flushed, since it is not open, raises as ever. Child processes flush, Spark's and those of tests.
+    """
+    with mock.patch("os.fsync", lambda descriptor: os.fstat(descriptor) and None):
+        yield
 
 
 @pytest.fixture(scope="session")

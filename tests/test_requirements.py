@@ -83,22 +83,22 @@ def _wheel(folder: Path, name: str) -> str:
     return f"{name}==1 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
 
 
-# A Python of which the first environment is made; the others are copies of it, for that is what takes long
-ONE_ENVIRONMENT = """#!/bin/sh
+# A Python whose environments have the pip that is here: to install it is what takes long
+WITH_OUR_PIP = """#!/bin/sh
 case "$*" in
-'-m venv --clear -- '*) ;;
+'-m venv --clear -- '*) '{python}' -m venv --without-pip --clear -- "$5" &&
+  ln -s '{pip}' "$5"/lib/python*/site-packages/ ;;
 *) exec '{python}' "$@" ;;
 esac
-[ ! -d '{made}' ] || exec cp -a '{made}' "$5"
-'{python}' "$@" && cp -a "$5" '{made}'
 """
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("python")
-    path = folder / "python3"
-    path.write_text(ONE_ENVIRONMENT.format(python=sys.executable, made=folder / "made"))
+    import pip
+
+    path = tmp_path_factory.mktemp("python") / "python3"
+    path.write_text(WITH_OUR_PIP.format(python=sys.executable, pip=Path(pip.__file__).parent))
     path.chmod(0o755)
     return path
 

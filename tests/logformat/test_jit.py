@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import pickle
 import shutil
@@ -97,14 +98,71 @@ def test_a_file_is_no_folder(closed):
 
 # -- numba, in processes of its own
 
+# Numba has been imported, and all that it imports to compile; nothing of ours. Of each line it makes a child, where
+# numba reads its environment anew
+FORKS = f"""
+import json, os, sys, traceback
+import numba
 
-def _run(tmp_path, root=ROOT, umask=-1, preexec=None, **environment):
-    (tmp_path / "kernels.py").write_text(KERNELS)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA", "XDG"))}
-    env |= {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)]), "HOME": "/dev/null"} | environment
+numba.njit(lambda n: n + n)(21)
+for line in sys.stdin:
+    folder, root, umask, environment = json.loads(line)
+    forked = os.fork()
+    if forked:
+        print(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]), flush=True)
+        continue
+    os.chdir(folder)
+    for number, name in enumerate(("stdout", "stderr"), 1):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    numba.core.config.reload_config()
+    sys.path[:0] = [folder, root]
+    os.umask(umask)
+    failed = 0
+    try:
+        exec({RUN!r})
+    except BaseException:
+        failed = 1
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(failed)
+"""
+
+
+@pytest.fixture(scope="module")
+def forks():
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+    assert process.returncode == 0
+
+
+def _environment(changed):
+    return {n: v for n, v in os.environ.items() if not n.startswith(("NUMBA", "XDG"))} | {"HOME": "/dev/null"} | changed
+
+
+@pytest.fixture
+def run(forks, closed):
+    """Runs a kernel in a child."""
+    (closed / "kernels.py").write_text(KERNELS)
+
+    def run(root=ROOT, umask=0o022, **environment):
+        told = [str(closed), str(root), umask, _environment(environment)]
+        forks.stdin.write(json.dumps(told) + "\n")
+        forks.stdin.flush()
+        code = int(forks.stdout.readline())
+        return subprocess.CompletedProcess((), code, *((closed / n).read_text() for n in ("stdout", "stderr")))
+
+    return run
+
+
+def _run_without_roots_power(folder, root):
+    environment = _environment({"PYTHONPATH": os.pathsep.join([str(folder), str(root)])})
     return subprocess.run(
-        [sys.executable, "-c", RUN], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, umask=umask,
-        preexec_fn=preexec,
+        [sys.executable, "-c", RUN], cwd=folder, env=environment, capture_output=True, text=True, check=False,
+        preexec_fn=_without_roots_power,
     )  # fmt: skip
 
 
@@ -128,19 +186,19 @@ class _Bomb:
         return Path.touch, (self.told,)
 
 
-def test_no_code_of_others_is_run_out_of_a_folder_that_they_made_first(closed):
+def test_no_code_of_others_is_run_out_of_a_folder_that_they_made_first(closed, run):
     cache, told = closed / "cache", closed / "told"
-    assert _hits(_run(closed, NUMBA_CACHE_DIR=str(cache)))[0] == 0
+    assert _hits(run(NUMBA_CACHE_DIR=str(cache)))[0] == 0
     assert {stat.S_IMODE(path.stat().st_mode) for path in [cache, *cache.rglob("*")] if path.is_dir()} == {0o700}
     for index in files_in(cache, "**/*.nbi"):
         index.write_bytes(pickle.dumps(_Bomb(told)))
     cache.chmod(0o777)
-    done = _run(closed, NUMBA_CACHE_DIR=str(cache))
+    done = run(NUMBA_CACHE_DIR=str(cache))
     assert not told.exists()
     assert done.returncode != 0
     assert f"UnsafeFolderError: NUMBA_CACHE_DIR={cache}: expected a folder that nobody else can write" in done.stderr
     cache.chmod(0o700)  # the bomb is one: else nothing would be shown here
-    _run(closed, NUMBA_CACHE_DIR=str(cache))
+    run(NUMBA_CACHE_DIR=str(cache))
     assert told.exists()
 
 
@@ -155,49 +213,49 @@ def test_the_command_line_says_it_as_a_mistake_of_use(closed):
     assert "Traceback" not in done.stderr
 
 
-def test_beside_the_sources_whatever_the_umask(closed):
+def test_beside_the_sources_whatever_the_umask(closed, run):
     root = _copy(closed)
-    assert _hits(_run(closed, root, umask=0))[1].startswith(str(root / ".numba"))
+    assert _hits(run(root, umask=0))[1].startswith(str(root / ".numba"))
     assert stat.S_IMODE((root / ".numba").stat().st_mode) == 0o700
-    assert _hits(_run(closed, root))[0] == 1
+    assert _hits(run(root))[0] == 1
 
 
-def test_else_in_the_users_own_folder(closed):
+def test_else_in_the_users_own_folder(closed, run):
     root = _copy(_folder(closed / "open", 0o777))
     home = _folder(closed / "home", 0o700)
     own = home / ".cache" / "lastkey" / str(os.getuid())
     for hits in (0, 1):
-        done = _run(closed, root, HOME=str(home))
+        done = run(root, HOME=str(home))
         assert _hits(done)[0] == hits
         assert _hits(done)[1].startswith(str(own))
         assert done.stderr == ""
     assert not (root / ".numba").exists()
-    other = _hits(_run(closed, root, HOME=str(home), XDG_CACHE_HOME=str(closed / "xdg")))
+    other = _hits(run(root, HOME=str(home), XDG_CACHE_HOME=str(closed / "xdg")))
     assert other[1].startswith(str(closed / "xdg" / "lastkey"))
 
 
-def test_else_nowhere_which_is_said_once_and_harms_nothing(closed):
+def test_else_nowhere_which_is_said_once_and_harms_nothing(closed, run):
     root = _copy(_folder(closed / "open", 0o777))
-    done = _run(closed, root, HOME=str(_folder(closed / "home", 0o777)))
+    done = run(root, HOME=str(_folder(closed / "home", 0o777)))
     assert _hits(done) == (0, "None")
     assert done.stderr.count("compiled kernels are not kept") == 1
     assert f"others may write in {closed / 'open'} (mode 0777)" in done.stderr
     assert not list(closed.rglob("*.nbi"))
 
 
-def test_a_read_only_installation_gives_the_kernels_that_it_holds(closed):
+def test_a_read_only_installation_gives_the_kernels_that_it_holds(closed, run):
     root = _copy(closed)
-    _hits(_run(closed, root))
+    _hits(run(root))
     for path in [*(root / ".numba").rglob("*"), root / ".numba"]:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    done = _run(closed, root, preexec=_without_roots_power)
+    done = _run_without_roots_power(closed, root)
     assert _hits(done)[0] == 1
     assert done.stderr == ""
     for index in files_in(root / ".numba", "**/*.nb*"):
         index.parent.chmod(0o755)
         index.unlink()
         index.parent.chmod(0o555)
-    done = _run(closed, root, preexec=_without_roots_power)
+    done = _run_without_roots_power(closed, root)
     assert _hits(done) == (0, "None")
     assert f"{root / '.numba'}: cannot be written" in done.stderr
 

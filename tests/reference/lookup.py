@@ -7,6 +7,7 @@ and RecordBatch.offsetOfMaxTimestamp (4.3.0), as plain loops.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Segment:
     mtime_ms: int
     batches: tuple[Batch, ...]
 
-    @property
+    @cached_property
     def max_timestamp(self) -> int:
         return max([-1, *(batch.max_timestamp for batch in self.batches)])
 

@@ -39,18 +39,13 @@ def hostile_archive(folder):
     return folder / "archive"
 
 
-@pytest.fixture
-def archive(tmp_path):
-    return hostile_archive(tmp_path)
-
-
-def on_a_terminal(*words, module=("-m", "jobs")) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr), each a terminal of its own that changes nothing of what is written to it."""
+def on_a_terminal(*words) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of a Python, each on a terminal of its own that changes nothing of what it gets."""
     ends, texts, threads = [pty.openpty(), pty.openpty()], [bytearray(), bytearray()], []
     for _, inner in ends:
         tty.setraw(inner)
     process = subprocess.Popen(
-        [sys.executable, *module, *map(str, words)], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=ends[0][1],
+        [sys.executable, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=ends[0][1],
         stderr=ends[1][1], env={**os.environ, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"},
     )  # fmt: skip
     for (outer, inner), text in zip(ends, texts, strict=True):
@@ -73,9 +68,9 @@ def _drain(outer: int, text: bytearray) -> None:
         os.close(outer)
 
 
-def into_a_pipe(*words, module=("-m", "jobs")) -> tuple[int, str, str]:
+def into_a_pipe(*words) -> tuple[int, str, str]:
     done = subprocess.run(
-        [sys.executable, *module, *map(str, words)], cwd=ROOT, capture_output=True, check=False,
+        [sys.executable, *words], cwd=ROOT, capture_output=True, check=False,
         env={**os.environ, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"},
     )  # fmt: skip
     return done.returncode, done.stdout.decode(), done.stderr.decode()
@@ -94,41 +89,13 @@ for words in json.loads(sys.argv[1]):
 
 def in_one_process(run, commands) -> list[tuple[int, str, str]]:
     """(exit code, stdout, stderr) of each; run: on_a_terminal or into_a_pipe."""
-    done, *written = run("-c", ONE_PROCESS, json.dumps(commands), module=())
+    done, *written = run("-c", ONE_PROCESS, json.dumps(commands))
     assert done == 0, written
     out, err = (re.split(r"\n-- (\d+) --\n", text) for text in written)
     assert (out[1::2], out[-1], err[-1]) == (err[1::2], "", "")
     results = list(zip(map(int, out[1::2]), out[:-1:2], err[:-1:2], strict=True))
     assert len(results) == len(commands)
     return results
-
-
-@pytest.fixture(scope="module")
-def printed(tmp_path_factory):
-    """Of a terminal and of a pipe: the records as text, as JSON."""
-    words = ["inspect", str(hostile_archive(tmp_path_factory.mktemp("printed"))), "--print-data-log"]
-    json_words = [*words, "--json", "--no-progress"]
-    return (
-        in_one_process(on_a_terminal, [[*words, "--no-progress"], json_words]),
-        in_one_process(into_a_pipe, [words, json_words]),
-    )
-
-
-def test_keys_and_values_on_a_terminal_and_into_a_pipe(printed):
-    (code, out, err), (_, piped, _) = (results[0] for results in printed)
-    assert code == 0
-    assert f"key: {SHOWN} payload: {SHOWN}" in out
-    assert r"Non-consecutive offsets in " in err and r"dir\x1b[31m\u202e" in err
-    assert active(out + err) == set()
-    assert f"key: {HOSTILE} payload: {HOSTILE}" in piped
-    assert piped.count("\n") == out.count("\n")
-
-
-def test_json_is_the_same_everywhere(printed):
-    (code, out, _), piped = (results[1] for results in printed)
-    assert (code, out) == piped[:2]
-    assert active(out) == set()
-    assert HOSTILE in {json.loads(line).get("key") for line in out.splitlines()}
 
 
 PLACE = r"dir\x1b[31m\u202e"
@@ -140,30 +107,63 @@ JOBS = [
 
 
 @pytest.fixture(scope="module")
-def told_by_jobs(tmp_path_factory):
-    """(exit code, stdout, stderr) of each of JOBS, one after the other in one process on one pair of terminals: damage
-    of which the path, and so the folder's name, is told.
-    """
-    archive = hostile_archive(tmp_path_factory.mktemp("damaged"))
-    log = max((archive / FOLDER / "users-0").glob("*.log"))
+def folder(tmp_path_factory):
+    """`archive`; `damaged/archive`: damage of which the path, and so the folder's name, is told."""
+    folder = tmp_path_factory.mktemp("hostile")
+    hostile_archive(folder)
+    log = max((hostile_archive(folder / "damaged") / FOLDER / "users-0").glob("*.log"))
     data = bytearray(log.read_bytes())
     data[16] = 9  # the first batch's magic
     log.write_bytes(data)
-    commands = [[words[0], str(archive), *words[1:], "--no-progress"] for words, *_ in JOBS]
-    results = in_one_process(on_a_terminal, commands)
-    return {tuple(words): result for (words, *_), result in zip(JOBS, results, strict=True)}
+    return folder
 
 
-@pytest.mark.parametrize(("words", "code", "told"), JOBS, ids=[" ".join(words) for words, *_ in JOBS])
-def test_names_in_reports_findings_and_errors(told_by_jobs, words, code, told):
-    found, out, err = told_by_jobs[tuple(words)]
+@pytest.fixture(scope="module")
+def on_terminals(folder):
+    """(exit code, stdout, stderr) of the records as text, as JSON; of a path that is not there; of each of JOBS: one
+    after the other in one process on one pair of terminals.
+    """
+    words, damaged = ["inspect", f"{folder}/archive", "--print-data-log"], f"{folder}/damaged/archive"
+    commands = [words, [*words, "--json"], ["verify", f"{folder}/no\x1b[5mwhere", "--json"]]
+    commands += [[first, damaged, *rest] for (first, *rest), *_ in JOBS]
+    return in_one_process(on_a_terminal, [[*words, "--no-progress"] for words in commands])
+
+
+@pytest.fixture(scope="module")
+def in_pipes(folder):
+    """The records as text, as JSON; a report, whose page is `page.html`."""
+    words = ["inspect", f"{folder}/archive", "--print-data-log"]
+    report = ["report", f"{folder}/archive/{FOLDER}", "--output", f"{folder}/page.html"]
+    return in_one_process(into_a_pipe, [words, [*words, "--json", "--no-progress"], report])
+
+
+def test_keys_and_values_on_a_terminal_and_into_a_pipe(on_terminals, in_pipes):
+    (code, out, err), (_, piped, _) = on_terminals[0], in_pipes[0]
+    assert code == 0
+    assert f"key: {SHOWN} payload: {SHOWN}" in out
+    assert r"Non-consecutive offsets in " in err and r"dir\x1b[31m\u202e" in err
+    assert active(out + err) == set()
+    assert f"key: {HOSTILE} payload: {HOSTILE}" in piped
+    assert piped.count("\n") == out.count("\n")
+
+
+def test_json_is_the_same_everywhere(on_terminals, in_pipes):
+    (code, out, _), piped = on_terminals[1], in_pipes[1]
+    assert (code, out) == piped[:2]
+    assert active(out) == set()
+    assert HOSTILE in {json.loads(line).get("key") for line in out.splitlines()}
+
+
+@pytest.mark.parametrize("number", range(len(JOBS)), ids=[" ".join(words) for words, *_ in JOBS])
+def test_names_in_reports_findings_and_errors(on_terminals, number):
+    (_, code, told), (found, out, err) = JOBS[number], on_terminals[3 + number]
     assert found == code, out + err
     assert active(out + err) == set()
     assert told in out + err
 
 
-def test_an_error_of_a_path_that_is_not_there(tmp_path):
-    code, out, err = on_a_terminal("verify", tmp_path / "no\x1b[5mwhere", "--json", "--no-progress")
+def test_an_error_of_a_path_that_is_not_there(on_terminals):
+    code, out, err = on_terminals[2]
     assert code == 2
     assert r"no\x1b[5mwhere" in err
     assert active(out + err) == set()
@@ -174,16 +174,15 @@ def test_what_is_logged_of_a_defect():
     """In a process of its own: pytest has a handler, which the command line's process has not."""
     code = "import sys; from jobs.command import cli; from logformat.errors import stopped; cli.main(['--version']);"
     code += "stopped(ValueError('bad \\x1b[2J'), 'dir\\x1b[31m\\u202e')"
-    _, _, err = on_a_terminal("-c", code, module=())
+    _, _, err = on_a_terminal("-c", code)
     assert r"dir\x1b[31m\u202e: unexpected" in err and r"ValueError: bad \x1b[2J" in err
     assert active(err) == set()
 
 
-def test_the_page_and_a_notebook_hold_none(archive):
-    page = archive.parent / "page.html"
-    code, _, err = into_a_pipe("report", archive / FOLDER, "--output", page)
+def test_the_page_and_a_notebook_hold_none(folder, in_pipes):
+    code, _, err = in_pipes[2]
     assert code == 0, err
-    text = page.read_text()
+    text = (folder / "page.html").read_text()
     assert r"dir\x1b[31m\u202e" in text
     assert active(text) == set()
 

@@ -46,7 +46,6 @@ def _files(folder: Path) -> int:
 @pytest.mark.slow
 def test_a_thousand_runs_leave_as_much_as_three_hundred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run every six hours. Generation 4 is there, and a reset came after it; nothing else has files."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # nobody loses power here, and disks take their time
     (tmp_path / f"segments/t-0/4-{run_id(4)}").mkdir(parents=True)
     seen = {}
     for generation in range(1, 1001):

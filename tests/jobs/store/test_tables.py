@@ -5,6 +5,7 @@ stores of other versions are taken on, or refused. Real tables and real processe
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from jobs.store.generations import open_store
 from jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES
 from jobs.store.rows import Checkpoint, PartitionState, RunRow, Segment, arrow_schema, from_arrow, to_arrow
 from jobs.store.tables import open_state
+from tests.builders.limits import within
 from tests.builders.stores import make_commit, row, standing_of, write_format_1
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -352,20 +354,60 @@ def test_a_vacuum_of_the_tables_takes_nothing_that_is_needed(state):
 # -- several processes
 
 
+IMPORTS = """
+import os, signal, sys
+from jobs.errors import ConflictError
+from jobs.store import table
+from jobs.store.tables import open_state
+from tests.builders.stores import make_commit
+"""
+
+
+def python(script):
+    """A process that reads what we write, and says what we read."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    return subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
 def child(store, code):
     """Another process; it says `ready` once it has read the state, and goes on when it is told to."""
-    script = (
-        "import os, signal, sys\nfrom jobs.errors import ConflictError\nfrom jobs.store import table\n"
-        "from jobs.store.tables import open_state\n"
-        "from tests.builders.stores import make_commit\n"
-        f"state = open_state({str(store)!r})\nstate.current()\nprint('ready', flush=True)\nsys.stdin.readline()\n{code}"
-    )
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    made = subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    made = python(
+        f"{IMPORTS}\nstate = open_state({str(store)!r})\nstate.current()\nprint('ready', flush=True)\n"
+        f"sys.stdin.readline()\n{code}"
     )
     assert made.stdout.readline() == "ready\n"
     return made
+
+
+# A process that has imported all, and nothing else; of each line, the store and the code, it makes a child
+FORKS = f"""
+{IMPORTS}
+import json
+for line in sys.stdin:
+    store, code = json.loads(line)
+    forked = os.fork()
+    if not forked:
+        state = open_state(store)
+        exec(code)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def exit_code():
+    """Of a process that runs this code on the state of a store."""
+    with python(FORKS) as forks:
+
+        def run(store, code):
+            forks.stdin.write(json.dumps([str(store), code]) + "\n")
+            forks.stdin.flush()
+            return int(forks.stdout.readline())
+
+        yield run
+    assert forks.returncode == 0
 
 
 def go(process):
@@ -409,7 +451,7 @@ print(*won)
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_kill_at_any_commit_leaves_a_whole_generation(state, store, when, nth):
+def test_a_kill_at_any_commit_leaves_a_whole_generation(state, store, exit_code, when, nth):
     """The first and the second are those of the history, the third is the switch."""
     state.commit_wave([make_commit(0, 1, "r1")])
     code = """
@@ -424,9 +466,8 @@ def commit(*args):
 table._commit = commit
 state.commit_wave([make_commit(0, 2, "killed", "r1", segments=7)])
 """
-    with child(store, code.replace("NTH", str(nth)).replace("WHEN", repr(when))) as process:
-        go(process)
-        assert process.wait(120) == -signal.SIGKILL
+    with within(120):
+        assert exit_code(store, code.replace("NTH", str(nth)).replace("WHEN", repr(when))) == -signal.SIGKILL
     new = (when, nth) == ("after", 3)
     assert runs_of(state) == {0: "killed" if new else "r1"}
     assert len(state.manifest("t", 0)) == (7 if new else 2)

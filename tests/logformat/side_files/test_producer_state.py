@@ -79,7 +79,7 @@ def test_append_in_chunks(batches, cuts):
     assert result(completed, state) == replay(batches)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(logs(KINDS), CUTS, st.data())
 def test_summaries_merged_in_any_grouping(batches, cuts, data):
     parts = merged([summarize(part) for part in chunks(batches, cuts)], data.draw)
@@ -88,7 +88,7 @@ def test_summaries_merged_in_any_grouping(batches, cuts, data):
     assert result(completed, state) == replay(batches)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(logs(["t", "a", "a", "e"], max_size=12, producers=2), st.data())
 def test_each_batch_a_summary_of_few_producers(batches, data):
     state = ProducerState()
@@ -96,7 +96,7 @@ def test_each_batch_a_summary_of_few_producers(batches, data):
     assert result(completed, state) == replay(batches)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(logs(ALL_KINDS, max_size=8, producers=2), CUTS, st.data())
 def test_what_cannot_be_raises_wherever_it_is_seen(batches, cuts, data):
     expected = replay(batches)

@@ -7,7 +7,6 @@ import random
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -37,26 +36,27 @@ def assert_same(one: Outcome, several: Outcome) -> None:
     assert f"{folder}.9999999999999999999" not in left
 
 
-def assert_same_all_ways(plan: PartitionPlan, part: int = 3, seed: int = 0) -> Outcome:
+def assert_same_all_ways(plan: PartitionPlan, part: int = 3, seed: int | str = 0) -> Outcome:
     """One task, a window over segments, blocks of as many splits as there can be, and of chunks of a batch or two.
 
-    A split costs milliseconds: blocks of such chunks are cut at about a hundred places, a window at every one.
+    A chunk costs a millisecond, a split several: a large log has a hundred chunks, and is cut between any two of them;
+    blocks at thirty places that are drawn. A small log has a chunk for each batch, and is cut at every one.
     """
     one = compact(plan)
     if one.result.status != "cleaned":
         return one
     assert_same(one, compact_in_splits(replace(plan, folder="window"), part=part))
     assert_same(one, compact_in_blocks(replace(plan, folder="blocks")))
-    small = replace(plan.limits, chunk_bytes=1)
+    size = sum(s.listed.size for s in plan.segments)
+    small = replace(plan.limits, chunk_bytes=max(size // 100, 1))
     assert_same(one, compact_in_splits(replace(plan, folder="batches", limits=small), part=part))
-    rng = random.Random(seed)
-    hundredth = sum(s.listed.size for s in plan.segments) // 100
+    rng, plus = random.Random(seed), replace(small, chunk_bytes=small.chunk_bytes + 300)
     for _ in range(2):
         assert_same(
             one,
             compact_in_blocks(
-                replace(plan, folder=f"drawn{rng.random()}", limits=replace(small, chunk_bytes=rng.choice([1, 300]))),
-                split_bytes=max(rng.choice([1, 200, 1000, 1 << 30]), hundredth),
+                replace(plan, folder=f"drawn{rng.random()}", limits=rng.choice([small, plus])),
+                split_bytes=max(rng.choice([1, 200, 1000, 1 << 30]), size // 30),
                 n_buckets=rng.choice([4, 16, 256]),
                 shares=rng.choice([1, 2, 5]),
                 shuffled=rng,
@@ -70,14 +70,13 @@ def test_golden_partitions(name: str, tmp_path: Path, tmp_path_factory: pytest.T
     case = golden(tmp_path_factory)[name]
     for partition in case.partitions:
         plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path / partition)
-        with mock.patch("os.fsync"):  # nobody loses power here
-            assert assert_same_all_ways(plan, part=1000).result.status == "cleaned"
+        assert assert_same_all_ways(plan, part=1000, seed=partition).result.status == "cleaned"
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs(), st.integers(0, 2**32))
 def test_drawn_logs(drawn: Drawn, seed: int) -> None:
-    with tempfile.TemporaryDirectory() as tmp, mock.patch("os.fsync"):
+    with tempfile.TemporaryDirectory() as tmp:
         plan = plan_of(
             lay_out(Path(tmp) / "archive", drawn.segments), Path(tmp) / "store", drawn.settings,
             now_ms=drawn.times[0], log_start_offset=drawn.log_start_offset, checkpoint=drawn.checkpoint,

@@ -6,7 +6,6 @@ import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -30,7 +29,7 @@ def test_any_log(drawn: Drawn, chunk_bytes: int, far: int | None) -> None:
     if far is not None:
         drawn = with_a_time(drawn, far)
     shared_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=shared_memory) as tmp, mock.patch("os.fsync"):
+    with tempfile.TemporaryDirectory(dir=shared_memory) as tmp:
         archived = lay_out(Path(tmp) / "archive", drawn.segments)
         plan = plan_of(
             archived, Path(tmp) / "store", drawn.settings, now_ms=drawn.times[0], checkpoint=drawn.checkpoint,
