@@ -177,6 +177,7 @@ KINDS = {
     "huge": "records that are too large to be shown",
     "keys": "more keys than a task may hold",
     "null_key": "records without a key in a partition that is to be compacted",
+    "version": "no record has the header that compaction.strategy.header names",
     "transaction": "control records that cannot be",
     "readback": "a written file that is not what was meant to be written",
     "unwritable": "a file that cannot be written; a full disk is no such problem, it ends the job",

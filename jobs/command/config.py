@@ -23,6 +23,7 @@ from jobs.topics import matches
 MAX_INT = 2**31 - 1
 NULL_KEYS = ("fail", "keep", "drop")
 GAPS = ("fail", "accept")
+STRATEGIES = ("offset", "timestamp", "header")
 ENGINES = ("auto", "task", "blocks", "window")
 Engine = Literal["auto", "task", "blocks", "window"]
 POLICIES = ("compact", "delete")
@@ -44,6 +45,12 @@ def _integer(low: int, high: int) -> Callable[[object], int]:
 def _true_or_false(value: object) -> bool:
     if not isinstance(value, bool):
         raise _BadValueError("true or false")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise _BadValueError("text")
     return value
 
 
@@ -91,6 +98,8 @@ class TopicSettings:
     retention_ms: int = -1
     retention_bytes: int = -1
     retention_exact: bool = False
+    compaction_strategy: str = "offset"
+    compaction_strategy_header: str = ""
     null_keys: str = "fail"
     gaps: str = "fail"
     max_decompressed_batch_bytes: int = 256 << 20
@@ -146,6 +155,8 @@ TOPIC_CHECKS: dict[str, Callable[[object], Any]] = {
     "retention.ms": _integer(-1, MAX_LONG),
     "retention.bytes": _integer(-1, MAX_LONG),
     "retention.exact": _true_or_false,
+    "compaction.strategy": _one_of(STRATEGIES),
+    "compaction.strategy.header": _text,
     "null.keys": _one_of(NULL_KEYS),
     "gaps": _one_of(GAPS),
     "max.decompressed.batch.bytes": _integer(1 << 20, MAX_INT),
@@ -185,6 +196,7 @@ class Config:
             named = named or "cleanup_policy" in self.topics[glob]
         settings = TopicSettings(**values, named=named)
         self._check_retention(topic, settings)
+        self._check_strategy(topic, settings)
         if settings.min_compaction_lag_ms > settings.max_compaction_lag_ms:  # Kafka refuses this too
             raise BadSettingError(
                 path=self.path or "settings",
@@ -194,6 +206,18 @@ class Config:
                 found=settings.min_compaction_lag_ms,
             )
         return settings
+
+    def _check_strategy(self, topic: str, settings: TopicSettings) -> None:
+        """That a header is named where the strategy needs one, and only there."""
+        named = bool(settings.compaction_strategy_header)
+        if named != (settings.compaction_strategy == "header"):
+            raise BadSettingError(
+                path=self.path or "settings",
+                table=f"topic {topic}",
+                setting="compaction.strategy.header",
+                expected="none" if named else "the name of the header that holds the version",
+                found=f"{settings.compaction_strategy_header!r}, with strategy {settings.compaction_strategy}",
+            )
 
     def _check_retention(self, topic: str, settings: TopicSettings) -> None:
         """That a table does not limit what its policy keeps: [defaults] may, since they are for other topics too."""

@@ -39,12 +39,18 @@ def choose(plans: Sequence[PartitionPlan], cores: int) -> Choice:
     """How each partition is taken. The plans are of one run: engine and dry run are the same for all."""
     by_size = tuple(sorted(plans, key=_size)[::-1])
     engine = by_size[0].limits.engine
-    if engine in ("blocks", "window"):
+    if engine == "window":
         return Choice((), by_size, ASKED)
-    if engine == "task" or by_size[0].dry_run:  # which writes nothing, and would have to take Spark's window
+    if engine == "task" or (
+        engine == "auto" and by_size[0].dry_run
+    ):  # which writes nothing, and would have to take Spark's window
         return Choice(by_size, ())
-    n = several_of([_size(plan) for plan in by_size], cores)
-    return Choice(by_size[n:], by_size[:n])
+    by_offset = tuple(plan for plan in by_size if plan.settings.by_offset)  # in several tasks others take the window
+    n = len(by_offset) if engine == "blocks" else several_of([_size(plan) for plan in by_offset], cores)
+    several = by_offset[:n]
+    others = [plan for plan in by_size if not plan.settings.by_offset]
+    one_task = tuple(sorted([*others, *by_offset[n:]], key=_size)[::-1])
+    return Choice(one_task, several, ASKED if engine == "blocks" else CORES_IDLE)
 
 
 def several_of(sizes: Sequence[int], cores: int) -> int:

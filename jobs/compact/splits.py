@@ -114,7 +114,7 @@ def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, progress: Prog
         elif analysis.compacts:
             n_splits = number_of_splits(scans, analysis.groups, limits.split_bytes, limits.task_memory_bytes, cores)
             splits = make_splits(scans, analysis.groups, n_splits)
-            by_window = limits.engine == "window" or plan.dry_run
+            by_window = limits.engine == "window" or plan.dry_run or not plan.settings.by_offset
             if by_window:
                 cleaned, tally, peak = rewrite_by_window(workers.spark(), plan, analysis, splits)
             else:

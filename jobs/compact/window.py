@@ -12,8 +12,9 @@ import itertools
 import pickle
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -29,11 +30,15 @@ from udfs.compact.plan import PartitionPlan
 from udfs.compact.rewrite_group import GroupResult, rewrite_group
 from udfs.compact.scan_keys import scan_keys
 from udfs.compact.scan_partition import source_of
+from udfs.compact.sources import Source
 from udfs.compact.splits import Split
+from udfs.compact.winner_kernels import NO_VERSION
+from udfs.compact.winners import check_versions, scan_versions
 from udfs.problem import Problem, SetAside
 from udfs.segments import OutputSegment
 
 _KEYS = "key_low long, key_high long, offset long, dirty boolean, segment_group int"
+_VERSIONS = "key_low long, key_high long, version long, offset long, segment_group int"
 _SENTINEL = -1  # offset of a row that says only: this group exists
 
 
@@ -41,7 +46,13 @@ def rewrite_by_window(
     spark: SparkSession, plan: PartitionPlan, analysis: Analysis, splits: Sequence[Split]
 ) -> tuple[list[OutputSegment], Tally, int]:
     """(segments by group, counters, largest peak memory of a task)."""
-    results = _rewrite(spark, plan, analysis, survivors(key_offsets(spark, plan, analysis, splits)))
+    if plan.settings.by_offset:
+        surviving = survivors(key_offsets(spark, plan, analysis, splits))
+    else:
+        keys = key_versions(spark, plan, analysis, splits)
+        _check_versions(plan, keys)
+        surviving = winners(keys)
+    results = _rewrite(spark, plan, analysis, surviving)
     tally = Tally()
     for result in results:
         tally.counters += result.counters
@@ -51,20 +62,9 @@ def rewrite_by_window(
 
 def key_offsets(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, splits: Sequence[Split]) -> DataFrame:
     """KEY_OFFSETS rows of all splits, lazily."""
-    scans = {part.number: analysis.sources[part.number].scan.lean() for split in splits for part in split.parts}
     rules, first_dirty = analysis.rules, analysis.cleanable.first_dirty_offset
-
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                split = splits[number]
-                sources = [source_of(plan, part.number, scans[part.number]) for part in split.parts]
-                try:
-                    yield from scan_keys(plan, sources, split, rules, first_dirty)
-                except Exception as error:
-                    raise StoppedTask(Problem.of(stopped(error, f"{plan.topic}-{plan.partition}"))) from error
-
-    return spark.range(0, len(splits), 1, len(splits)).mapInArrow(work, _KEYS)
+    scan = partial(scan_keys, rules=rules, first_dirty_offset=first_dirty)
+    return _rows_of_splits(spark, plan, analysis, splits, scan, _KEYS)
 
 
 def survivors(keys: DataFrame) -> DataFrame:
@@ -73,6 +73,52 @@ def survivors(keys: DataFrame) -> DataFrame:
     last = F.max(F.when(F.col("dirty"), F.col("offset"))).over(of_key)
     stays = F.when(F.col("last_dirty").isNull(), F.lit(True)).otherwise(F.col("offset") >= F.col("last_dirty"))
     return keys.withColumn("last_dirty", last).where(stays).select("segment_group", "offset")
+
+
+def key_versions(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, splits: Sequence[Split]) -> DataFrame:
+    """KEY_VERSIONS rows of all splits, lazily."""
+    bases = [analysis.sources[numbers.start].scan.base_offset for numbers in analysis.groups]
+    scan = partial(scan_versions, rules=analysis.rules, group_bases=bases)
+    return _rows_of_splits(spark, plan, analysis, splits, scan, _VERSIONS)
+
+
+def winners(keys: DataFrame) -> DataFrame:
+    """(segment_group, offset) of what stays: of each key the record of the highest version, of these the last one."""
+    of_key = Window.partitionBy("key_low", "key_high")
+    place = F.struct("version", "offset")
+    best = keys.withColumn("best", F.max(place).over(of_key))
+    return best.where(F.col("best") == place).select("segment_group", "offset")
+
+
+def _check_versions(plan: PartitionPlan, keys: DataFrame) -> None:
+    if plan.settings.compaction_strategy == "header":
+        highest = keys.select(F.max("version")).first()
+        found = None if highest is None else highest[0]
+        check_versions(plan, NO_VERSION if found is None else found, found is not None)
+
+
+def _rows_of_splits(
+    spark: SparkSession,
+    plan: PartitionPlan,
+    analysis: Analysis,
+    splits: Sequence[Split],
+    scan: Callable[[PartitionPlan, Sequence[Source], Split], Iterator[pa.RecordBatch]],
+    schema: str,
+) -> DataFrame:
+    """What `scan` gives of each split, a task each."""
+    scans = {part.number: analysis.sources[part.number].scan.lean() for split in splits for part in split.parts}
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                split = splits[number]
+                sources = [source_of(plan, part.number, scans[part.number]) for part in split.parts]
+                try:
+                    yield from scan(plan, sources, split)
+                except Exception as error:
+                    raise StoppedTask(Problem.of(stopped(error, f"{plan.topic}-{plan.partition}"))) from error
+
+    return spark.range(0, len(splits), 1, len(splits)).mapInArrow(work, schema)
 
 
 def _rewrite(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, surviving: DataFrame) -> list[GroupResult]:

@@ -14,6 +14,7 @@ from logformat import names
 from logformat.listing import ListedSegment
 from udfs.segments import LastBatch, OutputSegment, SegmentInput, SideFile
 from udfs.storage import Root
+from udfs.verify.blocks import Order
 from udfs.verify.findings import CheckPlan
 from udfs.verify.generation import GenerationPlan
 
@@ -117,6 +118,7 @@ def plan_generation(
         retention_ms=settings.get("retention_ms", -1),
         retention_bytes=settings.get("retention_bytes", -1),
         retention_exact=settings.get("retention_exact", False),
+        by=Order(settings.get("compaction_strategy", "offset"), settings.get("compaction_strategy_header", "")),
         expired=tuple((*one,) for one in json.loads(run.expired or "[]")),
         log_start_known=max(start_before, *_log_starts(archived)) if archived is not None else run.log_start_offset,
         parent=parent,

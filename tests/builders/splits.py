@@ -29,6 +29,7 @@ from udfs.compact.settle import Buckets, SettledBuckets, settle, share_out
 from udfs.compact.sources import Source
 from udfs.compact.splits import Split, cut_between_groups, make_splits, number_of_splits
 from udfs.compact.walk_split import WalkedSplit, buckets_for, walk_split
+from udfs.compact.winners import KEY_VERSIONS, check_versions, scan_versions
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,6 +43,8 @@ def splits_of(plan: PartitionPlan, analysis: Analysis, split_bytes: int, cores: 
 
 def window(plan: PartitionPlan, analysis: Analysis, split_bytes: int) -> dict[int, list[int]]:
     """Surviving offsets by group: of each key the last dirty one, or all clean ones where none is dirty."""
+    if not plan.settings.by_offset:
+        return _winners(plan, analysis, split_bytes)
     rows: dict[tuple[int, int], list[tuple[int, bool, int]]] = {}
     for split in splits_of(plan, analysis, split_bytes):
         sources = [analysis.sources[part.number] for part in split.parts]
@@ -56,6 +59,24 @@ def window(plan: PartitionPlan, analysis: Analysis, split_bytes: int) -> dict[in
         for offset, _, group in of_key:
             if offset >= last:
                 surviving.setdefault(group, []).append(offset)
+    return {group: sorted(offsets) for group, offsets in surviving.items()}
+
+
+def _winners(plan: PartitionPlan, analysis: Analysis, split_bytes: int) -> dict[int, list[int]]:
+    """The same by `compaction.strategy`: of each key the one of the highest version, of these the last."""
+    bases = [analysis.sources[numbers.start].scan.base_offset for numbers in analysis.groups]
+    best: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for split in splits_of(plan, analysis, split_bytes):
+        sources = [analysis.sources[part.number] for part in split.parts]
+        for batch in scan_versions(plan, sources, split, analysis.rules, bases):
+            assert batch.schema == KEY_VERSIONS
+            for row in batch.to_pylist():
+                key, place = (row["key_low"], row["key_high"]), (row["version"], row["offset"], row["segment_group"])
+                best[key] = max(best.get(key, place), place)
+    check_versions(plan, max((version for version, _, _ in best.values()), default=-1), bool(best))
+    surviving: dict[int, list[int]] = {}
+    for _, offset, group in best.values():
+        surviving.setdefault(group, []).append(offset)
     return {group: sorted(offsets) for group, offsets in surviving.items()}
 
 

@@ -7,6 +7,10 @@ import numpy as np
 from udfs.compact.last_offset_kernels import SLOT, mark_last_offsets, rehash
 
 
+class TooManyKeys(Exception):
+    """A table would outgrow the task's memory: the partition must be taken in several tasks."""
+
+
 class KeyTable:
     """The table, grown as keys come; `max_bytes` bounds its memory (the old slots too while it grows)."""
 

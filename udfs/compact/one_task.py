@@ -21,22 +21,19 @@ from logformat.batches.bodies import BodyLoader, Run
 from logformat.batches.chunks import ChunkBuffer
 from udfs.attempt import attempt
 from udfs.compact.analyse import Analysis, analyse, result_of
-from udfs.compact.clean_batches import Tally
+from udfs.compact.clean_batches import MarkLast, Tally
 from udfs.compact.clean_segment import clean_backwards
 from udfs.compact.decide_kernels import COUNTER_NAMES, NULL_KEYS
 from udfs.compact.expire_records import expire_records
 from udfs.compact.generation import remove_folder, write_generation, write_group
-from udfs.compact.key_table import KeyTable
+from udfs.compact.key_table import KeyTable, TooManyKeys
 from udfs.compact.piece_stack import Group, PieceStack
 from udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
 from udfs.compact.scan_partition import check_something_expires, scan_all, scan_identity
 from udfs.compact.scan_segment import chunk_buffer
+from udfs.compact.winners import find_winners
 from udfs.problem import Problem, SetAside
 from udfs.segments import OutputSegment
-
-
-class TooManyKeys(Exception):
-    """The key table would outgrow the task's memory: the partition must be taken in several tasks."""
 
 
 class Clock:
@@ -124,9 +121,12 @@ def clean_groups(
     nothing survives gives its base to the one after it. Returns the segments in order.
     """
     rules, sources = analysis.rules, analysis.sources
-    table = KeyTable(plan.limits.task_memory_bytes // 2)
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
-    mark_last = partial(_mark_last, table, analysis.cleanable.first_dirty_offset)
+    if plan.settings.by_offset:
+        table = KeyTable(plan.limits.task_memory_bytes // 2)
+        mark_last: MarkLast = partial(_mark_last, table, analysis.cleanable.first_dirty_offset)
+    else:
+        mark_last = find_winners(plan, analysis, buffer).mark
     out: list[OutputSegment] = []
     held: Group | None = None
     fails = plan.settings.null_keys == "fail"

@@ -12,6 +12,7 @@ from udfs.problem import Problem
 from udfs.segments import LastBatch, OutputSegment, SegmentInput, SideFile
 
 Engine = Literal["auto", "task", "blocks", "window"]
+Strategy = Literal["offset", "timestamp", "header"]
 NullKeys = Literal["fail", "keep", "drop"]
 Gaps = Literal["fail", "accept"]
 
@@ -33,9 +34,16 @@ class CleanSettings:
     compacts: bool = True  # cleanup.policy says so; else retention alone is done
     retention_ms: int = -1  # -1: none, or cleanup.policy does not say delete
     retention_bytes: int = -1
+    compaction_strategy: Strategy = "offset"  # which record of a key stays: the last one, or that of highest version
+    compaction_strategy_header: str = ""  # that holds the version, where the strategy is header
     retention_exact: bool = False  # by time records go even inside a kept segment
     null_keys: NullKeys = "fail"
     gaps: Gaps = "fail"
+
+    @property
+    def by_offset(self) -> bool:
+        """Whether the last record of a key stays, as in Kafka."""
+        return self.compaction_strategy == "offset"
 
     @property
     def retention(self) -> RetentionLimits:

@@ -65,6 +65,10 @@ def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
     analysis = None
     if compacted:
         analysis, out = _as_the_cleaner_sees_it(plan, scans, scan_identity(plan, buffer))
+        if not plan.settings.by_offset:
+            by = plan.settings.compaction_strategy
+            note = f"{plan.topic}-{plan.partition}: dead records are counted by offset, not by {by}"
+            out = replace(out, notes=(*out.notes, note))
     else:
         kept = until_high_watermark(plan, scans, notes)
         check_tails(plan, kept, notes)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from logformat.batches.bodies import BodyLoader
+from logformat.batches.bodies import BodyLoader, Run
 from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
 from udfs.segments import SegmentInput
 from udfs.storage import open_root, opened
 from udfs.verify.digest_kernels import digest_batches, digest_records
 from udfs.verify.transactions import TXN_ROW, transaction_rows
+from udfs.verify.version_kernels import header_versions
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Block:
     high: np.ndarray
     null_key: np.ndarray  # bool[m]
     null_value: np.ndarray  # bool[m]
+    version: np.ndarray  # int64[m]: by which the record of a key that stays is chosen, before offsets
 
     def after(self, offset: int) -> Block:
         """What of it lies above an offset."""
@@ -59,6 +61,7 @@ class Block:
             self.high[row:],
             self.null_key[row:],
             self.null_value[row:],
+            self.version[row:],
         )
 
 
@@ -79,7 +82,31 @@ def scan_headers(side: Side, buffer: ChunkBuffer) -> tuple[np.ndarray, list[tupl
     return np.concatenate(rows), sizes
 
 
-def blocks(side: Side, secret: tuple[int, int], max_batch_bytes: int, soft_bytes: int) -> Iterator[Block]:
+@dataclass(frozen=True)
+class Order:
+    """`compaction.strategy`, and the header that holds the version."""
+
+    strategy: str = "offset"
+    header: str = ""
+
+
+def _versions(run: Run, times: np.ndarray, by: Order) -> np.ndarray:
+    versions = np.zeros(len(run.spans), np.int64)
+    if by.strategy == "timestamp":
+        np.maximum(times, -1, out=versions)
+    if by.strategy == "header":
+        name = np.frombuffer(by.header.encode(), np.uint8)
+        header_versions(run.raw, run.scratch, run.bodies, run.spans, name, versions)
+    return versions
+
+
+def blocks(
+    side: Side,
+    secret: tuple[int, int],
+    max_batch_bytes: int,
+    soft_bytes: int,
+    by: Order = Order(),
+) -> Iterator[Block]:
     """All runs of a side, in order; secret: of the key hash; the limits: see BodyLoader."""
     loader = BodyLoader(max_batch_bytes=max_batch_bytes, soft_bytes=soft_bytes, secret=secret)
     buffer = ChunkBuffer(max_batch_bytes=max_batch_bytes)
@@ -115,4 +142,5 @@ def blocks(side: Side, secret: tuple[int, int], max_batch_bytes: int, soft_bytes
                         run.spans["key_high"].copy(),
                         run.spans["null_key"].copy(),
                         run.spans["null_value"].copy(),
+                        _versions(run, times, by),
                     )

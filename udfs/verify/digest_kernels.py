@@ -79,19 +79,22 @@ def enter_last(
     low: np.ndarray,
     high: np.ndarray,
     offset: np.ndarray,
+    version: np.ndarray,
     ok: np.ndarray,
     part: int,
     parts: int,
     table_low: np.ndarray,
     table_high: np.ndarray,
     table_offset: np.ndarray,
+    table_version: np.ndarray,
     table_ok: np.ndarray,
     used: int,
 ) -> int:
-    """Take records in the order of their offsets: of each key the table holds the last one, and whether it is `ok`.
+    """Take records in the order of their offsets: of each key the table holds the one of the highest version, of these
+    the last one, and whether it is `ok`.
 
-    low, high: uint64[n], key hashes; offset: int64[n]; ok: bool[n]; only keys with high % parts == part are taken.
-    table_*: [2^k], offset -1 is free. Returns the entries now used, or -1 where the table is more than 3/4 full.
+    low, high: uint64[n], key hashes; offset, version: int64[n]; ok: bool[n]; only keys with high % parts == part are
+    taken. table_*: [2^k], offset -1 is free. Returns the entries now used, or -1 where the table is more than 3/4 full.
     """
     mask = np.uint64(table_low.shape[0] - 1)
     most = table_low.shape[0] // 4 * 3
@@ -108,6 +111,9 @@ def enter_last(
             table_low[slot] = low[i]
             table_high[slot] = high[i]
             used += 1
+        elif version[i] < table_version[slot]:
+            continue
         table_offset[slot] = offset[i]
+        table_version[slot] = version[i]
         table_ok[slot] = ok[i]
     return used

@@ -15,7 +15,7 @@ from udfs.attempt import attempt
 from udfs.problem import Problem
 from udfs.segments import LastBatch, OutputSegment, SegmentInput
 from udfs.storage import file_size, open_root
-from udfs.verify.blocks import Side, scan_headers
+from udfs.verify.blocks import Order, Side, scan_headers
 from udfs.verify.findings import CheckPlan, CheckResult, Findings, SegmentFacts, result_of
 from udfs.verify.parent import Rules, compare
 from udfs.verify.partition import check_side
@@ -40,6 +40,7 @@ class GenerationPlan:
     retention_ms: int = -1
     retention_bytes: int = -1
     retention_exact: bool = False
+    by: Order = Order()  # which record of a key stays
     expired: tuple[tuple[str, int, int, int, int, int], ...] = ()  # (reason, first, until, segments, records, bytes)
     log_start_known: int = 0  # how far DeleteRecords can have gone, by the archive and the generation before
     parent: tuple[SegmentInput, ...] = ()  # what it was made of, as far as it is still there
@@ -185,6 +186,7 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
         old_until=until.get("time", 0),
         oldest_ms=plan.now_ms - plan.retention_ms,
         exact_until=exact_until,
+        by=plan.by,
         every_record=not plan.compacts,
         file_times={
             s.listed.path: largest if largest >= 0 else s.listed.mtime_ms

@@ -2,7 +2,7 @@
 
 Both sides are walked once together, in the order of offsets, a run of batches at a time. Each record of the generation
 must be in its parent, unchanged; each record of the parent that is the last committed one of its key must be in the
-generation, unless it is a tombstone past its horizon. The table of keys takes 25 bytes a slot; where it would outgrow
+generation, unless it is a tombstone past its horizon. The table of keys takes 33 bytes a slot; where it would outgrow
 the memory the walk is made again for one part of the keys after the other.
 """
 
@@ -16,11 +16,11 @@ import numpy as np
 
 from logformat.errors import LogFormatError
 from logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK
-from udfs.verify.blocks import Block, Side, blocks
+from udfs.verify.blocks import Block, Order, Side, blocks
 from udfs.verify.digest_kernels import enter_last
 from udfs.verify.transactions import aborted_data, decisions
 
-_BYTES_PER_SLOT = 25
+_BYTES_PER_SLOT = 33
 _LISTED = 20  # records that a row names one by one; the others are counted
 
 
@@ -34,6 +34,7 @@ class Rules:
     gone_until: int = 0  # offset: below it retention took all, by size or log start
     old_until: int = 0  # offset: below it retention took what is older than ...
     oldest_ms: int = 0  # ... this
+    by: Order = Order()  # which record of a key stays
     exact_until: int = 0  # offset: below it every record older than that went, by retention.exact
     every_record: bool = False  # nothing else may go: the topic is not compacted
     file_times: Mapping[str, int] = field(default_factory=dict)  # of a segment's records without timestamp, by path
@@ -115,6 +116,7 @@ class _Table:
     def __init__(self, slots: int) -> None:
         self.low, self.high = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
         self.offset, self.ok = np.full(slots, -1, np.int64), np.zeros(slots, np.bool_)
+        self.version = np.zeros(slots, np.int64)
         self.used = 0
 
     def enter(self, block: Block, rows: np.ndarray, ok: np.ndarray, part: int, parts: int) -> None:
@@ -122,12 +124,14 @@ class _Table:
             block.low[rows],
             block.high[rows],
             block.offset[rows],
+            block.version[rows],
             ok[rows],
             part,
             parts,
             self.low,
             self.high,
             self.offset,
+            self.version,
             self.ok,
             self.used,
         )
@@ -178,7 +182,7 @@ class _Walk:
         """Both sides once, side by side."""
         children = blocks(self.child, self.secret, self.max_batch_bytes, self.soft_bytes)
         waiting: list[Block] = []
-        for block in blocks(self.parent, self.secret, self.max_batch_bytes, self.soft_bytes):
+        for block in blocks(self.parent, self.secret, self.max_batch_bytes, self.soft_bytes, self.rules.by):
             end = int(block.batches["last_offset"][-1])
             while not waiting or int(waiting[-1].batches["last_offset"][-1]) < end:
                 following = next(children, None)

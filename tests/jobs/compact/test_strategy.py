@@ -1,0 +1,116 @@
+"""`compaction.strategy` end to end: in one task, in threads, by Spark's window; verified and reported."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.archive.listing import listed
+from jobs.command.config import parse_config
+from jobs.command.options import ReportOptions, VerifyOptions
+from jobs.command.progress import Silent
+from jobs.errors import BadSettingError
+from jobs.report.job import profile_archive
+from jobs.verify import job as verify
+from jobs.verify.plan import plan_generation
+from tests.builders.archives import Lab, by_topic
+from tests.builders.versions import NAME, drawn, twin
+from tests.reference.log import Batch, Record, with_timestamps
+from tests.reference.read_committed import committed_offsets
+from udfs.verify.blocks import Order
+from udfs.verify.generation import check_generation
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+STRATEGIES = ("timestamp", "header")
+WAYS = {
+    "task": {"engine": "task"},
+    "window": {"engine": "window"},
+    "threads": {"engine": "auto", "without.spark.bytes": 1 << 30},
+}
+
+
+def settings(way: str) -> dict[str, Any]:
+    return {
+        "defaults": {"min.cleanable.dirty.ratio": 0.0, "cleanup.policy": "compact"},
+        "topics": {
+            "timestamp": {"compaction.strategy": "timestamp"},
+            "header": {"compaction.strategy": "header", "compaction.strategy.header": NAME},
+        },
+        "job": WAYS[way],
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_runs_and_what_verify_says(way, spark, now_ms, tmp_path):
+    lab = Lab(spark, tmp_path)
+    batches: list[Batch] = []
+    for strategy in STRATEGIES:
+        archived, batches = drawn(random.Random(5), tmp_path / strategy)
+        (lab.archive / f"{strategy}-0").parent.mkdir(exist_ok=True)
+        (tmp_path / strategy / "t-0").rename(lab.archive / f"{strategy}-0")
+        assert archived.segments
+    first = lab.run(now_ms, settings=settings(way))
+    assert {t: r.status for t, r in by_topic(first).items()} == dict.fromkeys(STRATEGIES, "cleaned"), first.to_text()
+    visible = set(committed_offsets(batches))
+    records = [r for b in batches for r in b.records if r.offset in visible and r.key is not None]
+    grown = list(records)
+    for strategy in STRATEGIES:
+        manifests = lab.state().current()[1]
+        assert offsets(lab, manifests[strategy, 0][:-1]) == twin(records, strategy)
+        last = max((lab.archive / f"{strategy}-0").glob("*.log"))
+        end = int(last.stem) + 1
+        more = [Record(end + i, 900 + i, b"a", b"late", ((NAME.encode(), bytes(7) + bytes([i])),)) for i in range(3)]
+        last.write_bytes(last.read_bytes() + with_timestamps(Batch(end, end + 2, tuple(more))).encoded().data)
+        active = with_timestamps(Batch(end + 3, end + 3, (Record(end + 3, 1, b"z", b"", ()),))).encoded()
+        (last.parent / f"{end + 3:020d}.log").write_bytes(active.data)
+        grown = [*records, *more]
+    second = lab.run(now_ms, settings=settings(way))
+    assert {t: r.status for t, r in by_topic(second).items()} == dict.fromkeys(STRATEGIES, "cleaned"), second.to_text()
+    manifests = lab.state().current()[1]
+    for strategy in STRATEGIES:
+        left = [o for o in offsets(lab, manifests[strategy, 0][:-1]) if o != end - 1]  # the one that was the active one
+        assert left == twin(grown, strategy)
+    report = verify.run(VerifyOptions(None, str(lab.store), config=parse_config({})), Silent())
+    assert report.exit_code == 0, report.to_text()
+    _under_another_story(lab)
+
+
+def offsets(lab: Lab, rows: list) -> list[int]:
+    return [r.offset for b in lab.batches(rows) if not b.control for r in b.records]
+
+
+def _under_another_story(lab: Lab) -> None:
+    """By offset other records should have stayed."""
+    state, archive = lab.state(), listed(str(lab.archive), None)
+    for strategy in STRATEGIES:
+        history = {run.generation_after: run for run in state.history(strategy, 0)}
+        rows = state.manifest(strategy, 0, 1)
+        plan = plan_generation(history[1], rows, None, None, archive, state.root, str(lab.archive), 8 << 20, 1 << 30)
+        assert not plan.parent_gone
+        assert not check_generation(plan).problems
+        problems = check_generation(replace(plan, by=Order())).problems
+        assert {p.expected for p in problems} == {"the last committed record of every key"}
+
+
+def test_the_report_says_how_it_counts(tmp_path: Path) -> None:
+    drawn(random.Random(1), tmp_path / "archive")
+    tables = {"topics": {"t": {"cleanup.policy": "compact", "compaction.strategy": "timestamp"}}}
+    given = ReportOptions(str(tmp_path / "archive"), "", 2_000_000_000_000, config=parse_config(tables))
+    [profile] = profile_archive(given, Silent()).profiles
+    assert profile.notes == ("t-0: dead records are counted by offset, not by timestamp",)
+
+
+def test_settings_that_contradict_each_other() -> None:
+    for table, expected in (
+        ({"compaction.strategy": "header"}, r"compaction\.strategy\.header: expected the name of the header"),
+        ({"compaction.strategy.header": "v"}, r"compaction\.strategy\.header: expected none"),
+        ({"compaction.strategy": "newest"}, r"compaction\.strategy: expected one of"),
+        ({"compaction.strategy": "header", "compaction.strategy.header": 5}, "expected text"),
+    ):
+        with pytest.raises(BadSettingError, match=expected):
+            parse_config({"topics": {"users": {"cleanup.policy": "compact", **table}}})
