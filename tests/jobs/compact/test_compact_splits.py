@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import google_crc32c
@@ -208,3 +210,25 @@ def test_a_run_that_failed_begins_no_more_partitions(spark, cases, now_ms, tmp_p
     assert happened(tmp_path) == [1]
     assert lab.state().checkpoints() == {}
     assert len({name.partition("/")[0] for name in folders(lab)}) < 6
+
+
+def test_a_dry_run_in_threads_starts_spark_once(spark, cases, now_ms, tmp_path, monkeypatch):
+    """Two large partitions ask for the window's session at once: the second one to ask must wait for the first."""
+    both = threading.Barrier(2)
+    started = []
+
+    def start(**options):
+        started.append(None)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(2)  # seconds in which a second one would come
+        return spark
+
+    monkeypatch.setattr("jobs.compact.job.spark_session.start", start)
+    monkeypatch.setattr("jobs.compact.waves.local_cores", lambda: 2)
+    lab = Lab(None, tmp_path)
+    for number in range(2):
+        put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
+    settings = {"defaults": COMPACT, "job": {"engine": "blocks", "without.spark.bytes": 1 << 30}}
+    report = lab.run(now_ms, settings=settings, dry_run=True)
+    assert [r.problem for r in report.results] == [None, None]
+    assert len(started) == 1
