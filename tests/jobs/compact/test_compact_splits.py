@@ -12,6 +12,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
+from jobs.errors import JavaError
 from jobs.spark.workers import SparkTasks, Threads
 from jobs.store.paths import MANIFEST
 from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, only_input, put
@@ -232,3 +233,18 @@ def test_a_dry_run_in_threads_starts_spark_once(spark, cases, now_ms, tmp_path, 
     report = lab.run(now_ms, settings=settings, dry_run=True)
     assert [r.problem for r in report.results] == [None, None]
     assert len(started) == 1
+
+
+def test_a_dry_run_in_threads_without_java_says_so(cases, now_ms, tmp_path, monkeypatch):
+    """The machine lacks something; no partition is uncleanable by that, and nobody need report a defect."""
+
+    def start(**options):
+        raise JavaError(found="no java on PATH and no JAVA_HOME")
+
+    monkeypatch.setattr("jobs.compact.job.spark_session.start", start)
+    monkeypatch.setattr("jobs.compact.waves.local_cores", lambda: 2)
+    lab = Lab(None, tmp_path)
+    put(only_input(cases["few-keys"]), lab.archive / "t-0")
+    settings = {"defaults": COMPACT, "job": {"engine": "blocks", "without.spark.bytes": 1 << 30}}
+    with pytest.raises(JavaError):
+        lab.run(now_ms, settings=settings, dry_run=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -222,3 +223,21 @@ def test_verify_sees_a_wrong_smallest_timestamp(spark, cases, now_ms, tmp_path, 
     assert rows[0].min_timestamp_ms == 2**63 - 1
     code, text = verified(lab)
     assert code != 0, text
+
+
+def test_verify_of_an_undated_record_that_went_with_its_cleaned_segment(spark, now_ms, tmp_path):
+    """What compaction leaves of the segment is old, as retention and Kafka see it; verify asks the source's time, which
+    a superseded record gave.
+    """
+    lab = Lab(spark, tmp_path)
+    folder = lab.archive / "both-0"
+    folder.mkdir(parents=True)
+    oldest = now_ms - 1000
+    logs = {0: [(-1, b"k", b"v"), (now_ms, b"l", b"superseded"), (oldest - 1, b"l", b"v")], 3: [(now_ms, b"m", b"v")]}
+    for base, records in logs.items():
+        (folder / f"{base:020d}.log").write_bytes(data_batch(base, records).data)
+        os.utime(folder / f"{base:020d}.log", (oldest // 1000 - 60,) * 2)
+    report = lab.run(now_ms, settings=settings("threads", now_ms, oldest))
+    assert [one.reason for one in by_topic(report)["both"].expired] == ["time"]
+    code, text = verified(lab)
+    assert code == 0, text

@@ -342,9 +342,7 @@ def test_no_earlier_value_of_a_key_comes_back_where_nothing_is_compacted(tmp_pat
         Segment(5, (data_batch(5, [(NOW_MS, b"n", b"v")]),), NOW_MS),
     ]
     archived = lay_out(tmp_path / "archive", log)
-    lazy = plan_of(
-        archived, tmp_path, Settings(), now_ms=NOW_MS, log_start_offset=0, force=False, min_dirty_ratio=1.0
-    )
+    lazy = plan_of(archived, tmp_path, Settings(), now_ms=NOW_MS, log_start_offset=0, force=False, min_dirty_ratio=1.0)
     first = compact(exact(lazy, NOW_MS - 7 * DAY, compacts=True))
     assert first.result.status == "cleaned" and not first.result.compacted
     left = first.as_archive(tmp_path / "again", snapshots=False)
@@ -365,9 +363,7 @@ def test_no_earlier_value_comes_back_where_times_are_out_of_order(tmp_path: Path
         Segment(3, (data_batch(3, [(NOW_MS, b"m", b"v")]),), NOW_MS),
     ]
     archived = lay_out(tmp_path / "archive", log)
-    lazy = plan_of(
-        archived, tmp_path, Settings(), now_ms=NOW_MS, log_start_offset=0, force=False, min_dirty_ratio=1.0
-    )
+    lazy = plan_of(archived, tmp_path, Settings(), now_ms=NOW_MS, log_start_offset=0, force=False, min_dirty_ratio=1.0)
     done = compact(exact(lazy, oldest, compacts=True))
     values = {r.key: r.value for batches in batches_after(done) for r in data_records(batches)}
     assert values.get(b"k") != b"wrong"
