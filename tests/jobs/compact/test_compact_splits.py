@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import google_crc32c
 import numpy as np
 import pytest
 
+from jobs.errors import JavaError
 from jobs.spark.workers import SparkTasks, Threads
 from jobs.store.paths import MANIFEST
 from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, only_input, put
@@ -208,3 +211,40 @@ def test_a_run_that_failed_begins_no_more_partitions(spark, cases, now_ms, tmp_p
     assert happened(tmp_path) == [1]
     assert lab.state().checkpoints() == {}
     assert len({name.partition("/")[0] for name in folders(lab)}) < 6
+
+
+def test_a_dry_run_in_threads_starts_spark_once(spark, cases, now_ms, tmp_path, monkeypatch):
+    """Two large partitions ask for the window's session at once: the second one to ask must wait for the first."""
+    both = threading.Barrier(2)
+    started = []
+
+    def start(**options):
+        started.append(None)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(2)  # seconds in which a second one would come
+        return spark
+
+    monkeypatch.setattr("jobs.compact.job.spark_session.start", start)
+    monkeypatch.setattr("jobs.compact.waves.local_cores", lambda: 2)
+    lab = Lab(None, tmp_path)
+    for number in range(2):
+        put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
+    settings = {"defaults": COMPACT, "job": {"engine": "blocks", "without.spark.bytes": 1 << 30}}
+    report = lab.run(now_ms, settings=settings, dry_run=True)
+    assert [r.problem for r in report.results] == [None, None]
+    assert len(started) == 1
+
+
+def test_a_dry_run_in_threads_without_java_says_so(cases, now_ms, tmp_path, monkeypatch):
+    """The machine lacks something; no partition is uncleanable by that, and nobody need report a defect."""
+
+    def start(**options):
+        raise JavaError(found="no java on PATH and no JAVA_HOME")
+
+    monkeypatch.setattr("jobs.compact.job.spark_session.start", start)
+    monkeypatch.setattr("jobs.compact.waves.local_cores", lambda: 2)
+    lab = Lab(None, tmp_path)
+    put(only_input(cases["few-keys"]), lab.archive / "t-0")
+    settings = {"defaults": COMPACT, "job": {"engine": "blocks", "without.spark.bytes": 1 << 30}}
+    with pytest.raises(JavaError):
+        lab.run(now_ms, settings=settings, dry_run=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,8 @@ from jobs.verify import job as verify
 from jobs.verify.plan import plan_generation
 from tests.builders.archives import COMPACT, Lab, by_topic, only_input, put
 from tests.builders.trees import files_in, tree
-from tests.reference.log import Record, decode_log
+from tests.reference.log import Record, data_batch, decode_log
+from udfs.compact import analyse, segment_output
 from udfs.compact.rebuild_kernels import UNKNOWN_TIMESTAMP
 from udfs.verify.generation import check_generation
 
@@ -168,3 +170,74 @@ def test_settings_that_contradict_each_other():
     with pytest.raises(BadSettingError, match=r"retention\.exact: expected true or false"):
         parse_config({"defaults": {"retention.exact": 1}})
     parse_config({"defaults": {"cleanup.policy": "delete", "retention.ms": 5, "retention.exact": True}})
+
+
+def verified(lab: Lab) -> tuple[int, str]:
+    report = verify.run(VerifyOptions(None, str(lab.store), config=parse_config({})), Silent())
+    return report.exit_code, report.to_text()
+
+
+def begun(spark, cases, now_ms, tmp_path) -> tuple[Lab, int]:
+    """An archive of one topic, and a time at which half of the records of its first segment are too old."""
+    lab = Lab(spark, tmp_path)
+    source = only_input(cases["snappy-zipf"])
+    put(source, lab.archive / "both-0")
+    first = min(int(log.stem) for log in files_in(source))
+    held = [r.timestamp for b in decode_log((source / f"{first:020d}.log").read_bytes()) for r in b.records]
+    return lab, sorted(held)[len(held) // 2]
+
+
+def lazily(now_ms: int, oldest_ms: int) -> dict[str, Any]:
+    """Nothing is ever due to be compacted."""
+    out = settings("threads", now_ms, oldest_ms)
+    return out | {"defaults": out["defaults"] | {"min.cleanable.dirty.ratio": 1.0}}
+
+
+def test_verify_sees_a_record_that_went_where_nothing_was_compacted(spark, now_ms, tmp_path, monkeypatch):
+    """The policy says compact,delete, the run did retention alone: every young record is there, the last of its key or
+    not.
+    """
+    lab = Lab(spark, tmp_path)
+    folder = lab.archive / "both-0"
+    folder.mkdir(parents=True)
+    oldest = now_ms - 1000
+    for base, times in ((0, [oldest - 1, oldest, oldest + 500]), (3, [now_ms]), (4, [now_ms])):
+        batches = [data_batch(base + i, [(at, b"key", b"value")]) for i, at in enumerate(times)]
+        (folder / f"{base:020d}.log").write_bytes(b"".join(b.data for b in batches))
+    real = analyse._rules_of_time
+    monkeypatch.setattr(analyse, "_rules_of_time", lambda *args: replace(real(*args), oldest_ms=oldest + 1))
+    report = lab.run(now_ms, settings=lazily(now_ms, oldest))
+    assert not by_topic(report)["both"].compacted
+    left = [r.offset for b in lab.batches(lab.state().current()[1]["both", 0]) for r in b.records]
+    assert left == [2, 3, 4]  # without the one at offset 1, which is as old as it may be
+    code, text = verified(lab)
+    assert code != 0, text
+
+
+def test_verify_sees_a_wrong_smallest_timestamp(spark, cases, now_ms, tmp_path, monkeypatch):
+    """By it no later run reads the segment: what is too old in it would stay for ever."""
+    lab, oldest = begun(spark, cases, now_ms, tmp_path)
+    monkeypatch.setattr(segment_output, "least_timestamp", lambda rows: 2**63 - 1)
+    lab.run(now_ms, settings=lazily(now_ms, oldest))
+    rows = lab.state().current()[1]["both", 0]
+    assert rows[0].min_timestamp_ms == 2**63 - 1
+    code, text = verified(lab)
+    assert code != 0, text
+
+
+def test_verify_of_an_undated_record_that_went_with_its_cleaned_segment(spark, now_ms, tmp_path):
+    """What compaction leaves of the segment is old, as retention and Kafka see it; verify asks the source's time, which
+    a superseded record gave.
+    """
+    lab = Lab(spark, tmp_path)
+    folder = lab.archive / "both-0"
+    folder.mkdir(parents=True)
+    oldest = now_ms - 1000
+    logs = {0: [(-1, b"k", b"v"), (now_ms, b"l", b"superseded"), (oldest - 1, b"l", b"v")], 3: [(now_ms, b"m", b"v")]}
+    for base, records in logs.items():
+        (folder / f"{base:020d}.log").write_bytes(data_batch(base, records).data)
+        os.utime(folder / f"{base:020d}.log", (oldest // 1000 - 60,) * 2)
+    report = lab.run(now_ms, settings=settings("threads", now_ms, oldest))
+    assert [one.reason for one in by_topic(report)["both"].expired] == ["time"]
+    code, text = verified(lab)
+    assert code == 0, text

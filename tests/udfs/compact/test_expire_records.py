@@ -329,3 +329,77 @@ def test_bytes_that_changed_since_the_scan_stop_it(tmp_path: Path, monkeypatch: 
     assert done.result.status == "set_aside"
     assert done.result.problem is not None and done.result.problem.kind in ("changed", "crc")
     assert done.files() == {}
+
+
+def test_no_earlier_value_of_a_key_comes_back_where_nothing_is_compacted(tmp_path: Path) -> None:
+    """A tombstone that is too old goes; the value that it deleted has no timestamp, as records of magic 0, and stays.
+    No later compaction knows any more that the value was deleted.
+    """
+    log = [
+        Segment(0, (data_batch(0, [(-1, b"k", b"deleted long ago"), (-1, b"l", b"first")]),), NOW_MS),
+        Segment(2, (data_batch(2, [(NOW_MS - 9 * DAY, b"k", None), (NOW_MS - 8 * DAY, b"l", b"second")]),), NOW_MS),
+        Segment(4, (data_batch(4, [(NOW_MS, b"m", b"v")]),), NOW_MS),
+        Segment(5, (data_batch(5, [(NOW_MS, b"n", b"v")]),), NOW_MS),
+    ]
+    archived = lay_out(tmp_path / "archive", log)
+    lazy = plan_of(archived, tmp_path, Settings(), now_ms=NOW_MS, log_start_offset=0, force=False, min_dirty_ratio=1.0)
+    first = compact(exact(lazy, NOW_MS - 7 * DAY, compacts=True))
+    assert first.result.status == "cleaned" and not first.result.compacted
+    left = first.as_archive(tmp_path / "again", snapshots=False)
+    plan = plan_of(left, tmp_path / "b", Settings(), now_ms=NOW_MS, log_start_offset=0)
+    later = compact(exact(plan, NOW_MS - 7 * DAY, compacts=True))
+    for done in (first, later):
+        values = {r.key: r.value for batches in batches_after(done) for r in data_records(batches)}
+        assert values.get(b"k") is None
+        assert values.get(b"l") != b"first"
+
+
+def test_no_earlier_value_comes_back_where_times_are_out_of_order(tmp_path: Path) -> None:
+    """Two producers whose clocks differ: the later value of the key has the earlier timestamp."""
+    oldest = NOW_MS - 7 * DAY
+    log = [
+        Segment(0, (data_batch(0, [(oldest + 500, b"k", b"wrong")]),), NOW_MS),
+        Segment(1, (data_batch(1, [(oldest - 500, b"k", b"right"), (NOW_MS, b"l", b"v")]),), NOW_MS),
+        Segment(3, (data_batch(3, [(NOW_MS, b"m", b"v")]),), NOW_MS),
+    ]
+    archived = lay_out(tmp_path / "archive", log)
+    lazy = plan_of(archived, tmp_path, Settings(), now_ms=NOW_MS, log_start_offset=0, force=False, min_dirty_ratio=1.0)
+    done = compact(exact(lazy, oldest, compacts=True))
+    values = {r.key: r.value for batches in batches_after(done) for r in data_records(batches)}
+    assert values.get(b"k") != b"wrong"
+
+
+def test_what_compaction_may_not_touch_yet_goes_by_its_time(tmp_path: Path) -> None:
+    """min.compaction.lag.ms above retention.ms: a run that is due for what is older leaves it. Such a topic is due at
+    every run, as it grows: nothing older than retention.ms would be nothing older than the lag.
+    """
+    log = [
+        Segment(0, (data_batch(0, [(NOW_MS - 40 * DAY, b"k", b"v"), (-1, b"k", b"v")]),), NOW_MS),
+        Segment(2, (data_batch(2, [(NOW_MS - 20 * DAY, b"l", b"v"), (NOW_MS, b"m", b"v")]),), NOW_MS),
+        Segment(4, (data_batch(4, [(NOW_MS, b"n", b"v")]),), NOW_MS),
+    ]
+    archived = lay_out(tmp_path / "archive", log)
+    settings = Settings(min_compaction_lag_ms=30 * DAY)
+    plan = plan_of(archived, tmp_path, settings, now_ms=NOW_MS, log_start_offset=0, force=False)
+    done = compact(exact(plan, NOW_MS - 7 * DAY, compacts=True))
+    assert done.result.status == "cleaned" and done.result.compacted
+    assert [r.offset for batches in batches_after(done) for r in data_records(batches)] == [1, 3, 4]
+
+
+def test_empty_batches_stay_where_nothing_is_compacted(tmp_path: Path) -> None:
+    """The header that a cleaner left, of a young record, holds the time of its segment: without it the record without
+    a timestamp goes, which by the archive's segment is as young as that.
+    """
+    emptied = Batch(1, 1, (), max_timestamp=NOW_MS - DAY, producer_id=5, producer_epoch=0, base_sequence=0).encoded()
+    log = [
+        Segment(
+            0, (data_batch(0, [(-1, b"k", b"v")]), emptied, data_batch(2, [(NOW_MS - 9 * DAY, b"l", b"v")])), NOW_MS
+        ),
+        Segment(3, (data_batch(3, [(NOW_MS, b"m", b"v")]),), NOW_MS),
+    ]
+    later = data_batch(4, [(NOW_MS, b"n", b"v")], producer_id=5, producer_epoch=0, base_sequence=1)
+    archived = lay_out(tmp_path / "archive", [*log, Segment(4, (later,), NOW_MS)])
+    done = compact(week(archived, tmp_path))
+    assert done.result.expired == ()
+    assert [r.offset for batches in batches_after(done) for r in data_records(batches)] == [0, 3, 4]
+    assert [b.last_offset for b in batches_after(done)[0]] == [0, 1, 2]
