@@ -229,6 +229,16 @@ class Config:
                 expected="retention.ms beside it, 0 or more",
                 found=f"true, with retention.ms {settings.retention_ms}",
             )
+        lag = settings.min_compaction_lag_ms
+        if settings.retention_exact and settings.expires and settings.compacts and lag > settings.retention_ms:
+            raise BadSettingError(
+                path=self.path or "settings",
+                table=f"topic {topic}",
+                setting="retention.exact",
+                expected=f"min.compaction.lag.ms of at most retention.ms ({settings.retention_ms}): what may not be "
+                "compacted stays whole",
+                found=f"true, with min.compaction.lag.ms {lag}",
+            )
         for glob, table in self.topics.items():
             for name, none in (("retention_ms", -1), ("retention_bytes", -1), ("retention_exact", False)):
                 if not settings.expires and matches(glob, topic) and table.get(name, none) > none:

@@ -100,6 +100,7 @@ def commit_of(
             splits=r.splits,
             versions=json.dumps(_versions()),
             anew=anew and before is not None,
+            compacted=r.compacted,
             expired=json.dumps([astuple(one) for one in r.expired]) if r.expired else None,
             **identity,
             **counters,

@@ -8,7 +8,9 @@ All ways share every function that decides or writes, so the same input gives th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from jobs.command.progress import BySize, Progress
 from jobs.compact.blocks import rewrite_by_blocks
@@ -19,7 +21,7 @@ from udfs.attempt import attempt
 from udfs.compact.analyse import Analysis, analyse, result_of
 from udfs.compact.clean_batches import Tally
 from udfs.compact.decide_kernels import COUNTER_NAMES
-from udfs.compact.expire_records import expire_records
+from udfs.compact.expire_records import expire_records, with_what_is_old
 from udfs.compact.generation import join_empty_groups, place, remove_folder, write_generation
 from udfs.compact.key_files import in_own_folder, remove_key_files
 from udfs.compact.one_task import Clock, check_null_keys
@@ -30,10 +32,14 @@ from udfs.compact.splits import Split, make_splits, number_of_splits
 from udfs.problem import Problem, SetAside
 from udfs.segments import OutputSegment
 
+T = TypeVar("T")
+
 
 def compact_in_splits(workers: Workers, plan: PartitionPlan, progress: Progress) -> PartitionResult:
     """As `udfs.compact.one_task`, over many tasks. Advances `progress` by the partition's bytes, or nearly so."""
     clock = Clock()
+    if by_window(plan):
+        workers.spark()  # what the machine lacks is no problem of this partition
     try:
         done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(workers, plan, clock, progress))
     finally:  # above all where the disk is full, which ends the run
@@ -44,6 +50,11 @@ def compact_in_splits(workers: Workers, plan: PartitionPlan, progress: Progress)
         return done if done.status == "not_due" else replace(done, seconds=clock.seconds)
     remove_folder(plan)
     return PartitionResult(plan.topic, plan.partition, "set_aside", problem=done, seconds=clock.seconds)
+
+
+def by_window(plan: PartitionPlan) -> bool:
+    """Whether Spark's window finds what stays: it is asked for, or blocks cannot."""
+    return plan.limits.engine == "window" or plan.dry_run or not plan.settings.by_offset
 
 
 def _compact_if_due(
@@ -81,23 +92,32 @@ def _scans(workers: Workers, plan: PartitionPlan, progress: Progress) -> list[Se
     return out
 
 
-def _expire(workers: Workers, plan: PartitionPlan, analysis: Analysis) -> tuple[Analysis, list[OutputSegment], Tally]:
-    """In one task: there is no key to look for, and few segments change."""
+def _one(workers: Workers, plan: PartitionPlan, work: Callable[[], T]) -> T:
+    """What `work` gives in a task of its own; it may raise NotDue."""
 
-    def work() -> tuple[Analysis, list[OutputSegment], Tally] | NotDue:
-        tally = Tally()
+    def work_if_due() -> T | NotDue:
         try:
-            return *expire_records(in_own_folder(plan), analysis, tally, chunk_buffer(plan)), tally
+            return work()
         except NotDue as reason:
             return reason
 
-    [done] = workers.run(lambda name: attempt(name, work), [f"{plan.topic}-{plan.partition}"])
+    [done] = workers.run(lambda name: attempt(name, work_if_due), [f"{plan.topic}-{plan.partition}"])
     if isinstance(done, NotDue):
         raise done
     if isinstance(done, Problem):
         raise SetAside(done)
-    analysis, segments, tally = done
-    return analysis, place(plan, segments), tally
+    return done
+
+
+def _expire(workers: Workers, plan: PartitionPlan, analysis: Analysis) -> tuple[Analysis, list[OutputSegment], Tally]:
+    """In one task: there is no key to look for, and few segments change."""
+
+    def work() -> tuple[Analysis, list[OutputSegment], Tally]:
+        tally = Tally()
+        return *expire_records(in_own_folder(plan), analysis, tally, chunk_buffer(plan)), tally
+
+    analysis_of, segments, tally = _one(workers, plan, work)
+    return analysis_of, place(plan, segments), tally
 
 
 def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, progress: Progress) -> PartitionResult:
@@ -105,7 +125,12 @@ def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, progress: Prog
     with clock.phase("scan"):
         check_something_expires(plan, buffer)
         scans = _scans(workers, plan, progress)
-        analysis = analyse(plan, scans, scan_identity(plan, buffer))
+        identity = scan_identity(plan, buffer)
+        analysis = analyse(plan, scans, identity)
+        if analysis.aging and plan.settings.compacts:
+            analysis = _one(
+                workers, plan, lambda: with_what_is_old(plan, analysis, scans, identity, chunk_buffer(plan))
+            )
     limits, cores = plan.limits, workers.cores
     cleaned, tally, peak, splits = list[OutputSegment](), Tally(), 0, list[Split]()
     with clock.phase("clean"):
@@ -114,8 +139,7 @@ def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, progress: Prog
         elif analysis.compacts:
             n_splits = number_of_splits(scans, analysis.groups, limits.split_bytes, limits.task_memory_bytes, cores)
             splits = make_splits(scans, analysis.groups, n_splits)
-            by_window = limits.engine == "window" or plan.dry_run or not plan.settings.by_offset
-            if by_window:
+            if by_window(plan):
                 cleaned, tally, peak = rewrite_by_window(workers.spark(), plan, analysis, splits)
             else:
                 cleaned, tally, peak = rewrite_by_blocks(workers, plan, analysis, splits)

@@ -80,13 +80,19 @@ class Threads:
     """
 
     def __init__(self, start_spark: StartSpark, cores: int) -> None:
-        self.spark, self.cores = start_spark, cores
+        self._start_spark, self.cores = start_spark, cores
+        self._starting = threading.Lock()
         self._runs: deque[deque[Callable[[], None]]] = deque()  # of each `run` what has not begun
         self._wanted: set[Future[Any]] = set()
         self._ended = False
         self._changed = threading.Condition()
         for number in range(cores):
             threading.Thread(target=self._work, daemon=True, name=f"worker-{number}").start()
+
+    def spark(self) -> SparkSession:
+        """The session, started once, whoever asks at the same time."""
+        with self._starting:
+            return self._start_spark()
 
     def named(self, name: str) -> None:
         """Threads know no names."""

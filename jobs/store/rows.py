@@ -142,6 +142,7 @@ class RunRow:
     versions: str  # JSON: what ran
     anew: bool = False  # --reset: made of the archive alone; the generation before may be the only copy of its records
     expired: str | None = None  # JSON [[reason, first, until, segments, records, bytes], ...]: what went by retention
+    compacted: bool = True  # else retention alone was done
     dropped_expired: int = 0  # records older than retention.ms inside segments that stay, by retention.exact
 
     @property

@@ -114,7 +114,7 @@ def plan_generation(
         now_ms=run.now_ms,
         delete_retention_ms=settings["delete_retention_ms"],
         null_keys=settings["null_keys"],
-        compacts=settings.get("compacts", True),
+        compacts=settings.get("compacts", True) and run.compacted,
         retention_ms=settings.get("retention_ms", -1),
         retention_bytes=settings.get("retention_bytes", -1),
         retention_exact=settings.get("retention_exact", False),

@@ -140,7 +140,8 @@ def decide(
         result.n_kept = n_kept
         result.min_timestamp = min_timestamp
         result.tombstones = tombstones if not control else 0
-        if n_kept > 0 and n_kept == n_records and current and not set_horizon:
+        untouched = n_kept == n_records and (n_kept > 0 or not compacts)
+        if untouched and current and not set_horizon:
             result.outcome = COPIED
             result.base_offset = batch.base_offset
             result.last_offset = batch.last_offset

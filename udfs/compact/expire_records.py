@@ -1,26 +1,62 @@
 """Records that are older than retention.ms taken out of the segments that hold any: `retention.exact`.
 
-Nothing else goes. A generation's segments in the store are its first ones, so all up to the last one that changes are
-written; those behind it stay where they are.
+Where a topic is not compacted, nothing else goes. Where it is, an earlier record of a key would come back to life if its
+last one went alone: so one that is too old makes the partition due (`with_what_is_old`).
+
+A generation's segments in the store are its first ones, so all up to the last one that changes are written; those
+behind it stay where they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from logformat.batches.bodies import BodyLoader, Run
 from logformat.batches.chunks import ChunkBuffer
-from udfs.compact.analyse import Analysis, may_hold_old
+from udfs.compact.analyse import Analysis, analyse, may_hold_old
 from udfs.compact.clean_batches import Tally
-from udfs.compact.clean_segment import clean_backwards
+from udfs.compact.clean_segment import clean_backwards, clean_forwards
 from udfs.compact.decide_kernels import DROPPED_EXPIRED
 from udfs.compact.generation import untouched_row, write_group
 from udfs.compact.piece_stack import PieceStack
-from udfs.compact.plan import PartitionPlan
+from udfs.compact.plan import NotDue, PartitionPlan
+from udfs.compact.scan_segment import SegmentScan
 from udfs.compact.segment_output import least_timestamp
-from udfs.segments import OutputSegment
+from udfs.segments import LastBatch, OutputSegment
+
+
+def with_what_is_old(
+    plan: PartitionPlan, analysis: Analysis, scans: Sequence[SegmentScan], identity: LastBatch, buffer: ChunkBuffer
+) -> Analysis:
+    """The analysis of a partition that is compacted but was not due: as for --force, if there are records that are too
+    old. Raises NotDue.
+    """
+    if not (analysis.aging and plan.settings.compacts):
+        return analysis
+    if _any_is_old(plan, analysis, buffer):
+        try:
+            return analyse(replace(plan, force=True), scans, identity)
+        except NotDue:  # they lie where nothing may be cleaned yet
+            pass
+    if analysis.not_due is not None:
+        raise analysis.not_due
+    return replace(analysis, aging=range(0))
+
+
+def _any_is_old(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -> bool:
+    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
+    rules = replace(analysis.rules, dry_run=True)
+    tally = Tally()
+    for number in analysis.aging:
+        one = analysis.sources[number]
+        if may_hold_old(plan, one.scan, plan.segments[number].min_timestamp_ms):
+            for _ in clean_forwards(one, rules, loader, _mark_all, tally, buffer):
+                if tally.counters[DROPPED_EXPIRED]:
+                    return True
+    return bool(tally.counters[DROPPED_EXPIRED])
 
 
 def expire_records(

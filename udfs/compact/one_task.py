@@ -24,7 +24,7 @@ from udfs.compact.analyse import Analysis, analyse, result_of
 from udfs.compact.clean_batches import MarkLast, Tally
 from udfs.compact.clean_segment import clean_backwards
 from udfs.compact.decide_kernels import COUNTER_NAMES, NULL_KEYS
-from udfs.compact.expire_records import expire_records
+from udfs.compact.expire_records import expire_records, with_what_is_old
 from udfs.compact.generation import remove_folder, write_generation, write_group
 from udfs.compact.key_table import KeyTable, TooManyKeys
 from udfs.compact.piece_stack import Group, PieceStack
@@ -83,8 +83,8 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
     buffer = chunk_buffer(plan)
     with clock.phase("scan"):
         check_something_expires(plan, buffer)
-        scans = scan_all(plan, buffer)
-        analysis = analyse(plan, scans, scan_identity(plan, buffer))
+        scans, identity = scan_all(plan, buffer), scan_identity(plan, buffer)
+        analysis = with_what_is_old(plan, analyse(plan, scans, identity), scans, identity, buffer)
     tally = Tally()
     with clock.phase("clean"):
         if analysis.aging:

@@ -116,7 +116,7 @@ def manifest_row(
         batches=len(rows),
         records=int(rows["n_records"].sum()),
         tombstones=int(rows["tombstones"].sum()),
-        max_timestamp_ms=int(rows["max_timestamp"].max()) if len(rows) else -1,
+        max_timestamp_ms=int(rows["max_timestamp"].max(initial=-1)),
         min_timestamp_ms=least_timestamp(rows),
         mtime_ms=group.mtime_ms,
         codecs=",".join(CODEC_NAMES[c] for c in np.unique(rows["codec"])),

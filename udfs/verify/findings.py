@@ -56,6 +56,7 @@ class SegmentFacts:
     tombstones: int = 0
     last_offset: int = -1
     max_timestamp_ms: int = -1
+    min_timestamp_ms: int = 2**63 - 1  # of data records that have one
     codecs: int = 0  # bits
     checksum: int = 0  # CRC-32C of what was read
     damaged: bool = False

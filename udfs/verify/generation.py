@@ -94,6 +94,8 @@ def _check_manifest(plan: GenerationPlan, found: Findings) -> None:
         ]  # fmt: skip
         if row.tombstones >= 0:
             held.append(("tombstones", row.tombstones, facts.tombstones))
+        if row.min_timestamp_ms >= 0:
+            held.append(("smallest timestamp", row.min_timestamp_ms, facts.min_timestamp_ms))
         for what, expected, seen in held:
             if expected != seen:
                 _add(found, facts.path, f"{what} {expected}, as the manifest says", str(seen))

@@ -273,7 +273,9 @@ class _Walk:
         data = ~(control | gone)[block.batch]
         without = self.rules.file_times.get(block.path, block.mtime_ms)
         time = np.where(block.timestamp >= 0, block.timestamp, without)
-        old = (block.offset < self.rules.old_until) & (time < self.rules.oldest_ms)
+        # by which time a record without one went is known only where whole segments of the parent did
+        undated = (block.timestamp < 0) & (not self.rules.every_record)
+        old = (block.offset < self.rules.old_until) & ((time < self.rules.oldest_ms) | undated)
         exact = (block.offset < self.rules.exact_until) & (block.timestamp >= 0)
         old |= exact & (block.timestamp < self.rules.oldest_ms)
         expired = old | (block.offset < self.rules.gone_until)

@@ -17,7 +17,7 @@ import numpy as np
 from logformat.batches.bodies import BodyLoader, Run
 from logformat.batches.chunks import ChunkBuffer
 from logformat.errors import LogFormatError
-from logformat.layout import CODEC_MASK, CONTROL_MASK
+from logformat.layout import CODEC_MASK, CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from logformat.listing import ListedSegment
 from logformat.primitives.crc32c import crc32c_extend
 from logformat.side_files import checkpoints, producer_snapshot
@@ -159,6 +159,11 @@ def _count_records(facts: SegmentFacts, run: Run) -> None:
     facts.records += len(run.spans)
     data = np.repeat((run.batches["attributes"] & CONTROL_MASK) == 0, run.bodies["n_records"])
     facts.tombstones += int((run.spans["null_value"] & data).sum())
+    batches, bodies, n = run.batches, run.bodies, run.bodies["n_records"]
+    append_time = (batches["magic"] > 0) & ((batches["attributes"] & TIMESTAMP_TYPE_MASK) != 0)
+    times = np.repeat(bodies["base_timestamp"], n) + run.spans["timestamp_delta"]
+    times = np.where(np.repeat(append_time, n), np.repeat(batches["max_timestamp"], n), times)
+    facts.min_timestamp_ms = min(facts.min_timestamp_ms, int(times[data & (times >= 0)].min(initial=2**63 - 1)))
 
 
 def _check_tail(walk: LogWalk, active: bool, found: Findings) -> None:

@@ -21,7 +21,7 @@ from jobs.verify.plan import plan_generation
 from tests.builders.archives import COMPACT, Lab, by_topic, only_input, put
 from tests.builders.trees import files_in, tree
 from tests.reference.log import Record, data_batch, decode_log
-from udfs.compact import analyse, segment_output
+from udfs.compact import segment_output
 from udfs.compact.rebuild_kernels import UNKNOWN_TIMESTAMP
 from udfs.verify.generation import check_generation
 
@@ -167,6 +167,9 @@ def test_settings_that_contradict_each_other():
         parse_config({"topics": {"users": {"cleanup.policy": "delete", "retention.exact": True}}})
     with pytest.raises(BadSettingError, match=r"retention\.exact: expected a cleanup.policy with delete beside it"):
         parse_config({"topics": {"users": {"cleanup.policy": "compact", "retention.exact": True}}})
+    lag = {"cleanup.policy": "compact,delete", "retention.ms": 5, "min.compaction.lag.ms": 6, "retention.exact": True}
+    with pytest.raises(BadSettingError, match=r"retention\.exact: expected min\.compaction\.lag\.ms of at most"):
+        parse_config({"topics": {"users": lag}})
     with pytest.raises(BadSettingError, match=r"retention\.exact: expected true or false"):
         parse_config({"defaults": {"retention.exact": 1}})
     parse_config({"defaults": {"cleanup.policy": "delete", "retention.ms": 5, "retention.exact": True}})
@@ -193,7 +196,7 @@ def lazily(now_ms: int, oldest_ms: int) -> dict[str, Any]:
     return out | {"defaults": out["defaults"] | {"min.cleanable.dirty.ratio": 1.0}}
 
 
-def test_verify_sees_a_record_that_went_where_nothing_was_compacted(spark, now_ms, tmp_path, monkeypatch):
+def test_verify_knows_which_runs_compacted(spark, now_ms, tmp_path, monkeypatch):
     """The policy says compact,delete, the run did retention alone: every young record is there, the last of its key or
     not.
     """
@@ -201,17 +204,22 @@ def test_verify_sees_a_record_that_went_where_nothing_was_compacted(spark, now_m
     folder = lab.archive / "both-0"
     folder.mkdir(parents=True)
     oldest = now_ms - 1000
-    for base, times in ((0, [oldest - 1, oldest, oldest + 500]), (3, [now_ms]), (4, [now_ms])):
+    for base, times in ((0, [oldest - 1, oldest]), (2, [now_ms]), (3, [now_ms])):
         batches = [data_batch(base + i, [(at, b"key", b"value")]) for i, at in enumerate(times)]
         (folder / f"{base:020d}.log").write_bytes(b"".join(b.data for b in batches))
-    real = analyse._rules_of_time
-    monkeypatch.setattr(analyse, "_rules_of_time", lambda *args: replace(real(*args), oldest_ms=oldest + 1))
-    report = lab.run(now_ms, settings=lazily(now_ms, oldest))
-    assert not by_topic(report)["both"].compacted
-    left = [r.offset for b in lab.batches(lab.state().current()[1]["both", 0]) for r in b.records]
-    assert left == [2, 3, 4]  # without the one at offset 1, which is as old as it may be
-    code, text = verified(lab)
-    assert code != 0, text
+    by_mistake = settings("threads", now_ms, oldest + 1)
+    by_mistake["topics"]["both"] |= {"retention.exact": False, "min.cleanable.dirty.ratio": 1.0}
+    report = lab.run(now_ms, settings=by_mistake)
+    assert [one.segments for one in by_topic(report)["both"].expired] == [1]
+    [run] = lab.state().history("both", 0)
+    assert not run.compacted
+    assert verified(lab)[0] == 0
+    archive, state = listed(str(lab.archive), None), lab.state()
+    rows = state.manifest("both", 0, 1)
+    plan = plan_generation(run, rows, None, None, archive, state.root, str(lab.archive), 8 << 20, 1 << 30)
+    assert not plan.parent_gone
+    [problem] = check_generation(replace(plan, retention_ms=plan.retention_ms + 1)).problems
+    assert problem.expected == "every record but what retention.ms and retention.bytes let go"
 
 
 def test_verify_sees_a_wrong_smallest_timestamp(spark, cases, now_ms, tmp_path, monkeypatch):
