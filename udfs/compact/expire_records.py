@@ -1,6 +1,6 @@
 """Records that are older than retention.ms taken out of the segments that hold any: `retention.exact`.
 
-Where a topic is not compacted, nothing else goes. Where it is, an earlier record of a key would come back to life if its
+Where a topic is not compacted, nothing else goes. Where it is, an earlier record of a key would come back if its
 last one went alone: so one that is too old makes the partition due (`with_what_is_old`).
 
 A generation's segments in the store are its first ones, so all up to the last one that changes are written; those
