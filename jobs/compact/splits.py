@@ -22,9 +22,10 @@ from udfs.compact.analyse import Analysis, analyse, result_of
 from udfs.compact.clean_batches import Tally
 from udfs.compact.decide_kernels import COUNTER_NAMES
 from udfs.compact.expire_records import expire_records, with_what_is_old
-from udfs.compact.generation import join_empty_groups, place, remove_folder, write_generation
+from udfs.compact.generation import remove_folder, write_generation
 from udfs.compact.key_files import in_own_folder, remove_key_files
 from udfs.compact.one_task import Clock, check_null_keys
+from udfs.compact.place_segments import join_empty_groups, place
 from udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
 from udfs.compact.scan_partition import check_something_expires, scan_identity, scan_one
 from udfs.compact.scan_segment import SegmentScan, chunk_buffer

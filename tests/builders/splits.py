@@ -16,9 +16,10 @@ from tests.builders.folders import Outcome
 from udfs.compact.analyse import Analysis, analyse, result_of
 from udfs.compact.clean_batches import OUT_BATCH, Tally
 from udfs.compact.decide_kernels import COUNTER_NAMES
-from udfs.compact.generation import join_empty_groups, write_generation
+from udfs.compact.generation import write_generation
 from udfs.compact.key_files import remove_key_files
 from udfs.compact.one_task import check_null_keys
+from udfs.compact.place_segments import join_empty_groups
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.rewrite_group import rewrite_group
 from udfs.compact.rewrite_split import RewrittenSplit, join_pieces, rewrite_split

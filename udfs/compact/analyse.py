@@ -5,7 +5,7 @@ which producers are active, which transactions were aborted, which segments beco
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,11 +14,11 @@ from logformat.side_files import producer_snapshot
 from logformat.side_files.producer_kernels import MARKER
 from logformat.side_files.producer_state import ProducerState, aborted_transactions
 from udfs.compact import cleaner
-from udfs.compact.cleaner import CleanableRange, LastBatches, Rules, SegmentFacts
+from udfs.compact.cleaner import CleanableRange, LastBatches, Rules
 from udfs.compact.gaps import check_gaps
 from udfs.compact.piece_stack import Group, PieceStack
 from udfs.compact.plan import Gap, NotDue, PartitionPlan, PartitionResult
-from udfs.compact.retention import Expired, Reason, expired_segments
+from udfs.compact.retention import Expired
 from udfs.compact.scan_partition import (
     check_checkpoints,
     check_identity,
@@ -33,6 +33,7 @@ from udfs.compact.transactions import (
     discardable_batches,
 )
 from udfs.compact.txn_trust import _by_marker, check_ends_known, with_index_entries
+from udfs.compact.what_expires import aging_sources, expired, facts_of, rules_of_time
 from udfs.segments import LastBatch, OutputSegment
 from udfs.storage import open_root, read_file
 
@@ -130,7 +131,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     )
     sealed = plan.sealed and len(sources) == len(plan.segments) and not scans[-1].reached_end_offset
     not_due = None if due or any(expired(plan, facts_of(sources), sealed).values()) else NotDue(result)
-    aging = range(0) if due else _aging(plan, sources, log_end, final, sealed)
+    aging = range(0) if due else aging_sources(plan, sources, log_end, final, sealed)
     if not_due is not None and not aging:
         raise not_due
     end = cleanable.first_uncleanable_offset if due else scans[0].base_offset
@@ -146,7 +147,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         cleanable=cleanable,
         rules=_rules(plan, sources, cleanable, final, rows, discardable)
         if due
-        else _rules_of_time(plan, log_end, final),
+        else rules_of_time(plan, log_end, final),
         groups=cleaner.group_segments_by_size(
             [scans[i].base_offset for i in numbers],
             [scans[i].size for i in numbers],
@@ -166,60 +167,6 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         not_due=not_due,
         aging=aging,
         head=len(numbers),
-    )
-
-
-def expired(plan: PartitionPlan, segments: SegmentFacts, sealed: bool) -> dict[Reason, int]:
-    """How many segments retention takes, by rule."""
-    return expired_segments(
-        segments,
-        plan.settings.retention,
-        log_start_offset=plan.log_start_offset,
-        now_ms=plan.now_ms,
-        last_may_go=sealed,
-    )
-
-
-def _aging(
-    plan: PartitionPlan, sources: Sequence[Source], log_end: int, producers: ProducerState, sealed: bool
-) -> range:
-    """Numbers of the sources, from the first that stays on to the last that may hold a record older than it may be:
-    none that may still be written to, and none with an open transaction.
-    """
-    if plan.oldest_ms < 0:
-        return range(0)
-    facts = facts_of(sources)
-    limit = cleaner.cleanable_range(
-        facts,
-        first_dirty=sources[0].scan.base_offset,
-        log_end_offset=log_end,
-        active_base_offset=log_end if sealed else sources[-1].scan.base_offset,
-        last_stable_offset=producers.last_stable_offset(log_end),
-        min_compaction_lag_ms=0,
-        now_ms=plan.now_ms,
-    ).first_uncleanable_offset
-    stop = sum(s.scan.base_offset < limit for s in sources)
-    while stop and not may_hold_old(plan, sources[stop - 1].scan, plan.segments[stop - 1].min_timestamp_ms):
-        stop -= 1
-    by_time = replace(plan, settings=replace(plan.settings, retention_bytes=-1))
-    first = sum(expired(by_time, facts, sealed).values())  # what goes by size is known when the rest is written
-    return range(min(first, stop), stop)
-
-
-def may_hold_old(plan: PartitionPlan, scan: SegmentScan, min_timestamp_ms: int) -> bool:
-    """Whether a segment may hold records that are older than they may be; one without any timestamp does not."""
-    return min_timestamp_ms < plan.oldest_ms and scan.max_timestamp >= 0
-
-
-def facts_of(sources: Sequence[Source]) -> SegmentFacts:
-    """What the rules ask of scanned segments."""
-    scans = [s.scan for s in sources]
-    return SegmentFacts(
-        np.array([s.base_offset for s in scans], np.int64),
-        np.array([s.size for s in scans], np.int64),
-        np.array([s.max_timestamp for s in scans], np.int64),
-        np.array([s.first_timestamp for s in scans], np.int64),
-        np.array([s.mtime_ms for s in sources], np.int64),
     )
 
 
@@ -311,24 +258,6 @@ def _rules(
         txn_base_offsets=rows["base_offset"].copy(),
         txn_discardable=discardable,
         oldest_ms=plan.oldest_ms,
-        dry_run=plan.dry_run,
-    )
-
-
-def _rules_of_time(plan: PartitionPlan, log_end: int, producers: ProducerState) -> Rules:
-    """Rules by which nothing goes but records that are too old."""
-    entries, none = producers.entries(), np.empty(0, np.int64)
-    return Rules(
-        now_ms=plan.now_ms,
-        delete_retention_ms=plan.settings.delete_retention_ms,
-        first_uncleanable_offset=log_end,
-        legacy_horizon_ms=cleaner.NO_LEGACY_HORIZON,
-        keep_null_keys=True,
-        producers=LastBatches(entries["producer_id"], entries["last_offset"], entries["producer_epoch"]),
-        txn_base_offsets=none,
-        txn_discardable=none.astype(np.bool_),
-        oldest_ms=plan.oldest_ms,
-        compacts=False,
         dry_run=plan.dry_run,
     )
 

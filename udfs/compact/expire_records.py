@@ -16,7 +16,7 @@ import numpy as np
 
 from logformat.batches.bodies import BodyLoader, Run
 from logformat.batches.chunks import ChunkBuffer
-from udfs.compact.analyse import Analysis, analyse, may_hold_old
+from udfs.compact.analyse import Analysis, analyse
 from udfs.compact.clean_batches import Tally
 from udfs.compact.clean_segment import clean_backwards, clean_forwards
 from udfs.compact.decide_kernels import DROPPED_EXPIRED
@@ -25,6 +25,7 @@ from udfs.compact.piece_stack import PieceStack
 from udfs.compact.plan import NotDue, PartitionPlan
 from udfs.compact.scan_segment import SegmentScan
 from udfs.compact.segment_output import least_timestamp
+from udfs.compact.what_expires import may_hold_old
 from udfs.segments import LastBatch, OutputSegment
 
 

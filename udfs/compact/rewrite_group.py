@@ -11,10 +11,11 @@ from logformat.batches.bodies import BodyLoader, Run
 from udfs.compact.clean_batches import OUT_BATCH, Tally
 from udfs.compact.clean_segment import clean_forwards
 from udfs.compact.cleaner import Rules
-from udfs.compact.generation import finish_segment, make_folder
+from udfs.compact.generation import finish_segment
 from udfs.compact.key_files import in_own_folder
 from udfs.compact.last_offset_kernels import mark_survivors
 from udfs.compact.piece_stack import Group
+from udfs.compact.place_segments import make_folder
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.scan_segment import chunk_buffer
 from udfs.compact.segment_output import SegmentOutput, manifest_row

@@ -18,9 +18,10 @@ from logformat.primitives.crc32c import crc32c_extend
 from udfs.compact.clean_batches import OUT_BATCH, FatesOf, MarkLast, Piece, Tally
 from udfs.compact.clean_segment import clean_forwards
 from udfs.compact.cleaner import Rules
-from udfs.compact.generation import finish_segment, make_folder
+from udfs.compact.generation import finish_segment
 from udfs.compact.key_files import KeyFile, Slice, check, in_own_folder, read_slice
 from udfs.compact.piece_stack import Group
+from udfs.compact.place_segments import make_folder
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.scan_segment import chunk_buffer
 from udfs.compact.segment_output import SegmentOutput, manifest_row

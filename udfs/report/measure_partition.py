@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from udfs.attempt import attempt
-from udfs.compact.analyse import Analysis, analyse, expired, facts_of
+from udfs.compact.analyse import Analysis, analyse
 from udfs.compact.clean_batches import Tally
 from udfs.compact.decide_kernels import COUNTER_NAMES
 from udfs.compact.gaps import check_gaps
@@ -33,6 +33,7 @@ from udfs.compact.scan_partition import (
 )
 from udfs.compact.scan_segment import SegmentScan, chunk_buffer
 from udfs.compact.sources import Source
+from udfs.compact.what_expires import expired, facts_of
 from udfs.problem import Problem
 from udfs.report.partition_profile import PartitionProfile
 from udfs.report.walk import Walk

@@ -26,8 +26,8 @@ from tests.reference.log import ABORT, ZSTD, data_batch, marker_batch
 from udfs.compact import rewrite_split as rewriting
 from udfs.compact import walk_split as walking
 from udfs.compact.analyse import Analysis, analyse
-from udfs.compact.generation import join_empty_groups
 from udfs.compact.key_files import KeyFile, key_folder, read_slice
+from udfs.compact.place_segments import join_empty_groups
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.scan_partition import scan_all, scan_identity
 from udfs.compact.segment_output import SegmentOutput

@@ -1,0 +1,127 @@
+"""Segments brought into the generation's folder: those that tasks wrote in folders of their own, and empty ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from logformat.batches.chunks import read_exactly
+from logformat.errors import LogFormatError
+from logformat.layout import MAX_RELATIVE_OFFSET, MAX_SEGMENT_BYTES, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from logformat.names import segment_file
+from logformat.primitives.crc32c import crc32c_extend
+from udfs.compact.plan import PartitionPlan
+from udfs.segments import OutputSegment
+from udfs.storage import Root, make_private, open_root, opened, read_file, write_file
+
+_PART_BYTES: Final = 8 << 20
+_MOVERS: Final = 8  # segments that are moved at once: in a bucket each is copied, and read back
+_SHIFTED: Final = {"index": OFFSET_INDEX_ENTRY, "timeindex": TIME_INDEX_ENTRY}  # offsets in them begin at the base
+
+
+def make_folder(plan: PartitionPlan) -> Root:
+    """The store, with the generation's folder made."""
+    store = open_root(plan.store_uri)
+    store.filesystem.create_dir(store.full(plan.folder), recursive=True)
+    return store
+
+
+def write_indexes(
+    store: Root, folder: str, base_offset: int, offset_index: bytes, time_index: bytes, txn_index: bytes
+) -> None:
+    """`.index` and `.timeindex` always, `.txnindex` where there is something in it, as Kafka does."""
+    write_file(store, f"{folder}/{segment_file(base_offset, 'index')}", offset_index)
+    write_file(store, f"{folder}/{segment_file(base_offset, 'timeindex')}", time_index)
+    if txn_index:
+        write_file(store, f"{folder}/{segment_file(base_offset, 'txnindex')}", txn_index)
+
+
+def join_empty_groups(plan: PartitionPlan, segments: Sequence[OutputSegment]) -> list[OutputSegment]:
+    """Segments written by tasks that knew nothing of each other, in order: a segment takes the base of the empty ones
+    before it, as `one_task.clean_groups` does; what can join nothing is written as an empty segment.
+    """
+    out: list[OutputSegment] = []
+    held: OutputSegment | None = None
+    for segment in reversed(segments):
+        if held is not None and not segment.size_bytes and _can_begin_at(held, segment.base_offset):
+            held = _begin_at(held, segment)
+            continue
+        if held is not None:
+            out.append(held)
+        held = segment
+    if held is not None:
+        out.append(held)
+    return place(plan, out[::-1])
+
+
+def place(plan: PartitionPlan, segments: Sequence[OutputSegment]) -> list[OutputSegment]:
+    """The segments, of which those that tasks wrote now lie in the generation's folder."""
+    with ThreadPoolExecutor(_MOVERS) as pool:
+        return list(pool.map(lambda segment: place_one(plan, segment) if segment.cleaned else segment, segments))
+
+
+def _can_begin_at(segment: OutputSegment, base_offset: int) -> bool:
+    return not segment.size_bytes or segment.last_offset - base_offset <= MAX_RELATIVE_OFFSET
+
+
+def _begin_at(segment: OutputSegment, empty: OutputSegment) -> OutputSegment:
+    """The segment under an earlier base; its files get new names when it is placed."""
+    return replace(
+        segment,
+        base_offset=empty.base_offset,
+        source_bytes=segment.source_bytes + empty.source_bytes,
+        source_records=segment.source_records + empty.source_records,
+    )
+
+
+def place_one(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
+    """The segment with its files in the generation's folder, under the name of its base. No task writes there, so none
+    that goes on after another try of it counted can touch them.
+    """
+    if plan.dry_run:
+        return segment
+    store = make_folder(plan)
+    path = f"{plan.folder}/{segment_file(segment.base_offset, 'log')}"
+    if not segment.size_bytes:
+        make_private(store, path)
+        write_file(store, path, b"")
+        write_indexes(store, plan.folder, segment.base_offset, b"", b"", b"")
+        return replace(segment, path=path)
+    written = segment.path.removesuffix(".log")
+    shift = int(written.rpartition("/")[2]) - segment.base_offset
+    for kind in ("log", "index", "timeindex", *(("txnindex",) if segment.txn_index_bytes else ())):
+        old, new = f"{written}.{kind}", f"{plan.folder}/{segment_file(segment.base_offset, kind)}"
+        if shift and kind in _SHIFTED:
+            write_file(store, new, _shifted(store, old, shift, _SHIFTED[kind]))
+        elif store.is_local:
+            store.filesystem.move(store.full(old), store.full(new))  # the file that was read back
+        else:
+            store.filesystem.copy_file(store.full(old), store.full(new))
+    if not store.is_local:
+        check_written(store, path, segment.size_bytes, segment.checksum)
+    return replace(segment, path=path)
+
+
+def _shifted(store: Root, path: str, shift: int, entry: np.dtype[np.void]) -> bytes:
+    """An index whose offsets begin at an earlier base, by so much."""
+    entries = np.frombuffer(read_file(store, path, MAX_SEGMENT_BYTES), entry).copy()
+    entries["relative_offset"] += shift
+    return entries.tobytes()
+
+
+def check_written(store: Root, path: str, size: int, checksum: int) -> None:
+    """Read a copied `.log` back, and hold it against the checksum of what was to be copied."""
+    found = 0
+    with opened(store, path) as file:
+        if file.size() != size:
+            raise LogFormatError("readback", path, 0, f"{size} bytes", f"{file.size()}")
+        for start in range(0, size, _PART_BYTES):
+            part = np.empty(min(_PART_BYTES, size - start), np.uint8)
+            read_exactly(file, path, start, part)
+            found = crc32c_extend(found, part)
+    if found != checksum:
+        raise LogFormatError("readback", path, 0, f"checksum {checksum:#010x}, as scanned", f"{found:#010x}")
