@@ -386,3 +386,29 @@ def test_empty_batches_stay_where_nothing_is_compacted(tmp_path: Path) -> None:
     assert done.result.expired == ()
     assert [r.offset for batches in batches_after(done) for r in data_records(batches)] == [0, 3, 4]
     assert [b.last_offset for b in batches_after(done)[0]] == [0, 1, 2]
+
+
+def test_what_may_not_be_compacted_yet_makes_nothing_due_again(tmp_path: Path) -> None:
+    """An old record beside a young one waits; till then a run would only write again what it wrote before."""
+    now, day = 2_000_000_000_000, 86_400_000
+    waits = [(now - 8 * day, b"k", b"old"), (now - day, b"l", b"young")]  # within min.compaction.lag.ms
+    segments = [
+        Segment(0, (data_batch(0, [(now - 6 * day, b"x", b"v"), (now - 5 * day, b"y", b"v")]),), now),
+        Segment(2, (data_batch(2, waits),), now),
+        Segment(4, (data_batch(4, [(now, b"z", b"v")]),), now),
+    ]
+    settings = Settings(min_compaction_lag_ms=3 * day)
+    archived = lay_out(tmp_path / "archive", segments)
+    first = plan_of(archived, tmp_path / "store", settings, now_ms=now, log_start_offset=0, min_dirty_ratio=0.5)
+    first = exact(first, now - 7 * day, compacts=True)
+    done = compact(first)
+    assert done.result.status == "cleaned"
+    assert done.result.first_dirty_offset == 2
+    again = done.as_archive(tmp_path / "again", snapshots=True)
+    least = [s.min_timestamp_ms for s in done.result.segments]
+    inputs = tuple(replace(s, min_timestamp_ms=t) for s, t in zip(again.segments, least, strict=True))
+    later = replace(
+        first, archive_uri=str(again.root), store_uri=str(tmp_path / "b"), segments=inputs, checkpoint=2, force=False,
+        snapshots=tuple(again.snapshots), txn_indexes=(),
+    )  # fmt: skip
+    assert compact(later).result.status == "not_due"

@@ -107,3 +107,25 @@ def test_more_keys_than_a_task_holds_are_taken_by_several(tmp_path: Path) -> Non
     assert compact(replace(plan, limits=Limits(task_memory_bytes=1 << 21))).result.status == "too_large"
     whole, split = compact(plan), compact_in_splits(replace(plan, folder="s", limits=Limits(task_memory_bytes=1 << 22)))
     assert whole.files() == split.files()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_record_below_the_log_start_takes_no_other_with_it(way: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Nobody reads it any more: DeleteRecords went past it, in the middle of a segment."""
+    archived = log(tmp_path / "archive", [(9, b"k", b"deleted", ()), (3, b"k", b"low", ()), (3, b"l", b"v", ())])
+    done = way(replace(by(plan_for(archived, tmp_path), "timestamp"), log_start_offset=1))
+    assert done.result.log_start_offset == 1
+    assert [r.value for r in kept(done) if r.offset >= 1] == [b"low", b"v"]
+
+
+def test_a_header_of_records_without_key_is_none_of_the_keys(tmp_path: Path) -> None:
+    """As COMPACTION.md says, and as the window has it."""
+    archived = log(
+        tmp_path / "archive", [(1, None, b"n", ((NAME.encode(), long(1)),)), (1, b"k", b"v", ()), (1, b"k", b"w", ())]
+    )
+    plan = by(plan_for(archived, tmp_path), "header")
+    with pytest.raises(SetAside, match="eight bytes"):
+        compact_in_splits(replace(plan, folder="s"))
+    done = compact(plan)
+    assert done.result.problem is not None
+    assert done.result.problem.kind == "version"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from logformat.names import segment_file
 from tests.builders.damage import START_MS, edit
 from tests.builders.trees import files_in
 from tests.golden import Case, case_names
+from tests.reference import log
 from tests.reference.log import Batch, data_batch, marker_batch
 from udfs.compact.one_task import compact_partition
 from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
@@ -331,3 +334,33 @@ def test_more_keys_than_the_table_holds(tmp_path: Path) -> None:
     assert found.compared_records == n // 2
     assert found.counts["lost"] == n // 2
     assert len([p for p in found.problems if "last of its key" in p.found]) == 20
+
+
+# Verify's reading of versions, in a process of its own: what it reads out of bounds may end it
+_VERSIONS_OF = """
+import sys
+from logformat.listing import ListedSegment
+from udfs.segments import SegmentInput
+from udfs.verify.blocks import Order, Side, blocks
+listed = ListedSegment(sys.argv[1], "00000000000000000000.log", 0, int(sys.argv[2]), 0)
+side = Side((SegmentInput(listed),), 1)
+for block in blocks(side, (1, 2), 1 << 20, 1 << 20, Order("header", "version")):
+    print(block.version.tolist())
+"""
+
+
+def test_bits_of_a_length_beyond_its_type_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Kafka's reader and in ours (`varint_kernels`): such a record was read and cleaned."""
+
+    def with_a_long_length(*_: object) -> bytes:
+        name = bytes([14 | 0x80, 0x80, 0x80, 0x80, 0x70]) + b"version"
+        body = b"\0\0\0" + b"\x02k" + b"\x02v" + b"\x02" + name + b"\x10" + (5).to_bytes(8, "big")
+        return bytes([2 * len(body)]) + body
+
+    monkeypatch.setattr(log, "encode_record", with_a_long_length)
+    side = side_of(tmp_path / "log", [data_batch(0, [(START_MS, b"k", b"v")])])
+    size = str(side.segments[0].listed.size)
+    done = subprocess.run(
+        [sys.executable, "-c", _VERSIONS_OF, str(tmp_path / "log"), size], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "[5]\n"), done.stderr
