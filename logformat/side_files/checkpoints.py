@@ -156,7 +156,7 @@ def read_meta_properties(data: bytes, path: str) -> MetaProperties:
             parts = re.fullmatch(r"((?:\\.|[^\\\s:=])+)\s*[:=]?\s*(.*)", stripped)
             if parts is not None:
                 found[_unescape(parts[1])] = _unescape(parts[2])
-    version = found.get("version", "none")
+    version = found.get("version", "") or "none"
     if version not in ("0", "1"):
         raise LogFormatError("side_file", path, 0, "version 0 or 1", version)
     node_id = found.get("broker.id" if version == "0" else "node.id", "-1")

@@ -167,10 +167,11 @@ def test_meta_properties():
     assert checkpoints.read_meta_properties(old, "p") == MetaProperties(0, 7, "")
     escaped = b"version=1\r\ncluster.id=a\\:b\\=c\\u0041\r\n"
     assert checkpoints.read_meta_properties(escaped, "p") == MetaProperties(1, -1, "a:b=cA")
-    for wrong in (b"", b"version=2\n", b"version=1\nnode.id=x\n", b"\xff"):
+    for wrong in (b"", b"version", b"version=2\n", b"version=1\nnode.id=x\n", b"\xff"):
         with pytest.raises(LogFormatError) as caught:
             checkpoints.read_meta_properties(wrong, "p")
         assert caught.value.kind == "side_file"
+        assert caught.value.found
 
 
 def test_clean_shutdown():
