@@ -113,7 +113,7 @@ def streams(specimen: Specimen, *, logs: bool = True, sides: bool = True) -> Ite
                     for bit in range(8)
                 ],
             )
-            yield listed("bomb", [(b, what) for b in range(len(list(batches_of(data)))) for what in range(3)])
+            yield listed("bomb", list(_bomb_cases(data)))
         elif path.endswith(TEXTS):
             n = len(_numbers(data))
             yield listed("number", [(i, v) for i in range(n) for v in range(len(NUMBERS))])
@@ -354,6 +354,14 @@ def _with_body(data: bytes, start: int, size: int, body: bytes) -> bytes:
 @cache
 def _zeros(codec: int, magic: int) -> bytes:
     return pack(codec, magic, bytes(BOMB_BYTES))
+
+
+def _bomb_cases(data: bytes) -> Iterator[tuple[int, int]]:
+    for batch, (at, _) in enumerate(batches_of(data)):
+        if _codec(data, batch):
+            yield batch, 0
+        if data[at + 16] == 2:
+            yield from ((batch, 1), (batch, 2))
 
 
 def _bomb(data: bytes, batch: int, what: int) -> bytes:

@@ -88,6 +88,8 @@ class Judge:
             if output not in expected:
                 raise Failed(difference("cleaned", output, expected[0], healthy))
             return TWIN
+        if self.job.startswith("restore") and any(output[p] != healthy[p] for p in healthy if p.endswith(".log")):
+            raise Failed("a log that is not what the manifest says was copied")
         return TWIN if self.job.startswith("data source") else REPORTED
 
     def _check_sources(self, case: Case, specimen: Specimen, files: dict[str, bytes], seen: Seen) -> None:

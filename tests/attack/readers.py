@@ -26,13 +26,15 @@ from jobs.inspect_log import run as inspect
 from jobs.lookup.job import run as lookup
 from jobs.reindex.job import run as reindex
 from jobs.report.job import profile_archive
+from jobs.restore.copy_files import Made, copy_log, copy_small
 from jobs.verify.job import run as verify
 from logformat.errors import KINDS, LogFormatError
-from tests.attack.specimens import CONFIG
+from tests.attack.specimens import CONFIG, crc32c
 from tests.builders.damage import NOW_MS, START_MS
 from tests.builders.folders import Outcome
 from tests.builders.sources import read
 from tests.builders.splits import compact_in_blocks
+from tests.builders.trees import files_of
 from udfs.attempt import attempt
 from udfs.compact.key_files import remove_key_files
 from udfs.compact.one_task import compact_partition
@@ -236,6 +238,31 @@ def data_source_set_aside(root: Path, work: Path) -> Seen:
     return seen
 
 
+_MANIFESTS: dict[Path, dict[str, tuple[int, int]]] = {}  # archive -> path of each log: bytes, CRC-32C
+
+
+def restore_copies(root: Path, work: Path) -> Seen:
+    """What `restore` does with files that a manifest names; it is that of the first call, of the undamaged archive."""
+    logs = sorted(path.relative_to(root).as_posix() for path in root.glob("t-0/*.log"))
+    manifest = _MANIFESTS.setdefault(
+        root, {path: (len(data := (root / path).read_bytes()), crc32c(data)) for path in logs}
+    )
+    target = work / "restored"
+    shutil.rmtree(target, ignore_errors=True)
+    source, made = open_root(str(root)), Made(open_root(str(target)))
+    output = made.folder("t-0")
+    try:
+        for path, (size, checksum) in manifest.items():
+            copy_log(source, path, output, made.file(path), size, checksum)
+        for side in sorted(path for path in root.glob("t-0/*") if path.suffix != ".log"):
+            path = side.relative_to(root).as_posix()
+            copy_small(source, path, output, made.file(path))
+    except JobError as error:
+        assert not made.take_back(), "left behind"
+        return Seen([problem_of(error)])
+    return Seen([], files_of(target))
+
+
 def _rows(table: Any) -> list[dict[str, Any]]:
     """Rows, with times as microseconds: Python's own end with the year 9999."""
     for i, column in enumerate(table.schema):
@@ -268,5 +295,7 @@ def check_named(problems: Iterable[Problem]) -> None:
 JOBS: dict[str, Callable[[Path, Path], Seen]] = {
     "compact": compact, "compact by blocks": compact_blocks, "verify": verify_archive, "reindex": reindex_check,
     "reindex into a folder": reindex_output, "lookup": look_up, "inspect": dump, "report": report_profile,
-    "data source": data_source, "data source, bad records aside": data_source_set_aside,
+    "data source": data_source,
+    "data source, bad records aside": data_source_set_aside,
+    "restore, copies": restore_copies,
 }  # fmt: skip
