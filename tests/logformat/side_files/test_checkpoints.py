@@ -130,7 +130,7 @@ def test_batches_as_one_after_the_other(epochs, batches):
     assert checkpoints.assign_batches(epochs, leader_epochs, base_offsets) == expected
 
 
-@pytest.mark.parametrize("text", ["", "x", "a6e4EJ2tEdGAtADAT9QwyA=", "a6e4EJ2tEdGAtADAT9Qwy\u0663", "\u00e9" * 22, "%" * 22])
+@pytest.mark.parametrize("text", ["", "x", "a6e4EJ2tEdGAtADAT9QwyA=", "a6e4EJ2tEdGAtADAT9Qwy\u0663", "%" * 22])
 def test_an_id_that_is_none(text):
     """What is no ASCII too: a partition's folder is listed with a note, and stops no job."""
     with pytest.raises(LogFormatError, match="side_file: expected an id of 22 characters"):
