@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
+from tests.attack.summary import pytest_addoption, pytest_terminal_summary  # noqa: F401 - hooks
 from tests.golden import Case, golden
 
 if TYPE_CHECKING:

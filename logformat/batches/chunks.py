@@ -38,6 +38,7 @@ class Tail:
 
     position: int = 0  # first byte that was not given out
     reached_end_offset: bool = False  # stopped because of end_offset
+    reached_by: int = -1  # last offset of the batch that reached it
     torn_bytes: int = 0  # incomplete batch, or zeros of a preallocated file, at the very end
 
 
@@ -150,7 +151,7 @@ def read_chunks(
             buffer.grow_rows()
         tail.position = position + done
         if status == walk.REACHED_END:
-            tail.reached_end_offset = True
+            tail.reached_end_offset, tail.reached_by = True, int(found)
             return
         if status != walk.MORE:
             problem = batch_problem(path, position + done, status, expected, found, buffer.raw[done:take])

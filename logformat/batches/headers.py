@@ -75,7 +75,7 @@ def read_headers(
             yield Headers(position, stopped - position, rows[:n], bytes_read)
         position = tail.position = stopped
         if status == walk.REACHED_END:
-            tail.reached_end_offset = True
+            tail.reached_end_offset, tail.reached_by = True, int(found)
             return
         if status == SHORT_READ:
             again = len(_pread(file, path, stopped, expected))  # raises what the C library only counts

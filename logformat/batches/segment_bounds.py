@@ -23,14 +23,8 @@ def check_offsets(path: str, base: int, next_base: int | None, batches: np.ndarr
         )
     if next_base is not None and last >= next_base:
         i = int(np.searchsorted(batches["last_offset"], next_base))
-        raise LogFormatError(
-            "overlap",
-            path,
-            int(batches["position"][i]),
-            f"offsets below {next_base}, where the next segment begins",
-            f"{int(batches['last_offset'][i])}",
-            base_offset=int(batches["base_offset"][i]),
-        )
+        row = batches[i]
+        raise overlap(path, next_base, int(row["position"]), int(row["last_offset"]), int(row["base_offset"]))
     if last - base > MAX_RELATIVE_OFFSET:
         i = int(np.searchsorted(batches["last_offset"], base + MAX_RELATIVE_OFFSET, "right"))
         raise LogFormatError(
@@ -41,3 +35,15 @@ def check_offsets(path: str, base: int, next_base: int | None, batches: np.ndarr
             f"{int(batches['last_offset'][i])}",
             hint="let a broker split the segment by loading it once",
         )
+
+
+def overlap(path: str, next_base: int, position: int, last: int, base_offset: int = -1) -> LogFormatError:
+    """What to raise for a batch that reaches into the next segment."""
+    return LogFormatError(
+        "overlap",
+        path,
+        position,
+        f"offsets below {next_base}, where the next segment begins",
+        f"{last}",
+        base_offset=base_offset,
+    )

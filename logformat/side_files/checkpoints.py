@@ -11,7 +11,6 @@ PartitionMetadataFile, MetaProperties and CleanShutdownFileHandler (4.3.0).
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -125,7 +124,7 @@ def parse_uuid(text: str, path: str) -> UUID:
     """A Kafka id, 22 characters of url-safe base64; kind "side_file" if it is not one."""
     try:
         raw = base64.b64decode(text + "==", altchars=b"-_", validate=True)
-    except binascii.Error:
+    except ValueError:  # binascii.Error too
         raw = b""
     if len(text) != _UUID_CHARACTERS or len(raw) != 16:
         raise LogFormatError("side_file", path, 0, "an id of 22 characters", repr(text))
@@ -156,7 +155,7 @@ def read_meta_properties(data: bytes, path: str) -> MetaProperties:
             parts = re.fullmatch(r"((?:\\.|[^\\\s:=])+)\s*[:=]?\s*(.*)", stripped)
             if parts is not None:
                 found[_unescape(parts[1])] = _unescape(parts[2])
-    version = found.get("version", "none")
+    version = found.get("version", "") or "none"
     if version not in ("0", "1"):
         raise LogFormatError("side_file", path, 0, "version 0 or 1", version)
     node_id = found.get("broker.id" if version == "0" else "node.id", "-1")

@@ -145,8 +145,8 @@ def _field(data: bytes, at: int) -> tuple[bytes | None, int]:
 
 def _decode_record(data: bytes, at: int, b: Batch) -> tuple[Record, int]:
     length, at = varint.read(data, at, len(data), bits=32)
+    assert at >= 0 and length > 0, "record length"
     end = at + length
-    assert data[at] == 0, "record attributes"
     timestamp, at = varint.read(data, at + 1, end, bits=64)
     delta, at = varint.read(data, at, end, bits=32)
     key, at = _field(data, at)
@@ -158,7 +158,7 @@ def _decode_record(data: bytes, at: int, b: Batch) -> tuple[Record, int]:
         content, at = _field(data, at)
         headers.append((name or b"", content))
     assert at == end, "record length"
-    timestamp = b.max_timestamp if b.append_time else b.base_timestamp + timestamp
+    timestamp = b.max_timestamp if b.append_time else (b.base_timestamp + timestamp + 2**63) % 2**64 - 2**63  # as Java
     return Record(b.base_offset + delta, timestamp, key, value, tuple(headers)), at
 
 
@@ -170,7 +170,6 @@ def decode_batch(data: bytes) -> Batch:
     ) = _HEADER.unpack_from(data)  # fmt: skip
     assert magic == 2 and length == len(data) - 12, "length"
     assert crc == google_crc32c.value(data[21:]), "checksum"
-    assert not attributes & ~0x7F, "attributes"
     codec = attributes & 7
     batch = Batch(
         base_offset=base, last_offset=base + last_delta, codec=codec, append_time=bool(attributes & 8),

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from logformat.batches.chunks import NO_END, ChunkBuffer, Tail, read_chunks, read_exactly
-from logformat.batches.segment_bounds import check_offsets
+from logformat.batches.segment_bounds import check_offsets, overlap
 from logformat.batches.walk_kernels import MORE, REACHED_END, walk_batches
 from logformat.errors import LogFormatError
 from logformat.layout import BATCH, CODEC_MASK, CODEC_NAMES, LOG_OVERHEAD, MIN_LEGACY_SIZE
@@ -149,6 +149,8 @@ def scan_segment(
             )
             out.chunks.append(scanned)
             _collect(out, batches, mark)
+    if tail.reached_end_offset and next_base_offset is not None and tail.reached_by >= next_base_offset:
+        raise overlap(listed.path, next_base_offset, tail.position, tail.reached_by)  # no end: a damaged offset
     offset_index, time_index = indexes.finish()
     return SegmentScan(
         base_offset=base,

@@ -130,6 +130,13 @@ def test_batches_as_one_after_the_other(epochs, batches):
     assert checkpoints.assign_batches(epochs, leader_epochs, base_offsets) == expected
 
 
+@pytest.mark.parametrize("text", ["", "x", "a6e4EJ2tEdGAtADAT9QwyA=", "a6e4EJ2tEdGAtADAT9Qwy\u0663", "%" * 22])
+def test_an_id_that_is_none(text):
+    """What is no ASCII too: a partition's folder is listed with a note, and stops no job."""
+    with pytest.raises(LogFormatError, match="side_file: expected an id of 22 characters"):
+        checkpoints.read_partition_metadata(f"version: 0\ntopic_id: {text}".encode(), "p")
+
+
 @given(st.uuids())
 def test_partition_metadata_round_trip(topic_id):
     data = checkpoints.write_partition_metadata(topic_id)
@@ -167,10 +174,11 @@ def test_meta_properties():
     assert checkpoints.read_meta_properties(old, "p") == MetaProperties(0, 7, "")
     escaped = b"version=1\r\ncluster.id=a\\:b\\=c\\u0041\r\n"
     assert checkpoints.read_meta_properties(escaped, "p") == MetaProperties(1, -1, "a:b=cA")
-    for wrong in (b"", b"version=2\n", b"version=1\nnode.id=x\n", b"\xff"):
+    for wrong in (b"", b"version", b"version=2\n", b"version=1\nnode.id=x\n", b"\xff"):
         with pytest.raises(LogFormatError) as caught:
             checkpoints.read_meta_properties(wrong, "p")
         assert caught.value.kind == "side_file"
+        assert caught.value.found
 
 
 def test_clean_shutdown():

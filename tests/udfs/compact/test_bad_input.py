@@ -220,6 +220,19 @@ def test_the_largest_last_offset_of_all_is_compacted(tmp_path: Path) -> None:
     assert sum(s.records for s in result.segments) == 10  # of 12 records, of 10 keys
 
 
+@pytest.mark.parametrize("high_watermark", [INNER + RECORDS + 1, 2 * INNER, 3 * INNER])
+def test_a_damaged_offset_is_not_the_high_watermark(part: Partition, high_watermark: int) -> None:
+    """No checksum covers a base offset. A batch that ends in a later segment hides all that is behind it."""
+    position = part.positions(INNER)[1]
+    edit(part.log(INNER), position, struct.pack(">q", INNER + RECORDS + (1 << 40)))
+    result = part.compact(plan=replace(part.plan(), high_watermark=high_watermark))
+    assert result.status == "set_aside"
+    problem = result.problem
+    assert problem is not None
+    assert (problem.kind, problem.path, problem.position) == ("overlap", f"t-0/{segment_file(INNER, 'log')}", position)
+    assert ("overlap", position) in [(p.kind, p.position) for p in part.verify().problems]
+
+
 @pytest.mark.parametrize("mtime_s", [0, -5, 1])
 def test_a_legacy_tombstone_stays_while_nothing_is_clean_whatever_the_time_of_its_file(
     part: Partition, mtime_s: int

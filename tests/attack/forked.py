@@ -1,0 +1,182 @@
+"""Cases one after the other in a forked process, which may die or hang: whoever started it sees at which case.
+
+What a case ends with is counted in memory that both share. A case that ends the process (a signal), or that does not
+end, is a failure of its own, and another process goes on behind it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import signal
+import struct
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+C = TypeVar("C")
+
+HANG_SECONDS = 20.0
+MOST_FAILURES = 25
+LEAK_BYTES = 1 << 30  # that what came before may leave in memory, however many cases it was
+_HEAD = struct.Struct("=qq")  # number of the case at work, most bytes that one took
+
+
+class Failed(Exception):
+    """A case that ended as none may."""
+
+
+@dataclass
+class Tried:
+    """What became of a group's cases."""
+
+    counts: dict[str, int] = field(default_factory=dict)  # verdict -> cases
+    failures: list[tuple[str, str]] = field(default_factory=list)  # name of the case, what happened
+    crashes: int = 0
+    hangs: int = 0
+    peak_bytes: int = 0  # of resident memory, that one case took
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values()) + self.crashes + self.hangs
+
+
+def try_all(
+    cases: Iterable[C],
+    work: Callable[[C], str],
+    verdicts: tuple[str, ...],
+    seconds: float,
+    memory_bytes: int,
+    folder: Path,
+) -> Tried:
+    """Try cases until the time is over or they are. work: gives a verdict, or raises Failed or anything else."""
+    tried = Tried(dict.fromkeys(verdicts, 0))
+    end, first, left = time.monotonic() + seconds, 0, iter(cases)
+    while time.monotonic() < end and len(tried.failures) < MOST_FAILURES:
+        rest = list(islice(left, 1 << 16))
+        if not rest:
+            break
+        while first < len(rest) and time.monotonic() < end and len(tried.failures) < MOST_FAILURES:
+            first += _one_process(rest[first:], work, tried, end, memory_bytes, folder)
+        first = 0
+    return tried
+
+
+def _one_process(
+    cases: list[C], work: Callable[[C], str], tried: Tried, end: float, memory_bytes: int, folder: Path
+) -> int:
+    """How many cases were tried by one process."""
+    verdicts = tuple(tried.counts)
+    shared = mmap.mmap(-1, _HEAD.size + 8 * len(verdicts))
+    said = folder / "failures"
+    said.write_bytes(b"")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _child(cases, work, verdicts, shared, said, end, memory_bytes)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(2)
+        os._exit(0)
+    status, hung = _wait(pid, shared)
+    number, peak = _HEAD.unpack_from(shared)
+    tried.peak_bytes = max(tried.peak_bytes, peak)
+    for verdict, n in zip(verdicts, struct.unpack_from(f"={len(verdicts)}q", shared, _HEAD.size), strict=True):
+        tried.counts[verdict] += n
+    for told in said.read_text().split("\0")[:-1]:
+        name, _, what = told.partition("\n")
+        tried.crashes += 1
+        tried.failures.append((name, what))
+    if hung:
+        tried.hangs += 1
+        tried.failures.append((str(cases[number]), f"still going after {HANG_SECONDS:g} s"))
+        return number + 1
+    if os.WIFSIGNALED(status):
+        tried.crashes += 1
+        tried.failures.append((str(cases[number]), f"the process died of {signal.Signals(os.WTERMSIG(status)).name}"))
+        return number + 1
+    if os.WEXITSTATUS(status):
+        tried.crashes += 1
+        tried.failures.append((str(cases[number]), f"the process ended with {os.WEXITSTATUS(status)}"))
+        return number + 1
+    return number
+
+
+def _wait(pid: int, shared: mmap.mmap) -> tuple[int, bool]:
+    number, since = -1, time.monotonic()
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return status, False
+        (now,) = struct.unpack_from("=q", shared)
+        if now != number:
+            number, since = now, time.monotonic()
+        if time.monotonic() - since > HANG_SECONDS:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return 0, True
+        time.sleep(0.01)
+
+
+def _child(
+    cases: list[C],
+    work: Callable[[C], str],
+    verdicts: tuple[str, ...],
+    shared: mmap.mmap,
+    said: Path,
+    end: float,
+    memory_bytes: int,
+) -> None:
+    counts, failures = dict.fromkeys(verdicts, 0), 0
+    at_first, most = _forget_peak(), 0
+    with said.open("a") as file:
+        for number, case in enumerate(cases):
+            _HEAD.pack_into(shared, 0, number, most)
+            if time.monotonic() > end or failures >= MOST_FAILURES:
+                return
+            before = _forget_peak()
+            if before > at_first + LEAK_BYTES:
+                raise MemoryError(f"{before - at_first >> 20} MiB more than at first, after {number} cases")
+            try:
+                verdict = work(case)
+                took = _resident("VmHWM") - before
+                most = max(most, took)
+                if took > memory_bytes:
+                    raise Failed(f"took {took >> 20} MiB, more than {memory_bytes >> 20}")
+            except Exception as error:
+                what = str(error) if isinstance(error, Failed) else "".join(traceback.format_exception(error)[-6:])
+                file.write(f"{case}\n{what}\0")
+                file.flush()
+                failures += 1
+                continue
+            counts[verdict] += 1
+            struct.pack_into("=q", shared, _HEAD.size + 8 * verdicts.index(verdict), counts[verdict])
+        _HEAD.pack_into(shared, 0, len(cases), most)
+
+
+def _forget_peak() -> int:
+    """Let the largest resident size be what it is now; bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _resident("VmRSS")
+
+
+def _resident(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def in_turn(streams: list[Iterator[C]]) -> Iterator[C]:
+    """One of each, as long as there are any: rare kinds of damage come as often as frequent ones."""
+    while streams:
+        left = []
+        for stream in streams:
+            for one in islice(stream, 1):
+                left.append(stream)
+                yield one
+        streams = left

@@ -1,0 +1,301 @@
+"""Every job that reads an archive, as a function: a folder in, what it said and what came out of it.
+
+Whole jobs where they need neither Spark nor a store, else the function that Spark would run. Reports are written out
+too, as text and as JSON: names and numbers out of damaged files get there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from jobs.archive.listing import ArchivedPartition, list_archive
+from jobs.command.options import InspectOptions, LookupOptions, ReindexOptions, ReportOptions, VerifyOptions
+from jobs.command.progress import Silent
+from jobs.compact.plan import RunPlan, inputs_from_archive, plan_partition
+from jobs.errors import JobError
+from jobs.inspect_log import run as inspect
+from jobs.lookup.job import run as lookup
+from jobs.reindex.job import run as reindex
+from jobs.report.job import profile_archive
+from jobs.restore.copy_files import Made, copy_log, copy_small
+from jobs.verify.job import run as verify
+from logformat.errors import KINDS, LogFormatError
+from tests.attack.specimens import CONFIG, crc32c
+from tests.builders.damage import NOW_MS, START_MS
+from tests.builders.folders import Outcome
+from tests.builders.sources import read
+from tests.builders.splits import compact_in_blocks
+from tests.builders.trees import files_of
+from udfs.attempt import attempt
+from udfs.compact.key_files import remove_key_files
+from udfs.compact.one_task import compact_partition
+from udfs.compact.plan import NotDue, PartitionPlan
+from udfs.problem import Problem
+from udfs.storage import open_root
+
+SECRET = (11, 12)
+
+
+@dataclass
+class Seen:
+    """What a job said of an archive, and made of it."""
+
+    problems: list[Problem] = field(default_factory=list)
+    output: Any = None  # comparable: equal for equal archives
+    plan: PartitionPlan | None = None  # of a compaction
+    outcome: Outcome | None = None
+
+
+def _listed(root: Path) -> ArchivedPartition:
+    return list_archive(open_root(str(root)), lambda _: True).partitions["t", 0]
+
+
+def plan_compaction(root: Path, store: Path) -> PartitionPlan | Problem:
+    """As the job plans it."""
+    archived = _listed(root)
+    problem = archived.problem or archived.high_watermark_problem
+    if problem is not None:
+        return problem
+    run = replace(RunPlan.of(CONFIG, str(root), str(store), NOW_MS), secret=SECRET)
+    return plan_partition(
+        run, archived, CONFIG.topic_settings("t"), inputs_from_archive(archived), "segments/t-0/1-run"
+    )
+
+
+def compact(root: Path, work: Path) -> Seen:
+    """In one task."""
+    return _compacted(root, work, compact_partition)
+
+
+def compact_blocks(root: Path, work: Path) -> Seen:
+    """By blocks, a split each few bytes."""
+
+    def run(plan: PartitionPlan) -> Any:
+        try:
+            return attempt("t-0", lambda: _in_blocks(plan))
+        finally:
+            remove_key_files(plan)
+
+    return _compacted(root, work, run)
+
+
+def _in_blocks(plan: PartitionPlan) -> Any:
+    try:
+        return compact_in_blocks(plan).result
+    except NotDue as reason:
+        return reason.result
+
+
+def _compacted(root: Path, work: Path, run: Callable[[PartitionPlan], Any]) -> Seen:
+    store = work / "store"
+    shutil.rmtree(store, ignore_errors=True)
+    plan = plan_compaction(root, store)
+    if isinstance(plan, Problem):
+        return Seen([plan])
+    result = run(plan)
+    if isinstance(result, Problem):
+        return Seen([result], plan=plan)
+    if result.problem is not None:
+        left = [p for p in store.rglob("*") if p.is_file()] if store.exists() else []
+        assert not left, f"set aside, and left {left}"
+        return Seen([result.problem], plan=plan)
+    return Seen([], result.status, plan, Outcome(result, plan))
+
+
+def verify_archive(root: Path, work: Path) -> Seen:
+    report = verify(VerifyOptions(archive=str(root), config=CONFIG), Silent())
+    shown = _written(report)
+    return Seen([*report.problems, *(p for r in report.results for p in r.problems)], shown)
+
+
+def reindex_check(root: Path, work: Path) -> Seen:
+    return _reindexed(root, ReindexOptions(str(root), "check", CONFIG))
+
+
+def reindex_output(root: Path, work: Path) -> Seen:
+    shutil.rmtree(work / "indexes", ignore_errors=True)
+    return _reindexed(root, ReindexOptions(str(root), "output", CONFIG, output=str(work / "indexes")))
+
+
+def _reindexed(root: Path, options: ReindexOptions) -> Seen:
+    report = reindex(options, Silent())
+    shown = _written(report)
+    problems = [
+        Problem(f.reason, f.log if f.status == "impossible" else f.path, max(f.position, 0), f.expected, f.found)
+        for f in report.files
+        if f.status == "impossible" or (f.status != "same" and f.reason)
+    ]
+    return Seen(problems, shown)
+
+
+def look_up(root: Path, work: Path) -> Seen:
+    """Offsets and times all over the log, and what its indexes cost."""
+    offsets = (*range(0, 26, 3), 25, 26, 2**63 - 1)
+    times = ("earliest", "latest", "max-timestamp", "1970-01-01T00:00:01Z", str(START_MS + 12), "9999-01-01T00:00:00Z")
+    seen = Seen()
+    shown = []
+    for isolation in ("read_uncommitted", "read_committed"):
+        report: Any = lookup(
+            LookupOptions(archive=str(root), config=CONFIG, offsets=offsets, times=times, isolation=isolation), Silent()
+        )
+        shown.append(_written(report))
+        seen.problems += [one.found.problem for one in report.partitions if one.found.problem is not None]
+    sizing: Any = lookup(LookupOptions(archive=str(root), config=CONFIG, sizing=True), Silent())
+    shown.append(_written(sizing))
+    seen.problems += sizing.problems
+    return replace(seen, output=shown)
+
+
+def dump(root: Path, work: Path) -> Seen:
+    """Every file with its records, as text and as JSON, and a search for a key and a time."""
+    seen, shown = Seen(), []
+    everything = InspectOptions((str(root),), CONFIG, deep_iteration=True, print_data_log=True)
+    for options in (
+        everything, replace(everything, as_json=True), replace(everything, key=b"a"),
+        replace(everything, start_ms=START_MS + 3, end_ms=START_MS + 20, start_offset=2, end_offset=22),
+        InspectOptions((str(root),), CONFIG, verify_index_only=True),
+        InspectOptions((str(root),), CONFIG, index_sanity_check=True),
+    ):  # fmt: skip
+        out = io.BytesIO()
+        report = inspect(options, Silent(), out.write)
+        said = "".join(report.said)
+        shown.append((out.getvalue().replace(str(root).encode(), b""), said.replace(str(root), "")))
+        if options.as_json:
+            for line in out.getvalue().splitlines():
+                json.loads(line)
+        problems = [line for line in said.split("\n") if line.startswith("problem: ")]
+        assert len(problems) == report.n_problems, said
+        seen.problems += map(_said, problems)
+    return replace(seen, output=shown)
+
+
+_SAID = re.compile(
+    r"problem: (.*) at byte (\d+)(?: \(batch at offset -?\d+\))?: ([a-z_]+): expected (.*), found (.*)", re.DOTALL
+)
+
+
+def _said(line: str) -> Problem:
+    """A problem of a line that says one."""
+    found = _SAID.fullmatch(line)
+    assert found is not None and found[3] in KINDS, line
+    return Problem(found[3], found[1], int(found[2]), found[4], found[5])
+
+
+def report_profile(root: Path, work: Path) -> Seen:
+    options = ReportOptions(str(root), str(work / "page.html"), NOW_MS, CONFIG)
+    report = profile_archive(options, Silent())
+    shown = _written(report)
+    return Seen(list(report.all_problems), shown)
+
+
+def data_source(root: Path, work: Path) -> Seen:
+    """All three sources, committed and uncommitted; what stops them is their problem."""
+    seen = Seen(output={})
+    for name, options in SOURCES.items():
+        try:
+            table = read(options[0], root, **options[1])
+        except (LogFormatError, JobError) as error:
+            seen.problems.append(problem_of(error))
+            continue
+        seen.output[name] = _rows(table)
+    return seen
+
+
+SOURCES: dict[str, tuple[str, dict[str, str]]] = {
+    "records": ("kafka_log", {"includeHeaders": "true"}),
+    "committed": ("kafka_log", {"isolationLevel": "read_committed"}),
+    "batches": ("kafka_log_batches", {}),
+    "index": ("kafka_log_index", {}),
+}
+
+
+def data_source_set_aside(root: Path, work: Path) -> Seen:
+    """The same where bad records are rows: what could be read comes beside what could not."""
+    seen = Seen(output={})
+    for name, options in SOURCES.items():
+        try:
+            table = read(options[0], root, **options[1], badRecords="set_aside")
+        except (LogFormatError, JobError) as error:
+            seen.problems.append(problem_of(error))
+            continue
+        rows = _rows(table)
+        for row in rows:
+            told = row.pop("problem")
+            if told is not None:
+                seen.problems.append(
+                    Problem(told["kind"], told["path"], told["position"], told["expected"], told["found"])
+                )
+        seen.output[name] = rows
+    return seen
+
+
+_MANIFESTS: dict[Path, dict[str, tuple[int, int]]] = {}  # archive -> path of each log: bytes, CRC-32C
+
+
+def restore_copies(root: Path, work: Path) -> Seen:
+    """What `restore` does with files that a manifest names; it is that of the first call, of the undamaged archive."""
+    logs = sorted(path.relative_to(root).as_posix() for path in root.glob("t-0/*.log"))
+    manifest = _MANIFESTS.setdefault(
+        root, {path: (len(data := (root / path).read_bytes()), crc32c(data)) for path in logs}
+    )
+    target = work / "restored"
+    shutil.rmtree(target, ignore_errors=True)
+    source, made = open_root(str(root)), Made(open_root(str(target)))
+    output = made.folder("t-0")
+    try:
+        for path, (size, checksum) in manifest.items():
+            copy_log(source, path, output, made.file(path), size, checksum)
+        for side in sorted(path for path in root.glob("t-0/*") if path.suffix != ".log"):
+            path = side.relative_to(root).as_posix()
+            copy_small(source, path, output, made.file(path))
+    except JobError as error:
+        assert not made.take_back(), "left behind"
+        return Seen([problem_of(error)])
+    return Seen([], files_of(target))
+
+
+def _rows(table: Any) -> list[dict[str, Any]]:
+    """Rows, with times as microseconds: Python's own end with the year 9999."""
+    for i, column in enumerate(table.schema):
+        if pa.types.is_timestamp(column.type):
+            table = table.set_column(i, column.name, table.column(i).cast(pa.int64()))
+    return table.drop_columns([name for name in ("path",) if name in table.column_names]).to_pylist()  # type: ignore[no-any-return]
+
+
+def problem_of(error: Exception) -> Problem:
+    if isinstance(error, LogFormatError):
+        return Problem.of(error)
+    return Problem("unreadable", "the job's own error", 0, type(error).__name__, str(error))
+
+
+def _written(report: Any) -> str:
+    """A report as a user and as a program get it, without times."""
+    told = report.to_json()
+    report.to_text()
+    return json.dumps({k: v for k, v in told.items() if k != "seconds"}, default=str)
+
+
+def check_named(problems: Iterable[Problem]) -> None:
+    """Each problem is of a kind of the project's own, and says where it is and what was found."""
+    for p in problems:
+        assert p.kind not in ("defect", "memory"), f"{p.kind}: {p}"
+        assert p.path and p.position >= 0, f"no path or position: {p!r}"
+        assert p.found, f"nothing found: {p!r}"
+
+
+JOBS: dict[str, Callable[[Path, Path], Seen]] = {
+    "compact": compact, "compact by blocks": compact_blocks, "verify": verify_archive, "reindex": reindex_check,
+    "reindex into a folder": reindex_output, "lookup": look_up, "inspect": dump, "report": report_profile,
+    "data source": data_source,
+    "data source, bad records aside": data_source_set_aside,
+    "restore, copies": restore_copies,
+}  # fmt: skip

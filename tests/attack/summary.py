@@ -1,0 +1,52 @@
+"""Options of the attacks, and what is printed of them at the end of a run: a line a group, counted by what ran.
+
+./spark-submit.sh test -m attack                                    a small share, as in CI
+./spark-submit.sh test -m attack --attack-seconds 600 --attack-seed 7
+./spark-submit.sh test -m attack --attack-case 'v2-gzip/t-0/00000000000000000000.log/flip/61.3'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+SECONDS = 2.0  # a group: all of them take less than a minute of CI
+PROPERTY = "attack"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("attack")
+    group.addoption(
+        "--attack-seconds", type=float, default=SECONDS, help="how long each group of attacks goes on (default: 2)"
+    )
+    group.addoption("--attack-seed", type=int, default=1, help="decides in which order cases are tried (default: 1)")
+    group.addoption("--attack-case", help="try this case alone, by the name that a failure prints")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Counts come with the reports of the tests, from other processes too."""
+    lines = [
+        told
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", None) == "call"
+        for name, told in getattr(report, "user_properties", ())
+        if name == PROPERTY
+    ]
+    if not lines:
+        return
+    seconds, seed = config.getoption("--attack-seconds"), config.getoption("--attack-seed")
+    terminalreporter.section(f"attacks: seed {seed}, {seconds:g} s a group")
+    for line in sorted(lines):
+        terminalreporter.write_line(line)
+
+
+def line_of(group: str, counts: Mapping[str, int], of: int, crashes: int, hangs: int, peak_bytes: int) -> str:
+    """The summary of one group. counts: verdict -> how many; of: how many cases there are."""
+    tried = sum(counts.values()) + crashes + hangs
+    ended = ", ".join(f"{n:,} {verdict}" for verdict, n in counts.items() if n)
+    return (
+        f"{group}: {tried:,} damaged inputs of {of:,}: {ended}, {crashes:,} crashes, {hangs:,} hangs, "
+        f"peak {peak_bytes / (1 << 20):,.0f} MiB"
+    )
