@@ -118,7 +118,11 @@ def plan_generation(
         retention_ms=settings.get("retention_ms", -1),
         retention_bytes=settings.get("retention_bytes", -1),
         retention_exact=settings.get("retention_exact", False),
-        by=Order(settings.get("compaction_strategy", "offset"), settings.get("compaction_strategy_header", "")),
+        by=Order(
+            settings.get("compaction_strategy", "offset"),
+            settings.get("compaction_strategy_header", ""),
+            _began_at(run, archived, start_before),
+        ),
         expired=tuple((*one,) for one in json.loads(run.expired or "[]")),
         log_start_known=max(start_before, *_log_starts(archived)) if archived is not None else run.log_start_offset,
         parent=parent,
@@ -131,6 +135,13 @@ def plan_generation(
 def _log_starts(archived: ArchivedPartition) -> tuple[int, int]:
     """By its checkpoint, and by its first segment: a broker's checkpoint does not name a log start that lies there."""
     return archived.log_start_checkpoint or 0, archived.segments[0].base_offset if archived.segments else 0
+
+
+def _began_at(run: RunRow, archived: ArchivedPartition | None, start_before: int) -> int:
+    """The log start that the run found; where it moved it itself, as far as is known."""
+    if not run.expired:
+        return run.log_start_offset
+    return start_before if archived is None else max(start_before, *_log_starts(archived))
 
 
 def _row(s: Segment) -> OutputSegment:

@@ -37,21 +37,23 @@ def with_what_is_old(
     """
     if not (analysis.aging and plan.settings.compacts):
         return analysis
-    if _any_is_old(plan, analysis, buffer):
-        try:
-            return analyse(replace(plan, force=True), scans, identity)
-        except NotDue:  # they lie where nothing may be cleaned yet
-            pass
+    try:
+        forced = analyse(replace(plan, force=True), scans, identity)
+    except NotDue:  # nothing may be cleaned yet
+        forced = None
+    if forced is not None and _any_is_old(plan, analysis, forced.head, buffer):
+        return forced
     if analysis.not_due is not None:
         raise analysis.not_due
     return replace(analysis, aging=range(0))
 
 
-def _any_is_old(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -> bool:
+def _any_is_old(plan: PartitionPlan, analysis: Analysis, stop: int, buffer: ChunkBuffer) -> bool:
+    """Whether one of the first `stop` sources holds a record that is too old."""
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
     rules = replace(analysis.rules, dry_run=True)
     tally = Tally()
-    for number in analysis.aging:
+    for number in range(analysis.aging.start, min(analysis.aging.stop, stop)):
         one = analysis.sources[number]
         if may_hold_old(plan, one.scan, plan.segments[number].min_timestamp_ms):
             for _ in clean_forwards(one, rules, loader, _mark_all, tally, buffer):

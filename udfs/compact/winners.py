@@ -17,7 +17,7 @@ from logformat.errors import LogFormatError
 from udfs.compact.analyse import Analysis
 from udfs.compact.cleaner import Rules
 from udfs.compact.key_table import TooManyKeys
-from udfs.compact.plan import CleanSettings, PartitionPlan
+from udfs.compact.plan import PartitionPlan
 from udfs.compact.scan_segment import CHANGED_HINT, ScannedChunk, chunk_buffer
 from udfs.compact.sources import Source, chunk_at
 from udfs.compact.splits import Split
@@ -98,14 +98,20 @@ class Winners:
         return True
 
 
-def versions_of(run: Run, settings: CleanSettings) -> np.ndarray:
-    """int64[len(run.spans)]: the version of each record of the wanted batches; NO_VERSION: none."""
-    versions = np.full(len(run.spans), NO_VERSION, np.int64)
+def versions_of(run: Run, plan: PartitionPlan) -> np.ndarray:
+    """int64[len(run.spans)]: the version of each record of the wanted batches; NO_VERSION: none, or no key; less where
+    it lies below the log start: what nobody reads takes nothing with it that somebody reads.
+    """
+    versions, settings = np.full(len(run.spans), NO_VERSION, np.int64), plan.settings
     if settings.compaction_strategy == "timestamp":
         versions_by_time(run.batches, run.bodies, run.wanted, run.spans, versions)
     else:
         name = np.frombuffer(settings.compaction_strategy_header.encode(), np.uint8)
         versions_by_header(run.raw, run.scratch, run.bodies, run.wanted, run.spans, name, versions)
+    versions[run.spans["null_key"]] = NO_VERSION
+    if len(run.batches) and run.batches["base_offset"][0] < plan.log_start_offset:
+        offsets = np.repeat(run.bodies["base_offset"], run.bodies["n_records"]) + run.spans["offset_delta"]
+        versions[offsets < plan.log_start_offset] = NO_VERSION - 1
     return versions
 
 
@@ -117,7 +123,7 @@ def find_winners(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -
     for numbers in analysis.groups:
         for source in (analysis.sources[number] for number in numbers):
             for run in _runs(source, source.scan.chunks, analysis.rules, loader, buffer):
-                versions = versions_of(run, plan.settings)
+                versions = versions_of(run, plan)
                 if table.enter(run, versions) < len(run.spans):
                     raise TooManyKeys
                 highest = max(highest, int(versions.max(initial=NO_VERSION)))
@@ -128,7 +134,7 @@ def find_winners(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -
 def check_versions(plan: PartitionPlan, highest: int, any_keys: bool) -> None:
     """Set a partition aside of which no record has the header: by offset alone is not what was asked for."""
     settings = plan.settings
-    if settings.compaction_strategy == "header" and any_keys and highest == NO_VERSION:
+    if settings.compaction_strategy == "header" and any_keys and highest <= NO_VERSION:
         raise SetAside(
             Problem(
                 "version",
@@ -151,7 +157,7 @@ def scan_versions(
     bases = np.array(group_bases, np.int64)
     for source, part in zip(sources, split.parts, strict=True):
         for run in _runs(source, source.scan.chunks[part.first : part.stop], rules, loader, buffer):
-            versions, start = versions_of(run, plan.settings), 0
+            versions, start = versions_of(run, plan), 0
             while (start := table.enter(run, versions, start)) < len(run.spans):
                 yield from _rows(table, bases)
                 table.clear()

@@ -84,19 +84,22 @@ def scan_headers(side: Side, buffer: ChunkBuffer) -> tuple[np.ndarray, list[tupl
 
 @dataclass(frozen=True)
 class Order:
-    """`compaction.strategy`, and the header that holds the version."""
+    """`compaction.strategy`, the header that holds the version, and the log start below which nobody reads."""
 
     strategy: str = "offset"
     header: str = ""
+    log_start_offset: int = 0
 
 
-def _versions(run: Run, times: np.ndarray, by: Order) -> np.ndarray:
+def _versions(run: Run, offset: np.ndarray, times: np.ndarray, by: Order) -> np.ndarray:
     versions = np.zeros(len(run.spans), np.int64)
     if by.strategy == "timestamp":
         np.maximum(times, -1, out=versions)
     if by.strategy == "header":
         name = np.frombuffer(by.header.encode(), np.uint8)
         header_versions(run.raw, run.scratch, run.bodies, run.spans, name, versions)
+    if by.strategy != "offset":
+        versions[offset < by.log_start_offset] = -2  # less than any that somebody reads
     return versions
 
 
@@ -142,5 +145,5 @@ def blocks(
                         run.spans["key_high"].copy(),
                         run.spans["null_key"].copy(),
                         run.spans["null_value"].copy(),
-                        _versions(run, times, by),
+                        _versions(run, offset, times, by),
                     )

@@ -13,16 +13,17 @@ _NONE = -1
 
 @inline
 def _number(buf: np.ndarray, at: Any) -> tuple[Any, Any]:
-    """A zigzag varint and what follows it."""
+    """A zigzag varint of 32 bits, and what follows it."""
     word = np.uint64(0)
     shift = np.uint64(0)
-    while True:
+    while at < len(buf) and shift < np.uint64(35):  # five bytes at most
         byte = np.uint64(buf[at])
         at += 1
         word |= (byte & np.uint64(0x7F)) << shift
         if byte < np.uint64(0x80):
             break
         shift += np.uint64(7)
+    word &= np.uint64(0xFFFFFFFF)  # bits beyond its type are dropped, as in Kafka
     return np.int64(word >> np.uint64(1)) ^ -np.int64(word & np.uint64(1)), at
 
 
