@@ -9,6 +9,7 @@ bomb        a body of 16 MiB, or 2^31 - 1 records       number          a number
 
 from __future__ import annotations
 
+import random
 import re
 import struct
 import zlib
@@ -123,6 +124,13 @@ def streams(specimen: Specimen, *, logs: bool = True, sides: bool = True) -> Ite
             if path.endswith(".snapshot"):
                 yield listed("field+crc", fields)
                 yield stream("flip+crc", 8 * (len(data) - SNAPSHOT_CRC_START), lambda i: (6 + (i >> 3), i & 7))
+
+
+def shuffled(of: list[Stream], rng: random.Random) -> Iterator[Case]:
+    """The cases of some streams, each once."""
+    at = [(s, i) for s in of for i in range(s.n)]
+    rng.shuffle(at)
+    return (s.case(i) for s, i in at)
 
 
 def damaged(specimen: Specimen, case: Case) -> dict[str, bytes | None]:

@@ -24,6 +24,7 @@ C = TypeVar("C")
 HANG_SECONDS = 20.0
 MOST_FAILURES = 25
 LEAK_BYTES = 1 << 30  # that what came before may leave in memory, however many cases it was
+_AT_ONCE = 1 << 12  # cases that a process is given
 _HEAD = struct.Struct("=qq")  # number of the case at work, most bytes that one took
 
 
@@ -56,14 +57,13 @@ def try_all(
 ) -> Tried:
     """Try cases until the time is over or they are. work: gives a verdict, or raises Failed or anything else."""
     tried = Tried(dict.fromkeys(verdicts, 0))
-    end, first, left = time.monotonic() + seconds, 0, iter(cases)
-    while time.monotonic() < end and len(tried.failures) < MOST_FAILURES:
-        rest = list(islice(left, 1 << 16))
-        if not rest:
-            break
+    first, left = 0, iter(cases)
+    rest = list(islice(left, _AT_ONCE))
+    end = time.monotonic() + seconds
+    while rest and time.monotonic() < end and len(tried.failures) < MOST_FAILURES:
         while first < len(rest) and time.monotonic() < end and len(tried.failures) < MOST_FAILURES:
             first += _one_process(rest[first:], work, tried, end, memory_bytes, folder)
-        first = 0
+        first, rest = 0, list(islice(left, _AT_ONCE))
     return tried
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.damages import Case, Stream, case_named, streams
+from tests.attack.damages import Case, Stream, case_named, shuffled, streams
 from tests.attack.forked import Tried, in_turn, try_all
 from tests.attack.judge import VERDICTS, Judge
 from tests.attack.readers import JOBS
@@ -29,13 +29,6 @@ MEMORY_BYTES = 160 << 20  # above what the process had: chunks, key tables, a fe
 def specimens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Specimen]:
     work = tmp_path_factory.mktemp("specimens")
     return {name: make(name, work) for name in NAMES}
-
-
-def shuffled(stream: list[Stream], rng: random.Random) -> Iterator[Case]:
-    """The cases of one kind, each once."""
-    at = [(s, i) for s in stream for i in range(s.n)]
-    rng.shuffle(at)
-    return (s.case(i) for s, i in at)
 
 
 def all_cases(specimens: dict[str, Specimen], seed: int) -> tuple[Iterator[Case], int]:

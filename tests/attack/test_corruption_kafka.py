@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.damages import case_named, damaged, streams
+from tests.attack.damages import case_named, damaged, shuffled, streams
 from tests.attack.forked import in_turn
 from tests.attack.readers import Seen, compact
 from tests.attack.specimens import CHECKPOINT, NAMES, make, put
 from tests.attack.summary import PROPERTY, line_of
-from tests.attack.test_corruption import shuffled
 from tests.builders.damage import NOW_MS
 from tests.kafka_lab import CleanSpec, LabError, clean, dump
 
