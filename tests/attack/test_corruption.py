@@ -20,7 +20,7 @@ from tests.attack.readers import JOBS
 from tests.attack.specimens import NAMES, Specimen, make
 from tests.attack.summary import PROPERTY, line_of
 
-pytestmark = pytest.mark.attack
+pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
 MEMORY_BYTES = 160 << 20  # above what the process had: chunks, key tables, a few batches of up to 1 MiB
 
