@@ -39,7 +39,7 @@ T = TypeVar("T")
 def compact_in_splits(workers: Workers, plan: PartitionPlan, progress: Progress) -> PartitionResult:
     """As `udfs.compact.one_task`, over many tasks. Advances `progress` by the partition's bytes, or nearly so."""
     clock = Clock()
-    if by_window(plan):
+    if _by_window(plan):
         workers.spark()  # what the machine lacks is no problem of this partition
     try:
         done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(workers, plan, clock, progress))
@@ -53,7 +53,7 @@ def compact_in_splits(workers: Workers, plan: PartitionPlan, progress: Progress)
     return PartitionResult(plan.topic, plan.partition, "set_aside", problem=done, seconds=clock.seconds)
 
 
-def by_window(plan: PartitionPlan) -> bool:
+def _by_window(plan: PartitionPlan) -> bool:
     """Whether Spark's window finds what stays: it is asked for, or blocks cannot."""
     return plan.limits.engine == "window" or plan.dry_run or not plan.settings.by_offset
 
@@ -140,7 +140,7 @@ def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, progress: Prog
         elif analysis.compacts:
             n_splits = number_of_splits(scans, analysis.groups, limits.split_bytes, limits.task_memory_bytes, cores)
             splits = make_splits(scans, analysis.groups, n_splits)
-            if by_window(plan):
+            if _by_window(plan):
                 cleaned, tally, peak = rewrite_by_window(workers.spark(), plan, analysis, splits)
             else:
                 cleaned, tally, peak = rewrite_by_blocks(workers, plan, analysis, splits)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import select
 import signal
 import struct
 import time
@@ -22,6 +23,7 @@ from typing import TypeVar
 C = TypeVar("C")
 
 HANG_SECONDS = 20.0
+LOOK_SECONDS = 0.5  # between two looks at which case is being worked on
 MOST_FAILURES = 25
 LEAK_BYTES = 1 << 30  # that what came before may leave in memory, however many cases it was
 _AT_ONCE = 1 << 12  # cases that a process is given
@@ -109,18 +111,19 @@ def _one_process(
 
 def _wait(pid: int, shared: mmap.mmap) -> tuple[int, bool]:
     number, since = -1, time.monotonic()
-    while True:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return status, False
-        (now,) = struct.unpack_from("=q", shared)
-        if now != number:
-            number, since = now, time.monotonic()
-        if time.monotonic() - since > HANG_SECONDS:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return 0, True
-        time.sleep(0.01)
+    child = os.pidfd_open(pid)
+    try:
+        while not select.select([child], [], [], LOOK_SECONDS)[0]:
+            (now,) = struct.unpack_from("=q", shared)
+            if now != number:
+                number, since = now, time.monotonic()
+            if time.monotonic() - since > HANG_SECONDS:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return 0, True
+        return os.waitpid(pid, 0)[1], False
+    finally:
+        os.close(child)
 
 
 def _child(

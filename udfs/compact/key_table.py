@@ -47,11 +47,16 @@ class KeyTable:
         return left
 
     def _grow(self) -> bool:
-        """Twice the slots; False where that needs more than max_bytes."""
-        size = 2 * len(self.slots)
-        if (size + len(self.slots)) * SLOT.itemsize > self.max_bytes:
-            return False
-        larger = np.zeros(size, SLOT)
-        rehash(self.slots, larger)
-        self.slots = larger
-        return True
+        larger = grown(self.slots, self.max_bytes)
+        self.slots = self.slots if larger is None else larger
+        return larger is not None
+
+
+def grown(slots: np.ndarray, max_bytes: int) -> np.ndarray | None:
+    """A table with twice the slots and the same keys; None where both together need more than max_bytes."""
+    size = 2 * len(slots)
+    if (size + len(slots)) * slots.itemsize > max_bytes:
+        return None
+    larger = np.zeros(size, slots.dtype)
+    rehash(slots, larger)
+    return larger

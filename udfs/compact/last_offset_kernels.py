@@ -82,7 +82,9 @@ def mark_last_offsets(
 
 @kernel
 def rehash(table: np.ndarray, larger: np.ndarray) -> None:
-    """Enter every key of a table into a larger one; table, larger: SLOT[2^k], the larger one of zeros."""
+    """Enter every slot of a table into a larger one; table, larger: SLOT[2^k], or slots that begin as it does and hold
+    more; the larger one of zeros.
+    """
     mask = np.uint64(larger.shape[0] - 1)
     one = np.uint64(1)
     zero = np.uint64(0)
@@ -94,8 +96,7 @@ def rehash(table: np.ndarray, larger: np.ndarray) -> None:
         slot = a & mask
         while larger[slot].low != zero or larger[slot].high != zero:
             slot = (slot + one) & mask
-        larger[slot].low = a
-        larger[slot].high = b
+        larger[slot] = table[i]
 
 
 @kernel

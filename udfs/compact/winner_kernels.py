@@ -190,23 +190,3 @@ def mark_winners(
                 slot = (slot + one) & mask
             is_last[row] = table[slot].offset == bodies[i].base_offset + span.offset_delta
     return True
-
-
-@kernel
-def rehash_winners(table: np.ndarray, larger: np.ndarray) -> None:
-    """Enter every key of a table into a larger one; table, larger: WINNER[2^k], the larger one of zeros."""
-    mask = np.uint64(larger.shape[0] - 1)
-    one = np.uint64(1)
-    zero = np.uint64(0)
-    for i in range(table.shape[0]):
-        a = table[i].low
-        b = table[i].high
-        if a == zero and b == zero:
-            continue
-        slot = a & mask
-        while larger[slot].low != zero or larger[slot].high != zero:
-            slot = (slot + one) & mask
-        larger[slot].low = a
-        larger[slot].high = b
-        larger[slot].version = table[i].version
-        larger[slot].offset = table[i].offset

@@ -16,7 +16,7 @@ from logformat.batches.chunks import ChunkBuffer
 from logformat.errors import LogFormatError
 from udfs.compact.analyse import Analysis
 from udfs.compact.cleaner import Rules
-from udfs.compact.key_table import TooManyKeys
+from udfs.compact.key_table import TooManyKeys, grown
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.scan_segment import CHANGED_HINT, ScannedChunk, chunk_buffer
 from udfs.compact.sources import Source, chunk_at
@@ -27,7 +27,6 @@ from udfs.compact.winner_kernels import (
     WINNER,
     enter_winners,
     mark_winners,
-    rehash_winners,
     versions_by_header,
     versions_by_time,
 )
@@ -89,13 +88,9 @@ class Winners:
         return found
 
     def _grow(self) -> bool:
-        size = 2 * len(self.slots)
-        if (size + len(self.slots)) * WINNER.itemsize > self.max_bytes:
-            return False
-        larger = np.zeros(size, WINNER)
-        rehash_winners(self.slots, larger)
-        self.slots = larger
-        return True
+        larger = grown(self.slots, self.max_bytes)
+        self.slots = self.slots if larger is None else larger
+        return larger is not None
 
 
 def versions_of(run: Run, plan: PartitionPlan) -> np.ndarray:

@@ -221,7 +221,8 @@ class _Walk:
                 "the record at offset {offset} with another timestamp, key, value or header",
             )
             survived[row[same & ~changed]] = True
-        self._report_old(held, m)
+        if self.rules.exact_until:
+            self._report_old(held, m)
         first = np.zeros(len(held.offset), np.bool_)
         first[:m] = ~same
         batches = np.zeros(len(held.batches), np.bool_)

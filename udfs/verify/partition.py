@@ -100,6 +100,8 @@ def _check_segment(
                 _count(facts, chunk.batches, chunk.raw)
                 for run in read_records(loader, chunk, walk):
                     _count_records(facts, run)
+                    if plan.generation:  # whose manifest may know it
+                        _see_times(facts, run)
     except LogFormatError as error:
         walk.add(error)
     facts.damaged, facts.thinned_offset = walk.n_problems > 0, thinned.last
@@ -159,7 +161,11 @@ def _count_records(facts: SegmentFacts, run: Run) -> None:
     facts.records += len(run.spans)
     data = np.repeat((run.batches["attributes"] & CONTROL_MASK) == 0, run.bodies["n_records"])
     facts.tombstones += int((run.spans["null_value"] & data).sum())
+
+
+def _see_times(facts: SegmentFacts, run: Run) -> None:
     batches, bodies, n = run.batches, run.bodies, run.bodies["n_records"]
+    data = np.repeat((batches["attributes"] & CONTROL_MASK) == 0, n)
     append_time = (batches["magic"] > 0) & ((batches["attributes"] & TIMESTAMP_TYPE_MASK) != 0)
     times = np.repeat(bodies["base_timestamp"], n) + run.spans["timestamp_delta"]
     times = np.where(np.repeat(append_time, n), np.repeat(batches["max_timestamp"], n), times)
