@@ -106,13 +106,14 @@ def settle_cells(
     table: np.ndarray,
     starts: np.ndarray,
     masks: np.ndarray,
+    used: np.ndarray,
     stays: np.ndarray,
 ) -> None:
     """Mark the entries (u8[n, 2]) whose key no dirty record met before has, and enter the keys of dirty ones.
 
     counts: int64[buckets], entries of each bucket, which follow each other; dirty: int64[buckets], so many of them are
     of dirty records, and come first; table: SLOT[]; starts, masks: each bucket's part of it, of mask + 1 slots, never
-    full; stays: bool[n], written.
+    full; used: int64[buckets], slots in use of each part, counted on; stays: bool[n], written.
     """
     one = np.uint64(1)
     zero = np.uint64(0)
@@ -138,6 +139,7 @@ def settle_cells(
                     if i < clean_from:
                         table[np.int64(start + slot)].low = a
                         table[np.int64(start + slot)].high = b
+                        used[bucket] += 1
                     stays[i] = True
                     break
                 slot = (slot + one) & mask

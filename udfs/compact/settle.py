@@ -16,7 +16,7 @@ import numpy as np
 from logformat.batches.chunks import read_exactly
 from udfs.compact.block_kernels import checksum_cells, settle_cells
 from udfs.compact.key_files import KeyFile, Slice, check
-from udfs.compact.last_offset_kernels import SLOT
+from udfs.compact.last_offset_kernels import SLOT, rehash
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.walk_split import ENTRY_BYTES, Block, WalkedSplit
 from udfs.problem import Problem, SetAside
@@ -50,12 +50,12 @@ def slots_for(entries: np.ndarray) -> np.ndarray:
 
 
 def share_out(splits: Sequence[WalkedSplit], n_buckets: int, task_memory_bytes: int, cores: int) -> list[Buckets]:
-    """Consecutive buckets whose tables fit half of a task's memory, and some for each core.
+    """Consecutive buckets whose tables fit half of a task's memory, were every entry a key, and some for each core.
 
     Raises SetAside where a single bucket's table does not: 256 buckets are as many as there are.
     """
     table_bytes = slots_for(_entries(splits, n_buckets)) * SLOT.itemsize
-    limit = task_memory_bytes // 2
+    limit = task_memory_bytes // 2  # and half of it again while they grow
     if table_bytes.max() > limit:
         raise SetAside(
             Problem(
@@ -87,9 +87,8 @@ def settle(
     """Settle some buckets over all splits; `name`: of the file that is written, for this try alone."""
     root = open_root(plan.store_uri)
     mine = slice(buckets.first, buckets.stop)
-    slots = slots_for(_entries(splits, n_buckets)[mine])
-    starts, masks = np.cumsum(slots) - slots, slots - 1
-    table = np.zeros(int(slots.sum()), SLOT)
+    used = np.zeros(buckets.stop - buckets.first, np.int64)
+    table, slots = np.zeros(0, SLOT), np.zeros_like(used)
     bits: dict[int, Slice] = {}
     with KeyFile(plan, name) as key_file:
         for split in sorted(splits, key=lambda s: -s.number):
@@ -97,10 +96,26 @@ def settle(
             for block in split.blocks:
                 entries = read_cells(root, block, buckets)
                 stays = np.empty(len(entries), np.bool_)
-                settle_cells(entries, block.counts[mine], block.dirty[mine], table, starts, masks, stays)
+                table, slots = _with_room(table, slots, used + block.dirty[mine])
+                starts, masks = np.cumsum(slots) - slots, slots - 1
+                settle_cells(entries, block.counts[mine], block.dirty[mine], table, starts, masks, used, stays)
                 packed.append(np.packbits(stays))
             bits[split.number] = key_file.write(np.concatenate(packed))
     return SettledBuckets(buckets, bits)
+
+
+def _with_room(table: np.ndarray, slots: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(the table, slots of each bucket's part of it), with room for so many keys of each: SLOT[], int64[buckets] both.
+
+    It grows with the keys that are met, and not with the entries: most of them are keys that were met before.
+    """
+    needed = np.maximum(slots, slots_for(keys))
+    if (needed == slots).all():
+        return table, slots
+    larger = np.zeros(int(needed.sum()), SLOT)
+    for old, new in zip(np.split(table, slots.cumsum()[:-1]), np.split(larger, needed.cumsum()[:-1]), strict=True):
+        rehash(old, new)
+    return larger, needed
 
 
 def read_cells(root: Root, block: Block, buckets: Buckets) -> np.ndarray:

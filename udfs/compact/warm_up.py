@@ -64,7 +64,7 @@ def load_kernels() -> None:
         )
         sort_by_bucket(entries, buckets, offsets, entries)
         checksum_cells(raw, offsets[:0], np.empty(0, np.uint32))
-        settle_cells(entries, offsets, offsets, table.slots, offsets, offsets, is_last)
+        settle_cells(entries, offsets, offsets, table.slots, offsets, offsets, offsets, is_last)
         in_order_of_walk(buckets, offsets, is_last, is_last)
         fates_of_batches(run.batches, run.wanted, is_last, 0, flags, fates)
         hand_out(run.batches, run.bodies, run.wanted, fates, is_last, 0, is_last)

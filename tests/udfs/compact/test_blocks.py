@@ -294,6 +294,29 @@ def test_how_many_splits(tmp_path: Path) -> None:
     assert splits(1 << 30, 10**9, 1) == 30  # 32 bytes a record
 
 
+def test_settling_takes_memory_for_the_keys_and_not_for_the_splits_that_hold_them(tmp_path: Path) -> None:
+    keys = [b"%d" % i for i in range(5000)]
+    plan = plan_for(tmp_path, [Segment(0, (data_batch(0, [(1, key, b"") for key in keys]),), 1000)])
+    analysis, splits = analysed(plan)
+    (walk,) = walked(plan, analysis, splits)
+
+    def peak_bytes(n_splits: int) -> int:
+        walks = [replace(walk, number=i) for i in range(n_splits)]
+        (share,) = share_out(walks, 4, 1 << 30, 1)
+        tracemalloc.start()
+        settled = settle(plan, walks, share, 4, f"s{n_splits}")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        stay = [
+            np.unpackbits(read_slice(open_root(plan.store_uri), settled.bits[i]), count=5000).sum()
+            for i in range(n_splits)
+        ]
+        assert stay == [0] * (n_splits - 1) + [5000]
+        return peak
+
+    assert peak_bytes(64) < 1.2 * peak_bytes(4)
+
+
 def test_buckets_and_their_tables_fit_memory(tmp_path: Path) -> None:
     assert [buckets_for(n) for n in (0, 10**6, 8_600_000, 10**9)] == [4, 8, 128, 256]
     entries = np.array([0, 10, 11, 1000, 10**6])
