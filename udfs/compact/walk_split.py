@@ -3,8 +3,9 @@
 A record leaves its split where no later record of its key lies in it. What is written, into one file:
   blocks   of about a million key hashes, 16 bytes each, sorted by bucket and within it in the order of the walk: a
            bucket's hashes in a block are a cell
-  marks    a bit a record: whether it leaves; a bit a batch: whether it holds neither tombstones nor records without key
-  buckets  a byte for each record that leaves
+  marks    a bit a record: whether it leaves; a bit a batch: whether it holds neither tombstones nor records without
+           key; both in the order of the log, those of each chunk packed for themselves
+  buckets  a byte for each record that leaves, in the order of the walk
 Where the table would outgrow the task's memory it is emptied, and a key leaves twice: the one that is met first counts.
 """
 
@@ -46,8 +47,9 @@ class Block:
     checksums: np.ndarray  # uint32[buckets]: CRC-32C of each cell
 
 
-# What was walked of a chunk: records and batches that can be the last of a key, and a digest of all its batches
-WALKED_CHUNK = np.dtype([("records", "i8"), ("batches", "i8"), ("digest", "u8")])
+# What was walked of a chunk: records and batches that can be the last of a key, the records of them that leave, and a
+# digest of all its batches
+WALKED_CHUNK = np.dtype([("records", "i8"), ("batches", "i8"), ("entries", "i8"), ("digest", "u4")])
 
 
 @dataclass(frozen=True)
@@ -60,18 +62,12 @@ class WalkedSplit:
     plain: Slice
     buckets: Slice
     chunks: np.ndarray  # WALKED_CHUNK[m], in the order of the log
-    n_entries: int
     peak_memory_bytes: int = 0
 
     @property
-    def n_records(self) -> int:
-        """Records that were walked."""
-        return int(self.chunks["records"].sum())
-
-    @property
-    def n_batches(self) -> int:
-        """Their batches."""
-        return int(self.chunks["batches"].sum())
+    def n_entries(self) -> int:
+        """Records that leave."""
+        return int(self.chunks["entries"].sum())
 
 
 def buckets_for(n_records: int) -> int:
@@ -83,12 +79,12 @@ def buckets_for(n_records: int) -> int:
 class _Collected:
     """In the order of the walk."""
 
-    leaves: list[np.ndarray] = field(default_factory=list)  # of each chunk, packed bits of ...
-    plain: list[np.ndarray] = field(default_factory=list)
+    leaves: list[np.ndarray] = field(default_factory=list)  # bool[records] of the chunk at hand, a run each
+    plain: list[np.ndarray] = field(default_factory=list)  # bool[batches], the same
     buckets: list[np.ndarray] = field(default_factory=list)
     waiting: list[tuple[np.ndarray, np.ndarray, int]] = field(default_factory=list)  # entries, buckets, dirty ones
     n_waiting: int = 0
-    n_records: int = 0
+    n_entries: int = 0
 
 
 def walk_split(
@@ -105,12 +101,13 @@ def walk_split(
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
     table = KeyTable(plan.limits.task_memory_bytes // 2)
     out, blocks, walked = _Collected(), [], []
+    leaves, plain = [np.empty(0, np.uint8)], [np.empty(0, np.uint8)]  # packed, by chunk
     with KeyFile(plan, name) as key_file:
         for source, part in zip(reversed(sources), reversed(split.parts), strict=True):
             with opened(source.root, source.path) as file:
                 for scanned in reversed(source.scan.chunks[part.first : part.stop]):
                     chunk = chunk_at(file, source.path, scanned, buffer)
-                    wanted, records = entering(chunk.batches, rules), out.n_records
+                    wanted, entries = entering(chunk.batches, rules), out.n_entries
                     for run in loader.runs(
                         chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True,
                         before=chunk.before,
@@ -118,19 +115,18 @@ def walk_split(
                         _collect(out, run, table, first_dirty_offset, rules.oldest_ms, n_buckets)
                         if out.n_waiting >= _BLOCK:
                             blocks.append(_write_block(key_file, out, n_buckets))
-                    walked.append((out.n_records - records, int(wanted.sum()), digest_of(0, chunk.batches)))
+                    entries, digest = out.n_entries - entries, digest_of(chunk.batches)
+                    walked.append((_pack(out.leaves, leaves), _pack(out.plain, plain), entries, digest))
         if out.n_waiting:
             blocks.append(_write_block(key_file, out, n_buckets))
-        leaves, plain = (np.concatenate([np.empty(0, np.bool_), *a]) for a in (out.leaves, out.plain))
         buckets = np.concatenate([np.empty(0, np.uint8), *out.buckets])
         return WalkedSplit(
             number=split.number,
             blocks=tuple(blocks),
-            leaves=key_file.write(np.packbits(leaves)),
-            plain=key_file.write(np.packbits(plain)),
+            leaves=key_file.write(np.concatenate(leaves[::-1])),
+            plain=key_file.write(np.concatenate(plain[::-1])),
             buckets=key_file.write(buckets),
             chunks=np.array(walked[::-1], WALKED_CHUNK),
-            n_entries=len(buckets),
         )
 
 
@@ -143,10 +139,18 @@ def entering(batches: np.ndarray, rules: Rules) -> np.ndarray:
     return wanted
 
 
-def digest_of(digest: int, batches: np.ndarray) -> int:
-    """A sum over batches that were read, whatever the order of the chunks: of their checksums and offsets."""
+def digest_of(batches: np.ndarray) -> int:
+    """CRC-32C over the checksums and offsets of a chunk's batches."""
     words = np.stack([batches["crc"].astype(np.int64), batches["last_offset"]])
-    return (digest + crc32c_extend(0, words.reshape(-1).view(np.uint8))) & (2**64 - 1)
+    return crc32c_extend(0, words.reshape(-1).view(np.uint8))
+
+
+def _pack(of_runs: list[np.ndarray], packed: list[np.ndarray]) -> int:
+    """Move a chunk's marks, bool[] of each run in the order of the walk, into `packed`; how many they are."""
+    marks = np.concatenate([np.empty(0, np.bool_), *of_runs])
+    of_runs.clear()
+    packed.append(np.packbits(marks[::-1]))
+    return len(marks)
 
 
 def _collect(
@@ -163,12 +167,12 @@ def _collect(
         run.batches, run.bodies, run.wanted, run.spans, is_last, first_dirty_offset, oldest_ms,
         64 - n_buckets.bit_length() + 1, leaves, plain, entries, buckets,
     )  # fmt: skip
-    out.n_records += n
     out.leaves.append(leaves)
     out.plain.append(plain)
     out.buckets.append(buckets[:found].copy())
     out.waiting.append((entries[:found].copy(), out.buckets[-1], dirty))
     out.n_waiting += found
+    out.n_entries += found
 
 
 def _write_block(key_file: KeyFile, out: _Collected, n_buckets: int) -> Block:
