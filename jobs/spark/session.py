@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -55,6 +55,10 @@ _NOISE = re.compile(
     r"|^Deleted \d+ files and directories in a total of "  # VACUUM
     r"|^\s*(confs: \[|\d+ artifacts copied)"
     r"|^(Ivy Default Cache|The jars for the packages|\S+ added as a dependency)"
+)
+# A worker of PySpark's own daemon, which plans a data source's reads, when the JVM has closed its socket before it ends
+_LEFT = re.compile(
+    r'Traceback [^\n]*(\n +File "[^"]*pyspark/daemon\.py"[^\n]*(\n    [^\n]*)?)+\n(BrokenPipe|ConnectionReset)Error.*'
 )
 _KEPT_LINES = 400
 
@@ -225,16 +229,30 @@ class _Output:
 
     def _pump(self, stream: IO[bytes]) -> None:
         resolving = False
-        for raw in stream:
-            line = raw.decode("utf-8", "replace").rstrip()
-            if len(self._lines) < _KEPT_LINES:
-                self._lines.append(line)
-            if line.startswith(":: loading settings"):
-                resolving = True
-                _say("fetching Delta's jars (once)")
-            elif not resolving and line and not _NOISE.search(line):
-                _say(line)
-            resolving = resolving and not line.startswith(":: retrieving")
+        with stream:
+            for line in _with_tracebacks_whole(raw.decode("utf-8", "replace").rstrip() for raw in stream):
+                if len(self._lines) < _KEPT_LINES:
+                    self._lines.append(line)
+                if line.startswith(":: loading settings"):
+                    resolving = True
+                    _say("fetching Delta's jars (once)")
+                elif not resolving and line and not _NOISE.search(line) and not _LEFT.fullmatch(line):
+                    for one in line.split("\n"):
+                        _say(one)
+                resolving = resolving and not line.startswith(":: retrieving")
+
+
+def _with_tracebacks_whole(lines: Iterable[str]) -> Iterator[str]:
+    """The lines; those of a traceback together."""
+    trace: list[str] = []
+    for line in lines:
+        if line.startswith("Traceback (") or (trace and line.startswith(" ")):
+            trace.append(line)
+        else:
+            yield "\n".join([*trace, line])
+            trace = []
+    if trace:
+        yield "\n".join(trace)
 
 
 def _say(line: str) -> None:

@@ -125,6 +125,28 @@ def test_failed_downloads_say_what_to_do(tmp_path, monkeypatch):
     assert "Could not create" in str(other)
 
 
+_DAEMON = '  File "/venv/pyspark.zip/pyspark/daemon.py", line 262, in manager\n'
+_OURS = '  File "/venv/udfs/scan.py", line 3, in scan\n    scan(x)\n'
+_PIPE = "BrokenPipeError: [Errno 32] Broken pipe\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (f"a\nTraceback (most recent call last):\n{_DAEMON}{_DAEMON}{_PIPE}b\n", "a\nb\n"),
+        (trace := f"Traceback (most recent call last):\n{_DAEMON}    code = worker()\n{_OURS}{_PIPE}b\n", trace),
+        (other := f"Traceback (most recent call last):\n{_DAEMON}OSError: disk\n", other),
+        ("Traceback (most recent call last):\n  cut off", "Traceback (most recent call last):\n  cut off\n"),
+    ],
+)
+def test_a_worker_that_the_jvm_has_left_says_nothing_and_all_others_do(given, said, capsys):
+    output = session._Output()
+    os.write(output.descriptor, given.encode())
+    output.launched()
+    output._thread.join()
+    assert capsys.readouterr().err == said
+
+
 @pytest.mark.spark
 def test_the_session_has_delta_and_arrow_and_no_web_pages(spark, tmp_path):
     assert spark.conf.get("spark.sql.extensions") == "io.delta.sql.DeltaSparkSessionExtension"
