@@ -57,7 +57,7 @@ def _work_through(workers: Workers, state: State, start: Start, todo: list[Parti
         committing: Future[float] | None = None
         while todo and not report.conflict:
             batch, todo = _next_wave(todo, job.wave_partitions, job.wave_minutes, report)
-            results = _in_tasks(workers, choose(batch, workers.cores), progress)
+            results = _in_tasks(workers, choose(batch, workers), progress)
             for plan in batch:
                 result = next(r for r in results if (r.topic, r.partition) == (plan.topic, plan.partition))
                 key = (plan.topic, plan.partition)

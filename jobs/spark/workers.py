@@ -26,6 +26,10 @@ class Workers(Protocol):
     def cores(self) -> int:
         """How many items are worked on at once."""
 
+    @property
+    def stages_bytes(self) -> int:
+        """What it takes to go through the stages of a partition, beside the work: bytes of log that a core cleans."""
+
     def spark(self) -> SparkSession:
         """The session, started where there is none."""
 
@@ -46,6 +50,8 @@ class Workers(Protocol):
 
 class SparkTasks:
     """Each item is a Spark task."""
+
+    stages_bytes = 512 << 20  # half a second
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -78,6 +84,8 @@ class Threads:
     """Daemon threads of the driver: the kernels hold no lock of Python's. Those who wait for `run` take turns, as in
     Spark's fair pools. What a thread has begun nobody can stop, but the process can end without it.
     """
+
+    stages_bytes = 128 << 20
 
     def __init__(self, start_spark: StartSpark, cores: int) -> None:
         self._start_spark, self.cores = start_spark, cores

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from jobs.compact.choose import ASKED, CORES_IDLE, choose, several_of
+from jobs.spark.workers import SparkTasks, Threads
 from logformat.listing import ListedSegment
 from tests.builders.folders import Archived, plan_of
 from tests.reference.cleaner import Settings
@@ -39,7 +42,32 @@ GIB = 1 << 30
     ],
 )
 def test_the_largest_as_far_as_the_wave_is_done_sooner(sizes: list[int], cores: int, expected: int) -> None:
-    assert several_of(sizes, cores) == expected
+    assert several_of(sizes, cores, SparkTasks.stages_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cores", "expected"),
+    [([GIB], 2, 1), ([GIB // 2], 2, 0), ([GIB // 2], 4, 1), ([GIB // 8], 4, 0), ([GIB, GIB], 2, 0), ([GIB] * 3, 2, 0)],
+)
+def test_threads_share_smaller_ones(sizes: list[int], cores: int, expected: int) -> None:
+    assert several_of(sizes, cores, Threads.stages_bytes) == expected
+
+
+@pytest.fixture
+def workers() -> Iterator[Callable[[int], Threads]]:
+    made: list[Threads] = []
+
+    def make(cores: int) -> Threads:
+        made.append(Threads(no_spark, cores))
+        return made[-1]
+
+    yield make
+    for threads in made:
+        threads.close()
+
+
+def no_spark() -> SparkSession:
+    raise AssertionError("Spark was started")
 
 
 def plan(size: int, engine: Engine = "auto", *, dry_run: bool = False) -> PartitionPlan:
@@ -50,17 +78,17 @@ def plan(size: int, engine: Engine = "auto", *, dry_run: bool = False) -> Partit
     )  # fmt: skip
 
 
-def test_what_is_asked_for_is_done() -> None:
+def test_what_is_asked_for_is_done(workers: Callable[[int], Threads]) -> None:
     small, large = plan(5), plan(4 * GIB)
-    chosen = choose([small, large], 4)
+    chosen = choose([small, large], workers(4))
     assert (chosen.one_task, chosen.several, chosen.because) == ((small,), (large,), CORES_IDLE)
     asked: tuple[Engine, ...] = ("blocks", "window")
     for engine in asked:
         plans = [replace(p, limits=Limits(engine=engine)) for p in (small, large)]
-        assert choose(plans, 2).several == (plans[1], plans[0])
-        assert choose(plans, 2).because == ASKED
-    assert choose([plan(4 * GIB, "task")], 2).several == ()
+        assert choose(plans, workers(2)).several == (plans[1], plans[0])
+        assert choose(plans, workers(2)).because == ASKED
+    assert choose([plan(4 * GIB, "task")], workers(2)).several == ()
 
 
-def test_a_dry_run_writes_no_key_files() -> None:
-    assert choose([plan(4 * GIB, dry_run=True)], 2).several == ()
+def test_a_dry_run_writes_no_key_files(workers: Callable[[int], Threads]) -> None:
+    assert choose([plan(4 * GIB, dry_run=True)], workers(2)).several == ()

@@ -126,7 +126,7 @@ def test_failed_downloads_say_what_to_do(tmp_path, monkeypatch):
 
 
 _DAEMON = '  File "/venv/pyspark.zip/pyspark/daemon.py", line 262, in manager\n'
-_OURS = '  File "/venv/udfs/scan.py", line 3, in scan\n    scan(x)\n'
+_OURS = '  File "/venv/numpy/f", line 3, in f\n    g(x)\n'
 _PIPE = "BrokenPipeError: [Errno 32] Broken pipe\n"
 
 
