@@ -42,11 +42,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(line)
 
 
-def line_of(group: str, counts: Mapping[str, int], of: int, crashes: int, hangs: int, peak_bytes: int) -> str:
-    """The summary of one group. counts: verdict -> how many; of: how many cases there are."""
+def line_of(
+    group: str,
+    counts: Mapping[str, int],
+    of: int,
+    crashes: int,
+    hangs: int,
+    peak_bytes: int = 0,
+    what: str = "damaged inputs",
+) -> str:
+    """The summary of one group. counts: verdict -> how many; of: how many cases there are; what: they are."""
     tried = sum(counts.values()) + crashes + hangs
     ended = ", ".join(f"{n:,} {verdict}" for verdict, n in counts.items() if n)
-    return (
-        f"{group}: {tried:,} damaged inputs of {of:,}: {ended}, {crashes:,} crashes, {hangs:,} hangs, "
-        f"peak {peak_bytes / (1 << 20):,.0f} MiB"
-    )
+    peak = f", peak {peak_bytes / (1 << 20):,.0f} MiB" if peak_bytes else ""
+    return f"{group}: {tried:,} {what} of {of:,}: {ended}, {crashes:,} crashes, {hangs:,} hangs{peak}"

@@ -14,9 +14,10 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
@@ -30,6 +31,8 @@ class Fault:
     code: str = ""  # of S3, in the answer's body
     headers: tuple[tuple[str, str], ...] = ()
     cut: bool = False  # closed before the server sees it
+    late: bool = False  # with `cut`: the server sees it when `deliver` is called
+    twice: bool = False  # the server does it twice; the second answer counts
     lose: bool = False  # closed after the server has done it
     without: str = ""  # a header, in small letters, that the server does not see
 
@@ -73,6 +76,12 @@ class S3Proxy:
     decide: Decide
     happened: list[str] = field(default_factory=list)  # METHOD path of every request that met a fault
     signed: list[tuple[str, str]] = field(default_factory=list)  # access key and region of every signed request
+    late: list[Callable[[], None]] = field(default_factory=list)
+
+    def deliver(self) -> None:
+        """Let the server see what came late."""
+        while self.late:
+            self.late.pop(0)()
 
 
 @contextmanager
@@ -107,11 +116,16 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
             if fault is not None:
                 proxy.happened.append(f"{self.command} {self.path}")
                 time.sleep(fault.delay_seconds)
+                if fault.late:
+                    proxy.late.append(partial(ask, self.command, self.path, dict(self.headers.items()), body))
                 if fault.cut:
                     return self._close()
                 if fault.status:
                     return self._refuse(fault)
-            status, headers, answer = self._asked(body, fault.without if fault is not None else "")
+            without = fault.without if fault is not None else ""
+            if fault is not None and fault.twice:
+                self._asked(body, without)
+            status, headers, answer = self._asked(body, without)
             if fault is not None and fault.lose:
                 return self._close()
             self.send_response_only(status)
@@ -140,8 +154,7 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
             return out
 
         def _asked(self, body: bytes, without: str) -> tuple[int, list[tuple[str, str]], bytes]:
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in {*_HOP, without}}
-            headers["Content-Length"] = str(len(body))
+            headers = _to_server(self.headers.items(), body, without)
             if self.server_side is None:
                 self.server_side = http.client.HTTPConnection("127.0.0.1", upstream, timeout=60)
                 self.server_side.connect()
@@ -165,6 +178,12 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
 
+    def ask(method: str, path: str, headers: Mapping[str, str], body: bytes) -> None:
+        server_side = http.client.HTTPConnection("127.0.0.1", upstream, timeout=60)
+        server_side.request(method, path, body, _to_server(headers.items(), body))
+        server_side.getresponse().read()
+        server_side.close()
+
     class Server(ThreadingHTTPServer):
         daemon_threads = True
         request_queue_size = 64
@@ -179,3 +198,8 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _to_server(given: Iterable[tuple[str, str]], body: bytes, without: str = "") -> dict[str, str]:
+    headers = {name: value for name, value in given if name.lower() not in {*_HOP, without}}
+    return {**headers, "Content-Length": str(len(body))}

@@ -1,0 +1,88 @@
+"""A process that runs the command line's jobs one after the other, and may be killed in the middle of one.
+
+What it needs is loaded once: a job on a small archive then takes a fraction of a second. It is a process of its own
+because the libraries that talk to a bucket do not survive a fork, and because a job may hang.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.conftest import ROOT
+
+HANG_SECONDS = 120.0
+
+_SERVE = """
+import contextlib, io, json, os, sys
+told = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+from jobs.command.cli import main
+for line in sys.stdin:
+    words, environment = json.loads(line)
+    os.environ.update(environment)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(words)
+        except BaseException as error:  # main lets none through
+            code, _ = -1, err.write(f"Traceback: {error!r}")
+    told.write(json.dumps([code, out.getvalue(), err.getvalue()]) + "\\n")
+    told.flush()
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended. `code`: its exit code; None: the process was killed; `hung`: it had to be."""
+
+    code: int | None
+    out: str = ""
+    err: str = ""
+    hung: bool = False
+
+
+class Driver:
+    """Starts with its first job, and again with the next one after it was killed."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+
+    def run(self, words: Sequence[str], environment: Mapping[str, str] | None = None) -> Ended:
+        """Run a job to its end; `environment`: variables that hold from here on."""
+        process = self._running()
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps([list(words), dict(environment or {})]) + "\n")
+        process.stdin.flush()
+        told, _, _ = select.select([process.stdout], [], [], HANG_SECONDS)
+        line = process.stdout.readline() if told else ""
+        if line:
+            return Ended(*json.loads(line))
+        self.kill()
+        self.close()
+        return Ended(None, hung=not told)
+
+    def kill(self) -> None:
+        """As the system does where memory is short; from any thread."""
+        if self.process is not None:
+            self.process.kill()
+
+    def close(self) -> None:
+        """End the process."""
+        process, self.process = self.process, None
+        if process is not None:
+            with process:  # closes its stdin: it ends
+                pass
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self.process is None:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+        return self.process
