@@ -165,7 +165,7 @@ def golden_plan(case: Case, partition: str, number: int, archived: Archived, sto
         index_interval_bytes=case.settings["index.interval.bytes"],
     )
     return plan_of(
-        archived, store, settings, now_ms=case.now_ms(number, partition), log_start_offset=0,
+        archived, store, settings, now_ms=case.now_ms(number, partition), log_start_offset=case.log_start(partition),
         checkpoint=case.first_dirty_offset(number, partition), force=number > 1,
     )  # fmt: skip
 

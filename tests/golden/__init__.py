@@ -6,13 +6,18 @@ each; `dump/` (some cases) what kafka-dump-log prints of the files; `meta.json` 
 A case `<topic>-more` is a cleaned partition with more records behind, cleaned from its checkpoint on.
 
 File times are part of the data (tombstones of magic 0 and 1, segments without timestamps): unpack keeps them.
+
+`clients.tar.xz`, made by make_clients.py, holds partitions that other clients wrote, and a broker's own topics, each
+as `input/` alone; meta.json has digests of what Kafka's cleaner leaves of them. `clients.json` says what is in it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tarfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +25,11 @@ from typing import Any
 
 import pytest
 
+from tests.reference.log import decode_log
+
 HERE = Path(__file__).parent
 ARCHIVE = HERE / "golden.tar.xz"
+CLIENTS, CLIENTS_ABOUT = HERE / "clients.tar.xz", HERE / "clients.json"
 SPECS = {name: HERE / f"{name}.spec" for name in ("new", "old", "more")}
 PASSES = (1, 2, 3)
 # Cases that come with what kafka-dump-log prints of their files
@@ -72,6 +80,10 @@ class Case:
     def first_dirty_offset(self, number: int, partition: str) -> int:
         return self.meta["partitions"][partition]["first_dirty_offset"][number - 1]
 
+    def log_start(self, partition: str) -> int:
+        """Where DeleteRecords has put it, else 0."""
+        return self.meta["partitions"][partition].get("log_start", 0)
+
     def dumps(self) -> dict[Path, Path]:
         """File -> the text that kafka-dump-log prints of it, where there is one; paths in it begin below the case."""
         root = self.folder / "dump"
@@ -98,9 +110,27 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     return {name: Case(folder / name) for name in case_names()}
 
 
-def unpack(folder: Path) -> None:
-    """Unpacks the archive with its file times into a new folder."""
-    with tarfile.open(ARCHIVE) as archive:
+def client_names() -> list[str]:
+    """All cases of other clients."""
+    return sorted(json.loads(CLIENTS_ABOUT.read_text())["cases"])
+
+
+def clients(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    """The same of other clients: only `input` lies there, and meta.json."""
+    folder = tmp_path_factory.getbasetemp() / "clients"
+    if not folder.exists():
+        unpack(folder, CLIENTS)
+    return {name: Case(folder / name) for name in client_names()}
+
+
+def digest_of_logs(logs: Iterable[bytes]) -> str:
+    """SHA-256 of all batches, header fields and records, however they are compressed; by the tests' own reader."""
+    return hashlib.sha256("\n".join(repr(batch) for log in logs for batch in decode_log(log)).encode()).hexdigest()
+
+
+def unpack(folder: Path, packed: Path = ARCHIVE) -> None:
+    """Unpacks an archive with its file times into a new folder."""
+    with tarfile.open(packed) as archive:
         archive.extractall(folder, filter="data")
         for member in archive:
             if member.isfile():

@@ -72,7 +72,7 @@ def main() -> None:
         describe(jobs, metas, out)
         for case in DUMPED:
             dump_texts(out / case)
-        pack(out)
+        pack(out, ARCHIVE)
     print(f"{len(metas)} cases, {len(jobs)} partitions, {ARCHIVE.stat().st_size:,} bytes")
 
 
@@ -257,9 +257,9 @@ def dump_texts(case: Path) -> None:
             target.write_text(text.replace(f"{case}/", ""))
 
 
-def pack(out: Path) -> None:
-    """Everything into the archive, in order, with file times and without owners."""
-    with tarfile.open(ARCHIVE, "w:xz", format=tarfile.PAX_FORMAT, preset=9) as archive:
+def pack(out: Path, into: Path) -> None:
+    """Everything into an archive, in order, with file times and without owners."""
+    with tarfile.open(into, "w:xz", format=tarfile.PAX_FORMAT, preset=9) as archive:
         archive.add(out, arcname=".", filter=anonymous)
 
 

@@ -13,20 +13,14 @@ import pytest
 
 from logformat.dump.files import DumpOptions, dump
 from logformat.dump.log_options import LogOptions
-from logformat.messages.coordinator_records import (
-    GROUP_RECORDS,
-    METADATA_RECORDS,
-    SHARE_RECORDS,
-    TRANSACTION_RECORDS,
-    decode_records,
-)
+from logformat.messages.coordinator_records import GROUP_RECORDS, decode_records
 from logformat.messages.reader import reader
-from logformat.messages.remote_log_records import REMOTE_RECORDS
 from logformat.messages.table import messages, versions_of
 from tests.builders.trees import files_in
 from tests.kafka_lab import Broker, dump_log_segments, make_logs
 from tests.kafka_lab.jars import kafka_jars
 from tests.kafka_lab.jvm import lab
+from tests.kafka_lab.own_topics import DECODERS, TOPICS
 
 pytestmark = pytest.mark.kafka
 
@@ -39,15 +33,6 @@ GENERATED = {  # jar -> names of its classes
     "clients": r"org/apache/kafka/common/message/(ConsumerProtocol(Subscription|Assignment)|LeaderChangeMessage|"
                r"Snapshot(Header|Footer)Record|KRaftVersionRecord|VotersRecord)",
 }  # fmt: skip
-DECODERS = {  # ours -> the tool's class and option, its records, what the names of its messages end with
-    "offsets": ("OffsetsMessageParser", "--offsets-decoder", GROUP_RECORDS),
-    "transaction-log": ("TransactionLogMessageParser", "--transaction-log-decoder", TRANSACTION_RECORDS),
-    "share-group-state": ("ShareGroupStateMessageParser", "--share-group-state-decoder", SHARE_RECORDS),
-    "cluster-metadata": ("ClusterMetadataLogMessageParser", "--cluster-metadata-decoder", METADATA_RECORDS),
-    "remote-log-metadata": ("RemoteMetadataLogMessageParser", "--remote-log-metadata-decoder", REMOTE_RECORDS),
-}
-TOPICS = {"__consumer_offsets": "offsets", "__transaction_state": "transaction-log",
-          "__share_group_state": "share-group-state", "__cluster_metadata": "cluster-metadata"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

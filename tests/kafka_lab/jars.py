@@ -17,6 +17,7 @@ from pathlib import Path
 from .errors import LabError
 
 NEW, OLD = "4.3.0", "2.8.2"  # the reference broker; the last line that still writes magic 0 and 1
+STREAMS = f"streams-{NEW}"  # Kafka Streams with its client, for golden data (tests/golden/make_clients.py)
 CENTRAL = "https://repo1.maven.org/maven2/"
 _ATTEMPTS = 3
 _FETCH_SECONDS = 900
@@ -33,10 +34,12 @@ _MODULES = {
         ("org.apache.kafka", "kafka_2.13", OLD),
         ("org.slf4j", "slf4j-reload4j", "1.7.36"),
     ],
+    STREAMS: [("org.apache.kafka", "kafka-streams", NEW)],
 }
 _EXCLUDED = {
     NEW: [("org.apache.kafka", "connect-runtime")],  # Jetty and Jersey, 40 jars that neither broker nor tools start
     OLD: [],
+    STREAMS: [],
 }
 
 _SETTINGS = f"""<ivysettings>
@@ -149,7 +152,7 @@ def _fetch(version: str, ivy_file: str, work: Path) -> None:
             output = f"no end after {_FETCH_SECONDS} s"
             continue
         output = done.stdout + done.stderr
-        if done.returncode == 0 and (work / "libs" / f"kafka_2.13-{version}.jar").is_file():
+        if done.returncode == 0 and (work / "libs" / "{1}-{2}.jar".format(*_MODULES[version][0])).is_file():
             (work / "libs" / "ivy.xml").write_text(ivy_file)
             shutil.rmtree(cache_dir() / "ivy")
             return

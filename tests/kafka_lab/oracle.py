@@ -21,6 +21,7 @@ class CleanSpec:
     now_ms: int
     segment_bytes: int = 1 << 30
     first_dirty_offset: int = 0
+    log_start: int = 0
     delete_retention_ms: int = 86_400_000
     segment_index_bytes: int = 10_485_760
     index_interval_bytes: int = 4096

@@ -86,6 +86,8 @@ def decompress(codec: int, data: bytes) -> bytes:
         return zstandard.ZstdDecompressor().decompressobj().decompress(data)
     if codec != SNAPPY:
         return data
+    if not data.startswith(_XERIAL[:8]):
+        return bytes(cramjam.snappy.decompress_raw(data))  # as librdkafka writes it: one block without a frame
     out, at = b"", len(_XERIAL)
     while at < len(data):
         (size,) = struct.unpack_from(">i", data, at)

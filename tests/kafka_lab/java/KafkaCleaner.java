@@ -55,7 +55,7 @@ final class KafkaCleaner {
         Time time = new FixedTime(spec.get("now_ms").asLong());
         KafkaScheduler scheduler = new KafkaScheduler(1);
         scheduler.startup();
-        UnifiedLog log = UnifiedLog.create(dir, config(spec), 0L, Long.MAX_VALUE, scheduler, new BrokerTopicStats(), time,
+        UnifiedLog log = UnifiedLog.create(dir, config(spec), spec.get("log_start").asLong(), Long.MAX_VALUE, scheduler, new BrokerTopicStats(), time,
             MAX_TRANSACTION_TIMEOUT_MS, new ProducerStateManagerConfig(spec.get("producer_id_expiration_ms").asInt(), false),
             EXPIRY_CHECK_MS, new LogDirFailureChannel(1), true, Optional.empty());
         try {

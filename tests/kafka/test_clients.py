@@ -1,0 +1,148 @@
+"""Logs that other clients wrote, and a broker's own topics (tests/golden/make_clients.py), against Kafka's own classes.
+
+Three passes, 25 hours apart, by Kafka's cleaner and by us in one task and in blocks: every record and every batch
+header is equal. What reindex makes of the bare logs is what Kafka's recovery makes. Every record of the broker's own
+topics is read, as its dump tool reads it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from logformat.dump.files import DumpOptions
+from logformat.dump.files import dump as dump_ours
+from logformat.dump.log_options import LogOptions
+from logformat.messages.coordinator_records import decode_records
+from tests.builders.bare_logs import BareLog, copy_logs, differences, reindexed
+from tests.builders.folders import Archived, archived_at, compact, golden_plan
+from tests.builders.splits import compact_in_blocks
+from tests.builders.trees import files_in
+from tests.golden import PASSES, Case, client_names, clients, digest_of_logs
+from tests.kafka_lab import (
+    CleanSpec,
+    RecoverSpec,
+    clean,
+    dump,
+    dump_log_segments,
+    index_check,
+    recover,
+    without_segments,
+)
+from tests.kafka_lab.own_topics import DECODERS, TOPICS
+
+pytestmark = pytest.mark.kafka
+
+INTERNAL = [name for name in client_names() if name in TOPICS]
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory) -> dict[str, Case]:
+    return clients(tmp_path_factory)
+
+
+def lines(folder: Path) -> list[str]:
+    return without_segments(dump([folder])[folder])
+
+
+def kafkas(case: Case, partition: str, work: Path) -> list[list[str]]:
+    """What Kafka's cleaner leaves in each pass."""
+    folder, out = work / partition, []
+    shutil.copytree(case.input(partition), folder)
+    for number in PASSES:
+        start = case.log_start(partition)
+        spec = CleanSpec(
+            folder, case.now_ms(number, partition), case.settings["segment.bytes"], start, start,
+        )  # fmt: skip
+        clean([spec])
+        out.append(lines(folder))
+    return out
+
+
+def ours(case: Case, partition: str, work: Path, run) -> list[list[str]]:
+    archived: Archived = archived_at(case.folder / "input", partition)
+    out = []
+    for number in PASSES:
+        done = run(golden_plan(case, partition, number, archived, work / str(number)))
+        assert done.result.problem is None
+        archived = done.as_archive(work / f"{number}.archive", snapshots=True)
+        folder = archived.root / "t-0"
+        out.append(lines(folder))
+        checked = index_check([folder])[folder]
+        assert checked.failures == []
+    return out
+
+
+@pytest.mark.parametrize("name", client_names())
+def test_three_passes_as_kafkas_cleaner(theirs, name, tmp_path):
+    case = theirs[name]
+    [partition] = case.partitions
+    expected = kafkas(case, partition, tmp_path / "kafka")
+    assert ours(case, partition, tmp_path / "task", compact) == expected
+    assert ours(case, partition, tmp_path / "blocks", compact_in_blocks) == expected
+
+
+def test_the_logs_are_what_they_are_said_to_be(theirs):
+    """A log that nothing cleans would prove nothing."""
+    about = {name: case.meta["partitions"][case.partitions[0]] for name, case in theirs.items()}
+    for client in ("confluent", "kafka-python", "aiokafka"):
+        mine = {name: one for name, one in about.items() if name.startswith(client)}
+        assert len(mine) == 13
+        assert {name for name, one in mine.items() if one["markers"]} > {name for name in mine if "txn" in name}
+        assert {c for name in mine for c in codecs_of(theirs[name])} == {"none", "gzip", "snappy", "lz4", "zstd"}
+    inside = [one for one in about.values() if one["log_start"]]
+    assert len(inside) == 2  # DeleteRecords of a repartition topic
+    for name, case in theirs.items():
+        bases = [int(path.stem) for path in files_in(case.input(case.partitions[0]))]
+        assert len(bases) > 1, name
+        assert about[name]["log_start"] < bases[-1]
+        before = digest_of_logs(path.read_bytes() for path in files_in(case.input(case.partitions[0])))
+        assert before != about[name]["expected"][0], f"{name}: nothing was cleaned"
+
+
+def codecs_of(case: Case) -> set[str]:
+    folder = case.input(case.partitions[0])
+    return {line.split("\t")[5] for line in dump([folder], "B")[folder]}
+
+
+def test_reindex_as_kafkas_recovery(theirs, tmp_path):
+    logs = [BareLog(p, case.input(p), log_start=case.log_start(p)) for case in theirs.values() for p in case.partitions]
+    copy_logs(logs, tmp_path / "archive")
+    shutil.copytree(tmp_path / "archive", tmp_path / "kafka")
+    recover(RecoverSpec(tmp_path / "kafka" / log.name, log.interval, log.log_start) for log in logs)
+    reindexed(tmp_path / "archive", tmp_path / "ours")
+    found = [d for log in logs for d in differences(tmp_path / "kafka" / log.name, tmp_path / "ours" / log.name)]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", INTERNAL)
+def test_every_record_of_the_brokers_own_topics_is_read(theirs, name):
+    case = theirs[name]
+    folder, decoder = case.input(case.partitions[0]), TOPICS[name]
+    kinds: Counter[str] = Counter()
+    for log in files_in(folder):
+        said = dump_log_segments(DECODERS[decoder][1], "--files", log)
+        got: list[bytes] = []
+        dump_ours([str(log)], DumpOptions(LogOptions(True, partial(decode_records, decoder))), got.append)
+        assert b"".join(got).decode().splitlines() == said.splitlines()
+        assert not re.search("unknown|skipping|error", said, re.IGNORECASE)
+        kinds.update(re.findall(r'key: \{"type":"(\w+)"', said))
+        kinds["tombstones"] += said.count("payload: <DELETE>")
+    assert kinds.pop("tombstones") > 0
+    names = DECODERS[decoder][2]
+    assert {names[int(kind)] for kind in kinds} >= WRITTEN[decoder]
+
+
+WRITTEN = {
+    "offsets": {
+        "OffsetCommit", "GroupMetadata", "ConsumerGroupMetadata", "ConsumerGroupMemberMetadata",
+        "ConsumerGroupCurrentMemberAssignment", "ConsumerGroupRegularExpression", "ShareGroupMemberMetadata",
+    },
+    "transaction-log": {"TransactionLog"},
+    "share-group-state": {"ShareSnapshot", "ShareUpdate"},
+}  # fmt: skip

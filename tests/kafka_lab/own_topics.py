@@ -1,0 +1,21 @@
+"""The broker's own topics: which decoder reads them, ours and kafka-dump-log's."""
+
+from __future__ import annotations
+
+from logformat.messages.coordinator_records import (
+    GROUP_RECORDS,
+    METADATA_RECORDS,
+    SHARE_RECORDS,
+    TRANSACTION_RECORDS,
+)
+from logformat.messages.remote_log_records import REMOTE_RECORDS
+
+DECODERS = {  # ours -> the tool's class and option, its records, what the names of its messages end with
+    "offsets": ("OffsetsMessageParser", "--offsets-decoder", GROUP_RECORDS),
+    "transaction-log": ("TransactionLogMessageParser", "--transaction-log-decoder", TRANSACTION_RECORDS),
+    "share-group-state": ("ShareGroupStateMessageParser", "--share-group-state-decoder", SHARE_RECORDS),
+    "cluster-metadata": ("ClusterMetadataLogMessageParser", "--cluster-metadata-decoder", METADATA_RECORDS),
+    "remote-log-metadata": ("RemoteMetadataLogMessageParser", "--remote-log-metadata-decoder", REMOTE_RECORDS),
+}
+TOPICS = {"__consumer_offsets": "offsets", "__transaction_state": "transaction-log",
+          "__share_group_state": "share-group-state", "__cluster_metadata": "cluster-metadata"}  # fmt: skip
