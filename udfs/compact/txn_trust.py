@@ -78,7 +78,7 @@ def with_index_entries(
         if len(said) > _MOST_ENTRIES_NAMED:
             notes.append(f"{file.path}: {len(said) - _MOST_ENTRIES_NAMED} more entries that the log contradicts")
         known, at = same_marker(out["last_offset"], out["producer_id"], entries)
-        _check_no_marker_lost(file, scans, entries, aborted, known, at)
+        _check_no_marker_lost(plan, file, scans, entries, aborted, known, at)
         index_only.append(entries[right & ~known])
         same = right & known
         for name in ("first_offset", "last_stable_offset"):
@@ -87,6 +87,7 @@ def with_index_entries(
 
 
 def _check_no_marker_lost(
+    plan: PartitionPlan,
     file: SideFile,
     scans: Sequence[SegmentScan],
     entries: np.ndarray,
@@ -96,14 +97,16 @@ def _check_no_marker_lost(
 ) -> None:
     """By the log's markers a transaction may begin before the offset that its index entry says, only if the marker of
     the one before is lost: in a hole, or by a broker that took it too early (KAFKA-14055). Where every offset is there
-    none is lost, and the index is wrong; else it cannot be told which is, and committed records may be at stake.
+    none is lost, and the index is wrong; else it cannot be told which is, and committed records may be at stake. Not so
+    below the log start: of a transaction that began there, a broker that recovers the log reads no more than the end.
 
     known, at: which of `entries` are in `aborted`, and where.
     """
     if not len(aborted) or _is_dense(scans):
         return
     first = aborted["first_offset"][np.minimum(at, len(aborted) - 1)]
-    doubtful = known & (entries["first_offset"] > first) & (entries["first_offset"] < entries["last_offset"])
+    at_stake = np.maximum(first, plan.log_start_offset)
+    doubtful = known & (entries["first_offset"] > at_stake) & (entries["first_offset"] < entries["last_offset"])
     for i in np.flatnonzero(doubtful)[:1]:
         raise SetAside(
             Problem(

@@ -186,6 +186,26 @@ def test_an_entry_may_begin_before_what_a_cleaning_left(tmp_path: Path, capsys: 
     assert cli.main(["reindex", str(root), "--check", "--no-progress"]) == 3
 
 
+@pytest.mark.parametrize(("log_start", "cleaned"), [(0, False), (3, False), (4, True), (5, True)])
+def test_a_transaction_that_began_below_the_log_start(log_start: int, cleaned: bool, tmp_path: Path) -> None:
+    """A broker that recovers a log reads nothing far below its start, and its index begins such a transaction later.
+
+    In a log with holes that may be a lost marker, but of records that nobody sees.
+    """
+    text = "{pid=1 txn} a=1 b=2 | {pid=1 txn base=4} c=3 | {pid=1 abort} || g=7 || h=8"
+    write_partition(tmp_path / "a" / "t-0", text)
+    (tmp_path / "a" / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {log_start}\n")
+    change(tmp_path / "a", 0, "first_offset", 4)
+    if not cleaned:
+        with pytest.raises(AssertionError, match="kind='transaction'"):
+            compacted(tmp_path / "a")
+        return
+    result, survivors = compacted(tmp_path / "a")
+    assert survivors == [5, 6, 7]
+    [note] = result.notes
+    assert note.endswith("what the log says is taken")
+
+
 def logs_of(outcome: Outcome) -> dict[str, bytes]:
     return {name: data for name, data in outcome.files().items() if name.endswith(".log")}
 
