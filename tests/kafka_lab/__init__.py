@@ -33,6 +33,8 @@ from .oracle import (
     CleanSpec,
     Consumed,
     Digest,
+    DrawnLog,
+    DrawSpec,
     IndexReport,
     Located,
     RecoverSpec,
@@ -42,6 +44,7 @@ from .oracle import (
     delete_old_segments,
     digest,
     digest_of,
+    draw_logs,
     dump,
     dump_log_findings,
     dump_log_segments,
@@ -57,9 +60,10 @@ from .oracle import (
 )
 
 __all__ = [
-    "Broker", "CleanRound", "CleanSpec", "Consumed", "Digest", "IndexReport", "LabError", "LoadError", "LoadReport",
-    "Located", "OldBroker", "RecoverSpec", "check_served", "clean", "consume", "create_topics", "delete_old_segments",
-    "digest", "digest_of", "dump", "dump_log_findings", "dump_log_segments", "index_check", "kafka_jars",
-    "list_offsets", "load_under_broker", "locate", "make_logs", "recover", "recover_segments", "recovered_by_broker",
-    "seek", "served_by_broker", "start_restored", "visible_lines", "without_segments",
+    "Broker", "CleanRound", "CleanSpec", "Consumed", "Digest", "DrawSpec", "DrawnLog", "IndexReport", "LabError",
+    "LoadError", "LoadReport", "Located", "OldBroker", "RecoverSpec", "check_served", "clean", "consume",
+    "create_topics", "delete_old_segments", "digest", "digest_of", "draw_logs", "dump", "dump_log_findings",
+    "dump_log_segments", "index_check", "kafka_jars", "list_offsets", "load_under_broker", "locate", "make_logs",
+    "recover", "recover_segments", "recovered_by_broker", "seek", "served_by_broker", "start_restored",
+    "visible_lines", "without_segments",
 ]  # fmt: skip

@@ -161,6 +161,41 @@ def seek(bootstrap: str, queries: Mapping[str, Sequence[int]]) -> dict[str, list
     return lab().call("seek", bootstrap=bootstrap, queries=dict(queries))
 
 
+@dataclass(frozen=True)
+class DrawSpec:
+    """A partition directory that UnifiedLog writes, by operations that are drawn from a seed: java/DrawnLog.java."""
+
+    directory: Path
+    seed: int
+    operations: tuple[int, ...]
+    more: bool = False  # goes on in a directory that is there, from what follows
+    log_start: int = 0
+    now_ms: int = 0
+    leader_epoch: int = 0
+    clean: bool = True  # how the broker stopped before
+
+
+@dataclass(frozen=True)
+class DrawnLog:
+    """What was written, and how it is to be cleaned."""
+
+    log_start: int
+    log_end: int
+    now_ms: int
+    leader_epoch: int
+    closed: bool  # else as a crash leaves it, but whole
+    segment_bytes: int
+    segment_index_bytes: int
+    index_interval_bytes: int
+    delete_retention_ms: int
+    counts: Mapping[str, int]  # operation -> how often
+
+
+def draw_logs(specs: Iterable[DrawSpec]) -> list[DrawnLog]:
+    """Makes logs, or more of them."""
+    return [DrawnLog(**one) for one in lab().call("draw_logs", logs=[asdict(spec) for spec in specs])]
+
+
 def clean(specs: Iterable[CleanSpec]) -> list[CleanRound]:
     """Runs the broker's Cleaner in place over each directory, as a broker that has just started would."""
     rounds = lab().call("clean", logs=[asdict(spec) for spec in specs])

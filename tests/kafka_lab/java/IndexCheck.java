@@ -10,7 +10,9 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
+import java.util.concurrent.Delayed;
 import java.util.concurrent.ScheduledFuture;
+import java.util.concurrent.TimeUnit;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.record.internal.ControlRecordType;
 import org.apache.kafka.common.record.internal.FileLogInputStream;
@@ -281,7 +283,38 @@ final class IndexCheck {
 
         @Override
         public ScheduledFuture<?> schedule(String name, Runnable task, long delayMs, long periodMs) {
-            return null;
+            return NEVER;
         }
     }
+
+    /** What never runs. */
+    static final ScheduledFuture<Object> NEVER = new ScheduledFuture<>() {
+        public long getDelay(TimeUnit unit) {
+            return Long.MAX_VALUE;
+        }
+
+        public int compareTo(Delayed other) {
+            return 0;
+        }
+
+        public boolean cancel(boolean mayInterrupt) {
+            return true;
+        }
+
+        public boolean isCancelled() {
+            return true;
+        }
+
+        public boolean isDone() {
+            return true;
+        }
+
+        public Object get() {
+            return null;
+        }
+
+        public Object get(long timeout, TimeUnit unit) {
+            return null;
+        }
+    };
 }

@@ -92,7 +92,7 @@ final class KafkaCleaner {
         while (true) {
             long limit = Math.min(log.lastStableOffset(), log.activeSegment().baseOffset());
             LogToClean toClean = new LogToClean(log, from, Math.max(from, limit), false);
-            if (from >= toClean.firstUncleanableOffset() || toClean.totalBytes() == 0) return;
+            if (from >= toClean.firstUncleanableOffset() || toClean.cleanableBytes() == 0) return; // as the cleaner's manager
             Map.Entry<Long, CleanerStats> done = cleaner.doClean(toClean, time.milliseconds());
             CleanerStats stats = done.getValue();
             rounds.addObject().put("directory", spec.get("directory").asText())

@@ -23,6 +23,7 @@ public final class Lab {
 
     static final Map<String, Command> COMMANDS = Map.ofEntries(
         Map.entry("clean", KafkaCleaner::clean),
+        Map.entry("draw_logs", DrawnLog::draw),
         Map.entry("dump", Dump::dump),
         Map.entry("index_check", IndexCheck::check),
         Map.entry("make_logs", MakeLogs::make),

@@ -1,0 +1,303 @@
+"""Logs that Kafka's own UnifiedLog writes, by operations drawn from a seed, cleaned by its cleaner and by ours.
+
+Three passes: the first from a drawn checkpoint; the second, 25 hours later, from where the first ended, after more was
+appended to both; the third from the log start. After each, every record and every batch is equal, and so is the offset
+up to which it is clean. Every second log is cleaned in blocks. A log that differs is made again of fewer operations
+until none can go.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from logformat.side_files.checkpoints import read_leader_epochs
+from tests.attack.summary import PROPERTY
+from tests.builders.folders import Archived, Outcome, archived_at, compact, plan_of
+from tests.builders.splits import compact_in_blocks
+from tests.kafka_lab import (
+    CleanSpec,
+    DrawnLog,
+    DrawSpec,
+    LabError,
+    clean,
+    draw_logs,
+    dump,
+    without_segments,
+)
+from tests.reference.cleaner import Settings
+from udfs.attempt import attempt
+from udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
+from udfs.problem import Problem
+
+pytestmark = [pytest.mark.attack, pytest.mark.slow, pytest.mark.kafka]
+
+PASSES = (1, 2, 3)
+HOURS_25_MS = 90_000_000
+OPERATIONS, MORE = 60, 12  # at most
+MORE_FROM = 1000  # numbers of the operations of the second pass
+SHRINK_SECONDS = 60.0
+MOST_DIFFERENT = 3
+EQUAL = "equal"
+REFUSED, GONE, UNDECIDED = (
+    "refused by Kafka's cleaner", "cut off below their log start", "with a transaction that may have ended in a gap",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A log: its seed, and the operations that are left of those drawn."""
+
+    seed: int
+    operations: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.seed}:{','.join(map(str, self.operations))}"
+
+
+@dataclass
+class Cleaned:
+    """What became of one log, or of all."""
+
+    logs: Counter[str] = field(default_factory=Counter)  # by how they ended
+    passes: int = 0
+    records: int = 0
+    segments: int = 0
+    operations: Counter[str] = field(default_factory=Counter)
+
+
+def case_of(seed: int) -> Case:
+    rng = random.Random(seed)
+    first, more = rng.randrange(1, OPERATIONS), rng.randrange(MORE)
+    return Case(seed, (*range(first), *range(MORE_FROM, MORE_FROM + more)))
+
+
+def case_named(name: str) -> Case:
+    seed, _, operations = name.partition(":")
+    return Case(int(seed), tuple(map(int, operations.split(",")))) if operations else case_of(int(seed))
+
+
+def test_what_kafka_writes_both_clean_alike(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    option = request.config.getoption
+    first = option("--attack-seed") * 1_000_000
+    cases = (case_of(seed) for seed in itertools.count(first))
+    if option("--attack-case"):
+        cases = iter([case_named(option("--attack-case"))])
+    different(Case(first, (0, 1)), tmp_path, Cleaned())  # the JVM starts, kernels are compiled
+    done, found = Cleaned(), []
+    end = time.monotonic() + option("--attack-seconds")
+    for case in itertools.takewhile(lambda _: time.monotonic() < end and len(found) < MOST_DIFFERENT, cases):
+        if (said := different(case, tmp_path, done)) is not None:
+            least = case if option("--attack-case") else shrunk(case, tmp_path)
+            found.append(f"--attack-case '{least}': {different(least, tmp_path, Cleaned()) or said}")
+    line = line_of(done, len(found))
+    request.node.user_properties.append((PROPERTY, line))
+    assert not found, f"{line}\n" + "\n".join(found)
+    assert done.logs[EQUAL] or option("--attack-case"), line
+    assert done.segments > done.logs[EQUAL] or option("--attack-case"), line
+
+
+def line_of(done: Cleaned, differ: int) -> str:
+    """The summary."""
+    ended = "all equal" if not differ else f"{differ} differ"
+    refused = "".join(f"; {done.logs[why]:,} more {why}" for why in (REFUSED, GONE, UNDECIDED) if done.logs[why])
+    drawn = ", ".join(f"{n:,} {what}" for what, n in done.operations.most_common())
+    return (
+        f"differential: {done.logs[EQUAL] + differ:,} logs, {done.passes:,} passes, {done.segments:,} segments, "
+        f"{done.records:,} records: {ended}{refused}; {done.operations.total():,} operations: {drawn}"
+    )
+
+
+def shrunk(case: Case, work: Path) -> Case:
+    """The smallest case that still differs: operations are left out in halves, then in smaller pieces."""
+    end = time.monotonic() + SHRINK_SECONDS
+    size = len(case.operations) // 2
+    while size:
+        at = 0
+        while at < len(case.operations) and time.monotonic() < end:
+            fewer = Case(case.seed, case.operations[:at] + case.operations[at + size :])
+            if different(fewer, work, Cleaned()) is not None:
+                case = fewer
+            else:
+                at += size
+        size //= 2
+    return case
+
+
+def different(case: Case, work: Path, done: Cleaned) -> str | None:
+    """How the two differ after some pass, or None; what was tried is counted in `done`."""
+    shutil.rmtree(work, ignore_errors=True)
+    theirs, ours = work / "kafka" / "t-0", work / "ours0"
+    first = tuple(i for i in case.operations if i < MORE_FROM)
+    [drawn] = draw_logs([DrawSpec(theirs, case.seed, first)])
+    if drawn.log_start == 0:
+        shutil.copytree(theirs, ours / "t-0")
+    if not drawn.closed:  # as a crash leaves it: a broker recovers it, we take it as it is
+        going_on = DrawSpec(theirs, case.seed, (), True, drawn.log_start, drawn.now_ms, drawn.leader_epoch, clean=False)
+        draw_logs([going_on])
+    if drawn.log_start > 0:  # of a transaction that is open below the log start a recovered broker knows nothing
+        shutil.copytree(theirs, ours / "t-0")
+    rng = random.Random(case.seed)
+    bases = [int(path.stem) for path in theirs.glob("*.log")]
+    start = rng.choice([drawn.log_start, *(b for b in bases if b >= drawn.log_start)])
+    counted = Cleaned(segments=len(bases))
+    now_ms = drawn.now_ms
+    if max(bases) < drawn.log_start and end_of(theirs) < drawn.log_start:
+        done.logs[GONE] += 1  # a broker begins it anew, and we name a problem
+        return None
+    for number in PASSES:
+        if number == 2:
+            more = [i for i in case.operations if i >= MORE_FROM]
+            now_ms, said = appended(case.seed, more, (theirs, ours / "t-0"), drawn, now_ms, counted)
+            if said is not None:
+                return said
+        if number == 3:
+            start = drawn.log_start
+        before = lines(theirs, drawn.log_start)
+        kinds = "D" if straddles(theirs, drawn.log_start) else "BR"
+        try:
+            end = cleaned_by_kafka(theirs, drawn, now_ms, start)
+        except LabError as error:
+            if number == 1:
+                counted = Cleaned()  # nothing of it was compared
+            counted.logs[REFUSED] += 1
+            add(done, counted)
+            return None if "Exception" in str(error) else str(error)
+        out = work / f"ours{number}"
+        plan = plan_for(archived_at(ours, "t-0"), out, drawn, now_ms, start, number)
+        result = (compact_blocks if case.seed % 2 else compact)(plan)
+        if (problem := result.result.problem) is not None:
+            if problem.kind != "gap" or "the end of the transaction" not in problem.expected:
+                return f"pass {number}: {problem}"
+            done.logs[UNDECIDED] += 1  # Kafka takes it for open, and cleans nothing from there on
+            return None
+        archive = work / f"archive{number}"
+        if result.result.status == "cleaned":
+            result.as_archive(archive, snapshots=True)
+        else:
+            shutil.copytree(ours / "t-0", archive / "t-0")
+        ours = archive
+        expected, found = (lines(folder, drawn.log_start, kinds) for folder in (theirs, ours / "t-0"))
+        if found != expected:
+            return f"pass {number} ({result.result.status}): {unlike(expected, found)}"
+        until = result.result.first_dirty_offset
+        if until != end:
+            return f"pass {number} ({result.result.status}): clean up to {until}, and Kafka's up to {end}"
+        if result.result.status != "cleaned":  # equal, then: side files of the one that was recovered
+            shutil.rmtree(ours)
+            shutil.copytree(theirs, ours / "t-0")
+        counted.passes += 1
+        counted.records += sum(line.startswith("R") for line in before)
+        start, now_ms = end, now_ms + HOURS_25_MS
+    counted.logs[EQUAL] += 1
+    counted.operations.update(drawn.counts)
+    add(done, counted)
+    return None
+
+
+def add(done: Cleaned, one: Cleaned) -> None:
+    done.logs += one.logs
+    done.operations += one.operations
+    done.passes += one.passes
+    done.records += one.records
+    done.segments += one.segments
+
+
+def appended(
+    seed: int, operations: Sequence[int], folders: Sequence[Path], drawn: DrawnLog, now_ms: int, counted: Cleaned
+) -> tuple[int, str | None]:
+    """The same operations on both: what a broker knows of the two logs has to be the same too.
+
+    Both begin with one snapshot of the log end, that of Kafka's: it has dropped producers that were idle for a day,
+    which a log that is read does not drop.
+    """
+    active = max(int(path.stem) for path in folders[0].glob("*.log"))
+    for folder in folders[1:]:
+        for path in folder.glob("*.snapshot"):
+            if int(path.stem) > active:
+                path.unlink()
+        for path in folders[0].glob("*.snapshot"):
+            if int(path.stem) > active:
+                shutil.copy2(path, folder)
+    going_on = DrawSpec(folders[0], seed, tuple(operations), True, drawn.log_start, now_ms, drawn.leader_epoch)
+    a, b = draw_logs(replace(going_on, directory=folder) for folder in folders)
+    theirs, ours = (lines(folder, drawn.log_start) for folder in folders)
+    counted.operations.update(a.counts)
+    if a != b or theirs != ours:
+        return a.now_ms, f"more was appended: {a} and {b}; {unlike(theirs, ours)}"
+    return a.now_ms, None
+
+
+def cleaned_by_kafka(folder: Path, drawn: DrawnLog, now_ms: int, start: int) -> int:
+    """Where the clean part ends."""
+    spec = CleanSpec(
+        folder, now_ms, segment_bytes=drawn.segment_bytes, first_dirty_offset=start, log_start=drawn.log_start,
+        delete_retention_ms=drawn.delete_retention_ms, segment_index_bytes=drawn.segment_index_bytes,
+        index_interval_bytes=drawn.index_interval_bytes,
+    )  # fmt: skip
+    rounds = clean([spec])
+    return rounds[-1].end_offset if rounds else start
+
+
+def plan_for(archived: Archived, store: Path, drawn: DrawnLog, now_ms: int, start: int, number: int) -> PartitionPlan:
+    settings = Settings(
+        delete_retention_ms=drawn.delete_retention_ms, segment_bytes=drawn.segment_bytes,
+        segment_index_bytes=drawn.segment_index_bytes, index_interval_bytes=drawn.index_interval_bytes,
+    )  # fmt: skip
+    plan = plan_of(
+        archived, store, settings, now_ms=now_ms, log_start_offset=drawn.log_start, checkpoint=start, force=number == 3
+    )
+    epochs = archived.root / "t-0" / "leader-epoch-checkpoint"
+    return replace(plan, leader_epochs=tuple(read_leader_epochs(epochs.read_bytes(), str(epochs))))
+
+
+def compact_blocks(plan: PartitionPlan) -> Outcome:
+    """As `compact`: whatever stops it becomes a result."""
+
+    def run() -> PartitionResult:
+        try:
+            return compact_in_blocks(plan).result
+        except NotDue as reason:
+            return reason.result
+
+    done = attempt("t-0", run)
+    if isinstance(done, Problem):
+        done = PartitionResult(plan.topic, plan.partition, "set_aside", problem=done)
+    return Outcome(done, plan)
+
+
+def lines(folder: Path, log_start: int, kinds: str = "BR") -> list[str]:
+    """Records and batches from the log start on. What lies below it no consumer sees, and is cleaned otherwise."""
+    return [line for line in without_segments(dump([folder], kinds)[folder]) if int(line.split("\t")[1]) >= log_start]
+
+
+def straddles(folder: Path, log_start: int) -> bool:
+    """Whether a transaction began below the log start and ends above it: a broker that has recovered the log does not
+    know how it began, nor for how long its marker is needed. Only what a consumer sees is compared then.
+    """
+    begun: set[str] = set()
+    for line in dump([folder], "R")[folder]:
+        fields = line.split("\t")
+        if fields[11] == "-" and fields[10] == "1" and int(fields[1]) < log_start:
+            begun.add(fields[7])
+        elif fields[11] != "-" and int(fields[1]) < log_start:
+            begun.discard(fields[7])
+    return bool(begun)
+
+
+def end_of(folder: Path) -> int:
+    """The offset behind the last batch."""
+    return max((int(line.split("\t")[2]) + 1 for line in dump([folder], "B")[folder]), default=0)
+
+
+def unlike(expected: Sequence[str], found: Sequence[str]) -> str:
+    more, missing = sorted(set(found) - set(expected)), sorted(set(expected) - set(found))
+    return f"{len(expected)} lines of Kafka's, {len(found)} of ours: more {more[:3]}, missing {missing[:3]}"
