@@ -109,7 +109,7 @@ def test_what_kafka_writes_both_clean_alike(request: pytest.FixtureRequest, tmp_
 def line_of(done: Cleaned, differ: int) -> str:
     """The summary."""
     ended = "all equal" if not differ else f"{differ} differ"
-    if done.seen_only:  # a transaction lies across the log start
+    if done.seen_only:  # a transaction began below the log start
         ended += f", {done.seen_only:,} of them as a consumer sees them"
     refused = "".join(f"; {done.logs[why]:,} more {why}" for why in (REFUSED, GONE, UNDECIDED) if done.logs[why])
     drawn = ", ".join(f"{n:,} {what}" for what, n in done.operations.most_common())
@@ -156,7 +156,7 @@ def different(case: Case, work: Path, done: Cleaned) -> str | None:
     if max(bases) < drawn.log_start and end_of(theirs) < drawn.log_start:
         done.logs[GONE] += 1  # a broker begins it anew, and we name a problem
         return None
-    kinds = "D" if straddles(theirs, drawn.log_start) else "BR"
+    kinds = "D" if begun_below(theirs, drawn.log_start) else "BR"
     for number in PASSES:
         if number == 2:
             more = [i for i in case.operations if i >= MORE_FROM]
@@ -290,18 +290,12 @@ def lines(folder: Path, log_start: int, kinds: str = "BR") -> list[str]:
     return [line for line in without_segments(dump([folder], kinds)[folder]) if int(line.split("\t")[1]) >= log_start]
 
 
-def straddles(folder: Path, log_start: int) -> bool:
-    """Whether a transaction began below the log start and ends above it: a broker that has recovered the log does not
-    know how it began, nor for how long its marker is needed. Only what a consumer sees is compared then.
+def begun_below(folder: Path, log_start: int) -> bool:
+    """Whether a transaction began below the log start: a broker that has recovered the log does not know how it began,
+    nor that it was aborted, and so not for how long markers are needed. Only what a consumer sees is compared then.
     """
-    begun: set[str] = set()
-    for line in dump([folder], "R")[folder]:
-        fields = line.split("\t")
-        if fields[11] == "-" and fields[10] == "1" and int(fields[1]) < log_start:
-            begun.add(fields[7])
-        elif fields[11] != "-" and int(fields[1]) < log_start:
-            begun.discard(fields[7])
-    return bool(begun)
+    records = (line.split("\t") for line in dump([folder], "R")[folder])
+    return any(fields[10] == "1" and fields[11] == "-" and int(fields[1]) < log_start for fields in records)
 
 
 def end_of(folder: Path) -> int:
