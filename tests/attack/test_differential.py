@@ -45,7 +45,7 @@ HOURS_25_MS = 90_000_000
 OPERATIONS, MORE = 60, 12  # at most
 MORE_FROM = 1000  # numbers of the operations of the second pass
 SHRINK_SECONDS = 60.0
-MOST_DIFFERENT = 3
+LEAST, MOST_DIFFERENT = 20, 3  # logs: so many however short the time; and so many that differ end it
 EQUAL = "equal"
 REFUSED, GONE, UNDECIDED = (
     "refused by Kafka's cleaner", "cut off below their log start", "with a transaction that may have ended in a gap",
@@ -95,7 +95,11 @@ def test_what_kafka_writes_both_clean_alike(request: pytest.FixtureRequest, tmp_
     different(Case(first, (0, 1)), tmp_path, Cleaned())  # the JVM starts, kernels are compiled
     done, found = Cleaned(), []
     end = time.monotonic() + option("--attack-seconds")
-    for case in itertools.takewhile(lambda _: time.monotonic() < end and len(found) < MOST_DIFFERENT, cases):
+
+    def goes_on(_: Case) -> bool:
+        return len(found) < MOST_DIFFERENT and (time.monotonic() < end or done.logs.total() < LEAST)
+
+    for case in itertools.takewhile(goes_on, cases):
         if (said := different(case, tmp_path, done)) is not None:
             least = case if option("--attack-case") else shrunk(case, tmp_path)
             found.append(f"--attack-case '{least}': {different(least, tmp_path, Cleaned()) or said}")
