@@ -6,6 +6,7 @@ because the libraries that talk to a bucket do not survive a fork, and because a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -57,8 +58,9 @@ class Driver:
         """Run a job to its end; `environment`: variables that hold from here on."""
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps([list(words), dict(environment or {})]) + "\n")
-        process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it is killed already
+            process.stdin.write(json.dumps([list(words), dict(environment or {})]) + "\n")
+            process.stdin.flush()
         told, _, _ = select.select([process.stdout], [], [], HANG_SECONDS)
         line = process.stdout.readline() if told else ""
         if line:
@@ -71,15 +73,18 @@ class Driver:
         """As the system does where memory is short; from any thread."""
         if self.process is not None:
             self.process.kill()
+            self.process.wait()
 
     def close(self) -> None:
         """End the process."""
         process, self.process = self.process, None
         if process is not None:
-            with process:  # closes its stdin: it ends
+            with contextlib.suppress(BrokenPipeError), process:  # closes its stdin: it ends
                 pass
 
     def _running(self) -> subprocess.Popen[str]:
+        if self.process is not None and self.process.poll() is not None:
+            self.close()
         if self.process is None:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,

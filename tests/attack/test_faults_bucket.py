@@ -46,7 +46,7 @@ MISHAPS = {
 JOBS = ("compact a new store", "compact what has grown", "vacuum", "restore")
 VERDICTS = ("as if nothing had happened", "ended with an error and the next run made it good", "killed, and the same")
 BEFORE = {"t-0": "a=1 b=2 | {codec=zstd} a=3 d=1 || c=3 a=4 | b=5 || c=9", "u-0": "x=1 y=2 | {pid=7} x=3 || y=3"}
-AFTER = {"t-0": f"{BEFORE['t-0']} a=6 || d=2", "u-0": f"{BEFORE['u-0']} | x=5 || x=6"}
+AFTER = {"t-0": f"{BEFORE['t-0']} | a=6 || d=2", "u-0": f"{BEFORE['u-0']} | x=5 || x=6"}
 CONFIG = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n'
 NOW = "1800000000000"
 ARCHIVE = f"{BUCKET}/archive"
