@@ -212,7 +212,8 @@ def record_columns(records: Any, key: Any = None, payload: Any = None) -> dict[s
 def _sequences(b: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """First and last sequence of batches; of magic 0 and 1 both -1."""
     base = b["base_sequence"].astype(np.int64)
-    last = (base + b["last_offset"] - b["base_offset"]) % _SEQUENCES
+    last = base + b["last_offset"] - b["base_offset"]
+    last[last >= _SEQUENCES] -= _SEQUENCES
     return base, np.where(base == NO_PRODUCER, NO_PRODUCER, last)
 
 

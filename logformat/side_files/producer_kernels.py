@@ -64,7 +64,7 @@ def summarize(
 ) -> tuple[int, int, int]:
     """Fill `out` and `markers`; give (status, batch in error, number of markers).
 
-    batches: BATCH[n] in offset order, read only; those with producer_id -1 are passed over.
+    batches: BATCH[n] in offset order, read only; those with a producer_id below 0 are passed over.
     row: int64[n], the row of `out` for each batch's producer; anything where it has none.
     newer, older: int64[len(out)], scratch: a list of the producers with an open transaction, oldest first.
     out: PRODUCER_SUMMARY[p], one row a producer of `batches`, written (producer_id is the caller's).
@@ -117,8 +117,10 @@ def summarize(
             delta = batch["last_offset"] - batch["base_offset"]
             producer["offset_delta"] = delta
             sequence = -1
-            if batch["base_sequence"] >= 0:  # sequences go on at 0 behind 2^31 - 1
-                sequence = (batch["base_sequence"] + delta) & 0x7FFFFFFF
+            if batch["base_sequence"] != -1:
+                sequence = batch["base_sequence"] + delta
+                if sequence > 0x7FFFFFFF:  # goes on at 0 behind 2^31 - 1
+                    sequence -= 1 << 31
             producer["last_sequence"] = sequence
             transactional = batch["attributes"] & TRANSACTIONAL_MASK != 0
             if producer["current_txn_first_offset"] >= 0:

@@ -50,8 +50,8 @@ def summarize(batches: NDArray[np.void], path: str = "") -> ProducerSummary:
     while its producer has one open.
     """
     ids, row = np.unique(batches["producer_id"], return_inverse=True)
-    if len(ids) and ids[0] < 0:
-        ids, row = ids[1:], row - 1
+    none = int(np.searchsorted(ids, 0))  # any number below 0 is no producer
+    ids, row = ids[none:], row - none
     producers = np.zeros(len(ids), PRODUCER_SUMMARY)
     producers["producer_id"] = ids
     markers = np.zeros(np.count_nonzero(batches["attributes"] & CONTROL_MASK), MARKER)

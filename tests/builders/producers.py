@@ -38,6 +38,6 @@ def log(events):
 def logs(kinds, max_size=40, producers=5):
     event = st.tuples(
         st.integers(0, producers - 1), st.sampled_from(kinds), st.sampled_from([0, 0, 0, 1]), st.integers(1, 9),
-        st.sampled_from([0, 5, -1, 2**31 - 3]), st.integers(0, 99),
+        st.sampled_from([0, 5, -1, -(2**31), 2**31 - 3]), st.integers(0, 99),
     )  # fmt: skip
     return st.lists(event, max_size=max_size).map(log)

@@ -45,7 +45,7 @@ class State:
         whether aborted).
         """
         pid = batch["producer_id"]
-        if pid == -1:
+        if pid < 0:
             return None
         producer = self.producers.setdefault(pid, Producer())
         if not batch["attributes"] & 0x20:
@@ -53,7 +53,9 @@ class State:
             delta = batch["last_offset"] - batch["base_offset"]
             sequence = batch["base_sequence"]
             if sequence != -1:
-                sequence = (sequence + delta) % 2**31
+                sequence += delta
+                if sequence > 2**31 - 1:
+                    sequence -= 2**31
             producer.batches.append((sequence, batch["last_offset"], delta))
             producer.timestamp = batch["max_timestamp"]
             transactional = bool(batch["attributes"] & 0x10)

@@ -224,3 +224,21 @@ def test_nothing():
     assert len(state.append(words(""))) == len(state.append(words("1l 1l"))) == len(state.entries()) == 0
     assert len(state.apply(merge_all([]))) == 0
     assert len(merge_all([summarize(words("1t")), summarize(words("1a"))]).markers) == 1
+
+
+def test_any_id_below_0_is_no_producer():
+    batches = words("1t 2d 3d")
+    batches["producer_id"] = [-1, -2, 3]
+    state = ProducerState()
+    state.append(batches)
+    assert state.entries()["producer_id"].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("base", "last"), [(0, 1), (-1, -1), (2**31 - 1, 0), (2**31 - 2, 2**31 - 1), (-2, -1), (-(2**31), -(2**31) + 1)]
+)
+def test_last_sequences_as_kafka_counts_them(base, last):
+    batches = log([(1, "d", 0, 2, base, 0)])
+    state = ProducerState()
+    state.append(batches)
+    assert state.entries()["last_sequence"].tolist() == [last]
