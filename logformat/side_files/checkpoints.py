@@ -191,6 +191,7 @@ def _entries(data: bytes, path: str, n_fields: int) -> list[tuple[int, list[str]
         entries.append((position, fields))
         position += len(line.encode()) + 1
     if count != len(entries):
+        position = min(position, len(data))  # the last line may have no end
         raise LogFormatError("side_file", path, position, f"{count} entries", f"{len(entries)}")
     return entries
 

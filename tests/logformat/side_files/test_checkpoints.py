@@ -184,3 +184,11 @@ def test_meta_properties():
 def test_clean_shutdown():
     assert checkpoints.write_clean_shutdown() == b'{"version":0,"brokerEpoch":-1}'
     assert checkpoints.write_clean_shutdown(12) == b'{"version":0,"brokerEpoch":12}'
+
+
+def test_a_problem_lies_in_the_file():
+    """Also where its last line has no end."""
+    for data in (b"0\n1", b"0\n2\nt 0 1"):
+        with pytest.raises(LogFormatError) as caught:
+            checkpoints.read_offset_checkpoint(data, "p")
+        assert caught.value.position == len(data)
