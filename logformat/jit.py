@@ -4,6 +4,9 @@ Numba's cache on disk looks at the file of a kernel alone: a change in a functio
 constant it imports, would leave the old machine code in use. So the cache of each state of the kernels' sources has a
 folder of its own, in one of those that `cache_folder` knows to be safe. Numba's own ways to find a folder look at
 nobody's rights, and are not taken.
+
+NUMBA_BOUNDSCHECK=1 compiles every access with a check of its bounds: an IndexError instead of whatever lies there. Such
+kernels are several times slower, and have a folder of their own in the cache, at which numba would not look either.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numba
 from numba.core import caching
@@ -27,6 +30,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _config: Any = numba.config
 _caching: Any = caching  # half of it has types
 
+CHECKED: Final = bool(_config.BOUNDSCHECK)  # whether loads by address are checked too; decided at import
+
 _SOURCES = (
     "logformat/**/*_kernels.py", "logformat/primitives/crc32*.py", "logformat/layout.py", "logformat/jit.py",
     "udfs/**/*_kernels.py",
@@ -38,7 +43,7 @@ def _state_of_sources() -> str:
     """Changes when a kernel, or what it is made of, does: a hash of names, sizes and times."""
     files = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern))
     stamp = "".join(f"{path.relative_to(ROOT)} {path.stat().st_size} {path.stat().st_mtime_ns} " for path in files)
-    return hashlib.sha256(stamp.encode()).hexdigest()[:16]
+    return hashlib.sha256(stamp.encode()).hexdigest()[:16] + ("-checked" if CHECKED else "")
 
 
 class _Locator(_caching.UserProvidedCacheLocator):  # type: ignore[misc]

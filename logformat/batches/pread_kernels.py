@@ -9,7 +9,7 @@ from numba import types
 
 from logformat.batches.header_kernels import ATTRIBUTES_OFFSET
 from logformat.batches.walk_kernels import FRAMED, MORE, frame_batch, read_header
-from logformat.jit import kernel
+from logformat.jit import CHECKED, kernel
 from logformat.layout import CONTROL_MASK, MAGIC_OFFSET
 
 SHORT_READ = 9  # of a walk: fewer bytes came than the file is said to have, or none because of an error
@@ -60,6 +60,8 @@ def walk_headers(
                 take = size
         if missing:
             count = min(max(take, _HEADER_BYTES), window.shape[0], end - position)
+            if CHECKED and not 0 <= count <= window.shape[0]:
+                raise IndexError("bytes outside of the array")
             got = _pread(np.int32(descriptor), np.uintp(window.ctypes.data), np.uintp(count), np.int64(position))
             if got != count:
                 return n, position, SHORT_READ, count, got, bytes_read

@@ -19,7 +19,7 @@ from llvmlite import binding
 from numba import types
 from numpy.typing import NDArray
 
-from logformat.jit import inline, kernel
+from logformat.jit import CHECKED, inline, kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +69,8 @@ _extend: Any = types.ExternalFunction(SYMBOL, types.uint32(types.uint32, types.u
 @inline
 def crc32c_range(buf: NDArray[np.uint8], start: int, end: int) -> int:
     """CRC-32C of buf[start:end] as uint32. buf: uint8[::1], read only or not; 0 <= start <= end <= len(buf)."""
+    if CHECKED and not 0 <= start <= end <= buf.shape[0]:
+        raise IndexError("bytes outside of the array")
     crc: int = _extend(np.uint32(0), np.uintp(buf.ctypes.data) + np.uintp(start), np.uintp(end - start))
     return crc
 

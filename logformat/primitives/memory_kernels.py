@@ -1,7 +1,8 @@
 """Unaligned loads, stores and copies inside kernels.
 
 Byte-wise loops for these are several times slower: the compiler cannot join single-byte accesses of an array that may
-alias another one. Positions are byte indexes into C-contiguous uint8 arrays; nothing is checked here.
+alias another one. Positions are byte indexes into C-contiguous uint8 arrays. Nothing is checked here, except under
+NUMBA_BOUNDSCHECK=1 (`jit.CHECKED`): what lies outside the array is an IndexError then. A prefetch reads nothing.
 """
 
 from __future__ import annotations
@@ -13,21 +14,35 @@ from numba import types
 from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic
 
+from logformat.jit import CHECKED
+
 cgutils: Any = untyped_cgutils
 _BYTES = ir.IntType(8).as_pointer()
 
 
-def _address(context: Any, builder: Any, array_type: Any, array: Any, position: Any) -> Any:
-    data = cgutils.create_struct_proxy(array_type)(context, builder, value=array).data
-    return builder.gep(builder.bitcast(data, _BYTES), [position])
+def _address(context: Any, builder: Any, array_type: Any, array: Any, position: Any, count: Any) -> Any:
+    """Of `count` bytes from `position`."""
+    proxy = cgutils.create_struct_proxy(array_type)(context, builder, value=array)
+    if CHECKED:
+        end = builder.mul(proxy.nitems, proxy.itemsize)
+        outside = builder.or_(
+            builder.or_(builder.icmp_signed("<", position, ir.Constant(position.type, 0)),
+                        builder.icmp_signed("<", count, ir.Constant(count.type, 0))),
+            builder.icmp_signed(">", count, builder.sub(end, position)),
+        )  # fmt: skip
+        with cgutils.if_unlikely(builder, outside):
+            context.call_conv.return_user_exc(builder, IndexError, ("bytes outside of the array",))
+    return builder.gep(builder.bitcast(proxy.data, _BYTES), [position])
 
 
 def _loader(width: int, big_endian: bool, result: Any) -> Any:
+    n_bytes = ir.Constant(ir.IntType(64), width // 8)
+
     def load(typing_context: Any, array: Any, position: Any) -> Any:
         signature = result(array, types.int64)
 
         def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            pointer = _address(context, builder, sig.args[0], args[0], args[1])
+            pointer = _address(context, builder, sig.args[0], args[0], args[1], n_bytes)
             word = builder.load(builder.bitcast(pointer, ir.IntType(width).as_pointer()))
             word.align = 1
             return builder.bswap(word) if big_endian else word
@@ -38,11 +53,13 @@ def _loader(width: int, big_endian: bool, result: Any) -> Any:
 
 
 def _storer(width: int, value_type: Any) -> Any:
+    n_bytes = ir.Constant(ir.IntType(64), width // 8)
+
     def store(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
         signature = types.void(array, types.int64, value_type)
 
         def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            pointer = _address(context, builder, sig.args[0], args[0], args[1])
+            pointer = _address(context, builder, sig.args[0], args[0], args[1], n_bytes)
             instruction = builder.store(
                 builder.bswap(args[2]), builder.bitcast(pointer, ir.IntType(width).as_pointer())
             )
@@ -68,8 +85,8 @@ def _copy(typing_context: Any, target: Any, target_position: Any, source: Any, s
     signature = types.void(target, types.int64, source, types.int64, types.int64)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        to = _address(context, builder, sig.args[0], args[0], args[1])
-        origin = _address(context, builder, sig.args[2], args[2], args[3])
+        to = _address(context, builder, sig.args[0], args[0], args[1], args[4])
+        origin = _address(context, builder, sig.args[2], args[2], args[3], args[4])
         cgutils.raw_memcpy(builder, to, origin, args[4], 1)
         return context.get_dummy_value()
 
