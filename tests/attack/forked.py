@@ -56,21 +56,25 @@ def try_all(
     seconds: float,
     memory_bytes: int,
     folder: Path,
+    look_each: int = 1,
 ) -> Tried:
-    """Try cases until the time is over or they are. work: gives a verdict, or raises Failed or anything else."""
+    """Try cases until the time is over or they are. work: gives a verdict, or raises Failed or anything else.
+
+    look_each: the memory of so many cases together is looked at, where one takes less time than the look.
+    """
     tried = Tried(dict.fromkeys(verdicts, 0))
     first, left = 0, iter(cases)
     rest = list(islice(left, _AT_ONCE))
     end = time.monotonic() + seconds
     while rest and time.monotonic() < end and len(tried.failures) < MOST_FAILURES:
         while first < len(rest) and time.monotonic() < end and len(tried.failures) < MOST_FAILURES:
-            first += _one_process(rest[first:], work, tried, end, memory_bytes, folder)
+            first += _one_process(rest[first:], work, tried, end, memory_bytes, folder, look_each)
         first, rest = 0, list(islice(left, _AT_ONCE))
     return tried
 
 
 def _one_process(
-    cases: list[C], work: Callable[[C], str], tried: Tried, end: float, memory_bytes: int, folder: Path
+    cases: list[C], work: Callable[[C], str], tried: Tried, end: float, memory_bytes: int, folder: Path, look_each: int
 ) -> int:
     """How many cases were tried by one process."""
     verdicts = tuple(tried.counts)
@@ -80,7 +84,7 @@ def _one_process(
     pid = os.fork()
     if pid == 0:
         try:
-            _child(cases, work, verdicts, shared, said, end, memory_bytes)
+            _child(cases, work, verdicts, shared, said, end, memory_bytes, look_each)
         except BaseException:
             traceback.print_exc()
             os._exit(2)
@@ -134,23 +138,27 @@ def _child(
     said: Path,
     end: float,
     memory_bytes: int,
+    look_each: int,
 ) -> None:
     counts, failures = dict.fromkeys(verdicts, 0), 0
-    at_first, most = _forget_peak(), 0
+    before = at_first = _forget_peak()
+    most = 0
     with said.open("a") as file:
         for number, case in enumerate(cases):
             _HEAD.pack_into(shared, 0, number, most)
             if time.monotonic() > end or failures >= MOST_FAILURES:
                 return
-            before = _forget_peak()
-            if before > at_first + LEAK_BYTES:
-                raise MemoryError(f"{before - at_first >> 20} MiB more than at first, after {number} cases")
+            if number % look_each == 0:
+                before = _forget_peak()
+                if before > at_first + LEAK_BYTES:
+                    raise MemoryError(f"{before - at_first >> 20} MiB more than at first, after {number} cases")
             try:
                 verdict = work(case)
-                took = _resident("VmHWM") - before
-                most = max(most, took)
-                if took > memory_bytes:
-                    raise Failed(f"took {took >> 20} MiB, more than {memory_bytes >> 20}")
+                if (number + 1) % look_each == 0:
+                    took = _resident("VmHWM") - before
+                    most = max(most, took)
+                    if took > memory_bytes:
+                        raise Failed(f"took {took >> 20} MiB, more than {memory_bytes >> 20}")
             except Exception as error:
                 what = str(error) if isinstance(error, Failed) else "".join(traceback.format_exception(error)[-6:])
                 file.write(f"{case}\n{what}\0")

@@ -6,6 +6,7 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from tests.builders.folders import load
 from tests.builders.trees import files_of
 from tests.reference.any_magic import decode_any
 from tests.reference.cleaner import Segment, Settings, clean
+from tests.reference.legacy import sized
 from tests.reference.log import GZIP, LZ4, Batch, compress
 from tests.reference.producer_state import State
 
@@ -153,11 +155,14 @@ def decoded(data: bytes) -> list[Batch]:
     return out
 
 
+@lru_cache(1 << 12)
 def _decoded(part: bytes) -> Batch:
     readable = part
     try:
         if part[16] == 0 and part[17] & 7 == LZ4:  # no other library takes its frame
-            readable = part[:17] + bytes([GZIP]) + part[18:26] + compress(GZIP, unpack(LZ4, 0, part[26:]))
+            key_end = sized(part, 18)[1]
+            value = compress(GZIP, unpack(LZ4, 0, sized(part, key_end)[0] or b""))
+            readable = part[:17] + bytes([GZIP]) + part[18:key_end] + struct.pack(">i", len(value)) + value
             readable = readable[:8] + struct.pack(">i", len(readable) - 12) + readable[12:]
         return replace(decode_any(readable)[0], data=part)
     except Exception:  # the slow readers check by assertions, and their codecs raise what they like

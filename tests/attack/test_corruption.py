@@ -48,15 +48,16 @@ def attack(
     of: int,
     work: Callable[[Case], str],
     folder: Path,
+    look_each: int = 1,
 ) -> Tried:
     """Try them as the options say; a failure says how to make it happen again."""
     option = request.config.getoption
     if option("--attack-case"):
         cases, of = iter([case_named(option("--attack-case"))]), 1
-    tried = try_all(cases, work, VERDICTS, option("--attack-seconds"), MEMORY_BYTES, folder)
+    tried = try_all(cases, work, VERDICTS, option("--attack-seconds"), MEMORY_BYTES, folder, look_each)
     line = line_of(f"corruption, {group}", tried.counts, of, tried.crashes, tried.hangs, tried.peak_bytes)
     request.node.user_properties.append((PROPERTY, line))
-    again = f"./spark-submit.sh test {Path(__file__).relative_to(request.config.rootpath)} -k '{request.node.name}'"
+    again = f"./spark-submit.sh test {request.node.path.relative_to(request.config.rootpath)} -k '{request.node.name}'"
     said = "".join(f"\n{again} --attack-case '{name}'\n    {what}" for name, what in tried.failures)
     assert not tried.failures, f"{line}{said}"
     assert tried.total, "nothing was tried"

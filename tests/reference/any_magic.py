@@ -31,7 +31,9 @@ def _message(part: bytes) -> Batch:
     elif codec == LZ4 and magic == 0:
         records = []
     else:
-        content = decompress(codec, part[34 if magic else 26 :])
+        _, key_end = legacy.sized(part, 26 if magic else 18)
+        value, _ = legacy.sized(part, key_end)
+        content = decompress(codec, value or b"")
         found = legacy.inner_records(content, magic, offset, timestamp, attributes)
         records = [Record(r.offset, r.timestamp, r.key, r.value) for r in found]
     first = records[0].offset if records else offset

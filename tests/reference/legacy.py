@@ -39,7 +39,7 @@ def message(
     return struct.pack(">qiI", offset, len(body) + 4, zlib.crc32(body)) + body
 
 
-def _field(body: bytes, at: int) -> tuple[bytes | None, int]:
+def sized(body: bytes, at: int) -> tuple[bytes | None, int]:
     if at + 4 > len(body):
         raise Bad("record")
     (length,) = struct.unpack_from(">i", body, at)
@@ -61,8 +61,8 @@ def parse(body: bytes) -> tuple[int, int, int, bytes | None, bytes | None]:
     if magic == 1 and len(body) < 22:
         raise Bad("record")
     timestamp = struct.unpack_from(">q", body, 6)[0] if magic == 1 else -1
-    key, at = _field(body, 14 if magic == 1 else 6)
-    value, _ = _field(body, at)
+    key, at = sized(body, 14 if magic == 1 else 6)
+    value, _ = sized(body, at)
     return magic, attributes, timestamp, key, value
 
 

@@ -81,6 +81,8 @@ def decompress(codec: int, data: bytes) -> bytes:
     if codec == GZIP:
         return gzip.decompress(data)
     if codec == LZ4:
+        if data[-4:] == b"\0\0\0\x80":  # a stored block of no bytes ends a frame too, for Kafka; not for the library
+            data = data[:-1] + b"\0"
         return bytes(cramjam.lz4.decompress(data))
     if codec == ZSTD:
         return zstandard.ZstdDecompressor().decompressobj().decompress(data)
@@ -154,6 +156,7 @@ def _decode_record(data: bytes, at: int, b: Batch) -> tuple[Record, int]:
     key, at = _field(data, at)
     value, at = _field(data, at)
     n, at = varint.read(data, at, end, bits=32)
+    assert 0 <= n <= end - at, "headers"
     headers = []
     for _ in range(n):
         name, at = _field(data, at)

@@ -1,0 +1,309 @@
+"""What `logformat` makes of the bytes of one file: in memory, no folder and no job. Judged by slow readers.
+
+A parser is for bytes of anybody: those of a damaged specimen, and those that a fuzzer makes up. It gives what it said
+and what came out, and raises Failed where the two do not fit what a slow reader sees in the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from logformat.batches.bodies import BadBatch, BodyLoader
+from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from logformat.batches.columns import Place, record_batches
+from logformat.batches.headers import read_headers
+from logformat.batches.walk_kernels import checksums_fit
+from logformat.errors import LogFormatError
+from logformat.layout import BATCH
+from logformat.names import parse_segment_file
+from logformat.primitives.codec import Scratch
+from logformat.schemas import RECORDS, select
+from logformat.side_files import checkpoints, offset_index, producer_snapshot, time_index, transaction_index
+from logformat.side_files.index_builder import IndexBuilder
+from logformat.side_files.producer_state import ProducerState
+from tests.attack.forked import Failed
+from tests.attack.judge import decoded, rows_of
+from tests.builders.damage import BOMB_LIMIT
+from tests.reference.index_entries import index_entries
+from tests.reference.producer_state import BadTransactionError, State
+
+_COLUMNS: Final = select(RECORDS, ["offset", "timestamp_ms", "key", "value", "headers", "control"])
+_CHUNK_BYTES: Final = 1 << 12
+_STALE: Final = 0xA5  # what lies in memory that is used again: a read of it shows in a record
+
+
+@dataclass
+class Parsed:
+    """What was said of some bytes, and what came out."""
+
+    problems: list[LogFormatError] = field(default_factory=list)
+    output: Any = None
+
+
+def parse_log(data: bytes, path: str) -> Parsed:
+    """A `.log`: headers by both walks, records around damage, indexes and producers."""
+    headers, wrong = _walked(data, path)
+    seen = _records(data, path, check_crc=True)
+    if any(p.kind == "crc" for p in seen.problems):
+        _records(data, path, check_crc=False)  # what its maker would have signed
+    if wrong is not None and not seen.problems:
+        raise Failed(f"a walk of headers says {wrong}, a reader nothing")
+    for check in (_indexes, _producers):
+        try:
+            check(headers, path)
+        except LogFormatError as error:
+            seen.problems.append(error)
+    return seen
+
+
+def _records(data: bytes, path: str, *, check_crc: bool) -> Parsed:
+    """Rows; of a batch that cannot be read none, of others all."""
+    seen, tail = Parsed(), Tail()
+    buffer = ChunkBuffer(_CHUNK_BYTES, BOMB_LIMIT)
+    buffer.raw[:] = _STALE
+    loader = BodyLoader(max_batch_bytes=BOMB_LIMIT, soft_bytes=1 << 12, secret=(1, 2))
+    loader._scratch, loader._inner = _stale_scratch(), _stale_scratch()
+    tables, bad = [], set()
+    file = pa.BufferReader(data)
+    try:
+        for chunk in read_chunks(file, path, 0, len(data), buffer, tail, check_crc=check_crc):
+            wanted = np.ones(len(chunk.batches), np.bool_)
+            if check_crc:
+                fit = np.zeros(len(wanted), np.bool_)
+                checksums_fit(chunk.raw, chunk.position, chunk.batches, fit)
+                if not fit.all():
+                    raise Failed("a batch was walked whose checksum does not fit")
+            found = loader.runs_around_damage(
+                chunk.raw, chunk.position, chunk.batches, wanted, path, before=chunk.before
+            )
+            for run in found:
+                if isinstance(run, BadBatch):
+                    seen.problems.append(run.error)
+                    bad.add(int(chunk.batches["position"][run.row]))
+                else:
+                    tables += record_batches(run, _COLUMNS, Place(), max_rows=8)
+    except LogFormatError as error:
+        seen.problems.append(error)
+    rows = [row for table in tables for row in _rows(table)]
+    if check_crc:
+        expected = _by_the_twin(data, tail.position, frozenset(bad))
+        if rows != expected:
+            raise Failed(_difference(rows, expected, seen))
+    seen.output = rows
+    return seen
+
+
+def _stale_scratch() -> Scratch:
+    scratch = Scratch(1 << 10)
+    scratch.array[:] = _STALE
+    return scratch
+
+
+def _rows(table: Any) -> list[Any]:
+    columns = [column.to_pylist() for column in table.columns]
+    return [
+        (offset, timestamp, key, value, tuple((h["key"], h["value"]) for h in headers or ()))
+        for offset, timestamp, key, value, headers, control in zip(*columns, strict=True)
+        if not control
+    ]
+
+
+def _by_the_twin(data: bytes, end: int, bad: frozenset[int]) -> list[Any]:
+    """Rows of the batches that begin before `end`, but for those at the positions `bad`."""
+    batches, at = [], 0
+    for batch in decoded(data[:end]):
+        if at not in bad:
+            batches.append(batch)
+        at += len(batch.data)
+    return [(*row[:4], tuple((k.decode(errors="replace"), v) for k, v in row[4])) for row in rows_of(batches)]
+
+
+def _difference(rows: list[Any], expected: list[Any], seen: Parsed) -> str:
+    missing, more = ([r for r in a if r not in b][:3] for a, b in ((expected, rows), (rows, expected)))
+    return f"missing {missing}, more {more}; said: {[str(p) for p in seen.problems[:3]]}"
+
+
+def _walked(data: bytes, path: str) -> tuple[np.ndarray, LogFormatError | None]:
+    """Headers, and what stopped the walk: the same whether bodies are read, or skipped by `pread`."""
+    by_chunks = _headers(pa.BufferReader(data), data, path)
+    by_pread = _headers(_in_memory(data), data, path)
+    if by_chunks[1:3] != by_pread[1:3] or not np.array_equal(by_chunks[0], by_pread[0]):
+        raise Failed(f"headers by chunks: {by_chunks[1:]}, by pread: {by_pread[1:]}")
+    return by_chunks[0], by_chunks[3]
+
+
+def _headers(file: Any, data: bytes, path: str) -> tuple[np.ndarray, Tail, str, LogFormatError | None]:
+    tail, parts, wrong = Tail(), [np.empty(0, BATCH)], None
+    try:
+        for part in read_headers(file, path, 0, len(data), ChunkBuffer(_CHUNK_BYTES), tail):
+            parts.append(part.batches.copy())
+    except LogFormatError as error:
+        wrong = error
+    return np.concatenate(parts), tail, str(wrong), wrong
+
+
+_MEMORY_FILE: list[io.FileIO] = []
+
+
+def _in_memory(data: bytes) -> io.FileIO:
+    """A file without a folder, of these bytes: one for the process."""
+    if not _MEMORY_FILE:
+        _MEMORY_FILE.append(io.FileIO(os.memfd_create("log"), "r+b"))
+    file = _MEMORY_FILE[0]
+    os.ftruncate(file.fileno(), len(data))
+    os.pwrite(file.fileno(), data, 0)
+    return file
+
+
+def _base(path: str) -> int:
+    name = parse_segment_file(path.rpartition("/")[2])
+    return name.base if name is not None else 0
+
+
+def _indexes(headers: np.ndarray, path: str) -> None:
+    """Index entries of these batches, as a broker would recover them."""
+    base = _base(path)
+    builder = IndexBuilder(base, index_interval_bytes=0, path=path)
+    columns = [headers[name] for name in ("last_offset", "size", "max_timestamp")]
+    builder.append(*columns)
+    offsets, times = builder.finish()
+    expected = index_entries(zip(*(c.tolist() for c in columns), strict=True), base, 0)
+    found = (
+        [(base + relative, position) for relative, position in struct.iter_unpack(">ii", offsets)],
+        [(at, base + relative) for at, relative in struct.iter_unpack(">qi", times)],
+    )
+    if found != expected:
+        raise Failed(f"index entries {found}, expected {expected}")
+
+
+def _producers(headers: np.ndarray, path: str) -> None:
+    """Producers after these batches, as a broker would recover them."""
+    twin, state = State(), ProducerState()
+    try:
+        for row in headers:
+            twin.append({name: int(row[name]) for name in BATCH.names})
+    except BadTransactionError:
+        try:
+            state.append(headers, path)
+        except LogFormatError:
+            return
+        raise Failed("a transaction that cannot be, and nothing is said of it") from None
+    state.append(headers, path)
+    found = {row[0]: row[1:] for row in state.entries().tolist()}
+    if found != twin.entries():
+        raise Failed(f"producers {found}, expected {twin.entries()}")
+
+
+# -- side files
+
+
+def _parsed(read: Callable[[], Any], expected: Callable[[], Any]) -> Parsed:
+    """What a parser gives, which a slow one gives too; of a problem nothing comes."""
+    try:
+        found = read()
+    except LogFormatError as error:
+        return Parsed([error])
+    twin = expected()
+    if found != twin:
+        raise Failed(f"read {found}, expected {twin}")
+    return Parsed([], found)
+
+
+def parse_index(data: bytes, path: str) -> Parsed:
+    """An `.index`."""
+    base = _base(path)
+
+    def slowly() -> list[Any]:
+        entries = struct.iter_unpack(">ii", data)
+        return [(base + relative, at) for relative, at in takewhile(lambda entry: entry[0] != 0, entries)]
+
+    return _parsed(lambda: offset_index.read(data, base, path).tolist(), slowly)
+
+
+def parse_time_index(data: bytes, path: str) -> Parsed:
+    """A `.timeindex`."""
+    base = _base(path)
+
+    def slowly() -> list[Any]:
+        first, *rest = [*struct.iter_unpack(">qi", data)] or [None]
+        if first is None:
+            return []
+        kept = [*takewhile(lambda entry: entry[1] != 0, rest)]
+        if first == (0, 0) and rest and not kept:
+            return []
+        return [(at, base + relative) for at, relative in (first, *kept)]
+
+    return _parsed(lambda: time_index.read(data, base, path).tolist(), slowly)
+
+
+def parse_txn_index(data: bytes, path: str) -> Parsed:
+    """A `.txnindex`."""
+    return _parsed(lambda: transaction_index.read(data, path).tolist(), lambda: [*struct.iter_unpack(">hqqqq", data)])
+
+
+def parse_snapshot(data: bytes, path: str) -> Parsed:
+    """A `.snapshot`."""
+    return _parsed(
+        lambda: producer_snapshot.read(data, path).tolist(), lambda: [*struct.iter_unpack(">qhiqiqiq", data[10:])]
+    )
+
+
+def parse_offset_checkpoint(data: bytes, path: str) -> Parsed:
+    """Any of names.OFFSET_CHECKPOINTS; written and read again it is the same."""
+    read = checkpoints.read_offset_checkpoint
+    return _again(read, checkpoints.write_offset_checkpoint, data, path)
+
+
+def parse_leader_epochs(data: bytes, path: str) -> Parsed:
+    """A leader-epoch-checkpoint."""
+    return _again(checkpoints.read_leader_epochs, checkpoints.write_leader_epochs, data, path)
+
+
+def parse_metadata(data: bytes, path: str) -> Parsed:
+    """A partition.metadata."""
+    return _again(checkpoints.read_partition_metadata, checkpoints.write_partition_metadata, data, path)
+
+
+def _again(read: Callable[[bytes, str], Any], write: Callable[[Any], bytes], data: bytes, path: str) -> Parsed:
+    found: list[Any] = []
+
+    def first() -> Any:
+        found.append(read(data, path))
+        return found[0]
+
+    return _parsed(first, lambda: read(write(found[0]), path))
+
+
+def parse_properties(data: bytes, path: str) -> Parsed:
+    """A meta.properties."""
+    try:
+        return Parsed([], checkpoints.read_meta_properties(data, path))
+    except LogFormatError as error:
+        return Parsed([error])
+
+
+PARSERS: Final[dict[str, Callable[[bytes, str], Parsed]]] = {  # by the end of a file's name
+    ".log": parse_log, ".index": parse_index, ".timeindex": parse_time_index, ".txnindex": parse_txn_index,
+    ".snapshot": parse_snapshot, "-offset-checkpoint": parse_offset_checkpoint,
+    "leader-epoch-checkpoint": parse_leader_epochs, "partition.metadata": parse_metadata,
+    "meta.properties": parse_properties,
+}  # fmt: skip
+
+
+def parse(data: bytes, path: str) -> Parsed:
+    """By its name; problems are checked: each names this file and a byte of it, or of where it should go on."""
+    parser = next(parser for name, parser in PARSERS.items() if path.endswith(name))
+    seen = parser(data, path)
+    for problem in seen.problems:
+        if problem.kind in ("defect", "memory") or problem.path != path or not 0 <= problem.position <= len(data):
+            raise Failed(f"no problem of {len(data)} bytes: {problem}")
+    return seen

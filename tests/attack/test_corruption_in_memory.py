@@ -1,0 +1,45 @@
+"""Every damage there is, through the parsers alone: thousands a second, so that all of them can be tried by command.
+
+./spark-submit.sh test tests/attack/test_corruption_in_memory.py --attack-seconds 1200
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.attack.damages import Case, damaged, is_noticed
+from tests.attack.forked import Failed
+from tests.attack.judge import EQUAL, NAMED, TWIN
+from tests.attack.parsers import parse
+from tests.attack.specimens import Specimen
+from tests.attack.test_corruption import all_cases, attack, specimens  # noqa: F401 - a fixture
+
+pytestmark = [pytest.mark.attack, pytest.mark.slow]
+
+_LOOK_EACH = 64
+
+
+def test_parsers(
+    request: pytest.FixtureRequest,
+    specimens: dict[str, Specimen],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    healthy = {(s.name, path): parse(data, path) for s in specimens.values() for path, data in s.files.items()}
+    wrong = {at: seen.problems for at, seen in healthy.items() if seen.problems}
+    assert not wrong, wrong
+
+    def verdict(case: Case) -> str:
+        specimen = specimens[case.specimen]
+        data = damaged(specimen, case)[case.path]
+        assert data is not None
+        seen = parse(data, case.path)
+        if seen.problems:
+            return NAMED
+        if is_noticed(specimen, case):
+            raise Failed("a wrong checksum, and nothing is said of it")
+        return EQUAL if seen.output == healthy[case.specimen, case.path].output else TWIN
+
+    cases, of = all_cases(specimens, request.config.getoption("--attack-seed"))
+    attack(request, "parsers in memory", cases, of, verdict, tmp_path, _LOOK_EACH)
