@@ -1,0 +1,41 @@
+"""The attacks once more in a child whose kernels check the bounds of every access: none reads outside of its arrays.
+
+What lies behind an array is nearly always readable, so that without checks such a read is seen by nobody. An IndexError
+is no problem that any reader may name: it fails there as what it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.attack.summary import PROPERTY
+
+pytestmark = [pytest.mark.attack, pytest.mark.slow]
+
+HERE = Path(__file__).parent
+ATTACKS = ("test_corruption_in_memory.py", "test_corruption.py")
+_LINE = re.compile(r"^(?:corruption|fuzzing), .*: (?P<n>[\d,]+) .* of [\d,]+: .*$", re.MULTILINE)
+
+
+def test_with_bounds_checks(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if request.config.getoption("--attack-case"):
+        pytest.fail("a case is tried by its own test, with NUMBA_BOUNDSCHECK=1 before the command")
+    options = [f"{name}={request.config.getoption(name)}" for name in ("--attack-seconds", "--attack-seed")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *(str(HERE / name) for name in ATTACKS), "-q", "-n", "0", *options,
+         "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'child'}"],
+        cwd=request.config.rootpath, env=environment | {"NUMBA_BOUNDSCHECK": "1"}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    lines = [found[0] for found in _LINE.finditer(done.stdout)]
+    for line in lines:
+        request.node.user_properties.append((PROPERTY, f"bounds checked, {line}"))
+    assert done.returncode == 0, f"NUMBA_BOUNDSCHECK=1 before these commands:\n{done.stdout[-20_000:]}{done.stderr}"
+    assert lines, done.stdout
