@@ -12,6 +12,7 @@ from jobs.errors import UsageError
 from jobs.topics import matches
 
 MAX_LONG: Final = 2**63 - 1  # of Java: what an offset, and a record's timestamp, can be
+_LONG_DIGITS: Final = 19
 
 
 def parse_time(text: str) -> int:
@@ -19,8 +20,9 @@ def parse_time(text: str) -> int:
 
     Anything else is a UsageError.
     """
-    if text.lstrip("-").isdecimal():
-        if abs(int(text)) > MAX_LONG:
+    digits = text.removeprefix("-")
+    if digits.isdecimal():
+        if len(digits) > _LONG_DIGITS or int(digits) > MAX_LONG:
             raise UsageError(message=f"no such time: {text}; expected milliseconds up to {MAX_LONG}")
         return int(text)
     try:

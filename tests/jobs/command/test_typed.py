@@ -47,3 +47,14 @@ def test_a_span_of_times_says_what_is_wrong_with_a_time():
 )
 def test_a_key(text, key):
     assert parse_key(text) == key
+
+
+@pytest.mark.parametrize(("text", "ms"), [("-5", -5), (f"{MAX_LONG}", MAX_LONG), ("1970-01-01T00:00:01Z", 1000)])
+def test_a_time(text, ms):
+    assert parse_time(text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "-", "--5", f"{MAX_LONG + 1}", "9" * 5000])
+def test_what_is_no_time(text):
+    with pytest.raises(UsageError, match=r"^no such time: "):
+        parse_time(text)
