@@ -19,6 +19,9 @@ written when a segment is rolled, or at the log end. In between it does not: a c
 segment, whose records a cleaner may take later. There it is a note. And below the first segment the first leader epoch
 tells where the log began: a broker that gives up the beginning moves it up (KAFKA.md, "Leader epochs").
 
+A high watermark says that what is below it was there. So where the batch that reaches it begins above the end of the
+one before it, and no cleaner was there, its offset is damaged or a batch is lost: no checksum covers a batch's offset.
+
 `gaps = "accept"` makes a note of a gap. What was passed over stays with the generation (`jobs.compact.plan`
 refuses to go on when it comes back after all), and the report goes on to say that the archive is still needed.
 """
@@ -190,7 +193,9 @@ def _beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> 
     """What shows that the log went on behind the last segment, where its end was read; and whether that is certain, and
     not only a younger copy than that of a log which was being written.
     """
-    if scans[-1].reached_end_offset or len(scans) < len(plan.segments):
+    if scans[-1].reached_end_offset:
+        return _passed_over(plan, scans), True
+    if len(scans) < len(plan.segments):
         return None, False
     certain = _certainly_beyond(plan, scans, log_end)
     if certain is not None:
@@ -204,6 +209,30 @@ def _beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> 
         expected = f"{_name(plan)} up to offset {plan.high_watermark}, its high watermark"
         return _gap(HIGH_WATERMARK_CHECKPOINT, expected, f"a log that ends at {log_end}", _HINT), plan.sealed
     return None, False
+
+
+def _passed_over(plan: PartitionPlan, scans: Sequence[SegmentScan]) -> Problem | None:
+    """What shows that the batch which reached the high watermark lies too high: offsets in front of it are in no batch.
+
+    No checksum covers its own offset, and one that is damaged would end the log before its time.
+    """
+    scan, planned = scans[-1], plan.segments[len(scans) - 1]
+    segment = planned.listed
+    first = max(scan.last_offset + 1, scan.base_offset, planned.from_offset or 0, plan.log_start_offset)
+    found = f"one at {scan.above_base}"
+    if scan.indexed_end:
+        expected = f"a batch with offset {scan.indexed_end - 1}, as its index says"
+        return _gap(segment.path, expected, found, _HINT, scan.end_position)
+    last = min(scan.above_base, plan.read_until or 0) - 1
+    if last < max(first, plan.cleaned_until) or scan.thinned_offset >= plan.cleaned_until:
+        return None  # all that is below the high watermark is there, or a cleaner took it
+    return _gap(
+        segment.path,
+        f"a batch at offset {first}, which is below the high watermark {plan.read_until}",
+        f"{found}, and no sign that a cleaner took what was between",
+        _HINT,
+        scan.end_position,
+    )
 
 
 def _certainly_beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> Problem | None:

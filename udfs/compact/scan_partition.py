@@ -48,7 +48,7 @@ def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentSc
         mark=plan.known_until,
     )
     if scan.reached_end_offset:
-        return scan
+        after = scan.above_base  # what an index names in front of it is in no batch
     end = indexed_end(segment.listed, scan, MAX_OFFSET if after is None else after)
     return replace(scan, indexed_end=end) if end else scan
 

@@ -6,6 +6,7 @@ batches. Segments can be scanned in any order, and in parallel.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +28,7 @@ from udfs.storage import open_root, opened
 
 _NOT_KNOWN: Final = -2
 CHANGED_HINT: Final = "something writes to this file, or the disk errs: look into that, then run again"
+_HEAD: Final = struct.Struct(">qi4xbB")  # base offset, length, magic; attributes of magic 0 and 1
 _SMALLEST_BATCH: Final = LOG_OVERHEAD + MIN_LEGACY_SIZE
 _MOST_IN_A_BYTE: Final = 1032 / _SMALLEST_BATCH  # records of a wrapper: of a byte gzip, the densest, makes 1032
 
@@ -71,6 +73,7 @@ class SegmentScan:
     time_index: bytes
     thinned_offset: int = -1  # the last at which a cleaner's work is seen (`thinned_offset`); -1: none
     indexed_end: int = 0  # by the archive's own indexes, where that is behind the end; 0: it is not (`gaps`)
+    above_base: int = -1  # of the batch that reached the end offset; -1: none did, or it does not say
     wrapped_records: int = 0  # so many more than n_records may be in wrappers, at the most
 
     @property
@@ -149,8 +152,9 @@ def scan_segment(
             )
             out.chunks.append(scanned)
             _collect(out, batches, mark)
-    if tail.reached_end_offset and next_base_offset is not None and tail.reached_by >= next_base_offset:
-        raise overlap(listed.path, next_base_offset, tail.position, tail.reached_by)  # no end: a damaged offset
+        if tail.reached_end_offset and next_base_offset is not None and tail.reached_by >= next_base_offset:
+            raise overlap(listed.path, next_base_offset, tail.position, tail.reached_by)  # no end: a damaged offset
+        above_base = _above(file, listed.path, listed.size, tail) if tail.reached_end_offset else -1
     offset_index, time_index = indexes.finish()
     return SegmentScan(
         base_offset=base,
@@ -174,8 +178,28 @@ def scan_segment(
         offset_index=offset_index,
         time_index=time_index,
         thinned_offset=out.thinned_offset,
+        above_base=above_base,
         wrapped_records=sum(chunk.records for chunk in out.chunks) - out.n_records,
     )
+
+
+def _above(file: Any, path: str, size: int, tail: Tail) -> int:
+    """Base offset of the batch that reached the end offset; -1: it does not say. `size`: of the file.
+
+    No checksum covers that offset: so a whole batch behind it must lie above it, or one of the two is damaged.
+    """
+    head = np.empty(_HEAD.size, np.uint8)
+    read_exactly(file, path, tail.position, head)
+    base, length, magic, attributes = _HEAD.unpack_from(head.data)
+    after = tail.position + LOG_OVERHEAD + length
+    if after + _HEAD.size <= size:
+        read_exactly(file, path, after, head)
+        behind, length, kind, _ = _HEAD.unpack_from(head.data)
+        whole = length >= MIN_LEGACY_SIZE and 0 <= kind <= 2 and after + LOG_OVERHEAD + length <= size
+        if whole and behind <= tail.reached_by:
+            expected = f"a last offset below {behind}, where the next batch begins"
+            raise LogFormatError("offsets", path, tail.position, expected, f"{tail.reached_by}", base_offset=base)
+    return base if magic == 2 or not attributes & CODEC_MASK else -1
 
 
 def read_again(file: Any, path: str, chunk: ScannedChunk, out: np.ndarray) -> None:

@@ -233,6 +233,36 @@ def test_a_damaged_offset_is_not_the_high_watermark(part: Partition, high_waterm
     assert ("overlap", position) in [(p.kind, p.position) for p in part.verify().problems]
 
 
+@pytest.mark.parametrize("bit", [4, 20, 40])
+@pytest.mark.parametrize("index", [True, False])
+def test_nor_is_one_in_the_last_segment(part: Partition, index: bool, bit: int) -> None:
+    """Of its last batch: what says that another one was there is the index, or the high watermark alone."""
+    position = part.positions(ACTIVE)[-1]
+    base = ACTIVE + 2 * RECORDS
+    flip(part.log(ACTIVE), position + 7 - bit // 8, bit % 8)
+    if not index:
+        for path in part.folder.glob(f"{ACTIVE:020d}.*index"):
+            path.unlink()
+    plan = replace(part.plan(), high_watermark=base + RECORDS)
+    problem = part.compact(plan=plan).problem
+    assert problem is not None
+    assert (problem.kind, problem.path, problem.position) == ("gap", f"t-0/{segment_file(ACTIVE, 'log')}", position)
+    assert problem.found.startswith(f"one at {base ^ 1 << bit}")
+    assert ("as its index says" in problem.expected) == index
+    accepted = part.compact(plan=replace(plan, settings=replace(plan.settings, gaps="accept")))
+    assert accepted.status == "cleaned"
+    assert any(problem.expected in note for note in accepted.notes)
+
+
+@pytest.mark.parametrize("bit", [3, 20, 40])
+def test_nor_where_another_batch_lies_behind_it(part: Partition, bit: int) -> None:
+    position = part.positions(ACTIVE)[1]
+    flip(part.log(ACTIVE), position + 7 - bit // 8, bit % 8)
+    problem = part.compact(plan=replace(part.plan(), high_watermark=ACTIVE + RECORDS + 1)).problem
+    assert problem is not None
+    assert (problem.kind, problem.path, problem.position) == ("offsets", f"t-0/{segment_file(ACTIVE, 'log')}", position)
+
+
 @pytest.mark.parametrize("mtime_s", [0, -5, 1])
 def test_a_legacy_tombstone_stays_while_nothing_is_clean_whatever_the_time_of_its_file(
     part: Partition, mtime_s: int
