@@ -22,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--attack-seed", type=int, default=1, help="decides in which order cases are tried (default: 1)")
     group.addoption("--attack-case", help="try this case alone, by the name that a failure prints")
+    group.addoption("--attack-keep", action="store_true", help="add to the corpus what fuzzing finds")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -9,23 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.attack.corrupting import all_cases, attack
 from tests.attack.damages import Case, damaged, is_noticed
 from tests.attack.forked import Failed
 from tests.attack.judge import EQUAL, NAMED, TWIN
 from tests.attack.parsers import parse
 from tests.attack.specimens import Specimen
-from tests.attack.test_corruption import all_cases, attack, specimens  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
 _LOOK_EACH = 64
 
 
-def test_parsers(
-    request: pytest.FixtureRequest,
-    specimens: dict[str, Specimen],  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_parsers(request: pytest.FixtureRequest, specimens: dict[str, Specimen], tmp_path: Path) -> None:
     healthy = {(s.name, path): parse(data, path) for s in specimens.values() for path, data in s.files.items()}
     wrong = {at: seen.problems for at, seen in healthy.items() if seen.problems}
     assert not wrong, wrong

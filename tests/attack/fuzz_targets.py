@@ -1,0 +1,238 @@
+"""What is fuzzed: bytes of anybody -> what was said, and what came out. The corpus is in `corpus/<target>/`; it grew
+out of files of undamaged specimens.
+
+The first bytes choose (a codec, whether checksums are made to fit), so that any change of any byte is a case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import zstandard
+
+from jobs.command import typed
+from jobs.errors import JobError
+from logformat.errors import LogFormatError
+from logformat.layout import CODEC_NAMES
+from logformat.messages.coordinator_records import decode_records, decoder_names
+from logformat.primitives.codec import Scratch, decompress_into
+from logformat.writing.encode import BatchOptions, encode_batches
+from tests.attack.forked import Failed
+from tests.attack.judge import decoded
+from tests.attack.parsers import Parsed, parse
+from tests.attack.specimens import crc32c, pack, signed
+from tests.builders.damage import BOMB_LIMIT
+from tests.builders.logs import Row, arrow_records
+from tests.reference.log import GZIP, LZ4, NONE, SNAPPY, ZSTD, Batch, Record, decompress, encode_batch
+from udfs.decode.decoders import DECODERS, problems_of
+
+CORPUS: Final = Path(__file__).parent / "corpus"
+MOST_BYTES: Final = 1 << 11  # of an input
+Target = Callable[[bytes], Parsed]
+_LOG: Final = "t-0/00000000000000000000.log"
+_FIELD_BYTES: Final = 50
+
+
+def _log(data: bytes) -> Parsed:
+    """A `.log`, whose checksums fit where the first byte is odd."""
+    if not data:
+        return parse(data, _LOG)
+    return parse(_with_checksums(data[1:]) if data[0] & 1 else data[1:], _LOG)
+
+
+def _with_checksums(data: bytes) -> bytes:
+    at = 0
+    while at + 17 <= len(data):
+        size = 12 + struct.unpack_from(">i", data, at + 8)[0]
+        if size < 26 or at + size > len(data) or (data[at + 16] >= 2 and size < 61):
+            break
+        data = signed(data, at, size)
+        at += size
+    return data
+
+
+def _body(data: bytes) -> Parsed:
+    """Records in a batch that is right: codec and flags, their number, the last one's offset."""
+    flags, count, last = data[:3].ljust(3, b"\0")
+    codec = (flags & 7) % 5
+    batch = Batch(
+        0, last, codec=NONE, append_time=bool(flags & 8), control=bool(flags & 16), transactional=bool(flags & 32),
+        delete_horizon=5 if flags & 64 else None, base_timestamp=5, max_timestamp=9,
+        producer_id=7 if flags & 128 else -1,
+    )  # fmt: skip
+    head = bytearray(encode_batch(batch)[:61])
+    content = data[3:]
+    content = pack(codec, 2, content) if codec else content
+    head[22] |= codec
+    struct.pack_into(">i", head, 8, 49 + len(content))
+    struct.pack_into(">i", head, 57, count)
+    return parse(signed(bytes(head) + content), _LOG)
+
+
+def _messages(data: bytes) -> Parsed:
+    """Messages in a wrapper of magic 0 or 1 that is right, with checksums that fit: magic and codec, its offset."""
+    flags, offset = data[:2].ljust(2, b"\0")
+    magic, codec = flags & 1, (GZIP, SNAPPY, LZ4, GZIP)[flags >> 1 & 3]
+    content, at = bytearray(data[2:]), 0
+    while at + 26 <= len(content):
+        size = struct.unpack_from(">i", content, at + 8)[0]
+        if not 14 <= size <= len(content) - at - 12:
+            break
+        struct.pack_into(">I", content, at + 12, zlib.crc32(content[at + 16 : at + 12 + size]))
+        at += 12 + size
+    value = pack(codec, magic, bytes(content))
+    rest = bytes([magic, codec | flags & 8]) + (struct.pack(">q", 5) if magic else b"")
+    rest += struct.pack(">ii", -1, len(value)) + value
+    return parse(signed(struct.pack(">qiI", offset, len(rest) + 4, 0) + rest), _LOG)
+
+
+def _side_file(name: str) -> Target:
+    return lambda data: parse(data, name)
+
+
+def _snapshot(data: bytes) -> Parsed:
+    """A `.snapshot`, whose checksum fits where the first byte is odd."""
+    content = data[1:]
+    if data and data[0] & 1 and len(content) > 6:
+        content = content[:2] + struct.pack(">I", crc32c(content[6:])) + content[6:]
+    return parse(content, "t-0/00000000000000000000.snapshot")
+
+
+def _codec(codec: int) -> Target:
+    def target(data: bytes) -> Parsed:
+        """A stream of a codec: what comes out is what the library alone makes of it, and can be packed again."""
+        out = Scratch(1 << 6)
+        try:
+            n = decompress_into(codec, data, out, 0, BOMB_LIMIT, path=_LOG, position=0)
+        except LogFormatError as error:
+            return Parsed([error])
+        found = bytes(out.view[:n])
+        try:
+            expected = _by_the_library(codec, data)
+        except Exception:  # stricter than Kafka, in whatever words
+            expected = found
+        if found != expected:
+            raise Failed(f"{CODEC_NAMES[codec]}: {found[:40]!r}, expected {expected[:40]!r}")
+        again = Scratch(1 << 6)
+        n = decompress_into(codec, pack(codec, 2, found), again, 0, BOMB_LIMIT, path=_LOG, position=0)
+        if bytes(again.view[:n]) != found:
+            raise Failed(f"{CODEC_NAMES[codec]}: packed and unpacked it is not the same")
+        return Parsed([], found)
+
+    return target
+
+
+def _by_the_library(codec: int, data: bytes) -> bytes:
+    if codec == ZSTD:
+        return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True).read()
+    if codec == SNAPPY and not data.startswith(b"\x82SNAPPY\0"):
+        raise ValueError("another framing")
+    return decompress(codec, data)
+
+
+def _topics(data: bytes) -> Parsed:
+    """A key and a value of an internal topic: always text, whatever they are."""
+    which, size = data[:2].ljust(2, b"\0")
+    name = decoder_names()[which % len(decoder_names())]
+    key = None if size == 255 else data[2 : 2 + size]
+    value = data[2 + len(key or b"") :]
+    columns = decode_records(name, pa.array([key], pa.binary()), pa.array([value], pa.binary()), np.array([7]))
+    for column in columns:
+        column.validate(full=True)
+    return Parsed([], [column.to_pylist() for column in columns])
+
+
+def _decoders(data: bytes) -> Parsed:
+    """A value through each decoder of columns: a value, or what is wrong with it."""
+    values = pa.array([data, None, b""], pa.binary())
+    out = {}
+    for name, one in DECODERS.items():
+        found, reasons = one.read(values)
+        found.validate(full=True)
+        if len(found) != 3 or not reasons.equals(problems_of(values, name)):
+            raise Failed(f"{name}: {found}, {reasons}")
+        if found[0].is_valid and reasons[0].is_valid and name != "string":
+            raise Failed(f"{name}: both a value and what is wrong with it: {found[0]}, {reasons[0]}")
+        out[name] = f"{found} {reasons}"
+    return Parsed([], out)
+
+
+_TYPED: Final[tuple[tuple[Callable[[str], Any], type[Exception]], ...]] = (  # and what each says of a mistake
+    (typed.parse_time, JobError), (typed.parse_numbers, ValueError), (typed.parse_partitions, JobError),
+    (typed.parse_key, JobError), (typed.parse_filter, JobError),
+    (lambda text: typed.parse_span("--span", text, typed.parse_time), JobError),
+)  # fmt: skip
+
+
+def _words(data: bytes) -> Parsed:
+    """What a user types: a value, or the mistake."""
+    parse_text, mistake = _TYPED[(data or b"\0")[0] % len(_TYPED)]
+    try:
+        return Parsed([], str(parse_text(data[1:].decode(errors="replace"))))
+    except mistake as error:
+        return Parsed([], str(error))
+
+
+def _written(data: bytes) -> Parsed:
+    """Records out of bytes, written and read by a slow reader and by ours."""
+    codec, flags, *rest = data.ljust(2, b"\0")
+    rows, at, offset = [], 0, 0
+    while at + 4 <= len(rest) and len(rows) < 40:
+        gap, time, key, value = rest[at : at + 4]
+        at += 4
+        fields = []
+        for size in (key, value):
+            fields.append(None if size == 255 else bytes(rest[at : at + size % _FIELD_BYTES]))
+            at += len(fields[-1] or b"")
+        headers = ((chr(gap), fields[0]),) * (time % 3)
+        rows.append(Row(fields[0], fields[1], offset + gap, time * (1 << time % 50), headers))
+        offset = rows[-1].offset + 1 if rows[-1].offset is not None else 0
+    name = CODEC_NAMES[codec % len(CODEC_NAMES)]
+    options = BatchOptions(
+        codec=name, append_time_ms=17 if flags & 1 else None, delete_horizon_ms=19 if flags & 2 else None,
+        producer_id=5 if flags & 4 else -1, base_sequence=2**31 - 3 if flags & 4 else -1,
+        max_batch_records=1 + flags // 16, last_offset=None if rows else 3,
+    )  # fmt: skip
+    log = encode_batches(arrow_records(rows), 0, options).tobytes()
+    expected = [
+        Record(row.offset or 0, 17 if flags & 1 else row.timestamp or 0, row.key, row.value,
+               tuple((k.encode(), v) for k, v in row.headers))
+        for row in rows
+    ]  # fmt: skip
+    if (found := [record for batch in decoded(log) for record in batch.records]) != expected:
+        raise Failed(f"written {expected}, a slow reader finds {found}")
+    seen = parse(log, _LOG)
+    if seen.problems:
+        raise Failed(f"written, and found wrong: {seen.problems[0]}")
+    return seen
+
+
+TARGETS: Final[dict[str, Target]] = {
+    "log": _log, "body": _body, "messages": _messages,
+    "index": _side_file("t-0/00000000000000000007.index"),
+    "timeindex": _side_file("t-0/00000000000000000007.timeindex"),
+    "txnindex": _side_file("t-0/00000000000000000007.txnindex"), "snapshot": _snapshot,
+    "checkpoint": _side_file("recovery-point-offset-checkpoint"),
+    "epochs": _side_file("t-0/leader-epoch-checkpoint"), "metadata": _side_file("t-0/partition.metadata"),
+    "properties": _side_file("meta.properties"),
+    "gzip": _codec(GZIP), "snappy": _codec(SNAPPY), "lz4": _codec(LZ4), "zstd": _codec(ZSTD),
+    "topics": _topics, "decoders": _decoders, "words": _words, "written": _written,
+}  # fmt: skip
+
+
+def digest(seen: Parsed) -> str:
+    """Of what was said and what came out: the same for compiled kernels and for plain ones."""
+    return hashlib.sha256(repr(([str(p) for p in seen.problems], seen.output)).encode()).hexdigest()[:16]
+
+
+def corpus(target: str) -> dict[str, bytes]:
+    """Name -> input, of what is kept."""
+    return {f"{target}/{path.name}": path.read_bytes() for path in sorted((CORPUS / target).iterdir())}

@@ -1,0 +1,145 @@
+"""Fuzzing of readers, codecs, side files and what users type: by coverage, from a corpus that is kept.
+
+    ./spark-submit.sh test tests/attack/test_fuzz.py --attack-seconds 3600 --attack-keep    longer; keeps what it finds
+
+The fuzzer runs in a process of its own, in which kernels are plain Python: so it sees which of their lines ran. What it
+keeps is tried with compiled kernels too, which must give the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.attack.corrupting import MEMORY_BYTES
+from tests.attack.forked import try_all
+from tests.attack.fuzz_targets import CORPUS, MOST_BYTES, TARGETS, corpus, digest
+from tests.attack.judge import VERDICTS
+from tests.attack.summary import PROPERTY
+
+_MOST_KEPT_BYTES = 400 << 10
+_NAMES = list(TARGETS)
+
+
+def _child(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.attack.fuzzer", *map(str, arguments)], cwd=Path(__file__).parents[2], text=True,
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, capture_output=True, check=False,
+    )  # fmt: skip
+
+
+def _flat(inputs: dict[str, bytes], folder: Path) -> Path:
+    """Inputs as the fuzzer has them: files that begin with the number of their target."""
+    folder.mkdir()
+    for name, data in inputs.items():
+        (folder / name.replace("/", "-")).write_bytes(bytes([_NAMES.index(name.partition("/")[0])]) + data)
+    return folder
+
+
+def _whole_corpus() -> dict[str, bytes]:
+    return {name: data for target in TARGETS for name, data in corpus(target).items()}
+
+
+def _verdict(name: str, data: bytes) -> str:
+    return VERDICTS[0 if TARGETS[name](data).problems else 2]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_corpus(target: str) -> None:
+    """What was found before stays found; each input ends as its target says that any may."""
+    inputs = corpus(target)
+    assert inputs
+    for data in inputs.values():
+        TARGETS[target](data)
+
+
+def test_the_corpus_is_small() -> None:
+    kept = _whole_corpus()
+    assert {path.name for path in CORPUS.iterdir()} == set(TARGETS)
+    assert sum(map(len, kept.values())) < _MOST_KEPT_BYTES
+    for name, data in kept.items():
+        assert len(data) <= MOST_BYTES, name
+        assert name.endswith(f"/{_name_of(data)}"), name
+
+
+def test_compiled_kernels_give_what_plain_ones_give(tmp_path: Path) -> None:
+    kept = _whole_corpus()
+    done = _child("digests", _flat(kept, tmp_path / "inputs"))
+    assert done.returncode == 0, done.stderr
+    plain = json.loads(done.stdout)
+    compiled = {name.replace("/", "-"): digest(TARGETS[name.partition("/")[0]](data)) for name, data in kept.items()}
+    assert {name: (plain[name], found) for name, found in compiled.items() if plain[name] != found} == {}
+
+
+@pytest.mark.attack
+@pytest.mark.slow
+def test_fuzz(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    option = request.config.getoption
+    if option("--attack-case"):
+        target, _, data = option("--attack-case").partition("/")
+        TARGETS[target](bytes.fromhex(data))
+        return
+    old, new = _flat(_whole_corpus(), tmp_path / "old"), tmp_path / "new"
+    new.mkdir()
+    done = _child("fuzz", old, new, option("--attack-seconds"), option("--attack-seed"))
+    failed = [_named(path.read_bytes()) for path in sorted(tmp_path.glob("failed-*"))]
+    found = dict(_named(path.read_bytes()) for path in sorted(new.iterdir()) if path.stat().st_size)
+    tried = try_all(
+        found,
+        lambda name: _verdict(name.partition("/")[0], found[name]),
+        VERDICTS,
+        float("inf"),
+        MEMORY_BYTES,
+        tmp_path,
+    )
+    units = [int(n) for n in re.findall(r"stat::number_of_executed_units: *(\d+)", done.stderr)]
+    compiled = ", ".join(f"{n:,} {what}" for what, n in tried.counts.items() if n) or "none"
+    line = (
+        f"fuzzing, {len(TARGETS)} targets: {sum(units):,} inputs, of which {len(found):,} reach more than those "
+        f"that are kept; these compiled: {compiled}, "
+        f"{len(failed) + tried.crashes:,} crashes, {tried.hangs:,} hangs, peak {tried.peak_bytes >> 20:,} MiB"
+    )
+    request.node.user_properties.append((PROPERTY, line))
+    again = (
+        f"./spark-submit.sh test {request.node.path.relative_to(request.config.rootpath)} -k test_fuzz --attack-case"
+    )
+    assert not failed, (
+        "".join(f"\n{again} {name.partition('/')[0]}/{data.hex()}" for name, data in failed) + done.stderr
+    )
+    assert done.returncode == 0, done.stderr
+    assert not tried.failures, "".join(
+        f"\n{again} {name.partition('/')[0]}/{found[name].hex()}\n    {what}" for name, what in tried.failures
+    )
+    assert sum(units), done.stderr
+    if option("--attack-keep"):
+        _keep(_whole_corpus() | found, tmp_path)
+
+
+def _named(data: bytes) -> tuple[str, bytes]:
+    target = _NAMES[data[0] % len(_NAMES)]
+    return f"{target}/{_name_of(data[1:])}", data[1:]
+
+
+def _name_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _keep(inputs: dict[str, bytes], work: Path) -> None:
+    """The smallest that reach all lines: the corpus from now on."""
+    done = _child("smallest", _flat(inputs, work / "all"))
+    assert done.returncode == 0, done.stderr
+    kept = set(json.loads(done.stdout))
+    for name, data in inputs.items():
+        path = CORPUS / name
+        if name.replace("/", "-") in kept:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        else:
+            path.unlink(missing_ok=True)
