@@ -84,7 +84,7 @@ walk_batches(np.zeros(5, np.uint8), 5, 0, -1, NO_END, True, np.empty(1, BATCH))
 
 def _run(code: str, root: Path, cache: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(root)}
-    script = cache.parent / "script.py"  # numba keeps no kernel of a `-c`
+    script = cache.with_suffix(".py")  # numba keeps no kernel of a `-c`
     script.write_text(code)
     return subprocess.run(
         [sys.executable, str(script)], cwd=root, env=environment, capture_output=True, text=True, check=False

@@ -26,6 +26,7 @@ class EntryCheck:
         self.offsets, self.times = offsets, times
         self.seen_offset = np.zeros(len(offsets), np.bool_)  # its position lies in what was fed
         self.wrong_offset = np.zeros(len(offsets), np.bool_)  # of those that were seen
+        self.before_batch = np.zeros(len(offsets), np.bool_)  # of those that were seen: below all offsets of the batch
         self.wrong_time = np.zeros(len(times), np.bool_)  # of those whose offset was reached
         self.last_offset = base_offset - 1  # the largest so far
         self.max_timestamp = -1  # the largest so far, ms
@@ -51,6 +52,7 @@ class EntryCheck:
             self.wrong_offset[here] = (starts[at] != self.offsets["position"][here]) | (
                 self.offsets["offset"][here] <= before
             )
+            self.before_batch[here] = self.offsets["offset"][here] < batches["base_offset"][at]
         highest = int(last[-1])
         reached = int(np.searchsorted(self._offsets_of_times, highest, "right"))
         if reached > self._times_done:

@@ -249,6 +249,9 @@ def test_nor_is_one_in_the_last_segment(part: Partition, index: bool, bit: int) 
     assert (problem.kind, problem.path, problem.position) == ("gap", f"t-0/{segment_file(ACTIVE, 'log')}", position)
     assert problem.found.startswith(f"one at {base ^ 1 << bit}")
     assert ("as its index says" in problem.expected) == index
+    if index:
+        told = (("index", f"t-0/{segment_file(ACTIVE, 'index')}"), ("relative_offset", problem.path))[bit > 31]
+        assert told in [(p.kind, p.path) for p in part.verify().problems]
     accepted = part.compact(plan=replace(plan, settings=replace(plan.settings, gaps="accept")))
     assert accepted.status == "cleaned"
     assert any(problem.expected in note for note in accepted.notes)
