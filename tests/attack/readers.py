@@ -30,7 +30,7 @@ from jobs.restore.copy_files import Made, copy_log, copy_small
 from jobs.verify.job import run as verify
 from logformat.errors import KINDS, LogFormatError
 from tests.attack.specimens import CONFIG, crc32c
-from tests.builders.damage import NOW_MS, START_MS
+from tests.builders.damage import BOMB_LIMIT, NOW_MS, START_MS
 from tests.builders.folders import Outcome
 from tests.builders.sources import read
 from tests.builders.splits import compact_in_blocks
@@ -39,6 +39,7 @@ from udfs.attempt import attempt
 from udfs.compact.key_files import remove_key_files
 from udfs.compact.one_task import compact_partition
 from udfs.compact.plan import NotDue, PartitionPlan
+from udfs.lookup.minutes import TimedSegment, time_index_rows
 from udfs.problem import Problem
 from udfs.storage import open_root
 
@@ -197,6 +198,15 @@ def report_profile(root: Path, work: Path) -> Seen:
     return Seen(list(report.all_problems), shown)
 
 
+def time_index(root: Path, work: Path) -> Seen:
+    """Rows of the table `time_index`, and why they end early."""
+    archived = _listed(root)
+    segments = [TimedSegment("t", 0, segment, BOMB_LIMIT) for segment in archived.segments]
+    rows = _rows(time_index_rows(segments))
+    told = [row.pop("problem") for row in rows]
+    return Seen([_said(f"problem: {text}") for text in told if text is not None], rows)
+
+
 def data_source(root: Path, work: Path) -> Seen:
     """All three sources, committed and uncommitted; what stops them is their problem."""
     seen = Seen(output={})
@@ -295,6 +305,7 @@ def check_named(problems: Iterable[Problem]) -> None:
 JOBS: dict[str, Callable[[Path, Path], Seen]] = {
     "compact": compact, "compact by blocks": compact_blocks, "verify": verify_archive, "reindex": reindex_check,
     "reindex into a folder": reindex_output, "lookup": look_up, "inspect": dump, "report": report_profile,
+    "time index": time_index,
     "data source": data_source,
     "data source, bad records aside": data_source_set_aside,
     "restore, copies": restore_copies,
