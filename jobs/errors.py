@@ -156,6 +156,14 @@ class ManifestError(JobError):
     hint = "restore this file from a copy"
 
 
+class DamagedTableError(JobError):
+    """A file of the store's tables that is not what was written there, or is gone."""
+
+    template = "{path}: expected {expected}, found {found}"
+    exit_code = PROBLEMS
+    hint = "restore this file from a copy, or move the folder state away and run rebuild-state"
+
+
 class LogStartError(JobError):
     """A generation whose log start lies above its end: one of a version that believed any checkpoint."""
 
@@ -304,6 +312,16 @@ class DiskFullError(MachineError):
     hint = (
         "free space on this disk and run again; what was committed stays. If the store has a generation, vacuum "
         "deletes what none needs; what this run left goes with a vacuum after the next commit"
+    )
+
+
+class FileSystemError(MachineError):
+    """A file or folder of this machine that could not be read or written, for no fault of its contents."""
+
+    template = "{path}: {found}"
+    hint = (
+        "see to the disk, the permissions or the limit of open files (ulimit -n), and run again; what was committed "
+        "stays"
     )
 
 

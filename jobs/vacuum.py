@@ -232,9 +232,11 @@ def _clean(store: Root, folder: RunFolder, kept: _Kept, young_ms: float, report:
     gone = _gone(folder, kept, young_ms)
     if not report.dry_run:
         for info in gone:
-            store.filesystem.delete_file(store.full(f"{folder.path}/{info.base_name}"))
+            with contextlib.suppress(FileNotFoundError):  # another vacuum took it, in a bucket; or the answer was lost
+                store.filesystem.delete_file(store.full(f"{folder.path}/{info.base_name}"))
         if len(gone) == len(folder.files):
-            store.filesystem.delete_dir(store.full(folder.path))
+            with contextlib.suppress(FileNotFoundError):
+                store.filesystem.delete_dir(store.full(folder.path))
     if gone:
         report.deleted.setdefault(folder.key, []).extend(f"{folder.path}/{info.base_name}" for info in gone)
         report.bytes[folder.key] = report.bytes.get(folder.key, 0) + sum(info.size for info in gone)

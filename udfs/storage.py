@@ -126,6 +126,23 @@ def flush_folder(root: Root, folder: str) -> None:
         folder = folder.rpartition("/")[0]
 
 
+def make_folders(folder: Path) -> None:
+    """Make a local folder and those above it that are not there; their names survive a power cut."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    flush_names(map(str, missing))
+
+
+def flush_names(made: Iterable[str]) -> None:
+    """Make the names of local files or folders that were made survive a power cut."""
+    for folder in {os.path.dirname(path) for path in made}:  # noqa: PTH120 - as they are, links too
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def no_files(root: Root, path: str, listed: Iterable[pafs.FileInfo]) -> dict[str, str]:
     """Name -> what it is, of what lies in a folder and is neither a file nor a folder (`regular_files.odd_entries`)."""
     return odd_entries(root.filesystem, root.full(path), listed)

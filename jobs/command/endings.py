@@ -18,10 +18,16 @@ from jobs.command.access import job_error
 from jobs.command.reporting import size
 from jobs.command.spark_options import OF_SPARK
 from jobs.command.typed import nearest
-from jobs.errors import UNEXPECTED, USAGE, DiskFullError, JobError, JvmEndedError
+from jobs.errors import UNEXPECTED, USAGE, DiskFullError, FileSystemError, JobError, JvmEndedError
 from logformat.errors import UnsafeFolderError
 
 _PATIENCE_SECONDS: Final = 10.0  # for a JVM to end after the connection to it broke
+_OF_THE_MACHINE: Final = {
+    errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ENODEV,
+    errno.ENXIO, errno.ENOLCK, errno.ENOTCONN, errno.EREMOTEIO, errno.EFBIG, errno.EMLINK,
+}  # fmt: skip
+_NUMBER: Final = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")  # as Rust and Arrow write it
+_NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")
 
 
 class TerminatedError(BaseException):
@@ -98,8 +104,27 @@ def of_other(error: Exception, arguments: Sequence[str] = ()) -> Ending:
     unsafe = re.search(rf"{UnsafeFolderError.__name__}: (.*)", text)
     if unsafe:  # that executors were told to use
         return of_usage(unsafe[1])
+    if (failed := _of_the_file_system(error, text)) is not None:
+        for note in getattr(error, "__notes__", ()):
+            failed.add_note(note)
+        return of_job_error(failed)
     message = f"unexpected: {text.splitlines()[0]}; please report this with the lines above"
     return Ending(message, _plain(type(error).__name__, text, UNEXPECTED), UNEXPECTED, is_defect=True)
+
+
+def _of_the_file_system(error: Exception, text: str) -> FileSystemError | None:
+    """What the machine's file system refused; None: something else. Arrow and delta-rs say it in text alone."""
+    number = error.errno if isinstance(error, OSError) else None
+    first = text.splitlines()[0]
+    if number is None and (told := _NUMBER.search(text)):
+        number = int(told[1] or told[2])
+    unnamed = isinstance(error, OSError) and number is None  # as Arrow's are, of a file that cannot be closed
+    if number not in _OF_THE_MACHINE and not unnamed:
+        return None
+    if isinstance(error, OSError) and error.filename is not None:
+        return FileSystemError(path=os.fsdecode(error.filename), found=error.strerror)
+    named = _NAMED.search(first)
+    return FileSystemError(path=named[1] if named else "a file", found=first)
 
 
 def _full_disk(named: object, found: str, arguments: Sequence[str]) -> DiskFullError:

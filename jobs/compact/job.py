@@ -135,6 +135,7 @@ def _listed(
     report.not_compacted = sorted({*others, *archive.not_wanted})
     report.expired_nothing = sorted(t for t, s in settings.items() if s.compacts and s.expires and not s.has_limit)
     report.notes += archive.notes
+    report.unreadable += archive.unreadable
     check_outside(Place("the store", report.store), archive)
     return archive, settings
 

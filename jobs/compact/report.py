@@ -9,6 +9,7 @@ from jobs.command.reporting import JobReport, PartitionLine, before_after_table,
 from jobs.errors import DONE, PROBLEMS, ConflictError
 from jobs.topics import Key
 from udfs.compact.plan import PartitionResult
+from udfs.problem import Problem
 
 _DONE: Final = {  # (compacted, dry run)
     (True, False): "clean",
@@ -34,13 +35,14 @@ class CompactReport(JobReport):
     not_compacted: list[str] = field(default_factory=list)  # other topics of the archive
     expired_nothing: list[str] = field(default_factory=list)  # topics of policy compact,delete
     conflict: str = ""
+    unreadable: list[Problem] = field(default_factory=list)  # folders of the archive: what is in them is not known
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 where partitions were set aside, or 4 where another run was first."""
+        """0, or 3 where partitions were set aside or folders not read, or 4 where another run was first."""
         if self.conflict:
             return ConflictError.exit_code
-        return PROBLEMS if any(r.status == "set_aside" for r in self.results) else DONE
+        return PROBLEMS if self.unreadable or any(r.status == "set_aside" for r in self.results) else DONE
 
     def to_json(self) -> dict[str, Any]:
         """For programs; bytes, seconds, counts by reason for each partition."""

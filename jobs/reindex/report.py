@@ -9,6 +9,7 @@ from typing import Any
 
 from jobs.command.reporting import JobReport, count, counted, said, size, table
 from jobs.errors import DONE, PROBLEMS
+from udfs.problem import Problem
 from udfs.reindex.write import FileReport
 
 HARMLESS = "other_entries"  # the one reason that misleads no reader
@@ -43,6 +44,7 @@ class ReindexReport(JobReport):
     mode: str  # check, output, in_place
     output: str | None = None
     partitions: list[ReindexedPartition] = field(default_factory=list)
+    unreadable: list[Problem] = field(default_factory=list)  # folders of the archive: what is in them is not known
 
     @property
     def files(self) -> Iterable[FileReport]:
@@ -51,9 +53,9 @@ class ReindexReport(JobReport):
 
     @property
     def exit_code(self) -> int:
-        """3 where a check found something that misleads a reader, or something is impossible; else 0."""
+        """3 where a check found something that misleads a reader, or something is impossible or not read; else 0."""
         wrong = any(f.status == "impossible" or (f.status == "differs" and f.reason != HARMLESS) for f in self.files)
-        return PROBLEMS if wrong else DONE
+        return PROBLEMS if wrong or self.unreadable else DONE
 
     def totals(self) -> dict[str, Any]:
         """Sums over the partitions."""

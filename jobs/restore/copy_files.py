@@ -16,7 +16,7 @@ from pyarrow import fs as pafs
 
 from jobs.errors import MissingFileError
 from logformat.locations import text_entries
-from udfs.storage import Root, open_file
+from udfs.storage import Root, flush_names, open_file
 
 _CHUNK_BYTES = 8 << 20
 _FICLONE = 0x40049409  # ioctl of Linux: share the blocks of another file (btrfs, XFS, overlayfs above them)
@@ -48,6 +48,11 @@ class Made:
         self.folders += missing[::-1]
         self.root.filesystem.create_dir(self.root.full(path), recursive=True)
         return self.root
+
+    def flush_names(self) -> None:
+        """Those of the root and the folders above it that were made; who flushes what is in the root flushes others."""
+        if self.root.is_local:
+            flush_names(folder for folder in self.folders if len(folder) <= len(self.root.base))
 
     def take_back(self) -> list[str]:
         """Remove what was made: files, and folders that hold nothing then. What is left below the root; it is not ours,

@@ -135,6 +135,7 @@ def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Map
     # Last: with it a broker trusts everything above, without it it looks at every segment itself.
     write_file(made.root, made.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())
     finish(made.root, "", None)
+    made.flush_names()
 
 
 def _list_beyond(

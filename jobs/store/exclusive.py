@@ -16,7 +16,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from jobs.errors import NotExclusiveError
 from jobs.store.table import storage_options, uri_of
-from udfs.storage import Root
+from udfs.storage import Root, make_folders
 
 _SCHEMA: Final = Schema.from_arrow(pa.schema([("nothing", pa.int32())]))
 _ONCE: Final = CommitProperties(max_commit_retries=0)
@@ -37,7 +37,7 @@ def check_exclusive(root: Root, rounds: int = 3) -> None:
 
 def _check_links(folder: Path, probe: str) -> None:
     """delta-rs commits by a hard link. FUSE, exFAT and some network shares have none."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     first, second = folder / probe, folder / f"{probe}-2"
     try:
         first.touch()

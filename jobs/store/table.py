@@ -21,6 +21,7 @@ only the last commit can be empty or torn, of a machine that lost its power; it 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -45,7 +46,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from pyarrow import fs as pafs
 
-from jobs.errors import ConflictError, UnsureCommitError, UsageError
+from jobs.errors import ConflictError, DamagedTableError, FileSystemError, UnsureCommitError, UsageError
 from jobs.store.old_versions import forget
 from logformat.s3_access import bucket_of, delta_options, in_one_line
 from udfs.storage import Root, exists, flush, flush_folder
@@ -132,13 +133,18 @@ def storage_options(root: Root) -> dict[str, str] | None:
 def head(root: Root, name: str) -> Version:
     """The newest version there is; on a disk, what a power cut has torn is set aside first.
 
-    UsageError: a table of a protocol that is not ours to write.
+    UsageError: a table of a protocol that is not ours to write; FileSystemError: one on a disk that cannot be read.
     """
     notes = tuple(_torn_set_aside(root, name)) if root.is_local else ()
     try:
         table = DeltaTable(uri_of(root, name), storage_options=storage_options(root))
     except TableNotFoundError:
+        _refuse_unread(root, name)
         return Version(root, name, -1, notes=notes)
+    except DeltaError as error:
+        if not root.is_local:
+            raise
+        raise FileSystemError(path=f"{root.uri}/state/{name}", found=in_one_line(str(error))) from error
     protocol = table.protocol()
     if (protocol.min_reader_version, protocol.min_writer_version) != (_READER, _WRITER):
         raise UsageError(
@@ -147,6 +153,12 @@ def head(root: Root, name: str) -> Version:
             "Lastkey, has changed this table"
         )
     return Version(root, name, table.version(), table, notes)
+
+
+def _refuse_unread(root: Root, name: str) -> None:
+    """Of a table that delta-rs finds none of: it takes names that it may not look at for such as are not there."""
+    if root.is_local and any(_COMMIT.fullmatch(found) for found in _names(Path(root.full(f"state/{name}/_delta_log")))):
+        raise FileSystemError(path=f"{root.uri}/state/{name}", found="commits that could not be read")
 
 
 def rows(
@@ -162,10 +174,19 @@ def rows(
 
 
 def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
-    with version.root.filesystem.open_input_file(version.root.full(f"{version.folder}/{path}")) as file:
-        read = file if version.root.is_local else pa.BufferReader(file.read())  # one request, not one a column
-        parquet = pq.ParquetFile(read)
-        found = parquet.read([name for name in schema.names if name in parquet.schema_arrow.names], use_threads=False)
+    full = f"{version.folder}/{path}"
+    try:
+        with version.root.filesystem.open_input_file(version.root.full(full)) as file:
+            read = file if version.root.is_local else pa.BufferReader(file.read())  # one request, not one a column
+            parquet = pq.ParquetFile(read)
+            names = [name for name in schema.names if name in parquet.schema_arrow.names]
+            found = parquet.read(names, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        if not version.root.is_local or getattr(error, "errno", None) not in (None, errno.ENOENT):
+            raise  # the file system's
+        raise DamagedTableError(
+            path=f"{version.root.uri}/{full}", expected="the rows of a table", found=in_one_line(str(error))
+        ) from error
     columns = [
         found[f.name].cast(f.type) if f.name in found.column_names else pa.nulls(len(found), f.type) for f in schema
     ]
@@ -439,7 +460,7 @@ def _commit(version: Version, schema: pa.Schema, added: list[AddAction], change:
 def _head_after(error: Exception, version: Version) -> Version:
     try:
         return head(version.root, version.name)
-    except (DeltaError, OSError) as unread:
+    except (DeltaError, OSError, FileSystemError) as unread:
         raise UnsureCommitError(path=f"{version.root.uri}/{version.folder}", found=in_one_line(str(error))) from unread
 
 
@@ -464,7 +485,7 @@ def _settled(version: Version, made: int) -> int:
     root = version.root
     _flush_commit(version, made)
     if made and made % _CHECKPOINT_EVERY == 0:
-        with contextlib.suppress(DeltaError, OSError):  # it costs time alone
+        with contextlib.suppress(DeltaError, OSError, FileSystemError):  # it costs time alone
             checkpoint(version.root, version.name, made)
             now = head(root, version.name)
             forget(root, now.folder, now.files())

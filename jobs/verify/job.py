@@ -54,6 +54,7 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
     archive = listed(uri, options.topics)
     check_topics(options.topics, archive.topics, uri)
     report.notes += archive.notes
+    report.problems += archive.unreadable
     report.seconds["list"] = time.perf_counter() - at
     plans = []
     for archived in archive.partitions.values():

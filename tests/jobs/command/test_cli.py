@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from deltalake.exceptions import DeltaError
 
 from jobs import errors
 from jobs.command import cli
@@ -146,6 +147,13 @@ def test_an_error_says_path_expected_found_and_what_to_do(job, capsys):
         (ConflictError(path="S", expected="a", found="b"), 4, "run again"),
         (OSError(28, "No space left on device", "/x"), 5, "/x: no space left"),
         (RuntimeError("java.io.IOException: No space left on device"), 5, "no space left"),
+        (PermissionError(13, "Permission denied", "/x"), 5, "/x: Permission denied"),
+        (OSError(24, "Too many open files", "/x"), 5, "ulimit -n"),
+        (OSError("error closing file"), 5, "error closing file"),  # as Arrow says it
+        (OSError("Error writing bytes to file. Detail: [errno 5] Input/output error"), 5, "Input/output error"),
+        (DeltaError("Kernel error: Io error: Input/output error (os error 5)"), 5, "Input/output error"),
+        (DeltaError("Generic error: something else"), 1, "unexpected: DeltaError"),
+        (FileNotFoundError(2, "No such file or directory", "/x"), 1, "unexpected: FileNotFoundError"),
         (ValueError("bug"), 1, "unexpected: ValueError: bug"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (cli.TerminatedError(), 143, "terminated"),

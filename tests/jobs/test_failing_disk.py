@@ -1,0 +1,116 @@
+"""A disk that fails under a job: told as the machine's fault, and never passed over. tests/attack found all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from deltalake.exceptions import TableNotFoundError
+
+from jobs.command.cli import main
+from jobs.command.options import RestoreOptions
+from jobs.command.progress import Silent
+from jobs.errors import DamagedTableError, FileSystemError
+from jobs.restore import job as restore
+from jobs.store import table
+from jobs.store.tables import State, open_state
+from tests.builders.damage import Partition, build
+from tests.builders.faults import Fault, faults, happened
+from tests.builders.stores import StoreMaker, make_commit, run_id
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Partition:
+    return build(tmp_path / "archive")
+
+
+@pytest.mark.parametrize("words", [["verify"], ["reindex", "--check"], ["compact", "--store", "STORE"]])
+def test_an_archive_that_cannot_be_listed_is_a_problem(
+    part: Partition, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not an archive that holds nothing, with which all is done."""
+    store = str(tmp_path / "store")
+    given = [words[0], str(part.root), *(store if word == "STORE" else word for word in words[1:]), "--json"]
+    with faults(tmp_path, Fault("list", str(part.root), error="EIO", times=None)):
+        assert main(given) == 3
+    assert happened(tmp_path)[0] > 0
+    assert any("left out" in note for note in json.loads(capsys.readouterr().out)["notes"])
+
+
+@pytest.mark.parametrize("name", ["compaction_checkpoints", "log_segments"])
+@pytest.mark.parametrize("size", [None, 0, 100])
+def test_a_damaged_file_of_a_table_is_named(tmp_path: Path, name: str, size: int | None) -> None:
+    state = open_state(str(tmp_path))
+    state.commit_wave([make_commit(0, 1, run_id(1))])
+    (file,) = (tmp_path / "state" / name).glob("*.parquet")
+    if size is None:
+        file.unlink()
+    else:
+        os.truncate(file, size)
+    with pytest.raises(DamagedTableError, match=str(file)) as raised:
+        table.rows(table.head(state.root, name), table.pq.read_schema(_good(tmp_path, name)))
+    assert "rebuild-state" in raised.value.line()
+
+
+def _good(folder: Path, name: str) -> Path:
+    state = open_state(str(folder / "good"))
+    state.commit_wave([make_commit(0, 1, run_id(1))])
+    return next((folder / "good" / "state" / name).glob("*.parquet"))
+
+
+def test_a_table_whose_commits_cannot_be_read_is_not_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """delta-rs says of names that it may not look at that there are none."""
+    open_state(str(tmp_path)).commit_wave([make_commit(0, 1, run_id(1))])
+
+    def nothing(*_: object, **__: object) -> None:
+        raise TableNotFoundError("no log files")
+
+    monkeypatch.setattr(table, "DeltaTable", nothing)
+    with pytest.raises(FileSystemError, match="could not be read"):
+        open_state(str(tmp_path)).checkpoints()
+
+
+def test_a_vacuum_goes_on_where_a_file_is_gone_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one took it, in a bucket; or a server did, and its answer was lost."""
+    maker = StoreMaker(tmp_path)
+    for generation in (1, 2, 3):
+        maker.generation("t", 0, generation, {0: b"a"})
+    maker.age(400, *(maker.run_folder("t", 0, generation) for generation in (1, 2, 3)))
+    real = State.mark
+
+    def mark(self: State, folders: list[str], seen: int) -> bool:
+        done = real(self, folders, seen)
+        (maker.run_folder("t", 0, 1) / f"{0:020}.log").unlink()
+        shutil.rmtree(maker.run_folder("t", 0, 2))
+        return done
+
+    monkeypatch.setattr(State, "mark", mark)
+    assert main(["vacuum", "--store", str(maker.store)]) == 0
+    assert not maker.run_folder("t", 0, 1).exists()
+
+
+def _flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    name = lambda descriptor: str(Path(f"/proc/self/fd/{descriptor}").readlink())  # noqa: E731
+    monkeypatch.setattr(os, "fsync", lambda descriptor: found.append(name(descriptor)))
+    return found
+
+
+def test_the_names_of_a_new_store_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power cut takes the store away after its first run has said that it is done."""
+    flushed = _flushed(monkeypatch)
+    open_state(str(tmp_path / "new" / "store")).commit_wave([make_commit(0, 1, run_id(1))])
+    assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "store")} <= set(flushed)
+
+
+def test_the_names_of_a_restored_folder_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    maker = StoreMaker(tmp_path)
+    maker.generation("t", 0, 1, {0: b"a"})
+    flushed = _flushed(monkeypatch)
+    restore.run(RestoreOptions(str(maker.store), output=str(tmp_path / "new" / "out")), Silent())
+    assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "out")} <= set(flushed)
