@@ -22,12 +22,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import random
 import re
-import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -47,6 +45,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from pyarrow import fs as pafs
 
 from jobs.errors import ConflictError, DamagedTableError, FileSystemError, UnsureCommitError, UsageError
+from jobs.store.local_lock import local_lock
 from jobs.store.old_versions import forget
 from logformat.s3_access import bucket_of, delta_options, in_one_line
 from udfs.storage import Root, exists, flush, flush_folder
@@ -63,7 +62,6 @@ _ATTEMPTS: Final = 200  # each one lost to another writer's commit
 _UNANSWERED: Final = 5  # attempts without a commit of anybody's: the store cannot be written
 _FILE_ROWS: Final = 256  # of a data file: a change of a few rows rewrites so many
 _CHECKPOINT_EVERY: Final = 20  # versions
-_MINE: Final = threading.local()  # `held`: folders whose lock this thread holds
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _COMMIT: Final = re.compile(r"\d{20}\.json")
 _CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
@@ -309,39 +307,6 @@ def is_whole(commit: bytes) -> bool:
     except (ValueError, TypeError, AttributeError):
         return False
     return bool(actions) and (stated is None or int(stated) == sum("add" in a or "remove" in a for a in actions))
-
-
-@contextlib.contextmanager
-def local_lock(root: Root, seconds: float = 300.0) -> Iterator[None]:
-    """An exclusive lock on a store of a local disk, for as long as the process lives at most. No commit needs it.
-
-    A thread that holds it gets it again at once.
-    """
-    folder = Path(root.full("state"))
-    held: set[Path] = _MINE.__dict__.setdefault("held", set())
-    if folder in held:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise ConflictError(
-                        path=file.name,
-                        expected=f"the store's lock within {seconds:.0f} s",
-                        found="another process holds it",
-                    ) from None
-                time.sleep(0.05)
-        held.add(folder)
-        try:
-            yield
-        finally:
-            held.remove(folder)
 
 
 def _torn_set_aside(root: Root, name: str) -> Iterator[str]:

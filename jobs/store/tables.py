@@ -32,6 +32,7 @@ from jobs.store import history, table
 from jobs.store.exclusive import check_exclusive
 from jobs.store.folders import folders_of
 from jobs.store.formats import check_format, columns_of, format_of
+from jobs.store.local_lock import local_lock
 from jobs.store.manifests import read_manifest
 from jobs.store.paths import (
     CHECKPOINTS,
@@ -313,7 +314,7 @@ class State:
     @contextlib.contextmanager
     def lock(self, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
         """One vacuum, one refresh of `time_index` at a time, on a local disk. Commits need none."""
-        with table.local_lock(self.root, seconds) if self.root.is_local else contextlib.nullcontext():
+        with local_lock(self.root, seconds) if self.root.is_local else contextlib.nullcontext():
             yield
 
     # -- inside

@@ -52,8 +52,9 @@ def line_of(
     peak_bytes: int = 0,
     what: str = "damaged inputs",
 ) -> str:
-    """The summary of one group. counts: verdict -> how many; of: how many cases there are; what: they are."""
+    """The summary of one group. counts: verdict -> how many; of: how many cases there are (0: no end), and `what`."""
     tried = sum(counts.values()) + crashes + hangs
     ended = ", ".join(f"{n:,} {verdict}" for verdict, n in counts.items() if n)
     peak = f", peak {peak_bytes / (1 << 20):,.0f} MiB" if peak_bytes else ""
-    return f"{group}: {tried:,} {what} of {of:,}: {ended}, {crashes:,} crashes, {hangs:,} hangs{peak}"
+    among = f" of {of:,}" if of else ""
+    return f"{group}: {tried:,} {what}{among}: {ended}, {crashes:,} crashes, {hangs:,} hangs{peak}"

@@ -1,0 +1,49 @@
+"""A lock on a store of a local disk: one vacuum, one upgrade, one repair at a time. No commit needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from jobs.errors import ConflictError
+from udfs.storage import Root
+
+_MINE: Final = threading.local()  # `held`: folders whose lock this thread holds
+
+
+@contextlib.contextmanager
+def local_lock(root: Root, seconds: float = 300.0) -> Iterator[None]:
+    """An exclusive lock on a store of a local disk, for as long as the process lives at most. No commit needs it.
+
+    A thread that holds it gets it again at once.
+    """
+    folder = Path(root.full("state"))
+    held: set[Path] = _MINE.__dict__.setdefault("held", set())
+    if folder in held:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise ConflictError(
+                        path=file.name,
+                        expected=f"the store's lock within {seconds:.0f} s",
+                        found="another process holds it",
+                    ) from None
+                time.sleep(0.05)
+        held.add(folder)
+        try:
+            yield
+        finally:
+            held.remove(folder)

@@ -1,0 +1,534 @@
+"""Stores and archives of a few records, the jobs that change them, and what must hold of them whatever happened.
+
+All of it runs in forked children of a process in which everything is imported and compiled, and which never touches
+delta-rs itself: its threads do not survive a fork. A job takes 50 to 100 milliseconds so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import shutil
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from jobs.command import cli
+from jobs.errors import JobError
+from jobs.store.tables import open_state
+from tests.attack.forked import Failed
+from tests.attack.preload import Control, Noted, Order
+from tests.builders.damage import NOW_MS, SEGMENT_OFFSETS, batch_at, build
+from tests.builders.trees import files_of, tree
+
+KILLED: Final = -9
+MANIFEST: Final = "manifest of the tables"
+_CODES: Final = {0, 2, 3, 4, 5}
+_TOML: Final = """
+[defaults]
+"cleanup.policy" = "compact"
+"min.cleanable.dirty.ratio" = 0.0
+"index.interval.bytes" = 0
+[job]
+"engine" = "{engine}"
+"split.bytes" = {split}
+"""
+_KEY = tuple[str, int]
+
+
+class Named(Failed):
+    """A run that should have ended well said what is wrong, as it should where the disk has lied."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a run ended. code: its exit code, less than 0 for a signal."""
+
+    code: int
+    report: dict[str, Any]
+    stderr: str
+
+    @property
+    def killed(self) -> bool:
+        return self.code == KILLED
+
+
+@dataclass(frozen=True)
+class Stands:
+    """A store as it is: generation of each partition, and the files of its folder without the manifest."""
+
+    generations: dict[_KEY, int]
+    files: dict[_KEY, dict[str, bytes]]
+    run_ids: dict[_KEY, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def run(words: list[str]) -> Said:
+    """A command, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.main(words)
+    text = out.getvalue()
+    return Said(code, json.loads(text) if text else {}, err.getvalue())
+
+
+def stands(store: Path) -> Stands:
+    """In a process of its own: it asks delta-rs."""
+    state = open_state(str(store))
+    try:
+        rows, manifests = state.current()
+    except JobError as error:
+        raise Named(error.line()) from error
+    files = {}
+    for key, row in rows.items():
+        folder = store / "segments" / f"{key[0]}-{key[1]}" / f"{row.generation}-{row.run_id}"
+        files[key] = {name: data for name, data in files_of(folder).items() if name != "manifest.json"}
+        files[key][MANIFEST] = repr([astuple(row) for row in manifests[key]]).replace(row.run_id, "RUN").encode()
+    return Stands(
+        {key: row.generation for key, row in rows.items()}, files, {key: row.run_id for key, row in rows.items()},
+        tuple(state.notes),
+    )  # fmt: skip
+
+
+def restored(output: Path) -> dict[str, tuple[str, int]]:
+    """Files of a log directory: SHA-256, and the time of those that have one of their own."""
+    found = tree(output) if output.exists() else {}
+    return {p: (sha, at if p.endswith(".log") else 0) for p, (sha, at) in found.items() if sha != "folder"}
+
+
+class Child:
+    """Work in a forked process. Whoever asks for its result gets what it gave, or what it raised as Failed."""
+
+    def __init__(self, work: Callable[[], Any], folder: Path) -> None:
+        self.answer = folder / f"answer-{os.getpid()}-{id(self)}"
+        self.status: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                made = pickle.dumps((None, work()))
+                code = 0
+            except BaseException as error:
+                failed = isinstance(error, Failed)
+                said = str(error) if failed else "".join(traceback.format_exception(error)[-8:])
+                made = pickle.dumps((type(error) if failed else Failed, said))
+            self.answer.write_bytes(made)
+            os._exit(code)
+
+    def ended(self) -> bool:
+        """Whether it has; asks without waiting."""
+        return self.status is not None or self._wait(os.WNOHANG)
+
+    def _wait(self, how: int) -> bool:
+        pid, status = os.waitpid(self.pid, how)
+        if pid:
+            self.status = os.waitstatus_to_exitcode(status)
+        return bool(pid)
+
+    def result(self) -> Any:
+        """None: it was killed."""
+        if self.status is None:
+            self._wait(0)
+        status = self.status
+        if status == KILLED:
+            return None
+        failed, made = pickle.loads(self.answer.read_bytes())
+        self.answer.unlink()
+        if failed is not None:
+            raise failed(made)
+        return made
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A job that is attacked. words: its command line; before: what makes the store it begins on."""
+
+    name: str
+    words: Callable[[Path], list[str]]
+    grown: bool = True  # the archive has more than the store's generation
+    damaged: bool = False  # indexes of the archive
+    generations: int = 1  # that the store has
+
+
+def compact(root: Path, engine: str = "auto") -> list[str]:
+    config = root.parent / f"{engine}.toml"
+    return [
+        "compact", str(root / "archive"), "--store", str(root / "store"), "--config", str(config), "--now", str(NOW_MS),
+        "--json",
+    ]  # fmt: skip
+
+
+def _of_store(job: str, *more: str) -> Callable[[Path], list[str]]:
+    return lambda root: [job, "--store", str(root / "store"), *more, "--json"]
+
+
+def restore(root: Path, to: str = "output") -> list[str]:
+    return ["restore", "--store", str(root / "store"), "--output", str(root / to), "--json"]
+
+
+VACUUM: Final = _of_store("vacuum", "--grace-hours", "0")
+VERIFY: Final = _of_store("verify")
+KINDS: Final = {
+    kind.name: kind
+    for kind in (
+        Kind("compact", compact),
+        Kind("first compact", compact, generations=0),
+        Kind("compact by blocks", lambda root: compact(root, "blocks")),
+        Kind("reindex", lambda root: ["reindex", str(root / "archive"), "--in-place", "--json"], damaged=True),
+        Kind("restore", restore, generations=2),
+        Kind("vacuum", VACUUM, generations=2),
+        Kind("rollback", _of_store("rollback", "--generation", "1"), generations=2),
+        Kind("verify", VERIFY, generations=2),
+    )
+}
+
+
+EPOCHS: Final = "leader-epoch-checkpoint"
+COMPACTIONS: Final = ("compact", "first compact", "compact by blocks")
+
+
+class History:
+    """One kind of job: the trees that it begins with, and what it makes of them undisturbed."""
+
+    thorough = True  # ask verify and vacuum too, also of what is byte for byte as it was when they were asked before
+
+    def __init__(self, kind: Kind, work: Path, control: Control) -> None:
+        self.kind, self.work, self.control = kind, work, control
+        self.root, self.base = work / "root", work / f"base {kind.name}"
+        self.trash = work / "trash"
+        for engine, split in (("auto", 1 << 30), ("blocks", 500)):
+            (work / f"{engine}.toml").write_text(_TOML.format(engine=engine, split=split))
+        self._build()
+        self.reset()
+        self.before = tree(self.root)
+        self.said, self.noted = self.attacked(None, noting=True)
+        if self.said.code:
+            raise AssertionError(f"{kind.name}, undisturbed: {self.said}")
+        self.after = files_of(self.root)
+        self.restored = restored(self.root / "output")
+        self.stood: Stands = self.child(lambda: stands(self.root / "store"))
+        self.goal = self._goal()
+        self.exact = self._exact() if kind.damaged else {}
+        self.cleaned = {} if kind.damaged else self.child(self._clean)
+
+    def _build(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.root.mkdir()
+        part = build(self.root / "archive")
+        shutil.copytree(part.folder, part.root / "t-1")
+        for number in range(self.kind.generations):
+            self.ended(compact(self.root))
+            if number + 1 < self.kind.generations or self.kind.grown:
+                self._grow(number)
+        if self.kind.damaged:
+            index = self.root / "archive" / "t-0" / f"{SEGMENT_OFFSETS:020}.index"
+            index.write_bytes(index.read_bytes()[:-3])
+            (self.root / "archive" / "t-1" / f"{SEGMENT_OFFSETS:020}.timeindex").unlink()
+            (self.root / "archive" / "t-1" / f"{0:020}.index").write_bytes(b"")
+        shutil.rmtree(self.base, ignore_errors=True)
+        shutil.copytree(self.root, self.base)
+
+    def _grow(self, number: int) -> None:
+        """Two segments more in one partition, one in the other."""
+        last = 4 + 2 * number
+        for partition, n in ((0, 2), (1, 1)):
+            folder = self.root / "archive" / f"t-{partition}"
+            for segment in range(last, last + n) if partition == 0 else range(4 + number, 5 + number):
+                base = segment * SEGMENT_OFFSETS
+                data = b"".join(batch_at(base + 4 * i).data for i in range(3))
+                (folder / f"{base:020}.log").write_bytes(data)
+
+    def reset(self) -> None:
+        """All as it was before the job."""
+        for path in (self.root, self.trash):
+            shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(self.base, self.root)
+        self.trash.mkdir()
+
+    def child(self, work: Callable[[], Any]) -> Any:
+        return Child(work, self.work).result()
+
+    def ended(self, words: list[str]) -> Said:
+        """An undisturbed run."""
+        said: Said | None = self.child(lambda: run(words))
+        assert said is not None
+        return said
+
+    def start(self, order: Order | None, *, noting: bool = False, trash: bool = False) -> Child:
+        """The job, attacked."""
+
+        def work() -> Said:
+            self.control.begin(order, noting=noting, trash=self.trash if trash else None)
+            try:
+                return run(self.kind.words(self.root))
+            finally:
+                self.control.end()
+
+        return Child(work, self.work)
+
+    def attacked(self, order: Order | None, *, noting: bool = False, trash: bool = False) -> tuple[Said, list[Noted]]:
+        said = self.start(order, noting=noting, trash=trash).result() or Said(KILLED, {}, "")
+        return said, self.control.noted() if noting else []
+
+    # -- what must hold
+
+    def check(self, said: Said) -> None:
+        """After a run that was attacked."""
+        check_said(said)
+        self.check_archive()
+        self.child(lambda: self._check_in_child(said))
+        self.check_archive()
+
+    def check_archive(self) -> None:
+        now = tree(self.root)
+        for path, found in self.before.items():
+            if not path.startswith("archive/") or (self.kind.damaged and not path.endswith(".log")):
+                continue
+            if now.get(path) != found:
+                raise Failed(f"{path}: was {found}, is {now.get(path)}")
+        more = {p for p in now if p.startswith("archive/")} - self.before.keys()
+        if more and not self.kind.damaged:
+            raise Failed(f"new in the archive: {more}")
+
+    def _check_in_child(self, said: Said) -> None:
+        of = self.kind.name
+        store = self.root / "store"
+        if of == "reindex":
+            self._check_reindexed(said)
+            return
+        if of == "restore":
+            self._check_restored(said)
+        now = stands(store) if (store / "state").exists() else Stands({}, {})
+        if of in COMPACTIONS:
+            self._check_committed(said, now)
+        elif of == "rollback":
+            wanted = dict.fromkeys(now.generations, 1)
+            if said.code == 0 and now.generations != wanted:
+                raise Failed(f"said done, and {now.generations}")
+            if said.code > 0 and said.code != 5 and set(now.generations.values()) != {2}:
+                raise Failed(f"exit code {said.code}, and {now.generations}")
+        elif now.generations != self.stood.generations:
+            raise Failed(f"generations {now.generations}, expected {self.stood.generations}")
+        if now.generations and (self.thorough or now.files != self.stood.files):
+            _well(f"verify after {_shown(said)}", run(VERIFY(self.root)))
+        self._check_next(said)
+
+    def check_beside(self, said: Said, other: Said) -> None:
+        """After two jobs at once: what both say is so, and all is whole; what is next leaves what it would have."""
+        self.child(lambda: self._check_beside_in_child(said, other))
+        self.check_archive()
+
+    def _check_beside_in_child(self, said: Said, other: Said) -> None:
+        store = self.root / "store"
+        now = stands(store)
+        if self.kind.name == "restore":
+            self._check_restored(said)
+        for one in (said, other):
+            for p in one.report.get("partitions", ()) if one.report.get("job") == "compact" else ():
+                key = p["topic"], p["partition"]
+                if p["generation"] is not None and now.generations.get(key, 0) < p["generation"]:
+                    raise Failed(f"{key}: said generation {p['generation']}, is {now.generations.get(key)}")
+        if now.generations:
+            _well(f"verify; said {_shown(said)}; beside it {_shown(other)}", run(VERIFY(self.root)))
+        _well(f"the next run; said {_shown(said)}; beside it {_shown(other)}", run(compact(self.root)))
+        now = stands(store)
+        for words in (VERIFY, VACUUM, VERIFY):
+            _well(f"after the next run; said {_shown(said)}; beside it {_shown(other)}", run(words(self.root)))
+        logs = {key: _logs(found) for key, found in now.files.items()}
+        if logs != self.cleaned:
+            raise Failed(f"the next run leaves {_difference(logs, self.cleaned)}")
+        left = {path.parent.name for path in (store / "segments").rglob("*.*") if path.is_file()}
+        if gone := {f"{now.generations[key]}-{now.run_ids[key]}" for key in now.generations} - left:
+            raise Failed(f"vacuum took {gone}")
+
+    def _clean(self) -> dict[_KEY, dict[str, bytes]]:
+        """Logs of the generations when all that the archive holds is compacted, undisturbed."""
+        _well("compact", run(compact(self.root)))
+        return {key: _logs(found) for key, found in stands(self.root / "store").files.items()}
+
+    def _exact(self) -> dict[str, bytes]:
+        """Index files as they are made: what takes the place of one that could not be read."""
+        self.ended([*self.kind.words(self.root), "--exact"])
+        return files_of(self.root / "archive")
+
+    def _goal(self) -> Any:
+        """What an undisturbed next run leaves, after an undisturbed run."""
+        return self.child(self._next)
+
+    def _next(self) -> Any:
+        of, root = self.kind.name, self.root
+        if of == "verify":
+            return None
+        if of == "restore":
+            shutil.rmtree(root / "output", ignore_errors=True)
+        said = run(self.kind.words(root))
+        _well("the next run", said)
+        if of == "restore":
+            return restored(root / "output")
+        if of == "reindex":
+            return files_of(root / "archive")
+        now = stands(root / "store")
+        if of in ("vacuum", "rollback"):
+            return now.generations, now.files, now.run_ids
+        if not self.thorough:
+            return now.generations, now.files, None
+        _well("verify after the next run", run(VERIFY(root)))
+        _well("vacuum after the next run", run(VACUUM(root)))
+        left = sorted(
+            path.relative_to(root).as_posix().replace(now.run_ids[key], "RUN")
+            for key, folder in ((key, root / f"store/segments/{key[0]}-{key[1]}") for key in now.generations)
+            for path in folder.rglob("*")
+            if path.is_file() and path.parent.name == f"{now.generations[key]}-{now.run_ids[key]}"
+        )
+        return now.generations, now.files, left
+
+    def _check_next(self, said: Said) -> None:
+        found = self._next()
+        expected = self.goal
+        if self.kind.name in COMPACTIONS:
+            found, expected = (
+                (g, {key: self._made_again(said, files) for key, files in f.items()}, left if self.thorough else None)
+                for g, f, left in (found, self.goal)
+            )
+        if found != expected:
+            raise Failed(f"the next run leaves something else than undisturbed ones: {_difference(found, self.goal)}")
+
+    def _check_committed(self, said: Said, now: Stands) -> None:
+        old = dict.fromkeys(self.stood.generations, self.kind.generations)
+        for key in self.stood.generations:
+            generation = now.generations.get(key, 0)
+            if generation not in (old[key], old[key] + 1):
+                raise Failed(f"{key}: generation {generation}")
+            if generation > old[key] and self._made_again(said, now.files[key]) != self._made_again(
+                said, self.stood.files[key]
+            ):
+                raise Failed(f"{key}: another {generation}: {_difference(now.files[key], self.stood.files[key])}")
+        if said.killed:
+            return
+        if said.code == 0 and now.generations != self.stood.generations:
+            raise Failed(f"said done, and generations are {now.generations}")
+        told = {(p["topic"], p["partition"]): p for p in said.report.get("partitions", ())}
+        for key, p in told.items():
+            if p["generation"] is not None and now.generations.get(key) != p["generation"]:
+                raise Failed(f"{key}: said generation {p['generation']}, is {now.generations.get(key)}")
+            if p["generation"] is None and now.generations.get(key, 0) > old[key]:
+                raise Failed(f"{key}: generation {now.generations[key]} was committed; said {p['status']}")
+
+    def _made_again(self, said: Said, files: dict[str, bytes]) -> dict[str, bytes]:
+        """Without a file that is taken from the batches where the archive's could not be read, and a note says so."""
+        again = EPOCHS in json.dumps(said.report.get("notes", ()))
+        return {name: data for name, data in files.items() if name != EPOCHS or not again}
+
+    def check_lied(self, said: Said) -> None:
+        """After a disk lied: a job may be deceived, but whoever looks finds it. A restored folder is looked at by
+        `verify`, which has nothing to compare small side files with.
+        """
+        try:
+            if self.kind.name == "restore" and said.code == 0:
+                self.child(self._check_looked_at)
+            else:
+                self.check(said)
+        except Named:
+            self.check_archive()
+
+    def _check_looked_at(self) -> None:
+        files = restored(self.root / "output")
+        if wrong := [p for p, found in self.restored.items() if p.endswith(".log") and files.get(p) != found]:
+            _well(f"verify of {wrong}", run(["verify", str(self.root / "output"), "--sealed", "--json"]))
+            raise Failed(f"other logs, and verify says nothing: {wrong}")
+
+    def _check_restored(self, said: Said) -> None:
+        files = restored(self.root / "output")
+        whole = {p: found[0] for p, found in files.items()} == {p: found[0] for p, found in self.restored.items()}
+        if said.code == 0 and files != self.restored:
+            raise Failed(f"said done, and {_difference(files, self.restored)}")
+        if ".kafka_cleanshutdown" in files and not whole:
+            raise Failed(f"looks like a whole log directory: {_difference(files, self.restored)}")
+        if said.code > 0 and files and "left in" not in json.dumps(said.report):
+            raise Failed(f"left {sorted(files)[:5]}, and does not say so: {_shown(said)}")
+
+    def _check_reindexed(self, said: Said) -> None:
+        old, now = files_of(self.base / "archive"), files_of(self.root / "archive")
+        new = {p.removeprefix("archive/"): data for p, data in self.after.items() if p.startswith("archive/")}
+        for path, data in now.items():
+            if path.endswith(".tmp") and (said.killed or "impossible" in json.dumps(said.report) or said.code):
+                continue
+            if data not in (old.get(path), new.get(path), self.exact.get(path)):
+                raise Failed(f"{path}: neither the old file nor the new one")
+        if gone := old.keys() - now.keys():
+            raise Failed(f"gone: {gone}")
+        if said.code == 0 and not self._is_right(now, new):
+            raise Failed(f"said done, and {_difference(now, new)}: {_shown(said)}")
+        found = self._next()
+        if not self._is_right(found, self.goal):
+            raise Failed(f"the next run: {_difference(found, self.goal)}")
+
+    def _is_right(self, found: dict[str, bytes], expected: dict[str, bytes]) -> bool:
+        return found.keys() == expected.keys() and all(
+            data in (expected[path], self.exact[path]) for path, data in found.items()
+        )
+
+
+def _logs(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in files.items() if name.endswith(".log")}
+
+
+def check_said(said: Said) -> None:
+    """That a run ended as one may: no defect, and a report."""
+    if said.killed:
+        return
+    if said.code not in _CODES:
+        raise Failed(f"exit code {said.code}: {_shown(said)}")
+    if "Traceback" in said.stderr or "please report" in said.stderr or '"defect"' in json.dumps(said.report):
+        raise Failed(f"a defect in what is said: {_shown(said)}")
+    if not said.report:
+        raise Failed(f"exit code {said.code}, and no report: {said.stderr[-2000:]}")
+
+
+def _well(what: str, said: Said) -> None:
+    """That a run that nobody disturbed ended well. Named: it says why it did not."""
+    check_said(said)
+    if said.code:
+        raise Named(f"{what}: {_shown(said)}")
+
+
+def _shown(said: Said) -> str:
+    report = said.report.get("error") or {k: v for k, v in said.report.items() if k not in ("seconds", "archive")}
+    return f"{said.code}: {json.dumps(report, default=str)[:1500]} {said.stderr[-3000:]}"
+
+
+def _difference(found: Any, expected: Any) -> str:
+    if isinstance(found, dict) and isinstance(expected, dict):
+        wrong = [k for k in found.keys() | expected.keys() if found.get(k) != expected.get(k)]
+        inner = [_difference(found.get(k), expected.get(k)) for k in wrong[:3]]
+        return f"{wrong[:6]}: {inner}"
+    if isinstance(found, tuple) and isinstance(expected, tuple):
+        return "; ".join(_difference(a, b) for a, b in zip(found, expected, strict=True) if a != b)
+    return f"{str(found)[:200]}, expected {str(expected)[:200]}"
+
+
+def warm() -> None:
+    """Import and compile what jobs need, in the process that forks. Nothing of delta-rs."""
+    import importlib
+    import tempfile
+
+    import pandas  # noqa: F401 - pyarrow imports it with the first table
+
+    from tests.attack import readers
+
+    for module in cli.JOBS.values():
+        importlib.import_module(module)
+    import pyarrow as pa
+
+    pa.table({"a": [1]}).join(pa.table({"a": [1]}), ["a"]).sort_by("a")
+    with tempfile.TemporaryDirectory() as folder:
+        part = build(Path(folder) / "archive")
+        for job in ("compact", "compact by blocks", "verify", "reindex", "lookup", "data source"):
+            readers.JOBS[job](part.root, Path(folder))
+    sys.stdout.flush()

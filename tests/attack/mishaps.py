@@ -1,0 +1,183 @@
+"""What may happen to an operation, each case of it, and how a case is judged.
+
+A case is told as `compact/EIO/write/3/store/state/cleaner_runs/*.parquet`: the job, the mishap, the kind of operation,
+which of those on paths of this pattern, and the pattern.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import shutil
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tests.attack import power
+from tests.attack.histories import VACUUM, Child, History, Said, check_said, compact, restore, run
+from tests.attack.preload import Order, pattern_of
+
+ON, SAID, KILLED, LIED, MISSED = (
+    "went on and did all", "named errors", "killed", "lies of the disk", "came no more"
+)  # fmt: skip
+VERDICTS: Final = (ON, SAID, KILLED, LIED, MISSED)
+_WRITES: Final = ("create", "write", "truncate", "fsync", "rename", "link", "delete", "mkdir", "times", "chmod")
+_NAMES: Final = ("rename", "link", "delete", "mkdir")
+_READS: Final = ("open", "read", "stat", "list", "readdir", "map")
+_WAITING: Final = ("create", *_NAMES, "fsync", "list")
+_DAY_NS: Final = 86_400 * 10**9
+_OTHERS: Final[dict[str, Callable[..., list[str]]]] = {"compact": compact, "vacuum": VACUUM, "restore": restore}
+PATIENCE: Final = (
+    3.0  # seconds that another job has before the delayed one goes on: it may hold what that one waits for
+)
+
+
+@dataclass(frozen=True)
+class Mishap:
+    """What happens, and to which kinds of operations."""
+
+    name: str
+    kinds: tuple[str, ...]
+    way: str
+    error: int = 0
+    times: int = 1
+    clock_ns: int = 0
+    loss: str = ""  # of power
+    meanwhile: str = ""  # the job that runs
+
+
+def _errors() -> Iterator[Mishap]:
+    yield Mishap("EIO", (*_READS, *_WRITES, "lock", "close"), "error", errno.EIO)
+    yield Mishap("EIO for ever", (*_READS, *_WRITES), "error", errno.EIO, times=-1)
+    yield Mishap("ENOSPC", ("create", "write", "fsync", "rename", "link", "mkdir", "close"), "error", errno.ENOSPC)
+    yield Mishap("EACCES", ("open", "create", "list", "stat", *_NAMES, "times", "chmod"), "error", errno.EACCES)
+    yield Mishap("EMFILE", ("open", "create", "list"), "error", errno.EMFILE)
+    yield Mishap("EMFILE for ever", ("open", "create", "list"), "error", errno.EMFILE, times=-1)
+
+
+MISHAPS: Final = {
+    mishap.name: mishap
+    for mishap in (
+        *_errors(),
+        Mishap("full", ("create", "write", "mkdir", "link"), "full", errno.ENOSPC),
+        Mishap("torn", ("write",), "torn", errno.ENOSPC),
+        Mishap("torn, killed", ("write",), "torn, killed"),
+        Mishap("short", ("read", "write"), "short"),
+        Mishap("answer lost", ("create", *_NAMES, "fsync"), "answer lost", errno.EIO),
+        Mishap("doubled", (*_NAMES, "fsync", "truncate", "times"), "doubled"),
+        Mishap("lost", ("write",), "lost"),
+        Mishap("written twice", ("write",), "doubled"),
+        Mishap("killed before", _WRITES, "killed before"),
+        Mishap("killed after", _WRITES, "killed after"),
+        Mishap("power cut", _WRITES, "killed before", loss=power.ALL),
+        Mishap("power cut, names stay", _WRITES, "killed before", loss=power.BYTES),
+        Mishap("clock a year on", _WRITES, "clock", clock_ns=365 * _DAY_NS),
+        Mishap("clock a year back", _WRITES, "clock", clock_ns=-365 * _DAY_NS),
+        *(Mishap(f"delayed by {job}", _WAITING, "delayed", meanwhile=job) for job in _OTHERS),
+    )
+}  # fmt: skip
+_LIES: Final = ("lost", "written twice")
+_ONLY_READS: Final = ("verify",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mishap of one operation; nth 0: power is lost when the job has ended."""
+
+    job: str
+    mishap: str
+    kind: str
+    nth: int
+    pattern: str
+
+    def __str__(self) -> str:
+        return f"{self.job}/{self.mishap}/{self.kind}/{self.nth}/{self.pattern}"
+
+    @staticmethod
+    def named(name: str) -> Case:
+        job, mishap, kind, nth, pattern = name.split("/", 4)
+        return Case(job, mishap, kind, int(nth), pattern)
+
+
+def cases(history: History, seed: int) -> tuple[list[Iterator[Case]], int]:
+    """All there are for a job, a stream for each mishap and kind of operation; and how many."""
+    made = Counter((one.kind, pattern_of(one.other or one.path)) for one in history.noted)
+    job, rng = history.kind.name, random.Random(seed)
+    streams, total = [], 0
+    for mishap in MISHAPS.values():
+        if history.kind.damaged and mishap.meanwhile:
+            continue  # no other job takes an archive whose files are replaced; reindex holds Kafka's lock
+        for kind in mishap.kinds:
+            of = [
+                Case(job, mishap.name, kind, nth, pattern)
+                for (found, pattern), n in made.items()
+                if found == kind
+                for nth in range(1, n + 1)
+            ]
+            if of:
+                rng.shuffle(of)
+                streams.append(iter(of))
+                total += len(of)
+    rng.shuffle(streams)
+    ends = [Case(job, mishap.name, "end", 0, "*") for mishap in MISHAPS.values() if mishap.loss]
+    return [iter(ends), *streams], total + len(ends)
+
+
+def verdict(history: History, case: Case) -> str:
+    """Let it happen; one of VERDICTS, or raises Failed."""
+    mishap = MISHAPS[case.mishap]
+    history.reset()
+    history.thorough = zlib.crc32(str(case).encode()) % 4 == 0
+    order = None
+    if case.nth:
+        order = Order(
+            case.kind, case.pattern, case.nth, mishap.way, mishap.error, mishap.times, mishap.clock_ns
+        )  # fmt: skip
+    at_first = power.before(history.root) if mishap.loss else None
+    child = history.start(order, noting=bool(mishap.loss), trash=bool(mishap.loss))
+    if mishap.meanwhile:
+        return _beside(history, child, mishap.meanwhile)
+    said = child.result() or Said(-9, {}, "")
+    if case.nth and not history.control.done:
+        history.check(said)
+        return MISSED
+    if at_first is not None:
+        power.lose_power(history.root, at_first, history.control.noted(), history.trash, mishap.loss)
+    if case.mishap in _LIES:
+        return _lied_to(history, said)
+    history.check(said)
+    return KILLED if said.killed else ON if said.code == 0 else SAID
+
+
+def _lied_to(history: History, said: Said) -> str:
+    """A disk that says that it wrote what it did not: nobody promises more than that it is found, and named."""
+    history.check_lied(said)
+    return LIED
+
+
+def _beside(history: History, child: Child, job: str) -> str:
+    """Another job runs while an operation waits; the first may then end as if it had been alone, or say why not.
+
+    Where the delayed job holds what the other one waits for, it goes on first.
+    """
+    end = time.monotonic() + PATIENCE
+    while not history.control.reached and not child.ended():
+        time.sleep(0.0005)
+    other = Child(
+        lambda: run(_OTHERS[job](history.root, "meanwhile") if job == "restore" else _OTHERS[job](history.root)),
+        history.work,
+    )
+    while not other.ended() and time.monotonic() < end:
+        time.sleep(0.002)
+    history.control.go()
+    said, beside = child.result(), other.result()
+    check_said(said)
+    check_said(beside)
+    if job == "restore":
+        shutil.rmtree(history.root / "meanwhile", ignore_errors=True)
+    history.check_archive()
+    history.check_beside(said, beside)
+    return ON if said.code == 0 else SAID

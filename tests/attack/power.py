@@ -1,0 +1,92 @@
+"""What a disk may hold after its machine lost power: a model of what was flushed, by the operations that were noted.
+
+A file keeps the bytes that it had when it was flushed last, a folder the names. What was not flushed may be there or
+not: `lost` takes all of it away, or only the bytes of files whose names are there (as a journal that orders names, not
+data). What was there at first, is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.attack.preload import Noted
+
+ALL, BYTES = "all that was not flushed", "bytes that were not flushed"
+LOSSES: Final = (ALL, BYTES)
+
+
+@dataclass
+class Names:
+    """Which file or folder has which name. Folders are told by their path: none is ever moved."""
+
+    of: dict[str, dict[str, int]] = field(default_factory=dict)  # folder -> name -> inode, 0: a folder
+
+
+def before(root: Path) -> tuple[Names, dict[int, int]]:
+    """Names below a root, and sizes by inode."""
+    names, sizes = Names(), {}
+    for folder, folders, files in os.walk(root):
+        below = os.path.relpath(folder, root).removeprefix(".").removeprefix("/")
+        there = names.of[below] = dict.fromkeys(folders, 0)
+        for file in files:
+            found = (Path(folder) / file).stat()
+            there[file] = found.st_ino
+            sizes[found.st_ino] = found.st_size
+    return names, sizes
+
+
+def lose_power(
+    root: Path, at_first: tuple[Names, dict[int, int]], noted: Sequence[Noted], trash: Path, loss: str
+) -> None:
+    """Make what lies below a root what is left. trash: every file that lost a name, by inode."""
+    names, sizes = at_first
+    durable = {folder: dict(there) for folder, there in names.of.items()}
+    now = {folder: dict(there) for folder, there in names.of.items()}
+    for one in noted:
+        folder, _, name = one.path.rpartition("/")
+        if one.kind == "create":
+            now.setdefault(folder, {})[name] = one.inode
+            if one.made or one.size == 0:
+                sizes[one.inode] = 0
+        elif one.kind == "mkdir":
+            now.setdefault(folder, {})[name] = 0
+            now.setdefault(one.path, {})
+        elif one.kind == "delete":
+            now[folder].pop(name, None)
+        elif one.kind in ("rename", "link"):
+            to, _, new = one.other.rpartition("/")
+            now.setdefault(to, {})[new] = one.inode
+            if one.kind == "rename":
+                now[folder].pop(name, None)
+        elif one.kind == "fsync":
+            if one.path in now:
+                durable[one.path] = dict(now[one.path])
+            else:
+                sizes[one.inode] = one.size
+    left = now if loss == BYTES else durable
+    held = {path.stat().st_ino: path for path in (*root.rglob("*"), *trash.iterdir()) if path.is_file()}
+    made = root.with_name(f"{root.name}.left")
+    _lay(left, "", made, held, sizes)
+    for folder in (path for path in made.rglob("*") if path.is_dir()):
+        if (was := root / folder.relative_to(made)).exists():
+            shutil.copystat(was, folder)
+    shutil.rmtree(root)
+    made.rename(root)
+
+
+def _lay(names: dict[str, dict[str, int]], folder: str, to: Path, held: dict[int, Path], sizes: dict[int, int]) -> None:
+    to.mkdir()
+    for name, inode in names.get(folder, {}).items():
+        if inode == 0:
+            _lay(names, f"{folder}/{name}".lstrip("/"), to / name, held, sizes)
+            continue
+        shutil.copy2(held[inode], to / name)
+        found = (to / name).stat()
+        if found.st_size > sizes[inode]:
+            os.truncate(to / name, sizes[inode])
+            os.utime(to / name, ns=(found.st_atime_ns, found.st_mtime_ns))

@@ -1,0 +1,167 @@
+"""The other side of `preload.c`: compiles it, and says what is to happen to which operation of which process.
+
+An operation is told by its kind, its path (below one root, by a pattern, for names of runs are drawn) and its number
+among those. That is the same in each run, which the number among all operations is not: threads take turns.
+
+No compiler on the machine: the test run fetches one, which is a package (ziglang, 100 MB, by its hash).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+KINDS: Final = (
+    "open", "create", "read", "stat", "list", "readdir", "map", "write", "truncate", "fsync", "rename", "link",
+    "delete", "mkdir", "times", "chmod", "lock", "close",
+)  # fmt: skip
+WAYS: Final = (
+    "pass", "error", "answer lost", "torn", "short", "torn, killed", "killed before", "killed after", "lost", "doubled",
+    "delayed", "full", "clock",
+)  # fmt: skip
+VARIABLE: Final = "LASTKEY_PRELOAD"
+_PATH_BYTES, _ROWS = 400, 8192
+_HERE: Final = Path(__file__).parent
+_DRAWN: Final = re.compile(
+    r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<=torn-)[0-9a-f]{8}|[0-9a-f]{12}(?=\.reindex)"
+)
+
+
+class _Row(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int32), ("made", ctypes.c_int32), ("inode", ctypes.c_int64), ("size", ctypes.c_int64),
+        ("path", ctypes.c_char * _PATH_BYTES), ("other", ctypes.c_char * _PATH_BYTES),
+    ]  # fmt: skip
+
+
+class _Control(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("pid", "kind", "nth", "times", "way", "error", "noting", "full")),
+        *((name, ctypes.c_int32) for name in ("seen", "done", "reached", "go", "rows", "unused")),
+        ("clock_ns", ctypes.c_int64), ("clock_off_ns", ctypes.c_int64),
+        *((name, ctypes.c_char * _PATH_BYTES) for name in ("root", "pattern", "trash")),
+        ("log", _Row * _ROWS),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Noted:
+    """One operation that was made. path, other: below the root; inode, size: of creates, renames, links and flushes."""
+
+    kind: str
+    path: str
+    other: str
+    made: bool
+    inode: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to happen: to the nth operation of a kind on paths of a pattern, and so many from there (-1: all)."""
+
+    kind: str
+    pattern: str
+    nth: int
+    way: str
+    error: int = 0
+    times: int = 1
+    clock_ns: int = 0
+
+
+class Control:
+    """The block that all processes of a test share with the library."""
+
+    def __init__(self, file: Path, root: Path) -> None:
+        with file.open("r+b") as opened:
+            self._map = mmap.mmap(opened.fileno(), ctypes.sizeof(_Control))
+        self._block = _Control.from_buffer(self._map)
+        self.root = str(root).encode()
+
+    @staticmethod
+    def environment(library: Path, file: Path) -> dict[str, str]:
+        """Of a process in which the library is to be, and whose children share one block."""
+        file.write_bytes(bytes(ctypes.sizeof(_Control)))
+        return {**os.environ, "LD_PRELOAD": str(library), VARIABLE: str(file)}
+
+    def begin(self, order: Order | None = None, *, noting: bool = False, trash: Path | None = None) -> None:
+        """From now on this process is touched, and no other."""
+        block = self._block
+        ctypes.memset(ctypes.byref(block), 0, _Control.log.offset)
+        block.root = self.root
+        if noting:
+            ctypes.memset(ctypes.byref(block, _Control.log.offset), 0, ctypes.sizeof(block) - _Control.log.offset)
+            block.noting = 1
+        block.trash = b"" if trash is None else str(trash).encode()
+        if order is not None:
+            block.kind, block.pattern, block.nth = KINDS.index(order.kind), order.pattern.encode(), order.nth
+            block.times, block.way, block.error = order.times, WAYS.index(order.way), order.error
+            block.clock_ns = order.clock_ns
+        block.pid = os.getpid()
+
+    def end(self) -> None:
+        """Nobody is touched any more."""
+        self._block.pid = 0
+
+    @property
+    def done(self) -> int:
+        """To how many operations it happened."""
+        return int(self._block.done)
+
+    @property
+    def reached(self) -> bool:
+        """Whether an operation that is delayed waits."""
+        return bool(self._block.reached)
+
+    def go(self) -> None:
+        """It waits no more."""
+        self._block.go = 1
+
+    def noted(self) -> list[Noted]:
+        """What was done, in order."""
+        n = int(self._block.rows)
+        assert n <= _ROWS, f"{n} operations: more than there is room for"
+        return [
+            Noted(KINDS[row.kind - 1], row.path.decode(), row.other.decode(), bool(row.made), row.inode, row.size)
+            for row in self._block.log[:n]
+            if row.kind
+        ]
+
+
+def pattern_of(path: str) -> str:
+    """A path without what is drawn anew in each run."""
+    return _DRAWN.sub("*", path)
+
+
+@contextmanager
+def library(folder: Path) -> Iterator[Path]:
+    """The library, compiled."""
+    made = folder / "preload.so"
+    command = [*_compiler(folder), "-O1", "-fPIC", "-shared", "-o", str(made), str(_HERE / "preload.c"), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    yield made
+
+
+def _compiler(folder: Path) -> list[str]:
+    for name in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
+        if found := shutil.which(name):
+            return [found]
+    packages = folder / "packages"
+    install: list[Any] = [
+        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+        "--only-binary", ":all:", "--require-hashes", "--target", packages, "-r", _HERE / "ziglang.txt",
+    ]  # fmt: skip
+    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"no C compiler here (cc, gcc, clang), and none could be had: {done.stderr}"
+    return [str(packages / "ziglang" / "zig"), "cc"]

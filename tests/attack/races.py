@@ -1,0 +1,233 @@
+"""Several real processes on one store at once, started together; and what must hold after each round.
+
+Each is a child of the warm process; a pipe that all wait at lets them go at the same moment, and a drawn number of
+microseconds keeps them apart by a little.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from jobs.errors import JobError
+from jobs.store.tables import open_state
+from logformat.errors import LogFormatError
+from tests.attack.forked import Failed
+from tests.attack.histories import (
+    VACUUM,
+    VERIFY,
+    Child,
+    History,
+    Said,
+    check_said,
+    compact,
+    restore,
+    restored,
+    run,
+    stands,
+)
+from tests.builders.sources import read
+
+ALONE, BEATEN = "nobody was in the way", "one was beaten, and said so"
+VERDICTS: Final = (ALONE, BEATEN)
+LATEST_US: Final = 120_000  # a driver takes about so long: others begin anywhere in it
+READER_LOOKS: Final = 6
+
+
+@dataclass(frozen=True)
+class Round:
+    """Who is in it, and the seed of who waits how long."""
+
+    who: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.who}/{self.seed}"
+
+    @staticmethod
+    def named(name: str) -> Round:
+        who, seed = name.split("/")
+        return Round(who, int(seed))
+
+
+PARTIES: Final = {
+    "two drivers": ("compact",) * 2,
+    "eight drivers": ("compact",) * 8,
+    "drivers and vacuum": ("compact", "compact", "vacuum", "vacuum"),
+    "driver, restore and vacuum": ("compact", "restore", "vacuum"),
+    "driver and readers": ("compact", "verify", "lookup", "data source"),
+    "rollback, driver and vacuum": ("compact", "rollback", "vacuum"),
+}
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a reader may see: of the generation before a driver, and of the one it makes."""
+
+    restored: list[dict[str, tuple[str, int]]]
+    rows: list[list[tuple[Any, ...]]]  # of a partition each
+
+
+def known(history: History) -> Known:
+    """By a single driver."""
+
+    def look() -> Known:
+        found = Known([], [])
+        for number in range(2):
+            if number:
+                run(compact(history.root))
+            run(restore(history.root, f"output {number}"))
+            found.restored.append(restored(history.root / f"output {number}"))
+            rows = _read(history.root / "store")
+            assert rows, "nothing to read"
+            found.rows.extend(_by_partition(rows))
+        assert found.restored[0] != found.restored[1], "a driver that changes nothing"
+        return found
+
+    history.reset()
+    made: Known = history.child(look)
+    return made
+
+
+def rounds(who: str, seed: int) -> Iterator[Round]:
+    """Without end."""
+    rng = random.Random(seed)
+    while True:
+        yield Round(who, rng.randrange(1 << 30))
+
+
+def verdict(history: History, known: Known, case: Round) -> str:
+    """One round; raises Failed."""
+    history.reset()
+    rng = random.Random(case.seed)
+    at, gate = os.pipe()
+    children = []
+    for number, name in enumerate(PARTIES[case.who]):
+        work, wait = _work(history, name, number), rng.randrange(LATEST_US) / 1e6
+
+        def waiting(work: Callable[[], Any] = work, wait: float = wait) -> Any:
+            os.close(gate)
+            os.read(at, 1)  # until the last holder of the other end has gone
+            time.sleep(wait)
+            return work()
+
+        children.append((name, Child(waiting, history.work)))
+    os.close(at)
+    os.close(gate)
+    ended = [(name, child.result()) for name, child in children]
+    history.check_archive()
+    history.child(lambda: _check(history, known, ended))
+    history.check_archive()
+    return BEATEN if any(isinstance(said, Said) and said.code for _, said in ended) else ALONE
+
+
+def _work(history: History, name: str, number: int) -> Callable[[], Any]:
+    root = history.root
+    words = {
+        "compact": compact(root), "vacuum": VACUUM(root), "restore": restore(root, f"output {number}"),
+        "verify": VERIFY(root), "rollback": ["rollback", "--store", str(root / "store"), "--generation", "1", "--json"],
+        "lookup": ["lookup", "--store", str(root / "store"), "--offset", "0", "--time", "latest", "--json"],
+    }  # fmt: skip
+    if name == "data source":
+        return lambda: [_read(root / "store") for _ in range(READER_LOOKS)]
+    if name in ("verify", "lookup"):
+        return lambda: [run(words[name]) for _ in range(READER_LOOKS)]
+    return lambda: run(words[name])
+
+
+def _read(store: Path) -> Any:
+    """Rows of the current generations, or the name of an error that a job may have."""
+    try:
+        return rows_of(read("kafka_log", None, store=str(store)))
+    except (JobError, LogFormatError) as error:
+        return type(error).__name__
+
+
+def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
+    """Comparable: partition, offset, key, value."""
+    return sorted(zip(*(table[name].to_pylist() for name in ("partition", "offset", "key", "value")), strict=True))
+
+
+def _check(history: History, known: Known, ended: list[tuple[str, Any]]) -> None:
+    store, old = history.root / "store", history.kind.generations
+    runs = [one for name, one in ended if name in ("compact", "vacuum", "restore", "rollback")]
+    looks = [one for name, many in ended if name in ("verify", "lookup") for one in many]
+    for said in (*runs, *looks):
+        check_said(said)
+    now = stands(store)
+    committed = Counter(
+        (p["topic"], p["partition"], p["generation"])
+        for name, said in ended
+        if name == "compact"
+        for p in said.report.get("partitions", ())
+        if p["generation"] is not None
+    )
+    if twice := [key for key, n in committed.items() if n > 1]:
+        raise Failed(f"two drivers say that they committed {twice}")
+    rolled = any(name == "rollback" and said.code == 0 for name, said in ended)
+    for key, generation in now.generations.items():
+        if generation > old and not committed[*key, generation]:
+            raise Failed(f"{key}: generation {generation} is current, and nobody says that he committed it")
+        highest = max((g for topic, partition, g in committed if (topic, partition) == key), default=old)
+        if generation != highest and not rolled:
+            raise Failed(f"{key}: generation {generation}, but {highest} was committed")
+    for name, said in ended:
+        _check_one(history, known, name, said)
+    _check_next(history)
+
+
+def _check_next(history: History) -> None:
+    """The next run leaves what a single driver leaves, and vacuum all that it needs and nothing else."""
+    root = history.root
+    for words in (compact(root), VERIFY(root), VACUUM(root), VERIFY(root)):
+        said = run(words)
+        check_said(said)
+        if said.code:
+            raise Failed(f"{words[0]} after the round ends with {said.code}: {said.report} {said.stderr[-1500:]}")
+    now = stands(root / "store")
+    logs = {key: {n: data for n, data in files.items() if n.endswith(".log")} for key, files in now.files.items()}
+    if logs != history.cleaned:
+        raise Failed("the next run leaves other logs than a single driver does")
+    needed = {f"{key[0]}-{key[1]}/{now.generations[key]}-{run_id}" for key, run_id in now.run_ids.items()}
+    segments = root / "store" / "segments"
+    left = {path.parent.relative_to(segments).as_posix() for path in segments.rglob("*") if path.is_file()}
+    if left - needed - {path.rpartition("/")[0] for path in _named(root / "store")}:
+        raise Failed(f"vacuum left {sorted(left - needed)}")
+
+
+def _named(store: Path) -> set[str]:
+    """Logs in the store that current generations name, below segments."""
+    manifests = open_state(str(store)).current()[1]
+    return {row.path.removeprefix("segments/") for rows in manifests.values() for row in rows if row.root == "store"}
+
+
+def _check_one(history: History, known: Known, name: str, said: Any) -> None:
+    if name == "compact" and said.code not in (0, 4):
+        raise Failed(f"a driver ends with {said.code}: {said.report} {said.stderr[-1500:]}")
+    if name == "compact" and (said.code == 4) != bool(said.report.get("conflict") or said.report.get("error")):
+        raise Failed(f"exit code {said.code}, and {said.report.get('conflict')}")
+    if name == "compact" and said.code == 0 and "conflict" in {p["status"] for p in said.report["partitions"]}:
+        raise Failed("exit code 0, and a conflict")
+    if name == "vacuum" and said.code not in (0, 4):
+        raise Failed(f"a vacuum ends with {said.code}: {said.report}")
+    if name == "restore" and said.code == 0:
+        (output,) = history.root.glob("output*")
+        if restored(output) not in known.restored:
+            raise Failed("a restore that said done is neither the old generation nor the new one")
+    if name == "data source":
+        for rows in said:
+            if isinstance(rows, list) and any(row not in known.rows for row in _by_partition(rows)):
+                raise Failed("a reader saw neither the old generation nor the new one")
+
+
+def _by_partition(rows: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
+    """Each partition is replaced for itself, and read by itself."""
+    return [[row for row in rows if row[0] == number] for number in (0, 1)]

@@ -1,0 +1,30 @@
+"""Each operation of a run fails, tears, lies, waits or is the last one: drawn from all there are, and counted.
+
+`preload.c` has the operations, below Python; `mishaps` what happens to them, and `histories` what must hold after it:
+the archive as it was, a generation whole, the next run as if nothing had been, and nothing said that is not so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.attack.histories import KINDS
+from tests.attack.mishaps import MISSED
+from tests.attack.warm import Warm, warm
+
+pytestmark = [pytest.mark.attack, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    with warm(tmp_path_factory.mktemp("faults")) as started:
+        yield started
+
+
+@pytest.mark.parametrize("job", KINDS)
+def test_job(request: pytest.FixtureRequest, attacker: Warm, job: str) -> None:
+    tried = attacker.attack(request, f"faults, {job}", job, Path(__file__), "mishaps")
+    assert tried.total > tried.counts[MISSED], "nothing happened"

@@ -1,0 +1,109 @@
+"""A process under `preload.c` in which all is imported and compiled, and which forks a child for each attack.
+
+`Warm` starts it and asks it; each question is a line of JSON, and so is the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.attack import histories, mishaps, races
+from tests.attack.forked import Tried, in_turn, try_all
+from tests.attack.preload import VARIABLE, Control, library
+from tests.attack.summary import PROPERTY, line_of
+
+ROOT = Path(__file__).resolve().parents[2]
+MEMORY_BYTES = 1 << 30
+
+
+@dataclass
+class Warm:
+    """The process, as tests see it."""
+
+    process: subprocess.Popen[str]
+
+    def ask(self, **question: Any) -> tuple[Tried, int]:
+        """What became of a group's cases, and how many there are."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{json.dumps(question)}\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, "the process that attacks has ended"
+        told = json.loads(line)
+        return Tried(**told["tried"]), told["of"]
+
+    def attack(self, request: pytest.FixtureRequest, name: str, group: str, file: Path, what: str) -> Tried:
+        """As the options say; a failure says how to make it happen again."""
+        option = request.config.getoption
+        tried, of = self.ask(
+            group=group, seed=option("--attack-seed"), seconds=option("--attack-seconds"), case=option("--attack-case")
+        )
+        line = line_of(name, tried.counts, of, tried.crashes, tried.hangs, what=what)
+        request.node.user_properties.append((PROPERTY, line))
+        again = f"./spark-submit.sh test {file.relative_to(ROOT)} -k '{request.node.name}'"
+        said = "".join(f"\n{again} --attack-case '{case}'\n    {what}" for case, what in tried.failures)
+        assert not tried.failures, f"{line}{said}"
+        assert tried.total, "nothing was tried"
+        return tried
+
+
+@contextmanager
+def warm(folder: Path) -> Iterator[Warm]:
+    with library(folder) as made:
+        environment = Control.environment(made, folder / "control") | {"PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.attack.warm", str(folder)], env=environment, cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            yield Warm(process)
+
+
+def main(folder: Path) -> None:
+    import os
+
+    histories.warm()
+    control = Control(Path(os.environ[VARIABLE]), folder / "root")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        options = asked["seed"], asked["case"], asked["seconds"]
+        if asked["group"] in races.PARTIES:
+            history = histories.History(histories.KINDS["compact"], folder, control)
+            tried, of = _races(history, asked["group"], *options, folder)
+        else:
+            history = histories.History(histories.KINDS[asked["group"]], folder, control)
+            tried, of = _mishaps(history, *options, folder)
+        sys.__stdout__.write(f"{json.dumps({'tried': asdict(tried), 'of': of})}\n")
+        sys.__stdout__.flush()
+
+
+def _mishaps(
+    history: histories.History, seed: int, case: str | None, seconds: float, folder: Path
+) -> tuple[Tried, int]:
+    streams, of = mishaps.cases(history, seed)
+    todo = in_turn(streams)
+    if case:
+        todo, of = iter([mishaps.Case.named(case)]), 1
+    work = partial(mishaps.verdict, history)
+    return try_all(todo, work, mishaps.VERDICTS, seconds, MEMORY_BYTES, folder), of
+
+
+def _races(
+    history: histories.History, who: str, seed: int, case: str | None, seconds: float, folder: Path
+) -> tuple[Tried, int]:
+    work = partial(races.verdict, history, races.known(history))
+    todo = [races.Round.named(case)] if case else races.rounds(who, seed)
+    return try_all(todo, work, races.VERDICTS, seconds, MEMORY_BYTES, folder), 0
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
