@@ -25,7 +25,7 @@ from typing import Final
 import google_crc32c
 from pyarrow import fs as pafs
 
-from jobs.errors import ManifestError
+from jobs.errors import ConflictError, ManifestError
 from jobs.store.paths import MANIFEST, ROLLED_BACK, generation_folder
 from jobs.store.rows import FORMAT, Checkpoint, Commit, PartitionState, RunRow, Segment, row_of
 from logformat import names
@@ -90,12 +90,18 @@ def from_json(data: bytes, path: str) -> Commit:
 
 
 def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
-    """The manifests of a wave, each into its generation's folder, on the disk when this returns."""
+    """The manifests of a wave, each into its generation's folder, on the disk when this returns. ConflictError: a
+    folder is gone, which a vacuum without grace took.
+    """
 
     def write(commit: Commit) -> None:
         folder = folder_of(commit)
-        write_file(store, f"{folder}/{MANIFEST}", to_json(commit))
-        flush(store, folder)
+        try:
+            write_file(store, f"{folder}/{MANIFEST}", to_json(commit))
+            flush(store, folder)
+        except FileNotFoundError as error:
+            expected = "the folder that this run wrote"
+            raise ConflictError(path=f"{store.uri}/{folder}", expected=expected, found="none") from error
 
     with ThreadPoolExecutor(_WRITERS) as pool:
         list(pool.map(write, commits))

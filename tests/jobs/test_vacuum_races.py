@@ -10,10 +10,11 @@ import pytest
 from jobs import vacuum
 from jobs.command.options import VacuumOptions
 from jobs.command.progress import Silent
+from jobs.errors import ConflictError
 from jobs.store.manifests import Mark, mark_rolled_back, write_manifests
 from jobs.store.rows import Commit
 from jobs.store.tables import State
-from tests.builders.stores import StoreMaker, run_id
+from tests.builders.stores import StoreMaker, make_commit, run_id
 
 A, B = b"a" * 1000, b"b" * 2000
 
@@ -74,3 +75,10 @@ def test_a_generation_that_is_rolled_back_after_the_listing_stays(maker, monkeyp
     _between(monkeypatch, roll_back)
     vacuum.run(VacuumOptions(str(maker.store)), Silent())
     assert (maker.run_folder("t", 0, 2) / "00000000000000000000.log").exists(), "it reaches further"
+
+
+def test_a_vacuum_without_grace_that_took_the_folder_of_a_run_is_a_conflict(maker):
+    """Before its manifest is there: two drivers and two vacuums, started together, came to this in one round of 20."""
+    made = make_commit(0, 1, run_id(1))
+    with pytest.raises(ConflictError, match="the folder that this run wrote"):
+        write_manifests(maker.state.root, [made])
