@@ -248,7 +248,7 @@ def _hook_once() -> None:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if _state.plan is None:
+    if _state is None or _state.plan is None:  # no module any more: the interpreter ends
         return
     if event == "open":
         path, mode, flags = arguments
