@@ -12,7 +12,7 @@ from tests.attack.damages import Case, Stream, case_named, shuffled, streams
 from tests.attack.forked import Tried, in_turn, try_all
 from tests.attack.judge import VERDICTS
 from tests.attack.specimens import Specimen
-from tests.attack.summary import PROPERTY, line_of
+from tests.attack.summary import judged
 
 MEMORY_BYTES = 160 << 20  # above what the process had: chunks, key tables, a few batches of up to 1 MiB
 
@@ -41,10 +41,4 @@ def attack(
     if option("--attack-case"):
         cases, of = iter([case_named(option("--attack-case"))]), 1
     tried = try_all(cases, work, VERDICTS, option("--attack-seconds"), MEMORY_BYTES, folder, look_each)
-    line = line_of(f"corruption, {group}", tried.counts, of, tried.crashes, tried.hangs, tried.peak_bytes)
-    request.node.user_properties.append((PROPERTY, line))
-    again = f"./spark-submit.sh test {request.node.path.relative_to(request.config.rootpath)} -k '{request.node.name}'"
-    said = "".join(f"\n{again} --attack-case '{name}'\n    {what}" for name, what in tried.failures)
-    assert not tried.failures, f"{line}{said}"
-    assert tried.total, "nothing was tried"
-    return tried
+    return judged(request, f"corruption, {group}", tried, of)

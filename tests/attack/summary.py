@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.attack.forked import Tried
+
 SECONDS = 2.0  # a group: all of them take less than a minute of CI
 PROPERTY = "attack"
 
@@ -58,3 +60,24 @@ def line_of(
     peak = f", peak {peak_bytes / (1 << 20):,.0f} MiB" if peak_bytes else ""
     among = f" of {of:,}" if of else ""
     return f"{group}: {tried:,} {what}{among}: {ended}, {crashes:,} crashes, {hangs:,} hangs{peak}"
+
+
+def tell(request: pytest.FixtureRequest, line: str) -> None:
+    """Print this line at the end of the run."""
+    request.node.user_properties.append((PROPERTY, line))
+
+
+def again(request: pytest.FixtureRequest, case: str) -> str:
+    """The command that tries one case of the test alone."""
+    file = request.node.path.relative_to(request.config.rootpath)
+    return f"./spark-submit.sh test {file} -k '{request.node.name}' --attack-case '{case}'"
+
+
+def judged(request: pytest.FixtureRequest, group: str, tried: Tried, of: int, what: str = "damaged inputs") -> Tried:
+    """Tell what became of a group's cases, and fail where one of them failed. of: how many there are (0: no end)."""
+    line = line_of(group, tried.counts, of, tried.crashes, tried.hangs, tried.peak_bytes, what)
+    tell(request, line)
+    said = "".join(f"\n{again(request, case)}\n    {found}" for case, found in tried.failures)
+    assert not tried.failures, f"{line}{said}"
+    assert tried.total, "nothing was tried"
+    return tried

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.summary import PROPERTY
+from tests.attack.summary import tell
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
@@ -36,6 +36,6 @@ def test_with_bounds_checks(request: pytest.FixtureRequest, tmp_path: Path) -> N
     )  # fmt: skip
     lines = [found[0] for found in _LINE.finditer(done.stdout)]
     for line in lines:
-        request.node.user_properties.append((PROPERTY, f"bounds checked, {line}"))
+        tell(request, f"bounds checked, {line}")
     assert done.returncode == 0, f"NUMBA_BOUNDSCHECK=1 before these commands:\n{done.stdout[-20_000:]}{done.stderr}"
     assert lines, done.stdout

@@ -7,7 +7,6 @@ order of the commit's steps; here real drivers take those that the machine gives
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,4 +24,4 @@ def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
 
 @pytest.mark.parametrize("who", PARTIES)
 def test_rounds(request: pytest.FixtureRequest, attacker: Warm, who: str) -> None:
-    attacker.attack(request, f"concurrency, {who}", who, Path(__file__), "rounds")
+    attacker.attack(request, f"concurrency, {who}", who, "rounds")

@@ -18,7 +18,7 @@ from tests.attack.damages import case_named, damaged, shuffled, streams
 from tests.attack.forked import in_turn
 from tests.attack.readers import Seen, compact
 from tests.attack.specimens import CHECKPOINT, NAMES, make, put
-from tests.attack.summary import PROPERTY, line_of
+from tests.attack.summary import line_of, tell
 from tests.builders.damage import NOW_MS
 from tests.kafka_lab import CleanSpec, LabError, clean, dump
 
@@ -61,7 +61,7 @@ def test_what_is_cleaned_is_what_kafka_leaves(request: pytest.FixtureRequest, tm
         _try(str(case), {path: data for path, data in changed.items() if data is not None}, tmp_path, sampled)
     n = sum(s.n for one in of for s in one)
     line = line_of("corruption, Kafka's cleaner", sampled.counts, n, len(sampled.differ), 0, 0)
-    request.node.user_properties.append((PROPERTY, line))
+    tell(request, line)
     assert not sampled.differ, f"{line}\n" + "\n".join(sampled.differ)
     assert sampled.counts[AGREED] or option("--attack-case"), line
 

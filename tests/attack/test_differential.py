@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from logformat.side_files.checkpoints import read_leader_epochs
-from tests.attack.summary import PROPERTY
+from tests.attack.summary import tell
 from tests.builders.folders import Archived, Outcome, archived_at, compact, plan_of
 from tests.builders.splits import compact_in_blocks
 from tests.kafka_lab import (
@@ -104,7 +104,7 @@ def test_what_kafka_writes_both_clean_alike(request: pytest.FixtureRequest, tmp_
             least = case if option("--attack-case") else shrunk(case, tmp_path)
             found.append(f"--attack-case '{least}': {different(least, tmp_path, Cleaned()) or said}")
     line = line_of(done, len(found))
-    request.node.user_properties.append((PROPERTY, line))
+    tell(request, line)
     assert not found, f"{line}\n" + "\n".join(found)
     assert done.logs[EQUAL] or option("--attack-case"), line
     assert done.segments > done.logs[EQUAL] or option("--attack-case"), line

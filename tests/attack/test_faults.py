@@ -7,7 +7,6 @@ the archive as it was, a generation whole, the next run as if nothing had been, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -26,5 +25,5 @@ def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
 
 @pytest.mark.parametrize("job", KINDS)
 def test_job(request: pytest.FixtureRequest, attacker: Warm, job: str) -> None:
-    tried = attacker.attack(request, f"faults, {job}", job, Path(__file__), "mishaps")
+    tried = attacker.attack(request, f"faults, {job}", job, "mishaps")
     assert tried.total > tried.counts[MISSED], "nothing happened"

@@ -23,8 +23,9 @@ from pathlib import Path
 import pytest
 from pyarrow import fs as pafs
 
+from tests.attack import summary
 from tests.attack.driver import Driver, Ended
-from tests.attack.summary import PROPERTY, line_of
+from tests.attack.forked import Tried
 from tests.builders.logs import write_partition
 from tests.builders.s3_proxy import CUT, LOSE, SLOW_DOWN, Fault, S3Proxy, s3_proxy
 from tests.builders.s3_server import BUCKET, s3_server
@@ -238,18 +239,16 @@ def test_faults_in_a_bucket(request: pytest.FixtureRequest, world: World, job: s
     random.Random(option("--attack-seed")).shuffle(cases)
     if option("--attack-case"):
         cases = [case for case in cases if str(case) == option("--attack-case")]
-    counts, failures, hangs = dict.fromkeys(VERDICTS, 0), [], 0
+    tried = Tried(dict.fromkeys(VERDICTS, 0))
     end = time.monotonic() + option("--attack-seconds")
-    for tried, case in enumerate(cases):
-        if tried and time.monotonic() > end:
+    for number, case in enumerate(cases):
+        if number and time.monotonic() > end:
             break
         try:
-            counts[judged(world, case)] += 1
+            tried.counts[judged(world, case)] += 1
         except AssertionError as error:
-            hangs += str(error) == "hung"
-            failures.append(f"--attack-case '{case}'\n    {error}")
-    line = line_of(f"faults in a bucket, {job}", counts, of, len(failures) - hangs, hangs, what="requests met one")
-    request.node.user_properties.append((PROPERTY, line))
-    again = f"./spark-submit.sh test tests/attack/test_faults_bucket.py -k '{request.node.name}'"
-    assert not failures, "\n".join([line, *(f"{again} {failure}" for failure in failures)])
-    assert sum(counts.values()), "nothing was tried"
+            hung = str(error) == "hung"
+            tried.hangs += hung
+            tried.crashes += not hung
+            tried.failures.append((str(case), str(error)))
+    summary.judged(request, f"faults in a bucket, {job}", tried, of, "requests met one")

@@ -22,7 +22,7 @@ from tests.attack.corrupting import MEMORY_BYTES
 from tests.attack.forked import try_all
 from tests.attack.fuzz_targets import CORPUS, MOST_BYTES, TARGETS, corpus, digest
 from tests.attack.judge import VERDICTS
-from tests.attack.summary import PROPERTY
+from tests.attack.summary import again, tell
 
 _MOST_KEPT_BYTES = 400 << 10
 _NAMES = list(TARGETS)
@@ -106,20 +106,20 @@ def test_fuzz(request: pytest.FixtureRequest, tmp_path: Path) -> None:
         f"that are kept; these compiled: {compiled}, "
         f"{len(failed) + tried.crashes:,} crashes, {tried.hangs:,} hangs, peak {tried.peak_bytes >> 20:,} MiB"
     )
-    request.node.user_properties.append((PROPERTY, line))
-    again = (
-        f"./spark-submit.sh test {request.node.path.relative_to(request.config.rootpath)} -k test_fuzz --attack-case"
-    )
-    assert not failed, (
-        "".join(f"\n{again} {name.partition('/')[0]}/{data.hex()}" for name, data in failed) + done.stderr
-    )
+    tell(request, line)
+    assert not failed, "".join(f"\n{again(request, case_of(name, data))}" for name, data in failed) + done.stderr
     assert done.returncode == 0, done.stderr
     assert not tried.failures, "".join(
-        f"\n{again} {name.partition('/')[0]}/{found[name].hex()}\n    {what}" for name, what in tried.failures
+        f"\n{again(request, case_of(name, found[name]))}\n    {what}" for name, what in tried.failures
     )
     assert sum(units), done.stderr
     if option("--attack-keep"):
         _keep(_whole_corpus() | found, tmp_path)
+
+
+def case_of(input_name: str, data: bytes) -> str:
+    """What `--attack-case` takes: target, and the input in hexadecimal."""
+    return f"{input_name.partition('/')[0]}/{data.hex()}"
 
 
 def _named(data: bytes) -> tuple[str, bytes]:

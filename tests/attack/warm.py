@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ import pytest
 from tests.attack import histories, mishaps, races
 from tests.attack.forked import Tried, in_turn, try_all
 from tests.attack.preload import VARIABLE, Control, library
-from tests.attack.summary import PROPERTY, line_of
+from tests.attack.summary import judged
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY_BYTES = 1 << 30
@@ -42,19 +43,13 @@ class Warm:
         told = json.loads(line)
         return Tried(**told["tried"]), told["of"]
 
-    def attack(self, request: pytest.FixtureRequest, name: str, group: str, file: Path, what: str) -> Tried:
-        """As the options say; a failure says how to make it happen again."""
+    def attack(self, request: pytest.FixtureRequest, name: str, group: str, what: str) -> Tried:
+        """As the options say."""
         option = request.config.getoption
         tried, of = self.ask(
             group=group, seed=option("--attack-seed"), seconds=option("--attack-seconds"), case=option("--attack-case")
         )
-        line = line_of(name, tried.counts, of, tried.crashes, tried.hangs, what=what)
-        request.node.user_properties.append((PROPERTY, line))
-        again = f"./spark-submit.sh test {file.relative_to(ROOT)} -k '{request.node.name}'"
-        said = "".join(f"\n{again} --attack-case '{case}'\n    {what}" for case, what in tried.failures)
-        assert not tried.failures, f"{line}{said}"
-        assert tried.total, "nothing was tried"
-        return tried
+        return judged(request, name, tried, of, what)
 
 
 @contextmanager
@@ -69,8 +64,6 @@ def warm(folder: Path) -> Iterator[Warm]:
 
 
 def main(folder: Path) -> None:
-    import os
-
     histories.warm()
     control = Control(Path(os.environ[VARIABLE]), folder / "root")
     for line in sys.stdin:
