@@ -13,6 +13,7 @@ import os
 import pickle
 import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field
@@ -24,11 +25,13 @@ from jobs.errors import JobError
 from jobs.store.tables import open_state
 from tests.attack.forked import Failed
 from tests.attack.preload import Control, Noted, Order
-from tests.builders.damage import NOW_MS, SEGMENT_OFFSETS, batch_at, build
+from tests.builders.damage import NOW_MS, SEGMENT_OFFSETS, START_MS, batch_at, build
 from tests.builders.trees import files_of, tree
+from tests.reference.log import data_batch
 
 KILLED: Final = -9
 MANIFEST: Final = "manifest of the tables"
+TEMPORARY: Final = "tmp"
 _CODES: Final = {0, 2, 3, 4, 5}
 _TOML: Final = """
 [defaults]
@@ -38,8 +41,10 @@ _TOML: Final = """
 [job]
 "engine" = "{engine}"
 "split.bytes" = {split}
+"task.memory.bytes" = {memory}
 """
 _KEY = tuple[str, int]
+_LARGE_BYTES: Final = 7 << 19  # six of them are more than the quarter of task.memory.bytes that may wait in memory
 
 
 class Named(Failed):
@@ -154,6 +159,12 @@ class Kind:
     grown: bool = True  # the archive has more than the store's generation
     damaged: bool = False  # indexes of the archive
     generations: int = 1  # that the store has
+    spills: bool = False  # more output waits than a task may hold
+
+    @property
+    def below(self) -> str:
+        """Where the operations are that are attacked: one that spills does all others as one that does not."""
+        return TEMPORARY if self.spills else ""
 
 
 def compact(root: Path, engine: str = "auto") -> list[str]:
@@ -180,6 +191,7 @@ KINDS: Final = {
         Kind("compact", compact),
         Kind("first compact", compact, generations=0),
         Kind("compact by blocks", lambda root: compact(root, "blocks")),
+        Kind("compact that spills", lambda root: compact(root, "spilling"), generations=0, spills=True),
         Kind("reindex", lambda root: ["reindex", str(root / "archive"), "--in-place", "--json"], damaged=True),
         Kind("restore", restore, generations=2),
         Kind("vacuum", VACUUM, generations=2),
@@ -190,7 +202,7 @@ KINDS: Final = {
 
 
 EPOCHS: Final = "leader-epoch-checkpoint"
-COMPACTIONS: Final = ("compact", "first compact", "compact by blocks")
+COMPACTIONS: Final = ("compact", "first compact", "compact by blocks", "compact that spills")
 
 
 class History:
@@ -202,8 +214,11 @@ class History:
         self.kind, self.work, self.control = kind, work, control
         self.root, self.base = work / "root", work / f"base {kind.name}"
         self.trash = work / "trash"
-        for engine, split in (("auto", 1 << 30), ("blocks", 500)):
-            (work / f"{engine}.toml").write_text(_TOML.format(engine=engine, split=split))
+        for name, engine, split, memory in (
+            ("auto", "auto", 1 << 30, 1 << 30), ("blocks", "blocks", 500, 1 << 30),
+            ("spilling", "auto", 1 << 30, 64 << 20),
+        ):  # fmt: skip
+            (work / f"{name}.toml").write_text(_TOML.format(engine=engine, split=split, memory=memory))
         self._build()
         self.reset()
         self.before = tree(self.root)
@@ -222,6 +237,9 @@ class History:
         self.root.mkdir()
         part = build(self.root / "archive")
         shutil.copytree(part.folder, part.root / "t-1")
+        (self.root / TEMPORARY).mkdir()
+        if self.kind.spills:
+            self._grow_large()
         for number in range(self.kind.generations):
             self.ended(compact(self.root))
             if number + 1 < self.kind.generations or self.kind.grown:
@@ -244,6 +262,17 @@ class History:
                 data = b"".join(batch_at(base + 4 * i).data for i in range(3))
                 (folder / f"{base:020}.log").write_bytes(data)
 
+    def _grow_large(self) -> None:
+        """A segment of more than a task may hold, of which each batch is rewritten without a record; one behind it."""
+        folder = self.root / "archive" / "t-0"
+        base = 4 * SEGMENT_OFFSETS
+        with (folder / f"{base:020}.log").open("wb") as file:
+            for offset in range(base, base + SEGMENT_OFFSETS, 2):
+                records = [(START_MS, b"often", b"value"), (START_MS, b"large %d" % offset, bytes(_LARGE_BYTES))]
+                file.write(data_batch(offset, records, leader_epoch=3).data)
+        base += SEGMENT_OFFSETS
+        (folder / f"{base:020}.log").write_bytes(batch_at(base).data)
+
     def reset(self) -> None:
         """All as it was before the job."""
         for path in (self.root, self.trash):
@@ -264,6 +293,7 @@ class History:
         """The job, attacked."""
 
         def work() -> Said:
+            tempfile.tempdir = str(self.root / TEMPORARY)
             self.control.begin(order, noting=noting, trash=self.trash if trash else None)
             try:
                 return run(self.kind.words(self.root))
@@ -516,7 +546,6 @@ def _difference(found: Any, expected: Any) -> str:
 def warm() -> None:
     """Import and compile what jobs need, in the process that forks. Nothing of delta-rs."""
     import importlib
-    import tempfile
 
     import pandas  # noqa: F401 - pyarrow imports it with the first table
 

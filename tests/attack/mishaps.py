@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.attack import power
-from tests.attack.histories import VACUUM, Child, History, Said, check_said, compact, restore, run
+from tests.attack.histories import TEMPORARY, VACUUM, Child, History, Said, check_said, compact, restore, run
 from tests.attack.preload import Order, pattern_of
 
 ON, SAID, KILLED, LIED, MISSED = (
@@ -47,6 +47,7 @@ class Mishap:
     clock_ns: int = 0
     loss: str = ""  # of power
     meanwhile: str = ""  # the job that runs
+    below: str = ""  # which paths alone
 
 
 def _errors() -> Iterator[Mishap]:
@@ -70,6 +71,7 @@ MISHAPS: Final = {
         Mishap("doubled", (*_NAMES, "fsync", "truncate", "times"), "doubled"),
         Mishap("lost", ("write",), "lost"),
         Mishap("written twice", ("write",), "doubled"),
+        Mishap("wrong bytes", ("read",), "flipped", below=f"{TEMPORARY}/"),
         Mishap("killed before", _WRITES, "killed before"),
         Mishap("killed after", _WRITES, "killed after"),
         Mishap("power cut", _WRITES, "killed before", loss=power.ALL),
@@ -114,7 +116,7 @@ def cases(history: History, seed: int) -> tuple[list[Iterator[Case]], int]:
             of = [
                 Case(job, mishap.name, kind, nth, pattern)
                 for (found, pattern), n in made.items()
-                if found == kind
+                if found == kind and pattern.startswith(mishap.below) and pattern.startswith(history.kind.below)
                 for nth in range(1, n + 1)
             ]
             if of:

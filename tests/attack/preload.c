@@ -2,7 +2,8 @@
    Arrow's C++, delta-rs' Rust and compiled kernels all meet it. tests/attack/preload.py compiles it, and has the other
    side of `struct control`, which lies in a file that both map.
 
-   Only the process whose id is in the control block is touched, and of it only paths below `root`. */
+   Only the process whose id is in the control block is touched (-1: all that have it), and of it only paths below
+   `root`. */
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -32,7 +33,7 @@
 /* The order is that of preload.KINDS and preload.WAYS */
 enum { OPEN, CREATE, READ, STAT, LIST, READDIR, MAP, WRITE, TRUNCATE, FSYNC, RENAME, LINK, DELETE, MKDIR, TIMES, CHMOD,
        LOCK, CLOSE };
-enum { PASS, ERROR, ANSWER_LOST, TORN, SHORT, TORN_KILL, KILL_BEFORE, KILL_AFTER, LOST, DOUBLED, DELAY, FULL, CLOCK };
+enum { PASS, ERROR, ANSWER_LOST, TORN, SHORT, TORN_KILL, KILL_BEFORE, KILL_AFTER, LOST, DOUBLED, DELAY, FULL, CLOCK, FLIPPED };
 
 struct row {
     int32_t kind, made; /* made: the file or folder was not there before */
@@ -66,7 +67,8 @@ __attribute__((constructor)) static void begin(void) {
     static type (*real)(__VA_ARGS__); \
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, #name)
 
-static int is_ours(void) { return c && c->pid && !inside && c->pid == getpid(); }
+static int is_touched(void) { return c->pid == -1 || c->pid == getpid(); }
+static int is_ours(void) { return c && c->pid && !inside && is_touched(); }
 
 /* The absolute path below root, or NULL. */
 static const char *below(char *buffer, int dirfd, const char *path) {
@@ -184,7 +186,8 @@ static int opened(int dirfd, const char *path, int flags, mode_t mode, int (*rea
     if (way == ANSWER_LOST && fd >= 0) { inside++; close(fd); inside--; errno = c->error; return -1; }
     if (fd >= 0) {
         int kept = errno;
-        note(kind, rel, NULL, made, inode_of(full, NULL), (flags & O_TRUNC) ? 0 : -1);
+        if ((flags & O_TMPFILE) == O_TMPFILE) note(kind, rel, NULL, 0, 0, -1); /* rel is the folder's: it has no name */
+        else note(kind, rel, NULL, made, inode_of(full, NULL), (flags & O_TRUNC) ? 0 : -1);
         errno = kept;
     }
     return fd;
@@ -219,23 +222,24 @@ EXPORT int close(int fd) {
 
 /* -- bytes */
 
-#define READING(call, half) \
+#define READING(call, half, first) \
     char buffer[PATH_MAX]; \
     if (!is_ours()) return call; \
     const char *rel = below(buffer, fd, NULL); \
     int way = meet(READ, rel); \
     if (way == ERROR || way == TORN) { errno = c->error; return -1; } \
     ssize_t r = way == SHORT ? half : call; \
+    if (way == FLIPPED && r > 0) *(char *)(first) ^= 1; \
     if (way == KILL_AFTER) die(); \
     note(READ, rel, NULL, 0, 0, 0); \
     return r
 
-EXPORT ssize_t read(int fd, void *to, size_t n) { REAL(ssize_t, read, int, void *, size_t); READING(real(fd, to, n), real(fd, to, (n + 1) / 2)); }
+EXPORT ssize_t read(int fd, void *to, size_t n) { REAL(ssize_t, read, int, void *, size_t); READING(real(fd, to, n), real(fd, to, (n + 1) / 2), to); }
 EXPORT ssize_t __read_chk(int fd, void *to, size_t n, size_t size) { return read(fd, to, n); }
-EXPORT ssize_t pread(int fd, void *to, size_t n, off_t at) { REAL(ssize_t, pread, int, void *, size_t, off_t); READING(real(fd, to, n, at), real(fd, to, (n + 1) / 2, at)); }
-EXPORT ssize_t pread64(int fd, void *to, size_t n, off64_t at) { REAL(ssize_t, pread64, int, void *, size_t, off64_t); READING(real(fd, to, n, at), real(fd, to, (n + 1) / 2, at)); }
+EXPORT ssize_t pread(int fd, void *to, size_t n, off_t at) { REAL(ssize_t, pread, int, void *, size_t, off_t); READING(real(fd, to, n, at), real(fd, to, (n + 1) / 2, at), to); }
+EXPORT ssize_t pread64(int fd, void *to, size_t n, off64_t at) { REAL(ssize_t, pread64, int, void *, size_t, off64_t); READING(real(fd, to, n, at), real(fd, to, (n + 1) / 2, at), to); }
 EXPORT ssize_t __pread64_chk(int fd, void *to, size_t n, off64_t at, size_t size) { return pread64(fd, to, n, at); }
-EXPORT ssize_t readv(int fd, const struct iovec *to, int n) { REAL(ssize_t, readv, int, const struct iovec *, int); READING(real(fd, to, n), real(fd, to, 1)); }
+EXPORT ssize_t readv(int fd, const struct iovec *to, int n) { REAL(ssize_t, readv, int, const struct iovec *, int); READING(real(fd, to, n), real(fd, to, 1), to->iov_base); }
 
 #define WRITING(all, call, half) \
     char buffer[PATH_MAX]; \
@@ -433,7 +437,7 @@ EXPORT int flock(int fd, int how) { REAL(int, flock, int, int); SAID(LOCK, fd, N
 EXPORT int clock_gettime(clockid_t which, struct timespec *t) {
     REAL(int, clock_gettime, clockid_t, struct timespec *);
     int r = real(which, t);
-    if (!r && c && c->clock_off_ns && (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE) && c->pid == getpid()) {
+    if (!r && c && c->clock_off_ns && (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE) && is_touched()) {
         int64_t ns = t->tv_sec * 1000000000LL + t->tv_nsec + c->clock_off_ns;
         t->tv_sec = ns / 1000000000LL, t->tv_nsec = ns % 1000000000LL;
     }

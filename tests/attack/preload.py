@@ -27,13 +27,13 @@ KINDS: Final = (
 )  # fmt: skip
 WAYS: Final = (
     "pass", "error", "answer lost", "torn", "short", "torn, killed", "killed before", "killed after", "lost", "doubled",
-    "delayed", "full", "clock",
+    "delayed", "full", "clock", "flipped",
 )  # fmt: skip
 VARIABLE: Final = "LASTKEY_PRELOAD"
 _PATH_BYTES, _ROWS = 400, 8192
 _HERE: Final = Path(__file__).parent
 _DRAWN: Final = re.compile(
-    r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<=torn-)[0-9a-f]{8}|[0-9a-f]{12}(?=\.reindex)"
+    r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<=torn-)[0-9a-f]{8}|[0-9a-f]{12}(?=\.reindex)|(?<=tmp/)(?:#\d+|lastkey-\w{8})"
 )
 
 
@@ -94,8 +94,10 @@ class Control:
         file.write_bytes(bytes(ctypes.sizeof(_Control)))
         return {**os.environ, "LD_PRELOAD": str(library), VARIABLE: str(file)}
 
-    def begin(self, order: Order | None = None, *, noting: bool = False, trash: Path | None = None) -> None:
-        """From now on this process is touched, and no other."""
+    def begin(
+        self, order: Order | None = None, *, noting: bool = False, trash: Path | None = None, everyone: bool = False
+    ) -> None:
+        """From now on this process is touched, and no other; everyone: all of this environment, and their children."""
         block = self._block
         ctypes.memset(ctypes.byref(block), 0, _Control.log.offset)
         block.root = self.root
@@ -107,7 +109,7 @@ class Control:
             block.kind, block.pattern, block.nth = KINDS.index(order.kind), order.pattern.encode(), order.nth
             block.times, block.way, block.error = order.times, WAYS.index(order.way), order.error
             block.clock_ns = order.clock_ns
-        block.pid = os.getpid()
+        block.pid = -1 if everyone else os.getpid()
 
     def end(self) -> None:
         """Nobody is touched any more."""
