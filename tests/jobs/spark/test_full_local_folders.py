@@ -1,0 +1,70 @@
+"""Spark's own folders on a full disk: what the JVM and its Python workers make and shuffle there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.store.tables import open_state
+from tests.attack.preload import Control, Order, library
+from tests.builders.damage import NOW_MS, build
+from tests.builders.trees import files_of, tree
+
+pytestmark = pytest.mark.slow  # sessions in processes of their own
+
+_ROOT = Path(__file__).resolve().parents[3]
+_TOML = """
+[defaults]
+"cleanup.policy" = "compact"
+"min.cleanable.dirty.ratio" = 0.0
+[job]
+"engine" = "{engine}"
+"split.bytes" = 500
+"without.spark.bytes" = {without_spark}
+"""
+
+
+def test_runs_end_as_on_any_full_disk_and_the_next_one_is_right(tmp_path: Path) -> None:
+    """Full from the start, where Spark makes folders; and later, where it writes what it shuffles."""
+    part = build(tmp_path / "archive")
+    for engine, without_spark in (("window", 0), ("task", 1 << 30)):
+        text = _TOML.format(engine=engine, without_spark=without_spark)
+        (tmp_path / f"{engine}.toml").write_text(text)
+    local = tmp_path / "local"
+    local.mkdir()
+    before = tree(part.root)
+
+    def compact(store: Path, engine: str) -> tuple[int, dict[str, Any]]:
+        words = ["--conf", f"spark.local.dir={local}", "compact", str(part.root), "--store", str(store)]
+        words += ["--config", str(tmp_path / f"{engine}.toml"), "--now", str(NOW_MS), "--json"]
+        done = subprocess.run(
+            [sys.executable, "-m", "jobs", *words], env=environment, cwd=_ROOT, capture_output=True, text=True,
+            timeout=300, check=False,
+        )  # fmt: skip
+        assert tree(part.root) == before
+        assert "please report" not in done.stderr, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    with library(tmp_path) as preloaded:
+        environment = Control.environment(preloaded, tmp_path / "control")
+        control = Control(tmp_path / "control", local)
+        for operation in ("mkdir", "write"):
+            control.begin(Order(operation, "*", 1, "error", errno.ENOSPC, times=-1), everyone=True)
+            code, report = compact(part.store, "window")
+            control.end()
+            assert control.done > 0
+            assert code == 5, report
+            assert not open_state(str(part.store)).checkpoints()
+        assert compact(part.store, "window")[0] == 0
+        assert compact(tmp_path / "undisturbed", "task")[0] == 0
+    assert _logs(part.store) == _logs(tmp_path / "undisturbed") != {}
+
+
+def _logs(store: Path) -> dict[str, bytes]:
+    return {path.rpartition("/")[2]: data for path, data in files_of(store).items() if path.endswith(".log")}
