@@ -66,6 +66,18 @@ def readable(path: str, position: int = 0) -> Iterator[None]:
         raise unreadable(path, error, position) from error
 
 
+@contextmanager
+def unless_unreadable() -> Iterator[None]:
+    """For a side file from which something is derived that stays: contents that are damaged count as none, but a file
+    that cannot be read raises. It may be read tomorrow, and what was made without it would stay as it is.
+    """
+    try:
+        yield
+    except LogFormatError as error:
+        if error.kind == "unreadable":
+            raise
+
+
 def is_full(error: BaseException) -> bool:
     """Whether an error says that a disk, or a quota, is full: no file's fault, and all that write meet it."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -54,6 +54,7 @@ class ArchivedPartition:
     log_start_checkpoint: int | None = None
     high_watermark: int | None = None
     high_watermark_problem: Problem | None = None  # it has a checkpoint, which cannot be read
+    unread: Problem | None = None  # a file beside the log that cannot be read, not one that is damaged
     held_by_broker: bool = False
     notes: list[str] = field(default_factory=list)
     problem: Problem | None = None
@@ -74,6 +75,7 @@ class _LogDirectory:
     log_start: dict[tuple[str, int], int] | None = None
     high_watermark: dict[tuple[str, int], int] | None = None
     high_watermark_problem: Problem | None = None
+    unread: Problem | None = None
     cluster_id: str | None = None
     held_by_broker: bool = False
 
@@ -260,6 +262,7 @@ def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _Log
         except LogFormatError as error:
             if name == names.HIGH_WATERMARK_CHECKPOINT:
                 out.high_watermark_problem = replace(Problem.of(error), hint=_NO_HIGH_WATERMARK)
+            out.unread = out.unread or _unread(error)
             archive.notes.append(f"{error}; ignored")
             return None
 
@@ -271,6 +274,7 @@ def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _Log
         try:
             out.cluster_id = checkpoints.read_meta_properties(read_file(archive.root, full), full).cluster_id or None
         except LogFormatError as error:
+            out.unread = out.unread or _unread(error)
             archive.notes.append(f"{error}; cluster not known")
     if names.LOCK in files and archive.root.is_local:
         lock = f"{path}/{names.LOCK}" if path else names.LOCK
@@ -280,6 +284,11 @@ def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _Log
                 f"{path or archive.root.uri}: a running broker holds it; read up to the high watermark"
             )
     return out
+
+
+def _unread(error: LogFormatError) -> Problem | None:
+    """A side file that may be read tomorrow; None: it is damaged, and will be."""
+    return Problem.of(error) if error.kind == "unreadable" else None
 
 
 def _read_partition(
@@ -307,6 +316,7 @@ def _read_partition(
     out.log_start_checkpoint = (directory.log_start or {}).get(key)
     out.high_watermark = (directory.high_watermark or {}).get(key)
     out.high_watermark_problem = directory.high_watermark_problem
+    out.unread = out.unread or directory.unread
     if directory.held_by_broker and out.high_watermark is None:
         out.high_watermark = 0
         out.notes.append(
@@ -330,10 +340,13 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
         try:
             out.topic_id = checkpoints.format_uuid(checkpoints.read_partition_metadata(read_file(root, full), full))
         except LogFormatError as error:
+            out.unread = _unread(error)
             out.notes.append(f"{error}; topic id not known")
     if names.LEADER_EPOCH_CHECKPOINT in resolution.side_files:
         full = f"{out.path}/{names.LEADER_EPOCH_CHECKPOINT}"
         try:
             out.leader_epochs = tuple(checkpoints.read_leader_epochs(read_file(root, full), full))
         except LogFormatError as error:
-            out.notes.append(f"{error}; rebuilt from the log")
+            out.unread = out.unread or _unread(error)
+            then = "rebuilt from the log" if out.unread is None else "leader epochs not known"
+            out.notes.append(f"{error}; {then}")

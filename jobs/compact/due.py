@@ -64,6 +64,8 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
                 raise NotPlanned(archived.problem)
             if archived.high_watermark_problem is not None:
                 raise NotPlanned(archived.high_watermark_problem)
+            if archived.unread is not None:
+                raise NotPlanned(archived.unread)
             if options.sealed and archived.held_by_broker:
                 raise NotPlanned(_held(archived))
             if checkpoint is None:

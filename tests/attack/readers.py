@@ -63,7 +63,7 @@ def _listed(root: Path) -> ArchivedPartition:
 def plan_compaction(root: Path, store: Path) -> PartitionPlan | Problem:
     """As the job plans it."""
     archived = _listed(root)
-    problem = archived.problem or archived.high_watermark_problem
+    problem = archived.problem or archived.high_watermark_problem or archived.unread
     if problem is not None:
         return problem
     run = replace(RunPlan.of(CONFIG, str(root), str(store), NOW_MS), secret=SECRET)

@@ -194,6 +194,8 @@ def _final_producers(
         try:
             entries = producer_snapshot.read(read_file(open_root(snapshot.root), snapshot.path), snapshot.path)
         except LogFormatError as error:
+            if error.kind == "unreadable":
+                raise
             notes.append(f"{error}; an older snapshot, or the log, is used")
             continue
         state = ProducerState.from_snapshot(entries, plan.now_ms, plan.settings.producer_id_expiration_ms)

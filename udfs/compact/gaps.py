@@ -29,11 +29,10 @@ refuses to go on when it comes back after all), and the report goes on to say th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from logformat.errors import LogFormatError
+from logformat.errors import unless_unreadable
 from logformat.listing import ListedSegment
 from logformat.names import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT
 from logformat.side_files import offset_index, time_index
@@ -64,11 +63,11 @@ def indexed_end(segment: ListedSegment, scan: SegmentScan, next_base_offset: int
     """
     root, base, offsets = open_root(segment.beside), segment.base_offset, [-1]
     if segment.index is not None:
-        with suppress(LogFormatError):
+        with unless_unreadable():
             entries = offset_index.read(read_file(root, segment.index, segment.size), base, segment.index)
             offsets += entries["offset"][entries["position"] >= scan.end_position][-1:].tolist()
     if segment.time_index is not None:
-        with suppress(LogFormatError):
+        with unless_unreadable():
             entries = time_index.read(read_file(root, segment.time_index, segment.size), base, segment.time_index)
             offsets += entries["offset"][-1:].tolist()
     end = max(scan.last_offset, scan.base_offset - 1)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from logformat.batches.chunks import ChunkBuffer
-from logformat.errors import LogFormatError
+from logformat.errors import unless_unreadable
 from logformat.names import segment_file
 from logformat.side_files import checkpoints, producer_snapshot, transaction_index
 from udfs.compact.analyse import Analysis, WrittenGeneration
@@ -223,12 +223,11 @@ def _write_snapshots(
 
 
 def _valid_snapshot(plan: PartitionPlan, file: SideFile) -> bytes | None:
-    try:
+    with unless_unreadable():
         data = read_file(open_root(file.root), file.path)
         producer_snapshot.read(data, file.path)
-    except LogFormatError:
-        return None
-    return data
+        return data
+    return None
 
 
 def _replayed_epochs(analysis: Analysis) -> list[tuple[int, int]]:

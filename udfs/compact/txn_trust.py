@@ -65,6 +65,8 @@ def with_index_entries(
         try:
             entries = transaction_index.read(read_file(open_root(file.root), file.path), file.path)
         except LogFormatError as error:
+            if error.kind == "unreadable":
+                raise
             notes.append(f"{error}; rebuilt from the log")
             continue
         unread = (entries["last_offset"] >= log_end) & (file.offset >= scans[-1].base_offset)

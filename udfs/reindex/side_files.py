@@ -152,6 +152,8 @@ class _Fold:
             dense_from = self.first_offset if self.dense else None
             verdict = judge_txn_index(file, entries, outcome, np.maximum(outcome.previous, earlier), dense_from)
         except LogFormatError as error:
+            if self._cannot_be_read(place, error):
+                return
             verdict = unparsed(error)
         if archived is not None and not data and not verdict.reason and self.plan.target.mode == "output":
             return  # an empty file is as good as none, and recovery makes none
@@ -180,6 +182,8 @@ class _Fold:
                 known = Known(offset, self.first_offset, self.dense)
                 verdict = judge_snapshot(file, entries, known, lambda: self._expired_ms(archived))
             except LogFormatError as error:
+                if self._cannot_be_read(place, error):
+                    return
                 verdict = unparsed(error)
         self._settle(place, verdict, producer_snapshot.write(entries))
 
@@ -222,6 +226,14 @@ class _Fold:
         found = checkpoints.truncate_from_start(found, self.log_start or 0)
         name = names.LEADER_EPOCH_CHECKPOINT
         place = SideFilePlace(self.plan.folder, name, name, path, outcomes[-1].log)
+        damage: LogFormatError | None = None
+        if listed is None and path is not None:  # it was damaged when it was listed, or could not be read
+            try:
+                listed = tuple(checkpoints.read_leader_epochs(read_file(self.root, path), path))
+            except LogFormatError as error:
+                if self._cannot_be_read(place, error):
+                    return
+                damage = error
         if listed is not None and (listed or not found):  # it knows where an epoch began; the log may not, any more
             if found and found[-1][0] > listed[-1][0]:
                 self.done.notes.append(
@@ -232,12 +244,10 @@ class _Fold:
         if not self.plan.ends_here:
             return  # later ones may be in what was left out
         verdict = Verdict("missing", expected=f"{len(found)} leader epochs", found="no such file")
-        if path is not None:
-            try:
-                checkpoints.read_leader_epochs(read_file(self.root, path), path)
-                verdict = Verdict("stale", expected=f"{len(found)} leader epochs", found="none")
-            except LogFormatError as error:
-                verdict = unparsed(error)
+        if damage is not None:
+            verdict = unparsed(damage)
+        elif path is not None:
+            verdict = Verdict("stale", expected=f"{len(found)} leader epochs", found="none")
         bad = next((outcome.problem for outcome in outcomes if outcome.problem is not None), None)
         if bad is not None:
             self.done.files.append(impossible(place, bad))
@@ -247,6 +257,13 @@ class _Fold:
                 "later than it did, and epochs can be missing"
             )
             self._settle(place, verdict, checkpoints.write_leader_epochs(found))
+
+    def _cannot_be_read(self, place: SideFilePlace, error: LogFormatError) -> bool:
+        """Whether a file may be whole, and know more than a compacted log does: none takes its place."""
+        if error.kind == "unreadable":
+            said = (error.kind, error.position, -1, error.expected, error.found)
+            self.done.files.append(FileReport(place.path, place.kind, "impossible", *said))
+        return error.kind == "unreadable"
 
     def _expired_ms(self, path: str) -> int:
         """A broker that wrote this file had forgotten producers that were idle since then, or would by now."""

@@ -1,0 +1,108 @@
+"""A file beside a log that cannot be read, on a disk that fails or by its mode, may be whole, and be read tomorrow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.command.cli import main
+from logformat.names import segment_file
+from logformat.side_files import producer_snapshot
+from logformat.side_files.producer_state import ProducerState
+from tests.builders.damage import NOW_MS, SEGMENT_OFFSETS, Partition, build
+from tests.builders.faults import Fault, faults, happened
+from tests.builders.trees import files_of, tree
+
+_OF_FOLDER = (
+    f"t-0/{segment_file(SEGMENT_OFFSETS, 'index')}", f"t-0/{segment_file(SEGMENT_OFFSETS, 'timeindex')}",
+    f"t-0/{segment_file(SEGMENT_OFFSETS, 'txnindex')}", f"t-0/{segment_file(3 * SEGMENT_OFFSETS, 'snapshot')}",
+    "t-0/leader-epoch-checkpoint", "t-0/partition.metadata",
+)  # fmt: skip
+_OF_ROOT = (
+    "cleaner-offset-checkpoint", "log-start-offset-checkpoint", "replication-offset-checkpoint", "meta.properties",
+)  # fmt: skip
+_TOML = """
+[defaults]
+"cleanup.policy" = "compact"
+"min.cleanable.dirty.ratio" = 0.0
+"index.interval.bytes" = 0
+"""
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Partition:
+    """With every side file that there is."""
+    part = build(tmp_path / "archive")
+    (part.folder / segment_file(SEGMENT_OFFSETS, "txnindex")).write_bytes(b"")
+    snapshot = producer_snapshot.write(ProducerState().entries())
+    for number in range(1, 4):
+        (part.folder / segment_file(number * SEGMENT_OFFSETS, "snapshot")).write_bytes(snapshot)
+    (part.folder / "partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAg\n")
+    for name, offset in (("cleaner", 12), ("log-start", 0), ("replication", 48)):
+        (part.root / f"{name}-offset-checkpoint").write_text(f"0\n1\nt 0 {offset}\n")
+    (part.root / "meta.properties").write_text("version=1\ncluster.id=AAAAAAAAAAAAAAAAAAAAAg\nnode.id=1\n")
+    (tmp_path / "settings.toml").write_text(_TOML)
+    return part
+
+
+def _compact(part: Partition, store: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    words = ["compact", str(part.root), "--store", str(store), "--now", str(NOW_MS)]
+    code = main([*words, "--config", str(part.root.parent / "settings.toml"), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def _made(store: Path) -> dict[str, bytes]:
+    found = files_of(store / "segments")
+    return {path.rpartition("/")[2]: data for path, data in found.items() if "manifest" not in path}
+
+
+@pytest.mark.parametrize("error", ["EIO", "EACCES"])
+@pytest.mark.parametrize("name", [*_OF_FOLDER, *_OF_ROOT])
+def test_compact_sets_its_partition_aside(
+    part: Partition, tmp_path: Path, name: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a generation says without it would stay: epochs that begin late, producers that are forgotten, no topic id,
+    records below the log start. The next run, by which it can be read, leaves what an undisturbed one leaves.
+    """
+    with faults(tmp_path, Fault("open", str(part.root / name), error=error, times=None)):
+        code, report = _compact(part, part.store, capsys)
+    assert happened(tmp_path)[0] > 0
+    (partition,) = report["partitions"]
+    problem = partition["problem"]
+    assert (code, partition["status"]) == (3, "set_aside")
+    assert (problem["kind"], problem["path"]) == ("unreadable", name)
+    assert not _made(part.store)
+    assert _compact(part, part.store, capsys)[0] == 0
+    assert _compact(part, tmp_path / "undisturbed", capsys)[0] == 0
+    assert _made(part.store) == _made(tmp_path / "undisturbed") != {}
+
+
+@pytest.mark.parametrize("name", [name for name in _OF_FOLDER if not name.endswith("metadata")])
+def test_compact_goes_on_over_a_damaged_one(
+    part: Partition, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (part.root / name).write_bytes(b"\xff" * 7)
+    assert _compact(part, part.store, capsys)[0] == 0
+
+
+@pytest.mark.parametrize("name", [name for name in _OF_FOLDER if name.endswith(("txnindex", "snapshot", "checkpoint"))])
+@pytest.mark.parametrize("times", [1, None])
+def test_reindex_puts_nothing_in_its_place(
+    part: Partition, tmp_path: Path, name: str, times: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a compacted log these say more than is left in it. Read at the second attempt, it stays too."""
+    (part.folder / "leader-epoch-checkpoint").write_text("0\n2\n1 0\n3 2\n")
+    before = tree(part.folder)
+    with faults(tmp_path, Fault("open", str(part.root / name), error="EIO", times=times)):
+        code = main(["reindex", str(part.root), "--in-place", "--json"])
+    assert happened(tmp_path)[0] > 0
+    report = json.loads(capsys.readouterr().out)
+    assert tree(part.folder)[name.removeprefix("t-0/")] == before[name.removeprefix("t-0/")]
+    said = {f["path"]: (f["status"], f["reason"]) for p in report["partitions"] for f in p["files"]}
+    if times is None or not name.endswith("checkpoint"):
+        assert (code, said[name]) == (3, ("impossible", "unreadable"))
+    else:
+        assert said[name][0] == "same"
