@@ -33,12 +33,12 @@ def run(options: LookupOptions, progress: Progress) -> Report:
         from jobs.lookup.minute_table import run_at  # noqa: PLC0415 - few queries need no Spark
 
         return run_at(options, progress)
-    plans = list_plans(options, report.notes)
+    plans = list_plans(options, report)
     report.seconds["list"] = time.perf_counter() - started
     if options.queries is not None:
         from jobs.lookup.query_table import run_table  # noqa: PLC0415 - as above
 
-        return run_table(options, plans, report.notes, progress)
+        return run_table(options, plans, report, progress)
     if isinstance(report, SizingReport):
         run_sizing(options, plans, report, progress)
     else:

@@ -112,14 +112,14 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
         raise UsageError(message=f"--at {options.at}: expected times from 1970 to the year 9999")
     store = normal_uri(options.store or "")
     report = AtReport(options.archive, store, start, end)
-    plans = list_plans(options, report.notes) if options.refresh and options.archive is not None else None
+    plans = list_plans(options, report) if options.refresh and options.archive is not None else None
     spark = session.start()
     state = open_state(store)
     covers = _covers(options)
     if options.refresh:
         if plans is None:
             report.archive = _archive_of(state)
-            plans = list_plans(replace(options, archive=report.archive), report.notes)
+            plans = list_plans(replace(options, archive=report.archive), report)
         check_apart(Place("the store", store), Place("the archive", report.archive or ""))
         report.problems += [str(plan.problem) for plan in plans if plan.problem is not None]
         report.refreshed = refresh(spark, state, plans, progress, covers)

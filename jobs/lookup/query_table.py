@@ -33,7 +33,9 @@ _TASKS_A_CORE = 4
 
 @dataclass
 class TableReport(JobReport):
-    """How many were asked and what became of them. What could not be answered says so in its row, and is no problem."""
+    """How many were asked and what became of them. What could not be answered says so in its row, and is no problem; a
+    folder that cannot be listed is one.
+    """
 
     uri: str
     side: str
@@ -59,13 +61,14 @@ class TableReport(JobReport):
         rows = [(status, count(n)) for status, n in sorted(self.by_status.items())]
         out = [table(("status", "queries"), rows, left=(0,)) if rows else "no queries"]
         out.append(f"{sum(self.by_status.values()):,} queries answered in {self.output}")
+        out += said("problem", self.problems)
         out += said("note", self.notes)
         out.append(self.seconds_line())
         return "\n".join(out)
 
 
-def run_table(options: LookupOptions, plans: list[LookupPlan], notes: list[str], progress: Progress) -> TableReport:
-    """Answer every row."""
+def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport, progress: Progress) -> TableReport:
+    """Answer every row; listed: what there was to say when the plans were made."""
     started = time.perf_counter()
     source, target = normal_uri(options.queries or ""), normal_uri(options.output or "")
     given = (Place("the archive", options.archive or ""), Place("the store", options.store or ""))
@@ -77,7 +80,7 @@ def run_table(options: LookupOptions, plans: list[LookupPlan], notes: list[str],
     if exists(open_root(target), ""):
         raise NotEmptyError(path=target, found="something")
     uri, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
-    report = TableReport(uri, side, source, target, notes=notes)
+    report = TableReport(uri, side, source, target, notes=listed.notes, problems=listed.problems)
     spark = session.start(brief=False)
     reader = spark.read.option("header", "true").option("inferSchema", "true") if kinds[0] == "csv" else spark.read
     queries = _checked(reader.format(kinds[0]).load(source), source)

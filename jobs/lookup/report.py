@@ -45,8 +45,8 @@ class LookupReport(JobReport):
 
     @property
     def all_problems(self) -> list[Any]:
-        """Partitions whose files are bad; an offset out of range is an answer."""
-        return [p.found.problem for p in self.partitions if p.found.problem is not None]
+        """Folders that cannot be listed, and partitions whose files are bad; an offset out of range is an answer."""
+        return self.problems + [p.found.problem for p in self.partitions if p.found.problem is not None]
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""

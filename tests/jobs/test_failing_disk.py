@@ -27,7 +27,13 @@ def part(tmp_path: Path) -> Partition:
     return build(tmp_path / "archive")
 
 
-@pytest.mark.parametrize("words", [["verify"], ["reindex", "--check"], ["compact", "--store", "STORE"]])
+_WORDS = (
+    ["verify"], ["reindex", "--check"], ["compact", "--store", "STORE"], ["lookup", "--offset", "0"],
+    ["lookup", "--offset", "0", "--partition", "t-0"], ["lookup", "--sizing"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", _WORDS)
 def test_an_archive_that_cannot_be_listed_is_a_problem(
     part: Partition, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,3 +120,15 @@ def test_the_names_of_a_restored_folder_are_flushed(tmp_path: Path, monkeypatch:
     flushed = _flushed(monkeypatch)
     restore.run(RestoreOptions(str(maker.store), output=str(tmp_path / "new" / "out")), Silent())
     assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "out")} <= set(flushed)
+
+
+def test_a_lookup_answers_of_what_it_can_list(
+    part: Partition, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And ends with a problem: the answer may be in the other folder."""
+    shutil.copytree(part.root, part.root / "disk")
+    shutil.move(part.root / "disk" / "t-0", part.root / "disk" / "t-1")
+    with faults(tmp_path, Fault("list", str(part.root / "disk"), error="EACCES", times=None)):
+        assert main(["lookup", str(part.root), "--offset", "5", "--json"]) == 3
+    (partition,) = json.loads(capsys.readouterr().out)["partitions"]
+    assert [answer["status"] for answer in partition["answers"]] == ["found"]
