@@ -237,7 +237,8 @@ class JvmEndedError(MachineError):
     template = "Spark's JVM ended in the middle of the job: {found}"
     hint = (
         "what was committed stays; run again. If the kernel killed it for memory (see dmesg), use fewer cores "
-        "(--master local[2]); if its heap was full, give it more (--driver-memory)"
+        "(--master local[2]); if its heap was full, give it more (--driver-memory); if it could not make a folder, "
+        "free space there or name another one (--conf spark.local.dir=DIR)"
     )
 
 

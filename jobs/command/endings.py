@@ -131,7 +131,9 @@ def _full_disk(named: object, found: str, arguments: Sequence[str]) -> DiskFullE
     """With the free space of the disk that a path lies on; if none is named, of the fullest that is written to."""
     words = [part for argument in arguments for part in argument.split("=", 1)]
     places = [after for before, after in itertools.pairwise(words) if before in ("--store", "--output")]
-    local = [place for place in (*places, tempfile.gettempdir()) if "://" not in place]
+    session = sys.modules.get("jobs.spark.session")
+    places += [*(session.local_folders() if session is not None else ()), tempfile.gettempdir()]
+    local = [place for place in places if "://" not in place]
     path = os.fsdecode(named) if isinstance(named, str | bytes) else min(local, key=_free_bytes)
     return DiskFullError(path=path, found=f"{found}, {size(_free_bytes(path))} free")
 

@@ -61,6 +61,7 @@ _LEFT = re.compile(
     r'Traceback [^\n]*(\n +File "[^"]*pyspark/daemon\.py"[^\n]*(\n    [^\n]*)?)+\n(BrokenPipe|ConnectionReset)Error.*'
 )
 _KEPT_LINES = 400
+_NO_LOCAL_FOLDER = 53  # ExecutorExitCode.DISK_STORE_FAILED_TO_CREATE_DIR
 
 
 def start(
@@ -115,6 +116,12 @@ def local_cores() -> int | None:
     return os.cpu_count() or 1 if named[1] == "*" else max(int(named[1] or 1), 1)
 
 
+def local_folders() -> list[str]:
+    """Where Spark's processes on this machine write what they shuffle, if the user has said so."""
+    named = os.environ.get("SPARK_LOCAL_DIRS") or from_environment().conf.get("spark.local.dir", "")
+    return [folder for folder in named.split(",") if folder]
+
+
 def cancel_jobs() -> None:
     """End what Spark is doing for us, so that who waits for it gets an answer; without a session nothing."""
     context = SparkContext._active_spark_context
@@ -131,6 +138,8 @@ def how_the_jvm_ended(patience_seconds: float = 0.0) -> str | None:
         code = process.wait(patience_seconds)
     except subprocess.TimeoutExpired:
         return None
+    if code == _NO_LOCAL_FOLDER:
+        return f"exit code {code}: it could not make a folder in spark.local.dir"
     return f"exit code {code}" if code >= 0 else f"killed by signal {-code} ({signal.Signals(-code).name})"
 
 

@@ -16,11 +16,11 @@ import pytest
 from deltalake.exceptions import DeltaError
 
 from jobs import errors
-from jobs.command import cli
+from jobs.command import cli, endings
 from jobs.command.options import CompactOptions, RestoreOptions, VacuumOptions, VerifyOptions
 from jobs.command.reporting import PartitionLine, before_after_table, size
 from jobs.errors import ConflictError, JobError, MissingFileError
-from jobs.spark import submit
+from jobs.spark import session, submit
 from logformat.errors import UnsafeFolderError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -192,6 +192,18 @@ def test_every_error_fills_its_template():
             "path",
             "table",
             "setting",
+def test_spark_s_local_folders_are_among_the_places_of_a_full_disk(job, capsys, tmp_path, monkeypatch):
+    """Spark's text names no file of its own; the fullest disk of all that are written to is meant."""
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"--conf 'spark.local.dir={tmp_path / 'a b'},/c' pyspark-shell")
+    assert session.local_folders() == [str(tmp_path / "a b"), "/c"]
+    free = {str(tmp_path / "a b"): 1}
+    monkeypatch.setattr(endings, "_free_bytes", lambda path: free.get(path, 1 << 40))
+    job.outcome = RuntimeError("java.io.IOException: No space left on device")
+    assert cli.main(["compact", "A", "--store", str(tmp_path / "store"), "--json"]) == errors.ENVIRONMENT
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["path"], error["found"]) == (str(tmp_path / "a b"), "No space left on device, 1 B free")
+
+
             "expected",
             "found",
             "topic",

@@ -54,12 +54,13 @@ def test_runs_end_as_on_any_full_disk_and_the_next_one_is_right(tmp_path: Path) 
     with library(tmp_path) as preloaded:
         environment = Control.environment(preloaded, tmp_path / "control")
         control = Control(tmp_path / "control", local)
-        for operation in ("mkdir", "write"):
+        for operation, kind in (("mkdir", "JvmEndedError"), ("write", "DiskFullError")):
             control.begin(Order(operation, "*", 1, "error", errno.ENOSPC, times=-1), everyone=True)
             code, report = compact(part.store, "window")
             control.end()
             assert control.done > 0
-            assert code == 5, report
+            assert (code, report["error"]["kind"]) == (5, kind), report
+            assert kind == "DiskFullError" or "spark.local.dir" in report["error"]["message"]
             assert not open_state(str(part.store)).checkpoints()
         assert compact(part.store, "window")[0] == 0
         assert compact(tmp_path / "undisturbed", "task")[0] == 0
