@@ -27,6 +27,8 @@ _OF_THE_MACHINE: Final = {
     errno.ENXIO, errno.ENOLCK, errno.ENOTCONN, errno.EREMOTEIO, errno.EFBIG, errno.EMLINK,
 }  # fmt: skip
 _NUMBER: Final = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")  # as Rust and Arrow write it
+# All that Arrow says of a local file without a number, with every operation below it failing in turn
+_WITHOUT_NUMBER: Final = re.compile(r"error closing file|Memory mapping file failed")
 _NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")
 
 
@@ -118,7 +120,7 @@ def _of_the_file_system(error: Exception, text: str) -> FileSystemError | None:
     first = text.splitlines()[0]
     if number is None and (told := _NUMBER.search(text)):
         number = int(told[1] or told[2])
-    unnamed = isinstance(error, OSError) and number is None  # as Arrow's are, of a file that cannot be closed
+    unnamed = type(error) is OSError and number is None and _WITHOUT_NUMBER.match(str(error)) is not None
     if number not in _OF_THE_MACHINE and not unnamed:
         return None
     if isinstance(error, OSError) and error.filename is not None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -150,6 +152,10 @@ def test_an_error_says_path_expected_found_and_what_to_do(job, capsys):
         (PermissionError(13, "Permission denied", "/x"), 5, "/x: Permission denied"),
         (OSError(24, "Too many open files", "/x"), 5, "ulimit -n"),
         (OSError("error closing file"), 5, "error closing file"),  # as Arrow says it
+        (OSError("Memory mapping file failed: Input/output error"), 5, "Input/output error"),
+        (OSError("Couldn't deserialize thrift"), 1, "unexpected: OSError"),  # a file that was not written so
+        (io.UnsupportedOperation("not writable"), 1, "unexpected: UnsupportedOperation"),
+        (shutil.SameFileError("a and b are the same file"), 1, "unexpected: SameFileError"),
         (OSError("Error writing bytes to file. Detail: [errno 5] Input/output error"), 5, "Input/output error"),
         (DeltaError("Kernel error: Io error: Input/output error (os error 5)"), 5, "Input/output error"),
         (DeltaError("Generic error: something else"), 1, "unexpected: DeltaError"),
@@ -186,12 +192,6 @@ def test_a_full_disk_is_named_with_its_free_space(job, capsys, tmp_path):
         assert "If the store has a generation, vacuum" in error["hint"]
 
 
-def test_every_error_fills_its_template():
-    fields = dict.fromkeys(
-        (
-            "path",
-            "table",
-            "setting",
 def test_spark_s_local_folders_are_among_the_places_of_a_full_disk(job, capsys, tmp_path, monkeypatch):
     """Spark's text names no file of its own; the fullest disk of all that are written to is meant."""
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"--conf 'spark.local.dir={tmp_path / 'a b'},/c' pyspark-shell")
@@ -204,6 +204,12 @@ def test_spark_s_local_folders_are_among_the_places_of_a_full_disk(job, capsys, 
     assert (error["path"], error["found"]) == (str(tmp_path / "a b"), "No space left on device, 1 B free")
 
 
+def test_every_error_fills_its_template():
+    fields = dict.fromkeys(
+        (
+            "path",
+            "table",
+            "setting",
             "expected",
             "found",
             "topic",
