@@ -12,7 +12,8 @@ Kept, whatever its age:
   archive may not hold any more what it read there. --before-reset GLOB gives this up too;
 - what is not named as a run's folder is: it is not ours to judge.
 Where a folder stays, so do the files that its generation names in other folders.
-The clock is the wall clock: --now never decides what is deleted. Then Delta's own VACUUM goes over the state tables.
+The clock is the wall clock, or the store's where that is behind (jobs.store.clock): --now never decides what is
+deleted. Then Delta's own VACUUM goes over the state tables.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from jobs.command.options import VacuumOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, count, counted, said, seconds, size, table
 from jobs.command.typed import check_topics
+from jobs.store.clock import store_now_ms
 from jobs.store.folders import RunFolder, run_folders
 from jobs.store.generations import open_store
 from jobs.store.manifests import read_mark
@@ -104,7 +106,14 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
         check_apart(Place("the store", store.uri), Place("the archive", uri))
     report = VacuumReport(store.uri, options.dry_run)
     with contextlib.nullcontext() if options.dry_run else state.lock():  # one vacuum at a time, on a disk
-        young_ms = time.time() * 1000 - options.grace_hours * 3_600_000
+        wall_ms = time.time_ns() // 1_000_000
+        now_ms = wall_ms if options.dry_run else store_now_ms(store)
+        ahead_hours = (wall_ms - now_ms) // 3_600_000
+        if ahead_hours > 0:
+            report.notes.append(
+                f"this machine's clock is {counted(ahead_hours, 'hour')} ahead of the store's; ages are by the store's"
+            )
+        young_ms = now_ms - options.grace_hours * 3_600_000
         folders, kept, notes = _chosen(state, young_ms, options, report)
         report.notes += notes
         report.notes += [
@@ -116,7 +125,7 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
             _clean(store, folder, kept, young_ms, report)
             progress.advance()
         if options.topics is None:
-            report.state_files = state.vacuum_state(dry_run=options.dry_run)
+            report.state_files = state.vacuum_state(dry_run=options.dry_run, ahead_hours=max(ahead_hours, 0))
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 

@@ -2,7 +2,8 @@
 
 A version is read from the newest checkpoint and the commits after it. All from the newest checkpoint on stays that is
 older than KEEP_DAYS, so one that a power cut has torn costs nothing, and whoever began less long ago finds every commit
-since then, and every file of the versions that it read. The clock is the files' own times.
+since then, and every file of the versions that it read. The clock is the files' own times,
+so it does not matter how far that of this machine is ahead.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ _CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
 def forget(root: Root, table: str, needed: Collection[str]) -> None:
     """Delete what is old. table: its folder below the store; needed: the data files of the head, below that folder."""
     log = f"{table}/_delta_log"
-    old_ns = time.time_ns() - KEEP_DAYS * 86_400 * 10**9
     listed = root.filesystem.get_file_info(pafs.FileSelector(root.full(log)))
+    newest_ns = max((info.mtime_ns or 0 for info in listed), default=0)  # of the commit that was made just now
+    old_ns = min(time.time_ns(), newest_ns) - KEEP_DAYS * 86_400 * 10**9
     first = max(
         (int(i.base_name[:20]) for i in listed if _CHECKPOINT.fullmatch(i.base_name) and i.mtime_ns < old_ns), default=0
     )

@@ -67,6 +67,7 @@ Run = tuple[Key, int, str]  # partition, generation, run id
 
 _KEY: Final = ("topic", "partition")
 _LOCK_SECONDS: Final = 300.0
+_TABLE_HOURS: Final = 720  # no table keeps files longer
 _MOST_FILES: Final = 64  # of a history: more are joined
 
 
@@ -302,13 +303,16 @@ class State:
         self._swap(CHECKPOINTS, checkpoint_schema(), plan)
         return as_seen
 
-    def vacuum_state(self, *, dry_run: bool = False) -> int:
-        """Files of the tables that no version needs any more, deleted; how many."""
+    def vacuum_state(self, *, dry_run: bool = False, ahead_hours: int = 0) -> int:
+        """Files of the tables that no version needs any more, deleted; how many. ahead_hours: of this machine's clock,
+        which delta-rs asks, before the store's.
+        """
         found = 0
+        hours = _TABLE_HOURS + ahead_hours if ahead_hours else None  # None: as the table says
         for name in filter(self.has, TABLES):
             version = self._head(name)
             if version.delta is not None:
-                found += len(version.delta.vacuum(dry_run=dry_run))
+                found += len(version.delta.vacuum(hours, dry_run=dry_run))
         return found
 
     @contextlib.contextmanager

@@ -30,9 +30,9 @@ def tables_vacuumed(monkeypatch):
     """How the tables themselves were vacuumed: `dry_run` of each time."""
     real, seen = State.vacuum_state, []
 
-    def vacuum_state(self, *, dry_run=False):
+    def vacuum_state(self, *, dry_run=False, **given):
         seen.append(dry_run)
-        return real(self, dry_run=dry_run)
+        return real(self, dry_run=dry_run, **given)
 
     monkeypatch.setattr(State, "vacuum_state", vacuum_state)
     return seen

@@ -1,0 +1,110 @@
+"""Runs whose clock was wrong, and those after them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import vacuum
+from jobs.command.cli import main
+from jobs.command.options import VacuumOptions
+from jobs.command.progress import Silent
+from jobs.store import table
+from jobs.store.old_versions import forget
+from jobs.store.tables import open_state
+from tests.builders.damage import START_MS, build
+from tests.builders.stores import StoreMaker, make_commit, run_id
+from tests.builders.trees import files_of
+
+DAY_MS, YEAR_MS = 86_400_000, 365 * 86_400_000
+_TOML = """
+[defaults]
+"cleanup.policy" = "compact,delete"
+"min.cleanable.dirty.ratio" = 0.0
+"retention.ms" = 2592000000
+"""
+
+
+@pytest.mark.parametrize("wrong_ms", [START_MS + YEAR_MS, 4_200_000_000_000, 100_000_000_000])
+def test_one_run_with_a_wrong_clock_stops_none_after_it(
+    tmp_path: Path, wrong_ms: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A year on, behind 2038, in 1973. Retention takes what is old by that clock; a rollback brings it back."""
+    part = build(tmp_path / "archive")
+    (tmp_path / "settings.toml").write_text(_TOML)
+    store = str(part.store)
+
+    def run(*words: str) -> dict[str, Any]:
+        code = main([*words, "--store", store, "--json"])
+        report: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert code == 0, report
+        return report
+
+    def compact(now_ms: int, *more: str) -> dict[str, bytes]:
+        run("compact", str(part.root), "--config", str(tmp_path / "settings.toml"), "--now", str(now_ms), *more)
+        run("verify")
+        (row,) = open_state(store).checkpoints().values()
+        found = files_of(part.store / "segments" / "t-0" / f"{row.generation}-{row.run_id}")
+        return {name: data for name, data in found.items() if name.endswith(".log")}
+
+    right_ms = START_MS + DAY_MS
+    whole = compact(right_ms)
+    wrong = compact(wrong_ms, "--force")
+    assert (wrong == whole) == (wrong_ms < right_ms)
+    assert compact(right_ms + DAY_MS, "--force") == wrong
+    run("rollback", "--generation", "1")
+    assert compact(right_ms + 2 * DAY_MS, "--force") == whole != {}
+
+
+def _ahead(monkeypatch: pytest.MonkeyPatch, years: int) -> None:
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + years * YEAR_MS * 1_000_000)
+
+
+def test_a_vacuum_whose_clock_is_ahead_takes_nothing_young(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the store's times: what was replaced a moment ago may be read, and a run may be at work."""
+    maker = StoreMaker(tmp_path)
+    for generation in (1, 2, 3):
+        maker.generation("t", 0, generation, {0: b"a"})
+    maker.age(400, *(maker.run_folder("t", 0, generation) for generation in (1, 2)))
+    before = files_of(maker.store / "segments")
+    _ahead(monkeypatch, 1)
+    report = vacuum.run(VacuumOptions(str(maker.store)), Silent())
+    gone = before.keys() - files_of(maker.store / "segments").keys()
+    assert {path.split("/")[1].split("-")[0] for path in gone} == {"1"}  # the second was replaced a moment ago
+    assert "this machine's clock is 8,760 hours ahead of the store's; ages are by the store's" in report.notes
+    assert not list((maker.store / "state").glob(".probe*"))
+
+
+@pytest.mark.parametrize("years", [-20, 0, 1])
+def test_tables_keep_what_is_young_by_the_store(tmp_path: Path, years: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits, and data files of a version that was replaced, or that a run has written and not committed yet."""
+    state = open_state(str(tmp_path))
+    for generation in range(1, 45):
+        state.commit_wave([make_commit(0, generation, run_id(generation), parent=run_id(generation - 1))])
+    (tmp_path / "state" / "compaction_checkpoints" / "not-committed-yet.parquet").write_bytes(b"")
+    before = {path for path in (tmp_path / "state").rglob("*") if path.is_file()}
+    _ahead(monkeypatch, years)
+    head = table.head(state.root, "compaction_checkpoints")
+    forget(state.root, head.folder, head.files())
+    assert {path for path in (tmp_path / "state").rglob("*") if path.is_file()} >= before
+
+
+def test_files_of_a_time_to_come_stay_and_stop_nobody(tmp_path: Path) -> None:
+    """A clock that was set right again: nobody knows how old they are."""
+    maker = StoreMaker(tmp_path)
+    for generation in (1, 2, 3):
+        maker.generation("t", 0, generation, {0: b"a"})
+    maker.age(400, *(maker.run_folder("t", 0, generation) for generation in (1, 2, 3)))
+    later = time.time() + 10 * YEAR_MS / 1000
+    for path in maker.run_folder("t", 0, 1).iterdir():
+        os.utime(path, (later, later))
+    vacuum.run(VacuumOptions(str(maker.store)), Silent())
+    assert maker.run_folder("t", 0, 1).exists()
+    assert not maker.run_folder("t", 0, 2).exists()
+    maker.state.commit_wave([make_commit(0, 4, run_id(4), parent=run_id(3))])
