@@ -159,6 +159,8 @@ class Kind:
     grown: bool = True  # the archive has more than the store's generation
     damaged: bool = False  # indexes of the archive
     generations: int = 1  # that the store has
+    keeps: bool = False  # all that is below segments/
+    only: str = ""  # mishaps of names that begin so: of all others it is like a kind without it
     spills: bool = False  # more output waits than a task may hold
 
     @property
@@ -168,11 +170,12 @@ class Kind:
 
 
 def compact(root: Path, engine: str = "auto") -> list[str]:
+    return [*_by_the_clock(root, engine), "--now", str(NOW_MS)]
+
+
+def _by_the_clock(root: Path, engine: str = "auto") -> list[str]:
     config = root.parent / f"{engine}.toml"
-    return [
-        "compact", str(root / "archive"), "--store", str(root / "store"), "--config", str(config), "--now", str(NOW_MS),
-        "--json",
-    ]  # fmt: skip
+    return ["compact", str(root / "archive"), "--store", str(root / "store"), "--config", str(config), "--json"]
 
 
 def _of_store(job: str, *more: str) -> Callable[[Path], list[str]]:
@@ -195,6 +198,8 @@ KINDS: Final = {
         Kind("reindex", lambda root: ["reindex", str(root / "archive"), "--in-place", "--json"], damaged=True),
         Kind("restore", restore, generations=2),
         Kind("vacuum", VACUUM, generations=2),
+        Kind("vacuum with a grace", _of_store("vacuum"), generations=2, keeps=True, only="clock"),
+        Kind("compact by the clock", _by_the_clock, only="clock"),
         Kind("rollback", _of_store("rollback", "--generation", "1"), generations=2),
         Kind("verify", VERIFY, generations=2),
     )
@@ -202,7 +207,7 @@ KINDS: Final = {
 
 
 EPOCHS: Final = "leader-epoch-checkpoint"
-COMPACTIONS: Final = ("compact", "first compact", "compact by blocks", "compact that spills")
+COMPACTIONS: Final = ("compact", "first compact", "compact by blocks", "compact that spills", "compact by the clock")
 
 
 class History:
@@ -312,6 +317,8 @@ class History:
         """After a run that was attacked."""
         check_said(said)
         self.check_archive()
+        if self.kind.keeps and files_of(self.root / "store" / "segments") != files_of(self.base / "store" / "segments"):
+            raise Failed(f"something young is gone: {_shown(said)}")
         self.child(lambda: self._check_in_child(said))
         self.check_archive()
 
@@ -404,7 +411,7 @@ class History:
         if of == "reindex":
             return files_of(root / "archive")
         now = stands(root / "store")
-        if of in ("vacuum", "rollback"):
+        if of in ("vacuum", "vacuum with a grace", "rollback"):
             return now.generations, now.files, now.run_ids
         if not self.thorough:
             return now.generations, now.files, None

@@ -29,6 +29,10 @@ _NAMES: Final = ("rename", "link", "delete", "mkdir")
 _READS: Final = ("open", "read", "stat", "list", "readdir", "map")
 _WAITING: Final = ("create", *_NAMES, "fsync", "list")
 _DAY_NS: Final = 86_400 * 10**9
+_CLOCKS: Final = {
+    "an hour on": _DAY_NS // 24, "an hour back": -_DAY_NS // 24, "a year on": 365 * _DAY_NS,
+    "a year back": -365 * _DAY_NS, "in 1970": _DAY_NS - time.time_ns(), "behind 2038": 13 * 365 * _DAY_NS,
+}  # fmt: skip
 _OTHERS: Final[dict[str, Callable[..., list[str]]]] = {"compact": compact, "vacuum": VACUUM, "restore": restore}
 PATIENCE: Final = (
     3.0  # seconds that another job has before the delayed one goes on: it may hold what that one waits for
@@ -76,8 +80,7 @@ MISHAPS: Final = {
         Mishap("killed after", _WRITES, "killed after"),
         Mishap("power cut", _WRITES, "killed before", loss=power.ALL),
         Mishap("power cut, names stay", _WRITES, "killed before", loss=power.BYTES),
-        Mishap("clock a year on", _WRITES, "clock", clock_ns=365 * _DAY_NS),
-        Mishap("clock a year back", _WRITES, "clock", clock_ns=-365 * _DAY_NS),
+        *(Mishap(f"clock {name}", _WRITES, "clock", clock_ns=ns) for name, ns in _CLOCKS.items()),
         *(Mishap(f"delayed by {job}", _WAITING, "delayed", meanwhile=job) for job in _OTHERS),
     )
 }  # fmt: skip
@@ -87,7 +90,7 @@ _ONLY_READS: Final = ("verify",)
 
 @dataclass(frozen=True)
 class Case:
-    """One mishap of one operation; nth 0: power is lost when the job has ended."""
+    """One mishap of one operation; nth 0: power is lost when the job has ended, or the clock is off when it begins."""
 
     job: str
     mishap: str
@@ -109,7 +112,8 @@ def cases(history: History, seed: int) -> tuple[list[Iterator[Case]], int]:
     made = Counter((one.kind, pattern_of(one.other or one.path)) for one in history.noted)
     job, rng = history.kind.name, random.Random(seed)
     streams, total = [], 0
-    for mishap in MISHAPS.values():
+    drawn = [mishap for mishap in MISHAPS.values() if mishap.name.startswith(history.kind.only)]
+    for mishap in drawn:
         if history.kind.damaged and mishap.meanwhile:
             continue  # no other job takes an archive whose files are replaced; reindex holds Kafka's lock
         for kind in mishap.kinds:
@@ -124,8 +128,9 @@ def cases(history: History, seed: int) -> tuple[list[Iterator[Case]], int]:
                 streams.append(iter(of))
                 total += len(of)
     rng.shuffle(streams)
-    ends = [Case(job, mishap.name, "end", 0, "*") for mishap in MISHAPS.values() if mishap.loss]
-    return [iter(ends), *streams], total + len(ends)
+    whole = [Case(job, m.name, "end", 0, "*") for m in drawn if m.loss and not history.kind.below]
+    whole += [Case(job, m.name, "open", 0, "*") for m in drawn if m.clock_ns and not history.kind.below]
+    return [iter(whole), *streams], total + len(whole)
 
 
 def verdict(history: History, case: Case) -> str:
@@ -134,7 +139,7 @@ def verdict(history: History, case: Case) -> str:
     history.reset()
     history.thorough = zlib.crc32(str(case).encode()) % 4 == 0
     order = None
-    if case.nth:
+    if case.nth or mishap.clock_ns:
         order = Order(
             case.kind, case.pattern, case.nth, mishap.way, mishap.error, mishap.times, mishap.clock_ns
         )  # fmt: skip

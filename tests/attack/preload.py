@@ -68,7 +68,10 @@ class Noted:
 
 @dataclass(frozen=True)
 class Order:
-    """What is to happen: to the nth operation of a kind on paths of a pattern, and so many from there (-1: all)."""
+    """What is to happen: to the nth operation of a kind on paths of a pattern, and so many from there (-1: all).
+
+    nth 0: to none, but the clock is off from the beginning.
+    """
 
     kind: str
     pattern: str
@@ -109,6 +112,7 @@ class Control:
             block.kind, block.pattern, block.nth = KINDS.index(order.kind), order.pattern.encode(), order.nth
             block.times, block.way, block.error = order.times, WAYS.index(order.way), order.error
             block.clock_ns = order.clock_ns
+            block.clock_off_ns = 0 if order.nth else order.clock_ns
         block.pid = -1 if everyone else os.getpid()
 
     def end(self) -> None:
