@@ -135,7 +135,7 @@ def head(root: Root, name: str) -> Version:
     """
     notes = tuple(_torn_set_aside(root, name)) if root.is_local else ()
     try:
-        table = DeltaTable(uri_of(root, name), storage_options=storage_options(root))
+        table = _newest(root, name)
     except TableNotFoundError:
         _refuse_unread(root, name)
         return Version(root, name, -1, notes=notes)
@@ -151,6 +151,21 @@ def head(root: Root, name: str) -> Version:
             "Lastkey, has changed this table"
         )
     return Version(root, name, table.version(), table, notes)
+
+
+def _newest(root: Root, name: str) -> DeltaTable:
+    """As delta-rs finds it; on a disk it takes a commit that it may not look at for one that is not there, and would
+    give an older version for the newest.
+    """
+    number = -1
+    while True:
+        table = DeltaTable(uri_of(root, name), storage_options=storage_options(root))
+        above = _commit_path(name, table.version() + 1)
+        if not root.is_local or not Path(root.full(above)).exists():
+            return table
+        if table.version() == number:
+            raise FileSystemError(path=f"{root.uri}/{above}", found="a commit that could not be read")
+        number = table.version()  # somebody has committed meanwhile, or it can be read now
 
 
 def _refuse_unread(root: Root, name: str) -> None:

@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.command.cli import main
@@ -132,3 +134,28 @@ def test_a_lookup_answers_of_what_it_can_list(
         assert main(["lookup", str(part.root), "--offset", "5", "--json"]) == 3
     (partition,) = json.loads(capsys.readouterr().out)["partitions"]
     assert [answer["status"] for answer in partition["answers"]] == ["found"]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_commit_that_cannot_be_looked_at_is_not_one_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """delta-rs gives the version before it; a rollback to that one had nothing to do then, and said done."""
+    state = open_state(str(tmp_path))
+    state.commit_wave([make_commit(0, 1, run_id(1))])
+    state.commit_wave([make_commit(0, 2, run_id(2), run_id(1))])
+    real, failed = table.DeltaTable, []
+
+    def older(uri: str, **given: Any) -> DeltaTable:
+        if uri.endswith("compaction_checkpoints") and len(failed) < times:
+            failed.append(uri)
+            return real(uri, version=0, **given)
+        return real(uri, **given)
+
+    monkeypatch.setattr(table, "DeltaTable", older)
+    if times == 1:  # it can be looked at when it is tried again
+        assert table.head(state.root, "compaction_checkpoints").number == 1
+    else:
+        with pytest.raises(FileSystemError, match=r"00000000000000000001\.json: a commit that could not be read"):
+            table.head(state.root, "compaction_checkpoints")
+    assert len(failed) == times
