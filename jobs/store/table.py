@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+import google_crc32c
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -65,6 +66,7 @@ _CHECKPOINT_EVERY: Final = 20  # versions
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _COMMIT: Final = re.compile(r"\d{20}\.json")
 _CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
+_CHECKED: Final = re.compile(r"[0-9a-f]{32}-([0-9a-f]{8})\.parquet")
 _UNFIT: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")  # delta-rs takes them for other names
 
 
@@ -190,8 +192,9 @@ def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
     full = f"{version.folder}/{path}"
     try:
         with version.root.filesystem.open_input_file(version.root.full(full)) as file:
-            read = file if version.root.is_local else pa.BufferReader(file.read())  # one request, not one a column
-            parquet = pq.ParquetFile(read)
+            data = file.read()  # one request, not one a column
+            _check_name(path, data)
+            parquet = pq.ParquetFile(pa.BufferReader(data))
             names = [name for name in schema.names if name in parquet.schema_arrow.names]
             found = parquet.read(names, use_threads=False)
     except (pa.ArrowException, OSError) as error:
@@ -204,6 +207,13 @@ def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
         found[f.name].cast(f.type) if f.name in found.column_names else pa.nulls(len(found), f.type) for f in schema
     ]
     return pa.table([*columns, pa.array([path] * len(found), pa.string())], schema=schema.append(_FILE_FIELD))
+
+
+def _check_name(path: str, data: bytes) -> None:
+    """That a data file holds what its name says; one of an older version says nothing. pa.ArrowInvalid."""
+    said = _CHECKED.fullmatch(path)
+    if said is not None and int(said[1], 16) != google_crc32c.value(data):
+        raise pa.ArrowInvalid(f"its checksum is {google_crc32c.value(data):08x}, and its name says {said[1]}")
 
 
 def swap(
@@ -403,17 +413,19 @@ def _commit_path(name: str, number: int) -> str:
 
 
 def _write(version: Version, table: pa.Table) -> AddAction:
-    """One data file, flushed."""
-    path = f"{uuid.uuid4().hex}.parquet"
+    """One data file, flushed. Its name says the CRC-32C of its bytes, for Parquet has none of its own."""
+    made = pa.BufferOutputStream()
+    pq.write_table(table, made, compression="zstd")
+    data = made.getvalue()
+    path = f"{uuid.uuid4().hex}-{google_crc32c.value(data.to_pybytes()):08x}.parquet"
     full = f"{version.folder}/{path}"
     if version.root.is_local:
         version.root.filesystem.create_dir(version.root.full(version.folder))
     with version.root.filesystem.open_output_stream(version.root.full(full), compression=None) as stream:
-        pq.write_table(table, stream, compression="zstd")
-        size = stream.tell()
+        stream.write(data)
     flush(version.root, full)
     now_ms = time.time_ns() // 1_000_000
-    return AddAction(path, size, {}, now_ms, True, json.dumps({"numRecords": len(table)}))
+    return AddAction(path, data.size, {}, now_ms, True, json.dumps({"numRecords": len(table)}))
 
 
 def _commit(version: Version, schema: pa.Schema, added: list[AddAction], change: Change, own: str) -> None:

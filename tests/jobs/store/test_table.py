@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
-from jobs.errors import ConflictError, UsageError
+from jobs.errors import ConflictError, DamagedTableError, UsageError
 from jobs.store import table
 from jobs.store.table import Change, Version
 from udfs.storage import open_root
@@ -38,6 +39,35 @@ def test_rows_are_replaced_and_added(tmp_path: Path) -> None:
     assert content(tmp_path) == many | {"a": 1, "b": 3, "c": 4, "k7": 0}
     version = table.head(open_root(str(tmp_path)), "t")
     assert 3 < len(version.files()) < 6
+
+
+def test_any_other_byte_in_a_data_file_is_told(tmp_path: Path) -> None:
+    """Parquet has no checksum of its own: a bit in a page is another number, one in a name another column."""
+    change(tmp_path, a=1, b=2)
+    (file,) = (tmp_path / "state" / "t").glob("*.parquet")
+    data = file.read_bytes()
+    for at in range(len(data)):
+        file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(DamagedTableError, match=file.name):
+            content(tmp_path)
+    file.write_bytes(data)
+    assert content(tmp_path) == {"a": 1, "b": 2}
+
+
+def test_a_data_file_in_the_place_of_another_is_told(tmp_path: Path) -> None:
+    change(tmp_path, a=1)
+    (old,) = (tmp_path / "state" / "t").glob("*.parquet")
+    change(tmp_path, a=2)
+    (new,) = set((tmp_path / "state" / "t").glob("*.parquet")) - {old}
+    new.write_bytes(old.read_bytes())
+    with pytest.raises(DamagedTableError, match=new.name):
+        content(tmp_path)
+
+
+def test_a_data_file_of_an_older_version_says_no_checksum(tmp_path: Path) -> None:
+    write_deltalake(tmp_path / "state" / "t", pa.table([["a"], [1]], schema=SCHEMA))
+    change(tmp_path, b=2)
+    assert content(tmp_path) == {"a": 1, "b": 2}
 
 
 def test_a_stale_version_is_never_put_on_another_head(tmp_path: Path) -> None:
