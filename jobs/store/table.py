@@ -28,7 +28,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -57,6 +57,8 @@ _READERS: Final = 8
 Held = dict[str, pa.Table]  # data files never change: what was read of them, by path
 ID: Final = "lastkey.commit"
 ACTIONS: Final = "lastkey.actions"
+_NO_FILE: Final = {"commitInfo", "protocol", "metaData"}
+CHECKSUM: Final = "lastkey.crc32c"  # of the names of the files that a commit adds and removes, and of what it tells
 MARK: Final = "lastkey.mark"
 _READER, _WRITER = 1, 2  # Delta's protocol: what delta-rs and delta-spark both read and write
 _ATTEMPTS: Final = 200  # each one lost to another writer's commit
@@ -315,23 +317,63 @@ def before_record(version: Version) -> int:
 
 
 def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
-    """What a version's commit says of itself; None where its file is not there."""
+    """What a version's commit says of itself; None where its file is not there. DamagedTableError."""
+    path = _commit_path(name, number)
     try:
-        with root.filesystem.open_input_stream(root.full(_commit_path(name, number)), compression=None) as stream:
-            actions = [json.loads(line) for line in stream.read().splitlines()]
+        with root.filesystem.open_input_stream(root.full(path), compression=None) as stream:
+            commit = stream.read()
     except FileNotFoundError:
         return None
+    if not is_whole(commit):  # below a checkpoint nobody has looked at it yet
+        raise DamagedTableError(path=f"{root.uri}/{path}", expected="a whole commit", found="one that is not")
+    actions = [json.loads(line) for line in commit.splitlines()]
     return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
 
 
 def is_whole(commit: bytes) -> bool:
-    """Whether a commit's bytes are all that was written: each line is JSON, and there are as many as it says."""
+    """Whether a commit's bytes are all that was written: each line is JSON, there are as many as it says, and they
+    have the checksum that it says.
+    """
     try:
         actions = [json.loads(line) for line in commit.splitlines()]
-        stated = next((action["commitInfo"].get(ACTIONS) for action in actions if "commitInfo" in action), None)
-    except (ValueError, TypeError, AttributeError):
+        stated: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+        added, removed = _paths(actions, "add"), _paths(actions, "remove")
+        if not actions or int(stated.get(ACTIONS, len(added) + len(removed))) != len(added) + len(removed):
+            return False
+        return CHECKSUM not in stated or stated[CHECKSUM] == _checksum(added, removed, stated)
+    except (ValueError, TypeError, AttributeError, KeyError):
         return False
-    return bool(actions) and (stated is None or int(stated) == sum("add" in a or "remove" in a for a in actions))
+
+
+def is_torn(commit: bytes) -> bool:
+    """Of a commit that is not whole: whether a power cut can have left it so, with its end lost, or zeros in it.
+    Other damage was done to a commit that may have been said to be made.
+    """
+    if b"\0" in commit:
+        return True
+    *lines, last = commit.splitlines() or [b""]
+    try:
+        actions = [json.loads(line) for line in lines]
+    except ValueError:
+        return False
+    try:
+        actions.append(json.loads(last))
+    except ValueError:
+        of_info = (ID, ACTIONS, CHECKSUM, "clientVersion")
+        is_file = any(word in last[:20] for word in (b'{"add"', b'{"remove"', b'{"path"'))
+        return not (last.endswith(b"}}") and (is_file or all(f'"{name}"'.encode() in last for name in of_info)))
+    n_files = sum(isinstance(action, dict) and not _NO_FILE & action.keys() for action in actions)
+    stated = next((a["commitInfo"].get(ACTIONS, "") for a in actions if isinstance(a.get("commitInfo"), dict)), "")
+    return stated.isdecimal() and n_files < int(stated)
+
+
+def _paths(actions: list[dict[str, Any]], kind: str) -> list[str]:
+    return sorted(unquote(action[kind]["path"]) for action in actions if kind in action)
+
+
+def _checksum(added: Collection[str], removed: Collection[str], told: Mapping[str, str]) -> str:
+    of = [sorted(added), sorted(removed), told[ID], told.get(MARK)]
+    return f"{google_crc32c.value(json.dumps(of).encode()):08x}"
 
 
 def _torn_set_aside(root: Root, name: str) -> Iterator[str]:
@@ -350,17 +392,26 @@ def _torn_set_aside(root: Root, name: str) -> Iterator[str]:
 
 
 def _torn_commit(log: Path) -> list[Path]:
-    """UsageError: an older one is not whole, which no power cut does. What a checkpoint holds is not asked."""
+    """UsageError: one is not whole as no power cut leaves it, or not the last. What a checkpoint holds is not asked."""
     names = _names(log)
     commits = sorted(name for name in names if _COMMIT.fullmatch(name))
     since = max((int(name[:20]) for name in names if _CHECKPOINT.fullmatch(name)), default=-1)
     for name in commits[:-1]:
         if int(name[:20]) > since and not _is_whole(log / name):
-            raise UsageError(
-                message=f"{log / name}: expected a whole commit, found one that is empty or cut short; what it "
-                "committed is lost: bring this file back, or move the folder state away and run rebuild-state"
-            )
-    return [log / commits[-1]] if commits and not _is_whole(log / commits[-1]) else []
+            raise _lost(log / name)
+    if not commits or _is_whole(log / commits[-1]):
+        return []
+    last = log / commits[-1]
+    if not is_torn(last.read_bytes()):
+        raise _lost(last)
+    return [last]
+
+
+def _lost(commit: Path) -> UsageError:
+    return UsageError(
+        message=f"{commit}: expected a whole commit, found one that is empty, cut short or changed; what it "
+        "committed is lost: bring this file back, or move the folder state away and run rebuild-state"
+    )
 
 
 def _is_whole(commit: Path) -> bool:
@@ -432,8 +483,9 @@ def _commit(version: Version, schema: pa.Schema, added: list[AddAction], change:
     """Put version n + 1, once. Whatever is raised: it may have been put all the same."""
     now_ms = time.time_ns() // 1_000_000
     removed = [] if change.whole else [RemoveAction(quote(path), True, now_ms) for path in change.removed]
-    n_removed = len(version.files()) if change.whole else len(removed)
-    told = {ID: own, ACTIONS: str(len(added) + n_removed), **change.metadata}
+    gone = version.files() if change.whole else change.removed
+    told = {ID: own, ACTIONS: str(len(added) + len(gone)), **change.metadata}
+    told[CHECKSUM] = _checksum([each.path for each in added], gone, told)
     properties = CommitProperties(custom_metadata=told, max_commit_retries=0)
     delta_schema = Schema.from_arrow(schema)
     if version.delta is None:

@@ -119,6 +119,34 @@ def test_every_prefix_of_the_last_commit_counts_as_never_made(tmp_path: Path, co
         shutil.rmtree(copy)
 
 
+@pytest.mark.parametrize("newest", [True, False])
+@pytest.mark.parametrize("kind", ["add", "remove"])
+def test_a_commit_that_names_another_file_is_told(tmp_path: Path, kind: str, newest: bool) -> None:
+    """No power cut does that: an old row beside the new one, or a commit that somebody was told of set aside."""
+    change(tmp_path, a=1)
+    change(tmp_path, a=2)
+    commit = tmp_path / f"state/t/_delta_log/{1:020}.json"
+    if not newest:
+        change(tmp_path, a=3)
+    data = commit.read_bytes()
+    start = data.index(f'"{kind}"'.encode())
+    for at in range(start - 2, data.index(b".parquet", start)):
+        commit.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(UsageError, match=commit.name):
+            content(tmp_path)
+    commit.write_bytes(data)
+    assert content(tmp_path) == {"a": 2 if newest else 3}
+
+
+def test_a_commit_below_a_checkpoint_is_looked_at_before_it_is_believed(tmp_path: Path) -> None:
+    for i in range(21):
+        change(tmp_path, k=i)
+    commit = tmp_path / f"state/t/_delta_log/{20:020}.json"
+    commit.write_bytes(commit.read_bytes()[:365])
+    with pytest.raises(DamagedTableError, match=commit.name):
+        table.commit_info(open_root(str(tmp_path)), "t", 20)
+
+
 @pytest.mark.parametrize("end", [0, 4, 1000, -1])
 @pytest.mark.parametrize("which", ["*.checkpoint.parquet", "_last_checkpoint"])
 def test_a_torn_checkpoint_costs_nothing_but_time(tmp_path: Path, which: str, end: int) -> None:
