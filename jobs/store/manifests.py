@@ -27,7 +27,17 @@ from pyarrow import fs as pafs
 
 from jobs.errors import ConflictError, ManifestError
 from jobs.store.paths import MANIFEST, ROLLED_BACK, generation_folder
-from jobs.store.rows import FORMAT, Checkpoint, Commit, PartitionState, RunRow, Segment, row_of
+from jobs.store.rows import (
+    FORMAT,
+    Checkpoint,
+    Commit,
+    PartitionState,
+    RunRow,
+    Segment,
+    row_of,
+    to_arrow,
+    to_checkpoints,
+)
 from logformat import names
 from logformat.locations import text_entries
 from udfs.storage import Root, flush, write_file
@@ -73,7 +83,7 @@ def from_json(data: bytes, path: str) -> Commit:
         if told["crc32c"] != _checksum(generation):
             raise ManifestError(path=path, expected=f"CRC-32C {told['crc32c']}", found=_checksum(generation))
         run = row_of(RunRow, generation["run"])
-        return Commit(
+        commit = Commit(
             topic=run.topic,
             partition=run.partition,
             planned_generation=run.generation_before,
@@ -83,9 +93,12 @@ def from_json(data: bytes, path: str) -> Commit:
             run=run,
             standing=generation["standing"] and row_of(PartitionState, generation["standing"]),
         )
+        to_arrow(RunRow, [commit.run])  # values that its tables can hold
+        to_checkpoints([(commit.checkpoint, commit.segments, commit.standing)])
+        return commit
     except ManifestError:
         raise
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ManifestError(path=path, expected="a manifest of a generation", found=repr(error)) from error
 
 

@@ -11,7 +11,7 @@ import pytest
 from jobs.errors import ManifestError
 from jobs.store import manifests
 from jobs.store.manifests import folder_of, from_json, to_json
-from jobs.store.rows import Commit, PartitionState
+from jobs.store.rows import Commit, PartitionState, RunRow, to_arrow, to_checkpoints
 from logformat import names
 from tests.builders.stores import make_commit, row, run_id
 from udfs.storage import Root, open_root
@@ -63,6 +63,30 @@ def test_a_newer_format_is_refused_and_a_newer_column_passed_over() -> None:
     told["generation"]["checkpoint"] |= {"of_tomorrow": 1}
     told["crc32c"] = manifests._checksum(told["generation"])
     assert from_json(json.dumps(told).encode(), "m") == _commit()
+
+
+@pytest.mark.parametrize("value", ["\0", 2**64, 1.5, None, [], {"a": 1}])
+@pytest.mark.parametrize("field", ["checkpoint", "run", "segments", "standing"])
+def test_a_value_that_no_table_can_hold_is_a_problem_of_the_manifest(field: str, value: object) -> None:
+    """Its checksum is right: whoever made it made it so."""
+    told = json.loads(to_json(_commit()))
+    of = told["generation"][field]
+    row = of[0] if field == "segments" else of
+    name = {"checkpoint": "next_offset", "run": "end_offset", "segments": "size_bytes", "standing": "generation"}[field]
+    for changed in (row, told["generation"]):
+        before = dict(changed)
+        changed[name if changed is row else field] = value
+        told["crc32c"] = manifests._checksum(told["generation"])
+        data = json.dumps(told).encode()
+        try:
+            found = from_json(data, "m")
+        except ManifestError as error:
+            assert "m: expected" in str(error)
+        else:
+            to_arrow(RunRow, [found.run])
+            to_checkpoints([(found.checkpoint, found.segments, found.standing)])
+        changed.clear()
+        changed.update(before)
 
 
 def test_the_manifest_of_another_folder_is_refused(store: Root) -> None:
