@@ -87,10 +87,9 @@ def check_files(
     missing: list[str] = []
     for target in targets:
         listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(target.folder), allow_not_found=True))
-        here = {info.base_name for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
+        here = {info.base_name: info.size for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
         absent = _absent(store, [s for s in manifests[target.key] if s.root == "store"])
-        expected = {names.segment_file(s.base_offset, names.INDEX) for s in manifests[target.key]}
-        absent += [f"{target.folder}/{name}" for name in sorted(expected - here)]
+        absent += [f"{target.folder}/{name}" for name in _absent_beside(here, manifests[target.key])]
         if absent:
             chain = tables.histories({target.topic}).get(target.key, [])
             if chain and chain[0].run_id == target.run_id:  # the current one: its files must be there
@@ -122,6 +121,16 @@ def some_of(paths: Sequence[str]) -> str:
     """Paths for an error, the first of them where there are many."""
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     return ", ".join(paths[:_NAMED]) + more
+
+
+def _absent_beside(here: Mapping[str, int], segments: Iterable[Segment]) -> Iterator[str]:
+    """Names of index files that are not there, or shorter than the rows of their segments say; here: name -> bytes."""
+    for s in segments:
+        wanted = (names.INDEX, s.offset_index_bytes), (names.TIME_INDEX, s.time_index_bytes)
+        for kind, size in (*wanted, (names.TXN_INDEX, s.txn_index_bytes)):
+            name = names.segment_file(s.base_offset, kind)
+            if here.get(name, -1 if kind == names.INDEX else 0) < (size or 0):
+                yield name
 
 
 def _absent(root: Root, segments: Sequence[Segment]) -> list[str]:

@@ -107,6 +107,7 @@ class StoreMaker:
             return row(
                 Segment, **shared, base_offset=base, root=root, path=path, size_bytes=len(data),
                 mtime_ms=MTIME_MS + base, checksum=google_crc32c.value(data),
+                offset_index_bytes=len(f"index {generation}"), time_index_bytes=len(f"timeindex {generation}"),
             )  # fmt: skip
 
         segments = [dataclasses.replace(s, **shared) for s in kept]

@@ -205,6 +205,17 @@ def test_an_index_that_is_gone_is_an_error_before_anything_is_written(two_genera
         _restore(two_generations)
 
 
+@pytest.mark.parametrize("generation", [None, 1])
+@pytest.mark.parametrize("kind", ["index", "timeindex"])
+def test_an_index_that_is_cut_short_is_an_error_before_anything_is_written(two_generations, kind, generation):
+    """A broker believes an index that is empty beside a clean shutdown."""
+    for path in two_generations.run_folder("t", 0, generation or 2).glob(f"*.{kind}"):
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(NoGenerationError if generation else MissingFileError, match=rf"\d{{20}}\.{kind}"):
+        _restore(two_generations, generation=generation)
+    assert not (two_generations.folder / "out").exists()
+
+
 @pytest.mark.parametrize("grown", [0, 10])
 def test_reflinks_hold_the_same_bytes(two_generations, monkeypatch, grown):
     def ioctl(target, code, source):  # as FICLONE does: the whole of the other file
