@@ -65,11 +65,13 @@ class RunsReport(JobReport):
 def run(options: RunsOptions, progress: Progress) -> RunsReport:
     """Read the table of runs. A run counts for the partitions whose current generation goes back to it."""
     began = time.monotonic()
-    store = open_store(options.store)
+    notes: list[str] = []
+    store = open_store(options.store, notes=notes)
     state = State(store)
     topics = {topic for topic, _ in state.checkpoints()}
     check_topics(options.topics, topics, store.uri)
     report = RunsReport(store.uri)
+    report.notes += notes
     chains = state.histories({topic for topic in topics if matches(options.topics, topic)}) if topics else {}
     report.runs = by_run(row for chain in chains.values() for row in chain)
     report.seconds["total"] = time.monotonic() - began

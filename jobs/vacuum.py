@@ -10,6 +10,7 @@ Kept, whatever its age:
 - everything of a partition whose runs, or the segments of one of these generations, are not known any more;
 - a generation that was rolled back less than the grace ago, and as long as it reaches further than the current one: the
   archive may not hold any more what it read there. --before-reset GLOB gives this up too;
+- a complete generation above the current one, as long as a torn commit lies aside in the table that decides;
 - what is not named as a run's folder is: it is not ours to judge.
 Where a folder stays, so do the files that its generation names in other folders.
 The clock is the wall clock, or the store's where that is behind (jobs.store.clock): --now never decides what is
@@ -100,7 +101,8 @@ class VacuumReport(JobReport):
 def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
     """Delete, or with `dry_run` list, what no live generation needs."""
     began = time.monotonic()
-    store = open_store(options.store)
+    noted: list[str] = []
+    store = open_store(options.store, notes=noted)
     state = open_state(options.store)
     for uri in sorted({row.archive_uri for row in state.checkpoints().values()}):
         check_apart(Place("the store", store.uri), Place("the archive", uri))
@@ -115,7 +117,7 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
             )
         young_ms = now_ms - options.grace_hours * 3_600_000
         folders, kept, notes = _chosen(state, young_ms, options, report)
-        report.notes += notes
+        report.notes += noted + notes
         report.notes += [
             f"{topic}-{partition}: not all of its generations are in the tables {RUNS} and {SEGMENTS}; left alone"
             for topic, partition in report.without_history
@@ -169,6 +171,8 @@ def _kept(
     live = set(decided)
     newest = {(f.key, f.generation, f.run_id): f.newest_ms for f in folders}
     before_resets: set[Run] = set()
+    if state.lost_a_commit():  # which may have been said to be made, and damaged later
+        live |= set(_above(folders, current))
     report.without_history = []
     for key, chain in state.histories().items():
         if not chain:
@@ -199,6 +203,16 @@ def _kept(
     named = {row.path for manifest in manifests.values() for row in manifest if row.root == "store"}
     named |= {row.path for segments in rows.values() for row in segments if row.root == "store"}
     return _Kept(frozenset(live | before_resets | further), frozenset(named))
+
+
+def _above(folders: Iterable[RunFolder], current: Mapping[Key, Checkpoint]) -> Iterator[Run]:
+    """Generations that are complete, and newer than the current one."""
+    for folder in folders:
+        now = current.get(folder.key)
+        if MANIFEST in {info.base_name for info in folder.files} and (
+            now is None or folder.generation > now.generation
+        ):
+            yield folder.key, folder.generation, folder.run_id
 
 
 def _before_resets(key: Key, chain: Sequence[RunRow], folders: Iterable[Run]) -> Iterator[Run]:

@@ -16,7 +16,7 @@ from udfs.storage import exists, normal_uri, read_file
 
 def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
     """One plan for each partition that has the generation that is asked for; of the others a note."""
-    store = open_store(options.store or "", "a store with generations")
+    store = open_store(options.store or "", "a store with generations", notes)
     store_uri = store.uri
     tables = State(store)
     current = tables.checkpoints()

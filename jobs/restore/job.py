@@ -41,7 +41,8 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     began = time.monotonic()
     output = open_root(normal_uri(options.output))
     check_empty(output)
-    store = open_store(options.store)
+    notes: list[str] = []
+    store = open_store(options.store, notes=notes)
     check_apart(Place("--output", output.uri), Place("the store", store.uri))
     tables = State(store)
     targets = choose(tables, options.topics, options.generation)
@@ -82,6 +83,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
             raise full from error
         raise
     _list_beyond(report, listed, targets, manifests)
+    report.notes += notes + tables.notes
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 

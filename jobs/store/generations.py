@@ -102,11 +102,18 @@ def nobody_has(generation: int) -> NoGenerationError:
     )
 
 
-def open_store(uri: str, expected: str = f"a store, with {table_folder(CHECKPOINTS)}") -> Root:
-    """The root of a store that holds a generation. MissingPathError: it holds none; AccessError."""
-    store = open_state(uri).root
+def open_store(
+    uri: str, expected: str = f"a store, with {table_folder(CHECKPOINTS)}", notes: list[str] | None = None
+) -> Root:
+    """The root of a store that holds a generation; notes: gets what was set aside in it. MissingPathError: it holds
+    none; AccessError.
+    """
+    state = open_state(uri)
+    store = state.root
     found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))
-    if found.type != pafs.FileType.Directory or not State(store).exists():
+    if found.type != pafs.FileType.Directory or not state.exists():
         check_bucket(store.uri, store.filesystem)
         raise MissingPathError(path=store.uri, expected=expected, found="none")
+    if notes is not None:
+        notes += state.notes
     return store

@@ -287,6 +287,12 @@ class State:
         """Of `compaction_checkpoints`; -1 where there is none."""
         return self._head(CHECKPOINTS).number
 
+    def lost_a_commit(self) -> bool:
+        """Whether a commit of `compaction_checkpoints` was set aside, and lies there still."""
+        log = self.root.full(f"{table_folder(CHECKPOINTS)}/_delta_log")
+        listed = self.root.filesystem.get_file_info(pafs.FileSelector(log, allow_not_found=True))
+        return any(".json.torn-" in info.base_name for info in listed)
+
     def mark(self, folders: Collection[str], seen: int) -> bool:
         """Say that these folders of runs are about to go: a run that wrote one of them cannot commit any more.
 

@@ -8,8 +8,12 @@ import pytest
 from deltalake.exceptions import DeltaError
 
 from jobs.command import cli
+from jobs.command.options import RestoreOptions
+from jobs.command.progress import Silent
 from jobs.errors import JobError
+from jobs.restore import job as restore
 from jobs.store import table
+from jobs.store.manifests import to_json
 from jobs.store.rows import PartitionState
 from jobs.store.tables import State, open_state
 from tests.builders.limits import within
@@ -52,6 +56,29 @@ def test_a_vacuum_that_is_the_first_to_write_a_store_of_format_1(tmp_path: Path)
     write_format_1(maker.store, commits)
     maker.age(400, maker.run_folder("t", 0, 1), maker.run_folder("t", 0, 2))
     assert _vacuum(maker.store) == 0
+
+
+def test_a_vacuum_keeps_the_generation_of_a_commit_that_was_set_aside(tmp_path: Path) -> None:
+    """A commit may be emptied long after it was said to be made; its generation may be the only copy then."""
+    maker = StoreMaker(tmp_path)
+    maker.generation("t", 0, 1, {0: b"a"})
+    commits = [make_commit(0, 1, run_id(1)), make_commit(0, 2, run_id(2), run_id(1))]
+    maker.generation("t", 0, 2, {0: b"b"})
+    folder = maker.run_folder("t", 0, 2)
+    (folder / "manifest.json").write_bytes(to_json(commits[1]))
+    maker.age(400, folder)
+    _tear(maker.store / "state" / "compaction_checkpoints" / "_delta_log")
+    assert _vacuum(maker.store) == 0
+    assert (folder / f"{0:020}.log").read_bytes() == b"b"
+
+
+def test_a_restore_says_that_a_commit_was_set_aside(tmp_path: Path) -> None:
+    maker = StoreMaker(tmp_path)
+    maker.generation("t", 0, 1, {0: b"a"})
+    maker.generation("t", 0, 2, {0: b"b"})
+    _tear(maker.store / "state" / "compaction_checkpoints" / "_delta_log")
+    report = restore.run(RestoreOptions(str(maker.store), str(tmp_path / "out")), Silent())
+    assert any("set aside" in note for note in report.notes)
 
 
 def _three_partitions(tmp_path: Path) -> State:
