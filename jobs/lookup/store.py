@@ -8,6 +8,7 @@ from jobs.store.generations import current_generation, made_by, manifests_of, no
 from jobs.store.tables import State
 from jobs.topics import of_topics
 from logformat import names
+from logformat.errors import LogFormatError
 from logformat.listing import ListedSegment
 from logformat.side_files import checkpoints
 from udfs.lookup.queries import LookupPlan
@@ -57,6 +58,12 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
             notes.append(f"{store_uri}/{folder}: gone, vacuum has taken generation {one.generation}; left out")
             continue
         epochs = f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}"
-        known = tuple(checkpoints.read_leader_epochs(read_file(store, epochs), epochs)) if exists(store, epochs) else ()
+        known: tuple[checkpoints.EpochEntry, ...] = ()
+        try:
+            known = tuple(checkpoints.read_leader_epochs(read_file(store, epochs), epochs))
+        except FileNotFoundError:
+            pass
+        except LogFormatError as error:
+            notes.append(f"{error}; leader epochs are not known")
         plans.append(LookupPlan(*one.key, archive_uri, segments, one.log_start_offset, one.next_offset, known))
     return plans

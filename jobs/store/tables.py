@@ -25,9 +25,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake.exceptions import DeltaError
 from pyarrow import fs as pafs
 
-from jobs.errors import ConflictError, ManifestError, NoGenerationError
+from jobs.errors import ConflictError, DamagedTableError, ManifestError, NoGenerationError
 from jobs.store import history, table
 from jobs.store.exclusive import check_exclusive
 from jobs.store.folders import folders_of
@@ -60,6 +61,7 @@ from jobs.store.rows import (
 )
 from jobs.store.table import Change, Held, Version
 from logformat import names
+from logformat.s3_access import in_one_line
 from udfs.storage import Root, normal_uri, open_root
 
 Key = tuple[str, int]
@@ -318,7 +320,13 @@ class State:
         for name in filter(self.has, TABLES):
             version = self._head(name)
             if version.delta is not None:
-                found += len(version.delta.vacuum(hours, dry_run=dry_run))
+                try:
+                    found += len(version.delta.vacuum(hours, dry_run=dry_run))
+                except DeltaError as error:
+                    if not self.root.is_local:
+                        raise
+                    path = f"{self.root.uri}/{table_folder(name)}"
+                    raise DamagedTableError(path=path, expected="Delta's log", found=in_one_line(str(error))) from error
         return found
 
     @contextlib.contextmanager
