@@ -210,6 +210,26 @@ EPOCHS: Final = "leader-epoch-checkpoint"
 COMPACTIONS: Final = ("compact", "first compact", "compact by blocks", "compact that spills", "compact by the clock")
 
 
+def grow(archive: Path, number: int) -> None:
+    """Two segments more in one partition, one in the other."""
+    last = 4 + 2 * number
+    for partition, n in ((0, 2), (1, 1)):
+        folder = archive / f"t-{partition}"
+        for segment in range(last, last + n) if partition == 0 else range(4 + number, 5 + number):
+            base = segment * SEGMENT_OFFSETS
+            data = b"".join(batch_at(base + 4 * i).data for i in range(3))
+            (folder / f"{base:020}.log").write_bytes(data)
+
+
+def write_settings(work: Path) -> None:
+    """Of the engines that `compact` may be told."""
+    for name, engine, split, memory in (
+        ("auto", "auto", 1 << 30, 1 << 30), ("blocks", "blocks", 500, 1 << 30),
+        ("spilling", "auto", 1 << 30, 64 << 20),
+    ):  # fmt: skip
+        (work / f"{name}.toml").write_text(_TOML.format(engine=engine, split=split, memory=memory))
+
+
 class History:
     """One kind of job: the trees that it begins with, and what it makes of them undisturbed."""
 
@@ -219,11 +239,7 @@ class History:
         self.kind, self.work, self.control = kind, work, control
         self.root, self.base = work / "root", work / f"base {kind.name}"
         self.trash = work / "trash"
-        for name, engine, split, memory in (
-            ("auto", "auto", 1 << 30, 1 << 30), ("blocks", "blocks", 500, 1 << 30),
-            ("spilling", "auto", 1 << 30, 64 << 20),
-        ):  # fmt: skip
-            (work / f"{name}.toml").write_text(_TOML.format(engine=engine, split=split, memory=memory))
+        write_settings(work)
         self._build()
         self.reset()
         self.before = tree(self.root)
@@ -248,7 +264,7 @@ class History:
         for number in range(self.kind.generations):
             self.ended(compact(self.root))
             if number + 1 < self.kind.generations or self.kind.grown:
-                self._grow(number)
+                grow(self.root / "archive", number)
         if self.kind.damaged:
             index = self.root / "archive" / "t-0" / f"{SEGMENT_OFFSETS:020}.index"
             index.write_bytes(index.read_bytes()[:-3])
@@ -256,16 +272,6 @@ class History:
             (self.root / "archive" / "t-1" / f"{0:020}.index").write_bytes(b"")
         shutil.rmtree(self.base, ignore_errors=True)
         shutil.copytree(self.root, self.base)
-
-    def _grow(self, number: int) -> None:
-        """Two segments more in one partition, one in the other."""
-        last = 4 + 2 * number
-        for partition, n in ((0, 2), (1, 1)):
-            folder = self.root / "archive" / f"t-{partition}"
-            for segment in range(last, last + n) if partition == 0 else range(4 + number, 5 + number):
-                base = segment * SEGMENT_OFFSETS
-                data = b"".join(batch_at(base + 4 * i).data for i in range(3))
-                (folder / f"{base:020}.log").write_bytes(data)
 
     def _grow_large(self) -> None:
         """A segment of more than a task may hold, of which each batch is rewritten without a record; one behind it."""
@@ -318,7 +324,7 @@ class History:
         check_said(said)
         self.check_archive()
         if self.kind.keeps and files_of(self.root / "store" / "segments") != files_of(self.base / "store" / "segments"):
-            raise Failed(f"something young is gone: {_shown(said)}")
+            raise Failed(f"something young is gone: {shown(said)}")
         self.child(lambda: self._check_in_child(said))
         self.check_archive()
 
@@ -353,7 +359,7 @@ class History:
         elif now.generations != self.stood.generations:
             raise Failed(f"generations {now.generations}, expected {self.stood.generations}")
         if now.generations and (self.thorough or now.files != self.stood.files):
-            _well(f"verify after {_shown(said)}", run(VERIFY(self.root)))
+            well(f"verify after {shown(said)}", run(VERIFY(self.root)))
         self._check_next(said)
 
     def check_beside(self, said: Said, other: Said) -> None:
@@ -372,21 +378,21 @@ class History:
                 if p["generation"] is not None and now.generations.get(key, 0) < p["generation"]:
                     raise Failed(f"{key}: said generation {p['generation']}, is {now.generations.get(key)}")
         if now.generations:
-            _well(f"verify; said {_shown(said)}; beside it {_shown(other)}", run(VERIFY(self.root)))
-        _well(f"the next run; said {_shown(said)}; beside it {_shown(other)}", run(compact(self.root)))
+            well(f"verify; said {shown(said)}; beside it {shown(other)}", run(VERIFY(self.root)))
+        well(f"the next run; said {shown(said)}; beside it {shown(other)}", run(compact(self.root)))
         now = stands(store)
         for words in (VERIFY, VACUUM, VERIFY):
-            _well(f"after the next run; said {_shown(said)}; beside it {_shown(other)}", run(words(self.root)))
+            well(f"after the next run; said {shown(said)}; beside it {shown(other)}", run(words(self.root)))
         logs = {key: _logs(found) for key, found in now.files.items()}
         if logs != self.cleaned:
-            raise Failed(f"the next run leaves {_difference(logs, self.cleaned)}")
+            raise Failed(f"the next run leaves {differs(logs, self.cleaned)}")
         left = {path.parent.name for path in (store / "segments").rglob("*.*") if path.is_file()}
         if gone := {f"{now.generations[key]}-{now.run_ids[key]}" for key in now.generations} - left:
             raise Failed(f"vacuum took {gone}")
 
     def _clean(self) -> dict[_KEY, dict[str, bytes]]:
         """Logs of the generations when all that the archive holds is compacted, undisturbed."""
-        _well("compact", run(compact(self.root)))
+        well("compact", run(compact(self.root)))
         return {key: _logs(found) for key, found in stands(self.root / "store").files.items()}
 
     def _exact(self) -> dict[str, bytes]:
@@ -405,7 +411,7 @@ class History:
         if of == "restore":
             shutil.rmtree(root / "output", ignore_errors=True)
         said = run(self.kind.words(root))
-        _well("the next run", said)
+        well("the next run", said)
         if of == "restore":
             return restored(root / "output")
         if of == "reindex":
@@ -415,8 +421,8 @@ class History:
             return now.generations, now.files, now.run_ids
         if not self.thorough:
             return now.generations, now.files, None
-        _well("verify after the next run", run(VERIFY(root)))
-        _well("vacuum after the next run", run(VACUUM(root)))
+        well("verify after the next run", run(VERIFY(root)))
+        well("vacuum after the next run", run(VACUUM(root)))
         left = sorted(
             path.relative_to(root).as_posix().replace(now.run_ids[key], "RUN")
             for key, folder in ((key, root / f"store/segments/{key[0]}-{key[1]}") for key in now.generations)
@@ -434,7 +440,7 @@ class History:
                 for g, f, left in (found, self.goal)
             )
         if found != expected:
-            raise Failed(f"the next run leaves something else than undisturbed ones: {_difference(found, self.goal)}")
+            raise Failed(f"the next run leaves something else than undisturbed ones: {differs(found, self.goal)}")
 
     def _check_committed(self, said: Said, now: Stands) -> None:
         old = dict.fromkeys(self.stood.generations, self.kind.generations)
@@ -445,7 +451,7 @@ class History:
             if generation > old[key] and self._made_again(said, now.files[key]) != self._made_again(
                 said, self.stood.files[key]
             ):
-                raise Failed(f"{key}: another {generation}: {_difference(now.files[key], self.stood.files[key])}")
+                raise Failed(f"{key}: another {generation}: {differs(now.files[key], self.stood.files[key])}")
         if said.killed:
             return
         if said.code == 0 and now.generations != self.stood.generations:
@@ -477,18 +483,18 @@ class History:
     def _check_looked_at(self) -> None:
         files = restored(self.root / "output")
         if wrong := [p for p, found in self.restored.items() if p.endswith(".log") and files.get(p) != found]:
-            _well(f"verify of {wrong}", run(["verify", str(self.root / "output"), "--sealed", "--json"]))
+            well(f"verify of {wrong}", run(["verify", str(self.root / "output"), "--sealed", "--json"]))
             raise Failed(f"other logs, and verify says nothing: {wrong}")
 
     def _check_restored(self, said: Said) -> None:
         files = restored(self.root / "output")
         whole = {p: found[0] for p, found in files.items()} == {p: found[0] for p, found in self.restored.items()}
         if said.code == 0 and files != self.restored:
-            raise Failed(f"said done, and {_difference(files, self.restored)}")
+            raise Failed(f"said done, and {differs(files, self.restored)}")
         if ".kafka_cleanshutdown" in files and not whole:
-            raise Failed(f"looks like a whole log directory: {_difference(files, self.restored)}")
+            raise Failed(f"looks like a whole log directory: {differs(files, self.restored)}")
         if said.code > 0 and files and "left in" not in json.dumps(said.report):
-            raise Failed(f"left {sorted(files)[:5]}, and does not say so: {_shown(said)}")
+            raise Failed(f"left {sorted(files)[:5]}, and does not say so: {shown(said)}")
 
     def _check_reindexed(self, said: Said) -> None:
         old, now = files_of(self.base / "archive"), files_of(self.root / "archive")
@@ -501,10 +507,10 @@ class History:
         if gone := old.keys() - now.keys():
             raise Failed(f"gone: {gone}")
         if said.code == 0 and not self._is_right(now, new):
-            raise Failed(f"said done, and {_difference(now, new)}: {_shown(said)}")
+            raise Failed(f"said done, and {differs(now, new)}: {shown(said)}")
         found = self._next()
         if not self._is_right(found, self.goal):
-            raise Failed(f"the next run: {_difference(found, self.goal)}")
+            raise Failed(f"the next run: {differs(found, self.goal)}")
 
     def _is_right(self, found: dict[str, bytes], expected: dict[str, bytes]) -> bool:
         return found.keys() == expected.keys() and all(
@@ -521,32 +527,32 @@ def check_said(said: Said) -> None:
     if said.killed:
         return
     if said.code not in _CODES:
-        raise Failed(f"exit code {said.code}: {_shown(said)}")
+        raise Failed(f"exit code {said.code}: {shown(said)}")
     if "Traceback" in said.stderr or "please report" in said.stderr or '"defect"' in json.dumps(said.report):
-        raise Failed(f"a defect in what is said: {_shown(said)}")
+        raise Failed(f"a defect in what is said: {shown(said)}")
     if not said.report:
         raise Failed(f"exit code {said.code}, and no report: {said.stderr[-2000:]}")
 
 
-def _well(what: str, said: Said) -> None:
+def well(what: str, said: Said) -> None:
     """That a run that nobody disturbed ended well. Named: it says why it did not."""
     check_said(said)
     if said.code:
-        raise Named(f"{what}: {_shown(said)}")
+        raise Named(f"{what}: {shown(said)}")
 
 
-def _shown(said: Said) -> str:
+def shown(said: Said) -> str:
     report = said.report.get("error") or {k: v for k, v in said.report.items() if k not in ("seconds", "archive")}
     return f"{said.code}: {json.dumps(report, default=str)[:1500]} {said.stderr[-3000:]}"
 
 
-def _difference(found: Any, expected: Any) -> str:
+def differs(found: Any, expected: Any) -> str:
     if isinstance(found, dict) and isinstance(expected, dict):
         wrong = [k for k in found.keys() | expected.keys() if found.get(k) != expected.get(k)]
-        inner = [_difference(found.get(k), expected.get(k)) for k in wrong[:3]]
+        inner = [differs(found.get(k), expected.get(k)) for k in wrong[:3]]
         return f"{wrong[:6]}: {inner}"
     if isinstance(found, tuple) and isinstance(expected, tuple):
-        return "; ".join(_difference(a, b) for a, b in zip(found, expected, strict=True) if a != b)
+        return "; ".join(differs(a, b) for a, b in zip(found, expected, strict=True) if a != b)
     return f"{str(found)[:200]}, expected {str(expected)[:200]}"
 
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.attack import histories, mishaps, races
+from tests.attack import histories, mishaps, races, store_damages, store_readers
+from tests.attack.damages import case_named
 from tests.attack.forked import Tried, in_turn, try_all
 from tests.attack.preload import VARIABLE, Control, library
 from tests.attack.summary import judged
@@ -69,7 +70,10 @@ def main(folder: Path) -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         options = asked["seed"], asked["case"], asked["seconds"]
-        if asked["group"] in races.PARTIES:
+        kind, _, job = asked["group"].partition("/")
+        if kind == "store":
+            tried, of = _damages(store_readers.Attacked(job, folder), *options, folder)
+        elif asked["group"] in races.PARTIES:
             history = histories.History(histories.KINDS["compact"], folder, control)
             tried, of = _races(history, asked["group"], *options, folder)
         else:
@@ -88,6 +92,15 @@ def _mishaps(
         todo, of = iter([mishaps.Case.named(case)]), 1
     work = partial(mishaps.verdict, history)
     return try_all(todo, work, mishaps.VERDICTS, seconds, MEMORY_BYTES, folder), of
+
+
+def _damages(
+    attacked: store_readers.Attacked, seed: int, case: str | None, seconds: float, folder: Path
+) -> tuple[Tried, int]:
+    todo, of = store_damages.cases_of(attacked.files, seed)
+    if case:
+        todo, of = iter([case_named(case)]), 1
+    return try_all(todo, attacked.verdict, store_readers.VERDICTS, seconds, MEMORY_BYTES, folder), of
 
 
 def _races(

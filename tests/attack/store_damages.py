@@ -1,0 +1,123 @@
+"""Every damage of a file of a store: two generations of two partitions, tables with checkpoints of Delta.
+
+flip     one bit                 cut      a prefix is left           gone    no such file
+emptied  no byte is left         swapped  with another of its kind   json    a field is another, or is not there
+json+crc  the same of a manifest whose checksum is right again
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import google_crc32c
+
+from tests.attack.damages import Case, Stream, shuffled
+from tests.attack.forked import in_turn
+
+GONE: Final = object()  # a field that is not there
+VALUES: Final[tuple[Any, ...]] = (
+    0, 1, -1, 2**31, 2**63 - 1, -(2**63), 2**64, 1.5, "", "x", "0", "\x00", None, True, [], {}, [[]], GONE,
+)  # fmt: skip
+
+
+def of_store(files: dict[str, bytes]) -> list[Stream]:
+    """All of them; files: path below the store -> bytes."""
+    found = []
+
+    def stream(path: str, kind: str, cases: list[tuple[int, ...]]) -> None:
+        if cases:
+            found.append(Stream("store", path, kind, len(cases), cases.__getitem__))
+
+    for path, data in files.items():
+        found.append(Stream("store", path, "flip", 8 * len(data), lambda i: (i >> 3, i & 7)))
+        found.append(Stream("store", path, "cut", len(data), lambda i: (i,)))
+        stream(path, "gone", [(0,)])
+        stream(path, "emptied", [(0,)])
+        stream(path, "swapped", [(i,) for i in range(len(_others(files, path)))])
+        if documents := _documents(data):
+            fields = [(i, v) for i in range(len(list(_fields(documents)))) for v in range(len(VALUES))]
+            stream(path, "json", fields)
+            if path.endswith("/manifest.json"):
+                stream(path, "json+crc", fields)
+    return [s for s in found if s.n]
+
+
+def cases_of(files: dict[str, bytes], seed: int) -> tuple[Iterator[Case], int]:
+    """Kinds of damage in turn, and among them kinds of files; and how many there are."""
+    kinds: dict[tuple[str, str], list[Stream]] = {}
+    for one in of_store(files):
+        kinds.setdefault((one.kind, _sort_of(one.path)), []).append(one)
+    rng = random.Random(seed)
+    turns = [shuffled(of, rng) for of in kinds.values()]
+    rng.shuffle(turns)
+    return in_turn(turns), sum(s.n for of in kinds.values() for s in of)
+
+
+def damaged(files: dict[str, bytes], case: Case) -> dict[str, bytes | None]:
+    """The files that a case changes; None: it is gone."""
+    data, at = files[case.path], case.at
+    if case.kind == "flip":
+        out = bytearray(data)
+        out[at[0]] ^= 1 << at[1]
+        return {case.path: bytes(out)}
+    if case.kind == "cut":
+        return {case.path: data[: at[0]]}
+    if case.kind == "gone":
+        return {case.path: None}
+    if case.kind == "emptied":
+        return {case.path: b""}
+    if case.kind == "swapped":
+        other = _others(files, case.path)[at[0]]
+        return {case.path: files[other], other: data}
+    documents = _documents(data)
+    holder, name = list(_fields(documents))[at[0]]
+    if VALUES[at[1]] is GONE:
+        del holder[name]
+    else:
+        holder[name] = VALUES[at[1]]
+    if case.kind == "json+crc" and "generation" in documents[0]:
+        told = json.dumps(documents[0]["generation"], sort_keys=True)
+        documents[0]["crc32c"] = google_crc32c.value(told.encode())
+    return {case.path: "\n".join(map(json.dumps, documents)).encode()}
+
+
+def put(changes: dict[str, bytes | None], store: Path) -> None:
+    for path, data in changes.items():
+        if data is None:
+            (store / path).unlink()
+        else:
+            (store / path).write_bytes(data)
+
+
+def _sort_of(path: str) -> str:
+    """Files of one sort are damaged as often as those of another."""
+    folder, _, name = path.rpartition("/")
+    parts = folder.split("/")
+    return f"{parts[1] if parts[0] == 'state' else ''}{'log' if parts[-1] == '_delta_log' else ''}{Path(name).suffix}"
+
+
+def _others(files: dict[str, bytes], path: str) -> list[str]:
+    """Files of the same ending, of other bytes."""
+    end = "".join(Path(path).suffixes) or path.rpartition("/")[2]
+    return [p for p, data in files.items() if p != path and p.endswith(end) and data != files[path]]
+
+
+def _documents(data: bytes) -> list[Any]:
+    """Those of a file of JSON, a line each; none of another file."""
+    try:
+        told = [json.loads(line) for line in data.splitlines()]
+    except ValueError:
+        return []
+    return told if told and all(isinstance(one, dict) for one in told) else []
+
+
+def _fields(holder: Any) -> Iterator[tuple[Any, Any]]:
+    """Every field of documents, those that hold others too: what holds it, and its name there."""
+    names = list(holder) if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
+    for name in names:
+        yield holder, name
+        yield from _fields(holder[name])

@@ -1,0 +1,266 @@
+"""Every job on a store of which a file is damaged: it names the problem, or does what it does on the undamaged store.
+
+A job gives how it ended and what came of it: logs, rows, a report. Other logs than those that were committed are never
+right, whatever it says; nor is a vacuum right that takes what is needed.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from jobs.errors import JobError
+from jobs.store import table
+from jobs.store.paths import TABLES
+from logformat.errors import LogFormatError
+from tests.attack import histories, store_damages
+from tests.attack.damages import Case
+from tests.attack.forked import Failed
+from tests.attack.histories import VACUUM, Child, Said, Stands, check_said, differs, grow, run, shown, stands
+from tests.attack.judge import EQUAL, NAMED
+from tests.attack.races import rows_of
+from tests.builders.damage import build
+from tests.builders.sources import read
+from tests.builders.trees import files_of
+from udfs.storage import open_root
+
+NOTED, AS_IT_LIES, OLDER, OTHER, UNKNOWN = (
+    "equal, and a note", "as it lies, which verify or restore names", "the last commit as never made, and a note",
+    "other fields of a manifest with a right checksum", "of a small side file, which nothing can contradict",
+)  # fmt: skip
+VERDICTS: Final = (NAMED, EQUAL, NOTED, AS_IT_LIES, OLDER, OTHER, UNKNOWN)
+_NEWEST: Final = f"state/compaction_checkpoints/_delta_log/{1:020}.json"
+SMALL: Final = (".snapshot", "leader-epoch-checkpoint", "partition.metadata")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a job said, and what came of it."""
+
+    said: Said
+    output: Any
+
+
+Job = Callable[[Path], Seen]
+
+
+def _command(*words: str) -> Job:
+    """One that says what it has to say."""
+
+    def job(root: Path) -> Seen:
+        said = run([words[0], "--store", str(root / "store"), *words[1:], "--json"])
+        return Seen(said, _without_seconds(said.report))
+
+    return job
+
+
+def _restore(root: Path, *more: str) -> Seen:
+    shutil.rmtree(root / "output", ignore_errors=True)
+    said = run([*histories.restore(root), *more])
+    return Seen(said, files_of(root / "output") if (root / "output").exists() else {})
+
+
+def _changes(words: Callable[[Path], list[str]]) -> Job:
+    """One that changes the store: what stands then."""
+
+    def job(root: Path) -> Seen:
+        said = run(words(root))
+        try:
+            now = stands(root / "store")
+        except Exception as error:  # a store that cannot be read: it was damaged
+            return Seen(said, error)
+        return Seen(said, now)
+
+    return job
+
+
+def _data_source(root: Path, **options: str) -> Seen:
+    try:
+        found: Any = rows_of(read("kafka_log", None, store=str(root / "store"), **options))
+    except (JobError, LogFormatError) as error:
+        return Seen(Said(3, {"error": str(error)}, ""), None)
+    return Seen(Said(0, {"job": "data source"}, ""), found)
+
+
+def _rebuild(root: Path) -> Seen:
+    shutil.rmtree(root / "store" / "state")
+    return _changes(lambda root: ["rebuild-state", "--store", str(root / "store"), "--json"])(root)
+
+
+def _vacuum(root: Path) -> Seen:
+    said = run(VACUUM(root))
+    return Seen(said, set(files_of(root / "store" / "segments")))
+
+
+JOBS: Final[dict[str, Job]] = {
+    "compact": _changes(histories.compact),
+    "restore": _restore,
+    "restore of an older generation": lambda root: _restore(root, "--generation", "1"),
+    "verify": _command("verify"),
+    "lookup": _command("lookup", "--offset", "3", "--offset", "50", "--time", "latest", "--time", "1700000000020"),
+    "data source": _data_source,
+    "data source on an older generation": lambda root: _data_source(root, generation="1"),
+    "vacuum": _vacuum,
+    "rollback": _changes(lambda root: ["rollback", "--store", str(root / "store"), "--generation", "1", "--json"]),
+    "runs": _command("runs"),
+    "rebuild-state": _rebuild,
+}
+
+
+class Attacked:
+    """One job and a store, which is whole again before each case."""
+
+    def __init__(self, name: str, work: Path) -> None:
+        self.name, self.job, self.work = name, JOBS[name], work
+        self.root, self.base = work / "store root", work / "store base"
+        if not self.base.exists():
+            Child(self._build, work).result()
+        self.files = files_of(self.base / "store")
+        self.reset()
+        self.archive = files_of(self.root / "archive")
+        self.healthy: Seen = Child(lambda: self.job(self.root), work).result()
+        assert self.healthy.said.code == 0, self.healthy
+        self.older = Child(self._older, work).result()
+
+    def _older(self) -> Any:
+        """What comes of the job where the last commit counts as never made."""
+        self.reset()
+        if self.name == "restore":
+            return _restore(self.root, "--generation", "1").output
+        if self.name == "data source":
+            return _data_source(self.root, generation="1").output
+        (self.root / "store" / _NEWEST).write_bytes(b"")
+        return self.job(self.root).output
+
+    def _build(self) -> None:
+        """With names that are the same in each run, so that cases have names."""
+        drawn = random.Random(0)
+        uuid.uuid4 = lambda: uuid.UUID(int=drawn.getrandbits(128), version=4)
+        shutil.rmtree(self.root, ignore_errors=True)
+        part = build(self.root / "archive")
+        shutil.copytree(part.folder, part.root / "t-1")
+        histories.write_settings(self.work)
+        for number in range(2):
+            assert run(histories.compact(self.root)).code == 0
+            grow(self.root / "archive", number)
+            if number == 0:
+                store = open_root(str(self.root / "store"))
+                for name in TABLES:
+                    if (version := table.head(store, name).number) >= 0:
+                        table.checkpoint(store, name, version)
+        shutil.copytree(self.root, self.base)
+
+    def reset(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+        shutil.copytree(self.base, self.root)
+
+    def verdict(self, case: Case) -> str:
+        """One of VERDICTS; raises Failed."""
+        self.reset()
+        changes = store_damages.damaged(self.files, case)
+        store_damages.put(changes, self.root / "store")
+        seen = self.job(self.root)
+        check_said(seen.said)
+        if files_of(self.root / "archive") != self.archive:
+            raise Failed("the archive changed")
+        return self._judged(case, changes, seen)
+
+    def _judged(self, case: Case, changes: dict[str, bytes | None], seen: Seen) -> str:
+        if self.name == "vacuum":
+            self._check_kept(changes, seen)
+        if self.name == "compact":
+            self._check_committed(changes, seen)
+        if seen.said.code:
+            if self.name.startswith("restore") and seen.output:
+                raise Failed(f"exit code {seen.said.code}, and left {sorted(seen.output)[:5]}")
+            return NAMED
+        told = [note for note in _notes(seen.said) if note not in _notes(self.healthy.said)]
+        found, expected = _as_damaged(seen.output, {}), _as_damaged(self.healthy.output, changes)
+        if found == expected:
+            return NOTED if told else EQUAL
+        if self.name == "verify" and told:  # what could not be compared is named as not checked
+            return NOTED
+        never_made = any("counts as never made" in note for note in told)
+        never_made |= self.name.startswith("data source") and _NEWEST in changes  # Spark has no place for its notes
+        if never_made and found == _as_damaged(self.older, changes):
+            return OLDER
+        if all(path.endswith(SMALL) for path in changes) and _without_small(found) == _without_small(expected):
+            return UNKNOWN
+        if case.kind == "json+crc" and self.name in ("rebuild-state", "rollback"):
+            return OTHER
+        if self.name.startswith("restore") and self._verify_names(found, expected):
+            return AS_IT_LIES
+        reads = self.name.startswith(("data source", "lookup"))
+        if reads and case.kind == "swapped" and case.path.endswith(".log") and self._restore_names():
+            return AS_IT_LIES
+        raise Failed(f"said done ({told}), and {differs(found, expected)}")
+
+    def _check_kept(self, changes: dict[str, bytes | None], seen: Seen) -> None:
+        if lost := _as_damaged(self.healthy.output, changes) - seen.output:
+            raise Failed(f"vacuum took {sorted(lost)}: {shown(seen.said)}")
+
+    def _check_committed(self, changes: dict[str, bytes | None], seen: Seen) -> None:
+        """Each partition at the old generation or at the new one, whatever is said."""
+        if not isinstance(seen.output, Stands):
+            return
+        for key, files in seen.output.files.items():
+            whole = self.healthy.output.files[key]
+            if seen.output.generations[key] > 2 and _logs_of(files) != _logs_of(whole):
+                raise Failed(f"{key}: another generation: {differs(files, whole)}: {shown(seen.said)}")
+
+    def _verify_names(self, found: dict[str, bytes], expected: dict[str, bytes]) -> bool:
+        """Whether the logs that were restored are right, and verify says which side file is not."""
+        other = {p for p in expected.keys() | found.keys() if found.get(p) != expected.get(p)}
+        if any(path.endswith(".log") for path in other):
+            return False
+        said = run(["verify", str(self.root / "output"), "--sealed", "--json"])
+        check_said(said)
+        return said.code != 0
+
+    def _restore_names(self) -> bool:
+        """Whether a log of a generation that is not what was committed is found where all of it is read."""
+        return any(_restore(self.root, *more).said.code for more in ((), ("--generation", "1")))
+
+
+def _notes(said: Said) -> list[str]:
+    return [*said.report.get("notes", ()), *said.report.get("not_checked", ())]
+
+
+def _logs_of(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in files.items() if name.endswith(".log")}
+
+
+def _as_damaged(output: Any, changes: dict[str, bytes | None]) -> Any:
+    """What stands in the store, if it holds what was damaged as it lies."""
+    if isinstance(output, Stands):
+        files = {}
+        for key, of in output.files.items():
+            folder = f"segments/{key[0]}-{key[1]}/{output.generations[key]}-{output.run_ids[key]}/"
+            here = {p.removeprefix(folder): data for p, data in changes.items() if p.startswith(folder)}
+            here.pop("manifest.json", None)
+            files[key] = {name: data for name, data in (of | here).items() if data is not None}
+        return output.generations, files
+    if isinstance(output, set):
+        return output - {p.removeprefix("segments/") for p, data in changes.items() if data is None}
+    return output
+
+
+def _without_seconds(told: Any) -> Any:
+    if isinstance(told, dict):
+        return {k: _without_seconds(v) for k, v in told.items() if k not in ("seconds", "notes")}
+    return [_without_seconds(one) for one in told] if isinstance(told, list) else told
+
+
+def _without_small(output: Any) -> Any:
+    """Without what small side files say."""
+    if isinstance(output, dict):
+        left = {k: v for k, v in output.items() if not str(k).endswith((*SMALL, "leader_epoch"))}
+        return {k: _without_small(v) for k, v in left.items()}
+    if isinstance(output, list | tuple):
+        return [_without_small(one) for one in output]
+    return output
