@@ -62,17 +62,24 @@ class RunsReport(JobReport):
         return "\n".join(out)
 
 
+_LOST = "the run that made its generation is not in the table cleaner_runs; rebuild-state brings it back"
+
+
 def run(options: RunsOptions, progress: Progress) -> RunsReport:
     """Read the table of runs. A run counts for the partitions whose current generation goes back to it."""
     began = time.monotonic()
     notes: list[str] = []
     store = open_store(options.store, notes=notes)
     state = State(store)
-    topics = {topic for topic, _ in state.checkpoints()}
+    current = state.checkpoints()
+    topics = {topic for topic, _ in current}
     check_topics(options.topics, topics, store.uri)
     report = RunsReport(store.uri)
+    wanted = {topic for topic in topics if matches(options.topics, topic)}
+    chains = state.histories(wanted) if topics else {}
+    unknown = [k for k, row in sorted(current.items()) if k[0] in wanted and row.generation > 0 and not chains.get(k)]
+    notes += [f"{partition_folder(*key)}: {_LOST}" for key in unknown]
     report.notes += notes
-    chains = state.histories({topic for topic in topics if matches(options.topics, topic)}) if topics else {}
     report.runs = by_run(row for chain in chains.values() for row in chain)
     report.seconds["total"] = time.monotonic() - began
     return report

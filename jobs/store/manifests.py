@@ -94,6 +94,7 @@ def from_json(data: bytes, path: str) -> Commit:
             standing=generation["standing"] and row_of(PartitionState, generation["standing"]),
         )
         to_arrow(RunRow, [commit.run])  # values that its tables can hold
+        to_arrow(Segment, commit.segments)
         to_checkpoints([(commit.checkpoint, commit.segments, commit.standing)])
         return commit
     except ManifestError:

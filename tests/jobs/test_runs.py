@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,17 @@ def test_every_partition_for_programs(store, capsys):
     first = [tuple(p[name] for name in names) for p in said["runs"][0]["partitions"]]
     assert first == [("t", 0, 0, 1), ("t", 1, 0, 1)]
     assert [p["anew"] for run in said["runs"] for p in run["partitions"]] == [False, False, True]
+
+
+def test_a_table_of_runs_that_lost_its_newest_commit_is_said(store, capsys):
+    log = Path(store) / "state" / "cleaner_runs" / "_delta_log"
+    (log / f"{1:020}.json").unlink()
+    assert cli.main(["runs", "--store", store, "--json"]) == DONE
+    said = json.loads(capsys.readouterr().out)
+    assert [note.partition(";")[0] for note in said["notes"]] == [
+        "t-0: the run that made its generation is not in the table cleaner_runs"
+    ]
+    assert [len(run["partitions"]) for run in said["runs"]] == [1]
 
 
 def test_no_store_is_a_mistake(tmp_path, capsys):

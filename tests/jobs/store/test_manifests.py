@@ -11,7 +11,7 @@ import pytest
 from jobs.errors import ManifestError
 from jobs.store import manifests
 from jobs.store.manifests import folder_of, from_json, to_json
-from jobs.store.rows import Commit, PartitionState, RunRow, to_arrow, to_checkpoints
+from jobs.store.rows import Commit, PartitionState, RunRow, Segment, to_arrow, to_checkpoints
 from logformat import names
 from tests.builders.stores import make_commit, row, run_id
 from udfs.storage import Root, open_root
@@ -84,6 +84,7 @@ def test_a_value_that_no_table_can_hold_is_a_problem_of_the_manifest(field: str,
             assert "m: expected" in str(error)
         else:
             to_arrow(RunRow, [found.run])
+            to_arrow(Segment, found.segments)
             to_checkpoints([(found.checkpoint, found.segments, found.standing)])
         changed.clear()
         changed.update(before)
