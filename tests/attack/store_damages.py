@@ -39,10 +39,10 @@ def of_store(files: dict[str, bytes]) -> list[Stream]:
     for path, data in files.items():
         found.append(Stream("store", path, "flip", 8 * len(data), lambda i: (i >> 3, i & 7)))
         found.append(Stream("store", path, "cut", len(data), lambda i: (i,)))
-        if path not in newest:  # without it the table is as it was before, and nothing tells
+        if path not in newest:  # without it, or with a whole one in its place, nothing tells that there was another
             stream(path, "gone", [(0,)])
+            stream(path, "swapped", [(i,) for i in range(len(_others(files, path)))])
         stream(path, "emptied", [(0,)])
-        stream(path, "swapped", [(i,) for i in range(len(_others(files, path)))])
         if documents := _documents(data):
             fields = [(i, v) for i in range(len(list(_fields(documents)))) for v in range(len(VALUES))]
             stream(path, "json", fields)
