@@ -39,8 +39,9 @@ def of_store(files: dict[str, bytes]) -> list[Stream]:
     for path, data in files.items():
         found.append(Stream("store", path, "flip", 8 * len(data), lambda i: (i >> 3, i & 7)))
         found.append(Stream("store", path, "cut", len(data), lambda i: (i,)))
-        if path not in newest:  # without it, or with a whole one in its place, nothing tells that there was another
+        if path not in newest:  # without it nothing tells that there was another
             stream(path, "gone", [(0,)])
+        if not _COMMIT.search(path):  # a commit does not say yet which table's it is, and which version
             stream(path, "swapped", [(i,) for i in range(len(_others(files, path)))])
         stream(path, "emptied", [(0,)])
         if documents := _documents(data):
