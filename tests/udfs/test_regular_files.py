@@ -143,7 +143,10 @@ def test_a_side_file_that_is_replaced_behind_the_listing(part: Partition, kind: 
         path.write_bytes(b"")
     plan, listed = part.plan(), part.listed()
     put(path, pipe)
-    assert part.compact(plan=plan).status == "cleaned"
+    result = part.compact(plan=plan)
+    assert (result.status, result.problem and result.problem.kind) == ("set_aside", "unreadable"), result
+    assert result.problem is not None and "a named pipe" in result.problem.found
+    assert result.problem.path.endswith(kind)
     checked = check_partition(plan_archived(listed, open_root(str(part.root)), Config(), sealed=False))
     assert "a named pipe" in " ".join(p.found for p in checked.problems if p.path.endswith(kind))
 
