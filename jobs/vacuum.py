@@ -34,10 +34,11 @@ from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, count, counted, said, seconds, size, table
 from jobs.command.typed import check_topics
 from jobs.store.clock import store_now_ms
+from jobs.store.commit_file import was_set_aside
 from jobs.store.folders import RunFolder, run_folders
 from jobs.store.generations import open_store
 from jobs.store.manifests import read_mark
-from jobs.store.paths import MANIFEST, ROLLED_BACK, RUNS, SEGMENTS
+from jobs.store.paths import CHECKPOINTS, MANIFEST, ROLLED_BACK, RUNS, SEGMENTS, table_folder
 from jobs.store.rows import Checkpoint, RunRow
 from jobs.store.tables import Run, State, open_state
 from jobs.topics import Key, matches
@@ -171,7 +172,9 @@ def _kept(
     live = set(decided)
     newest = {(f.key, f.generation, f.run_id): f.newest_ms for f in folders}
     before_resets: set[Run] = set()
-    if state.lost_a_commit():  # which may have been said to be made, and damaged later
+    if was_set_aside(
+        state.root, f"{table_folder(CHECKPOINTS)}/_delta_log"
+    ):  # which may have been said to be made, and damaged later
         live |= set(_above(folders, current))
     report.without_history = []
     for key, chain in state.histories().items():

@@ -28,7 +28,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -46,6 +46,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from pyarrow import fs as pafs
 
 from jobs.errors import ConflictError, DamagedTableError, FileSystemError, UnsureCommitError, UsageError
+from jobs.store.commit_file import ID, MARK, check_name, is_torn, is_whole, stated
 from jobs.store.local_lock import local_lock
 from jobs.store.old_versions import forget
 from logformat.s3_access import bucket_of, delta_options, in_one_line
@@ -55,11 +56,6 @@ FILE: Final = "_file"  # column: the data file in which a row lies
 _FILE_FIELD: Final = pa.field(FILE, pa.string())
 _READERS: Final = 8
 Held = dict[str, pa.Table]  # data files never change: what was read of them, by path
-ID: Final = "lastkey.commit"
-ACTIONS: Final = "lastkey.actions"
-_NO_FILE: Final = {"commitInfo", "protocol", "metaData"}
-CHECKSUM: Final = "lastkey.crc32c"  # of the names of the files that a commit adds and removes, and of what it tells
-MARK: Final = "lastkey.mark"
 _READER, _WRITER = 1, 2  # Delta's protocol: what delta-rs and delta-spark both read and write
 _ATTEMPTS: Final = 200  # each one lost to another writer's commit
 _UNANSWERED: Final = 5  # attempts without a commit of anybody's: the store cannot be written
@@ -68,7 +64,6 @@ _CHECKPOINT_EVERY: Final = 20  # versions
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _COMMIT: Final = re.compile(r"\d{20}\.json")
 _CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
-_CHECKED: Final = re.compile(r"[0-9a-f]{32}-([0-9a-f]{8})\.parquet")
 _UNFIT: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")  # delta-rs takes them for other names
 
 
@@ -195,7 +190,7 @@ def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
     try:
         with version.root.filesystem.open_input_file(version.root.full(full)) as file:
             data = file.read()  # one request, not one a column
-            _check_name(path, data)
+            check_name(path, data)
             parquet = pq.ParquetFile(pa.BufferReader(data))
             names = [name for name in schema.names if name in parquet.schema_arrow.names]
             found = parquet.read(names, use_threads=False)
@@ -209,13 +204,6 @@ def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
         found[f.name].cast(f.type) if f.name in found.column_names else pa.nulls(len(found), f.type) for f in schema
     ]
     return pa.table([*columns, pa.array([path] * len(found), pa.string())], schema=schema.append(_FILE_FIELD))
-
-
-def _check_name(path: str, data: bytes) -> None:
-    """That a data file holds what its name says; one of an older version says nothing. pa.ArrowInvalid."""
-    said = _CHECKED.fullmatch(path)
-    if said is not None and int(said[1], 16) != google_crc32c.value(data):
-        raise pa.ArrowInvalid(f"its checksum is {google_crc32c.value(data):08x}, and its name says {said[1]}")
 
 
 def swap(
@@ -330,52 +318,6 @@ def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
     return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
 
 
-def is_whole(commit: bytes) -> bool:
-    """Whether a commit's bytes are all that was written: each line is JSON, there are as many as it says, and they
-    have the checksum that it says.
-    """
-    try:
-        actions = [json.loads(line) for line in commit.splitlines()]
-        stated: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
-        added, removed = _paths(actions, "add"), _paths(actions, "remove")
-        if not actions or int(stated.get(ACTIONS, len(added) + len(removed))) != len(added) + len(removed):
-            return False
-        return CHECKSUM not in stated or stated[CHECKSUM] == _checksum(added, removed, stated)
-    except (ValueError, TypeError, AttributeError, KeyError):
-        return False
-
-
-def is_torn(commit: bytes) -> bool:
-    """Of a commit that is not whole: whether a power cut can have left it so, with its end lost, or zeros in it.
-    Other damage was done to a commit that may have been said to be made.
-    """
-    if b"\0" in commit:
-        return True
-    *lines, last = commit.splitlines() or [b""]
-    try:
-        actions = [json.loads(line) for line in lines]
-    except ValueError:
-        return False
-    try:
-        actions.append(json.loads(last))
-    except ValueError:
-        of_info = (ID, ACTIONS, CHECKSUM, "clientVersion")
-        is_file = any(word in last[:20] for word in (b'{"add"', b'{"remove"', b'{"path"'))
-        return not (last.endswith(b"}}") and (is_file or all(f'"{name}"'.encode() in last for name in of_info)))
-    n_files = sum(isinstance(action, dict) and not _NO_FILE & action.keys() for action in actions)
-    stated = next((a["commitInfo"].get(ACTIONS, "") for a in actions if isinstance(a.get("commitInfo"), dict)), "")
-    return stated.isdecimal() and n_files < int(stated)
-
-
-def _paths(actions: list[dict[str, Any]], kind: str) -> list[str]:
-    return sorted(unquote(action[kind]["path"]) for action in actions if kind in action)
-
-
-def _checksum(added: Collection[str], removed: Collection[str], told: Mapping[str, str]) -> str:
-    of = [sorted(added), sorted(removed), told[ID], told.get(MARK)]
-    return f"{google_crc32c.value(json.dumps(of).encode()):08x}"
-
-
 def _torn_set_aside(root: Root, name: str) -> Iterator[str]:
     """The newest commit, and the newest checkpoint, under other names where they are not whole: a machine lost its
     power before they were on its disk, and before anybody was told of them.
@@ -484,8 +426,7 @@ def _commit(version: Version, schema: pa.Schema, added: list[AddAction], change:
     now_ms = time.time_ns() // 1_000_000
     removed = [] if change.whole else [RemoveAction(quote(path), True, now_ms) for path in change.removed]
     gone = version.files() if change.whole else change.removed
-    told = {ID: own, ACTIONS: str(len(added) + len(gone)), **change.metadata}
-    told[CHECKSUM] = _checksum([each.path for each in added], gone, told)
+    told = stated(own, [each.path for each in added], gone, change.metadata)
     properties = CommitProperties(custom_metadata=told, max_commit_retries=0)
     delta_schema = Schema.from_arrow(schema)
     if version.delta is None:

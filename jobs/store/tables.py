@@ -29,7 +29,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs as pafs
 
 from jobs.errors import ConflictError, DamagedTableError, ManifestError, NoGenerationError
-from jobs.store import history, table
+from jobs.store import commit_file, history, table
 from jobs.store.exclusive import check_exclusive
 from jobs.store.folders import folders_of
 from jobs.store.formats import check_format, columns_of, format_of
@@ -289,18 +289,12 @@ class State:
         """Of `compaction_checkpoints`; -1 where there is none."""
         return self._head(CHECKPOINTS).number
 
-    def lost_a_commit(self) -> bool:
-        """Whether a commit of `compaction_checkpoints` was set aside, and lies there still."""
-        log = self.root.full(f"{table_folder(CHECKPOINTS)}/_delta_log")
-        listed = self.root.filesystem.get_file_info(pafs.FileSelector(log, allow_not_found=True))
-        return any(".json.torn-" in info.base_name for info in listed)
-
     def mark(self, folders: Collection[str], seen: int) -> bool:
         """Say that these folders of runs are about to go: a run that wrote one of them cannot commit any more.
 
         False: version `seen`, by which they were chosen, is not the head any more, and nothing was said.
         """
-        told = {table.MARK: json.dumps(sorted(folders))}
+        told = {commit_file.MARK: json.dumps(sorted(folders))}
         as_seen = True
 
         def plan(version: Version) -> Change | None:

@@ -34,7 +34,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs as pafs
 
 from jobs.errors import ConflictError, StorageError, UnsureCommitError
-from jobs.store import table
+from jobs.store import commit_file, table
 from jobs.store.rows import Checkpoint, Commit, RunRow, Segment, arrow_schema
 from jobs.store.tables import CHECKPOINTS, State, open_state
 from tests.builders.s3_proxy import COMMITS, LOSE, every, s3_proxy
@@ -95,7 +95,7 @@ def _check(state: State, out: Race, writers: int) -> None:
     assert all(partition == 0 for run_id, partition in out.tried.items() if run_id in refused)
     assert len(histories) <= writers + 1
     head = table.head(state.root, CHECKPOINTS)
-    ids = [(table.commit_info(state.root, CHECKPOINTS, n) or {}).get(table.ID) for n in range(head.number + 1)]
+    ids = [(table.commit_info(state.root, CHECKPOINTS, n) or {}).get(commit_file.ID) for n in range(head.number + 1)]
     out.commits = len(ids)
     assert len(set(ids)) == len(ids), "a commit went in twice"
     assert len(ids) == len(winners), "each commit of the switch is one generation of one partition"

@@ -11,6 +11,7 @@ from deltalake import write_deltalake
 
 from jobs.errors import ConflictError, DamagedTableError, UsageError
 from jobs.store import table
+from jobs.store.commit_file import is_whole
 from jobs.store.table import Change, Version
 from udfs.storage import open_root
 
@@ -105,7 +106,7 @@ def test_every_prefix_of_the_last_commit_counts_as_never_made(tmp_path: Path, co
     data = whole.read_bytes()
     after = content(tmp_path)
     needed = len(data.rstrip(b"\n"))
-    assert [end for end in range(len(data) + 1) if table.is_whole(data[:end])] == list(range(needed, len(data) + 1))
+    assert [end for end in range(len(data) + 1) if is_whole(data[:end])] == list(range(needed, len(data) + 1))
     lines = [at for at, byte in enumerate(data, 1) if byte == ord("\n")]
     for end in {0, 1, needed - 1, needed, *lines, *(at - 1 for at in lines), *(at + 1 for at in lines[:-1])}:
         copy = tmp_path / "copy"
