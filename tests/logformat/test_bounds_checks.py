@@ -107,6 +107,7 @@ def test_every_way_to_memory(cache: Path) -> None:
         assert set(others) == {"outside"}, way
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", [False, True])
 def test_a_planted_read_is_seen(tmp_path: Path, cache: Path, planted: bool) -> None:
     """A kernel without its check that a length field is there, and a file that is shorter."""
