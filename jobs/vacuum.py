@@ -172,9 +172,8 @@ def _kept(
     live = set(decided)
     newest = {(f.key, f.generation, f.run_id): f.newest_ms for f in folders}
     before_resets: set[Run] = set()
-    if was_set_aside(
-        state.root, f"{table_folder(CHECKPOINTS)}/_delta_log"
-    ):  # which may have been said to be made, and damaged later
+    # A commit that was set aside may have been said to be made, and damaged later
+    if was_set_aside(state.root, f"{table_folder(CHECKPOINTS)}/_delta_log"):
         live |= set(_above(folders, current))
     report.without_history = []
     for key, chain in state.histories().items():

@@ -6,20 +6,12 @@ order of the commit's steps; here real drivers take those that the machine gives
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.attack.races import PARTIES
-from tests.attack.warm import Warm, warm
+from tests.attack.warm import Warm
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    with warm(tmp_path_factory.mktemp("races")) as started:
-        yield started
 
 
 @pytest.mark.parametrize("who", PARTIES)

@@ -5,20 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.attack.store_readers import JOBS
-from tests.attack.warm import Warm, warm
+from tests.attack.warm import Warm
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    with warm(tmp_path_factory.mktemp("store")) as started:
-        yield started
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -6,21 +6,13 @@ the archive as it was, a generation whole, the next run as if nothing had been, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.attack.histories import KINDS
 from tests.attack.mishaps import MISSED
-from tests.attack.warm import Warm, warm
+from tests.attack.warm import Warm
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    with warm(tmp_path_factory.mktemp("faults")) as started:
-        yield started
 
 
 @pytest.mark.parametrize("job", KINDS)
