@@ -140,12 +140,23 @@ class DataLossError(JobError):
     hint = "to continue with what is left, set failOnDataLoss=false"
 
 
+class LostRunError(JobError):
+    """A partition whose newest run the table of runs lacks: which runs made its generations is not known."""
+
+    template = "{partition}: the run that made its generation is not in the table cleaner_runs"
+    exit_code = PROBLEMS
+    hint = "rebuild-state brings it back"
+
+
 class MissingFileError(JobError):
     """A file that a generation names and that is not there, or not what it was."""
 
     template = "{path}: expected {expected}, found {found}"
     exit_code = PROBLEMS
-    hint = "if the archive has moved, give --archive URI; else restore these files from a copy"
+    hint = (
+        "if the archive has moved, give --archive URI; else bring these files back from a copy; compact --force makes "
+        "new ones of those beside the logs"
+    )
 
 
 class ManifestError(JobError):
@@ -239,6 +250,16 @@ class JvmEndedError(MachineError):
         "what was committed stays; run again. If the kernel killed it for memory (see dmesg), use fewer cores "
         "(--master local[2]); if its heap was full, give it more (--driver-memory); if it could not make a folder, "
         "free space there or name another one (--conf spark.local.dir=DIR)"
+    )
+
+
+class WorkerEndedError(MachineError):
+    """A Python worker of Spark's was killed, or crashed, while a job worked."""
+
+    template = "a Python worker of Spark ended in the middle of the job: {found}"
+    hint = (
+        "what was committed stays; run again. If the kernel killed it for memory (see dmesg), use fewer cores "
+        "(--master local[2]) or give executors more memory; if it crashes again, please report it"
     )
 
 

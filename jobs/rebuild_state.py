@@ -15,6 +15,7 @@ folder with its manifest, a row stands in for it that says --reset: what is olde
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -29,13 +30,13 @@ from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, counted, said, seconds, table
 from jobs.errors import ManifestError, MissingPathError, UndecidedError, UsageError
 from jobs.store.folders import RunFolder, run_folders
-from jobs.store.manifests import Mark, other_files, read_manifest, read_mark
+from jobs.store.manifests import Mark, check_files, other_files, read_manifest, read_mark
 from jobs.store.paths import CHECKPOINTS, MANIFEST, PARTITIONS, ROLLED_BACK, RUNS, SEGMENTS, STATES, table_folder
 from jobs.store.rows import Commit, RunRow
 from jobs.store.tables import open_state
 from jobs.topics import Key
 from logformat import names
-from udfs.storage import Root
+from udfs.storage import Root, exists
 
 _NONE = "none"
 
@@ -118,16 +119,19 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
             "cannot be read, move the folder state away and run again"
         )
     report = RebuildReport(store.uri, options.dry_run)
-    found = _found(store, report, progress)
-    report.decided = _decided(store, found, _choices(options.choose, found), report)
-    if report.decided and not options.dry_run:
-        state.check_writable()
-        _unmark(store, report.decided, found)
-        commits = [c.commit for each in found.values() for c in each if c.commit is not None]
-        runs = [c.run for c in commits]
-        for commit in report.decided:
-            runs += _bridges(commit.run, found[commit.key])
-        state.rebuild(report.decided, runs, [row for c in commits for row in c.segments])
+    # A vacuum may go on that began while the tables were there; its lock lies in the folder of theirs
+    with state.lock() if exists(store, "state") and not options.dry_run else contextlib.nullcontext():
+        found = _found(store, report, progress)
+        report.decided = _decided(store, found, _choices(options.choose, found), report)
+        if report.decided and not options.dry_run:
+            state.check_writable()
+            check_files(store, report.decided, "the file of a whole generation")  # again: to find all takes a while
+            _unmark(store, report.decided, found)
+            commits = [c.commit for each in found.values() for c in each if c.commit is not None]
+            runs = [c.run for c in commits]
+            for commit in report.decided:
+                runs += _bridges(commit.run, found[commit.key])
+            state.rebuild(report.decided, runs, [row for c in commits for row in c.segments])
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
@@ -157,6 +161,8 @@ def _candidate(store: Root, folder: RunFolder) -> _Candidate:
         commit = read_manifest(store, folder.path)
     except ManifestError as error:
         return _Candidate(folder, None, str(error), mark)
+    if mark is not None and mark.next_offset < 0 and _is_made_of(commit.run, mark.to_generation, mark.to_run_id):
+        mark = replace(mark, made=False)  # a rollback took it for one that had died; it may have committed behind it
     wrong = next(
         (
             f"{path}: expected {'some' if size is None else size} bytes, found {'none' if seen is None else seen}"
@@ -165,6 +171,10 @@ def _candidate(store: Root, folder: RunFolder) -> _Candidate:
         "",
     )
     return _Candidate(folder, commit, wrong, mark)
+
+
+def _is_made_of(run: RunRow, generation: int, run_id: str) -> bool:
+    return (run.generation_before, run.parent_run_id) == (generation, run_id)
 
 
 def _choices(given: Sequence[str], found: Mapping[Key, Sequence[_Candidate]]) -> dict[Key, str]:

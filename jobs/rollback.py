@@ -23,10 +23,10 @@ from jobs.command.options import RollbackOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import JobReport, counted, said, seconds, table
 from jobs.command.typed import check_topics
-from jobs.errors import ConflictError, ManifestError, NoGenerationError, UsageError
+from jobs.errors import ManifestError, NoGenerationError, UsageError
 from jobs.store.folders import folders_of
-from jobs.store.generations import made_by, nobody_has, open_store
-from jobs.store.manifests import Mark, mark_rolled_back, other_files, read_manifest
+from jobs.store.generations import check_runs, made_by, nobody_has, open_store
+from jobs.store.manifests import Mark, check_files, mark_rolled_back, other_files, read_manifest
 from jobs.store.rows import Checkpoint, Commit, RunRow
 from jobs.store.tables import open_state
 from jobs.topics import of_topics
@@ -77,7 +77,8 @@ class RollbackReport(JobReport):
 def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
     """Make generation N current in every partition that is above it, or with `dry_run` say which."""
     began = time.monotonic()
-    store = open_store(options.store, "a store with generations")
+    notes: list[str] = []
+    store = open_store(options.store, notes, "a store with generations")
     state = open_state(options.store)
     report = RollbackReport(store.uri, options.generation, options.dry_run)
     with (
@@ -94,6 +95,7 @@ def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
         for key in sorted(current.keys() - above.keys()):
             report.notes.append(f"{names.partition_folder(*key)}: left at generation {current[key].generation}")
         chains = state.histories({topic for topic, _ in above}) if above else {}
+        check_runs(above, chains)
         progress.start("rollback", len(above))
         commits = []
         for key, row in above.items():
@@ -104,10 +106,10 @@ def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
             state.check_writable()
             marks = [mark for commit in commits for mark in _marks(store, chains[commit.key], commit.checkpoint)]
             mark_rolled_back(store, marks)  # before the commit: a crash between both leaves marks that say "perhaps"
-            state.roll_back(commits, lambda: _check_files(store, commits))
+            state.roll_back(commits, lambda: check_files(store, commits, "the file of the older generation"))
             mark_rolled_back(store, [replace(mark, made=True) for mark in marks])
             state.write_states()
-    report.notes += state.notes
+    report.notes += notes + state.notes
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
@@ -165,14 +167,6 @@ def _gone_from_archive(commit: Commit) -> Iterator[str]:
     for s, info in zip(used, archive.filesystem.get_file_info([archive.full(s.path) for s in used]), strict=True):
         if info.type != pafs.FileType.File or info.size < s.size_bytes:
             yield f"{archive.uri}/{s.path}"
-
-
-def _check_files(store: Root, commits: Sequence[Commit]) -> None:
-    for commit in commits:
-        for path, _, _ in other_files(store, commit):
-            raise ConflictError(
-                path=f"{store.uri}/{path}", expected="the file of the older generation", found="that it is gone"
-            )
 
 
 def _marks(store: Root, chain: Sequence[RunRow], target: Checkpoint) -> Iterator[Mark]:

@@ -11,7 +11,7 @@ from jobs.command.options import RunsOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, moment, said, size, table
 from jobs.command.typed import check_topics
-from jobs.store.generations import open_store
+from jobs.store.generations import lost_runs, open_store
 from jobs.store.rows import JobRun, RunRow, by_run
 from jobs.store.tables import State
 from jobs.topics import matches
@@ -62,14 +62,11 @@ class RunsReport(JobReport):
         return "\n".join(out)
 
 
-_LOST = "the run that made its generation is not in the table cleaner_runs; rebuild-state brings it back"
-
-
 def run(options: RunsOptions, progress: Progress) -> RunsReport:
     """Read the table of runs. A run counts for the partitions whose current generation goes back to it."""
     began = time.monotonic()
     notes: list[str] = []
-    store = open_store(options.store, notes=notes)
+    store = open_store(options.store, notes)
     state = State(store)
     current = state.checkpoints()
     topics = {topic for topic, _ in current}
@@ -77,8 +74,8 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     report = RunsReport(store.uri)
     wanted = {topic for topic in topics if matches(options.topics, topic)}
     chains = state.histories(wanted) if topics else {}
-    unknown = [k for k, row in sorted(current.items()) if k[0] in wanted and row.generation > 0 and not chains.get(k)]
-    notes += [f"{partition_folder(*key)}: {_LOST}" for key in unknown]
+    chosen = {key: row for key, row in current.items() if key[0] in wanted}
+    notes += [error.line() for error in lost_runs(chosen, chains).values()]
     report.notes += notes
     report.runs = by_run(row for chain in chains.values() for row in chain)
     report.seconds["total"] = time.monotonic() - began

@@ -6,13 +6,20 @@ Kept, whatever its age:
 - the same of a generation that was replaced less than the grace ago: a restore or a reader may be at it;
 - the same of the last generation before each --reset: the archive may not hold its records any more, so it may be their
   only copy. --before-reset GLOB gives it up;
-- a run's folder whose newest file is younger than the grace: a run may be writing it;
+- a run's folder whose newest file is younger than the grace: a run may be writing it; in a bucket an empty one too,
+  of which no age is known: a file is there once all of it is;
 - everything of a partition whose runs, or the segments of one of these generations, are not known any more;
 - a generation that was rolled back less than the grace ago, and as long as it reaches further than the current one: the
   archive may not hold any more what it read there. --before-reset GLOB gives this up too;
+- a complete generation that was rolled back, as long as a run's folder above it stays that no run known made: it may
+  be made of this one, whose mark is all that would tell rebuild-state so;
+- a complete first generation that no run known made, if it covers what the partition's generations do not: the tables
+  may have been lost and begun anew since. --before-reset GLOB gives this up too;
 - a complete generation above the current one, as long as a torn commit lies aside in the table that decides;
-- what is not named as a run's folder is: it is not ours to judge.
-Where a folder stays, so do the files that its generation names in other folders.
+- what is not named as a run's folder is: it is not ours to judge;
+- a folder that has two names, by a link or a mount: one of them may be a current generation's.
+Where a folder stays, so do the files that its generation names in other folders. What is newer goes first: a vacuum
+that is killed leaves no generation without the mark of one that it was made of.
 The clock is the wall clock, or the store's where that is behind (jobs.store.clock): --now never decides what is
 deleted. Then Delta's own VACUUM goes over the state tables.
 """
@@ -35,9 +42,9 @@ from jobs.command.reporting import JobReport, count, counted, said, seconds, siz
 from jobs.command.typed import check_topics
 from jobs.store.clock import store_now_ms
 from jobs.store.commit_file import was_set_aside
-from jobs.store.folders import RunFolder, run_folders
+from jobs.store.folders import RunFolder, each_once, run_folders
 from jobs.store.generations import open_store
-from jobs.store.manifests import read_mark
+from jobs.store.manifests import read_mark, whole_run
 from jobs.store.paths import CHECKPOINTS, MANIFEST, ROLLED_BACK, RUNS, SEGMENTS, table_folder
 from jobs.store.rows import Checkpoint, RunRow
 from jobs.store.tables import Run, State, open_state
@@ -57,6 +64,7 @@ class VacuumReport(JobReport):
     kept_before_reset: list[dict[str, Any]] = field(default_factory=list)  # generations that only their reset keeps
     without_history: list[Key] = field(default_factory=list)  # left alone: which generations they had is not known
     kept_rolled_back: list[dict[str, Any]] = field(default_factory=list)  # the same: only that they reach further
+    kept_unknown: list[dict[str, Any]] = field(default_factory=list)  # the same: no run that is known made them
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -74,6 +82,7 @@ class VacuumReport(JobReport):
             "state_files": self.state_files if self.dry_run else None,
             "kept_before_reset": self.kept_before_reset,
             "kept_rolled_back": self.kept_rolled_back,
+            "kept_unknown": self.kept_unknown,
             "notes": self.notes,
             "seconds": self.seconds_json().get("total", 0.0),
         }
@@ -82,16 +91,16 @@ class VacuumReport(JobReport):
         """For people."""
         rows = [(f"{k[0]}-{k[1]}", count(len(v)), size(self.bytes[k])) for k, v in sorted(self.deleted.items())]
         lines = [table(("partition", "files", "bytes"), rows, left=(0,)), ""] if rows else []
-        lines += [
-            f"kept: {g['topic']}-{g['partition']}: generation {g['generation']}, {size(g['bytes'])}: a --reset came "
-            f"after it, and it may be the only copy of its records; --before-reset '{g['topic']}' gives it up"
-            for g in self.kept_before_reset
-        ]
-        lines += [
-            f"kept: {g['topic']}-{g['partition']}: generation {g['generation']}, {size(g['bytes'])}: it was rolled "
-            f"back, and reaches further than the current one; --before-reset '{g['topic']}' gives it up"
-            for g in self.kept_rolled_back
-        ]
+        for kept, why in (
+            (self.kept_before_reset, "a --reset came after it, and it may be the only copy of its records"),
+            (self.kept_rolled_back, "it was rolled back, and reaches further than the current one"),
+            (self.kept_unknown, "no run in the tables made it, and it has offsets that none of theirs has"),
+        ):
+            lines += [
+                f"kept: {g['topic']}-{g['partition']}: generation {g['generation']}, {size(g['bytes'])}: {why}; "
+                f"--before-reset '{g['topic']}' gives it up"
+                for g in kept
+            ]
         lines += said("note", self.notes)
         verb = "would be deleted" if self.dry_run else "deleted"
         total, took = sum(map(len, self.deleted.values())), seconds(self.seconds.get("total", 0.0))
@@ -103,7 +112,7 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
     """Delete, or with `dry_run` list, what no live generation needs."""
     began = time.monotonic()
     noted: list[str] = []
-    store = open_store(options.store, notes=noted)
+    store = open_store(options.store, noted)
     state = open_state(options.store)
     for uri in sorted({row.archive_uri for row in state.checkpoints().values()}):
         check_apart(Place("the store", store.uri), Place("the archive", uri))
@@ -124,7 +133,7 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
             for topic, partition in report.without_history
         ]
         progress.start("vacuum", len(folders), "folder")
-        for folder in folders:
+        for folder in sorted(folders, key=lambda folder: -folder.generation):
             _clean(store, folder, kept, young_ms, report)
             progress.advance()
         if options.topics is None:
@@ -143,14 +152,15 @@ def _chosen(
     while True:
         seen = state.version()
         notes: list[str] = []
-        there = list(run_folders(state.root, notes))
+        there = each_once(state.root, run_folders(state.root, notes), notes)
         known = {folder.key[0] for folder in there} | {topic for topic, _ in state.checkpoints()}
         check_topics(options.topics, known, state.root.uri)
         folders = [folder for folder in there if matches(options.topics, folder.key[0])]
         report.kept_before_reset = []
         report.kept_rolled_back = []
+        report.kept_unknown = []
         kept = _kept(state, folders, young_ms, options, report)
-        doomed = [folder.path for folder in folders if _gone(folder, kept, young_ms)]
+        doomed = [folder.path for folder in folders if _goes(folder, kept, young_ms)]
         if options.dry_run or not doomed or state.mark(doomed, seen):
             return folders, kept, notes
 
@@ -176,21 +186,27 @@ def _kept(
     if was_set_aside(state.root, f"{table_folder(CHECKPOINTS)}/_delta_log"):
         live |= set(_above(folders, current))
     report.without_history = []
-    for key, chain in state.histories().items():
+    chains = state.histories()
+    for key, chain in chains.items():
         if not chain:
             report.without_history.append(key)
             live |= {run for run in newest if run[0] == key}
         live |= set(_replaced_lately(key, chain, newest, young_ms))
-        if options.before_reset is None or not matches(options.before_reset, key[0]):
+        if not _is_given_up(key, options):
             before_resets |= set(_before_resets(key, chain, newest))
     before_resets = (before_resets - live) & newest.keys()
     spared = {(f.key, f.generation, f.run_id) for f in folders if f.newest_ms > young_ms or not f.whole}
+    live |= set(_with_unknown_above(folders, spared, chains))
     further = set(_further(state.root, folders, current, options)) - live - before_resets - spared
-    rows = state.segments_of(live | before_resets | spared | further)
-    for key in {run[0] for run in ((live | before_resets | further) & newest.keys()) - decided - rows.keys()}:
+    unknown = set(_unknown(state.root, folders, current, chains, options)) - live - before_resets - spared
+    needed = live | before_resets | further | unknown
+    rows = state.segments_of(needed | spared)
+    for key in {run[0] for run in (needed & newest.keys()) - decided - rows.keys()}:
         report.without_history.append(key)  # nor a manifest: an older version made it, or it is damaged
         live |= {run for run in newest if run[0] == key}
-    for said_kept, runs in ((report.kept_before_reset, before_resets), (report.kept_rolled_back, further)):
+    for said_kept, runs in (
+        (report.kept_before_reset, before_resets), (report.kept_rolled_back, further), (report.kept_unknown, unknown)
+    ):  # fmt: skip
         for run in sorted(runs):
             (topic, partition), generation, run_id = run
             said_kept.append(
@@ -204,7 +220,12 @@ def _kept(
             )
     named = {row.path for manifest in manifests.values() for row in manifest if row.root == "store"}
     named |= {row.path for segments in rows.values() for row in segments if row.root == "store"}
-    return _Kept(frozenset(live | before_resets | further), frozenset(named))
+    return _Kept(frozenset(needed | live), frozenset(named))
+
+
+def _is_given_up(key: Key, options: VacuumOptions) -> bool:
+    """What only --before-reset gives up."""
+    return options.before_reset is not None and matches(options.before_reset, key[0])
 
 
 def _above(folders: Iterable[RunFolder], current: Mapping[Key, Checkpoint]) -> Iterator[Run]:
@@ -226,6 +247,20 @@ def _before_resets(key: Key, chain: Sequence[RunRow], folders: Iterable[Run]) ->
             yield from (f for f in folders if f[:2] == (key, row.generation_before))
 
 
+def _with_unknown_above(
+    folders: Iterable[RunFolder], spared: Iterable[Run], chains: Mapping[Key, Sequence[RunRow]]
+) -> Iterator[Run]:
+    """Generations that were rolled back, below one that stays for a while and that no run of the tables made."""
+    highest: dict[Key, int] = {}
+    for key, generation, run_id in spared:
+        if all(run.run_id != run_id for run in chains.get(key, ())):
+            highest[key] = max(generation, highest.get(key, 0))
+    for folder in folders:
+        rolled_back = {MANIFEST, ROLLED_BACK} <= {info.base_name for info in folder.files}
+        if rolled_back and folder.generation < highest.get(folder.key, 0):
+            yield folder.key, folder.generation, folder.run_id
+
+
 def _further(
     store: Root, folders: Iterable[RunFolder], current: Mapping[Key, Checkpoint], options: VacuumOptions
 ) -> Iterator[Run]:
@@ -234,8 +269,35 @@ def _further(
         if {MANIFEST, ROLLED_BACK} <= {info.base_name for info in folder.files}:
             mark, now = read_mark(store, folder.path), current.get(folder.key)
             reaches = mark is not None and (now is None or mark.next_offset > now.next_offset)
-            if reaches and not (options.before_reset and matches(options.before_reset, folder.key[0])):
+            if reaches and not _is_given_up(folder.key, options):
                 yield folder.key, folder.generation, folder.run_id
+
+
+def _unknown(
+    store: Root,
+    folders: Iterable[RunFolder],
+    current: Mapping[Key, Checkpoint],
+    chains: Mapping[Key, Sequence[RunRow]],
+    options: VacuumOptions,
+) -> Iterator[Run]:
+    """First generations that a run left which died, or which the tables knew before they were lost, and which cover
+    what those of the tables do not. (Where the tables knew a second one, compact does not begin anew without them.)
+    """
+    for folder in folders:
+        now, chain = current.get(folder.key), chains.get(folder.key, ())
+        known = {run.run_id for run in chain} | ({now.run_id} if now else set())
+        names = {info.base_name for info in folder.files}
+        if folder.generation > 1 or folder.run_id in known or MANIFEST not in names or ROLLED_BACK in names:
+            continue
+        if _is_given_up(folder.key, options):
+            continue
+        made = whole_run(store, folder.path)
+        if made is None:
+            continue
+        first = next((run for run in chain if run.generation_after == 1), None)
+        before = first is not None and made.log_start_offset < first.log_start_offset
+        if now is None or before or made.next_offset > now.next_offset:
+            yield folder.key, folder.generation, folder.run_id
 
 
 def _replaced_lately(key: Key, chain: Sequence[RunRow], newest: Mapping[Run, float], young_ms: float) -> Iterator[Run]:
@@ -245,10 +307,20 @@ def _replaced_lately(key: Key, chain: Sequence[RunRow], newest: Mapping[Run, flo
             yield key, before.generation_after, before.run_id
 
 
+def _is_needless(folder: RunFolder, kept: _Kept, young_ms: float) -> bool:
+    is_live = (folder.key, folder.generation, folder.run_id) in kept.runs
+    has_age = folder.files or folder.made_ms  # in a bucket an empty one has none, and is not there but for its name
+    return not is_live and bool(has_age) and folder.newest_ms <= young_ms and folder.whole
+
+
+def _goes(folder: RunFolder, kept: _Kept, young_ms: float) -> bool:
+    """Whether something of it goes; also of an empty one, into which a run may be about to write: so it is said too."""
+    return bool(_gone(folder, kept, young_ms)) or (not folder.files and _is_needless(folder, kept, young_ms))
+
+
 def _gone(folder: RunFolder, kept: _Kept, young_ms: float) -> list[pafs.FileInfo]:
     """The files of a run's folder that nothing needs."""
-    is_live = (folder.key, folder.generation, folder.run_id) in kept.runs
-    if is_live or folder.newest_ms > young_ms or not folder.whole:
+    if not _is_needless(folder, kept, young_ms):
         return []
     return [info for info in folder.files if f"{folder.path}/{info.base_name}" not in kept.paths]
 
@@ -259,7 +331,7 @@ def _clean(store: Root, folder: RunFolder, kept: _Kept, young_ms: float, report:
         for info in gone:
             with contextlib.suppress(FileNotFoundError):  # another vacuum took it, in a bucket; or the answer was lost
                 store.filesystem.delete_file(store.full(f"{folder.path}/{info.base_name}"))
-        if len(gone) == len(folder.files):
+        if len(gone) == len(folder.files) and _goes(folder, kept, young_ms):  # no run can commit what it puts there
             with contextlib.suppress(FileNotFoundError):
                 store.filesystem.delete_dir(store.full(folder.path))
     if gone:

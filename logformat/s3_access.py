@@ -185,7 +185,7 @@ def access_error(said: str, *, of_one_file: bool = False) -> AccessError | None:
 
 def in_one_line(said: str) -> str:
     """The last words of a library, which may have said many lines, in colours."""
-    plain = _COLOUR.sub("", said).strip()
+    plain = re.split(r"\n +0: ", _COLOUR.sub("", said).strip())[0]  # Rust's backtrace begins there
     if code := re.search(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?", plain):
         return code[1] if code[2] in (None, "", code[1]) else f"{code[1]}: {' '.join(code[2].split())}"
     if "AWS Error" in plain:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +31,7 @@ class SideFile:
     root: str  # URI that `path` is below
     path: str
     offset: int
+    checksum: int | None = None  # CRC-32C of what was written, where a manifest says it
 
 
 @dataclass(frozen=True)
@@ -64,3 +67,9 @@ class OutputSegment:
     time_index_bytes: int
     txn_index_bytes: int
     min_timestamp_ms: int = -1  # of its data records that have one; 2**63 - 1: none has; -1: nobody looked
+    side_files: str | None = None  # JSON {name: CRC-32C}: indexes, snapshot; last row: others of the generation
+
+
+def side_checksums(told: Iterable[str | None]) -> dict[str, int]:
+    """CRC-32C of files beside the logs of a generation, by name; told: `side_files` of its segments."""
+    return {name: checksum for one in told for name, checksum in json.loads(one or "{}").items()}

@@ -2,7 +2,8 @@
 
 A broker that runs holds a POSIX record lock on `<log directory>/.lock`. Where that file is there, we take the same one,
 so that no broker starts in the middle; it is never made. POSIX gives a process' lock up as soon as the process closes
-*any* descriptor of the file: nothing may open `.lock` while it is held, so an archive is listed before, not after.
+*any* descriptor of the file: nothing may open `.lock` while it is held. So an archive is listed before, and behind it
+only the partitions' folders again, to which a broker may have written meanwhile.
 Two runs of ours are kept apart by an flock on the folder itself, which needs no file.
 """
 

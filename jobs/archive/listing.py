@@ -32,6 +32,7 @@ _BESIDE = (
 _NO_HIGH_WATERMARK = (
     "it says how far the log is safe from being undone: bring it back, or take it away where all of the log counts"
 )
+_NO_NAMES = (".", "..")  # a bucket's keys can have them; a path with them leads to another folder, here or in an output
 _MAX_DEPTH = 3  # root / disk / log directory / partition
 
 
@@ -147,6 +148,17 @@ def list_folder(root: Root, folder: str) -> Archive:
     return archive
 
 
+def listed_again(archive: Archive, archived: ArchivedPartition) -> ArchivedPartition:
+    """A partition's folder as it is now, with the checkpoints beside it as they were: for who has taken Kafka's lock,
+    after which nothing may open that file, and before which a broker may have come and gone.
+    """
+    parent, _, folder = archived.path.rpartition("/")
+    parsed = names.parse_partition_folder(folder)
+    if parsed is None or archived.problem is not None:
+        return archived
+    return _read_partition(archive.root, parsed, archived.path, archive.directories[parent]) or archived
+
+
 def _list(root: Root, path: str) -> tuple[list[pafs.FileInfo], int]:
     """What is in a folder, and how many names there are no UTF-8: a file of Kafka's is ASCII."""
     return text_entries(root.filesystem.get_file_info(pafs.FileSelector(root.full(path))))
@@ -201,6 +213,10 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
                 archive.links.append(_Link(path, folder, depth, files))
             else:
                 here.append(folder)
+        elif folder in _NO_NAMES:
+            damage = LogFormatError("unreadable", below, 0, "a folder with a name", "keys of which a part is no name")
+            archive.unreadable.append(Problem.of(damage))
+            archive.notes.append(f"{damage}; left out")
         elif parsed is None and not names.is_ignorable(folder):
             if depth >= _MAX_DEPTH:
                 archive.notes.append(f"{below}: not a partition's folder; left out")

@@ -18,13 +18,13 @@ from jobs.command.access import job_error
 from jobs.command.reporting import size
 from jobs.command.spark_options import OF_SPARK
 from jobs.command.typed import nearest
-from jobs.errors import UNEXPECTED, USAGE, DiskFullError, FileSystemError, JobError, JvmEndedError
+from jobs.errors import UNEXPECTED, USAGE, DiskFullError, FileSystemError, JobError, JvmEndedError, WorkerEndedError
 from logformat.errors import UnsafeFolderError
 
 _PATIENCE_SECONDS: Final = 10.0  # for a JVM to end after the connection to it broke
 _OF_THE_MACHINE: Final = {
     errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ENODEV,
-    errno.ENXIO, errno.ENOLCK, errno.ENOTCONN, errno.EREMOTEIO, errno.EFBIG, errno.EMLINK,
+    errno.ENXIO, errno.ENOLCK, errno.ENOTCONN, errno.EREMOTEIO, errno.EFBIG, errno.EMLINK, errno.EEXIST, errno.ENOTDIR,
 }  # fmt: skip
 _NUMBER: Final = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")  # as Rust and Arrow write it
 # All that Arrow says of a local file without a number, with every operation below it failing in turn
@@ -103,6 +103,8 @@ def of_other(error: Exception, arguments: Sequence[str] = ()) -> Ending:
     ended = _how_the_jvm_ended(error, text)
     if ended is not None:
         return of_job_error(JvmEndedError(found=ended))
+    if crashed := re.search(r"Python worker exited unexpectedly \(crashed\)", text):
+        return of_job_error(WorkerEndedError(found=crashed[0]))
     unsafe = re.search(rf"{UnsafeFolderError.__name__}: (.*)", text)
     if unsafe:  # that executors were told to use
         return of_usage(unsafe[1])
@@ -137,15 +139,26 @@ def _full_disk(named: object, found: str, arguments: Sequence[str]) -> DiskFullE
     places += [*(session.local_folders() if session is not None else ()), tempfile.gettempdir()]
     local = [place for place in places if "://" not in place]
     path = os.fsdecode(named) if isinstance(named, str | bytes) else min(local, key=_free_bytes)
-    return DiskFullError(path=path, found=f"{found}, {size(_free_bytes(path))} free")
+    left = f"{size(_free_bytes(path))} free" if _has_inodes(path) else "no inode free"
+    return DiskFullError(path=path, found=f"{found}, {left}")
 
 
 def _free_bytes(path: str) -> int:
     """Of the disk on which a path lies, or would lie."""
+    return shutil.disk_usage(_there(path)).free
+
+
+def _has_inodes(path: str) -> bool:
+    """Whether a file can be made there; some file systems do not count them."""
+    found = os.statvfs(_there(path))
+    return found.f_favail > 0 or found.f_files == 0
+
+
+def _there(path: str) -> Path:
     there = Path(path).absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
-    return shutil.disk_usage(there).free
+    return there
 
 
 def _asked_to_end(error: BaseException) -> BaseException | None:

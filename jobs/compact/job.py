@@ -25,9 +25,10 @@ from jobs.compact.commit import state_of
 from jobs.compact.due import Start, is_reset, plans_of
 from jobs.compact.report import CompactReport
 from jobs.compact.waves import run_waves
-from jobs.errors import PolicyError, UsageError
+from jobs.errors import ConflictError, PolicyError, UsageError
 from jobs.spark import session as spark_session
 from jobs.store.folders import check_not_lost
+from jobs.store.paths import PARTITIONS
 from jobs.store.rows import Checkpoint, Segment
 from jobs.store.tables import State, open_state
 from jobs.topics import Key
@@ -52,7 +53,8 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     state = open_state(store_uri)
     checkpoints = state.checkpoints()
     if not checkpoints:
-        check_not_lost(state.root)
+        begins = {key: part.segments[0].base_offset for key, part in archive.partitions.items() if part.segments}
+        check_not_lost(state.root, begins)
     _check_one_archive(options, archive_uri, checkpoints)
     known = {
         key: (checkpoints[key].generation, checkpoints[key].run_id) for key in archive.partitions if key in checkpoints
@@ -67,6 +69,7 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
         at = time.perf_counter()
         run_waves(cache(partial(_started_spark, options, progress, report)), state, start, plans, progress)
         report.seconds["partitions"] = time.perf_counter() - at - report.seconds.get("session", 0.0)
+        _say_if_replaced(state, report, checkpoints)
     if not options.dry_run:
         at = time.perf_counter()
         _say_how_they_stand(state, report, checkpoints, options.now_ms)
@@ -86,6 +89,27 @@ def _started_spark(options: CompactOptions, progress: Progress, report: CompactR
     progress.doing("")
     report.seconds["session"] = time.perf_counter() - at
     return spark
+
+
+def _say_if_replaced(state: State, report: CompactReport, checkpoints: dict[Key, Checkpoint]) -> None:
+    """Another run may have replaced a generation that this one read, and a vacuum without grace have taken its files:
+    that is a conflict, and no damage.
+    """
+    unread = [
+        (r.topic, r.partition)
+        for r in report.results
+        if r.problem is not None and r.problem.kind == "unreadable" and r.problem.path.startswith(f"{PARTITIONS}/")
+    ]
+    now = state.checkpoints() if unread and not report.conflict else checkpoints
+    for key in unread:
+        known, found = checkpoints.get(key), now.get(key)
+        if known is not None and found is not None and found.run_id != known.run_id:
+            report.conflict = ConflictError(
+                path=f"{report.store}: {key[0]}-{key[1]}",
+                expected=f"generation {known.generation} (run {known.run_id}), which this run read",
+                found=f"generation {found.generation} (run {found.run_id})",
+            ).line()
+            return
 
 
 def _say_how_they_stand(state: State, report: CompactReport, checkpoints: dict[Key, Checkpoint], now_ms: int) -> None:

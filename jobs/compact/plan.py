@@ -17,7 +17,7 @@ from logformat.listing import ListedSegment
 from logformat.names import segment_file
 from udfs.compact.plan import CleanSettings, Gap, Limits, PartitionPlan
 from udfs.problem import Problem
-from udfs.segments import LastBatch, SegmentInput, SideFile
+from udfs.segments import LastBatch, SegmentInput, SideFile, side_checksums
 
 if TYPE_CHECKING:
     from jobs.store.rows import Checkpoint, Segment
@@ -159,12 +159,15 @@ def inputs_from_generation(
         for s in (*map(SegmentInput, listed), *after)
     ]
     snapshots = {file.offset: file for file in archived.located(archived.snapshots)}
+    checksums = side_checksums(s.side_files for s in manifest)
     for base in [s.base_offset for s in manifest if s.base_offset > log_start] + [checkpoint.next_offset]:
-        snapshots[base] = SideFile(store_uri, f"{folder}/{segment_file(base, 'snapshot')}", base)
+        name = segment_file(base, "snapshot")
+        snapshots[base] = SideFile(store_uri, f"{folder}/{name}", base, checksums.get(name))
     txn_indexes = [file for file in _txn_indexes(archived.segments) if file.offset >= covered] + [
         # not beside the .log: that may be an older run's, of which vacuum leaves the .log alone
-        SideFile(store_uri, f"{folder}/{segment_file(s.base_offset, 'txnindex')}", s.base_offset)
+        SideFile(store_uri, f"{folder}/{name}", s.base_offset, checksums.get(name))
         for s in ours
+        for name in (segment_file(s.base_offset, "txnindex"),)
         if s.txn_index_bytes
     ]
     return {

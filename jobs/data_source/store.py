@@ -15,7 +15,14 @@ from pyarrow import fs as pafs
 from jobs.command.typed import nearest
 from jobs.data_source.read_options import ReadOptions
 from jobs.errors import NoGenerationError, UsageError
-from jobs.store.generations import Generation, current_generation, made_by, manifests_of, open_store, runs_at
+from jobs.store.generations import (
+    Generation,
+    current_generation,
+    made_by,
+    manifests_of,
+    open_store,
+    runs_at,
+)
 from jobs.store.rows import Checkpoint, Segment
 from jobs.store.tables import State
 from jobs.topics import Key
@@ -32,7 +39,7 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     With a path the archive is there now. MissingPathError: no store; NoGenerationError: a generation that no wanted
     partition has, or whose files are gone.
     """
-    store = open_store(options.store or "")
+    store = open_store(options.store or "", [])  # a reader of Spark has nowhere to say them
     if len(options.paths) > 1:
         raise UsageError(message="store: expected at most one path with it (where the archive is now)")
     state = State(store)

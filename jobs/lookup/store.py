@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from jobs.command.options import LookupOptions
 from jobs.command.typed import check_topics
-from jobs.store.generations import current_generation, made_by, manifests_of, nobody_has, open_store, runs_at
+from jobs.store.generations import (
+    current_generation,
+    made_by,
+    manifests_of,
+    nobody_has,
+    open_store,
+    runs_at,
+)
 from jobs.store.tables import State
 from jobs.topics import of_topics
 from logformat import names
@@ -17,7 +24,7 @@ from udfs.storage import exists, normal_uri, read_file
 
 def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
     """One plan for each partition that has the generation that is asked for; of the others a note."""
-    store = open_store(options.store or "", "a store with generations", notes)
+    store = open_store(options.store or "", notes, "a store with generations")
     store_uri = store.uri
     tables = State(store)
     current = tables.checkpoints()
@@ -26,7 +33,8 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
     if options.generation is None:
         found = {key: current_generation(row) for key, row in wanted.items()}
     else:
-        runs = runs_at(wanted, tables.histories({topic for topic, _ in wanted}), options.generation)
+        chains = tables.histories({topic for topic, _ in wanted})
+        runs = runs_at(wanted, chains, options.generation)
         found = {key: made_by(run) for key, run in runs.items()}
     notes += [
         f"{topic}-{partition}: it has no generation {options.generation}; left out"

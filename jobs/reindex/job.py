@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.archive.broker_lock import locked
-from jobs.archive.listing import Archive, ArchivedPartition, listed
+from jobs.archive.listing import Archive, ArchivedPartition, listed, listed_again
 from jobs.archive.places import Place, check_apart, check_empty, check_outside
 from jobs.command.config import Config
 from jobs.command.options import ReindexOptions
@@ -67,6 +67,8 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
         there = some_of([str(number) for number in numbers])
         raise UsageError(message=f"--partitions: no partition has one of these numbers; there are {there}")
     with locked(_directories(archive.root, wanted)) if target.mode == "in_place" else nullcontext():
+        if target.mode == "in_place":
+            wanted = [listed_again(archive, archived) for archived in wanted]
         try:
             _reindex(options, target, archive, wanted, report, progress)
         except OSError as error:

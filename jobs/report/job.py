@@ -136,7 +136,7 @@ def _of_the_store(
     report: ArchiveReport, options: ReportOptions
 ) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
     """Checkpoints and manifests of the current generations; the history goes into the report."""
-    store = open_store(report.store or "", "a store with generations")
+    store = open_store(report.store or "", report.notes, "a store with generations")
     state = State(store)
     checkpoints = state.checkpoints()
     others = sorted({c.archive_uri for c in checkpoints.values() if not is_same(c.archive_uri, report.archive)})

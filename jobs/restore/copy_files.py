@@ -106,9 +106,9 @@ def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum
     return reflinked
 
 
-def copy_small(source: Root, path: str, target: Root, to: str) -> int:
-    """Copy a side file, whole; its size."""
-    size = 0
+def copy_small(source: Root, path: str, target: Root, to: str, checksum: int | None = None) -> int:
+    """Copy a side file, whole, and check its CRC-32C where one is known; its size."""
+    size = found = 0
     with (
         open_file(source, path) as read,
         target.filesystem.open_output_stream(target.full(to), compression=None) as write,
@@ -116,6 +116,11 @@ def copy_small(source: Root, path: str, target: Root, to: str) -> int:
         while data := read.read(_CHUNK_BYTES):
             write.write(data)
             size += len(data)
+            found = google_crc32c.extend(found, data)
+    if checksum not in (None, found):
+        raise MissingFileError(
+            path=f"{source.uri}/{path}", expected=f"CRC-32C {checksum:#010x}, as it was written", found=f"{found:#010x}"
+        )
     return size
 
 

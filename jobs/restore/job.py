@@ -4,8 +4,9 @@
   every file is there, at least as long as its row says -> copies, checksum by checksum, partitions in parallel
   -> recovery-point, high watermark, cleaner and log-start checkpoints -> .kafka_cleanshutdown, last of all
 
-The archive and the store are only read. A restore that fails takes away what it wrote, and nothing else: what somebody
-else put into the folder meanwhile stays, and the error names it.
+The archive and the store are only read. Of two restores into one folder one goes on; in a bucket, where nothing locks,
+one that comes later finds what the other has written by then. A restore that fails takes away what it wrote, and
+nothing else: what somebody else put into the folder meanwhile stays, and the error names it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
 
+from jobs.archive.broker_lock import locked
 from jobs.archive.listing import Archive
 from jobs.archive.places import Place, check_apart, check_empty
 from jobs.command.options import RestoreOptions
@@ -31,6 +35,7 @@ from jobs.topics import Key
 from logformat import names
 from logformat.errors import is_full
 from logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
+from udfs.segments import side_checksums
 from udfs.storage import Root, normal_uri, open_root, write_file
 
 _THREADS = 2 * (os.cpu_count() or 1)
@@ -42,7 +47,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     output = open_root(normal_uri(options.output))
     check_empty(output)
     notes: list[str] = []
-    store = open_store(options.store, notes=notes)
+    store = open_store(options.store, notes)
     check_apart(Place("--output", output.uri), Place("the store", store.uri))
     tables = State(store)
     targets = choose(tables, options.topics, options.generation)
@@ -61,17 +66,21 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     made = Made(output)
     try:
         made.folder("")
-        with ThreadPoolExecutor(_THREADS) as pool:
-            jobs = [
-                pool.submit(_restore_partition, t, manifests[t.key], side_files[t.key], store, archives, made, progress)
-                for t in targets
-            ]
-            try:
-                report.partitions = [job.result() for job in jobs]
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-        _write_checkpoints(made, targets, manifests)
+        with locked([Path(output.base)]) if output.is_local else nullcontext():
+            check_empty(output)  # again: to plan takes a while, and whoever fails takes back files by their names
+            with ThreadPoolExecutor(_THREADS) as pool:
+                jobs = [
+                    pool.submit(
+                        _restore_partition, t, manifests[t.key], side_files[t.key], store, archives, made, progress
+                    )
+                    for t in targets
+                ]
+                try:
+                    report.partitions = [job.result() for job in jobs]
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+            _write_checkpoints(made, targets, manifests)
     except BaseException as error:  # interrupted as well: half a log directory must not look like one
         left = made.take_back()
         if left:
@@ -111,9 +120,10 @@ def _restore_partition(
         out.from_archive += segment.root == "archive"
         out.bytes += segment.size_bytes
         progress.advance(segment.size_bytes)
+    checksums = side_checksums(s.side_files for s in segments)
     for name in side_files:
         to = f"{target.name}/{name}"
-        out.bytes += copy_small(store, f"{target.folder}/{name}", output, made.file(to))
+        out.bytes += copy_small(store, f"{target.folder}/{name}", output, made.file(to), checksums.get(name))
         file = names.parse_segment_file(name)
         finish(output, to, mtimes.get(file.base) if file is not None and file.kind != names.SNAPSHOT else None)
     finish(output, target.name, None)

@@ -17,6 +17,7 @@ from jobs.store.tables import State
 from jobs.topics import Key, matching, of_topics
 from logformat import names
 from logformat.locations import text_entries
+from udfs.segments import side_checksums
 from udfs.storage import Root
 
 _NAMED = 10  # files that an error names
@@ -101,12 +102,8 @@ def check_files(
                 reason=f"its files are gone ({absent[0]})",
                 expected=_listed(_still_there(tables, chain)),
             )
-        side_files[target.key] = sorted(
-            name
-            for name in here
-            if name in names.PARTITION_SIDE_FILES
-            or ((file := names.parse_segment_file(name)) and not file.suffix and file.kind != names.LOG)
-        )
+        written = side_checksums(s.side_files for s in manifests[target.key])
+        side_files[target.key] = sorted(written or filter(_may_be_ours, here))
         archive = archives[target.archive_uri]
         archived = [s for s in manifests[target.key] if s.root == "archive"]
         missing += [f"{archive.uri}/{path}" for path in _absent(archive, archived)]
@@ -117,14 +114,21 @@ def check_files(
     return side_files
 
 
+def _may_be_ours(name: str) -> bool:
+    """Of a file beside the logs of a generation that an older version made, whose manifest does not say."""
+    file = names.parse_segment_file(name)
+    return name in names.PARTITION_SIDE_FILES or (file is not None and not file.suffix and file.kind != names.LOG)
+
+
 def some_of(paths: Sequence[str]) -> str:
     """Paths for an error, the first of them where there are many."""
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     return ", ".join(paths[:_NAMED]) + more
 
 
-def _absent_beside(here: Mapping[str, int], segments: Iterable[Segment]) -> Iterator[str]:
-    """Names of index files that are not there, or shorter than the rows of their segments say; here: name -> bytes."""
+def _absent_beside(here: Mapping[str, int], segments: Sequence[Segment]) -> Iterator[str]:
+    """Names of side files that are not there, or shorter than the rows of their segments say; here: name -> bytes."""
+    yield from sorted(side_checksums(s.side_files for s in segments).keys() - here.keys())
     for s in segments:
         wanted = (names.INDEX, s.offset_index_bytes), (names.TIME_INDEX, s.time_index_bytes)
         for kind, size in (*wanted, (names.TXN_INDEX, s.txn_index_bytes)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import uuid
@@ -15,10 +16,11 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from jobs.errors import NotExclusiveError
-from jobs.store.table import storage_options, uri_of
+from jobs.store.delta import storage_options, uri_of
 from udfs.storage import Root, make_folders
 
 _SCHEMA: Final = Schema.from_arrow(pa.schema([("nothing", pa.int32())]))
+_OF_TODAY: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # they say nothing of links: a link needs room for a name
 _ONCE: Final = CommitProperties(max_commit_retries=0)
 
 
@@ -44,6 +46,8 @@ def _check_links(folder: Path, probe: str) -> None:
         try:
             os.link(first, second)
         except OSError as error:
+            if error.errno in _OF_TODAY:
+                raise
             raise _refused(folder, "hard links, of which each commit is one", error.strerror or str(error)) from error
         with contextlib.suppress(FileExistsError):
             os.link(first, second)

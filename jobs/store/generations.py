@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyarrow import fs as pafs
 
-from jobs.errors import MissingPathError, NoGenerationError
+from jobs.errors import LostRunError, MissingPathError, NoGenerationError
 from jobs.store.paths import CHECKPOINTS, generation_folder, table_folder
 from jobs.store.rows import Checkpoint, RunRow, Segment
 from jobs.store.tables import State, open_state
@@ -77,7 +77,12 @@ def made_by(run: RunRow) -> Generation:
 def runs_at(
     current: Mapping[Key, Checkpoint], chains: Mapping[Key, Sequence[RunRow]], generation: int | None
 ) -> dict[Key, RunRow]:
-    """The committed run that made a generation (None: the current one), of each partition that has it."""
+    """The committed run that made a generation (None: the current one), of each partition that has it.
+
+    LostRunError: one of an older generation cannot be looked for.
+    """
+    if generation is not None:
+        check_runs(current, chains)
     found = {}
     for key, checkpoint in current.items():
         wanted = generation or checkpoint.generation
@@ -85,6 +90,18 @@ def runs_at(
         if run is not None:
             found[key] = run
     return found
+
+
+def lost_runs(current: Mapping[Key, Checkpoint], chains: Mapping[Key, Sequence[RunRow]]) -> dict[Key, LostRunError]:
+    """Of each partition that has a generation, but no run: what to say. Nor are its older generations known."""
+    lost = [key for key, row in sorted(current.items()) if row.generation > 0 and not chains.get(key)]
+    return {key: LostRunError(partition=names.partition_folder(*key)) for key in lost}
+
+
+def check_runs(current: Mapping[Key, Checkpoint], chains: Mapping[Key, Sequence[RunRow]]) -> None:
+    """That older generations can be looked for. LostRunError: not those of one partition."""
+    for error in lost_runs(current, chains).values():
+        raise error
 
 
 def manifests_of(tables: State, generations: Iterable[Generation]) -> dict[Key, list[Segment]]:
@@ -102,9 +119,7 @@ def nobody_has(generation: int) -> NoGenerationError:
     )
 
 
-def open_store(
-    uri: str, expected: str = f"a store, with {table_folder(CHECKPOINTS)}", notes: list[str] | None = None
-) -> Root:
+def open_store(uri: str, notes: list[str], expected: str = f"a store, with {table_folder(CHECKPOINTS)}") -> Root:
     """The root of a store that holds a generation; notes: gets what was set aside in it. MissingPathError: it holds
     none; AccessError.
     """
@@ -114,6 +129,5 @@ def open_store(
     if found.type != pafs.FileType.Directory or not state.exists():
         check_bucket(store.uri, store.filesystem)
         raise MissingPathError(path=store.uri, expected=expected, found="none")
-    if notes is not None:
-        notes += state.notes
+    notes += state.notes
     return store

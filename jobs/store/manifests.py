@@ -15,6 +15,7 @@ with it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -130,11 +131,22 @@ def read_manifest(store: Root, folder: str) -> Commit:
     return commit
 
 
+def whole_run(store: Root, folder: str) -> RunRow | None:
+    """The run that wrote a folder to its end; None: there is no manifest, or none that can be read."""
+    try:
+        return read_manifest(store, folder).run
+    except (FileNotFoundError, ManifestError):
+        return None
+
+
 def mark_rolled_back(store: Root, marks: Iterable[Mark]) -> None:
-    """Write the marks, each into its folder, on the disk when this returns."""
+    """Write the marks, each into its folder, on the disk when this returns. A folder that is gone needs none: a run
+    takes its own away where it stops before a problem.
+    """
     for mark in marks:
-        write_file(store, f"{mark.folder}/{ROLLED_BACK}", json.dumps(dataclasses.asdict(mark)).encode())
-        flush(store, mark.folder)
+        with contextlib.suppress(FileNotFoundError):
+            write_file(store, f"{mark.folder}/{ROLLED_BACK}", json.dumps(dataclasses.asdict(mark)).encode())
+            flush(store, mark.folder)
 
 
 def read_mark(store: Root, folder: str) -> Mark | None:
@@ -169,6 +181,13 @@ def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, 
         seen = found.get(path)
         if seen != size if size is not None else not seen:
             yield path, size, seen
+
+
+def check_files(store: Root, commits: Iterable[Commit], expected: str) -> None:
+    """That all files of these generations are there still. ConflictError: a vacuum took one; expected: what it is."""
+    for commit in commits:
+        for path, _, _ in other_files(store, commit):
+            raise ConflictError(path=f"{store.uri}/{path}", expected=expected, found="that it is gone")
 
 
 def _files(commit: Commit, folder: str) -> Iterator[tuple[str, int | None]]:

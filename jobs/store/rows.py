@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from logformat.locations import without_secrets
 
@@ -75,6 +76,7 @@ class Segment:
     offset_index_bytes: int
     time_index_bytes: int
     min_timestamp_ms: int = -1  # of its records; 2**63 - 1: none has a timestamp; -1: not known
+    side_files: str | None = None  # JSON {name: CRC-32C}: indexes, snapshot; last row: others of the generation
 
 
 @dataclass(frozen=True)
@@ -293,6 +295,26 @@ def to_checkpoints(
         pa.array(standings, schema.field("standing").type),
     ]
     return pa.table(columns, schema=schema)
+
+
+def from_checkpoints(found: pa.Table) -> dict[tuple[str, int], Checkpoint]:
+    """Rows of `compaction_checkpoints`: the current generation of each partition that has one."""
+    has = found.filter(pc.greater(found["generation"], 0))
+    return {(row.topic, row.partition): row for row in from_arrow(Checkpoint, has)}
+
+
+def manifests_in(
+    found: pa.Table, wanted: Mapping[tuple[str, int], tuple[int, str]]
+) -> dict[tuple[str, int], list[Segment]]:
+    """The segments of those wanted generations (generation, run id) that are current; found: of the same table."""
+    names = ["topic", "partition", "generation", "run_id"]
+    manifests: dict[tuple[str, int], list[Segment]] = {}
+    for row in found.select([*names, "segments"]).to_pylist():
+        key = row["topic"], row["partition"]
+        if wanted.get(key) == (row["generation"], row["run_id"]):
+            shared = {name: row[name] for name in names}
+            manifests[key] = [row_of(Segment, shared | segment) for segment in row["segments"]]
+    return manifests
 
 
 def undecided(topic: str, partition: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ made again on n, for one of both lands at most; once another's n + 1 is there, i
 delta-rs commits by a hard link without flushing anything, so what must survive a power cut is flushed here: data before
 the commit, the commit and the folder's names before success is said, and before another commit is built upon it. So
 only the last commit can be empty or torn, of a machine that lost its power; it counts as never made
-(`_torn_set_aside`): each commit says how many actions it holds.
+(`jobs.store.torn`): each commit says how many actions it holds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import random
 import re
 import time
@@ -31,7 +30,6 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -46,11 +44,20 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from pyarrow import fs as pafs
 
 from jobs.errors import ConflictError, DamagedTableError, FileSystemError, UnsureCommitError, UsageError
-from jobs.store.commit_file import ID, MARK, check_name, is_torn, is_whole, stated
-from jobs.store.local_lock import local_lock
+from jobs.store.commit_file import (
+    ID,
+    MARK,
+    check_name,
+    is_whole,
+    stated,
+    sum_line,
+    sum_of,
+)
+from jobs.store.delta import READABLE, opened, storage_options, uri_of
 from jobs.store.old_versions import forget
-from logformat.s3_access import bucket_of, delta_options, in_one_line
-from udfs.storage import Root, exists, flush, flush_folder
+from jobs.store.torn import COMMIT, check_made, log_names, torn_set_aside
+from logformat.s3_access import in_one_line
+from udfs.storage import Root, exists, flush, flush_folder, write_file
 
 FILE: Final = "_file"  # column: the data file in which a row lies
 _FILE_FIELD: Final = pa.field(FILE, pa.string())
@@ -62,8 +69,7 @@ _UNANSWERED: Final = 5  # attempts without a commit of anybody's: the store cann
 _FILE_ROWS: Final = 256  # of a data file: a change of a few rows rewrites so many
 _CHECKPOINT_EVERY: Final = 20  # versions
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-_COMMIT: Final = re.compile(r"\d{20}\.json")
-_CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
+_OF_THE_DISK: Final = re.compile(r"LocalFileSystem|os error \d|[Tt]able location|No table metadata")
 _UNFIT: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")  # delta-rs takes them for other names
 
 
@@ -115,24 +121,13 @@ def check_fit(root: Root) -> None:
         )
 
 
-def uri_of(root: Root, name: str) -> str:
-    """Where a table lies, as delta-rs wants it."""
-    scheme = "file" if root.is_local else root.filesystem.type_name
-    base = f"{scheme}://{quote(root.base)}" if scheme in ("file", "s3") else root.uri
-    return f"{base}/state/{name}"
-
-
-def storage_options(root: Root) -> dict[str, str] | None:
-    """What delta-rs is told beside what it finds in the environment."""
-    return delta_options(bucket_of(root.uri)) if root.filesystem.type_name == "s3" else None
-
-
 def head(root: Root, name: str) -> Version:
     """The newest version there is; on a disk, what a power cut has torn is set aside first.
 
-    UsageError: a table of a protocol that is not ours to write; FileSystemError: one on a disk that cannot be read.
+    UsageError: a table of a protocol that is not ours to write; FileSystemError: one on a disk that cannot be read;
+    DamagedTableError: one that delta-rs can read and make nothing of.
     """
-    notes = tuple(_torn_set_aside(root, name)) if root.is_local else ()
+    notes = tuple(torn_set_aside(root, name)) if root.is_local else ()
     try:
         table = _newest(root, name)
     except TableNotFoundError:
@@ -141,7 +136,10 @@ def head(root: Root, name: str) -> Version:
     except DeltaError as error:
         if not root.is_local:
             raise
-        raise FileSystemError(path=f"{root.uri}/state/{name}", found=in_one_line(str(error))) from error
+        path, found = f"{root.uri}/state/{name}", in_one_line(str(error))
+        if _OF_THE_DISK.search(str(error)) or ("contiguous" in str(error) and _has_no_gap(root, name)):
+            raise FileSystemError(path=path, found=found) from error
+        raise DamagedTableError(path=path, expected=READABLE, found=found) from error
     protocol = table.protocol()
     if (protocol.min_reader_version, protocol.min_writer_version) != (_READER, _WRITER):
         raise UsageError(
@@ -158,7 +156,7 @@ def _newest(root: Root, name: str) -> DeltaTable:
     """
     number = -1
     while True:
-        table = DeltaTable(uri_of(root, name), storage_options=storage_options(root))
+        table = opened(root, name)
         above = _commit_path(name, table.version() + 1)
         if not root.is_local or not Path(root.full(above)).exists():
             return table
@@ -167,9 +165,20 @@ def _newest(root: Root, name: str) -> DeltaTable:
         number = table.version()  # somebody has committed meanwhile, or it can be read now
 
 
+def _commits_there(root: Root, name: str) -> list[str]:
+    """Names of the commits on a disk, whether delta-rs may look at them or not."""
+    return [found for found in log_names(Path(root.full(f"state/{name}/_delta_log"))) if COMMIT.fullmatch(found)]
+
+
+def _has_no_gap(root: Root, name: str) -> bool:
+    """Whether each commit between two is there: delta-rs leaves out names that it may not look at."""
+    numbers = sorted(int(found[:20]) for found in _commits_there(root, name))
+    return bool(numbers) and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
 def _refuse_unread(root: Root, name: str) -> None:
     """Of a table that delta-rs finds none of: it takes names that it may not look at for such as are not there."""
-    if root.is_local and any(_COMMIT.fullmatch(found) for found in _names(Path(root.full(f"state/{name}/_delta_log")))):
+    if root.is_local and _commits_there(root, name):
         raise FileSystemError(path=f"{root.uri}/state/{name}", found="commits that could not be read")
 
 
@@ -188,12 +197,11 @@ def rows(
 def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
     full = f"{version.folder}/{path}"
     try:
-        with version.root.filesystem.open_input_file(version.root.full(full)) as file:
-            data = file.read()  # one request, not one a column
-            check_name(path, data)
-            parquet = pq.ParquetFile(pa.BufferReader(data))
-            names = [name for name in schema.names if name in parquet.schema_arrow.names]
-            found = parquet.read(names, use_threads=False)
+        data = _bytes_of(version.root, full)
+        check_name(path, data)
+        parquet = pq.ParquetFile(pa.BufferReader(data))
+        names = [name for name in schema.names if name in parquet.schema_arrow.names]
+        found = parquet.read(names, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         if not version.root.is_local or getattr(error, "errno", None) not in (None, errno.ENOENT):
             raise  # the file system's
@@ -204,6 +212,17 @@ def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
         found[f.name].cast(f.type) if f.name in found.column_names else pa.nulls(len(found), f.type) for f in schema
     ]
     return pa.table([*columns, pa.array([path] * len(found), pa.string())], schema=schema.append(_FILE_FIELD))
+
+
+def _bytes_of(root: Root, path: str) -> bytes:
+    """In one request, not one a column. FileSystemError: where a file does not close Arrow says no number."""
+    try:
+        with root.filesystem.open_input_file(root.full(path)) as file:
+            return bytes(file.read())
+    except OSError as error:
+        if root.is_local and error.errno is None:
+            raise FileSystemError(path=f"{root.uri}/{path}", found=in_one_line(str(error))) from error
+        raise
 
 
 def swap(
@@ -300,7 +319,7 @@ def before_record(version: Version) -> int:
     """The version before the oldest commit that is still on record."""
     folder = version.root.full(f"{version.folder}/_delta_log")
     listed = version.root.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
-    found = [int(info.base_name[:20]) for info in listed if _COMMIT.fullmatch(info.base_name)]
+    found = [int(info.base_name[:20]) for info in listed if COMMIT.fullmatch(info.base_name)]
     return min(found, default=version.number + 1) - 1
 
 
@@ -312,93 +331,10 @@ def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
             commit = stream.read()
     except FileNotFoundError:
         return None
-    if not is_whole(commit):  # below a checkpoint nobody has looked at it yet
+    if not is_whole(commit, name, number):  # below a checkpoint nobody has looked at it yet
         raise DamagedTableError(path=f"{root.uri}/{path}", expected="a whole commit", found="one that is not")
     actions = [json.loads(line) for line in commit.splitlines()]
     return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-
-
-def _torn_set_aside(root: Root, name: str) -> Iterator[str]:
-    """The newest commit, and the newest checkpoint, under other names where they are not whole: a machine lost its
-    power before they were on its disk, and before anybody was told of them.
-    """
-    log = Path(root.full(f"state/{name}/_delta_log"))
-    for find in (_torn_checkpoint, _torn_commit):
-        if not find(log):
-            continue
-        with local_lock(root):
-            for path in find(log):  # another process may have been at it
-                path.rename(path.with_name(f"{path.name}.torn-{uuid.uuid4().hex[:8]}"))
-                yield f"{path}: not whole, as after a power cut; it was set aside, and counts as never made"
-            flush(root, f"state/{name}/_delta_log")
-
-
-def _torn_commit(log: Path) -> list[Path]:
-    """UsageError: one is not whole as no power cut leaves it, or not the last. What a checkpoint holds is not asked."""
-    names = _names(log)
-    commits = sorted(name for name in names if _COMMIT.fullmatch(name))
-    since = max((int(name[:20]) for name in names if _CHECKPOINT.fullmatch(name)), default=-1)
-    for name in commits[:-1]:
-        if int(name[:20]) > since and not _is_whole(log / name):
-            raise _lost(log / name)
-    if not commits or _is_whole(log / commits[-1]):
-        return []
-    last = log / commits[-1]
-    if not is_torn(last.read_bytes()):
-        raise _lost(last)
-    return [last]
-
-
-def _lost(commit: Path) -> UsageError:
-    return UsageError(
-        message=f"{commit}: expected a whole commit, found one that is empty, cut short or changed; what it "
-        "committed is lost: bring this file back, or move the folder state away and run rebuild-state"
-    )
-
-
-def _is_whole(commit: Path) -> bool:
-    try:
-        found = commit.stat()
-        return _read_whole(commit, found.st_ino, found.st_size, found.st_mtime_ns)
-    except FileNotFoundError:  # somebody set it aside, or cleaned it, a moment ago
-        return True
-
-
-@lru_cache(4096)
-def _read_whole(commit: Path, *_: int) -> bool:
-    """Of a file as it is now; `_`: what tells it from another of its name."""
-    return is_whole(commit.read_bytes())
-
-
-def _torn_checkpoint(log: Path) -> list[Path]:
-    """Whatever the hint says: readers list checkpoints too."""
-    checkpoints = sorted(name for name in _names(log) if _CHECKPOINT.fullmatch(name))
-    torn = [log / name for name in checkpoints[-1:] if not _is_parquet(log / name)]
-    hint = log / "_last_checkpoint"
-    try:
-        named = f"{int(json.loads(hint.read_bytes())['version']):020}.checkpoint.parquet"
-    except FileNotFoundError:
-        return torn
-    except (ValueError, KeyError, TypeError):
-        return [hint, *torn]
-    return [hint, *torn] if named not in checkpoints or log / named in torn else torn
-
-
-def _is_parquet(path: Path) -> bool:
-    try:
-        pq.read_metadata(path)
-    except FileNotFoundError:
-        return True
-    except (pa.ArrowException, OSError):
-        return False
-    return True
-
-
-def _names(log: Path) -> list[str]:
-    try:
-        return [entry.name for entry in os.scandir(log)]
-    except FileNotFoundError:
-        return []
 
 
 def _commit_path(name: str, number: int) -> str:
@@ -426,7 +362,7 @@ def _commit(version: Version, schema: pa.Schema, added: list[AddAction], change:
     now_ms = time.time_ns() // 1_000_000
     removed = [] if change.whole else [RemoveAction(quote(path), True, now_ms) for path in change.removed]
     gone = version.files() if change.whole else change.removed
-    told = stated(own, [each.path for each in added], gone, change.metadata)
+    told = stated(own, version.name, version.number + 1, [each.path for each in added], gone, change.metadata)
     properties = CommitProperties(custom_metadata=told, max_commit_retries=0)
     delta_schema = Schema.from_arrow(schema)
     if version.delta is None:
@@ -469,6 +405,7 @@ def _settled(version: Version, made: int) -> int:
     """
     root = version.root
     _flush_commit(version, made)
+    check_made(root, _commit_path(version.name, made))
     if made and made % _CHECKPOINT_EVERY == 0:
         with contextlib.suppress(DeltaError, OSError, FileSystemError):  # it costs time alone
             checkpoint(version.root, version.name, made)
@@ -486,8 +423,17 @@ def _flush_commit(version: Version, number: int) -> None:
 
 def checkpoint(root: Root, name: str, number: int) -> None:
     """Write Delta's checkpoint of a version, on the disk before anything relies on it."""
-    table = DeltaTable(uri_of(root, name), version=number, storage_options=storage_options(root))
+    table = opened(root, name, number)
     table.create_checkpoint()
-    log = f"state/{name}/_delta_log"
-    for path in (f"{log}/{number:020}.checkpoint.parquet", f"{log}/_last_checkpoint", log):
+    log, made = f"state/{name}/_delta_log", f"{number:020}.checkpoint.parquet"
+    with root.filesystem.open_input_stream(root.full(f"{log}/{made}"), compression=None) as stream:
+        data = stream.read()
+    flush(root, f"{log}/{made}")
+    said = f"{log}/{sum_of(made)}"
+    if root.is_local:  # whole at once: readers take a checkpoint with half a sum for a torn one
+        write_file(root, f"{said}.tmp", sum_line(data))
+        Path(root.full(f"{said}.tmp")).replace(root.full(said))
+    else:
+        write_file(root, said, sum_line(data))
+    for path in (f"{log}/_last_checkpoint", log):
         flush(root, path)

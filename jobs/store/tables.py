@@ -32,7 +32,7 @@ from jobs.errors import ConflictError, DamagedTableError, ManifestError, NoGener
 from jobs.store import commit_file, history, table
 from jobs.store.exclusive import check_exclusive
 from jobs.store.folders import folders_of
-from jobs.store.formats import check_format, columns_of, format_of
+from jobs.store.formats import check_format, check_newest, columns_of, format_of
 from jobs.store.local_lock import local_lock
 from jobs.store.manifests import read_manifest
 from jobs.store.paths import (
@@ -53,8 +53,9 @@ from jobs.store.rows import (
     arrow_schema,
     checkpoint_schema,
     from_arrow,
+    from_checkpoints,
     histories,
-    row_of,
+    manifests_in,
     to_arrow,
     to_checkpoints,
     undecided,
@@ -88,6 +89,7 @@ class State:
     notes: list[str] = field(default_factory=list)
     began: int | None = None  # version of `compaction_checkpoints` that was read first
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000  # decides which history is old, nothing else
+    _newest: int = -1  # version of it that was seen
     _held: dict[str, Held] = field(default_factory=dict)
     _checked: bool = False  # that commits can be made there
 
@@ -105,7 +107,7 @@ class State:
 
     def checkpoints(self) -> dict[Key, Checkpoint]:
         """Every partition's current generation."""
-        return _checkpoints(self._decided())
+        return from_checkpoints(self._decided())
 
     def states(self) -> dict[Key, PartitionState]:
         """How every partition stands."""
@@ -147,7 +149,7 @@ class State:
 
     def known_manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
         """The same of those that are known."""
-        found = _manifests(self._decided(), wanted)
+        found = manifests_in(self._decided(), wanted)
         older = {(key, *run): key for key, run in wanted.items() if key not in found}
         for run, segments in self.segments_of(older).items():
             found[older[run]] = segments
@@ -170,9 +172,9 @@ class State:
     def current(self) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
         """Checkpoints and the manifests that they name: where a run begins."""
         found = self._decided()
-        checkpoints = _checkpoints(found)
+        checkpoints = from_checkpoints(found)
         wanted = {key: (row.generation, row.run_id) for key, row in checkpoints.items()}
-        return checkpoints, _manifests(found, wanted)
+        return checkpoints, manifests_in(found, wanted)
 
     def history(self, topic: str, partition: int) -> list[RunRow]:
         """The committed runs of one partition, newest first."""
@@ -240,7 +242,7 @@ class State:
         new = to_checkpoints([(c.checkpoint, c.segments, c.standing) for c in commits])
 
         def plan(version: Version) -> Change | None:
-            now = _checkpoints(self._rows_at(version, {c.key for c in commits}))
+            now = from_checkpoints(self._rows_at(version, {c.key for c in commits}))
             if all(_is_at(now.get(c.key), c.checkpoint.generation, c.checkpoint.run_id) for c in commits):
                 return None
             if not all(_is_at(now.get(c.key), c.planned_generation, c.planned_run_id) for c in commits):
@@ -336,9 +338,23 @@ class State:
         self.notes += version.notes
         if name == CHECKPOINTS:
             check_format(version)
+            check_newest(version)
+            self._check_goes_on(version)
             if self.began is None:
                 self.began = version.number
         return version
+
+    def _check_goes_on(self, version: Version) -> None:
+        """That the table was not taken away since it was read. Without it every generation would look as though nobody
+        had committed it: to a vacuum, and to a run that commits new partitions alone. ConflictError.
+        """
+        if version.number < self._newest:
+            raise ConflictError(
+                path=f"{self.root.uri}/{version.folder}",
+                expected=f"version {self._newest}, which was there, or one after it",
+                found="no table" if version.number < 0 else f"version {version.number}",
+            )
+        self._newest = version.number
 
     def _swap(self, name: str, schema: pa.Schema, plan: Callable[[Version], Change | None]) -> None:
         """Change a table, which is brought to this version's columns first."""
@@ -346,6 +362,7 @@ class State:
         def checked(version: Version) -> Change | None:
             if name == CHECKPOINTS:
                 check_format(version)  # a newer version may have taken the store over since we began
+                self._check_goes_on(version)
             change = plan(version)
             if change is not None:
                 self.check_writable()
@@ -355,7 +372,9 @@ class State:
         if set(schema.names) - set(columns_of(at) or schema.names):
             self._upgrade(name, schema)
             at = self._head(name)
-        table.swap(self.root, name, schema, checked, at)
+        made = table.swap(self.root, name, schema, checked, at)
+        if name == CHECKPOINTS:
+            self._newest = max(self._newest, made)
 
     def _upgrade(self, name: str, schema: pa.Schema) -> None:
         """A table as an older version wrote it, in one commit that keeps its rows. That version locks, so do we."""
@@ -469,24 +488,6 @@ _STANDING: Final = tuple(f.name for f in dataclasses.fields(PartitionState) if f
 def _standing(row: PartitionState) -> dict[str, Any]:
     """The column `standing` of a partition."""
     return {name: getattr(row, name) for name in _STANDING}
-
-
-def _checkpoints(found: pa.Table) -> dict[Key, Checkpoint]:
-    """Of those rows that have a generation."""
-    has = found.filter(pc.greater(found["generation"], 0))
-    return {(row.topic, row.partition): row for row in from_arrow(Checkpoint, has)}
-
-
-def _manifests(found: pa.Table, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
-    """The segments of those wanted generations that are current."""
-    names = [*_KEY, "generation", "run_id"]
-    manifests: dict[Key, list[Segment]] = {}
-    for row in found.select([*names, "segments"]).to_pylist():
-        key = row["topic"], row["partition"]
-        if wanted.get(key) == (row["generation"], row["run_id"]):
-            shared = {name: row[name] for name in names}
-            manifests[key] = [row_of(Segment, shared | segment) for segment in row["segments"]]
-    return manifests
 
 
 def _is_at(row: Checkpoint | None, generation: int, run_id: str | None) -> bool:

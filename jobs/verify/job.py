@@ -16,13 +16,15 @@ from jobs.command.progress import BYTES, BySize, Progress
 from jobs.command.typed import check_topics
 from jobs.errors import MissingPathError
 from jobs.spark.each import WITHOUT_SPARK_BYTES, each
-from jobs.store.generations import made_by, manifests_of, nobody_has, open_store, runs_at
+from jobs.store.generations import lost_runs, made_by, manifests_of, nobody_has, open_store, runs_at
+from jobs.store.paths import RUNS, table_folder
 from jobs.store.rows import Checkpoint, RunRow
 from jobs.store.tables import State
 from jobs.topics import Key, of_topics
 from jobs.verify.plan import plan_archived, plan_generation
 from jobs.verify.report import VerifyReport
 from logformat.errors import raise_access
+from udfs.problem import Problem
 from udfs.storage import normal_uri
 from udfs.verify.findings import CheckResult
 from udfs.verify.generation import check_generation
@@ -94,7 +96,7 @@ def _each(
 def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) -> VerifyReport:
     report = VerifyReport("store", store_uri)
     at = time.perf_counter()
-    store = open_store(store_uri, "a store with generations", report.notes)
+    store = open_store(store_uri, report.notes, "a store with generations")
     tables = State(store)
     current = tables.checkpoints()
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
@@ -162,7 +164,15 @@ def _runs(
 ) -> dict[Key, RunRow]:
     """The run that made the generation that is asked for, of each partition that has it."""
     runs = runs_at(checkpoints, histories, options.generation)
-    for key in (key for key in checkpoints if key not in runs):
+    lost = lost_runs(checkpoints, histories)
+    report.problems += [
+        Problem(
+            "unreadable", table_folder(RUNS), 0, f"the run that made generation {checkpoints[key].generation} of "
+            f"{key[0]}-{key[1]}", "none", hint=error.hint,
+        )
+        for key, error in lost.items()
+    ]  # fmt: skip
+    for key in (key for key in checkpoints if key not in runs and key not in lost):
         held = ", ".join(str(r.generation_after) for r in histories.get(key, ())) or "none"
         wanted = options.generation or checkpoints[key].generation
         report.not_checked.append(f"{key[0]}-{key[1]}: it has no generation {wanted}; there are: {held}")

@@ -84,6 +84,7 @@ def plan_generation(
         for s in manifest
     )
     bases = [s.base_offset for s in manifest if s.base_offset > run.log_start_offset]
+    archived = archive.partitions.get((run.topic, run.partition)) if archive is not None else None
     side = CheckPlan(
         topic=run.topic,
         partition=run.partition,
@@ -93,13 +94,13 @@ def plan_generation(
         snapshots=tuple(SideFile(store.uri, ours(base, names.SNAPSHOT), base) for base in [*bases, run.next_offset]),
         leader_epochs=SideFile(store.uri, f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}", 0),
         metadata=SideFile(store.uri, f"{folder}/{names.PARTITION_METADATA}", 0) if run.topic_id else None,
+        archived_epochs=tuple(archived.leader_epochs or ()) if archived is not None else (),
         generation=True,
         index_interval_bytes=settings["index_interval_bytes"],
         max_index_bytes=settings["segment_index_bytes"],
         max_batch_bytes=settings["max_decompressed_batch_bytes"],
         chunk_bytes=chunk_bytes,
     )
-    archived = archive.partitions.get((run.topic, run.partition)) if archive is not None else None
     start_before = previous.log_start_offset if previous is not None and before is not None else 0
     gone, parent = _parent(run, before, start_before, archived, store.uri, archive_uri, manifest)
     return GenerationPlan(

@@ -117,12 +117,13 @@ def read_chunks(
     *,
     previous_last_offset: int = -1,
     end_offset: int = NO_END,
-    check_crc: bool = True,
+    check_crc: int = True,
 ) -> Iterator[Chunk]:
     """The batches of bytes [start, end) of an open pyarrow file, chunk by chunk; `start` is a batch border.
 
     Stops before the first batch whose last offset reaches `end_offset`. An incomplete batch, or zeros, at the end of
-    the range are reported in `tail`, for the caller to judge; every other damage raises LogFormatError.
+    the range are reported in `tail`, for the caller to judge; every other damage raises LogFormatError. check_crc: as
+    in `walk_batches`.
     """
     position = start
     previous = previous_last_offset
@@ -132,7 +133,7 @@ def read_chunks(
         done = 0
         while True:
             n, consumed, status, expected, found = walk.walk_batches(
-                buffer.raw[done:take], take - done, position + done, previous, end_offset, check_crc, buffer.rows
+                buffer.raw[done:take], take - done, position + done, previous, end_offset, int(check_crc), buffer.rows
             )
             fit = fitting(buffer.rows[:n], buffer.max_batch_bytes)
             if fit < n:

@@ -1,4 +1,5 @@
-"""The batch headers of a `.log`, without the bodies between them: nothing is decompressed and no checksum is checked.
+"""The batch headers of a `.log`, without the bodies between them: nothing is decompressed, and no checksum is checked
+but those of markers, where that is asked for.
 
 On a local file only the headers are read, one `pread` each, or with all that lies between them where batches are small;
 any other file is read whole. Everything that a header says is checked as `chunks.read_chunks` does.
@@ -43,11 +44,14 @@ def read_headers(
     *,
     previous_last_offset: int = -1,
     end_offset: int = NO_END,
+    check_markers: bool = False,
 ) -> Iterator[Headers]:
     """The batches of bytes [start, end) of a file, front to back; `start` is a batch border.
 
     file: an io.FileIO (`open(path, "rb", buffering=0)`), of which the bodies are skipped, or an open pyarrow file,
-    which is read whole. The rest, what `tail` says at the end, and the errors are as in `chunks.read_chunks`.
+    which is read whole. check_markers: checksums of control batches, and of those that have the size of a marker: one
+    bit makes a COMMIT of an ABORT, or takes a marker away from its producer. The rest, what `tail` says at the end, and
+    the errors are as in `chunks.read_chunks`.
     """
     if not isinstance(file, io.FileIO):
         for chunk in read_chunks(
@@ -59,7 +63,7 @@ def read_headers(
             tail,
             previous_last_offset=previous_last_offset,
             end_offset=end_offset,
-            check_crc=False,
+            check_crc=walk.CHECK_MARKERS if check_markers else False,
         ):
             yield Headers(chunk.position, len(chunk.raw), chunk.batches, len(chunk.raw))
         return
@@ -68,7 +72,7 @@ def read_headers(
     rows = buffer.rows[:_ROWS]
     while True:
         n, stopped, status, expected, found, bytes_read = walk_headers(
-            file.fileno(), position, end, previous, end_offset, window, rows
+            file.fileno(), position, end, previous, end_offset, check_markers, window, rows
         )
         if n:
             previous = int(rows["last_offset"][n - 1])

@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 
 from logformat.batches.header_kernels import ATTRIBUTES_OFFSET
-from logformat.batches.walk_kernels import FRAMED, MORE, frame_batch, read_header
+from logformat.batches.walk_kernels import CHECK_MARKERS, FRAMED, MORE, frame_batch, read_header
 from logformat.jit import CHECKED, kernel
 from logformat.layout import CONTROL_MASK, MAGIC_OFFSET
 
@@ -27,13 +27,15 @@ def walk_headers(
     end: int,
     previous_last_offset: int,
     end_offset: int,
+    check_markers: bool,
     window: np.ndarray,
     out: np.ndarray,
 ) -> tuple[int, int, int, int, int, int]:
     """Headers of the whole batches in bytes [start, end) of a file; statuses as `walk_batches`, or SHORT_READ.
 
-    descriptor: of the file; window: uint8[>= 4096], scratch; the others as in `walk_batches`. After a return the bytes
-    from the last batch that was looked at are in window[0:].
+    descriptor: of the file; check_markers: as CHECK_MARKERS, of those that the window holds; window: uint8[>= 4096],
+    scratch; the others as in `walk_batches`. After a return the bytes from the last batch that was looked at are in
+    window[0:].
     Returns (n, position, status, expected, found, bytes read); for a bad batch `position` is where it begins.
     """
     position = start
@@ -72,7 +74,8 @@ def walk_headers(
         row = out[n]
         row.position = position
         batch_end = at + size if not control else min(at + size, filled)
-        status, expected, found = read_header(window, at, batch_end, previous, end_offset, False, row)
+        check = CHECK_MARKERS if check_markers and at + size <= filled else 0
+        status, expected, found = read_header(window, at, batch_end, previous, end_offset, check, row)
         if status != FRAMED:
             return n, position, status, expected, found, bytes_read
         row.size = size

@@ -29,6 +29,7 @@ from logformat.layout import (
     CODEC_ZSTD,
     CONTROL_MASK,
     CRC_START,
+    END_TXN_MARKER_SIZE,
     LOG_OVERHEAD,
     MAGIC_OFFSET,
     MAX_LAST_OFFSET,
@@ -40,6 +41,8 @@ from logformat.primitives.crc32c import crc32c_range
 from logformat.primitives.memory_kernels import load_i16, load_i32, load_i64
 from logformat.primitives.varint_kernels import read_varint
 
+CHECK_ALL: Final = 1  # for check_crc, as True
+CHECK_MARKERS: Final = 2  # for check_crc: of control batches, and of what has the size of a marker
 # status of a walk
 FRAMED: Final = -1  # of one batch: nothing is wrong
 MORE: Final = 0  # stopped before an incomplete batch, or at the end, or `out` is full
@@ -61,13 +64,14 @@ def walk_batches(
     file_position: int,
     previous_last_offset: int,
     end_offset: int,
-    check_crc: bool,
+    check_crc: int,
     out: np.ndarray,
 ) -> tuple[int, int, int, int, int]:
     """Headers of the whole batches in `buf[:length]`.
 
     buf: uint8; file_position: of buf[0]; previous_last_offset: offsets must rise above it; end_offset: stop before the
-    first batch whose last offset reaches it; out: BATCH[capacity].
+    first batch whose last offset reaches it; check_crc: of all batches (true), none (false), or CHECK_MARKERS; out:
+    BATCH[capacity].
     Returns (n, consumed bytes, status, expected, found); for a bad batch, `consumed` is where it begins.
     """
     position = 0
@@ -114,10 +118,11 @@ def frame_batch(buf: np.ndarray, position: int, length: int) -> tuple[int, int, 
 
 @inline
 def read_header(
-    buf: np.ndarray, position: int, end: int, previous: int, end_offset: int, check_crc: bool, row: Any
+    buf: np.ndarray, position: int, end: int, previous: int, end_offset: int, check_crc: int, row: Any
 ) -> tuple[int, int, int]:
     """Header of the framed batch buf[position:end] into `row`, a BATCH without its position; (FRAMED, 0, 0), or
-    (status, expected, found). Without check_crc the body of a batch that is no control batch is not looked at.
+    (status, expected, found). check_crc: as in `walk_batches`; where it is not checked, the body of a batch that is no
+    control batch is not looked at. (A marker that is no longer one, by its attributes, still has the size of one.)
     """
     size = end - position
     first = load_i64(buf, position)
@@ -128,11 +133,12 @@ def read_header(
     row.coordinator_epoch = -1
     if magic == 2:
         crc = np.int64(load_i32(buf, position + CRC_OFFSET)) & 0xFFFFFFFF
-        if check_crc:
+        attributes = np.int64(buf[position + ATTRIBUTES_OFFSET + 1])
+        marker = attributes & CONTROL_MASK != 0 or size == END_TXN_MARKER_SIZE
+        if check_crc == CHECK_ALL or (check_crc == CHECK_MARKERS and marker):
             actual = np.int64(crc32c_range(buf, position + CRC_START, end))
             if actual != crc:
                 return BAD_CRC, crc, actual
-        attributes = np.int64(buf[position + ATTRIBUTES_OFFSET + 1])
         last_delta = np.int64(load_i32(buf, position + LAST_DELTA_OFFSET))
         count = np.int64(load_i32(buf, position + COUNT_OFFSET))
         status, expected, found = check_range(first, last_delta)
@@ -160,7 +166,7 @@ def read_header(
         crc = np.int64(load_i32(buf, position + LOG_OVERHEAD)) & 0xFFFFFFFF
         if magic == 1 and size - LOG_OVERHEAD < MIN_LEGACY_SIZE + 8:
             return BAD_LENGTH, MIN_LEGACY_SIZE + 8, size - LOG_OVERHEAD
-        if check_crc:
+        if check_crc == CHECK_ALL:
             actual = np.int64(crc32_kernel(buf, position + MAGIC_OFFSET, end))
             if actual != crc:
                 return BAD_CRC, crc, actual

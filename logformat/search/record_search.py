@@ -135,7 +135,7 @@ class RecordSearch:
 def _headers(raw: Bytes, n: int, path: str) -> NDArray[np.void]:
     """BATCH[n] of n batches, with their checksums checked."""
     rows = np.empty(n, BATCH)
-    seen, at, status, expected, found = walk.walk_batches(raw, len(raw), 0, -1, NO_END, True, rows)
+    seen, at, status, expected, found = walk.walk_batches(raw, len(raw), 0, -1, NO_END, walk.CHECK_ALL, rows)
     if seen < n:
         if status == walk.MORE:
             raise LogFormatError("changed", path, at, "the batch that was there before", "an incomplete one")

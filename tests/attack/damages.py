@@ -40,6 +40,7 @@ TEXTS: Final = ("checkpoint", "metadata", "properties")
 NUMBERS: Final = (
     b"0", b"1", b"-1", b"2147483647", b"2147483648", b"-2147483648", b"9223372036854775807", b"9223372036854775808",
     b"-9223372036854775808", b"1" * 40, b"", b"x", b" ", b"\xff", b"0x10", b"1.5", b"\xd9\xa3", b"+1", b"01",
+    b"<script>alert(1)</script>",
 )  # fmt: skip
 OVERLONG: Final = (
     b"\x80\x00", b"\x80\x80\x80\x80\x00", b"\x80\x80\x80\x80\x80\x00", b"\xff\xff\xff\xff\x0f", b"\xff\xff\xff\xff\x7f",

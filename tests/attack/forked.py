@@ -48,6 +48,15 @@ class Tried:
     def total(self) -> int:
         return sum(self.counts.values()) + self.crashes + self.hangs
 
+    def add(self, other: Tried) -> None:
+        """What became of more cases."""
+        for verdict, n in other.counts.items():
+            self.counts[verdict] += n
+        self.failures += other.failures
+        self.crashes += other.crashes
+        self.hangs += other.hangs
+        self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
+
 
 def try_all(
     cases: Iterable[C],

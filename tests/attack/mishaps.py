@@ -12,11 +12,13 @@ import shutil
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from tests.attack import power
+from tests.attack.forked import in_turn
 from tests.attack.histories import TEMPORARY, VACUUM, Child, History, Said, check_said, compact, restore, run
 from tests.attack.preload import Order, pattern_of
 
@@ -24,6 +26,7 @@ ON, SAID, KILLED, LIED, MISSED = (
     "went on and did all", "named errors", "killed", "lies of the disk", "came no more"
 )  # fmt: skip
 VERDICTS: Final = (ON, SAID, KILLED, LIED, MISSED)
+CAME_NO_MORE: Final = "came-no-more"  # the file that names those cases
 _WRITES: Final = ("create", "write", "truncate", "fsync", "rename", "link", "delete", "mkdir", "times", "chmod")
 _NAMES: Final = ("rename", "link", "delete", "mkdir")
 _READS: Final = ("open", "read", "stat", "list", "readdir", "map")
@@ -101,17 +104,23 @@ class Case:
     def __str__(self) -> str:
         return f"{self.job}/{self.mishap}/{self.kind}/{self.nth}/{self.pattern}"
 
+    @property
+    def operation(self) -> tuple[str, str, int]:
+        return self.kind, self.pattern, self.nth
+
     @staticmethod
     def named(name: str) -> Case:
         job, mishap, kind, nth, pattern = name.split("/", 4)
         return Case(job, mishap, kind, int(nth), pattern)
 
 
-def cases(history: History, seed: int) -> tuple[list[Iterator[Case]], int]:
-    """All there are for a job, a stream for each mishap and kind of operation; and how many."""
+def cases(history: History, seed: int) -> list[Case]:
+    """All there are for a job. First one of each operation, mishaps in turn; then the others, in turn one of each
+    mishap and kind of operation: rare ones come as often as frequent ones.
+    """
     made = Counter((one.kind, pattern_of(one.other or one.path)) for one in history.noted)
     job, rng = history.kind.name, random.Random(seed)
-    streams, total = [], 0
+    streams = []
     drawn = [mishap for mishap in MISHAPS.values() if mishap.name.startswith(history.kind.only)]
     for mishap in drawn:
         if history.kind.damaged and mishap.meanwhile:
@@ -123,14 +132,30 @@ def cases(history: History, seed: int) -> tuple[list[Iterator[Case]], int]:
                 if found == kind and pattern.startswith(mishap.below) and pattern.startswith(history.kind.below)
                 for nth in range(1, n + 1)
             ]
-            if of:
-                rng.shuffle(of)
-                streams.append(iter(of))
-                total += len(of)
+            rng.shuffle(of)
+            streams.append(of)
     rng.shuffle(streams)
     whole = [Case(job, m.name, "end", 0, "*") for m in drawn if m.loss and not history.kind.below]
     whole += [Case(job, m.name, "open", 0, "*") for m in drawn if m.clock_ns and not history.kind.below]
-    return [iter(whole), *streams], total + len(whole)
+    of_each = list(in_turn([iter(of) for of in streams]))
+    return list(dict.fromkeys(chain(in_turn([iter(whole), _new(of_each)]), of_each)))
+
+
+def _new(of_each: list[Case]) -> Iterator[Case]:
+    """One case of each operation, mishaps in turn."""
+    by_operation: dict[tuple[str, str, int], list[Case]] = {}
+    for case in of_each:
+        by_operation.setdefault(case.operation, []).append(case)
+    used: Counter[str] = Counter()
+    for of in by_operation.values():
+        case = min(of, key=lambda case: used[case.mishap])
+        used[case.mishap] += 1
+        yield case
+
+
+def operations(of: Iterable[Case], missed: Container[str] = ()) -> int:
+    """To how many operations something happens. missed: cases whose operation did not come."""
+    return len({case.operation for case in of if case.nth and str(case) not in missed})
 
 
 def verdict(history: History, case: Case) -> str:
@@ -150,6 +175,8 @@ def verdict(history: History, case: Case) -> str:
     said = child.result() or Said(-9, {}, "")
     if case.nth and not history.control.done:
         history.check(said)
+        with (history.work / CAME_NO_MORE).open("a") as missed:
+            missed.write(f"{case}\n")
         return MISSED
     if at_first is not None:
         power.lose_power(history.root, at_first, history.control.noted(), history.trash, mishap.loss)

@@ -6,11 +6,13 @@ and what came out, and raises Failed where the two do not fit what a slow reader
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import takewhile
 from typing import Any, Final
 
@@ -151,14 +153,17 @@ def _headers(file: Any, data: bytes, path: str) -> tuple[np.ndarray, Tail, str, 
     return np.concatenate(parts), tail, str(wrong), wrong
 
 
-_MEMORY_FILE: list[io.FileIO] = []
+@cache
+def _memory_file() -> io.FileIO:
+    """A file without a folder, one for the process."""
+    file = io.FileIO(os.memfd_create("log"), "r+b")
+    atexit.register(file.close)
+    return file
 
 
 def _in_memory(data: bytes) -> io.FileIO:
-    """A file without a folder, of these bytes: one for the process."""
-    if not _MEMORY_FILE:
-        _MEMORY_FILE.append(io.FileIO(os.memfd_create("log"), "r+b"))
-    file = _MEMORY_FILE[0]
+    """A file of these bytes, until the next call."""
+    file = _memory_file()
     os.ftruncate(file.fileno(), len(data))
     os.pwrite(file.fileno(), data, 0)
     return file

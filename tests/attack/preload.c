@@ -118,7 +118,8 @@ static int meet(int kind, const char *rel) {
         c->error = ENOSPC;
         return ERROR;
     }
-    if (kind != c->kind || !c->nth || fnmatch(c->pattern, rel, 0)) return PASS;
+    if (kind != c->kind || !c->nth) return PASS;
+    if (strcmp(c->pattern, "*") && fnmatch(c->pattern, rel, FNM_PATHNAME)) return PASS; /* "*": all there are */
     int number = __atomic_add_fetch(&c->seen, 1, __ATOMIC_SEQ_CST);
     if (number < c->nth || (c->times >= 0 && number >= c->nth + c->times)) return PASS;
     __atomic_add_fetch(&c->done, 1, __ATOMIC_SEQ_CST);

@@ -33,7 +33,18 @@ VARIABLE: Final = "LASTKEY_PRELOAD"
 _PATH_BYTES, _ROWS = 400, 8192
 _HERE: Final = Path(__file__).parent
 _DRAWN: Final = re.compile(
-    r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<=torn-)[0-9a-f]{8}|[0-9a-f]{12}(?=\.reindex)|(?<=tmp/)(?:#\d+|lastkey-\w{8})"
+    "|".join(
+        (
+            r"(?<=[0-9a-f]{32}-)[0-9a-f]{8}(?=\.parquet)",  # a checksum of drawn names
+            r"(?<=[0-9a-f]{32}\.)\d{1,19}(?=/|$)",  # a try of a task
+            r"[0-9a-f]{32}",
+            r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+            r"(?<=-)[0-9a-f]{16}(?=-|$)",  # key files
+            r"(?<=torn-)[0-9a-f]{8}",
+            r"[0-9a-f]{12}(?=\.reindex)",
+            r"(?<=tmp/)(?:#\d+|lastkey-\w{8})",
+        )
+    )
 )
 
 

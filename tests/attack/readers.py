@@ -16,23 +16,28 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from jobs.archive.listing import ArchivedPartition, list_archive
 from jobs.command.options import InspectOptions, LookupOptions, ReindexOptions, ReportOptions, VerifyOptions
 from jobs.command.progress import Silent
 from jobs.compact.plan import RunPlan, inputs_from_archive, plan_partition
+from jobs.data_source.source import KafkaLog, columns_of
+from jobs.data_source.stream import StreamReader
 from jobs.errors import JobError
 from jobs.inspect_log import run as inspect
 from jobs.lookup.job import run as lookup
 from jobs.reindex.job import run as reindex
 from jobs.report.job import profile_archive
+from jobs.report.job import run as write_report
 from jobs.restore.copy_files import Made, copy_log, copy_small
 from jobs.verify.job import run as verify
 from logformat.errors import KINDS, LogFormatError
 from tests.attack.specimens import CONFIG, crc32c
 from tests.builders.damage import BOMB_LIMIT, NOW_MS, START_MS
 from tests.builders.folders import Outcome
-from tests.builders.sources import read
+from tests.builders.pages import needs_nothing_else
+from tests.builders.sources import options_of, read
 from tests.builders.splits import compact_in_blocks
 from tests.builders.trees import files_of
 from udfs.attempt import attempt
@@ -60,16 +65,14 @@ def _listed(root: Path) -> ArchivedPartition:
     return list_archive(open_root(str(root)), lambda _: True).partitions["t", 0]
 
 
-def plan_compaction(root: Path, store: Path) -> PartitionPlan | Problem:
+def _planned(archived: ArchivedPartition, root: Path, store: Path) -> PartitionPlan | Problem:
     """As the job plans it."""
-    archived = _listed(root)
     problem = archived.problem or archived.high_watermark_problem or archived.unread
     if problem is not None:
         return problem
     run = replace(RunPlan.of(CONFIG, str(root), str(store), NOW_MS), secret=SECRET)
-    return plan_partition(
-        run, archived, CONFIG.topic_settings("t"), inputs_from_archive(archived), "segments/t-0/1-run"
-    )
+    folder = f"segments/{archived.topic}-0/1-run"
+    return plan_partition(run, archived, CONFIG.topic_settings(archived.topic), inputs_from_archive(archived), folder)
 
 
 def compact(root: Path, work: Path) -> Seen:
@@ -99,7 +102,14 @@ def _in_blocks(plan: PartitionPlan) -> Any:
 def _compacted(root: Path, work: Path, run: Callable[[PartitionPlan], Any]) -> Seen:
     store = work / "store"
     shutil.rmtree(store, ignore_errors=True)
-    plan = plan_compaction(root, store)
+    return compact_listed(_listed(root), root, store, run)
+
+
+def compact_listed(
+    archived: ArchivedPartition, root: Path, store: Path, run: Callable[[PartitionPlan], Any] = compact_partition
+) -> Seen:
+    """One partition of an archive, into a store of its own."""
+    plan = _planned(archived, root, store)
     if isinstance(plan, Problem):
         return Seen([plan])
     result = run(plan)
@@ -198,6 +208,16 @@ def report_profile(root: Path, work: Path) -> Seen:
     return Seen(list(report.all_problems), shown)
 
 
+def report_page(root: Path, work: Path) -> Seen:
+    """The whole job: figures, and a page on which nothing out of the archive is markup."""
+    page = work / "page.html"
+    page.unlink(missing_ok=True)
+    report = write_report(ReportOptions(str(root), str(page), NOW_MS, CONFIG), Silent())
+    shown = _written(report)
+    needs_nothing_else(page.read_text(encoding="utf-8"))
+    return Seen(list(report.all_problems), shown)
+
+
 def time_index(root: Path, work: Path) -> Seen:
     """Rows of the table `time_index`, and why they end early."""
     archived = _listed(root)
@@ -238,14 +258,51 @@ def data_source_set_aside(root: Path, work: Path) -> Seen:
             seen.problems.append(problem_of(error))
             continue
         rows = _rows(table)
-        for row in rows:
-            told = row.pop("problem")
-            if told is not None:
-                seen.problems.append(
-                    Problem(told["kind"], told["path"], told["position"], told["expected"], told["found"])
-                )
+        seen.problems += _taken_out(rows)
         seen.output[name] = rows
     return seen
+
+
+STREAMED = {"startingOffsets": "earliest", "includeHeaders": "true"}
+
+
+def stream(root: Path, work: Path) -> Seen:
+    """What a stream gives of the whole log, from its first offset on; what stops it is its problem."""
+    return _streamed(root, "fail")
+
+
+def stream_set_aside(root: Path, work: Path) -> Seen:
+    """The same where bad records are rows. The log ends where damage hides the batches behind it (udfs.data_source
+    .log_end): nothing is said of that yet, and a stream that fails names it.
+    """
+    seen = _streamed(root, "set_aside")
+    return seen if seen.problems else replace(seen, problems=_streamed(root, "fail").problems)
+
+
+def _streamed(root: Path, bad_records: str) -> Seen:
+    try:
+        rows = rows_streamed(root, bad_records)
+    except (LogFormatError, JobError) as error:
+        return Seen([problem_of(error)], {})
+    return Seen(_taken_out(rows), {"records": rows})
+
+
+def rows_streamed(root: Path, bad_records: str = "set_aside") -> list[dict[str, Any]]:
+    """Rows of micro-batches until nothing comes any more, problems among them; without Spark."""
+    options = options_of("kafka_log", root, **STREAMED, badRecords=bad_records)
+    schema = columns_of(KafkaLog.columns, options)
+    reader, found = StreamReader(options, schema), []
+    start = reader.initialOffset()
+    while (end := reader.latestOffset(start, ReadAllAvailable())) != start:
+        found += [batch for task in reader.partitions(start, end) for batch in reader.read(task)]
+        start = end
+    return _rows(pa.Table.from_batches(found, schema=schema))
+
+
+def _taken_out(rows: list[dict[str, Any]]) -> list[Problem]:
+    """The problems of rows, which do not have them any more."""
+    told = [row.pop("problem", None) for row in rows]
+    return [Problem(p["kind"], p["path"], p["position"], p["expected"], p["found"]) for p in told if p is not None]
 
 
 _MANIFESTS: dict[Path, dict[str, tuple[int, int]]] = {}  # archive -> path of each log: bytes, CRC-32C
@@ -291,7 +348,14 @@ def _written(report: Any) -> str:
     """A report as a user and as a program get it, without times."""
     told = report.to_json()
     report.to_text()
-    return json.dumps({k: v for k, v in told.items() if k != "seconds"}, default=str)
+    return json.dumps(without(told, "seconds"), default=str)
+
+
+def without(told: Any, *names: str) -> Any:
+    """A report without the fields of these names, at any depth."""
+    if isinstance(told, dict):
+        return {k: without(v, *names) for k, v in told.items() if k not in names}
+    return [without(one, *names) for one in told] if isinstance(told, list | tuple) else told
 
 
 def check_named(problems: Iterable[Problem]) -> None:
@@ -308,5 +372,7 @@ JOBS: dict[str, Callable[[Path, Path], Seen]] = {
     "time index": time_index,
     "data source": data_source,
     "data source, bad records aside": data_source_set_aside,
+    "data source as a stream": stream,
+    "data source as a stream, bad records aside": stream_set_aside,
     "restore, copies": restore_copies,
 }  # fmt: skip

@@ -41,8 +41,7 @@ def of_store(files: dict[str, bytes]) -> list[Stream]:
         found.append(Stream("store", path, "cut", len(data), lambda i: (i,)))
         if path not in newest:  # without it nothing tells that there was another
             stream(path, "gone", [(0,)])
-        if not _COMMIT.search(path):  # a commit does not say yet which table's it is, and which version
-            stream(path, "swapped", [(i,) for i in range(len(_others(files, path)))])
+        stream(path, "swapped", [(i,) for i in range(len(_others(files, path)))])
         stream(path, "emptied", [(0,)])
         if documents := _documents(data):
             fields = [(i, v) for i in range(len(list(_fields(documents)))) for v in range(len(VALUES))]

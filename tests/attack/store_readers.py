@@ -6,10 +6,11 @@ right, whatever it says; nor is a vacuum right that takes what is needed.
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,14 +25,15 @@ from tests.attack.forked import Failed
 from tests.attack.histories import VACUUM, Child, Said, Stands, check_said, differs, grow, run, shown, stands
 from tests.attack.judge import EQUAL, NAMED
 from tests.attack.races import rows_of
+from tests.attack.readers import without
 from tests.builders.damage import build
 from tests.builders.sources import read
 from tests.builders.trees import files_of
 from udfs.storage import open_root
 
 NOTED, AS_IT_LIES, OLDER, OTHER, UNKNOWN = (
-    "equal, and a note", "as it lies, which verify or restore names", "the last commit as never made, and a note",
-    "other fields of a manifest with a right checksum", "of a small side file, which nothing can contradict",
+    "equal, and a note", "as it lies, which restore names", "the last commit as never made, and a note",
+    "other fields of a manifest with a right checksum", "of a small side file, which restore names",
 )  # fmt: skip
 VERDICTS: Final = (NAMED, EQUAL, NOTED, AS_IT_LIES, OLDER, OTHER, UNKNOWN)
 _NEWEST: Final = f"state/compaction_checkpoints/_delta_log/{1:020}.json"
@@ -54,7 +56,7 @@ def _command(*words: str) -> Job:
 
     def job(root: Path) -> Seen:
         said = run([words[0], "--store", str(root / "store"), *words[1:], "--json"])
-        return Seen(said, _without_seconds(said.report))
+        return Seen(said, without(said.report, "seconds", "notes"))
 
     return job
 
@@ -178,9 +180,12 @@ class Attacked:
         if seen.said.code:
             if self.name.startswith("restore") and seen.output:
                 raise Failed(f"exit code {seen.said.code}, and left {sorted(seen.output)[:5]}")
+            self._check_named(changes, seen.said)
             return NAMED
         told = [note for note in _notes(seen.said) if note not in _notes(self.healthy.said)]
         found, expected = _as_damaged(seen.output, {}), _as_damaged(self.healthy.output, changes)
+        if told:
+            self._check_named(changes, seen.said)
         if found == expected:
             return NOTED if told else EQUAL
         if self.name == "verify" and told:  # what could not be compared is named as not checked
@@ -193,16 +198,25 @@ class Attacked:
         never_made |= self.name.startswith("data source") and _NEWEST in changes  # Spark has no place for its notes
         if never_made and found == _as_damaged(self.older, changes):
             return OLDER
-        if all(path.endswith(SMALL) for path in changes) and _without_small(found) == _without_small(expected):
+        restores = self.name.startswith("restore")
+        small = not restores and all(path.endswith(SMALL) for path in changes)
+        if small and _without_small(found) == _without_small(expected):
             return UNKNOWN
         if case.kind == "json+crc" and self.name in ("rebuild-state", "rollback"):
             return OTHER
-        if self.name.startswith("restore") and self._verify_names(found, expected):
-            return AS_IT_LIES
         reads = self.name.startswith(("data source", "lookup"))
         if reads and case.kind == "swapped" and case.path.endswith(".log") and self._restore_names():
             return AS_IT_LIES
         raise Failed(f"said done ({told}), and {differs(found, expected)}")
+
+    def _check_named(self, changes: dict[str, bytes | None], said: Said) -> None:
+        """That a damaged file is named, or what it belongs to, and not another file."""
+        told = " ".join([*_told(said.report), said.stderr])
+        if not any(_names(told, path) for path in changes):
+            raise Failed(f"no word of {sorted(changes)}: {shown(said)}")
+        others = {path for path in self.files if path in told}
+        if others and not others & {name for path in changes for name in (path, *_told_by(path))}:
+            raise Failed(f"not {sorted(changes)} is named, but {sorted(others)[:3]}: {shown(said)}")
 
     def _check_kept(self, changes: dict[str, bytes | None], seen: Seen) -> None:
         if lost := _as_damaged(self.healthy.output, changes) - seen.output:
@@ -217,18 +231,46 @@ class Attacked:
             if seen.output.generations[key] > 2 and _logs_of(files) != _logs_of(whole):
                 raise Failed(f"{key}: another generation: {differs(files, whole)}: {shown(seen.said)}")
 
-    def _verify_names(self, found: dict[str, bytes], expected: dict[str, bytes]) -> bool:
-        """Whether the logs that were restored are right, and verify says which side file is not."""
-        other = {p for p in expected.keys() | found.keys() if found.get(p) != expected.get(p)}
-        if any(path.endswith(".log") for path in other):
-            return False
-        said = run(["verify", str(self.root / "output"), "--sealed", "--json"])
-        check_said(said)
-        return said.code != 0
-
     def _restore_names(self) -> bool:
         """Whether a log of a generation that is not what was committed is found where all of it is read."""
         return any(_restore(self.root, *more).said.code for more in ((), ("--generation", "1")))
+
+
+_TELLING: Final = ("error", "problem", "problems", "notes", "not_checked", "left_out")
+
+
+def _told(report: Any) -> Iterator[str]:
+    """What a report says of things that are not as they should be."""
+    if isinstance(report, dict):
+        for name, value in report.items():
+            if name in _TELLING:
+                yield json.dumps(value)
+            else:
+                yield from _told(value)
+    elif isinstance(report, list):
+        for one in report:
+            yield from _told(one)
+
+
+def _told_by(path: str) -> tuple[str, ...]:
+    """The files by which another is spoken of: an index by its log, Delta's checkpoint by the hint that names it, its
+    checksum by both.
+    """
+    stem, hint = path.rpartition(".")[0], f"{path.rpartition('/')[0]}/_last_checkpoint"
+    if path.endswith(".lastkey-crc32c"):
+        return f"{stem}.checkpoint.parquet", hint
+    if path.endswith(".checkpoint.parquet"):
+        return (hint,)
+    return (f"{stem}.log",) if path.endswith("index") else ()
+
+
+def _names(told: str, path: str) -> bool:
+    """Whether a file of the store is named, or the table or generation that it belongs to."""
+    room, name, *below = path.split("/")
+    if room == "state":
+        return name in told
+    run_id = below[0].partition("-")[2]
+    return f"{room}/{name}/{below[0]}" in told or (name in told and run_id in told)
 
 
 def _notes(said: Said) -> list[str]:
@@ -252,12 +294,6 @@ def _as_damaged(output: Any, changes: dict[str, bytes | None]) -> Any:
     if isinstance(output, set):
         return output - {p.removeprefix("segments/") for p, data in changes.items() if data is None}
     return output
-
-
-def _without_seconds(told: Any) -> Any:
-    if isinstance(told, dict):
-        return {k: _without_seconds(v) for k, v in told.items() if k not in ("seconds", "notes")}
-    return [_without_seconds(one) for one in told] if isinstance(told, list) else told
 
 
 def _without_small(output: Any) -> Any:

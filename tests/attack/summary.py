@@ -70,12 +70,14 @@ def tell(request: pytest.FixtureRequest, line: str) -> None:
 def again(request: pytest.FixtureRequest, case: str) -> str:
     """The command that tries one case of the test alone."""
     file = request.node.path.relative_to(request.config.rootpath)
-    return f"./spark-submit.sh test {file} -k '{request.node.name}' --attack-case '{case}'"
+    return f"./spark-submit.sh test '{file}::{request.node.name}' --attack-case '{case}'"
 
 
-def judged(request: pytest.FixtureRequest, group: str, tried: Tried, of: int, what: str = "damaged inputs") -> Tried:
+def judged(
+    request: pytest.FixtureRequest, group: str, tried: Tried, of: int, what: str = "damaged inputs", more: str = ""
+) -> Tried:
     """Tell what became of a group's cases, and fail where one of them failed. of: how many there are (0: no end)."""
-    line = line_of(group, tried.counts, of, tried.crashes, tried.hangs, tried.peak_bytes, what)
+    line = line_of(group, tried.counts, of, tried.crashes, tried.hangs, tried.peak_bytes, what) + more
     tell(request, line)
     said = "".join(f"\n{again(request, case)}\n    {found}" for case, found in tried.failures)
     assert not tried.failures, f"{line}{said}"

@@ -7,16 +7,30 @@ silence. `test_corruption_kafka` asks Kafka's own cleaner about a sample.
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from tests.attack.corrupting import all_cases, attack
 from tests.attack.judge import Judge
-from tests.attack.readers import JOBS
+from tests.attack.readers import JOBS, report_page
 from tests.attack.specimens import Specimen
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
+_PAGES: Final = 3
+
+
+def test_report_page(request: pytest.FixtureRequest, specimens: dict[str, Specimen], tmp_path: Path) -> None:
+    """Half a second a case: a few specimens, as the seed draws them, whose undamaged pages come first."""
+    seed = request.config.getoption("--attack-seed")
+    case = request.config.getoption("--attack-case")
+    names = [case.partition("/")[0]] if case else random.Random(seed).sample(sorted(specimens), _PAGES)
+    drawn = {name: specimens[name] for name in names}
+    judge = Judge("report, page", report_page, drawn, tmp_path)
+    cases, of = all_cases(drawn, seed)
+    attack(request, "report, page", cases, of, judge.verdict, tmp_path)
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -6,21 +6,25 @@ Kafka opens the same folder with UnifiedLog, without recovery, as a broker does 
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 import shutil
+import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from tests.attack.damages import case_named, damaged, shuffled, streams
-from tests.attack.forked import in_turn
-from tests.attack.readers import Seen, compact
+from tests.attack.corrupting import MEMORY_BYTES
+from tests.attack.damages import Case, case_named, damaged, shuffled, streams
+from tests.attack.forked import HANG_SECONDS, MOST_FAILURES, Failed, Tried, in_turn, try_all
+from tests.attack.readers import check_named, compact
 from tests.attack.specimens import CHECKPOINT, NAMES, make, put
-from tests.attack.summary import line_of, tell
+from tests.attack.summary import judged
 from tests.builders.damage import NOW_MS
+from tests.builders.folders import Outcome
 from tests.kafka_lab import CleanSpec, LabError, clean, dump
+from tests.kafka_lab.jvm import lab
 
 pytestmark = [pytest.mark.attack, pytest.mark.kafka]
 
@@ -28,14 +32,9 @@ AGREED, REFUSED, NAMED, ABOVE, MORE = (
     "agreed by Kafka's cleaner", "refused by Kafka", "named problems", "stopped at the high watermark",
     "that keep more than Kafka and say why",
 )  # fmt: skip
-
-
-@dataclass
-class Sampled:
-    """What became of the sample."""
-
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((AGREED, REFUSED, NAMED, ABOVE, MORE), 0))
-    differ: list[str] = field(default_factory=list)
+VERDICTS = (AGREED, REFUSED, NAMED, ABOVE, MORE)
+KAFKA_SECONDS = 60.0  # for a case: it cleans, and dumps up to six logs
+_CLEANED = "for Kafka's cleaner to judge"
 
 
 def test_what_is_cleaned_is_what_kafka_leaves(request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -49,61 +48,89 @@ def test_what_is_cleaned_is_what_kafka_leaves(request: pytest.FixtureRequest, tm
     cases = in_turn([shuffled(one, rng) for one in of])
     if option("--attack-case"):
         cases = iter([case_named(option("--attack-case"))])
-    healthy = Sampled()
     for specimen in specimens.values():  # the JVM starts, kernels are compiled
-        _try(specimen.name, specimen.files, tmp_path, healthy)
-    assert healthy.counts[AGREED] == len(specimens), healthy
-    sampled = Sampled()
+        assert _ours(specimen.files, tmp_path) == _CLEANED, specimen.name
+        assert _by_kafka(specimen.files, tmp_path) == AGREED, specimen.name
+    tried = Tried(dict.fromkeys(VERDICTS, 0))
     end = time.monotonic() + option("--attack-seconds")
-    for case in itertools.takewhile(lambda _: time.monotonic() < end, cases):
+    for case in itertools.takewhile(lambda _: time.monotonic() < end and len(tried.failures) < MOST_FAILURES, cases):
         specimen = specimens[case.specimen]
         changed = specimen.files | damaged(specimen, case)
-        _try(str(case), {path: data for path, data in changed.items() if data is not None}, tmp_path, sampled)
-    n = sum(s.n for one in of for s in one)
-    line = line_of("corruption, Kafka's cleaner", sampled.counts, n, len(sampled.differ), 0, 0)
-    tell(request, line)
-    assert not sampled.differ, f"{line}\n" + "\n".join(sampled.differ)
-    assert sampled.counts[AGREED] or option("--attack-case"), line
+        _try(case, {path: data for path, data in changed.items() if data is not None}, tmp_path, tried)
+    judged(request, "corruption, Kafka's cleaner", tried, sum(s.n for one in of for s in one))
+    assert tried.counts[AGREED] or option("--attack-case"), tried
 
 
-def _try(name: str, files: dict[str, bytes], work: Path, sampled: Sampled) -> None:
-    root, theirs, ours = work / "archive", work / "kafka", work / "ours"
-    for folder in (root, theirs, ours):
-        shutil.rmtree(folder, ignore_errors=True)
+def _try(case: Case, files: dict[str, bytes], work: Path, tried: Tried) -> None:
+    """Ours in a forked process, which is watched; then Kafka's, whose JVM is ended where it gives no answer."""
+    ours = try_all([case], lambda _: _ours(files, work), (*VERDICTS, _CLEANED), HANG_SECONDS, MEMORY_BYTES, work)
+    asked = ours.counts.pop(_CLEANED)
+    tried.add(ours)
+    if not asked:
+        return
+    jvm, hung = lab(), threading.Event()
+
+    def end() -> None:
+        hung.set()
+        jvm.kill()
+
+    watch = threading.Timer(KAFKA_SECONDS, end)
+    watch.start()
+    try:
+        tried.counts[_by_kafka(files, work)] += 1
+    except Failed as error:
+        tried.hangs += hung.is_set()
+        tried.crashes += not hung.is_set()
+        said = f"Kafka is still going after {KAFKA_SECONDS:g} s" if hung.is_set() else str(error)
+        tried.failures.append((str(case), said))
+    finally:
+        watch.cancel()
+
+
+def _ours(files: dict[str, bytes], work: Path) -> str:
+    """What we make of an archive; where it is cleaned, that is left for `_by_kafka`."""
+    root = work / "archive"
+    shutil.rmtree(root, ignore_errors=True)
     put(files, root)
     seen = compact(root, work)
     if seen.outcome is None:
-        sampled.counts[NAMED] += 1
-        return
+        check_named(seen.problems)
+        return NAMED
     if any("high watermark" in note for note in seen.outcome.result.notes):
-        sampled.counts[ABOVE] += 1  # a broker would cut the log there, or ask its leader
-        return
+        return ABOVE  # a broker would cut the log there, or ask its leader
+    (work / "outcome").write_bytes(pickle.dumps(seen.outcome))
+    return _CLEANED
+
+
+def _by_kafka(files: dict[str, bytes], work: Path) -> str:
+    """Kafka's verdict on what `_ours` left; raises Failed."""
+    ours: Outcome = pickle.loads((work / "outcome").read_bytes())
+    theirs, restored = work / "kafka", work / "ours"
+    for folder in (theirs, restored):
+        shutil.rmtree(folder, ignore_errors=True)
     put(files, theirs)
+    end, jvm = ours.result.first_dirty_offset, lab()
     try:
         clean([CleanSpec(theirs / "t-0", NOW_MS, first_dirty_offset=CHECKPOINT, index_interval_bytes=1)])
-        expected = _cleaned(theirs / "t-0", seen)
-    except LabError:
-        sampled.counts[REFUSED] += 1
-        return
-    if seen.outcome.result.status == "cleaned":
-        put(files, ours)
-        seen.outcome.as_archive(work / "ours-cleaned", snapshots=True)
-        found = _cleaned(work / "ours-cleaned" / "t-0", seen)
-        shutil.rmtree(work / "ours-cleaned")
+        expected = _cleaned(theirs / "t-0", end)
+    except LabError as error:
+        if not jvm.is_alive():
+            raise Failed(str(error)) from error
+        return REFUSED
+    if ours.result.status == "cleaned":
+        ours.as_archive(restored, snapshots=True)
+        found = _cleaned(restored / "t-0", end)
     else:
-        found = _cleaned(root / "t-0", seen)
+        found = _cleaned(work / "archive" / "t-0", end)
     more, missing = sorted(set(found) - set(expected)), sorted(set(expected) - set(found))
     if found == expected:
-        sampled.counts[AGREED] += 1
-    elif not missing and any("what the log says is taken" in note for note in seen.outcome.result.notes):
-        sampled.counts[MORE] += 1  # a transaction index that contradicts the log: Kafka believes it
-    else:
-        sampled.differ.append(f"--attack-case '{name}': more {more[:3]}, missing {missing[:3]}")
+        return AGREED
+    if not missing and any("what the log says is taken" in note for note in ours.result.notes):
+        return MORE  # a transaction index that contradicts the log: Kafka believes it
+    raise Failed(f"more {more[:3]}, missing {missing[:3]}")
 
 
-def _cleaned(folder: Path, seen: Seen) -> list[str]:
-    """Data records of the segments that were cleaned, as Kafka reads them."""
-    assert seen.outcome is not None
-    end = seen.outcome.result.first_dirty_offset
+def _cleaned(folder: Path, end: int) -> list[str]:
+    """Data records of the segments that were cleaned, those below an offset, as Kafka reads them."""
     logs = sorted(path for path in folder.glob("*.log") if int(path.stem) < end)
     return [line for log in logs for line in dump([log], "D")[log]]

@@ -18,4 +18,4 @@ pytestmark = [pytest.mark.attack, pytest.mark.slow]
 @pytest.mark.parametrize("job", KINDS)
 def test_job(request: pytest.FixtureRequest, attacker: Warm, job: str) -> None:
     tried = attacker.attack(request, f"faults, {job}", job, "mishaps")
-    assert tried.total > tried.counts[MISSED], "nothing happened"
+    assert tried.total > 20 * tried.counts[MISSED], "a run makes the same operations each time"

@@ -69,6 +69,7 @@ def test_the_corpus_is_small() -> None:
         assert name.endswith(f"/{_name_of(data)}"), name
 
 
+@pytest.mark.slow
 def test_compiled_kernels_give_what_plain_ones_give(tmp_path: Path) -> None:
     kept = _whole_corpus()
     done = _child("digests", _flat(kept, tmp_path / "inputs"))

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,14 +18,15 @@ from typing import Any
 
 import pytest
 
-from tests.attack import histories, mishaps, races, store_damages, store_readers
+from tests.attack import full_disk, histories, mishaps, races, store_damages, store_readers
 from tests.attack.damages import case_named
-from tests.attack.forked import Tried, in_turn, try_all
+from tests.attack.forked import Tried, try_all
 from tests.attack.preload import VARIABLE, Control, library
 from tests.attack.summary import judged
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY_BYTES = 1 << 30
+Answer = tuple[Tried, int, str]  # what became of a group's cases, how many there are, what else is to be said
 
 
 @dataclass
@@ -34,31 +35,32 @@ class Warm:
 
     process: subprocess.Popen[str]
 
-    def ask(self, **question: Any) -> tuple[Tried, int]:
-        """What became of a group's cases, and how many there are."""
+    def ask(self, **question: Any) -> Answer:
+        """What became of a group's cases."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{json.dumps(question)}\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         assert line, "the process that attacks has ended"
         told = json.loads(line)
-        return Tried(**told["tried"]), told["of"]
+        return Tried(**told["tried"]), told["of"], told["more"]
 
     def attack(self, request: pytest.FixtureRequest, name: str, group: str, what: str) -> Tried:
         """As the options say."""
         option = request.config.getoption
-        tried, of = self.ask(
+        tried, of, more = self.ask(
             group=group, seed=option("--attack-seed"), seconds=option("--attack-seconds"), case=option("--attack-case")
         )
-        return judged(request, name, tried, of, what)
+        return judged(request, name, tried, of, what, more)
 
 
 @contextmanager
-def warm(folder: Path) -> Iterator[Warm]:
+def warm(folder: Path, within: Sequence[str] = ()) -> Iterator[Warm]:
+    """within: the command that starts it, as `full_disk.own_mounts`."""
     with library(folder) as made:
         environment = Control.environment(made, folder / "control") | {"PYTHONPATH": str(ROOT)}
         with subprocess.Popen(
-            [sys.executable, "-m", "tests.attack.warm", str(folder)], env=environment, cwd=ROOT, text=True,
+            [*within, sys.executable, "-m", "tests.attack.warm", str(folder)], env=environment, cwd=ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         ) as process:  # fmt: skip
             yield Warm(process)
@@ -72,43 +74,46 @@ def main(folder: Path) -> None:
         options = asked["seed"], asked["case"], asked["seconds"]
         kind, _, job = asked["group"].partition("/")
         if kind == "store":
-            tried, of = _damages(store_readers.Attacked(job, folder), *options, folder)
+            tried, of, more = _damages(store_readers.Attacked(job, folder), *options, folder)
+        elif kind == "full disk":
+            tried, of, more = _full_disks(full_disk.Filled(job, folder, control), *options, folder)
         elif asked["group"] in races.PARTIES:
             history = histories.History(histories.KINDS["compact"], folder, control)
-            tried, of = _races(history, asked["group"], *options, folder)
+            tried, of, more = _races(history, asked["group"], *options, folder)
         else:
             history = histories.History(histories.KINDS[asked["group"]], folder, control)
-            tried, of = _mishaps(history, *options, folder)
-        sys.__stdout__.write(f"{json.dumps({'tried': asdict(tried), 'of': of})}\n")
+            tried, of, more = _mishaps(history, *options, folder)
+        sys.__stdout__.write(f"{json.dumps({'tried': asdict(tried), 'of': of, 'more': more})}\n")
         sys.__stdout__.flush()
 
 
-def _mishaps(
-    history: histories.History, seed: int, case: str | None, seconds: float, folder: Path
-) -> tuple[Tried, int]:
-    streams, of = mishaps.cases(history, seed)
-    todo = in_turn(streams)
-    if case:
-        todo, of = iter([mishaps.Case.named(case)]), 1
+def _mishaps(history: histories.History, seed: int, case: str | None, seconds: float, folder: Path) -> Answer:
+    todo = [mishaps.Case.named(case)] if case else mishaps.cases(history, seed)
     work = partial(mishaps.verdict, history)
-    return try_all(todo, work, mishaps.VERDICTS, seconds, MEMORY_BYTES, folder), of
+    missed = folder / mishaps.CAME_NO_MORE
+    missed.write_text("")
+    tried = try_all(todo, work, mishaps.VERDICTS, seconds, MEMORY_BYTES, folder)
+    names = missed.read_text().splitlines()
+    n, of = mishaps.operations(todo[: tried.total], set(names)), mishaps.operations(todo)
+    return tried, len(todo), f"; {n:,} of {of:,} operations{'; came no more: ' if names else ''}{', '.join(names[:3])}"
 
 
-def _damages(
-    attacked: store_readers.Attacked, seed: int, case: str | None, seconds: float, folder: Path
-) -> tuple[Tried, int]:
+def _damages(attacked: store_readers.Attacked, seed: int, case: str | None, seconds: float, folder: Path) -> Answer:
     todo, of = store_damages.cases_of(attacked.files, seed)
     if case:
         todo, of = iter([case_named(case)]), 1
-    return try_all(todo, attacked.verdict, store_readers.VERDICTS, seconds, MEMORY_BYTES, folder), of
+    return try_all(todo, attacked.verdict, store_readers.VERDICTS, seconds, MEMORY_BYTES, folder), of, ""
 
 
-def _races(
-    history: histories.History, who: str, seed: int, case: str | None, seconds: float, folder: Path
-) -> tuple[Tried, int]:
+def _full_disks(filled: full_disk.Filled, seed: int, case: str | None, seconds: float, folder: Path) -> Answer:
+    todo = [full_disk.Left.named(case)] if case else filled.cases(seed)
+    return try_all(todo, filled.verdict, full_disk.VERDICTS, seconds, MEMORY_BYTES, folder), len(todo), ""
+
+
+def _races(history: histories.History, who: str, seed: int, case: str | None, seconds: float, folder: Path) -> Answer:
     work = partial(races.verdict, history, races.known(history))
     todo = [races.Round.named(case)] if case else races.rounds(who, seed)
-    return try_all(todo, work, races.VERDICTS, seconds, MEMORY_BYTES, folder), 0
+    return try_all(todo, work, races.VERDICTS, seconds, MEMORY_BYTES, folder), 0, ""
 
 
 if __name__ == "__main__":

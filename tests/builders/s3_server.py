@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from pyarrow import fs as pafs
 
@@ -25,7 +26,7 @@ CREDENTIALS = {
 def s3_server() -> Iterator[int]:
     """Its port on 127.0.0.1, with the empty bucket `logs`; the environment leads there as long as the block runs."""
     [port] = free_ports(1)
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, str(Path(__file__).with_name("moto_server.py")), str(port)]
     with (
         environment({**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}),
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server,

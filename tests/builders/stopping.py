@@ -22,6 +22,7 @@ _SITE = """
 import functools, importlib.util, itertools, os, sys, threading
 
 MODULE, NAME, WHEN, NTH, REACHED, GO = {module!r}, {name!r}, {when!r}, {nth!r}, {reached!r}, {go!r}
+CONSTANT = {constant!r}
 
 def _stop():
     with open(REACHED, "w") as pipe:
@@ -51,8 +52,11 @@ def _wrap(module):
     setattr(owner, last, stopping)
 
 class _Finder:
+    def __init__(self, module, change):
+        self.module, self.change = module, change
+
     def find_spec(self, name, path=None, target=None):
-        if name != MODULE:
+        if name != self.module:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -60,12 +64,14 @@ class _Finder:
 
         def exec_module(module):
             load(module)
-            _wrap(module)
+            self.change(module)
 
         spec.loader.exec_module = exec_module
         return spec
 
-sys.meta_path.insert(0, _Finder())
+sys.meta_path.insert(0, _Finder(MODULE, _wrap))
+if len(CONSTANT) == 2:
+    sys.meta_path.insert(0, _Finder(CONSTANT[0], lambda module: setattr(module, CONSTANT[1], 0)))
 """
 
 
@@ -85,6 +91,15 @@ class Run:
             self.kill()
             raise AssertionError(f"the step was never reached:\n{self.process.communicate()}")
         return int(os.read(self._descriptor, 100).split()[0])
+
+    def jvm(self) -> int:
+        """Its id."""
+        [jvm] = [
+            pid
+            for pid in descendants(self.process.pid)
+            if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "java\n"
+        ]
+        return jvm
 
     def let_go(self) -> None:
         assert self.go is not None
@@ -111,9 +126,12 @@ class Run:
         return self.process.returncode, out, err
 
 
-def start(folder: Path, arguments: list[str], step: str = "", *, nth: int = 1, held: bool = False) -> Run:
+def start(
+    folder: Path, arguments: list[str], step: str = "", *, nth: int = 1, held: bool = False, constant: str = ""
+) -> Run:
     """`python -m jobs ARGUMENTS`. `step`: "before module:function" or "after module:Class.method", at its nth call in
-    a process; `held`: it goes on after `let_go`. `folder`: for what this needs, absent or empty.
+    a process; `held`: it goes on after `let_go`. `folder`: for what this needs, absent or empty. `constant`:
+    "module:NAME", which is 0 in the run: how much is too little for Spark.
     """
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
@@ -131,14 +149,26 @@ def start(folder: Path, arguments: list[str], step: str = "", *, nth: int = 1, h
             go = folder / "go"
             os.mkfifo(go)
         site = _SITE.format(
-            module=module, name=name, when=when, nth=nth, reached=str(reached), go=str(go) if go else ""
-        )
+            module=module, name=name, when=when, nth=nth, reached=str(reached), go=str(go) if go else "",
+            constant=tuple(constant.split(":")),
+        )  # fmt: skip
         (folder / "sitecustomize.py").write_text(site)
     process = subprocess.Popen(
         [sys.executable, "-m", "jobs", "--master", "local[2]", *arguments], cwd=folder, env=environment,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     return Run(process, reached, go, descriptor)
+
+
+def wait_until_gone(pid: int) -> None:
+    """A process that is nobody's child here, or has ended already."""
+    with suppress(ProcessLookupError):
+        process = os.pidfd_open(pid)
+        try:
+            gone, _, _ = select.select([process], [], [], PATIENCE)
+        finally:
+            os.close(process)
+        assert gone, f"process {pid} does not end"
 
 
 def descendants(pid: int) -> list[int]:

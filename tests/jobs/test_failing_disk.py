@@ -17,7 +17,7 @@ from jobs.command.options import RestoreOptions
 from jobs.command.progress import Silent
 from jobs.errors import DamagedTableError, FileSystemError
 from jobs.restore import job as restore
-from jobs.store import table
+from jobs.store import delta, table
 from jobs.store.tables import State, open_state
 from tests.builders.damage import Partition, build
 from tests.builders.faults import Fault, faults, happened
@@ -63,6 +63,35 @@ def test_a_damaged_file_of_a_table_is_named(tmp_path: Path, name: str, size: int
     assert "rebuild-state" in raised.value.line()
 
 
+def test_a_checkpoint_that_only_a_vacuum_reads_whole_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of files that were removed other jobs ask nothing."""
+    maker = StoreMaker(tmp_path)
+    maker.generation("t", 0, 1, {0: b"a"})
+    root, name = maker.state.root, "cleaner_runs"
+    table.checkpoint(root, name, table.head(root, name).number)
+    [checkpoint] = (maker.store / "state" / name / "_delta_log").glob("*.checkpoint.parquet")
+    next(checkpoint.parent.glob("*.lastkey-crc32c")).unlink()  # as an older version leaves it
+    whole = checkpoint.read_bytes()
+    field = b"cardinality"  # of a deletion vector; in the schema once for files that are there, once for removed ones
+    at = whole.index(field, whole.index(field, len(whole) - _footer_bytes(whole)) + 1)
+    checkpoint.write_bytes(whole[:at] + b"C" + whole[at + 1 :])
+    assert main(["runs", "--store", str(maker.store)]) == 0
+    capsys.readouterr()
+    assert main(["vacuum", "--store", str(maker.store), "--json"]) == 3
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["kind"] == "DamagedTableError"
+    assert error["message"].startswith(f"{maker.store}/state/{name}: expected Delta's log, found ")
+    checkpoint.write_bytes(whole)
+    assert main(["vacuum", "--store", str(maker.store)]) == 0
+
+
+def _footer_bytes(parquet: bytes) -> int:
+    """Of the footer, its size and the magic number behind it."""
+    return int.from_bytes(parquet[-8:-4], "little") + 8
+
+
 def _good(folder: Path, name: str) -> Path:
     state = open_state(str(folder / "good"))
     state.commit_wave([make_commit(0, 1, run_id(1))])
@@ -78,7 +107,7 @@ def test_a_table_whose_commits_cannot_be_read_is_not_taken_for_none(
     def nothing(*_: object, **__: object) -> None:
         raise TableNotFoundError("no log files")
 
-    monkeypatch.setattr(table, "DeltaTable", nothing)
+    monkeypatch.setattr(delta, "DeltaTable", nothing)
     with pytest.raises(FileSystemError, match="could not be read"):
         open_state(str(tmp_path)).checkpoints()
 
@@ -144,15 +173,15 @@ def test_a_commit_that_cannot_be_looked_at_is_not_one_that_is_not_there(
     state = open_state(str(tmp_path))
     state.commit_wave([make_commit(0, 1, run_id(1))])
     state.commit_wave([make_commit(0, 2, run_id(2), run_id(1))])
-    real, failed = table.DeltaTable, []
+    real, failed = delta.DeltaTable, []
 
-    def older(uri: str, **given: Any) -> DeltaTable:
+    def older(uri: str, version: int | None, **given: Any) -> DeltaTable:
         if uri.endswith("compaction_checkpoints") and len(failed) < times:
             failed.append(uri)
-            return real(uri, version=0, **given)
-        return real(uri, **given)
+            return real(uri, 0, **given)
+        return real(uri, version, **given)
 
-    monkeypatch.setattr(table, "DeltaTable", older)
+    monkeypatch.setattr(delta, "DeltaTable", older)
     if times == 1:  # it can be looked at when it is tried again
         assert table.head(state.root, "compaction_checkpoints").number == 1
     else:

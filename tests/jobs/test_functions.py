@@ -235,6 +235,7 @@ def test_errors_say_what_is_wrong(spark, topic, asked, problem):
         spark.sql(f"SELECT {asked} FROM topic").collect()
 
 
+@pytest.mark.slow
 def test_a_wrong_schema_is_refused_before_any_query(spark):
     with pytest.raises(AvroSchemaError, match="UnknownType"):
         register_avro(spark, "wrong", '"Order"')

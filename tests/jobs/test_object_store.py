@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
 from click.testing import CliRunner
 from pyarrow import fs as pafs
@@ -96,6 +97,20 @@ def test_indexes_are_rebuilt_into_the_bucket(tmp_path):
     for name, info in written.items():
         with filesystem.open_input_file(info.path) as file:
             assert file.read() == (local / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("part", [".", ".."])
+def test_a_key_with_dots_for_a_name_leads_nowhere(tmp_path, part):
+    """No partition is read from another folder, and none is written beside the output."""
+    write_partition(tmp_path / "t-0", "a=1 || b=2")
+    put(tmp_path, f"{BUCKET}/dots{len(part)}")
+    key = f"dots{len(part)}/{part}/t-1/00000000000000000000.log"
+    boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"]).put_object(Bucket="logs", Key=key, Body=b"")
+    code, said, _ = run("reindex", f"{BUCKET}/dots{len(part)}", "--output", tmp_path / "written" / "here")
+    assert code == 3
+    assert f"note: {part} at byte 0: unreadable: expected a folder with a name" in said
+    assert [path.name for path in (tmp_path / "written").iterdir()] == ["here"]
+    assert [path.name for path in (tmp_path / "written" / "here").iterdir()] == ["t-0"]
 
 
 def test_a_report_of_a_bucket(tmp_path):

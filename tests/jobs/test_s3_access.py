@@ -18,9 +18,10 @@ from pyarrow import fs as pafs
 
 from jobs.command.access import job_error
 from jobs.command.cli import main
-from jobs.errors import UsageError
-from jobs.store import table
+from jobs.errors import DamagedTableError, UsageError
+from jobs.store import formats, table
 from jobs.store.table import Change
+from jobs.store.tables import open_state
 from logformat import s3_access
 from logformat.errors import LogFormatError, stopped, unreadable
 from logformat.locations import file_system
@@ -29,6 +30,7 @@ from tests.bench.race_commits import losing, race
 from tests.builders.logs import write_partition
 from tests.builders.s3_proxy import COMMITS, CUT, SLOW_DOWN, Decide, Fault, each, every, s3_proxy
 from tests.builders.s3_server import BUCKET, CREDENTIALS, environment, s3_server
+from tests.builders.stores import make_commit, run_id
 from udfs.storage import open_root
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -297,6 +299,38 @@ def test_a_commit_is_conditional_whatever_the_environment_says(port):
     assert seen == [0, 1]
     assert content(f"{BUCKET}/conditional") == {"a": 1, "b": 2, "c": 3}
     assert delta_options("logs")["AWS_CONDITIONAL_PUT"] == "etag"
+
+
+def test_a_vacuum_does_not_take_the_folder_of_a_run_whose_first_file_is_on_its_way(port: int) -> None:
+    """Until all of a file is there, the folder is empty, and a bucket says no time of it: the run lost its work."""
+    store = f"{BUCKET}/beginning"
+    open_state(store).commit_wave([make_commit(1, 1, run_id(9))])
+    run = open_state(store)
+    assert run.checkpoints()
+    folder = run.root.full(f"segments/t-0/1-{run_id(1)}")
+    run.root.filesystem.create_dir(folder, recursive=True)
+    assert main(["vacuum", "--store", store, "--grace-hours", "0"]) == 0
+    assert run.root.filesystem.get_file_info(folder).type == pafs.FileType.Directory
+    run.commit_wave([make_commit(0, 1, run_id(1))])
+
+
+def test_a_damaged_newest_commit_is_told(port: int) -> None:
+    """A name of a removed file that is another: the old row would stay beside the new one, and decide."""
+    uri = f"{BUCKET}/damaged"
+    state = open_state(uri)
+    state.commit_wave([make_commit(i, 1, run_id(1, i)) for i in range(2)])
+    state.commit_wave([make_commit(0, 2, run_id(2), run_id(1))])
+    assert {key[1]: row.generation for key, row in open_state(uri).checkpoints().items()} == {0: 2, 1: 1}
+    state.commit_wave([make_commit(0, 3, run_id(3), run_id(2))])
+    path = state.root.full(f"state/compaction_checkpoints/_delta_log/{2:020}.json")
+    with state.root.filesystem.open_input_stream(path, compression=None) as stream:
+        data = stream.read()
+    at = data.index(b".parquet", data.index(b'"remove"')) - 1
+    with state.root.filesystem.open_output_stream(path, compression=None) as stream:
+        stream.write(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    formats._look.cache_clear()  # as in another process
+    with pytest.raises(DamagedTableError, match=f"{2:020}.json"):
+        open_state(uri).checkpoints()
 
 
 def test_writers_race_while_answers_are_lost_and_writers_killed(port):

@@ -106,3 +106,28 @@ def test_reindex_puts_nothing_in_its_place(
         assert (code, said[name]) == (3, ("impossible", "unreadable"))
     else:
         assert said[name][0] == "same"
+
+
+def test_a_lookup_in_a_store_goes_on_without_damaged_epochs(
+    part: Partition, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a generation."""
+    words = ["--config", str(tmp_path / "settings.toml"), "--now", str(NOW_MS)]
+    assert main(["compact", str(part.root), "--store", str(part.store), *words]) == 0
+    [epochs] = part.store.glob("segments/t-0/*/leader-epoch-checkpoint")
+    capsys.readouterr()
+
+    def look() -> tuple[list[str], list[dict[str, Any]]]:
+        assert main(["lookup", "--store", str(part.store), "--offset", "5", "--time", "latest", "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        return report["notes"], report["partitions"][0]["answers"]
+
+    notes, answers = look()
+    assert notes == []
+    assert [answer["leader_epoch"] for answer in answers] == [None, 3]  # an offset's is not asked for
+    epochs.write_bytes(b"0\n2\n3 0\n")
+    notes, without = look()
+    assert len(notes) == 1
+    assert str(epochs.relative_to(part.store)) in notes[0]
+    assert "leader epochs are not known" in notes[0]
+    assert without == [answer | {"leader_epoch": None} for answer in answers]

@@ -311,3 +311,23 @@ def test_a_live_generation_keeps_its_segments_though_their_history_is_lost(maker
     else:
         assert _segments(maker) == before
         assert UNKNOWN in report.notes
+
+
+@pytest.mark.parametrize("linked", ["a partition's folder", "a run's folder"])
+def test_a_current_generation_that_a_link_in_the_store_leads_to_stays(maker, linked):
+    """Under the other name nobody had committed it."""
+    maker.generation("t", 0, 1, {0: A})
+    maker.generation("t", 0, 2, {0: B})
+    current = maker.run_folder("t", 0, 2)
+    maker.age(WEEK + 1, maker.run_folder("t", 0, 1), current)
+    partition = current.parent
+    link = partition.with_name("t-1") if linked == "a partition's folder" else partition / f"1-{'e' * 32}"
+    link.symlink_to(partition if linked == "a partition's folder" else current)
+    before = files_of(current)
+    report = _vacuum(maker)
+    assert files_of(current) == before
+    assert any(f"{current.name}: has another name" in note for note in report.notes)
+    link.unlink()
+    _vacuum(maker)
+    assert files_of(current) == before
+    assert not maker.run_folder("t", 0, 1).exists()

@@ -77,11 +77,17 @@ class LabJvm:
             except BrokenPipeError:
                 line = b""
         if not line:
+            self.kill()
+            self._process.wait()  # so that nobody asks it again
             raise LabError(f"the lab's JVM died in {command}:\n{self._printed()[-3000:]}")
         answer = json.loads(line)
         if "error" in answer:
             raise LabError(f"{command}: {answer['error']}")
         return answer["result"]
+
+    def kill(self) -> None:
+        """Ends the process at once, from any thread: a `call` that waits for its answer raises LabError."""
+        self._process.kill()
 
     def close(self) -> None:
         """Ends the process; a forked child leaves it to its parent."""

@@ -97,6 +97,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "kernels"
 
 
+@pytest.mark.slow
 def test_every_way_to_memory(cache: Path) -> None:
     done = _run(WAYS, ROOT, cache)
     assert done.returncode == 0, done.stderr

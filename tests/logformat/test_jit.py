@@ -243,6 +243,7 @@ def test_else_nowhere_which_is_said_once_and_harms_nothing(closed, run):
     assert not list(closed.rglob("*.nbi"))
 
 
+@pytest.mark.slow
 def test_a_read_only_installation_gives_the_kernels_that_it_holds(closed, run):
     root = _copy(closed)
     _hits(run(root))

@@ -17,6 +17,7 @@ from udfs.compact import cleaner
 from udfs.compact.cleaner import CleanableRange, LastBatches, Rules
 from udfs.compact.gaps import check_gaps
 from udfs.compact.piece_stack import Group, PieceStack
+from udfs.compact.place_segments import read_side_file
 from udfs.compact.plan import Gap, NotDue, PartitionPlan, PartitionResult
 from udfs.compact.retention import Expired
 from udfs.compact.scan_partition import (
@@ -35,7 +36,6 @@ from udfs.compact.transactions import (
 from udfs.compact.txn_trust import _by_marker, check_ends_known, with_index_entries
 from udfs.compact.what_expires import aging_sources, expired, facts_of, rules_of_time
 from udfs.segments import LastBatch, OutputSegment
-from udfs.storage import open_root, read_file
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         raise not_due
     end = cleanable.first_uncleanable_offset if due else scans[0].base_offset
     check_ends_known(plan, scans, gaps, end)
-    in_index, index_only = with_index_entries(plan, scans, aborted, log_end, notes)
+    in_index, index_only = with_index_entries(plan, scans, aborted, log_end, end, notes)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.base_offset < end)])
     discardable, kept_abort = discardable_batches(rows, aborted)
     numbers = [i for i, s in enumerate(scans) if s.base_offset < end]
@@ -192,7 +192,7 @@ def _final_producers(
         if snapshot.offset not in border or snapshot.offset <= plan.log_start_offset:
             continue
         try:
-            entries = producer_snapshot.read(read_file(open_root(snapshot.root), snapshot.path), snapshot.path)
+            entries = producer_snapshot.read(read_side_file(snapshot), snapshot.path)
         except LogFormatError as error:
             if error.kind == "unreadable":
                 raise
@@ -275,11 +275,11 @@ def result_of(
     out = generation.segments
     cleaned = [s for s in (*generation.gone, *out) if s.cleaned]
     read = sum(s.scan.size for s in analysis.sources)
-    before = sum(s.source_bytes for s in cleaned)
+    read_again = sum(s.source_bytes for s in cleaned)
     last = analysis.sources[-1].scan
     log_start, cleanable = generation.log_start_offset, analysis.cleanable
-    before = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, analysis.log_end_offset)
-    cleaned_until = cleanable.first_uncleanable_offset if analysis.compacts else before
+    dirty = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, analysis.log_end_offset)
+    cleaned_until = cleanable.first_uncleanable_offset if analysis.compacts else dirty
     return PartitionResult(
         topic=plan.topic,
         partition=plan.partition,
@@ -301,7 +301,7 @@ def result_of(
         expired=generation.expired,
         segments_before=len(analysis.sources),
         counters=counters,
-        bytes_read=read + before,
+        bytes_read=read + read_again,
         bytes_written=sum(s.size_bytes for s in cleaned),
         bytes_before=read,
         bytes_after=sum(s.size_bytes for s in out),

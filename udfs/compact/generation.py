@@ -6,6 +6,7 @@ archive. Nothing here is visible to anybody before `jobs.store.tables` commits.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,15 +21,22 @@ from udfs.compact.analyse import Analysis, WrittenGeneration
 from udfs.compact.clean_batches import OUT_BATCH
 from udfs.compact.cleaner import SegmentFacts
 from udfs.compact.piece_stack import Group, PieceStack
-from udfs.compact.place_segments import check_written, make_folder, place_one, write_indexes
+from udfs.compact.place_segments import (
+    check_written,
+    make_folder,
+    place_one,
+    read_side_file,
+    write_indexes,
+    write_side_files,
+)
 from udfs.compact.plan import PartitionPlan
 from udfs.compact.retention import taken
 from udfs.compact.scan_segment import read_again
 from udfs.compact.segment_output import SegmentOutput, manifest_row, read_back
 from udfs.compact.sources import Source
 from udfs.compact.what_expires import expired
-from udfs.segments import OutputSegment, SideFile
-from udfs.storage import Root, exists, flush, flush_folder, make_private, open_root, opened, read_file, write_file
+from udfs.segments import OutputSegment, SideFile, side_checksums
+from udfs.storage import Root, exists, flush, flush_folder, make_private, open_root, opened
 
 
 def remove_folder(plan: PartitionPlan) -> None:
@@ -66,10 +74,10 @@ def finish_segment(
     rows, offset_index, time_index = output.close()
     inside = (kept_aborts["last_offset"] >= group.base_offset) & (kept_aborts["last_offset"] < group.next_offset)
     txn_index = transaction_index.write(kept_aborts[inside])
-    write_indexes(store, plan.folder, group.base_offset, offset_index, time_index, txn_index)
+    checksums = write_indexes(store, plan.folder, group.base_offset, offset_index, time_index, txn_index)
     read_back(store, output.path, rows, output.checksum, digest, plan.settings.max_decompressed_batch_bytes, buffer)
     sizes = (len(offset_index), len(time_index), len(txn_index))
-    return manifest_row(group, output.path, rows, output.checksum, sizes)
+    return manifest_row(group, output.path, rows, output.checksum, sizes, checksums)
 
 
 def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[OutputSegment]) -> WrittenGeneration:
@@ -101,18 +109,30 @@ def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[
     for segment in cleaned[:n_gone]:
         if segment.cleaned:
             _remove_segment(plan, store, segment)
-    _write_snapshots(plan, analysis, store, [s.base_offset for s in segments], log_start)
+    side_files = _snapshots(plan, analysis, [s.base_offset for s in segments], log_start)
     epochs = list(plan.leader_epochs) if plan.leader_epochs is not None else _replayed_epochs(analysis)
     epochs = checkpoints.truncate_from_end(epochs, analysis.log_end_offset)
     if n_gone or plan.expired_until:
         epochs = checkpoints.truncate_from_start(epochs, log_start)
-    write_file(store, f"{plan.folder}/leader-epoch-checkpoint", checkpoints.write_leader_epochs(epochs))
+    side_files["leader-epoch-checkpoint"] = checkpoints.write_leader_epochs(epochs)
     if plan.topic_id is not None:
         topic_id = checkpoints.parse_uuid(plan.topic_id, f"{plan.topic}-{plan.partition}")
-        write_file(store, f"{plan.folder}/partition.metadata", checkpoints.write_partition_metadata(topic_id))
+        side_files["partition.metadata"] = checkpoints.write_partition_metadata(topic_id)
+    segments = _with_checksums(segments, write_side_files(store, plan.folder, side_files))
     if store.is_local:
         flush_folder(store, plan.folder)
-    return generation
+    return replace(generation, segments=tuple(segments))
+
+
+def _with_checksums(segments: Sequence[OutputSegment], checksums: dict[str, int]) -> list[OutputSegment]:
+    """The rows, each with what is known of the files of its base; the last one with the rest, of the generation."""
+    out = []
+    for segment in segments:
+        own = segment_file(segment.base_offset, "snapshot")
+        more = checksums if segment is segments[-1] else {own: checksums.pop(own)} if own in checksums else {}
+        known = side_checksums([segment.side_files]) | more
+        out.append(replace(segment, side_files=json.dumps(known)))
+    return out
 
 
 def _facts(analysis: Analysis, cleaned: Sequence[OutputSegment]) -> SegmentFacts:
@@ -147,8 +167,8 @@ def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSe
     if plan.segments[number].from_offset:
         row = replace(row, root="store", path=f"{plan.folder}/{segment_file(scan.base_offset, 'log')}")
         _copy_rest(source, store, row.path)
-    write_indexes(store, plan.folder, scan.base_offset, scan.offset_index, scan.time_index, txn_index)
-    return row
+    checksums = write_indexes(store, plan.folder, scan.base_offset, scan.offset_index, scan.time_index, txn_index)
+    return replace(row, side_files=json.dumps(checksums))
 
 
 def _txn_index(analysis: Analysis, number: int) -> bytes:
@@ -202,10 +222,11 @@ def _copy_rest(source: Source, store: Root, path: str) -> None:
     check_written(store, path, scan.size, scan.checksum)
 
 
-def _write_snapshots(
-    plan: PartitionPlan, analysis: Analysis, store: Root, bases: Sequence[int], log_start_offset: int
-) -> None:
+def _snapshots(
+    plan: PartitionPlan, analysis: Analysis, bases: Sequence[int], log_start_offset: int
+) -> dict[str, bytes]:
     """Producer snapshots at the base of every segment, and at the end; the archive's own where it has one there."""
+    files = {}
     number = {s.scan.base_offset: i for i, s in enumerate(analysis.sources)}
     given = {s.offset: s for s in plan.snapshots}
     for base in bases:
@@ -213,18 +234,17 @@ def _write_snapshots(
             continue
         data = None
         if base in given and base != analysis.log_end_offset:
-            data = _valid_snapshot(plan, given[base])
+            data = _valid_snapshot(given[base])
         if data is None:
             data = producer_snapshot.write(analysis.producers[number[base]])
-        write_file(store, f"{plan.folder}/{segment_file(base, 'snapshot')}", data)
+        files[segment_file(base, "snapshot")] = data
     end = analysis.log_end_offset
-    data = producer_snapshot.write(analysis.producers[-1])
-    write_file(store, f"{plan.folder}/{segment_file(end, 'snapshot')}", data)
+    return files | {segment_file(end, "snapshot"): producer_snapshot.write(analysis.producers[-1])}
 
 
-def _valid_snapshot(plan: PartitionPlan, file: SideFile) -> bytes | None:
+def _valid_snapshot(file: SideFile) -> bytes | None:
     with unless_unreadable():
-        data = read_file(open_root(file.root), file.path)
+        data = read_side_file(file)
         producer_snapshot.read(data, file.path)
         return data
     return None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
+import google_crc32c
 import numpy as np
 
 from logformat.batches.chunks import read_exactly
@@ -15,7 +17,7 @@ from logformat.layout import MAX_RELATIVE_OFFSET, MAX_SEGMENT_BYTES, OFFSET_INDE
 from logformat.names import segment_file
 from logformat.primitives.crc32c import crc32c_extend
 from udfs.compact.plan import PartitionPlan
-from udfs.segments import OutputSegment
+from udfs.segments import OutputSegment, SideFile, side_checksums
 from udfs.storage import Root, make_private, open_root, opened, read_file, write_file
 
 _PART_BYTES: Final = 8 << 20
@@ -30,14 +32,29 @@ def make_folder(plan: PartitionPlan) -> Root:
     return store
 
 
+def write_side_files(store: Root, folder: str, files: Mapping[str, bytes]) -> dict[str, int]:
+    """Write files of a generation beside its logs; their CRC-32C by name."""
+    for name, data in files.items():
+        write_file(store, f"{folder}/{name}", data)
+    return {name: int(google_crc32c.value(data)) for name, data in files.items()}
+
+
+def read_side_file(file: SideFile) -> bytes:
+    """A side file's bytes. LogFormatError of kind "side_file": they are not what the manifest says was written."""
+    data: bytes = read_file(open_root(file.root), file.path)
+    if file.checksum not in (None, found := int(google_crc32c.value(data))):
+        expected = f"CRC-32C {file.checksum:#010x}, as it was written"
+        raise LogFormatError("side_file", file.path, 0, expected, f"{found:#010x}")
+    return data
+
+
 def write_indexes(
     store: Root, folder: str, base_offset: int, offset_index: bytes, time_index: bytes, txn_index: bytes
-) -> None:
-    """`.index` and `.timeindex` always, `.txnindex` where there is something in it, as Kafka does."""
-    write_file(store, f"{folder}/{segment_file(base_offset, 'index')}", offset_index)
-    write_file(store, f"{folder}/{segment_file(base_offset, 'timeindex')}", time_index)
-    if txn_index:
-        write_file(store, f"{folder}/{segment_file(base_offset, 'txnindex')}", txn_index)
+) -> dict[str, int]:
+    """`.index` and `.timeindex` always, `.txnindex` where there is something in it, as Kafka does; their CRC-32C."""
+    files = {"index": offset_index, "timeindex": time_index} | ({"txnindex": txn_index} if txn_index else {})
+    named = {segment_file(base_offset, kind): data for kind, data in files.items()}
+    return write_side_files(store, folder, named)
 
 
 def join_empty_groups(plan: PartitionPlan, segments: Sequence[OutputSegment]) -> list[OutputSegment]:
@@ -89,21 +106,28 @@ def place_one(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
     if not segment.size_bytes:
         make_private(store, path)
         write_file(store, path, b"")
-        write_indexes(store, plan.folder, segment.base_offset, b"", b"", b"")
-        return replace(segment, path=path)
+        checksums = write_indexes(store, plan.folder, segment.base_offset, b"", b"", b"")
+        return replace(segment, path=path, side_files=json.dumps(checksums))
     written = segment.path.removesuffix(".log")
-    shift = int(written.rpartition("/")[2]) - segment.base_offset
+    written_base = int(written.rpartition("/")[2])
+    shift = written_base - segment.base_offset
+    known, checksums = side_checksums([segment.side_files]), {}
     for kind in ("log", "index", "timeindex", *(("txnindex",) if segment.txn_index_bytes else ())):
-        old, new = f"{written}.{kind}", f"{plan.folder}/{segment_file(segment.base_offset, kind)}"
+        name = segment_file(segment.base_offset, kind)
+        old, new = f"{written}.{kind}", f"{plan.folder}/{name}"
         if shift and kind in _SHIFTED:
-            write_file(store, new, _shifted(store, old, shift, _SHIFTED[kind]))
-        elif store.is_local:
+            data = _shifted(store, old, shift, _SHIFTED[kind])
+            checksums |= write_side_files(store, plan.folder, {name: data})
+            continue
+        if kind != "log":
+            checksums[name] = known[segment_file(written_base, kind)]
+        if store.is_local:
             store.filesystem.move(store.full(old), store.full(new))  # the file that was read back
         else:
             store.filesystem.copy_file(store.full(old), store.full(new))
     if not store.is_local:
         check_written(store, path, segment.size_bytes, segment.checksum)
-    return replace(segment, path=path)
+    return replace(segment, path=path, side_files=json.dumps(checksums))
 
 
 def _shifted(store: Root, path: str, shift: int, entry: np.dtype[np.void]) -> bytes:

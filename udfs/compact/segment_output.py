@@ -7,6 +7,9 @@ with the key table while it reads from the end, and its pieces wait in a `piece_
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+
 import numpy as np
 
 from logformat.batches.bodies import BodyLoader
@@ -103,9 +106,16 @@ def least_timestamp(rows: np.ndarray) -> int:
 
 
 def manifest_row(
-    group: Group, path: str, rows: np.ndarray, checksum: int, index_bytes: tuple[int, int, int]
+    group: Group,
+    path: str,
+    rows: np.ndarray,
+    checksum: int,
+    index_bytes: tuple[int, int, int],
+    side_files: Mapping[str, int] | None = None,
 ) -> OutputSegment:
-    """The manifest's row of a cleaned segment; rows: OUT_BATCH[n]; index_bytes: offset, time, transaction index."""
+    """The manifest's row of a cleaned segment; rows: OUT_BATCH[n]; index_bytes: offset, time, transaction index;
+    side_files: their CRC-32C by name.
+    """
     return OutputSegment(
         base_offset=group.base_offset,
         root="store",
@@ -127,4 +137,5 @@ def manifest_row(
         offset_index_bytes=index_bytes[0],
         time_index_bytes=index_bytes[1],
         txn_index_bytes=index_bytes[2],
+        side_files=json.dumps(side_files) if side_files is not None else None,
     )

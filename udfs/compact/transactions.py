@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from logformat.batches.chunks import NO_END
 from logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
 from udfs.compact.transaction_kernels import NONE, replay
 
@@ -81,16 +82,41 @@ def abort_markers(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def undecided(rows: np.ndarray, first: int, last: int) -> np.ndarray:
     """Of TXN_BATCH[n] in log order the data batches below offset `first` whose transaction may have ended in
-    first..last: rows, rising. The next marker of their producer lies above, and may be of a later transaction.
+    first..last: rows, rising. The next marker of their producer lies above, and may be of a later transaction; or there
+    is none.
     """
-    order = np.lexsort((rows["base_offset"], rows["producer_id"]))
-    marker = rows["control_type"][order] >= 0
+    return np.flatnonzero((markers_behind(rows) > last) & (rows["last_offset"] < first) & ~rows["control"])
+
+
+def markers_behind(rows: np.ndarray) -> np.ndarray:
+    """Of each of TXN_BATCH[n] in log order the offset of its producer's next marker, its own if it is one, int64[n];
+    NO_END: there is none.
+    """
     n = len(rows)
-    following = np.minimum.accumulate(np.where(marker, np.arange(n), n)[::-1])[::-1]
+    order = np.lexsort((rows["base_offset"], rows["producer_id"]))
+    offsets, producers = rows["base_offset"][order], rows["producer_id"][order]
+    following = np.where(rows["control_type"][order] >= 0, np.arange(n), n)
+    following = np.minimum.accumulate(following[::-1])[::-1]
     at = np.minimum(following, n - 1)
-    same = (following < n) & (rows["producer_id"][order][at] == rows["producer_id"][order])
-    over = same & (rows["base_offset"][order][at] > last) & (rows["last_offset"][order] < first)
-    return np.sort(order[over & ~rows["control"][order]])
+    out = np.full(n, NO_END, np.int64)
+    out[order] = np.where((following < n) & (producers[at] == producers), offsets[at], NO_END)
+    return out
+
+
+def data_before(rows: np.ndarray, producers: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """The last of TXN_BATCH[n] in log order that its producer has wholly below an offset, for each of m pairs: rows,
+    int64[m]; -1: there is none.
+    """
+    n, m = len(rows), len(producers)
+    producer = np.concatenate([rows["producer_id"], producers])
+    offset = np.concatenate([rows["last_offset"], offsets])
+    order = np.lexsort((np.arange(n + m) < n, offset, producer))  # at the same offset the pair comes first
+    last = np.maximum.accumulate(np.where(order < n, np.arange(n + m), NONE))
+    found = np.where(last >= 0, order[last], NONE)
+    found[(found >= 0) & (producer[found] != producer[order])] = NONE
+    out = np.empty(n + m, np.int64)
+    out[order] = found
+    return out[n:]
 
 
 def contradictions(
@@ -100,7 +126,8 @@ def contradictions(
 
     aborted: ENTRY[m] by replay of the log; markers, markers_before: of abort_markers; both by marker. What a cleaning
     took from the log is no contradiction: an entry may begin before what is left of its transaction, but not before
-    the transaction of its producer that ended last; and no transaction can have been open longer than it says.
+    the transaction of its producer that ended last; and no transaction can have been open longer than it says. An entry
+    that begins at its marker is of an ABORT without data, as brokers of before KAFKA-10702 note it.
     """
     out: dict[int, str] = {}
 
@@ -120,7 +147,7 @@ def contradictions(
     say(first < 0, "a first offset from 0 on")
     known, at = same_marker(aborted["last_offset"], aborted["producer_id"], entries)
     replayed = np.append(aborted, np.zeros(1, aborted.dtype))[at]
-    begins = np.where(known, replayed["first_offset"], last - 1)
+    begins = np.where(known, replayed["first_offset"], last)
     say(first > begins, "a first offset up to {}", begins)
     most = np.where(known, replayed["last_stable_offset"], last + 1)
     say((stable < 0) | (stable > most), "a last stable offset from 0 to {}", most)

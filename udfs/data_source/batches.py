@@ -15,7 +15,7 @@ from logformat.batches.headers import read_headers
 from logformat.batches.segment_bounds import check_offsets
 from logformat.errors import stopped
 from logformat.schemas import BATCHES, select
-from udfs.data_source.plan import Piece, ReadSpec
+from udfs.data_source.plan import Piece, ReadSpec, is_past
 from udfs.data_source.records import check_size, check_tail
 from udfs.data_source.resume import resume_position
 from udfs.data_source.rows import aligned, problem_row
@@ -53,9 +53,9 @@ def _read(piece: Piece, spec: ReadSpec, schema: Any, buffer: ChunkBuffer) -> Ite
                     file, piece.shown, position, piece.end, buffer, tail, previous_last_offset=previous
                 ):
                     _check(piece, spec, headers.batches)
-                    yield from _rows(piece, spec, schema, headers.batches)
+                    yield from _rows(piece, spec, schema, headers.batches, previous)
                     position, previous = headers.position + headers.size, int(headers.batches["last_offset"][-1])
-                    if previous + 1 >= piece.end_offset:
+                    if is_past(piece, headers.batches[-1]):
                         return
                 check_tail(file, piece, tail)
             return
@@ -75,8 +75,13 @@ def _check(piece: Piece, spec: ReadSpec, batches: np.ndarray) -> None:
         check_offsets(piece.shown, piece.base_offset, piece.next_base_offset, batches)
 
 
-def _rows(piece: Piece, spec: ReadSpec, schema: Any, batches: np.ndarray) -> Iterator[Any]:
-    inside = (batches["last_offset"] >= piece.start_offset) & (batches["base_offset"] < piece.end_offset)
+def _rows(piece: Piece, spec: ReadSpec, schema: Any, batches: np.ndarray, previous: int) -> Iterator[Any]:
+    """previous: last offset of the batch before them; a compressed one of magic 0 or 1 begins behind it, no header says
+    where.
+    """
+    behind = np.concatenate([[previous], batches["last_offset"][:-1]]) + 1
+    begins = np.where(batches["base_offset"] < 0, behind, batches["base_offset"])
+    inside = (batches["last_offset"] >= piece.start_offset) & (begins < piece.end_offset)
     chosen = batches[inside]
     step = spec.max_rows or _MAX_ROWS
     for first in range(0, len(chosen), step):

@@ -96,7 +96,8 @@ def _markers(piece: Piece, logs_behind: LogsBehind | None) -> Iterator[NDArray[n
     start = piece.start
     for log in _logs(piece, logs_behind):
         with opened(cached_root(log.root), log.path) as file:
-            for headers in read_headers(file, f"{log.root}/{log.path}", start, log.size, buffer, Tail()):
+            shown = f"{log.root}/{log.path}"
+            for headers in read_headers(file, shown, start, log.size, buffer, Tail(), check_markers=True):
                 yield _of(headers.batches)
         start = 0
 

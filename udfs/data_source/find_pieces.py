@@ -15,14 +15,17 @@ few requests each.
 
 from __future__ import annotations
 
+import io
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from logformat.batches.chunks import NO_END
+from logformat.batches.bodies import BodyLoader
+from logformat.batches.chunks import MAX_BATCH_BYTES, NO_END, ChunkBuffer, Tail, read_chunks
 from logformat.errors import LogFormatError, readable, stopped
 from logformat.listing import ListedSegment
 from logformat.search.partition_log import PartitionLog
@@ -33,6 +36,7 @@ from udfs.data_source.plan import Bound, ListedLog, Piece, Range, SourcePartitio
 from udfs.problem import Problem
 from udfs.storage import Root, cached_place, cached_root, opened, read_file
 
+_FIRST_BYTES: Final = 64 << 10
 _LATER: Final = 8  # segments that a piece names; transactions seldom span more, and all of all pieces were quadratic
 
 
@@ -70,12 +74,26 @@ def first_to_read(partition: SourcePartition, asked: Range) -> int:
 
 
 def first_offset(root: Root, path: str) -> int:
-    """What the first batch of a file says, whatever the file's name; 0 where there is none. Of a compressed batch of
-    magic 0 or 1 it is the last offset.
+    """The offset of a file's first record, whatever the file's name; 0 where there is none.
+
+    A compressed batch of magic 0 or 1 has only its last offset in the header, and is decompressed for it; where it is
+    damaged, who reads the file says so.
     """
     with opened(root, path) as file, readable(path):
         first = file.read(8)
-    return max(int.from_bytes(first, "big", signed=True), 0) if len(first) == 8 else 0
+        size = os.fstat(file.fileno()).st_size if isinstance(file, io.FileIO) else int(file.size())
+        if len(first) < 8:
+            return 0
+        try:
+            chunk = next(read_chunks(file, path, 0, size, ChunkBuffer(_FIRST_BYTES), Tail()), None)
+            if chunk is not None and chunk.batches["base_offset"][0] < 0:
+                wrapper, wanted = chunk.batches[:1], np.ones(1, np.bool_)
+                loader = BodyLoader(max_batch_bytes=MAX_BATCH_BYTES)
+                (run,) = loader.runs(chunk.raw, 0, wrapper, wanted, path, backwards=False)
+                return int(run.bodies["base_offset"][0] + run.spans["offset_delta"][0])
+        except LogFormatError:
+            pass
+    return max(int.from_bytes(first, "big", signed=True), 0)
 
 
 def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list[Piece]:

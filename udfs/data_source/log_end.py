@@ -4,7 +4,8 @@ Damage that hides the batches behind it (a length that cannot be, and no entry o
 log's end too. Where what is damaged is set aside, the log then ends there for all that has to know its end: limits by
 offset, committed data, streams. What asks for no end reads on to the last byte, and meets the damage itself.
 
-Headers are read here, and no checksum is checked: what is wrong in a header, and yet may be, is believed.
+Headers are read here, and checksums of markers alone are checked: what is wrong in another header, and yet may be, is
+believed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from logformat.listing import ListedSegment
 from logformat.search.partition_log import PartitionLog
 from udfs.data_source.plan import LATEST, Piece, Range, SourcePartition, Wanted
 from udfs.data_source.resume import resume_position
-from udfs.lookup.last_stable_offset import last_stable_offset
+from udfs.lookup.last_stable_offset import damage_at, last_stable_offset
 from udfs.storage import cached_place, cached_root, opened
 
 _BUFFER_BYTES: Final = 1 << 20
@@ -139,4 +140,6 @@ def _last_stable_offset(partition: SourcePartition, asked: Range) -> tuple[int, 
         [(offset, partition.side_root, path) for offset, path in partition.snapshots],
         resume if asked.set_aside else None,
     )
+    if asked.set_aside and ends is None and (partition.high_watermark is None or found < partition.high_watermark):
+        ends = damage_at(segments, found)
     return found, ends, met

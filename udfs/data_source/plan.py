@@ -164,6 +164,13 @@ def _cost(piece: Piece) -> int:
     return piece.end - piece.start + OPEN_BYTES
 
 
+def is_past(piece: Piece, batch: np.void) -> bool:
+    """Whether what stands behind a BATCH is behind the piece's end too. One that reaches across the end does not tell:
+    its last offset may be the damage, and then the next batch shows it.
+    """
+    return bool(batch["base_offset"] >= piece.end_offset or batch["last_offset"] + 1 == piece.end_offset)
+
+
 def limited(piece: Piece) -> Piece:
     """The same without offsets that its segment cannot have."""
     end = piece.end_offset if piece.next_base_offset is None else min(piece.end_offset, piece.next_base_offset)

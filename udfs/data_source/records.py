@@ -28,7 +28,7 @@ from logformat.batches.segment_bounds import check_offsets
 from logformat.errors import LogFormatError, stopped
 from logformat.schemas import RECORDS, select
 from udfs.data_source.committed import Outcomes
-from udfs.data_source.plan import Piece, ReadSpec, limited
+from udfs.data_source.plan import Piece, ReadSpec, is_past, limited
 from udfs.data_source.resume import next_indexed, resume_position
 from udfs.data_source.rows import aligned, problem_row
 from udfs.problem import Problem
@@ -88,7 +88,7 @@ class _Reader:
                         within = yield from self._within(piece, chunk)
                         yield from self._chunk(within, chunk, outcomes)
                         position, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
-                        if previous + 1 >= piece.end_offset:
+                        if is_past(piece, chunk.batches[-1]):
                             return
                     check_tail(file, piece, tail)
                 return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
-from logformat.batches.chunks import ChunkBuffer, Tail
+from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
 from logformat.batches.headers import read_headers
 from logformat.errors import LogFormatError
 from logformat.listing import ListedSegment
@@ -35,6 +36,7 @@ def last_stable_offset(
     watermark (None: the log end). Raises LogFormatError for a bad log, unless there is `resume`: of a segment, what is
     wrong with its batch at a position, and that position it gives the next batch's, None: go on in the next segment.
     What was open before the damage is then not known to be open; who reads it finds no marker this side of the damage.
+    Checksums of markers are checked, and that of the batch that is open, the latter without `resume` only.
     """
     state, first = _loaded(segments, snapshots, high_watermark)
     completed, end = [np.empty(0, MARKER)], log_start_offset
@@ -46,7 +48,9 @@ def last_stable_offset(
             try:
                 with opened(cached_root(segment.root), segment.path) as file:
                     shown = f"{segment.root}/{segment.path}"
-                    for headers in read_headers(file, shown, position, segment.size, buffer, Tail()):
+                    for headers in read_headers(
+                        file, shown, position, segment.size, buffer, Tail(), check_markers=True
+                    ):
                         batches = headers.batches
                         position = headers.position + headers.size
                         end = int(batches["last_offset"][-1]) + 1
@@ -60,7 +64,35 @@ def last_stable_offset(
     end = max(end, log_start_offset)
     known = end if high_watermark is None else min(end, high_watermark)
     found = state.last_stable_offset(known, np.concatenate(completed).view(MARKER))
-    return min(max(found, log_start_offset), known)
+    found = min(max(found, log_start_offset), known)
+    if resume is None and found < known:
+        damage = damage_at(segments, found)
+        if damage is not None:
+            raise damage
+    return found
+
+
+def damage_at(segments: Sequence[ListedSegment], offset: int) -> LogFormatError | None:
+    """What is wrong with the batch that an offset lies in; None: nothing, or there is no such batch.
+
+    For the one that opens the oldest open transaction: a bit in its producer opens one that nothing ever ends, and no
+    reader comes as far as to notice.
+    """
+    bases = [segment.base_offset for segment in segments]
+    number = bisect.bisect_right(bases, offset) - 1
+    if number < 0:
+        return None
+    segment, tail, buffer = segments[number], Tail(), ChunkBuffer(_BUFFER_BYTES)
+    shown = f"{segment.root}/{segment.path}"
+    try:
+        with opened(cached_root(segment.root), segment.path) as file:
+            for _ in read_headers(file, shown, 0, segment.size, buffer, tail, end_offset=offset):
+                pass
+            if tail.reached_end_offset:
+                next(read_chunks(file, shown, tail.position, segment.size, buffer, Tail()), None)
+    except LogFormatError as error:
+        return error
+    return None
 
 
 def _loaded(

@@ -49,10 +49,15 @@ def _some(wrong: np.ndarray) -> Iterator[int]:
 class Epochs:
     """Leader epochs, which no checksum covers: they do not fall along the log of one cluster, and are those that the
     leader-epoch-checkpoint names. Where they are not, that is a note: a log restored into another cluster looks so.
+
+    The file of a generation is a copy of the archive's. Where that one names a batch's epoch and the copy does not, the
+    copy is wrong, and that is a row.
     """
 
     def __init__(self, plan: CheckPlan, found: Findings) -> None:
         self.found, self.latest, self.listed = found, -1, np.empty((0, 2), np.int64)
+        self.of_archive = np.array(plan.archived_epochs, np.int64).reshape(-1, 2)
+        self.copied = False  # a file that could be read, and nothing is wrong with it yet
         self.path = plan.leader_epochs.path if plan.leader_epochs is not None else ""
         if plan.leader_epochs is not None:
             found.attempt(lambda: self._read(plan.leader_epochs), plan.leader_epochs.path)  # type: ignore[arg-type]
@@ -64,6 +69,7 @@ class Epochs:
         lines = data.decode("utf-8", "replace").split("\n")[2:]
         if [tuple(map(int, line.split())) for line in lines if line.strip()] != [tuple(e) for e in epochs]:
             raise LogFormatError("side_file", file.path, 0, "epochs and offsets that rise", "some that do not")
+        self.copied = len(self.of_archive) > 0
 
     @property
     def first(self) -> tuple[str, int] | None:
@@ -88,6 +94,26 @@ class Epochs:
                 f"{int(expected[i])}: from another cluster, or damaged (no checksum covers it)"
             )
         self.latest = int(epoch[-1]) if len(epoch) and epoch[-1] >= 0 else int(highest[-1])
+        if self.copied:
+            self._check_copy(batches[current])
+
+    def _check_copy(self, batches: np.ndarray) -> None:
+        """A row for the first batch of which the archive's file knows more. A log start may lie within a batch, and its
+        epoch begins there then: so last offsets are looked for.
+        """
+        epoch, last = batches["partition_leader_epoch"], batches["last_offset"]
+        said = _epochs_at(self.listed, last)
+        for i in np.flatnonzero((epoch >= 0) & (_epochs_at(self.of_archive, last) == epoch) & (said != epoch))[:1]:
+            self.copied = False
+            expected = f"leader epoch {int(epoch[i])} at offset {int(last[i])}, as its batch and the archive's file say"
+            found = str(int(said[i])) if said[i] >= 0 else "none"
+            self.found.add(LogFormatError("side_file", self.path, 0, expected, found))
+
+
+def _epochs_at(listed: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """int64[n]: the epoch of each offset by a leader-epoch-checkpoint; -1: it says none."""
+    at = np.searchsorted(listed[:, 1], offsets, "right")
+    return np.concatenate([[-1], listed[:, 0]])[at]
 
 
 class Producers:

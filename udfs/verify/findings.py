@@ -29,6 +29,7 @@ class CheckPlan:
     segments: tuple[ListedSegment, ...]  # by base offset
     snapshots: tuple[SideFile, ...] = ()
     leader_epochs: SideFile | None = None
+    archived_epochs: tuple[tuple[int, int], ...] = ()  # of a generation: (epoch, start offset), by the archive's file
     metadata: SideFile | None = None
     log_start_offset: int | None = None  # by a checkpoint
     cleaner_checkpoint: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+import google_crc32c
 import numpy as np
 
 from logformat.batches.chunks import ChunkBuffer
@@ -13,8 +14,8 @@ from logformat.layout import CODEC_NAMES
 from logformat.names import segment_file
 from udfs.attempt import attempt
 from udfs.problem import Problem
-from udfs.segments import LastBatch, OutputSegment, SegmentInput
-from udfs.storage import file_size, open_root
+from udfs.segments import LastBatch, OutputSegment, SegmentInput, side_checksums
+from udfs.storage import file_size, open_root, read_file
 from udfs.verify.blocks import Order, Side, scan_headers
 from udfs.verify.findings import CheckPlan, CheckResult, Findings, SegmentFacts, result_of
 from udfs.verify.parent import Rules, compare
@@ -141,13 +142,16 @@ def _add(found: Findings, path: str, expected: str, seen: str) -> None:
 
 
 def _check_files(plan: GenerationPlan, found: Findings) -> None:
-    """Files that belong to a generation beside logs and indexes: snapshots and the text files; sizes of indexes."""
+    """Files that belong to a generation beside logs and indexes: snapshots and the text files; sizes of indexes; and
+    what the manifest says of the bytes of all of them.
+    """
     root = open_root(plan.side.store_uri)
     wanted = [
         segment_file(row.base_offset, "snapshot") for row in plan.manifest if row.base_offset > plan.log_start_offset
     ]
     wanted += [segment_file(plan.next_offset, "snapshot"), "leader-epoch-checkpoint"]
-    for name in wanted:
+    checksums = side_checksums(row.side_files for row in plan.manifest)
+    for name in dict.fromkeys([*wanted, *checksums]):
         path = f"{plan.folder}/{name}"
         if file_size(root, path) is None:
             found.add(LogFormatError("side_file", path, 0, "a file of this generation", "no such file"))
@@ -159,6 +163,12 @@ def _check_files(plan: GenerationPlan, found: Findings) -> None:
             seen = file_size(root, path)
             if seen != size and not (seen is None and (size == 0 or kind != "txnindex")):
                 found.add(LogFormatError("index", path, 0, f"{size} bytes, as the manifest says", f"{seen}"))
+    for name, checksum in checksums.items():
+        path = f"{plan.folder}/{name}"
+        there = file_size(root, path)
+        if there is not None and (crc := google_crc32c.value(read_file(root, path, there))) != checksum:
+            expected = f"CRC-32C {checksum:#010x}, as the manifest says"
+            found.add(LogFormatError("side_file", path, 0, expected, f"{crc:#010x}"))
 
 
 def _check_parent(plan: GenerationPlan, found: Findings) -> int:

@@ -163,7 +163,7 @@ def check_txn_index(
         )
         problems.append(LogFormatError("index", path, int(place[i]) * ENTRY.itemsize, expected, "none"))
     left = np.zeros(n, np.bool_)  # data of the entry's transaction is in the log, which begins at, and is stable up to:
-    begins, most = last - 1, last + 1
+    begins, most = last.copy(), last + 1
     left[at[~missing]] = True
     begins[at[~missing]] = wanted["first_offset"][~missing]
     most[at[~missing]] = wanted["last_stable_offset"][~missing]
@@ -172,7 +172,8 @@ def check_txn_index(
     report(stable > most, "a last stable offset up to {}", most)
     report(stable < 0, "a last stable offset from 0 on")
     if dense_from is not None:
-        report(left & (first >= dense_from) & (first < begins), "a first offset of {}", begins)
-        report(known & ~left & (first >= dense_from), f"no data in the log, or a first offset below {dense_from}")
+        within = first >= dense_from
+        report(left & within & (first < begins), "a first offset of {}", begins)
+        report(known & ~left & within & (first < last), f"no data in the log, or a first offset below {dense_from}")
         report(left & (stable >= dense_from) & (stable < most), "a last stable offset of {}", most)
     return sorted(problems, key=lambda problem: problem.position)

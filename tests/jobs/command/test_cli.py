@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -152,6 +153,11 @@ def test_an_error_says_path_expected_found_and_what_to_do(job, capsys):
         (PermissionError(13, "Permission denied", "/x"), 5, "/x: Permission denied"),
         (OSError(24, "Too many open files", "/x"), 5, "ulimit -n"),
         (OSError("error closing file"), 5, "error closing file"),  # as Arrow says it
+        (
+            FileExistsError(17, "Cannot create directory 'x': non-directory entry exists"),
+            5,
+            "non-directory entry exists",
+        ),
         (OSError("Memory mapping file failed: Input/output error"), 5, "Input/output error"),
         (OSError("Couldn't deserialize thrift"), 1, "unexpected: OSError"),  # a file that was not written so
         (io.UnsupportedOperation("not writable"), 1, "unexpected: UnsupportedOperation"),
@@ -202,6 +208,15 @@ def test_spark_s_local_folders_are_among_the_places_of_a_full_disk(job, capsys, 
     assert cli.main(["compact", "A", "--store", str(tmp_path / "store"), "--json"]) == errors.ENVIRONMENT
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["path"], error["found"]) == (str(tmp_path / "a b"), "No space left on device, 1 B free")
+
+
+def test_a_disk_without_inodes_is_not_said_to_have_room(job, capsys, tmp_path, monkeypatch):
+    real = os.statvfs
+    full = types.SimpleNamespace(f_files=100, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda path: full if Path(path) == tmp_path else real(path))
+    job.outcome = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "store" / "x"))
+    assert cli.main(["compact", "A", "--store", str(tmp_path / "store"), "--json"]) == errors.ENVIRONMENT
+    assert json.loads(capsys.readouterr().out)["error"]["found"] == "No space left on device, no inode free"
 
 
 def test_every_error_fills_its_template():

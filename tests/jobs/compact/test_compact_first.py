@@ -256,6 +256,7 @@ def test_the_archive_is_needed_until_nothing_of_it_is_used(cases, now_ms, lab):
         moved.run(now_ms)
 
 
+@pytest.mark.slow
 def test_policy_by_option(cases, now_ms, lab, capsys, tmp_path):
     """--cleanup-policy compact is for the topics that --topics names, and for none whose own table says otherwise."""
     for topic in ("a", "b", "own"):

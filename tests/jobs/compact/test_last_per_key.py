@@ -18,6 +18,7 @@ from tests.reference.log import ZSTD, data_batch
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.slow
 def test_the_last_record_of_each_key(spark: SparkSession, tmp_path: Path) -> None:
     write_partition(tmp_path / "t-0", "a=1 b=2 -=3 | {pid=1 txn} b=6 | {pid=1 abort} || a=7 d=- | {codec=zstd} e=8 e=9")
     write_partition(tmp_path / "t-1", "a=1 | b=2")

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from jobs.data_source.read import read_task
 from jobs.data_source.source import columns_of
-from jobs.errors import MissingPathError, NoGenerationError, UsageError
+from jobs.errors import LostRunError, MissingPathError, NoGenerationError, UsageError
 from jobs.store.paths import CHECKPOINTS
 from jobs.store.rows import Checkpoint, RunRow, Segment, to_arrow
 from jobs.store.tables import open_state
@@ -122,6 +122,15 @@ def test_the_archive_may_have_moved(made, tmp_path):
     moved = Path(shutil.copytree(made.archive, tmp_path / "elsewhere"))
     shutil.rmtree(moved / "u-0")
     assert keys(moved, store=str(made.store), topics="t") == keys(store=str(made.store), topics="t")
+
+
+def test_a_partition_whose_runs_are_lost_is_not_left_out(made, tmp_path):
+    """Of the others generation 1 would be read, of this one nothing."""
+    store = Path(shutil.copytree(made.store, tmp_path / "copied"))
+    max((store / "state" / "cleaner_runs" / "_delta_log").glob("*.json")).unlink()
+    with pytest.raises(LostRunError, match="t-0: the run that made its generation is not in the table cleaner_runs"):
+        read("kafka_log", None, store=str(store), generation="1")
+    assert keys(store=str(store)) == keys(store=str(made.store))
 
 
 def test_what_is_not_there(made, tmp_path):

@@ -139,6 +139,7 @@ def test_the_job(spark, archive, tmp_path, capsys):
         run_at(LookupOptions(store=str(tmp_path / "none"), at="5", refresh=False), Silent())
 
 
+@pytest.mark.slow
 def test_in_tasks_as_in_threads(spark, archive, monkeypatch):
     segments = [s for plan in archive_plans(str(archive), None, []) for s in time_index._segments(plan)]
     here = time_index._frame(spark, segments, Silent())

@@ -578,6 +578,23 @@ def test_while_files_are_replaced_no_broker_can_start_and_no_second_run(root):
     assert subprocess.run([sys.executable, "-c", _TRY, str(lock)], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("before", [TEXT[: TEXT.rindex(" |")], TEXT[: TEXT.rindex(" ||")]], ids=["grown", "rolled"])
+def test_a_broker_that_comes_and_goes_before_the_lock_is_taken(before, root, tmp_path, monkeypatch):
+    """What it wrote is no damage: its indexes cover more than the log had when it was listed."""
+    archive = tmp_path / "before"
+    write_partition(archive / "t-0", before, index_interval_bytes=0)
+
+    def come_and_go(directories):
+        shutil.rmtree(archive / "t-0")
+        shutil.copytree(root / "t-0", archive / "t-0")
+        return locked(directories)
+
+    monkeypatch.setattr(reindex, "locked", come_and_go)
+    report = run(archive, "in_place")
+    assert files_of(archive) == files_of(root)
+    assert (not_same(report), report.partitions[0].segments) == ({}, len(BASES))
+
+
 def test_no_lock_file_is_made(root):
     (root / "t-0" / INDEX).unlink()
     run(root, "in_place")
@@ -696,6 +713,7 @@ def test_time_index_at_the_minute(tmp_path):
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_with_spark_it_is_the_same(spark, root, monkeypatch):
     for path in files_in(root / "t-0", "*index"):
         path.unlink()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import signal
 
@@ -11,7 +13,7 @@ from jobs.errors import DONE
 from tests.builders.logs import write_partition
 from tests.builders.reindexed import TEXT, not_same
 from tests.builders.reindexed import run as reindex
-from tests.builders.stopping import start
+from tests.builders.stopping import start, wait_until_gone
 from tests.builders.trees import files_of
 from udfs.reindex.write import LEFTOVER
 
@@ -50,20 +52,59 @@ def test_a_kill_leaves_each_file_old_or_new(broken, step, nth, tmp_path):
     good, source = broken
     root = tmp_path / "archive"
     shutil.copytree(source, root)
-    config = tmp_path / "c.toml"
-    config.write_text('[defaults]\n"index.interval.bytes" = 0\n')
-    arguments = ["reindex", str(root), "--in-place", "--config", str(config), "--json"]
-    run = start(tmp_path / "run", arguments, step, nth=nth)
+    run = start(tmp_path / "run", _arguments(root, tmp_path), step, nth=nth)
     run.wait_until_reached()
     run.kill()
     assert run.finish()[0] == -signal.SIGKILL
+    _check_old_or_new(root, good)
+    assert reindex(root, "in_place").exit_code == DONE
+    assert files_of(root) == good
+    assert not_same(reindex(root)) == {}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("who", "step", "nth"),
+    [
+        ("worker", "before udfs.reindex.write:_check_written", 3),
+        ("JVM", "after udfs.reindex.write:replace_file", 4),
+        ("driver", "before udfs.reindex.write:replace_file", 2),
+    ],
+)
+def test_a_kill_with_spark_leaves_each_file_old_or_new(broken, who, step, nth, tmp_path):
+    """A worker ends with its JVM, and that with its driver: nobody writes behind the next run."""
+    good, source = broken
+    root = tmp_path / "archive"
+    shutil.copytree(source, root)
+    of_spark = "jobs.reindex.job:WITHOUT_SPARK_BYTES"
+    run = start(tmp_path / "run", _arguments(root, tmp_path), step, nth=nth, constant=of_spark)
+    worker, jvm = run.wait_until_reached(), run.jvm()
+    os.kill({"worker": worker, "JVM": jvm, "driver": run.process.pid}[who], signal.SIGKILL)
+    wait_until_gone(worker)
+    code, out, err = run.finish()
+    wait_until_gone(jvm)
+    if who == "driver":
+        assert (code, out) == (-signal.SIGKILL, "")
+    else:
+        error = json.loads(out)["error"]
+        assert (code, error["exit_code"]) == (5, 5), (error, err)
+        assert error["kind"] == {"worker": "WorkerEndedError", "JVM": "JvmEndedError"}[who], error
+    _check_old_or_new(root, good)
+    assert reindex(root, "in_place").exit_code == DONE
+    assert files_of(root) == good
+    assert not_same(reindex(root)) == {}
+
+
+def _arguments(root, tmp_path):
+    config = tmp_path / "c.toml"
+    config.write_text('[defaults]\n"index.interval.bytes" = 0\n')
+    return ["reindex", str(root), "--in-place", "--config", str(config), "--json"]
+
+
+def _check_old_or_new(root, good):
     found = files_of(root)
     left = {path for path in found if path.endswith(LEFTOVER)}
     assert set(found) - left == set(good)
     for path in set(good):
         assert found[path] in (OLD, good[path]), path
     assert len(left) <= 1
-
-    assert reindex(root, "in_place").exit_code == DONE
-    assert files_of(root) == good
-    assert not_same(reindex(root)) == {}

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from dataclasses import asdict
-from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +23,7 @@ from jobs.report import job as archive_report
 from jobs.report.job import profile_archive
 from jobs.store.rows import RunRow
 from tests.builders.logs import START_MS, write_partition
+from tests.builders.pages import needs_nothing_else
 from tests.builders.profiles import HOSTILE, a_segment, large
 from tests.builders.trees import files_of
 from udfs.report.partition_profile import DAY_MS
@@ -42,31 +42,6 @@ def page() -> ModuleType:
     from jobs.report import page
 
     return page
-
-
-class Page(HTMLParser):
-    """Elements and whatever could ask for something else."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.links += [v for k, v in attrs if k in ("src", "href", "xlink:href", "srcset", "data", "action") and v]
-        assert not [k for k, _ in attrs if k.startswith("on")], attrs
-
-
-def needs_nothing_else(text: str) -> None:
-    page = Page(text)
-    assert "script" not in page.tags and "iframe" not in page.tags
-    assert [link for link in page.links if not link.startswith(("#", "data:,"))] == []
-    assert set(re.findall(r"url\(([^)]*)\)", text)) == {u for u in re.findall(r"url\(([^)]*)\)", text) if u[0] == "#"}
-    assert "@import" not in text and "default-src 'none'" in text
-    ids = re.findall(r' id="([^"]*)"', text)
-    assert len(ids) == len(set(ids)), "plots must not share their clip paths"
 
 
 @pytest.fixture

@@ -4,7 +4,15 @@ import pytest
 
 from jobs.command.options import RestoreOptions
 from jobs.command.progress import Silent
-from jobs.errors import LogStartError, MissingFileError, MissingPathError, NoGenerationError, NotEmptyError, UsageError
+from jobs.errors import (
+    LogDirectoryInUseError,
+    LogStartError,
+    MissingFileError,
+    MissingPathError,
+    NoGenerationError,
+    NotEmptyError,
+    UsageError,
+)
 from jobs.restore import copy_files
 from jobs.restore import job as restore
 from logformat.side_files.checkpoints import read_offset_checkpoint
@@ -228,3 +236,32 @@ def test_reflinks_hold_the_same_bytes(two_generations, monkeypatch, grown):
     logs = [data for path, data in files_of(two_generations.folder / "out").items() if path.endswith(".log")]
     assert logs == [B, B, C, A]
     assert sum(p.reflinked for p in report.partitions) == 4
+
+
+@pytest.mark.parametrize("other", ["at work", "ended"])
+def test_of_two_restores_into_one_folder_one_goes_on(two_generations, monkeypatch, other):
+    """Both had found it empty. One was terminated, and took back what the other one, which said that all was well, had
+    written under the same names.
+    """
+    out = two_generations.folder / "out"
+    options = RestoreOptions(str(two_generations.store), str(out))
+    real = restore._restore_partition if other == "at work" else restore.list_apart
+
+    def meanwhile(*given):
+        monkeypatch.setattr(restore, real.__name__, real)
+        if other == "at work":  # this one holds the folder
+            with pytest.raises(LogDirectoryInUseError, match="another run"):
+                restore.run(options, Silent())
+        else:  # this one has still to begin
+            restore.run(options, Silent())
+        return real(*given)
+
+    monkeypatch.setattr(restore, real.__name__, meanwhile)
+    if other == "at work":
+        monkeypatch.setattr(restore, "check_empty", lambda root: None)  # it was empty when the other one looked
+        assert len(restore.run(options, Silent()).partitions) == 2
+    else:
+        with pytest.raises(NotEmptyError):
+            restore.run(options, Silent())
+    assert restore.names.CLEAN_SHUTDOWN in files_of(out)
+    assert files_of(out)["u-3/00000000000000000050.log"] == A

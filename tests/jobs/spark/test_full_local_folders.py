@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from jobs.store.tables import open_state
+from tests.attack.full_disk import own_mounts
 from tests.attack.preload import Control, Order, library
+from tests.attack.summary import tell
 from tests.builders.damage import NOW_MS, build
 from tests.builders.trees import files_of, tree
 
@@ -69,3 +72,32 @@ def test_runs_end_as_on_any_full_disk_and_the_next_one_is_right(tmp_path: Path) 
 
 def _logs(store: Path) -> dict[str, bytes]:
     return {path.rpartition("/")[2]: data for path, data in files_of(store).items() if path.endswith(".log")}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(("left", "kind"), [("nr_inodes=1", "JvmEndedError"), ("size=12k", "DiskFullError")])
+def test_the_same_on_a_disk_that_is_really_full(
+    tmp_path: Path, request: pytest.FixtureRequest, left: str, kind: str
+) -> None:
+    """One without room for a folder; and one of three pages."""
+    within, refused = own_mounts()
+    if refused:
+        tell(request, f"full disk, spark.local.dir: not tried: {refused}")
+        pytest.skip(refused)
+    part = build(tmp_path / "archive")
+    (tmp_path / "window.toml").write_text(_TOML.format(engine="window", without_spark=0))
+    local = tmp_path / "local"
+    local.mkdir()
+    before = tree(part.root)
+    words = ["--conf", f"spark.local.dir={local}", "compact", str(part.root), "--store", str(part.store)]
+    words += ["--config", str(tmp_path / "window.toml"), "--now", str(NOW_MS), "--json"]
+    mount = f'mount -t tmpfs -o {left} none {shlex.quote(str(local))} && exec "$@"'
+    command = [*within, "sh", "-c", mount, "sh", sys.executable, "-m", "jobs", *words]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert "please report" not in done.stderr, done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["kind"]) == (5, kind), error
+    assert str(local) in error["message"] or "spark.local.dir" in error["message"], error
+    assert tree(part.root) == before
+    assert not open_state(str(part.store)).checkpoints()
+    tell(request, f"full disk, spark.local.dir with {left}: named")

@@ -7,11 +7,22 @@ is asked of each state. `Rule` leaves out one of the protocol's rules at a time:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from jobs.errors import ConflictError
+from jobs.store import table
+from jobs.store.paths import CHECKPOINTS
+from jobs.store.tables import open_state
+from tests.builders.stores import make_commit, run_id
+
+Act = Callable[[], None]
 
 
 class Rule(Enum):
@@ -24,6 +35,8 @@ class Rule(Enum):
     PENDING = "what may still arrive is not called a conflict"
     MARK = "vacuum puts a version that names what it deletes"
     LOOK = "a run looks for marks since it began, on the head that it commits on"
+    LOOK_BACK = "a rollback looks for all marks on record: what it brings back was made long ago"
+    ONE_VERSION = "a reader takes all partitions from one version"
 
 
 ALL = frozenset(Rule)
@@ -49,16 +62,32 @@ class Sent:
 
 @dataclass(frozen=True)
 class Writer:
-    """A run with one wave. `said`: nothing yet, done, conflict, or dead."""
+    """A run with one wave, or a rollback. `said`: nothing yet, done, conflict, or dead."""
 
     name: str
     partitions: tuple[int, ...]
+    back_to: str = ""  # of a rollback: the run whose generation it brings back
     step: str = "begin"
     began: int = -1
     planned: tuple[str, ...] = ()
     head: int = -1
     base: int = -1  # head of the last attempt
     attempt: int = 0
+    said: str = ""
+
+    @property
+    def new(self) -> str:
+        """The run whose files are current after it."""
+        return self.back_to or self.name
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A restore of all partitions: it asks the table, and then takes files."""
+
+    name: str = "r"
+    step: str = "look"
+    seen: tuple[tuple[int, str], ...] = ()  # run of each partition
     said: str = ""
 
 
@@ -73,6 +102,9 @@ class Vacuum:
     gone: frozenset[str] = frozenset()
 
 
+Actor = Writer | Vacuum | Reader
+
+
 @dataclass(frozen=True)
 class World:
     """All that there is."""
@@ -80,7 +112,7 @@ class World:
     log: tuple[Entry, ...]
     files: frozenset[str]
     sent: frozenset[Sent]
-    actors: tuple[Writer | Vacuum, ...]
+    actors: tuple[Actor, ...]
     faults: int  # lost answers and crashes that may still happen
 
 
@@ -109,11 +141,20 @@ def steps(world: World, rules: frozenset[Rule]) -> Iterator[World]:
         yield put(left, request.version, request.entry, rules)[0] if request.version <= len(world.log) else left
         yield left
     for i, actor in enumerate(world.actors):
-        for after, changed in (writer if isinstance(actor, Writer) else vacuum)(world, actor, rules):
+        for after, changed in taken(world, actor, rules):
             yield replace(after, actors=(*after.actors[:i], changed, *after.actors[i + 1 :]))
+        if isinstance(actor, Reader):
+            continue  # whoever only reads may die unseen
         if world.faults and not getattr(actor, "said", "") and actor.step not in ("begin", "look", "done"):
             dead = replace(actor, step="done", **({"said": "dead"} if isinstance(actor, Writer) else {}))
             yield replace(world, faults=world.faults - 1, actors=(*world.actors[:i], dead, *world.actors[i + 1 :]))
+
+
+def taken(world: World, actor: Actor, rules: frozenset[Rule]) -> Iterator[tuple[World, Actor]]:
+    """What an actor's next step may lead to."""
+    if isinstance(actor, Writer):
+        return writer(world, actor, rules)
+    return vacuum(world, actor, rules) if isinstance(actor, Vacuum) else reader(world, actor, rules)
 
 
 def writer(world: World, w: Writer, rules: frozenset[Rule]) -> Iterator[tuple[World, Writer]]:
@@ -121,7 +162,13 @@ def writer(world: World, w: Writer, rules: frozenset[Rule]) -> Iterator[tuple[Wo
     now, end = current(world.log), len(world.log) - 1
     if w.step == "begin":
         planned = tuple(now.get(partition, "") for partition in w.partitions)
-        yield world, replace(w, step="write", began=end, planned=planned)
+        if not w.back_to:
+            yield world, replace(w, step="write", began=end, planned=planned)
+        elif w.back_to in world.files and set(planned) != {w.back_to}:
+            since = -1 if Rule.LOOK_BACK in rules else end
+            yield world, replace(w, step="read", began=since, planned=planned)
+        else:
+            yield world, replace(w, step="done", said="nothing")
     elif w.step == "write":
         yield replace(world, files=world.files | {w.name}), replace(w, step="read")
     elif w.step == "read":
@@ -129,8 +176,8 @@ def writer(world: World, w: Writer, rules: frozenset[Rule]) -> Iterator[tuple[Wo
     elif w.step == "check":
         at_head = current(world.log[: w.head + 1])
         moved = tuple(at_head.get(partition, "") for partition in w.partitions) != w.planned
-        marked = any(w.name in entry.gone for entry in world.log[w.began + 1 : w.head + 1])
-        refused = (moved and Rule.COMPARE in rules) or (marked and Rule.LOOK in rules) or w.name not in world.files
+        marked = any(w.new in entry.gone for entry in world.log[w.began + 1 : w.head + 1])
+        refused = (moved and Rule.COMPARE in rules) or (marked and Rule.LOOK in rules) or w.new not in world.files
         if not refused:
             yield world, replace(w, step="put", attempt=w.attempt + 1, base=w.head)
         for failing in (world,) if refused else (replace(world, faults=world.faults - 1),) if world.faults else ():
@@ -138,7 +185,7 @@ def writer(world: World, w: Writer, rules: frozenset[Rule]) -> Iterator[tuple[Wo
             pending = w.attempt and end == w.base and Rule.PENDING in rules
             yield failing, replace(w, step="done", said="done" if made else "unsure" if pending else "conflict")
     elif w.step == "put":
-        moves = tuple((p, before, w.name) for p, before in zip(w.partitions, w.planned, strict=True))
+        moves = tuple((p, before, w.new) for p, before in zip(w.partitions, w.planned, strict=True))
         entry = Entry(w.name, w.attempt, moves)
         after, landed = put(world, w.head + 1, entry, rules)
         yield after, replace(w, step="done", said="done") if landed else replace(w, step="search")
@@ -173,6 +220,17 @@ def vacuum(world: World, v: Vacuum, rules: frozenset[Rule]) -> Iterator[tuple[Wo
         yield replace(world, files=world.files - v.gone), replace(v, step="done")
 
 
+def reader(world: World, r: Reader, rules: frozenset[Rule]) -> Iterator[tuple[World, Reader]]:
+    """look -> take -> done; without its rule it looks at one partition after the other."""
+    now = tuple(sorted(current(world.log).items()))
+    if r.step == "look":
+        seen = now if Rule.ONE_VERSION in rules else (*r.seen, *now[len(r.seen) : len(r.seen) + 1])
+        yield world, replace(r, step="take" if len(seen) >= len(now) else "look", seen=seen)
+    elif r.step == "take":
+        whole = {run for _, run in r.seen} <= world.files
+        yield world, replace(r, step="done", said="done" if whole else "gone")
+
+
 def wrong(world: World) -> str:
     """What is wrong with a world; "": nothing."""
     now: dict[int, str] = {}
@@ -186,6 +244,10 @@ def wrong(world: World) -> str:
     if lost := set(now.values()) - world.files:
         return f"files of {lost} are gone, and a generation names them"
     for actor in world.actors:
+        if isinstance(actor, Reader) and actor.said == "done":
+            stood = [current(world.log[: n + 1]) for n in range(len(world.log))]
+            if dict(actor.seen) not in stood:
+                return f"{actor.name} restored {dict(actor.seen)}, which never was"
         if isinstance(actor, Writer):
             made = sum(entry.actor == actor.name for entry in world.log)
             if made > 1:
@@ -211,13 +273,18 @@ def reachable(first: World, rules: frozenset[Rule]) -> tuple[int, str]:
     return len(seen), ""
 
 
-def world(*actors: Writer | Vacuum, faults: int) -> World:
-    """A store with one generation of partition 0."""
+def world(*actors: Actor, faults: int) -> World:
+    """A store with one generation of partition 0; for a rollback two generations of two partitions."""
+    if any((isinstance(actor, Writer) and actor.back_to) or isinstance(actor, Reader) for actor in actors):
+        log = (Entry("x", 0, ((0, "", "x"), (1, "", "x"))), Entry("y", 0, ((0, "x", "y"), (1, "x", "y"))))
+        return World(log, frozenset("xy"), frozenset(), actors, faults)
     return World((Entry("x", 0, ((0, "", "x"),)),), frozenset({"x"}), frozenset(), actors, faults)
 
 
 SAME = (Writer("a", (0,)), Writer("b", (0,)))
 APART = (Writer("a", (0,)), Writer("b", (1,)))
+BACK = Writer("k", (0, 1), back_to="x")
+BOTH = Writer("a", (0, 1))
 OVERLAP = (Writer("a", (0, 1)), Writer("b", (1, 2)))
 
 
@@ -231,12 +298,21 @@ OVERLAP = (Writer("a", (0, 1)), Writer("b", (1, 2)))
         pytest.param(world(*SAME, Vacuum(), faults=2), id="same and vacuum, two faults", marks=pytest.mark.slow),
         pytest.param(world(*APART, Vacuum(), faults=1), id="apart and vacuum"),
         pytest.param(world(Writer("a", (0,)), Writer("b", (0, 1)), Writer("c", (1,)), faults=1), id="three"),
+        pytest.param(world(BACK, BOTH, faults=2), id="rollback and driver"),
+        pytest.param(world(BACK, replace(BACK, name="l"), faults=2), id="two rollbacks"),
+        pytest.param(world(BACK, Vacuum(), faults=2), id="rollback and vacuum"),
+        pytest.param(world(BACK, BOTH, Vacuum(), faults=1), id="rollback, driver and vacuum"),
+        pytest.param(world(Reader(), BOTH, Vacuum(), faults=1), id="restore, driver and vacuum"),
+        pytest.param(world(Reader(), BACK, Vacuum(), faults=1), id="restore, rollback and vacuum"),
     ],
 )
 def test_no_bad_world_can_be_reached(first: World) -> None:
     n, found = reachable(first, ALL)
     assert found == ""
-    assert n > 100, "a walk that goes nowhere"
+    assert n > 50, "a walk that goes nowhere"
+
+
+NEEDING = ((BACK, Vacuum()), (Reader(), BOTH), SAME, APART, (*SAME, Vacuum()))  # the small ones first
 
 
 @pytest.mark.parametrize(
@@ -249,8 +325,105 @@ def test_no_bad_world_can_be_reached(first: World) -> None:
         ({Rule.PENDING}, "said conflict, and is in the log"),
         ({Rule.MARK}, "are gone"),
         ({Rule.LOOK}, "are gone"),
+        ({Rule.LOOK_BACK}, "are gone"),
+        ({Rule.ONE_VERSION}, "which never was"),
     ],
 )
 def test_each_rule_is_needed(left_out: set[Rule], expected: str) -> None:
-    found = [reachable(world(*actors, faults=2), ALL - left_out)[1] for actors in (SAME, APART, (*SAME, Vacuum()))]
-    assert any(expected in each for each in found), found
+    found = (reachable(world(*actors, faults=2), ALL - left_out)[1] for actors in NEEDING)
+    assert any(expected in each for each in found)
+
+
+# -- whether the product's steps are the model's
+
+
+def model_steps(rival: Writer) -> set[tuple[str, ...]]:
+    """Every row of steps (check, put, search) that a run beside a rival takes to its end, and what it says then."""
+    first = world(Writer("a", (0,)), rival, faults=2)
+    ended: set[tuple[str, ...]] = set()
+    seen, todo = {(first, ())}, [(first, ())]
+    while todo:
+        at, steps_so_far = todo.pop()
+        before = at.actors[0]
+        assert isinstance(before, Writer)
+        if before.step == "done":
+            ended.add((*steps_so_far, before.said))
+            continue
+        for after in steps(at, ALL):
+            took = after.actors[0].step != before.step and before.step in ("check", "put", "search")
+            now = (after, (*steps_so_far, before.step) if took else steps_so_far)
+            if now not in seen:
+                seen.add(now)
+                todo.append(now)
+    return ended
+
+
+class Steps:
+    """What `jobs.store.table` does for one commit. before: what happens before a put, one each; after: behind it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, before: Sequence[Act] = (), after: Sequence[Act] = ()) -> None:
+        self.taken: list[str] = []
+        self.before, self.after = list(before), list(after)
+        real_commit, real_search = table._commit, table._search
+
+        def commit(*given: Any) -> None:
+            of_wave = given[0].name == CHECKPOINTS
+            if of_wave:
+                self.taken.append("put")
+            if of_wave and self.before:
+                self.before.pop(0)()
+            real_commit(*given)
+            if of_wave and self.after:
+                self.after.pop(0)()
+
+        def search(version: Any, now: Any, tried: Any) -> int | None:
+            if version.name == CHECKPOINTS and self.taken[-1] == "put":  # else it belongs to the check
+                self.taken.append("search")
+            return real_search(version, now, tried)
+
+        def swap(root: Any, name: str, schema: Any, plan: Any, at: Any = None) -> int:
+            def checked(version: Any) -> Any:
+                if name == CHECKPOINTS:
+                    self.taken.append("check")
+                return plan(version)
+
+            return real_swap(root, name, schema, checked, at)
+
+        real_swap = table.swap
+        patch.setattr(table, "_commit", commit)
+        patch.setattr(table, "_search", search)
+        patch.setattr(table, "swap", swap)
+
+
+def lose() -> None:
+    raise OSError(errno.EIO, "the answer is lost")
+
+
+@pytest.mark.parametrize("case", ["alone", "lost", "never made", "never made, then lost", "rival", "beaten"])
+def test_the_product_takes_the_steps_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """A commit beside another's, by `State.commit_wave`: each row of steps, and its end, is one of the walk's."""
+    open_state(str(tmp_path)).commit_wave([make_commit(0, 1, run_id(1)), make_commit(1, 1, run_id(1, 1))])
+    state = open_state(str(tmp_path))
+    state.checkpoints()
+    rival = 0 if case == "beaten" else 1
+
+    def other() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(table, "_commit", real_commit)
+            patch.setattr(table, "swap", real_swap)
+            new = make_commit(rival, 2, run_id(2, 5), run_id(1, rival))
+            open_state(str(tmp_path)).commit_wave([new])
+
+    real_commit, real_swap = table._commit, table.swap
+    before: dict[str, list[Act]] = {
+        "never made": [lose], "never made, then lost": [lose], "rival": [other], "beaten": [other],
+    }  # fmt: skip
+    after: dict[str, list[Act]] = {"lost": [lose], "never made, then lost": [lose]}
+    steps_taken = Steps(monkeypatch, before.get(case, ()), after.get(case, ()))
+    try:
+        state.commit_wave([make_commit(0, 2, run_id(2), run_id(1))])
+        said = "done"
+    except ConflictError:
+        said = "conflict"
+    assert (said == "conflict") == (case == "beaten")
+    assert (*steps_taken.taken, said) in model_steps(Writer("b", (rival,)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -48,6 +49,18 @@ def test_a_disk_without(tmp_path, monkeypatch, capsys):
         ", found Operation not permitted; nothing was written; choose another --store\n"
     )
     assert [path.name for path in (tmp_path / "store").rglob("*")] == ["state"]
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, "DiskFullError"), (errno.EIO, "FileSystemError")])
+def test_a_disk_without_room_for_a_name_is_full(tmp_path, monkeypatch, capsys, number, kind):
+    """As one without inodes answers; another --store would be no help."""
+
+    def link(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    assert main([*WORDS, str(tmp_path / "store"), "--json"]) == 5
+    assert json.loads(capsys.readouterr().out)["error"]["kind"] == kind
 
 
 def test_a_disk_where_links_replace(tmp_path, monkeypatch):

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
-from jobs import vacuum
-from jobs.command.options import RestoreOptions, VacuumOptions
+from jobs import rebuild_state, vacuum
+from jobs.command import cli
+from jobs.command.options import RebuildStateOptions, RestoreOptions, VacuumOptions
 from jobs.command.progress import Silent
-from jobs.errors import JobError
+from jobs.compact import job as compact
+from jobs.errors import ConflictError, JobError
 from jobs.restore import job as restore
 from jobs.store.rows import PartitionState
-from jobs.store.tables import open_state
+from jobs.store.tables import State, open_state
+from tests.builders.logs import START_MS, write_partition
 from tests.builders.stores import StoreMaker, make_commit, row, run_id
+from tests.builders.trees import files_of
 
 OLD, NEW = b"a" * 1000, b"b" * 2000
 
@@ -61,3 +67,158 @@ def test_how_a_partition_stood_before_a_rollback_is_not_said_of_the_generation_t
     open_state(str(tmp_path)).roll_back([back], lambda: None)
     state.set_states([said])  # of a compact that looked at generation 2
     assert ("t", 0) not in state.states()
+
+
+def test_a_run_whose_table_is_taken_away_makes_no_new_one_with_its_new_partitions_alone(maker):
+    """As for rebuild-state, while it goes on. Nobody would have committed t-0 then, and vacuum took all of it."""
+    state = open_state(str(maker.store))
+    assert state.checkpoints()
+    (maker.store / "state").rename(maker.folder / "moved")
+    with pytest.raises(ConflictError, match="expected version 2, which was there, or one after it, found no table"):
+        state.commit_wave([make_commit(0, 1, run_id(1), topic="new")])
+    assert not state.has("compaction_checkpoints")
+
+
+def test_a_run_whose_table_is_taken_away_between_two_waves_makes_no_new_one(tmp_path):
+    """Of a store that was new: the second wave knows of the first."""
+    state = open_state(str(tmp_path))
+    state.commit_wave([make_commit(0, 1, run_id(1))])
+    shutil.rmtree(tmp_path / "state")
+    with pytest.raises(ConflictError, match="which was there"):
+        state.commit_wave([make_commit(1, 1, run_id(1))])
+
+
+def test_a_vacuum_whose_table_is_taken_away_after_its_listing_deletes_nothing(maker, monkeypatch):
+    """On a disk the mark finds no folder for its file; in a bucket it needs none."""
+    maker.age(400, *[maker.run_folder("t", 0, g) for g in (1, 2, 3)])
+    before, real = files_of(maker.store / "segments"), vacuum.run_folders
+
+    def run_folders(*given):
+        yield from real(*given)
+        (maker.store / "state").rename(maker.folder / "moved")
+
+    monkeypatch.setattr(vacuum, "run_folders", run_folders)
+    with pytest.raises(ConflictError, match="which was there"):
+        vacuum.run(VacuumOptions(str(maker.store)), Silent())
+    assert files_of(maker.store / "segments") == before
+
+
+_CONFIG = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n'
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A store of first generations alone, which is half a month old, and has lost its tables."""
+    write_partition(tmp_path / "archive" / "t-0", "a=1 b=1 || a=2 || c=1")
+    write_partition(tmp_path / "archive" / "t-1", "a=1 b=1 || a=2 || c=1")
+    (tmp_path / "lastkey.toml").write_text(_CONFIG)
+    assert _compact(tmp_path) == 0
+    shutil.rmtree(tmp_path / "store" / "state")
+    for path in (tmp_path / "store").rglob("*"):
+        os.utime(path, (START_MS / 1000, START_MS / 1000))
+    return tmp_path
+
+
+def _compact(root, *words):
+    how = ["--config", str(root / "lastkey.toml"), "--now", str(START_MS + 3_600_000)]
+    return cli.main(["compact", str(root / "archive"), "--store", str(root / "store"), *how, *words])
+
+
+def _first_folder(root, partition):
+    return next((root / "store" / "segments" / f"t-{partition}").glob("1-*"))
+
+
+def test_a_store_begins_anew_only_while_the_archive_has_all_of_it(begun, capsys):
+    first = begun / "archive" / "t-1" / f"{0:020}.log"
+    first.rename(begun / "first")
+    assert _compact(begun) == 2
+    said = capsys.readouterr().err
+    assert "expected the tables of this store in state, for segments/t-1/1-" in said
+    assert "is complete and begins at offset 0, the archive at 2, found none" in said
+    assert not (begun / "store" / "state" / "compaction_checkpoints").exists()
+    (begun / "first").rename(first)
+    assert _compact(begun) == 0
+
+
+@pytest.mark.parametrize("how", ["begins below", "reaches further", "has no other"])
+def test_vacuum_keeps_a_first_generation_that_covers_what_the_tables_do_not(begun, how):
+    """The tables begin anew, of an archive that is another one by now."""
+    lost = _first_folder(begun, 0)
+    aside = begun / "aside"
+    lost.rename(aside)
+    if how == "begins below":
+        (begun / "archive" / "t-0" / f"{0:020}.log").unlink()
+    elif how == "reaches further":
+        shutil.rmtree(begun / "archive" / "t-0")
+        write_partition(begun / "archive" / "t-0", "a=1 b=1 || a=2")
+    else:
+        shutil.rmtree(begun / "archive" / "t-0")
+    assert _compact(begun, *(["--gaps", "accept"] if how == "begins below" else [])) == 0
+    aside.rename(lost)
+    report = vacuum.run(VacuumOptions(str(begun / "store")), Silent())
+    assert [(kept["topic"], kept["partition"], kept["run_id"]) for kept in report.kept_unknown] == [
+        ("t", 0, lost.name.partition("-")[2])
+    ]
+    assert "kept: t-0: generation 1" in report.to_text() and report.to_json()["kept_unknown"] == report.kept_unknown
+    assert list(lost.glob("*.log"))
+    assert not [
+        path
+        for path in (begun / "store" / "segments" / "t-1").glob("1-*")
+        if path.stat().st_mtime < START_MS / 1000 + 1
+    ]
+    given_up = vacuum.run(VacuumOptions(str(begun / "store"), before_reset="t"), Silent())
+    assert given_up.kept_unknown == [] and not lost.exists()
+
+
+@pytest.mark.parametrize("cleaned", [None, 1, 2, 4], ids=lambda n: "young" if n is None else f"killed-after-{n}")
+def test_a_vacuum_leaves_no_child_of_what_was_rolled_back_without_its_parents_mark(begun, monkeypatch, cleaned):
+    """The child is of a run that had planned when the rollback came, and has no mark of its own. It is above the
+    current generation, and rebuild-state must not take it. cleaned: folders, before the vacuum is killed; None: it is
+    not, and the child is younger than the grace.
+    """
+    store = begun / "store"
+    shutil.rmtree(store)
+    assert [_compact(begun), _compact(begun, "--force")] == [0, 0]
+    plan_then, clean = compact.run_waves, vacuum._clean
+
+    def run_waves(*given):
+        assert cli.main(["rollback", "--store", str(store), "--generation", "1"]) == 0
+        plan_then(*given)
+
+    monkeypatch.setattr(compact, "run_waves", run_waves)
+    assert _compact(begun, "--force") == 4
+    current = {key: row.run_id for key, row in open_state(str(store)).checkpoints().items()}
+    for path in (store / "segments").rglob("*"):
+        if cleaned is not None or "/3-" not in str(path):
+            os.utime(path, (START_MS / 1000, START_MS / 1000))
+    seen = []
+
+    def count_and_clean(root, folder, *given):
+        if len(seen) == cleaned:
+            raise KeyboardInterrupt
+        seen.append(folder.path)
+        clean(root, folder, *given)
+
+    monkeypatch.setattr(vacuum, "_clean", count_and_clean)
+    with contextlib.nullcontext() if cleaned is None else pytest.raises(KeyboardInterrupt):
+        vacuum.run(VacuumOptions(str(store)), Silent())
+    (store / "state").rename(begun / "moved")
+    assert cli.main(["rebuild-state", "--store", str(store)]) == 0
+    assert {key: row.run_id for key, row in open_state(str(store)).checkpoints().items()} == current
+
+
+def test_what_goes_while_the_tables_are_made_again_is_a_conflict(begun, monkeypatch):
+    """A vacuum may go on that began while the tables were there. One waits for the other where there is a lock."""
+    store, check = begun / "store", State.check_writable
+    (store / "state").mkdir()
+
+    def check_writable(state):
+        with ThreadPoolExecutor(1) as other, pytest.raises(ConflictError, match="the store's lock within 0 s"):
+            other.submit(open_state(str(store)).lock(0).__enter__).result()
+        next(_first_folder(begun, 1).glob("*.index")).unlink()
+        check(state)
+
+    monkeypatch.setattr(State, "check_writable", check_writable)
+    with pytest.raises(ConflictError, match="expected the file of a whole generation, found that it is gone"):
+        rebuild_state.run(RebuildStateOptions(str(store)), Silent())
+    assert not open_state(str(store)).has("compaction_checkpoints")

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
+from pyarrow import fs as pafs
 
-from jobs.errors import ConflictError, DamagedTableError, UsageError
-from jobs.store import table
-from jobs.store.commit_file import is_whole
+from jobs.errors import ConflictError, DamagedTableError, FileSystemError, UsageError
+from jobs.store import table, torn
+from jobs.store.commit_file import CHECKSUM, MARK, check_name, is_whole, stated
 from jobs.store.table import Change, Version
-from udfs.storage import open_root
+from tests.builders.damage import flip
+from udfs.storage import Root, open_root
 
 SCHEMA = pa.schema([("name", pa.string()), ("n", pa.int64())])
 
@@ -48,9 +56,13 @@ def test_any_other_byte_in_a_data_file_is_told(tmp_path: Path) -> None:
     (file,) = (tmp_path / "state" / "t").glob("*.parquet")
     data = file.read_bytes()
     for at in range(len(data)):
-        file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        with pytest.raises(DamagedTableError, match=file.name):
-            content(tmp_path)
+        other = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        with pytest.raises(pa.ArrowInvalid, match="checksum"):
+            check_name(file.name, other)
+        if at % 50 == 0:  # whole reads
+            file.write_bytes(other)
+            with pytest.raises(DamagedTableError, match=file.name):
+                content(tmp_path)
     file.write_bytes(data)
     assert content(tmp_path) == {"a": 1, "b": 2}
 
@@ -106,7 +118,9 @@ def test_every_prefix_of_the_last_commit_counts_as_never_made(tmp_path: Path, co
     data = whole.read_bytes()
     after = content(tmp_path)
     needed = len(data.rstrip(b"\n"))
-    assert [end for end in range(len(data) + 1) if is_whole(data[:end])] == list(range(needed, len(data) + 1))
+    assert [end for end in range(len(data) + 1) if is_whole(data[:end], "t", commits - 1)] == list(
+        range(needed, len(data) + 1)
+    )
     lines = [at for at, byte in enumerate(data, 1) if byte == ord("\n")]
     for end in {0, 1, needed - 1, needed, *lines, *(at - 1 for at in lines), *(at + 1 for at in lines[:-1])}:
         copy = tmp_path / "copy"
@@ -139,6 +153,45 @@ def test_a_commit_that_names_another_file_is_told(tmp_path: Path, kind: str, new
     assert content(tmp_path) == {"a": 2 if newest else 3}
 
 
+@pytest.mark.parametrize(
+    ("place", "by"), [("t/1", "t/2"), ("t/2", "t/1"), ("t/2", "u/2"), ("u/0", "t/0"), ("t/3", "t/0")]
+)
+def test_a_whole_commit_in_the_place_of_another_is_told(tmp_path: Path, place: str, by: str) -> None:
+    """Between versions and between tables, exchanged or copied; one that follows the newest would be built upon."""
+    root = open_root(str(tmp_path))
+    for name in ("t", "u"):
+        for i in range(3):
+            new = pa.table([["k"], [i]], schema=SCHEMA)
+            table.swap(root, name, SCHEMA, lambda _, new=new: table.Change(added=[new], whole=True))
+    where, other = (
+        tmp_path / f"state/{name}/_delta_log/{int(number):020}.json"
+        for name, number in (place.split("/"), by.split("/"))
+    )
+    copied = other.read_bytes()
+    if where.exists():
+        other.write_bytes(where.read_bytes())
+    where.write_bytes(copied)
+    with pytest.raises(UsageError, match=r"expected a whole commit, found one .* of another version"):
+        table.head(root, place[0])
+
+
+@pytest.mark.parametrize(("mark", "checksum"), [({}, "cfb5bd6c"), ({MARK: "[]"}, "07894792")])
+def test_older_versions_find_the_checksum_of_a_commit_right(mark: dict[str, str], checksum: str) -> None:
+    """They know nothing of the version that it says, and would call every commit damaged."""
+    assert stated("id", "t", 1, ["b", "a"], ["c"], mark)[CHECKSUM] == checksum
+
+
+@pytest.mark.parametrize(
+    "text", ['{"format": 2, "generation": {"run": {}}}', "2147483648\n{}", '{"commitInfo": {"lastkey.actions": 2}}']
+)
+def test_a_file_that_is_no_commit_is_told(tmp_path: Path, text: str) -> None:
+    for i in range(2):
+        change(tmp_path, k=i)
+    (tmp_path / f"state/t/_delta_log/{1:020}.json").write_text(text)
+    with pytest.raises(UsageError, match="expected a whole commit"):
+        content(tmp_path)
+
+
 def test_a_commit_below_a_checkpoint_is_looked_at_before_it_is_believed(tmp_path: Path) -> None:
     for i in range(21):
         change(tmp_path, k=i)
@@ -157,6 +210,59 @@ def test_a_torn_checkpoint_costs_nothing_but_time(tmp_path: Path, which: str, en
     path.write_bytes(path.read_bytes()[:end])
     assert content(tmp_path) == {f"k{i}": i for i in range(21)}
     assert change(tmp_path, more=1) == 21
+
+
+def test_a_reader_beside_whoever_writes_a_checkpoint_takes_it_for_no_torn_one(tmp_path: Path) -> None:
+    """What is opened for writing is empty for a moment."""
+    for i in range(3):
+        change(tmp_path, k=i)
+    root, notes = open_root(str(tmp_path)), []
+
+    class Watched(pafs.LocalFileSystem):  # type: ignore[misc]
+        def open_output_stream(self, path: str, **options: Any) -> Any:
+            stream = super().open_output_stream(path, **options)
+            notes.append(table.head(root, "t").notes)
+            return stream
+
+    table.checkpoint(Root(root.uri, Watched(), root.base), "t", 2)
+    assert notes == [()]
+    assert content(tmp_path) == {"k": 2}
+    (told,) = tmp_path.rglob("*.lastkey-crc32c*")
+    assert told.suffix == ".lastkey-crc32c"
+
+
+def test_a_flipped_bit_in_a_checkpoint_costs_nothing_but_time(tmp_path: Path) -> None:
+    """Parquet has no checksum of its own: a row could be gone, or another file's."""
+    for i in range(21):
+        change(tmp_path, **{f"k{i}": i})
+    log = tmp_path / "state/t/_delta_log"
+    [path] = log.glob("*.checkpoint.parquet")
+    whole, hint = path.read_bytes(), (log / "_last_checkpoint").read_bytes()
+    for at in range(0, len(whole), len(whole) // 40):
+        flip(path, at, at % 8)
+        assert content(tmp_path) == {f"k{i}": i for i in range(21)}
+        torn = list(log.glob("*.torn-*"))
+        assert any(one.name.startswith(path.name) for one in torn)
+        for one in torn:
+            one.unlink()
+        path.write_bytes(whole)
+        (log / "_last_checkpoint").write_bytes(hint)
+
+
+def test_a_checkpoint_at_which_delta_rs_panics_is_told(tmp_path: Path) -> None:
+    """A page of a map says another number of values: a panic of Rust's is no Exception. (Of a checkpoint that an older
+    version has made, without a checksum.)
+    """
+    for i in range(21):
+        change(tmp_path, k=i)
+    next((tmp_path / "state/t/_delta_log").glob("*.lastkey-crc32c")).unlink()
+    [path] = (tmp_path / "state/t/_delta_log").glob("*.checkpoint.parquet")
+    [group] = [pq.read_metadata(path).row_group(0)]
+    columns = [group.column(number) for number in range(group.num_columns)]
+    [column] = [c for c in columns if c.path_in_schema == "add.partitionValues.key_value.key"]
+    flip(path, (column.dictionary_page_offset or column.data_page_offset) + 5, 1)
+    with pytest.raises(DamagedTableError, match="_delta_log: expected commits and checkpoints that delta-rs can read"):
+        content(tmp_path)
 
 
 def test_a_checkpoint_spares_the_commits_before_it(tmp_path: Path) -> None:
@@ -186,3 +292,34 @@ def test_a_path_that_delta_takes_for_another_is_refused(tmp_path: Path, name: st
     folder.mkdir()
     with pytest.raises(UsageError, match="nothing was written"):
         table.check_fit(open_root(str(folder)))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, None])
+def test_a_data_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, number: int | None) -> None:
+    """Arrow's own error has no number where the file does not close: as on a network share that is full."""
+    change(tmp_path, a=1)
+
+    class Failing(pafs.LocalFileSystem):
+        def open_input_file(self, path: str) -> None:
+            raise OSError("error closing file") if number is None else OSError(number, os.strerror(number))
+
+    version = table.head(open_root(str(tmp_path)), "t")
+    root = replace(version.root, filesystem=Failing())
+    with pytest.raises(OSError if number else FileSystemError, match="error closing file" if number is None else None):
+        table.rows(replace(version, root=root), SCHEMA)
+
+
+def test_a_commit_that_may_not_be_looked_at_is_not_called_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """delta-rs leaves it out of its list, and finds a gap; one that is really there is damage."""
+    for i in range(3):
+        change(tmp_path, a=i)
+    log = tmp_path / "state" / "t" / "_delta_log"
+    for path in log.glob(f"{1:020}.*"):
+        path.rename(tmp_path / path.name)
+    with pytest.raises(DamagedTableError, match="contiguous"):
+        content(tmp_path)
+    real = os.scandir
+    seen = [SimpleNamespace(name=f"{i:020}.json") for i in range(3)]
+    monkeypatch.setattr(torn.os, "scandir", lambda path: seen if Path(path) == log else real(path))
+    with pytest.raises(FileSystemError, match="contiguous"):
+        content(tmp_path)

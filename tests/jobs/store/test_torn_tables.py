@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from deltalake.exceptions import DeltaError
 
+from jobs import rollback
 from jobs.command import cli
-from jobs.command.options import RestoreOptions
+from jobs.command.options import RestoreOptions, RollbackOptions
 from jobs.command.progress import Silent
 from jobs.errors import JobError
 from jobs.restore import job as restore
-from jobs.store import table
+from jobs.store import table, torn
 from jobs.store.manifests import to_json
 from jobs.store.rows import PartitionState
 from jobs.store.tables import State, open_state
@@ -78,6 +79,17 @@ def test_a_restore_says_that_a_commit_was_set_aside(tmp_path: Path) -> None:
     maker.generation("t", 0, 2, {0: b"b"})
     _tear(maker.store / "state" / "compaction_checkpoints" / "_delta_log")
     report = restore.run(RestoreOptions(str(maker.store), str(tmp_path / "out")), Silent())
+    assert any("set aside" in note for note in report.notes)
+
+
+def test_a_rollback_says_that_a_commit_was_set_aside(tmp_path: Path) -> None:
+    """And not only that the partition is there already."""
+    maker = StoreMaker(tmp_path)
+    maker.generation("t", 0, 1, {0: b"a"})
+    maker.generation("t", 0, 2, {0: b"b"})
+    _tear(maker.store / "state" / "compaction_checkpoints" / "_delta_log")
+    report = rollback.run(RollbackOptions(str(maker.store), generation=1), Silent())
+    assert any("left at generation 1" in note for note in report.notes)
     assert any("set aside" in note for note in report.notes)
 
 
@@ -154,3 +166,21 @@ def test_a_torn_checkpoint_that_no_hint_names_yet_costs_nothing(
     else:
         last.unlink()
     assert open_state(str(tmp_path)).checkpoints()["t", 0].generation == (12 if hint else 7)
+
+
+def test_a_torn_commit_that_another_process_sets_aside_while_it_is_looked_at(tmp_path, monkeypatch):
+    """Two that start after a power cut."""
+    state = open_state(str(tmp_path))
+    state.commit_wave([make_commit(0, 1, run_id(1))])
+    torn_one = tmp_path / "state" / "compaction_checkpoints" / "_delta_log" / f"{1:020}.json"
+    torn_one.write_bytes(b"")
+    real = torn._is_whole
+
+    def is_whole(commit):
+        found = real(commit)
+        if commit == torn_one:
+            torn_one.rename(f"{torn_one}.torn-00000000")
+        return found
+
+    monkeypatch.setattr(torn, "_is_whole", is_whole)
+    assert open_state(str(tmp_path)).checkpoints()["t", 0].generation == 1

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from jobs.command.cli import main
 from jobs.command.options import VerifyOptions
 from jobs.command.progress import Silent
 from jobs.errors import DONE, PROBLEMS, MissingPathError
 from jobs.verify.job import run
 from jobs.verify.report import VerifyReport
 from logformat.names import segment_file
-from tests.builders.damage import build, flip
+from tests.builders.damage import NOW_MS, build, flip
 from tests.builders.logs import write_partition
 
 
@@ -80,6 +81,25 @@ def test_a_partition_that_cannot_be_listed_is_said_not_to_be_checked(tmp_path: P
     assert report.exit_code == PROBLEMS
     assert [p.kind for p in report.all_problems] == ["unreadable"]
     assert report.to_json()["not_checked"] == ["t-0: its segments"]
+
+
+def test_epochs_of_a_generation_against_the_archives(tmp_path: Path) -> None:
+    part = build(tmp_path / "archive")
+    config = tmp_path / "settings.toml"
+    config.write_text('[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n')
+    words = ["compact", str(part.root), "--store", str(part.store), "--config", str(config), "--now", str(NOW_MS)]
+    assert main(words) == DONE
+    of_store = VerifyOptions(store=str(part.store))
+    assert run(of_store, Silent()).exit_code == DONE
+    [epochs] = part.store.glob("segments/t-0/*/leader-epoch-checkpoint")
+    epochs.write_text("0\n2\n3 0\n4 20\n")  # no batch from 20 to 23 is left
+    problems = run(of_store, Silent()).all_problems
+    assert {(p.kind, p.path) for p in problems} == {("side_file", str(epochs.relative_to(part.store)))}
+    by_archive = "leader epoch 3 at offset 27, as its batch and the archive's file say", "4"
+    assert by_archive in {(p.expected, p.found) for p in problems}
+    (part.folder / "leader-epoch-checkpoint").unlink()  # who knows better is gone; there is the manifest's checksum
+    problems = run(of_store, Silent()).all_problems
+    assert by_archive not in {(p.expected, p.found) for p in problems}
 
 
 def test_no_such_archive(tmp_path: Path) -> None:

@@ -133,6 +133,21 @@ def test_a_file_that_shrank(tmp_path):
     assert found.kind == "changed"
 
 
+@pytest.mark.parametrize(("at", "bit"), [(69, 0), (22, 5), (50, 1)])
+def test_checksums_of_markers(tmp_path, at, bit):
+    log = write_segment(tmp_path, MIXED)
+    marker = next(row for row in whole(log)[0] if row["control_type"] == 0)
+    data = bytearray(log.read_bytes())
+    data[int(marker["position"]) + at] ^= 1 << bit
+    log.write_bytes(data)
+    assert isinstance(sparse(log)[1], Tail)
+    error = sparse(log, check_markers=True)[1]
+    assert (error.kind, error.position) == ("crc", marker["position"])
+    with pafs.LocalFileSystem().open_input_file(str(log)) as file, pytest.raises(LogFormatError) as other:
+        list(read_headers(file, "p", 0, file.size(), ChunkBuffer(), Tail(), check_markers=True))
+    assert str(other.value) == str(error)
+
+
 def test_other_file_systems_are_read_whole(tmp_path):
     log = write_segment(tmp_path, MIXED)
     tail, rows = Tail(), []

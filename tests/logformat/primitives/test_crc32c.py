@@ -59,6 +59,7 @@ print(sum(kernels.both.stats.cache_hits.values()), sum(kernels.both.stats.cache_
 """
 
 
+@pytest.mark.slow
 def test_kernels_come_from_the_disk_cache_in_a_new_process(tmp_path):
     (tmp_path / "kernels.py").write_text(KERNELS)
     root = Path(module.__file__).parents[2]

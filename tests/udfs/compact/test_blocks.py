@@ -317,6 +317,7 @@ def test_settling_takes_memory_for_the_keys_and_not_for_the_splits_that_hold_the
     assert peak_bytes(64) < 1.2 * peak_bytes(4)
 
 
+@pytest.mark.slow
 def test_several_tasks_take_bits_for_a_record_and_not_bytes(tmp_path: Path) -> None:
     batch = data_batch(0, [(1, b"%d" % (i % 50), b"") for i in range(2000)])
 
@@ -394,6 +395,7 @@ def test_what_a_scan_says_that_wrappers_hold_at_the_most(tmp_path: Path) -> None
     assert (1 << 24) / len(dense) < 1032
 
 
+@pytest.mark.slow
 def test_keys_of_compressed_batches_of_magic_1_find_buckets_enough(tmp_path: Path) -> None:
     """800,000 keys, a table of 4 MiB for a task that settles: in 8 buckets each has 2 MiB to spare."""
     wrapped, n = 100_000, 800_000

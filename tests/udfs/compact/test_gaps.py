@@ -11,6 +11,7 @@ import pytest
 from jobs.archive.listing import list_archive
 from jobs.compact.plan import inputs_from_archive
 from logformat.batches.chunks import ChunkBuffer
+from logformat.batches.segment import open_segment
 from logformat.layout import BATCH
 from logformat.names import segment_file
 from logformat.side_files import transaction_index
@@ -253,6 +254,23 @@ def test_a_transaction_whose_end_is_missing(tmp_path: Path, text: str) -> None:
     assert (found.state, found.expected) == ("gap", "the end of the transaction of producer 7 at offset 0")
 
 
+@pytest.mark.parametrize("snapshots", [(4, 5, 6), (6,), ()])
+def test_a_transaction_whose_end_only_a_snapshot_knows(tmp_path: Path, snapshots: tuple[int, ...]) -> None:
+    """One behind the gap says that it is over, but not how. Without any it is open, and all from its data on waits."""
+    folder = tmp_path / "t-0"
+    write_partition(folder, "a=1 | {pid=7 txn} a=2 b=1 || {pid=7 abort} || c=1 || d=1")
+    for path in [*files_in(folder, f"{files_in(folder)[1].stem}.*"), *files_in(folder, "*.snapshot")]:
+        if path.suffix != ".snapshot" or int(path.stem) not in snapshots:
+            path.unlink(missing_ok=True)
+    plan = plan_of(folder)
+    found = judged(replace(plan, settings=replace(plan.settings, gaps="accept")))
+    if not snapshots:
+        assert isinstance(found, PartitionResult) and found.status == "not_due"
+        return
+    assert isinstance(found, Problem)
+    assert (found.state, found.expected) == ("gap", "the end of the transaction of producer 7 at offset 1")
+
+
 def test_a_marker_that_only_the_index_misses(tmp_path: Path) -> None:
     """Below the checkpoint, where a hole says nothing: the entry of the next one begins above committed data."""
     folder = tmp_path / "t-0"
@@ -269,6 +287,37 @@ def test_a_marker_that_only_the_index_misses(tmp_path: Path) -> None:
     assert (found.kind, found.path) == ("transaction", f"t-0/{third.stem}.txnindex")
     third.with_suffix(".txnindex").unlink()
     assert state(replace(plan_of(folder, checkpoint=3, cleaner_checkpoint=3), sealed=True)) == "fine"
+
+
+@pytest.mark.parametrize("later", ["{pid=7 txn} c=1 | {pid=7 commit}", "c=1"], ids=["its next marker", "a snapshot"])
+@pytest.mark.parametrize("cleaned", [0, 9])
+def test_a_marker_that_only_the_index_has(tmp_path: Path, later: str, cleaned: int) -> None:
+    """Its segment was cut before it, and thinned batches above, or the checkpoint, say that a cleaner made the hole. By
+    the other markers the aborted a=2 counts, and takes the committed a=1 with it.
+    """
+    folder = tmp_path / "t-0"
+    write_partition(
+        folder, f"a=1 || {{pid=7 txn}} a=2@1~9 | {{pid=7 abort ts=5}} || {later} | {{base=8}} d=1 || e=1 || f=1"
+    )
+    log = files_in(folder)[1]
+    log.write_bytes(log.read_bytes()[: int(open_segment(log).headers()["position"][1])])
+
+    def found(log_start: int = 0) -> Problem | Analysis | PartitionResult:
+        plan = plan_of(folder, checkpoint=cleaned, cleaner_checkpoint=cleaned, log_start_offset=log_start)
+        return judged(replace(plan, sealed=True, settings=replace(plan.settings, gaps="accept")))
+
+    problem = found()
+    assert isinstance(problem, Problem)
+    assert (problem.kind, problem.path) == ("transaction", f"t-0/{log.stem}.txnindex")
+    assert problem.expected == "the ABORT marker of producer 7 at offset 2, behind its data at 1"
+    assert isinstance(found(1), Problem)
+    assert isinstance(found(2), Analysis)  # nobody sees that data
+    for first, cleaned_range in ((2, Analysis), (1, Problem)):  # of an entry that speaks of no data that is left
+        entry = np.array([(0, 7, first, 2, 3)], transaction_index.ENTRY)
+        log.with_suffix(".txnindex").write_bytes(transaction_index.write(entry))
+        assert isinstance(found(), cleaned_range)
+    log.with_suffix(".txnindex").unlink()
+    assert isinstance(found(), Analysis)
 
 
 def test_nothing_but_indexes(part: Partition) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.folders import Outcome, compact, lay_out, load, log_end, plan_of, survivors
+from tests.builders.folders import Outcome, archived_at, compact, lay_out, load, log_end, plan_of, survivors
+from tests.builders.logs import write_partition
 from tests.reference.cleaner import AbortedTxn, Segment, Settings, clean
 from tests.reference.log import ABORT, COMMIT, GZIP, Batch, Record, marker_batch, with_timestamps
 
@@ -186,3 +187,17 @@ def test_every_scenario_has_a_name_of_its_own_and_looks_at_something() -> None:
     for name, lines in scenarios():
         assert any(line.startswith("clean ") for line in lines), name
         assert not lines[-1].startswith(("clean", "[", "---")), name
+
+
+@pytest.mark.parametrize("checkpoint", [None, 5 * 10**9 + 1])
+def test_all_is_read_once_and_what_is_cleaned_once_more(checkpoint: int | None, tmp_path: Path) -> None:
+    """Bytes, wherever the offsets are."""
+    write_partition(tmp_path / "archive" / "t-0", "a=1 || a=2 b=1 || c=1", base_offset=5 * 10**9)
+    archived = archived_at(tmp_path / "archive", "t-0")
+    plan = plan_of(
+        archived, tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=5 * 10**9, checkpoint=checkpoint,
+        force=checkpoint is None,
+    )  # fmt: skip
+    result = compact(plan).result
+    sizes = [segment.listed.size for segment in archived.segments]
+    assert (result.bytes_before, result.bytes_read) == (sum(sizes), sum(sizes) + sum(sizes[:2]))

@@ -22,6 +22,8 @@ from tests.reference.log import NONE, ZSTD, data_batch
 from udfs.compact.one_task import Clock
 from udfs.compact.plan import PartitionPlan
 
+_QUICK = ("txn-zstd", "v1-lz4", "null-keys", "two-parts")  # each costs as much as fifty other tests
+
 
 def assert_same(one: Outcome, several: Outcome) -> None:
     """The same files, the same manifest and the same counters."""
@@ -65,7 +67,9 @@ def assert_same_all_ways(plan: PartitionPlan, part: int = 3, seed: int | str = 0
     return one
 
 
-@pytest.mark.parametrize("name", case_names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in case_names()]
+)
 def test_golden_partitions(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     case = golden(tmp_path_factory)[name]
     for partition in case.partitions:

@@ -6,11 +6,18 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from logformat.batches.chunks import NO_END
 from logformat.layout import BATCH, CONTROL_MASK, TRANSACTIONAL_MASK
 from logformat.side_files import transaction_index
 from tests.reference.cleaner import AbortedTxn, Transactions
 from tests.reference.log import ABORT, COMMIT, Batch, Record, marker_batch
-from udfs.compact.transactions import TXN_BATCH, discardable_batches, transactional_batches
+from udfs.compact.transactions import (
+    TXN_BATCH,
+    data_before,
+    discardable_batches,
+    markers_behind,
+    transactional_batches,
+)
 
 
 def rows_of(batches: list[Batch]) -> np.ndarray:
@@ -129,3 +136,30 @@ def test_any_log_in_any_order_of_its_index(events: list[tuple[str, int]], draw: 
         if kind != "gone":
             batches.append(data(offset, pid, n=1 if kind == "data" else 0))
     check(batches, draw.draw(st.permutations(aborted)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from([None, None, ABORT, COMMIT]), st.integers(1, 3)), max_size=20
+    ),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), max_size=8),
+)
+def test_what_a_producer_has_before_and_behind(
+    drawn: list[tuple[int, int | None, int]], asked: list[tuple[int, int]]
+) -> None:
+    batches, offset = [], 0
+    for pid, kind, n in drawn:
+        batches.append(data(offset, pid, n) if kind is None else marker(offset, pid, kind))
+        offset += n
+    rows = transactional_batches(rows_of(batches))
+    markers = [(b.producer_id, b.base_offset) for b in batches if b.marker is not None]
+    assert markers_behind(rows).tolist() == [
+        min((at for pid, at in markers if pid == b.producer_id and at >= b.base_offset), default=NO_END)
+        for b in batches
+    ]
+    producers, offsets = np.array(asked, np.int64).reshape(-1, 2).T
+    assert data_before(rows, producers, offsets).tolist() == [
+        max((i for i, b in enumerate(batches) if b.producer_id == pid and b.last_offset < at), default=-1)
+        for pid, at in asked
+    ]

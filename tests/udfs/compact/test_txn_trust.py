@@ -186,7 +186,25 @@ def test_an_entry_may_begin_before_what_a_cleaning_left(tmp_path: Path, capsys: 
     assert cli.main(["reindex", str(root), "--check", "--no-progress"]) == 3
 
 
-@pytest.mark.parametrize(("log_start", "cleaned"), [(0, False), (3, False), (4, True), (5, True)])
+def test_brokers_of_before_kafka_10702_note_an_abort_without_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They let it begin at its own marker."""
+    root = tmp_path / "archive"
+    write_partition(root / "t-0", "{pid=1 txn} a=1 b=2 | {pid=1 commit} | {pid=1 abort} || g=7 || h=8")
+    index_of(root).write_bytes(struct.pack(">hqqqq", 0, 1, 3, 3, 4))
+    assert verified(root) == []
+    result, offsets = compacted(root)
+    assert (offsets, result.notes) == ([0, 1, 2, 3, 4, 5], ())
+    assert cli.main(["reindex", str(root), "--check", "--no-progress"]) == 0
+    assert "txnindex: other_entries" in capsys.readouterr().out
+    change(root, 0, "first_offset", 4)
+    assert [p[1] for p in verified(root)] == ["a first offset up to 3"]
+    change(root, 0, "first_offset", 2)
+    assert verified(root)
+
+
+@pytest.mark.parametrize(("log_start", "cleaned"), [(0, False), (1, False), (2, True), (3, True), (4, True), (5, True)])
 def test_a_transaction_that_began_below_the_log_start(log_start: int, cleaned: bool, tmp_path: Path) -> None:
     """A broker that recovers a log reads nothing far below its start, and its index begins such a transaction later.
 
@@ -204,6 +222,15 @@ def test_a_transaction_that_began_below_the_log_start(log_start: int, cleaned: b
     assert survivors == [5, 6, 7]
     [note] = result.notes
     assert note.endswith("what the log says is taken")
+
+
+@pytest.mark.parametrize("first", [2, 3, 4])
+def test_committed_records_whose_marker_is_lost_are_not_dropped(first: int, tmp_path: Path) -> None:
+    """The index knows: the ABORT at 4 ended another transaction, or none (brokers of before KAFKA-10702 note it)."""
+    write_partition(tmp_path / "a" / "t-0", "{pid=1 txn} a=1 b=2 | {pid=1 abort base=4} || g=7 || h=8")
+    change(tmp_path / "a", 0, "first_offset", first)
+    with pytest.raises(AssertionError, match="kind='transaction'"):
+        compacted(tmp_path / "a")
 
 
 def logs_of(outcome: Outcome) -> dict[str, bytes]:

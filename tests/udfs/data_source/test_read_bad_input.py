@@ -4,6 +4,7 @@ so, and every record of every batch that is whole.
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import struct
@@ -72,6 +73,17 @@ def expect(part: Partition, kind: str, position: int, lost: list[int], base: int
     kept = [offset for offset in ALL if offset not in lost]
     for options in ({}, HOSTILE):
         assert set_aside(part, **options) == (kept, [(kind, position)]), options
+
+
+@pytest.mark.parametrize("source", ["kafka_log", "kafka_log_batches"])
+def test_a_last_offset_beyond_the_end_hides_no_batch(part, source):
+    """Reading has an end, which the index leads to; a batch before it claims offsets far behind it, and is signed."""
+    log, after = part.log(ACTIVE), part.positions(ACTIVE)[1]
+    edit(log, 23, struct.pack(">i", 1 << 20))
+    resign(log, 0)
+    with pytest.raises(LogFormatError) as caught:
+        read(source, part.root, endingOffsets=json.dumps({"t": {"0": ALL[-1] + 1}}))
+    assert (caught.value.kind, caught.value.position) == ("offsets", after)
 
 
 def test_undamaged(part):
@@ -255,6 +267,37 @@ def test_committed_data_on_both_sides_of_damage(tmp_path, in_last):
     rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
     assert [row["value"] for row in rows if row["value"]] == [b"2", b"4", *([] if in_last else [b"6", b"7"])]
     assert {row["problem"]["position"] for row in rows if row["problem"]} == {at}
+
+
+@pytest.mark.parametrize(
+    ("at", "bit", "name"), [(69, 0, "its type"), (50, 1, "its producer"), (22, 5, "its control bit")], ids=str
+)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_bad_bit_in_a_marker_makes_no_aborted_data_visible(tmp_path, at, bit, name, ahead):
+    """Also where the marker itself lies behind what is asked for."""
+    text = "{pid=1 txn} a=1 | x=2 | {pid=1 abort} | {pid=1 txn} b=3 | {pid=1 commit} || y=4"
+    files = write_partition(tmp_path / "archive" / "t-0", text)
+    marker = read("kafka_log_batches", tmp_path / "archive", columns="position").to_pylist()[2]["position"]
+    flip(files.logs[0], marker + at, bit)
+    given = {"isolationLevel": "read_committed", **({"endingOffsets": '{"t":{"0":2}}'} if ahead else {})}
+    with pytest.raises(LogFormatError, match="crc"):
+        read("kafka_log", tmp_path / "archive", **given)
+    rows = read("kafka_log", tmp_path / "archive", badRecords="set_aside", **given).to_pylist()
+    assert [row["value"] for row in rows if row["value"]] == ([b"2"] if ahead else [b"2", b"3", b"4"]), name
+    assert {row["problem"]["position"] for row in rows if row["problem"]} == {marker}
+
+
+def test_damage_that_opens_a_transaction_which_nothing_ends_is_told(tmp_path):
+    """What lies behind is above the last stable offset: nobody would come to read the bad batch."""
+    files = write_partition(tmp_path / "archive" / "t-0", "x=1 || y=2 | {pid=1 txn} a=3 | {pid=1 commit} | z=4")
+    bad = read("kafka_log_batches", tmp_path / "archive", columns="position").to_pylist()[2]["position"]
+    flip(files.logs[1], bad + 50, 1)
+    with pytest.raises(LogFormatError, match="crc"):
+        read("kafka_log", tmp_path / "archive", isolationLevel="read_committed")
+    given = {"isolationLevel": "read_committed", "badRecords": "set_aside"}
+    rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
+    assert [row["value"] for row in rows if row["value"]] == [b"1", b"2"]
+    assert [row["problem"]["position"] for row in rows if row["problem"]] == [bad]
 
 
 def test_data_without_a_marker_is_withheld_where_headers_are_damaged(tmp_path):

@@ -5,6 +5,7 @@ The oracle for whole files is Segment.to_arrow (itself held against kafka-dump-l
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -19,7 +20,10 @@ from tests.builders.logs import START_MS, write_partition
 from tests.builders.sources import read, tasks_of
 from tests.builders.trees import files_in
 from tests.golden import case_names
+from tests.reference.log import GZIP, Batch, Record, with_timestamps
 from udfs.data_source import records as read_records
+from udfs.data_source.batches import read_batches
+from udfs.data_source.plan import Piece, ReadSpec
 
 HOSTILE = {"maxRecordsPerBatch": "3", "splitBytes": "2000"}
 ALL = (
@@ -66,6 +70,36 @@ def test_default_columns_are_those_of_sparks_kafka_source(cases):
     headers = read("kafka_log", case.input(case.partitions[0]), includeHeaders="true")
     assert headers.schema.names == [*found.schema.names, "headers"]
     assert "value" not in read("kafka_log", case.input(case.partitions[0]), includeValue="false").schema.names
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_file_of_any_name_that_begins_with_a_compressed_batch_of_magic_0_or_1(tmp_path, magic):
+    """Its header has the last offset; the records before that one are read too."""
+    (tmp_path / "copy.of.a.log").write_bytes(compressed(magic, 10, 14, 16))
+    assert read("kafka_log", tmp_path / "copy.of.a.log")["offset"].to_pylist() == list(range(10, 16))
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_batches_of_magic_0_or_1_behind_the_end_are_not_shown(tmp_path, magic):
+    """A piece that no index has cut, as in a bucket: each header has only the last offset."""
+    data = compressed(magic, 0, 4, 10, 13, 15)
+    (tmp_path / f"{0:020}.log").write_bytes(data)
+    spec = ReadSpec(pa.schema([("base_offset", pa.int64()), ("last_offset", pa.int64())]))
+    for end in range(16):
+        piece = Piece("t", 0, str(tmp_path), f"{0:020}.log", end=len(data), end_offset=end)
+        found = [row for batch in read_batches(spec, [piece]) for row in batch["last_offset"].to_pylist()]
+        assert found == [last for first, last in ((0, 3), (4, 9), (10, 12), (13, 14)) if first < end]
+
+
+def compressed(magic, *borders):
+    """Batches of records between these offsets."""
+    data = b""
+    for first, end in itertools.pairwise(borders):
+        times = [-1 if magic == 0 else 1000 + offset for offset in range(first, end)]
+        records = tuple(Record(first + i, time, b"k", b"v") for i, time in enumerate(times))
+        batch = Batch(first, end - 1, records, magic=magic, codec=GZIP, max_timestamp=1000 + end)
+        data += with_timestamps(batch).encoded().data
+    return data
 
 
 @pytest.mark.parametrize("options", [{}, HOSTILE], ids=["", "hostile"])

@@ -17,14 +17,15 @@ from jobs.verify.plan import plan_archived
 from logformat.batches.chunks import ChunkBuffer
 from logformat.listing import ListedSegment
 from logformat.names import segment_file
-from tests.builders.damage import START_MS, edit
+from logformat.side_files import checkpoints
+from tests.builders.damage import NOW_MS, START_MS, build, edit
 from tests.builders.trees import files_in
 from tests.golden import Case, case_names
 from tests.reference import log
 from tests.reference.log import Batch, data_batch, marker_batch
 from udfs.compact.one_task import compact_partition
 from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
-from udfs.segments import SegmentInput, SideFile
+from udfs.segments import OutputSegment, SegmentInput, SideFile
 from udfs.storage import open_root
 from udfs.verify.blocks import Side, scan_headers
 from udfs.verify.findings import CheckPlan
@@ -79,7 +80,8 @@ def generation(plan: PartitionPlan, result: PartitionResult, **changes: object) 
         topic=plan.topic, partition=plan.partition, name="p", store_uri=plan.store_uri,
         segments=segments,
         snapshots=tuple(SideFile(plan.store_uri, ours(b, "snapshot"), b) for b in [*bases, result.next_offset]),
-        leader_epochs=SideFile(plan.store_uri, f"{plan.folder}/leader-epoch-checkpoint", 0), generation=True,
+        leader_epochs=SideFile(plan.store_uri, f"{plan.folder}/leader-epoch-checkpoint", 0),
+        archived_epochs=plan.leader_epochs or (), generation=True,
         index_interval_bytes=plan.settings.index_interval_bytes,
     )  # fmt: skip
     made = GenerationPlan(
@@ -138,6 +140,64 @@ def test_a_changed_epoch_is_seen_by_the_checksum(made: tuple[PartitionPlan, Part
     edit(log_of(plan, result), 15, b"\x09")
     problems = check_generation(generation(plan, result)).problems
     assert [p.kind for p in problems] == ["readback"] and "checksum" in problems[0].expected
+
+
+@pytest.mark.parametrize("held", [[(1, 0)], [], [(0, 0), (3, 10)], None])
+def test_epochs_of_ours_that_the_archive_contradicts(
+    made: tuple[PartitionPlan, PartitionResult], held: list[tuple[int, int]] | None
+) -> None:
+    """A copy of the archive's file, from which no compaction leads to these; None: not a byte is left. An older version
+    wrote no checksum of it.
+    """
+    plan, result = made
+    assert plan.leader_epochs == ((0, 0),)
+    path = f"{plan.folder}/leader-epoch-checkpoint"
+    (Path(plan.store_uri) / path).write_bytes(checkpoints.write_leader_epochs(held) if held is not None else b"")
+    older = generation(plan, result, manifest=without_checksums(result))
+    told = check_generation(older)
+    assert [(p.kind, p.path) for p in told.problems] == [("side_file", path)]
+    assert told.problems[0].expected.startswith("leader epoch 0 at offset ")
+    assert not check_generation(replace(older, side=replace(older.side, archived_epochs=()))).problems
+
+
+@pytest.mark.parametrize(
+    "epochs",
+    [
+        ((5, 0),),  # restored into another cluster, which began with epoch 5
+        ((0, 10), (2, 30)),  # a broker that knows no epoch of what came before
+        (),
+    ],
+)
+def test_epochs_that_the_archive_has_too_are_no_problem(
+    cases: dict[str, Case], tmp_path: Path, epochs: tuple[tuple[int, int], ...]
+) -> None:
+    """Whatever the batches say: nothing was lost on the way."""
+    case = cases["none-tomb"]
+    root = tmp_path / "archive"
+    shutil.copytree(case.folder / "input", root)
+    (file,) = root.rglob("leader-epoch-checkpoint")
+    file.write_bytes(checkpoints.write_leader_epochs(epochs))
+    settings = CleanSettings(segment_bytes=case.settings["segment.bytes"], min_cleanable_dirty_ratio=0.0)
+    plan, result = compacted(root, tmp_path / "store", case.now_ms(1, case.partitions[0]), settings)
+    assert plan.leader_epochs == epochs
+    assert not check_generation(generation(plan, result)).problems
+
+
+def test_an_epoch_that_begins_at_a_log_start_within_a_batch_is_no_problem(tmp_path: Path) -> None:
+    """The copy's entry was moved up to it; the archive's may begin before."""
+    part = build(tmp_path / "archive")
+    (part.root / "log-start-offset-checkpoint").write_text("0\n1\nt 0 14\n")
+    settings = CleanSettings(index_interval_bytes=0, min_cleanable_dirty_ratio=0.0)
+    plan, result = compacted(part.root, tmp_path / "store", NOW_MS, settings)
+    assert result.log_start_offset == 14
+    own = tmp_path / "store" / plan.folder / "leader-epoch-checkpoint"
+    own.write_bytes(checkpoints.write_leader_epochs([(3, 14)]))
+    assert not check_generation(generation(plan, result, manifest=without_checksums(result))).problems
+
+
+def without_checksums(result: PartitionResult) -> tuple[OutputSegment, ...]:
+    """The manifest, as an older version wrote it of side files."""
+    return tuple(replace(row, side_files=None) for row in result.segments)
 
 
 @pytest.mark.parametrize("kind", ["index", "timeindex", "snapshot", "leader-epoch-checkpoint", "log"])

@@ -1,0 +1,121 @@
+"""What a power cut has torn of a table's log on a disk: found, and set aside. Damage of other kinds is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import takewhile
+from pathlib import Path
+from typing import Final
+
+from jobs.errors import DamagedTableError, UsageError
+from jobs.store.commit_file import is_torn, is_whole, is_whole_checkpoint, sum_of
+from jobs.store.local_lock import local_lock
+from udfs.storage import Root, flush
+
+COMMIT: Final = re.compile(r"\d{20}\.json")
+_CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
+
+
+def torn_set_aside(root: Root, name: str) -> Iterator[str]:
+    """The newest commit, and the newest checkpoint, under other names where they are not whole: a machine lost its
+    power before they were on its disk, and before anybody was told of them.
+    """
+    log = Path(root.full(f"state/{name}/_delta_log"))
+    for find in (_torn_checkpoint, _torn_commit):
+        if not find(log):
+            continue
+        with local_lock(root):
+            for path in find(log):  # another process may have been at it
+                path.rename(path.with_name(f"{path.name}.torn-{uuid.uuid4().hex[:8]}"))
+                yield f"{path}: not whole, as after a power cut; it was set aside, and counts as never made"
+            flush(root, f"state/{name}/_delta_log")
+
+
+def _torn_commit(log: Path) -> list[Path]:
+    """UsageError: one is not whole as no power cut leaves it, or not the last. What a checkpoint holds is not asked."""
+    names = log_names(log)
+    commits = sorted(name for name in names if COMMIT.fullmatch(name))
+    since = max((int(name[:20]) for name in names if _CHECKPOINT.fullmatch(name)), default=-1)
+    for name in commits[:-1]:
+        if int(name[:20]) > since and not _is_whole(log / name):
+            raise _lost(log / name)
+    if not commits or _is_whole(log / commits[-1]):
+        return []
+    last = log / commits[-1]
+    try:
+        torn = is_torn(last.read_bytes())
+    except FileNotFoundError:  # another process has set it aside since
+        return []
+    if not torn:
+        raise _lost(last)
+    return [last]
+
+
+def check_made(root: Root, commit: str) -> None:
+    """That a commit on a disk is what was put; commit: its path below the store. DamagedTableError."""
+    if root.is_local and not _is_whole(Path(root.full(commit))):
+        raise DamagedTableError(path=f"{root.uri}/{commit}", expected="the commit that was made", found="another")
+
+
+def _lost(commit: Path) -> UsageError:
+    return UsageError(
+        message=f"{commit}: expected a whole commit, found one that is empty, cut short, changed or of another "
+        "version; what it committed is lost: bring this file back, or move the folder state away and run rebuild-state"
+    )
+
+
+def _is_whole(commit: Path) -> bool:
+    try:
+        found = commit.stat()
+        return _read_whole(commit, found.st_ino, found.st_size, found.st_mtime_ns)
+    except FileNotFoundError:  # somebody set it aside, or cleaned it, a moment ago
+        return True
+
+
+@lru_cache(4096)
+def _read_whole(commit: Path, *_: int) -> bool:
+    """Of a file as it is now; `_`: what tells it from another of its name."""
+    return is_whole(commit.read_bytes(), commit.parent.parent.name, int(commit.stem))
+
+
+def _torn_checkpoint(log: Path) -> list[Path]:
+    """Whatever the hint says: readers list checkpoints too."""
+    checkpoints = sorted(name for name in log_names(log) if _CHECKPOINT.fullmatch(name))
+    torn = list(takewhile(lambda path: not _is_whole_checkpoint(path), (log / name for name in checkpoints[::-1])))
+    hint = log / "_last_checkpoint"
+    try:
+        named = f"{int(json.loads(hint.read_bytes())['version']):020}.checkpoint.parquet"
+    except FileNotFoundError:
+        return torn
+    except (ValueError, KeyError, TypeError):
+        return [hint, *torn]
+    return [hint, *torn] if named not in checkpoints or log / named in torn else torn
+
+
+def _is_whole_checkpoint(path: Path) -> bool:
+    said = path.with_name(sum_of(path.name))
+    try:
+        told = said.read_bytes() if said.exists() else None
+        found = path.stat()
+        return _read_whole_checkpoint(path, told, found.st_ino, found.st_size, found.st_mtime_ns)
+    except FileNotFoundError:
+        return True
+
+
+@lru_cache(256)
+def _read_whole_checkpoint(path: Path, told: bytes | None, *_: int) -> bool:
+    """Of a file as it is now."""
+    return is_whole_checkpoint(path.read_bytes(), told)
+
+
+def log_names(log: Path) -> list[str]:
+    """Of the files of a table's log; none where it is not there."""
+    try:
+        return [entry.name for entry in os.scandir(log)]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,134 @@
+"""Damaged archives by the dozen for jobs that need Spark: each is a log directory of one archive, which one run reads.
+
+A batch that ends as none may, or does not end, is halved until the case is found.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final, TypeVar
+
+import pytest
+
+from tests.attack.damages import Case, case_named, damaged
+from tests.attack.forked import MOST_FAILURES, Failed, Tried
+from tests.attack.judge import EQUAL, VERDICTS
+from tests.attack.specimens import Specimen, put
+from tests.attack.summary import judged
+
+HANG_SECONDS: Final = 120.0  # a batch
+_A_SECOND: Final = 2  # cases that a run gets through, at least
+_FEW, _MANY = 4, 32  # cases of a batch
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A log directory of the batch's archive, with one partition."""
+
+    topic: str
+    specimen: Specimen
+    case: Case | None  # None: it is whole
+
+    @property
+    def folder(self) -> str:
+        """Of the partition, below the archive."""
+        return f"{self.topic}/{self.topic}-0"
+
+
+def lay_out(root: Path, specimens: dict[str, Specimen], cases: list[Case]) -> list[Member]:
+    """Write the archive: a log directory for each case, and one that is whole for the first case's specimen."""
+    whole = Member("whole", specimens[cases[0].specimen], None)
+    members = [whole, *(Member(f"c{i}", specimens[case.specimen], case) for i, case in enumerate(cases))]
+    for member in members:
+        changes = damaged(member.specimen, member.case) if member.case is not None else {}
+        files = member.specimen.files | changes
+        put({_moved(p, member.topic): _renamed(p, d, member.topic) for p, d in files.items() if d is not None}, root)
+    return members
+
+
+def _moved(path: str, topic: str) -> str:
+    return f"{topic}/{topic}-0/{path.removeprefix('t-0/')}" if path.startswith("t-0/") else f"{topic}/{path}"
+
+
+def _renamed(path: str, data: bytes, topic: str) -> bytes:
+    """A checkpoint of the log directory speaks of the topic by its name."""
+    return data if path.startswith("t-0/") else data.replace(b"t 0 ", f"{topic} 0 ".encode())
+
+
+Work = Callable[[list[Case]], list[str | Failed]]  # the verdict on each case
+
+
+def attack(request: pytest.FixtureRequest, group: str, cases: Iterator[Case], of: int, work: Work) -> Tried:
+    """Batch after batch until the time is over; small ones where there is little of it."""
+    option = request.config.getoption
+    if option("--attack-case"):
+        cases, of = iter([case_named(option("--attack-case"))]), 1
+    tried = Tried(dict.fromkeys(VERDICTS, 0))
+    end = time.monotonic() + option("--attack-seconds")
+    while (left := end - time.monotonic()) > 0 and len(tried.failures) < MOST_FAILURES:
+        batch = list(islice(cases, min(max(int(left * _A_SECOND), _FEW), _MANY)))
+        if not batch:
+            break
+        _try(batch, work, tried)
+    return judged(request, f"corruption, {group}", tried, of)
+
+
+def judge_each(members: list[Member], verdict: Callable[[Member], str]) -> list[str | Failed]:
+    """The verdict on each case; raises Failed where one stopped the partition that is whole."""
+    out: list[str | Failed] = []
+    for member in members:
+        try:
+            found: str | Failed = verdict(member)
+        except Failed as error:
+            found = error
+        if member.case is not None:
+            out.append(found)
+        elif found != EQUAL:
+            raise Failed(f"a whole partition beside damaged ones: {found}")
+    return out
+
+
+def _try(batch: list[Case], work: Work, tried: Tried) -> None:
+    try:
+        verdicts = within(HANG_SECONDS, lambda: work(batch))
+    except Exception as error:
+        if len(batch) > 1:
+            _try(batch[: len(batch) // 2], work, tried)
+            _try(batch[len(batch) // 2 :], work, tried)
+            return
+        verdicts = [error if isinstance(error, Failed) else Failed("".join(traceback.format_exception(error)[-6:]))]
+        tried.hangs += isinstance(error, TimeoutError)
+        tried.crashes -= isinstance(error, TimeoutError)
+    for case, verdict in zip(batch, verdicts, strict=True):
+        if isinstance(verdict, Failed):
+            tried.crashes += 1
+            tried.failures.append((str(case), str(verdict)))
+        else:
+            tried.counts[verdict] += 1
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """What work gives. TimeoutError where it takes longer; nothing waits for its thread then."""
+    done: list[T | BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:  # raised again where it is waited for
+            done.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not done:
+        raise TimeoutError(f"still going after {seconds:g} s")
+    if isinstance(done[0], BaseException):
+        raise done[0]
+    return done[0]

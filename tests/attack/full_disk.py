@@ -1,0 +1,154 @@
+"""A job whose disk has so much room and no more: a small file system is mounted for it, in a namespace of its own.
+
+`mishaps` has a full disk too, from any operation on, which `preload.c` makes up. Here the kernel says what is full, and
+what a write leaves of a file that has no room.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from tests.attack.forked import Failed
+from tests.attack.histories import KINDS, History, Said, shown
+from tests.attack.preload import Control
+
+FULL, ROOM = "said that the disk is full", "had room"
+VERDICTS: Final = (FULL, ROOM)
+# what becomes full: the store, a task's temporary folder, the archive itself, the output
+JOBS: Final = ("compact", "first compact", "compact by blocks", "compact that spills", "reindex", "restore", "vacuum",
+               "rollback")  # fmt: skip
+PAGE_BYTES: Final = 4096  # tmpfs gives room by them
+_LARGE: Final = {"bytes": 1 << 30, "files": 1 << 20}
+_KINDS: Final = {"DiskFullError", "RestoreFullError", "OutputFullError"}
+
+
+@cache
+def own_mounts() -> tuple[tuple[str, ...], str]:
+    """(a command in which a command can mount what nobody else sees; "", or why the kernel has none for us)."""
+    said = []
+    for options in ("--mount", "--map-root-user --mount"):
+        command = ("unshare", *options.split())
+        if shutil.which("unshare") is None:
+            return (), "no unshare (util-linux)"
+        mount = [*command, "mount", "-t", "tmpfs", "-o", "size=1m", "none", tempfile.gettempdir()]
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return command, ""
+        said.append(f"{' '.join(command)}: {done.stderr.strip()}")
+    return (), "; ".join(said)
+
+
+@dataclass(frozen=True)
+class Left:
+    """How much room there is when the job begins. of: "bytes", in pages, or "files"."""
+
+    of: str
+    room: int
+
+    def __str__(self) -> str:
+        return f"{self.of}/{self.room}"
+
+    @staticmethod
+    def named(name: str) -> Left:
+        of, room = name.split("/")
+        return Left(of, int(room))
+
+
+class Disk:
+    """A file system that is made larger and smaller."""
+
+    def __init__(self, at: Path) -> None:
+        self.at = at
+        if not at.is_mount():
+            at.mkdir()
+            _run("mount", "-t", "tmpfs", "-o", _options(_LARGE), "none", str(at))
+
+    def leave(self, left: Left | None) -> None:
+        """So much room and no more; None: plenty."""
+        sizes = dict(_LARGE)
+        if left is not None:
+            found = os.statvfs(self.at)
+            used = {"bytes": (found.f_blocks - found.f_bfree) * found.f_frsize, "files": found.f_files - found.f_ffree}
+            sizes[left.of] = used[left.of] + left.room * (PAGE_BYTES if left.of == "bytes" else 1)
+        _run("mount", "-o", f"remount,{_options(sizes)}", str(self.at))
+
+
+def _options(sizes: dict[str, int]) -> str:
+    return f"size={sizes['bytes']},nr_inodes={sizes['files']}"
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+class Filled:
+    """One kind of job, on such a disk."""
+
+    def __init__(self, job: str, work: Path, control: Control) -> None:
+        self.disk = Disk(work / "disk")
+        self.disk.leave(None)
+        control.root = str(self.disk.at / "root").encode()
+        self.history = History(KINDS[job], work, control, self.disk.at / "root")
+
+    def cases(self, seed: int) -> list[Left]:
+        """Every room that is not enough, spread, of bytes and of files in turn; and the least that is."""
+        rng = random.Random(seed)
+        of = {kind: _spread(self._enough(kind), rng) for kind in _LARGE}
+        return [
+            Left(kind, room) for i in range(max(map(len, of.values()))) for kind in of for room in of[kind][i : i + 1]
+        ]
+
+    def _enough(self, of: str) -> int:
+        """The least room with which the job ends well."""
+        enough = 1
+        while self._said(Left(of, enough)).code:
+            enough *= 2
+        too_little = -1
+        while too_little + 1 < enough:
+            middle = (too_little + enough) // 2
+            if self._said(Left(of, middle)).code:
+                too_little = middle
+            else:
+                enough = middle
+        return enough
+
+    def _said(self, left: Left) -> Said:
+        self.disk.leave(None)
+        self.history.reset()
+        self.disk.leave(left)
+        try:
+            said, _ = self.history.attacked(None)
+        finally:
+            self.disk.leave(None)
+        return said
+
+    def verdict(self, left: Left) -> str:
+        """One of VERDICTS; raises Failed."""
+        said = self._said(left)
+        self.history.check(said)
+        if said.code == 0:
+            return ROOM
+        error = said.report.get("error", {})
+        if said.code != 5 or error.get("kind") not in _KINDS or "no space left" not in error["message"]:
+            raise Failed(f"a full disk is said as: {shown(said)}")
+        return FULL
+
+
+def _spread(n: int, rng: random.Random) -> list[int]:
+    """0 to n; halves first, quarters next, so that few of them lie apart."""
+    found: dict[int, None] = dict.fromkeys((n // 2, 0, n))
+    parts = 4
+    while parts <= 2 * n:
+        these = [n * i // parts for i in range(1, parts, 2)]
+        rng.shuffle(these)
+        found |= dict.fromkeys(these)
+        parts *= 2
+    return list(found)

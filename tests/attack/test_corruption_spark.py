@@ -1,0 +1,164 @@
+"""The same damage through what only Spark runs: the engine `window`, and the streaming source.
+
+Each case is a partition of one archive beside others and a whole one: what is wrong with one stops no other.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from jobs.archive.listing import list_archive
+from jobs.command.options import CompactOptions
+from jobs.command.progress import Silent
+from jobs.compact import job as compact
+from tests.attack.batches import HANG_SECONDS, Member, attack, judge_each, lay_out
+from tests.attack.corrupting import all_cases
+from tests.attack.damages import Case, is_noticed
+from tests.attack.forked import Failed
+from tests.attack.judge import EQUAL, NAMED, TWIN, Row, row_of
+from tests.attack.readers import STREAMED, Seen, check_named, compact_listed, rows_streamed
+from tests.attack.readers import compact as compact_one
+from tests.attack.specimens import CONFIG, Specimen, put
+from tests.builders.damage import NOW_MS
+from tests.builders.trees import files_of
+from udfs.compact.plan import PartitionResult
+from udfs.problem import Problem
+from udfs.storage import open_root
+
+pytestmark = [pytest.mark.attack, pytest.mark.slow, pytest.mark.spark]
+
+_WINDOW = replace(CONFIG, job=replace(CONFIG.job, engine="window"))
+
+
+def test_window(
+    request: pytest.FixtureRequest, spark: SparkSession, specimens: dict[str, Specimen], tmp_path: Path
+) -> None:
+    """A problem, or byte for byte what one task makes of the same files."""
+    healthy = {}
+    for name, specimen in specimens.items():
+        put(specimen.files, tmp_path / "healthy" / name)
+        healthy[name] = _left_by(compact_one(tmp_path / "healthy" / name, tmp_path))
+
+    def work(cases: list[Case]) -> list[str | Failed]:
+        root, store, twins = (_emptied(tmp_path / name) for name in ("archive", "store", "twins"))
+        members = lay_out(root, specimens, cases)
+        before = files_of(root)
+        report = compact.run(CompactOptions(str(root), str(store), now_ms=NOW_MS, config=_WINDOW), Silent())
+        if files_of(root) != before:
+            raise Failed("the archive changed")
+        results, listed = {r.topic: r for r in report.results}, list_archive(open_root(str(root)), lambda _: True)
+
+        def verdict(member: Member) -> str:
+            result = results[member.topic]
+            if (result.status == "cleaned") != ((member.topic, 0) in report.generations):
+                raise Failed(f"{result.status}, and committed: {sorted(report.generations)}")
+            twin = compact_listed(listed.partitions[member.topic, 0], root, twins / member.topic)
+            return _judged(member, result, store, twin, healthy[member.specimen.name])
+
+        return judge_each(members, verdict)
+
+    cases, of = all_cases(specimens, request.config.getoption("--attack-seed"))
+    attack(request, "engine window", cases, of, work)
+
+
+def test_stream(
+    request: pytest.FixtureRequest, spark: SparkSession, specimens: dict[str, Specimen], tmp_path: Path
+) -> None:
+    """Spark's own stream gives, partition by partition, what the reader gives here, which `test_corruption` judges."""
+    healthy = {}
+    for name, specimen in specimens.items():
+        put(specimen.files, tmp_path / "healthy" / name)
+        healthy[name] = _records(rows_streamed(tmp_path / "healthy" / name), "t")
+
+    def work(cases: list[Case]) -> list[str | Failed]:
+        root = _emptied(tmp_path / "archive")
+        members = lay_out(root, specimens, cases)
+        before = files_of(root)
+        found, expected = _by_spark(spark, root, _emptied(tmp_path / "checkpoint")), rows_streamed(root)
+        if files_of(root) != before:
+            raise Failed("the archive changed")
+
+        def verdict(member: Member) -> str:
+            rows, problems = _records(found, member.topic), _problems(found, member.topic)
+            if (rows, problems) != (_records(expected, member.topic), _problems(expected, member.topic)):
+                raise Failed(f"{rows}, {problems}; without Spark {_problems(expected, member.topic)}")
+            check_named(problems)
+            return NAMED if problems else EQUAL if rows == healthy[member.specimen.name] else TWIN
+
+        return judge_each(members, verdict)
+
+    cases, of = all_cases(specimens, request.config.getoption("--attack-seed"))
+    attack(request, "Spark's stream", cases, of, work)
+
+
+def _by_spark(spark: SparkSession, root: Path, work: Path) -> list[dict[str, Any]]:
+    """All rows that a stream gives until there is no more."""
+    source = spark.readStream.format("kafka_log").options(**STREAMED, badRecords="set_aside").load(str(root))
+    query = (
+        source.withColumn("timestamp", F.unix_micros("timestamp"))
+        .writeStream.format("memory")
+        .queryName(f"stream_{uuid.uuid4().hex}")
+        .option("checkpointLocation", str(work))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        if not query.awaitTermination(HANG_SECONDS):
+            raise TimeoutError(f"the stream is still going after {HANG_SECONDS:g} s")
+        found = spark.table(query.name).toArrow().to_pylist()
+    finally:
+        query.stop()
+        spark.catalog.dropTempView(query.name)
+    return found
+
+
+def _records(rows: list[dict[str, Any]], topic: str) -> list[Row]:
+    return sorted(row_of(row) for row in rows if row["topic"] == topic and row["offset"] is not None)
+
+
+def _problems(rows: list[dict[str, Any]], topic: str) -> list[Problem]:
+    told = [row["problem"] for row in rows if row["topic"] == topic and row["problem"] is not None]
+    return [Problem(p["kind"], p["path"], p["position"], p["expected"], p["found"]) for p in told]
+
+
+Left = tuple[str, list[tuple[str, int, int]], dict[str, bytes]]  # status, segments, files of the generation
+
+
+def _judged(member: Member, result: PartitionResult, store: Path, twin: Seen, healthy: Left) -> str:
+    if result.problem is not None:
+        check_named([result.problem])
+        if not result.problem.path.startswith(f"{member.topic}/"):
+            raise Failed(f"a problem of {member.folder} in {result.problem}")
+        if left := files_of(store / "segments" / f"{member.topic}-0"):
+            raise Failed(f"set aside, and left {sorted(left)}")
+        return NAMED
+    if member.case is not None and is_noticed(member.specimen, member.case):
+        raise Failed("a wrong checksum, and nothing is said of it")
+    found = _left(result, store)
+    if twin.outcome is None or found != (expected := _left_by(twin)):
+        raise Failed(f"{str(found)[:1000]}, by one task {twin.problems or str(expected)[:1000]}")
+    return EQUAL if found == healthy else TWIN
+
+
+def _left_by(seen: Seen) -> Left:
+    assert seen.outcome is not None, seen.problems
+    return _left(seen.outcome.result, Path(seen.outcome.plan.store_uri))
+
+
+def _left(result: PartitionResult, store: Path) -> Left:
+    files = files_of(store / result.folder) if result.status == "cleaned" else {}
+    files.pop("manifest.json", None)  # the job writes it
+    return result.status, [(s.root, s.base_offset, s.size_bytes) for s in result.segments], files
+
+
+def _emptied(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder

@@ -1,0 +1,42 @@
+"""Another run replaces the generation that a run is about to read, and a vacuum without grace takes its files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.command import cli
+from jobs.compact import job
+from tests.builders.logs import START_MS, write_partition
+
+_CONFIG = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n'
+
+
+def test_files_that_a_vacuum_took_under_a_run_are_a_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two drivers and two vacuums came to this in one round of 86: it was called unreadable, with exit code 3."""
+    config, archive, store = tmp_path / "lastkey.toml", tmp_path / "archive", tmp_path / "store"
+    config.write_text(_CONFIG)
+    words = ["compact", str(archive), "--store", str(store), "--config", str(config), "--now", str(START_MS + 1000)]
+    write_partition(archive / "t-0", "a=1 | a=2 || b=1 || c=1")
+    assert cli.main(words) == 0
+    write_partition(archive / "t-0", "a=1 | a=2 || b=1 | b=2 || c=1 || d=1 || e=1")
+    real = job.run_waves
+
+    def late(*args: object) -> None:
+        monkeypatch.setattr(job, "run_waves", real)
+        assert cli.main(words) == 0
+        assert cli.main(["vacuum", "--store", str(store), "--grace-hours", "0"]) == 0
+        real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(job, "run_waves", late)
+    capsys.readouterr()
+    assert cli.main([*words, "--json"]) == 4
+    said = capsys.readouterr().out
+    report = json.loads(said[said.index('{\n  "job": "compact"') :])
+    assert "expected generation 1" in report["conflict"]
+    assert "found generation 2" in report["conflict"]
+    assert cli.main(["verify", "--store", str(store)]) == 0
