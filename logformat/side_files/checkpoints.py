@@ -27,6 +27,8 @@ EpochEntry = tuple[int, int]  # leader epoch, its start offset
 
 _VERSION: Final = "0"
 _UUID_CHARACTERS: Final = 22  # url-safe base64 of 16 bytes, without padding
+_SPACE: Final = re.compile(r"\s+", re.ASCII)  # Java's \s: none of the other spaces that Python knows
+_INTEGER: Final = re.compile(r"\s*-?[0-9]{1,19}\s*", re.ASCII)
 _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
 
 
@@ -185,7 +187,7 @@ def _entries(data: bytes, path: str, n_fields: int) -> list[tuple[int, list[str]
     position += len(lines[1].encode()) + 1
     entries = []
     for line in lines[2:]:
-        fields = line.split()
+        fields = [field for field in _SPACE.split(line) if field]
         if len(fields) != n_fields:
             raise LogFormatError("side_file", path, position, f"{n_fields} fields", repr(line[:80]))
         entries.append((position, fields))
@@ -210,7 +212,7 @@ def _text(data: bytes, path: str) -> str:
 
 def _integer(text: str, position: int, path: str, bits: int = 64) -> int:
     """A number that Java's long or, of 32 bits, int can hold."""
-    if re.fullmatch(r"\s*-?[0-9]{1,19}\s*", text) is None or not -(2 ** (bits - 1)) <= int(text) < 2 ** (bits - 1):
+    if _INTEGER.fullmatch(text) is None or not -(2 ** (bits - 1)) <= int(text) < 2 ** (bits - 1):
         raise LogFormatError("side_file", path, position, f"an integer of {bits} bits", repr(text[:40]))
     return int(text)
 

@@ -10,6 +10,7 @@ A file's first byte is the number of its target. atheris (libFuzzer) leads; wher
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -139,6 +140,9 @@ def _ways(work: Callable[[], object]) -> set[Any]:
 if __name__ == "__main__":
     what, folder, *rest = sys.argv[1:]
     if what == "fuzz":
+        # libFuzzer bounds ru_maxrss, which a started process takes over from its starter and a forked one does not
+        if pid := os.fork():
+            sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         _fuzz(Path(folder), Path(rest[0]), float(rest[1]), int(rest[2]))
     elif what == "smallest":
         json.dump(_smallest(Path(folder)), sys.stdout)

@@ -31,6 +31,15 @@ import sys
 from jobs.command.cli import main
 sys.exit(main(sys.argv[1:]))
 """
+# A small process between: what one starts has its starter's peak from the beginning (Linux: ru_maxrss outlives exec)
+_STARTER = """
+import os, subprocess, sys
+with subprocess.Popen(sys.argv[1:]) as process:
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+print("\\n%d" % usage.ru_maxrss, end="")
+sys.exit(process.returncode)
+"""
 # What tasks of compact, report and the data source do, without the Java that starts them
 _TASK = """
 import sys
@@ -108,15 +117,13 @@ def build(root: Path, bomb: str | None) -> Path:
 
 def measured(*command: str) -> tuple[int, int, str]:
     """Exit code, most bytes of memory that the process had, and what it said."""
-    read, write = os.pipe()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=write, stderr=write, env=environment, cwd=ROOT) as process:
-        os.close(write)
-        with os.fdopen(read, errors="replace") as said:
-            text = said.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, usage.ru_maxrss * 1024, text
+    done = subprocess.run(
+        [sys.executable, "-c", _STARTER, *command], env=environment, cwd=ROOT, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
+    )  # fmt: skip
+    said, _, peak = done.stdout.rpartition("\n")
+    return done.returncode, int(peak) * 1024, said
 
 
 def command(job: str, root: Path, config: Path) -> list[str]:

@@ -61,6 +61,7 @@ def test_any_space_separates():
         (b"1\n0\n", 0), (b"x", 0), (b"0\nx\n", 2), (b"0\n1\na 1\n", 4), (b"0\n1\na 1 2 3\n", 4), (b"0\n2\na 1 2\n", 10),
         (b"0\n0\na 1 2\n", 10), (b"0\n1\na b 2\n", 4), (b"0\n1\na 1 2.5\n", 4), (b"0\n2\na 1 2\n\n", 10),
         (b"0\n1\n\xff 1 2\n", 4), (b"0\n1\na 1 9223372036854775808\n", 4),
+        (b"0\n1\x1f\na 1 2\n", 2), (b"0\n1\na\x1c1 2\n", 4),  # a space of Python's, none of Java's
         (b"0\n1\na 1 -9223372036854775809\n", 4), (b"0\n1\na 2147483648 2\n", 4),
     ],
 )  # fmt: skip
