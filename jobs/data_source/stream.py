@@ -3,7 +3,9 @@
 A stream's offset is JSON as Spark's Kafka source writes it: {"orders": {"0": 123}}, the next offset to read of each
 partition. A checkpoint therefore says all that a restart needs. A log is read up to its last whole batch, never into a
 torn tail; up to the high watermark where a broker holds it, and up to the last stable offset with read_committed. New
-partitions begin at their first offset. Every trigger lists the archive anew; only the ends of logs are looked into.
+partitions begin at their first offset: one micro-batch writes that down, and the next one reads from there. Otherwise
+no checkpoint would say what a restart, after a retention, has lost. Every trigger lists the archive anew; only the ends
+of logs are looked into.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from jobs.data_source.read import read_task
 from jobs.data_source.read_options import ReadOptions
 from jobs.errors import DataLossError, UsageError
 from jobs.topics import Key
-from logformat.errors import stopped
+from logformat.errors import LogFormatError, stopped
 from udfs.data_source.find_pieces import first_to_read
 from udfs.data_source.log_end import bytes_behind, end_of
 from udfs.data_source.plan import LATEST, Bound, Range, SourcePartition, pack
@@ -39,6 +41,15 @@ class _Log:
     partition: SourcePartition
     first: int  # log start
     end: int
+
+
+@dataclass(frozen=True)
+class _Logs:
+    """All that is listed now."""
+
+    readable: Mapping[Key, _Log]
+    aside: Mapping[Key, tuple[SourcePartition, LogFormatError]]  # those that are there and cannot be read
+    hidden: bool  # there is a folder that cannot be looked into: any partition may lie in it
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -58,21 +69,35 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Where a new query begins: at the end, unless the options say otherwise."""
         logs = self._logs()
-        total = sum(segment.size for log in logs.values() for segment in log.partition.segments)
+        total = sum(segment.size for log in logs.readable.values() for segment in log.partition.segments)
         out = {}
-        for key, log in logs.items():
-            start = self.options.start.of(*key) if self.options.start is not None else LATEST
+        for key, log in logs.readable.items():
+            start = self._start(key)
             asked = replace(range_of(self.options, log.partition, total), start=start)
             out[key] = log.end if start == LATEST else first_to_read(log.partition, asked)
+        for key, (partition, error) in logs.aside.items():  # what is not written down now is new later
+            start = self._start(key)
+            known = _without_the_log(partition, start)
+            if known is not None:
+                out[key] = known
+            elif start.kind != "earliest":
+                raise UsageError(
+                    message=f"{key[0]}-{key[1]}: it cannot be read, so nobody knows at which offset the stream has to"
+                    f" begin ({error}). Give that offset in startingOffsets, or leave the partition out"
+                )
         return _to_json(out)
+
+    def _start(self, key: Key) -> Bound:
+        return LATEST if self.options.start is None else self.options.start.of(*key)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802
         """How far the next micro-batch goes."""
-        begin, logs = _from_json(start), self._logs()
+        begin, listed = _from_json(start), self._logs()
+        logs = listed.readable
         self._latest = {key: log.end for key, log in logs.items()}
-        self._check_loss(begin, logs)
+        self._check_loss(begin, listed)
         first = {key: begin.get(key, log.first) for key, log in logs.items()}
-        end = {key: max(log.end, first[key]) for key, log in logs.items()}
+        end = {key: max(log.end, first[key]) if key in begin else first[key] for key, log in logs.items()}
         if self._target is not None:
             end = {key: max(min(end[key], self._target.get(key, first[key])), first[key]) for key in end}
         return _to_json({**begin, **self._limited(first, end, logs, limit)})
@@ -123,11 +148,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """What is there now is all that the query reads."""
-        self._target = {key: log.end for key, log in self._logs().items()}
+        self._target = {key: log.end for key, log in self._logs().readable.items()}
 
-    def _logs(self) -> dict[Key, _Log]:
+    def _logs(self) -> _Logs:
         """Where each log begins and ends now; one that cannot be read stays where it is, or is an error."""
-        out = {}
+        out, aside, hidden = {}, {}, False
         for partition in source_partitions(self.options, may_be_none=True):
             try:
                 if partition.problem is not None:
@@ -137,17 +162,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 error = stopped(found, partition.name)
                 if not self.options.set_aside:
                     raise error from error.__cause__
+                if partition.topic is None:
+                    hidden = True
+                else:
+                    aside[_key(partition)] = partition, error
                 continue
             if partition.topic is not None:
                 out[_key(partition)] = _Log(partition, first, end)
-        return out
+        return _Logs(out, aside, hidden)
 
-    def _check_loss(self, begin: Mapping[Key, int], logs: Mapping[Key, _Log]) -> None:
+    def _check_loss(self, begin: Mapping[Key, int], logs: _Logs) -> None:
         if not self.options.fail_on_data_loss:
             return
         for (topic, number), offset in begin.items():
-            log = logs.get((topic, number))
-            if log is None and self.options.set_aside:
+            log = logs.readable.get((topic, number))
+            if log is None and ((topic, number) in logs.aside or logs.hidden):
                 continue  # it cannot be read, for now
             if log is None:
                 raise _no_such_partition((topic, number), offset)
@@ -175,6 +204,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return dict(end)
         # At least one offset of each: none may wait for ever behind a large one
         return {key: min(first[key] + max(sizes[key] * most // total, 1), end[key]) for key in end}
+
+
+def _without_the_log(partition: SourcePartition, start: Bound) -> int | None:
+    """Where a stream begins in a log that cannot be read, as far as the listing says it."""
+    if start.kind == "offset":
+        return start.value
+    if partition.problem is not None or not partition.segments or start.kind == "timestamp":
+        return None
+    first = max(partition.segments[0].base_offset, partition.log_start_offset or 0)
+    if start.kind == "earliest" or first > partition.segments[-1].base_offset:  # the log ends below its start
+        return first
+    return None
 
 
 def _no_such_partition(key: Key, offset: int) -> DataLossError:

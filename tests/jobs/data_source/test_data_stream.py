@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -115,9 +116,12 @@ def test_new_segments_and_new_partitions(tmp_path):
     log.add("b=2", roll=True)
     Growing(archive / "t-1", "x=7 | y=8")
     Growing(archive / "u-0", "z=9")
-    end = stream.latestOffset(start, ReadAllAvailable())
+    begun = stream.latestOffset(start, ReadAllAvailable())
+    assert begun == {"t": {"0": 2, "1": 0}, "u": {"0": 0}}
+    assert rows(stream, start, begun) == ["2"]
+    end = stream.latestOffset(begun, ReadAllAvailable())
     assert end == {"t": {"0": 2, "1": 2}, "u": {"0": 1}}
-    assert sorted(rows(stream, start, end)) == ["2", "7", "8", "9"]
+    assert sorted(rows(stream, begun, end)) == ["7", "8", "9"]
     assert stream.reportLatestOffset() == end
     only = reader(archive, topics="t", partitions="1", startingOffsets="earliest")
     assert micro_batches(only, only.initialOffset()) == [["7", "8"]]
@@ -131,7 +135,7 @@ def test_an_archive_that_is_empty_at_first(tmp_path):
     assert start == {}
     assert stream.latestOffset(start, ReadAllAvailable()) == {}
     Growing(archive / "t-0", "a=1")
-    assert micro_batches(stream, start) == [["1"]]
+    assert micro_batches(stream, start) == [[], ["1"]]
 
 
 def test_limits(tmp_path):
@@ -215,6 +219,60 @@ def test_a_restart_passes_nothing_over(tmp_path):
     several = KafkaLog({"paths": f'["{archive}", "{archive / "u"}"]'}).parsed()
     with pytest.raises(LogFormatError, match="duplicate"):
         rows(StreamReader(several, SCHEMA), start, end)
+
+
+def test_a_new_partition_that_loses_its_begin_before_a_restart(tmp_path):
+    """The checkpoint says where it begins before anything of it is read."""
+    archive = tmp_path / "archive"
+    Growing(archive / "t-0", "a=1")
+    stream, start = reader(archive), {"t": {"0": 1}}
+    log = Growing(archive / "t-1", "x=1 | x=2")
+    log.add("x=3", roll=True)
+    begun = stream.latestOffset(start, ReadAllAvailable())
+    end = stream.latestOffset(begun, ReadAllAvailable())
+    assert (begun, end) == ({"t": {"0": 1, "1": 0}}, {"t": {"0": 1, "1": 3}})
+    files_in(archive / "t-1")[0].unlink()  # by a retention, while no stream is at work
+    for planned in ((start, begun), (begun, end)):
+        with pytest.raises(UsageError, match=r"t-1: .*expected an offset from 2 to 3, found 0"):
+            rows(reader(archive), *planned)
+    with pytest.raises(DataLossError, match=r"t-1: expected offset 0, .* found offsets from 2 to 3"):
+        reader(archive).latestOffset(begun, ReadAllAvailable())
+    lenient = reader(archive, failOnDataLoss="false")
+    assert (rows(lenient, start, begun), rows(lenient, begun, end)) == ([], ["3"])
+
+
+def test_a_partition_that_cannot_be_read_when_a_stream_begins(tmp_path):
+    """It never begins anywhere else than the options say, whenever it can be read again."""
+    archive = tmp_path / "archive"
+    Growing(archive / "t-0", "a=1")
+    Growing(archive / "t-1", "x=1 | x=2")
+    copy = archive / "copy" / "t-1"
+    shutil.copytree(archive / "t-1", copy)
+    aside = {"path": str(archive), "badRecords": "set_aside"}
+    told = pa.schema([*SCHEMA, problem_field()])
+
+    def stream(**options: str) -> StreamReader:
+        return StreamReader(KafkaLog({**aside, **options}).parsed(), told)
+
+    for options in ({}, {"startingTimestamp": "1700000000001"}):
+        with pytest.raises(UsageError, match=r"t-1: it cannot be read, so nobody knows .*duplicate"):
+            stream(**options).initialOffset()
+    at = stream(startingOffsets='{"t":{"0":-1,"1":1}}').initialOffset()
+    earliest = stream(startingOffsets="earliest").initialOffset()
+    assert (at, earliest) == ({"t": {"0": 1, "1": 1}}, {"t": {"0": 0}})
+    assert stream().latestOffset(at, ReadAllAvailable()) == at  # it waits
+    shutil.rmtree(copy)
+    assert micro_batches(stream(), at) == [["2"]]
+    assert micro_batches(stream(), earliest) == [["1"], ["1", "2"]]
+    (archive / "log-start-offset-checkpoint").write_text("0\n1\nt 1 9\n")
+    assert stream().initialOffset() == {"t": {"0": 1, "1": 9}}  # above its end: nothing below can ever be read
+
+
+def test_a_partition_that_is_gone_is_told_beside_damage_that_is_set_aside(tmp_path):
+    archive = tmp_path / "archive"
+    Growing(archive / "t-0", "a=1")
+    with pytest.raises(DataLossError, match="t-1: expected offset 1, where the stream continues, found no such"):
+        reader(archive, badRecords="set_aside").latestOffset({"t": {"0": 1, "1": 1}}, ReadAllAvailable())
 
 
 def test_damage_that_hides_the_end(tmp_path):
