@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pyarrow import fs as pafs
-
 from jobs.command.typed import nearest
 from jobs.data_source.read_options import ReadOptions
 from jobs.errors import NoGenerationError, UsageError
@@ -28,7 +26,6 @@ from jobs.store.tables import State
 from jobs.topics import Key
 from logformat import names
 from logformat.listing import ListedSegment
-from logformat.locations import text_entries
 from udfs.data_source.plan import SourcePartition
 from udfs.storage import Root, normal_uri
 
@@ -74,8 +71,7 @@ def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list
 
 def _partition(store: Root, one: Generation, manifest: list[Segment], archive: str | None) -> SourcePartition:
     folder = one.folder
-    listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(folder), allow_not_found=True))
-    beside = {info.base_name for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
+    beside = one.files(store)
     for segment in manifest:
         if segment.root == "store" and segment.path.rpartition("/")[2] not in beside:
             raise NoGenerationError(
@@ -99,11 +95,9 @@ def _partition(store: Root, one: Generation, manifest: list[Segment], archive: s
         )
         for s in manifest
     ]
-    files = [file for name in beside if (file := names.parse_segment_file(name)) and file.kind == names.SNAPSHOT]
-    snapshots = sorted((f.base, f"{folder}/{names.segment_file(f.base, names.SNAPSHOT)}") for f in files)
     epochs = f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}" if names.LEADER_EPOCH_CHECKPOINT in beside else None
     whole = SourcePartition(
-        *one.key, tuple(segments), one.log_start_offset, one.next_offset, store.uri, tuple(snapshots), epochs
+        *one.key, tuple(segments), one.log_start_offset, one.next_offset, store.uri, one.snapshots(beside), epochs
     )
     return replace(whole, sealed=True)
 

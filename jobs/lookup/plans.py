@@ -56,6 +56,7 @@ def archived_plan(archived: ArchivedPartition, root: Root) -> LookupPlan:
         archived.log_start_checkpoint,
         archived.high_watermark if archived.held_by_broker else None,
         archived.leader_epochs or (),
+        tuple((offset, root.uri, path) for offset, path in sorted(archived.snapshots.items())),
         problem=archived.problem,
     )
 

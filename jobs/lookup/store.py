@@ -19,7 +19,7 @@ from logformat.errors import LogFormatError
 from logformat.listing import ListedSegment
 from logformat.side_files import checkpoints
 from udfs.lookup.queries import LookupPlan
-from udfs.storage import exists, normal_uri, read_file
+from udfs.storage import normal_uri, read_file
 
 
 def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
@@ -62,9 +62,11 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
             )
             for s in manifests[one.key]
         )
-        if not exists(store, folder):
+        files = one.files(store)
+        if not files:
             notes.append(f"{store_uri}/{folder}: gone, vacuum has taken generation {one.generation}; left out")
             continue
+        snapshots = tuple((offset, store_uri, path) for offset, path in one.snapshots(files))
         epochs = f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}"
         known: tuple[checkpoints.EpochEntry, ...] = ()
         try:
@@ -73,5 +75,7 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
             pass
         except LogFormatError as error:
             notes.append(f"{error}; leader epochs are not known")
-        plans.append(LookupPlan(*one.key, archive_uri, segments, one.log_start_offset, one.next_offset, known))
+        plans.append(
+            LookupPlan(*one.key, archive_uri, segments, one.log_start_offset, one.next_offset, known, snapshots)
+        )
     return plans

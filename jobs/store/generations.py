@@ -13,6 +13,7 @@ from jobs.store.rows import Checkpoint, RunRow, Segment
 from jobs.store.tables import State, open_state
 from jobs.topics import Key
 from logformat import names
+from logformat.locations import text_entries
 from logformat.s3_access import check_bucket
 from udfs.storage import Root
 
@@ -44,6 +45,16 @@ class Generation:
     def folder(self) -> str:
         """The run's folder, below the store."""
         return generation_folder(self.topic, self.partition, self.generation, self.run_id)
+
+    def files(self, store: Root) -> set[str]:
+        """Names of the files in it; none if vacuum has taken it."""
+        listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(self.folder), allow_not_found=True))
+        return {info.base_name for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
+
+    def snapshots(self, files: Iterable[str]) -> tuple[tuple[int, str], ...]:
+        """(offset, path) of its producer snapshots, rising; files: names in its folder."""
+        found = (file for name in files if (file := names.parse_segment_file(name)) and file.kind == names.SNAPSHOT)
+        return tuple(sorted((f.base, f"{self.folder}/{names.segment_file(f.base, names.SNAPSHOT)}") for f in found))
 
 
 def current_generation(row: Checkpoint) -> Generation:

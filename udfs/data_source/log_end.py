@@ -130,12 +130,9 @@ def _last_stable_offset(partition: SourcePartition, asked: Range) -> tuple[int, 
             ends = error
         return found
 
-    start = partition.log_start_offset
-    if start is None:
-        start = segments[0].base_offset if segments else 0
     found = last_stable_offset(
         segments,
-        start,
+        partition.log_start_offset,
         partition.high_watermark,
         [(offset, partition.side_root, path) for offset, path in partition.snapshots],
         resume if asked.set_aside else None,

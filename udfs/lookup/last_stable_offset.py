@@ -22,14 +22,15 @@ _BUFFER_BYTES: Final = 1 << 20
 
 def last_stable_offset(
     segments: Sequence[ListedSegment],
-    log_start_offset: int,
+    log_start_offset: int | None,
     high_watermark: int | None = None,
     snapshots: Sequence[tuple[int, str, str]] = (),
     resume: Callable[[ListedSegment, LogFormatError, int], int | None] | None = None,
 ) -> int:
     """Of a log, by the headers of its batches from the newest of the `snapshots` on (offset, URI of the root, path;
-    rising)
-    that can be read and lies at a segment's base; without one, of all batches. Nothing is decompressed.
+    rising) that can be read and lies at a segment's base; without one, of all batches. Nothing is decompressed. A
+    snapshot also knows the transactions that began in segments that are not there any more. log_start_offset: None, or
+    below the first segment: its base.
 
     Rule: that of a broker that has just loaded the log (KAFKA.md, "Offsets of a log"): a producer's transaction begins
     with its first batch that is not below the log start, and is open until its marker is below the high
@@ -38,6 +39,7 @@ def last_stable_offset(
     What was open before the damage is then not known to be open; who reads it finds no marker this side of the damage.
     Checksums of markers are checked, and that of the batch that is open, the latter without `resume` only.
     """
+    log_start_offset = max(log_start_offset or 0, segments[0].base_offset if segments else 0)
     state, first = _loaded(segments, snapshots, high_watermark)
     completed, end = [np.empty(0, MARKER)], log_start_offset
     buffer = ChunkBuffer(_BUFFER_BYTES)

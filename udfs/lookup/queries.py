@@ -52,8 +52,9 @@ class LookupPlan:
     log_start_offset: int | None = None
     end_offset: int | None = None
     leader_epochs: tuple[tuple[int, int], ...] = ()
+    snapshots: tuple[tuple[int, str, str], ...] = ()  # offset, URI of the root, path; rising
     max_batch_bytes: int = MAX_BATCH_BYTES
-    read_committed: bool = False  # answers end at the last stable offset, which all headers are read for
+    read_committed: bool = False  # answers end at the last stable offset, which headers are read for
     problem: Problem | None = None  # its files cannot be listed, or stand for nothing certain
 
     @property
@@ -87,8 +88,7 @@ def open_log(plan: LookupPlan) -> PartitionLog:
     """The log of a plan; nothing is read yet, but for its last stable offset, where that is asked for."""
     end = plan.end_offset
     if plan.read_committed and plan.segments:
-        start = max(plan.log_start_offset or 0, plan.segments[0].base_offset)
-        end = last_stable_offset(plan.segments, start, end)
+        end = last_stable_offset(plan.segments, plan.log_start_offset, end, plan.snapshots)
     return PartitionLog(
         plan.segments,
         log_start_offset=plan.log_start_offset,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import datetime
 import random
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
+from jobs.data_source.plan import source_partitions
 from jobs.lookup.plans import archive_plans
 from logformat.search.partition_log import PartitionLog, open_partition
 from tests.builders.logs import write_partition
+from tests.builders.sources import options_of
+from tests.builders.trees import files_in
 from tests.golden import golden
-from udfs.lookup.queries import ANSWER, as_ms, lookup_table
+from udfs.data_source.log_end import end_of
+from udfs.lookup.queries import ANSWER, LookupPlan, as_ms, lookup_table, open_log
 
 
 @pytest.fixture
@@ -92,6 +97,28 @@ def test_a_bad_log_is_a_status(tmp_path):
     log.write_bytes(data)
     plans = {("t", 0): archive_plans(str(tmp_path), None, [])[0]}
     assert [answer["status"] for answer in ask(plans, [("t", 0, 1, None), ("t", 0, None, 1)], 2)] == ["magic"] * 2
+
+
+def test_a_transaction_that_began_in_a_segment_that_is_gone_is_still_open(tmp_path):
+    """One rule with the data source: the snapshot at the first segment knows of it."""
+    folder = write_partition(
+        tmp_path / "t-0", "a=1 | b=2 | {pid=1 txn} c=3 || {pid=2 txn} d=4 | {pid=2 commit} || e=5"
+    ).folder
+    (plan,) = archive_plans(str(tmp_path), None, [])
+    assert ends(plan) == (0, 2)
+    for path in files_in(folder, "00000000000000000000.*"):
+        path.unlink()
+    for checkpoint in (None, 0, 3):
+        if checkpoint is not None:
+            (tmp_path / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {checkpoint}\n")
+        (plan,) = archive_plans(str(tmp_path), None, [])
+        (partition,) = source_partitions(options_of("kafka_log", tmp_path))
+        assert ends(plan) == end_of(partition, committed=True) == (3, 3)
+
+
+def ends(plan: LookupPlan) -> tuple[int, int]:
+    with open_log(replace(plan, read_committed=True)) as log:
+        return log.earliest, log.latest
 
 
 @pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("ms"), pa.timestamp("ns"), pa.timestamp("s")])
