@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -437,6 +438,35 @@ def test_few_headers_are_looked_at(tmp_path):
         answer = log.offsets_for_times([START_MS + 2 * wanted + 1]).tolist()
         assert answer == [(2 * wanted + 1, START_MS + 2 * wanted + 1, 0, 0, found[1])]
         assert log.notes == ()
+
+
+RISING_NEVER = "{ts=1} a=1 | {ts=500} b=2 | {ts=100} c=3 | {ts=150} d=4 | {ts=600} e=5 | {ts=550} f=6"
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [(100, 2), (600, 4)],  # each batch's own timestamp, not the largest so far
+        [(500, 1), (100, 2), (600, 4)],
+        [(1, 0), (150, 3), (600, 4)],
+        [(100, 2), (1, 0), (600, 4)],
+        [(1, 0), (500, 1), (600, 4)],  # right
+        [(150, 3)],
+    ],
+)
+def test_a_time_index_that_the_log_contradicts(tmp_path, entries):
+    """Its entries point at batches with their timestamps, and earlier ones with larger timestamps are not in it."""
+    folder = write_partition(tmp_path / "t-0", RISING_NEVER, index_interval_bytes=0).folder
+    raw = b"".join(struct.pack(">qi", *entry) for entry in entries)
+    next(folder.glob("*.timeindex")).write_bytes(raw)
+    times = [1, 500, 100, 150, 600, 550]
+    targets = [0, 1, 2, 50, 99, 100, 101, 150, 151, 200, 499, 500, 501, 600, 601]
+    expected = [next((n for n, time in enumerate(times) if time >= target), -1) for target in targets]
+    log = open_partition(folder)
+    assert log.offsets_for_times(targets)["offset"].tolist() == expected
+    assert [int(open_partition(folder).offsets_for_times([target])["offset"][0]) for target in targets] == expected
+    right = entries == [(1, 0), (500, 1), (600, 4)]
+    assert (log.notes == ()) == right or entries == [(150, 3)]
 
 
 def test_headers_that_promise_what_no_record_has(tmp_path):
