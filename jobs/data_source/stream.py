@@ -30,7 +30,7 @@ from jobs.errors import DataLossError, UsageError
 from jobs.topics import Key
 from logformat.errors import LogFormatError, stopped
 from udfs.data_source.find_pieces import first_to_read
-from udfs.data_source.log_end import bytes_behind, end_of
+from udfs.data_source.log_end import bytes_behind, ends_of
 from udfs.data_source.plan import LATEST, Bound, Range, SourcePartition, pack
 
 Offsets = dict[Key, int]
@@ -41,6 +41,7 @@ class _Log:
     partition: SourcePartition
     first: int  # log start
     end: int
+    certain: bool  # no damage hides what comes behind the end
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 if partition.problem is not None:
                     raise partition.problem.as_error()
-                first, end = end_of(partition, committed=self.options.committed, set_aside=self.options.set_aside)
+                ends = ends_of(partition, committed=self.options.committed, set_aside=self.options.set_aside)
             except Exception as found:  # of whatever kind: the other logs go on
                 error = stopped(found, partition.name)
                 if not self.options.set_aside:
@@ -168,7 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     aside[_key(partition)] = partition, error
                 continue
             if partition.topic is not None:
-                out[_key(partition)] = _Log(partition, first, end)
+                out[_key(partition)] = _Log(partition, *ends)
         return _Logs(out, aside, hidden)
 
     def _check_loss(self, begin: Mapping[Key, int], logs: _Logs) -> None:
@@ -180,7 +181,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue  # it cannot be read, for now
             if log is None:
                 raise _no_such_partition((topic, number), offset)
-            if offset < log.first or (offset > log.end and not self.options.set_aside):
+            if offset < log.first or (offset > log.end and log.certain):
                 found = f"offsets from {log.first} to {log.end}"
                 raise DataLossError(path=f"{topic}-{number}", expected=f"offset {offset}", found=found)
 

@@ -59,11 +59,20 @@ def open_log(partition: SourcePartition, asked: Range) -> OpenedLog:
     return OpenedLog(log, lost, doubtful)
 
 
-def end_of(partition: SourcePartition, *, committed: bool, set_aside: bool = False) -> tuple[int, int]:
-    """(log start, where reading ends): what a stream may read up to now."""
+class Ends(NamedTuple):
+    """What a stream may read up to now."""
+
+    first: int  # log start
+    end: int
+    certain: bool = True  # no damage hides what comes behind the end
+
+
+def ends_of(partition: SourcePartition, *, committed: bool, set_aside: bool = False) -> Ends:
+    """Where reading begins and ends."""
     asked = Range(start=LATEST, wanted=Wanted(committed=committed), set_aside=set_aside)
-    with open_log(partition, asked).log as log:
-        return log.earliest, log.latest
+    log, damage, doubtful = open_log(partition, asked)
+    with log:
+        return Ends(log.earliest, log.latest, damage is None and not doubtful)
 
 
 def bytes_behind(partition: SourcePartition, offset: int, *, set_aside: bool = False) -> int:

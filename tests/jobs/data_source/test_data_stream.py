@@ -275,6 +275,20 @@ def test_a_partition_that_is_gone_is_told_beside_damage_that_is_set_aside(tmp_pa
         reader(archive, badRecords="set_aside").latestOffset({"t": {"0": 1, "1": 1}}, ReadAllAvailable())
 
 
+def test_a_log_that_ends_before_the_stream_is_told_beside_damage_that_is_set_aside(tmp_path):
+    """As one that was recreated: if the stream waited, what comes up to its old offset would never be read."""
+    archive = tmp_path / "archive"
+    Growing(archive / "t-0", "a=1 | b=2")
+    for options in ({}, {"isolationLevel": "read_committed"}):
+        stream = reader(archive, badRecords="set_aside", **options)
+        assert stream.latestOffset({"t": {"0": 2}}, ReadAllAvailable()) == {"t": {"0": 2}}
+        with pytest.raises(DataLossError, match=r"t-0: expected offset 9, .* found offsets from 0 to 2"):
+            stream.latestOffset({"t": {"0": 9}}, ReadAllAvailable())
+    path = archive / "t-0" / "00000000000000000000.log"
+    path.write_bytes(path.read_bytes()[:78] + b"\xff" * 4 + path.read_bytes()[82:])  # the second batch's length
+    assert stream.latestOffset({"t": {"0": 9}}, ReadAllAvailable()) == {"t": {"0": 9}}  # it may be there
+
+
 def test_damage_that_hides_the_end(tmp_path):
     """What lies before it is read, and it is told; what comes in a new segment is read."""
     archive = tmp_path / "archive"
