@@ -39,7 +39,7 @@ def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: Lo
 
     file: open pyarrow file; size: bytes of it that are looked at, `options.max_bytes` at most.
     """
-    loader = BodyLoader(max_batch_bytes=options.max_batch_bytes)
+    loader, last = BodyLoader(max_batch_bytes=options.max_batch_bytes), np.full(1, -1, np.int64)
     for chunk in _chunks(file, path, min(size, options.max_bytes), options.max_batch_bytes, findings):
         if options.deep or options.wanted.by_record:
             yield from _deep(chunk, loader, path, options, findings)
@@ -48,8 +48,9 @@ def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: Lo
             if may.any():
                 shown = chunk.batches[may]
                 yield options.batches(shown, _fit(chunk, shown))
-        if int(chunk.batches["last_offset"][-1]) + 1 >= options.wanted.end_offset:
-            break  # offsets rise
+        last = np.append(last[-1:], chunk.batches["last_offset"])
+        if (last[-2:] + 1 >= options.wanted.end_offset).all():
+            break  # offsets rise; a single one may be damage, which the next batch shows
     if options.max_bytes < NO_LIMIT:
         findings.invalid_bytes = 0
 

@@ -54,8 +54,9 @@ def _read(piece: Piece, spec: ReadSpec, schema: Any, buffer: ChunkBuffer) -> Ite
                 ):
                     _check(piece, spec, headers.batches)
                     yield from _rows(piece, spec, schema, headers.batches, previous)
+                    past = is_past(piece, headers.batches, previous)
                     position, previous = headers.position + headers.size, int(headers.batches["last_offset"][-1])
-                    if is_past(piece, headers.batches[-1]):
+                    if past:
                         return
                 check_tail(file, piece, tail)
             return

@@ -164,11 +164,15 @@ def _cost(piece: Piece) -> int:
     return piece.end - piece.start + OPEN_BYTES
 
 
-def is_past(piece: Piece, batch: np.void) -> bool:
-    """Whether what stands behind a BATCH is behind the piece's end too. One that reaches across the end does not tell:
-    its last offset may be the damage, and then the next batch shows it.
+def is_past(piece: Piece, batches: NDArray[np.void], previous: int) -> bool:
+    """Whether what stands behind BATCH[n] is behind the piece's end too; previous: last offset before them. A single
+    batch across the end, or behind it, does not tell: its offset may be the damage, and then the next batch shows it.
     """
-    return bool(batch["base_offset"] >= piece.end_offset or batch["last_offset"] + 1 == piece.end_offset)
+    last = batches[-1]
+    if last["last_offset"] + 1 == piece.end_offset:
+        return True
+    before = int(batches["last_offset"][-2]) if len(batches) > 1 else previous
+    return bool(last["base_offset"] >= piece.end_offset) and before + 1 >= piece.end_offset
 
 
 def limited(piece: Piece) -> Piece:

@@ -87,8 +87,9 @@ class _Reader:
                     ):
                         within = yield from self._within(piece, chunk)
                         yield from self._chunk(within, chunk, outcomes)
+                        past = is_past(piece, chunk.batches, previous)
                         position, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
-                        if is_past(piece, chunk.batches[-1]):
+                        if past:
                             return
                     check_tail(file, piece, tail)
                 return

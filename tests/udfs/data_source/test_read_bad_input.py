@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 
 from jobs.archive import listing as archive
+from logformat.batches.chunks import CHUNK_BYTES
+from logformat.batches.segment import open_segment
+from logformat.dump.files import DumpOptions, dump
+from logformat.dump.log_options import LogOptions, Wanted
 from logformat.errors import LogFormatError
 from logformat.names import segment_file
 from logformat.primitives.codec import compress
@@ -84,6 +88,25 @@ def test_a_last_offset_beyond_the_end_hides_no_batch(part, source):
     with pytest.raises(LogFormatError) as caught:
         read(source, part.root, endingOffsets=json.dumps({"t": {"0": ALL[-1] + 1}}))
     assert (caught.value.kind, caught.value.position) == ("offsets", after)
+
+
+@pytest.mark.parametrize("limit", [{"endingOffsets": '{"t":{"0":18}}'}, {"pushed": {"end_offset": 18}}])
+def test_a_damaged_offset_at_the_end_of_a_chunk_hides_no_batch(tmp_path, limit):
+    """The checksum leaves it out; the next batch, which lies in the next chunk, shows it."""
+    files = write_partition(tmp_path / "t-0", " | ".join(["a=" + 500_000 * "v"] * 20))
+    (log,) = files.logs
+    headers = open_segment(log).headers()
+    n = int((headers["position"] + headers["size"] <= CHUNK_BYTES).sum())
+    assert 1 < n < 18
+    with log.open("r+b") as file:
+        file.seek(int(headers["position"][n - 1]))
+        file.write((n - 1 + 2**20).to_bytes(8, "big"))
+    with pytest.raises(LogFormatError, match=r"offsets: expected an offset of .* or more, found"):
+        read("kafka_log", tmp_path, columns="offset", **limit)
+    with (tmp_path / "out").open("wb") as out:
+        found = dump([log], DumpOptions(LogOptions(deep=True, wanted=Wanted(end_offset=18))), out.write)
+    assert [problem.kind for problem in found.all_problems] == ["offsets"]
+    assert (tmp_path / "out").read_text().count("| offset: ") == 17  # all but the damaged one
 
 
 def test_undamaged(part):
