@@ -6,13 +6,11 @@ What is trusted. The log, as far as its headers hold together. Of an index nothi
               entry's very offset (see offset_kernels). So a wrong index is noticed before it answers, unless it points
               at bytes inside a record that are themselves a batch with these offsets.
   .timeindex  its entries have to rise, and the batch that an entry names has to have exactly its timestamp as its
-              largest one. That no batch before it has a larger one is seen by the headers before it, once for each
-              segment that is searched by time: at most all of one segment, of a mapped file (time_kernels). Of a file
-              that is not mapped, this would be to read the file, so there it is taken from the index, as a broker takes
-              it. The largest timestamp of the segment is never taken from the last entry alone: the headers from its
-              batch to the end of the log are read too, so an index that is cut off, or older than the log, gives no
-              other answer than a whole one (it is how LogSegment.readLargestTimestamp goes about it). That no batch
-              before the last entry's has a larger one is taken from the index, since segments are passed over by it.
+              largest one. That no batch before it has a larger one is taken from the index, as a broker takes it: to
+              see it would cost the headers of all that the index is there to pass over. The largest timestamp of the
+              segment is never taken from the last entry alone: the headers from its batch to the end of the log are
+              read too, so an index that is cut off, or older than the log, gives no other answer than a whole one (it
+              is how LogSegment.readLargestTimestamp goes about it).
 
 Where an index is missing, torn, or does not stand up to this, the headers of the segment are read once and indexed
 anew in memory; `notes` says so. An index whose entries lie too far apart is passed over in the same way.
@@ -37,7 +35,7 @@ from logformat.regular_files import opened
 from logformat.search import offset_kernels as k
 from logformat.search.memory_index import MOST_ENTRIES, NO_LIMIT, Largest, index_entries, joined_entries, larger
 from logformat.search.offset_kernels import LOCATION
-from logformat.search.time_kernels import CANDIDATE, CHECKED, contradicts, find_times, new_check
+from logformat.search.time_kernels import CANDIDATE, find_times
 from logformat.search.windows import Bytes, Place, before_zeros, located, open_window, read_index
 from logformat.side_files import index_kernels
 from logformat.side_files.index_builder import INDEX_INTERVAL_BYTES
@@ -65,7 +63,6 @@ class SearchableSegment:
         self._times: tuple[Bytes, int, int] | None = None
         self._largest: Largest | None = None
         self._made_anew = False
-        self._check = new_check(self.base_offset)  # of the time index against the log
         self._damage: LogFormatError | None = None  # what ended the reading of headers
 
     def find_offsets(self, targets: NDArray[np.int64], rows: NDArray[np.int64], out: NDArray[np.void]) -> int:
@@ -91,8 +88,6 @@ class SearchableSegment:
         begin = np.zeros(len(targets), np.int64) if after is None else after
         state = k.new_state(self.base_offset)
         window, origin = self.whole, 0
-        if after is None and len(targets):
-            self._check_times(int(targets[-1]))
         while True:
             # Behind a batch that was not it, an entry's own batch may have been passed: no way to see it
             times, entry_size, n_times = self.times if after is None else (self.whole[:0], k.TIME_ENTRY, 0)
@@ -223,18 +218,6 @@ class SearchableSegment:
             return entries, entry_size, n
         self._note(f"{self.path}: the entries of its time index do not rise; headers are read instead")
         return entries[:0], entry_size, 0
-
-    def _check_times(self, target: int) -> None:
-        """Hold the entries of the time index that a search for a timestamp may go by against the log."""
-        times, entry_size, n = self.times
-        if entry_size != k.TIME_ENTRY or not len(self.whole):
-            return  # made of the log itself; or the log is not mapped
-        stored, checked = times[: n * entry_size].view(TIME_INDEX_ENTRY)["timestamp"], int(self._check[CHECKED])
-        if checked >= n or stored[checked] >= target:  # all below it have been
-            return
-        below = int(np.searchsorted(stored, target))
-        if contradicts(self.whole, self.end, self.base_offset, times, below, self._check):
-            self._make_anew("a timestamp before an entry of its time index is larger")
 
     def _go_on(self, status: int, state: NDArray[np.int64]) -> tuple[Bytes, int]:
         """Let a search go on that stopped with `status`: the window for it, or an index made anew. Or raise."""

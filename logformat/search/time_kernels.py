@@ -2,15 +2,12 @@
 
 Built as `offset_kernels`. An entry of the time index says that no batch up to its creation has a larger timestamp, and
 which is the first that has this one. That the batch is there and has it is seen on the way; that none before it has a
-larger one is seen by `contradicts`, where the log is mapped, and is else taken from the index, as a broker takes it.
+larger one is what is taken from the index, as a broker takes it.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
-from numpy.typing import NDArray
 
 from logformat.batches.header_kernels import COUNT_OFFSET, MAX_TIMESTAMP_OFFSET
 from logformat.jit import inline, kernel
@@ -29,7 +26,6 @@ from logformat.search.offset_kernels import (
     PREVIOUS,
     PROBLEM,
     ROW,
-    TIME_ENTRY,
     WIDE_ENTRY,
     WRONG_INDEX,
     WRONG_TIMES,
@@ -40,14 +36,6 @@ from logformat.search.offset_kernels import (
     read_batch,
 )
 
-# state of `contradicts`, int64[CHECK_SIZE]
-CHECKED: Final = 0  # entries before it are held against the log
-CHECK_POSITION: Final = 1  # batches before it are looked at
-CHECK_PREVIOUS: Final = 2  # last offset before that
-CHECK_LARGEST: Final = 3  # timestamp before that
-CHECK_SIZE: Final = 4
-NO_MORE_CHECKS: Final = 2**62  # entries: the headers go no further
-
 # What a search by time finds, a row for each target.
 CANDIDATE = np.dtype(
     [
@@ -55,11 +43,6 @@ CANDIDATE = np.dtype(
         ("size", "i8"),  # bytes
     ]
 )
-
-
-def new_check(base_offset: int) -> NDArray[np.int64]:
-    """State of `contradicts` at the begin of a log."""
-    return np.array([0, 0, base_offset - 1, -1], np.int64)
 
 
 @inline
@@ -207,41 +190,6 @@ def find_times(
     state[PENDING] = pending
     state[ENTRY] = entry
     return status
-
-
-@kernel
-def contradicts(buf: np.ndarray, end: int, base: int, times: np.ndarray, n_times: int, state: np.ndarray) -> bool:
-    """Whether a record before the batch that an entry of a time index names has a larger timestamp than the entry.
-
-    buf: uint8[], read only, the whole .log; times: uint8[], read only, the file's entries, of which the first n_times
-    are held against it. state: int64[CHECK_SIZE] of new_check, or of an earlier call, which is gone on from. Where
-    the headers end, or cannot be, nothing behind contradicts: a search that comes there says what is wrong.
-    """
-    slot = state[CHECKED]
-    position = state[CHECK_POSITION]
-    previous = state[CHECK_PREVIOUS]
-    largest = state[CHECK_LARGEST]
-    found = False
-    while slot < n_times and not found:
-        offset = base + np.int64(load_i32(times, slot * TIME_ENTRY + 8))
-        while True:
-            status, _first, last, size, _problem, _expected, _found = read_batch(buf, 0, end, position, previous)
-            if status != FOUND or last >= offset:
-                break
-            if not _is_empty(buf, position):  # what has no record is no answer
-                largest = max(largest, _max_timestamp(buf, position))
-            position += size
-            previous = last
-        if status != FOUND:
-            slot = np.int64(NO_MORE_CHECKS)
-        else:
-            found = largest > load_i64(times, slot * TIME_ENTRY)
-            slot += 1
-    state[CHECKED] = slot
-    state[CHECK_POSITION] = position
-    state[CHECK_PREVIOUS] = previous
-    state[CHECK_LARGEST] = largest
-    return found
 
 
 @kernel
