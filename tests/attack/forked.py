@@ -155,7 +155,7 @@ def _child(
     with said.open("a") as file:
         for number, case in enumerate(cases):
             _HEAD.pack_into(shared, 0, number, most)
-            if time.monotonic() > end or failures >= MOST_FAILURES:
+            if number and (time.monotonic() > end or failures >= MOST_FAILURES):  # to fork may take all the time
                 return
             if number % look_each == 0:
                 before = _forget_peak()
