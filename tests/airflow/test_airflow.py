@@ -10,9 +10,11 @@ import hashlib
 import json
 import os
 import re
+import select
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ HERE = ROOT / "examples" / "airflow"
 VENV = ROOT / ".airflow" / "venv"
 README = (HERE / "README.md").read_text(encoding="utf-8")
 RESULT = "RESULT "
+SILENT_SECONDS = 300  # packages are fetched, or a job runs, between two lines
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow]
 
@@ -38,13 +41,30 @@ def _commands() -> tuple[list[str], list[str]]:
     return lines[:first], lines[first:]
 
 
-def _bash(lines: list[str], env: Mapping[str, str], timeout: int) -> str:
-    done = subprocess.run(
-        ["bash", "-euc", "\n".join(lines)], cwd=ROOT, env=env, timeout=timeout, check=False,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+def _said(words: list[object], cwd: Path, env: Mapping[str, str], given: str = "") -> str:
+    """What a process says, to its good end. How long it takes is the machine's; one that says nothing more hangs."""
+    out = b""
+    with tempfile.TemporaryFile("w+") as told:
+        told.write(given)
+        told.seek(0)
+        with subprocess.Popen(
+            list(map(str, words)), cwd=cwd, env=env, stdin=told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process:
+            assert process.stdout is not None
+            while select.select([process.stdout], [], [], SILENT_SECONDS)[0]:
+                part = os.read(process.stdout.fileno(), 1 << 16)
+                out += part
+                if not part:
+                    break
+            else:
+                process.kill()
+    text = out.decode(errors="replace")
+    assert process.returncode == 0, text
+    return text
+
+
+def _bash(lines: list[str], env: Mapping[str, str]) -> str:
+    return _said(["bash", "-euc", "\n".join(lines)], ROOT, env)
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +77,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     env |= {"UV_LINK_MODE": "copy", "UV_HTTP_TIMEOUT": "180"}
     if not (mark.is_file() and mark.read_text() == pins):
         shutil.rmtree(VENV, ignore_errors=True)
-        _bash([line.replace("python3 ", f"{sys.executable} ") for line in _commands()[0]], env, 300)
+        _bash([line.replace("python3 ", f"{sys.executable} ") for line in _commands()[0]], env)
         mark.write_text(pins)
     home = tmp_path_factory.mktemp("airflow")
     return env | {
@@ -115,7 +135,7 @@ def test_readme_from_the_first_command_to_a_run(environment, tmp_path):
         for line in _commands()[1]
     ]
     env = {name: value for name, value in environment.items() if not name.startswith("AIRFLOW")}
-    log = _bash(lines, env, 180)
+    log = _bash(lines, env)
     assert re.search(r"DagRun Finished: .*state=success", log)
     assert f"reindex {archive} --output={environment['AIRFLOW_HOME']}/lastkey-reindex/" in log
     assert _files(archive) == before
@@ -125,11 +145,12 @@ def test_readme_from_the_first_command_to_a_run(environment, tmp_path):
 
 
 STUB = """#!/usr/bin/env bash
-# Stands for a job that ends in a way that no real one can be asked for
+# Stands for a job that ends in a way that no real one can be asked for. The endless one rings Airflow's own alarm, once
+# more was read than a pipe holds: Airflow knows the job then, however long both took to start
 echo "called with $*" >&2
 case "$CODE" in
   killed) kill -9 $$ ;;
-  endless) echo "process $$" >&2 && exec sleep 100 ;;
+  endless) echo "process $$" >&2 && printf '%200000s\\n' '' >&2 && kill -ALRM $PPID && exec sleep 1000 ;;
   *) exit "$CODE" ;;
 esac
 """
@@ -146,13 +167,9 @@ class Runs:
         for name, told in self.told.items():
             archive = Path(told["conf"]["archive"])
             self.before[name] = _files(archive) if archive.is_dir() else {}
-        done = subprocess.run(
-            [VENV / "bin" / "python", Path(__file__).with_name("run_dags.py")], cwd=folder, env=env, timeout=240,
-            input=json.dumps(list(self.told.values())), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout
-        parts = re.split(rf"^{RESULT}(.*)\n", done.stdout, flags=re.MULTILINE)
+        words = [VENV / "bin" / "python", Path(__file__).with_name("run_dags.py")]
+        said = _said(words, folder, env, json.dumps(list(self.told.values())))
+        parts = re.split(rf"^{RESULT}(.*)\n", said, flags=re.MULTILINE)
         self.structure = json.loads(parts[1])
         self.parsing = parts[0]
         self.result = {name: json.loads(text) for name, text in zip(self.told, parts[3::2], strict=True)}
@@ -200,12 +217,12 @@ class Runs:
                 "conf": {"archive": mended, "config": "settings.toml", "in_place": True},
                 "env": {"AIRFLOW_VAR_LASTKEY_HOME": str(home), "CODE": code},
             }
-        run["endless"]["timeout"] = 1
+        run["endless"]["timeout"] = 1000  # seconds: its alarm comes before
 
 
 @pytest.fixture(scope="module")
 def runs(environment, tmp_path_factory) -> Runs:
-    _bash([f"{VENV}/bin/airflow db migrate"], environment, 120)
+    _bash([f"{VENV}/bin/airflow db migrate"], environment)
     return Runs(environment, tmp_path_factory.mktemp("runs"))
 
 

@@ -15,6 +15,7 @@ import struct
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,11 +23,12 @@ from typing import TypeVar
 
 C = TypeVar("C")
 
-HANG_SECONDS = 20.0
+HANG_SECONDS = 20.0  # that one of its processes works on a case, or that none of them does anything
 LOOK_SECONDS = 0.5  # between two looks at which case is being worked on
 MOST_FAILURES = 25
 LEAK_BYTES = 1 << 30  # that what came before may leave in memory, however many cases it was
 _AT_ONCE = 1 << 12  # cases that a process is given
+_TICKS = os.sysconf("SC_CLK_TCK")
 _HEAD = struct.Struct("=qq")  # number of the case at work, most bytes that one took
 
 
@@ -75,8 +77,12 @@ def try_all(
     first, left = 0, iter(cases)
     rest = list(islice(left, _AT_ONCE))
     end = time.monotonic() + seconds
-    while rest and time.monotonic() < end and len(tried.failures) < MOST_FAILURES:
-        while first < len(rest) and time.monotonic() < end and len(tried.failures) < MOST_FAILURES:
+
+    def goes_on() -> bool:
+        return not tried.total or (time.monotonic() < end and len(tried.failures) < MOST_FAILURES)
+
+    while rest and goes_on():
+        while first < len(rest) and goes_on():
             first += _one_process(rest[first:], work, tried, end, memory_bytes, folder, look_each)
         first, rest = 0, list(islice(left, _AT_ONCE))
     return tried
@@ -123,20 +129,42 @@ def _one_process(
 
 
 def _wait(pid: int, shared: mmap.mmap) -> tuple[int, bool]:
+    """Its status, and whether it hung: by what it works, for a busy machine lets any case wait."""
     number, since = -1, time.monotonic()
+    begun: dict[int, float] = {}
+    before: dict[int, float] = {}
     child = os.pidfd_open(pid)
     try:
         while not select.select([child], [], [], LOOK_SECONDS)[0]:
             (now,) = struct.unpack_from("=q", shared)
+            worked = _worked(pid)
             if now != number:
-                number, since = now, time.monotonic()
-            if time.monotonic() - since > HANG_SECONDS:
-                os.kill(pid, signal.SIGKILL)
+                number, begun = now, worked
+            if worked != before:
+                before, since = worked, time.monotonic()
+            idle = time.monotonic() - since
+            if max(idle, *(seconds - begun.get(one, 0) for one, seconds in worked.items())) > HANG_SECONDS:
+                for one in (*worked, pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(one, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 return 0, True
         return os.waitpid(pid, 0)[1], False
     finally:
         os.close(child)
+
+
+def _worked(pid: int) -> dict[int, float]:
+    """Seconds that a process and each of those below it has had of a processor."""
+    told: dict[int, tuple[int, float]] = {}  # its parent too
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+            told[int(stat.parent.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS
+    below = {pid}
+    while more := {one for one, (parent, _) in told.items() if parent in below} - below:
+        below |= more
+    return {one: told[one][1] for one in below if one in told}
 
 
 def _child(
@@ -155,7 +183,7 @@ def _child(
     with said.open("a") as file:
         for number, case in enumerate(cases):
             _HEAD.pack_into(shared, 0, number, most)
-            if time.monotonic() > end or failures >= MOST_FAILURES:
+            if number and (time.monotonic() > end or failures >= MOST_FAILURES):  # to fork may take all the time
                 return
             if number % look_each == 0:
                 before = _forget_peak()

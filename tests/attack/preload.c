@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PATH_BYTES 400
+#define PATH_BYTES 400 /* below root, which may lie anywhere */
 #define LOG_ROWS 8192
 #define EXPORT __attribute__((visibility("default")))
 
@@ -46,7 +46,7 @@ struct control {
     int32_t seen, done, reached, go, rows, unused;
     int64_t clock_ns;       /* how far the wall clock will be off */
     int64_t clock_off_ns;   /* and is */
-    char root[PATH_BYTES], pattern[PATH_BYTES], trash[PATH_BYTES];
+    char root[PATH_MAX], pattern[PATH_BYTES], trash[PATH_MAX];
     struct row log[LOG_ROWS];
 };
 
@@ -152,7 +152,7 @@ static void keep(const char *path) {
     if (!c->trash[0]) return;
     int64_t inode = inode_of(path, NULL);
     if (!inode) return;
-    char to[PATH_BYTES + 32];
+    char to[PATH_MAX + 32];
     snprintf(to, sizeof to, "%s/%lld", c->trash, (long long)inode);
     inside++;
     link(path, to);

@@ -30,7 +30,7 @@ WAYS: Final = (
     "delayed", "full", "clock", "flipped",
 )  # fmt: skip
 VARIABLE: Final = "LASTKEY_PRELOAD"
-_PATH_BYTES, _ROWS = 400, 8192
+_PATH_BYTES, _PATH_MAX, _ROWS = 400, 4096, 8192
 _HERE: Final = Path(__file__).parent
 _DRAWN: Final = re.compile(
     "|".join(
@@ -60,7 +60,8 @@ class _Control(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("pid", "kind", "nth", "times", "way", "error", "noting", "full")),
         *((name, ctypes.c_int32) for name in ("seen", "done", "reached", "go", "rows", "unused")),
         ("clock_ns", ctypes.c_int64), ("clock_off_ns", ctypes.c_int64),
-        *((name, ctypes.c_char * _PATH_BYTES) for name in ("root", "pattern", "trash")),
+        ("root", ctypes.c_char * _PATH_MAX), ("pattern", ctypes.c_char * _PATH_BYTES),
+        ("trash", ctypes.c_char * _PATH_MAX),
         ("log", _Row * _ROWS),
     ]  # fmt: skip
 

@@ -169,22 +169,24 @@ class Case:
 
 def disturbed(world: World, case: Case, store: str) -> tuple[Ended, int]:
     """How the job ended, and how many requests it made."""
-    lock, seen = threading.Lock(), 0
+    lock, seen, over = threading.Lock(), 0, False
 
     def decide(method: str, path: str) -> Fault | None:
         nonlocal seen
-        with lock:
+        with lock:  # also while it is killed: a kill that comes late must not end the next job
             seen += 1
             at = seen - 1
-        if at < case.n or (at > case.n and case.mishap != "denied from here on"):
-            return None
-        if case.mishap.startswith("killed"):
-            world.driver.kill()
+            if over or at < case.n or (at > case.n and case.mishap != "denied from here on"):
+                return None
+            if case.mishap.startswith("killed"):
+                world.driver.kill()
         return MISHAPS[case.mishap]
 
     world.proxy.decide = decide
     shutil.rmtree(world.work / "out", ignore_errors=True)
     ended = world.run(*world.words(case.job, store), proxied=True)
+    with lock:
+        over = True
     world.proxy.decide = lambda method, path: None
     world.proxy.deliver()
     return ended, seen

@@ -1,18 +1,20 @@
-"""moto's S3 server, whose conditional puts are as atomic as S3's: `python moto_server.py PORT`.
+"""moto's S3 server, whose conditional puts are as atomic as S3's: `python moto_server.py`.
 
 moto looks whether the key is there, and puts it later; of two threads between the two, both are told that they were
 first. S3 promises that one is refused, and every commit relies on it.
+
+It takes a free port of the loopback itself, and says which once it listens: one that was looked for before may be
+somebody else's by then.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
-from werkzeug.serving import run_simple
+from werkzeug.serving import make_server
 
 _MOTO: Final = DomainDispatcherApplication(create_backend_app)
 _ONE_AT_A_TIME: Final = threading.Lock()
@@ -27,4 +29,6 @@ def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterab
 
 
 if __name__ == "__main__":
-    run_simple("127.0.0.1", int(sys.argv[1]), serve, threaded=True, request_handler=MotoRequestHandler)
+    server = make_server("127.0.0.1", 0, serve, threaded=True, request_handler=MotoRequestHandler)
+    print(server.port, flush=True)
+    server.serve_forever()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pyarrow import fs as pafs
-
-from tests.kafka_lab.broker import free_ports
-from tests.kafka_lab.waiting import wait_until
 
 BUCKET = "s3://logs"
 CREDENTIALS = {
@@ -25,17 +22,24 @@ CREDENTIALS = {
 @contextlib.contextmanager
 def s3_server() -> Iterator[int]:
     """Its port on 127.0.0.1, with the empty bucket `logs`; the environment leads there as long as the block runs."""
-    [port] = free_ports(1)
-    command = [sys.executable, str(Path(__file__).with_name("moto_server.py")), str(port)]
+    command = [sys.executable, str(Path(__file__).with_name("moto_server.py"))]
     with (
-        environment({**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}),
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server,
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as server,
     ):
         try:
-            wait_until(lambda: _answers(port), "the S3 server to start", seconds=60)
-            made = pafs.S3FileSystem(endpoint_override=f"127.0.0.1:{port}", scheme="http", allow_bucket_creation=True)
-            made.create_dir("logs")
-            yield port
+            assert server.stdout is not None
+            port = server.stdout.readline()  # it listens there; none: it has ended
+            if not port:
+                server.wait()
+                log.seek(0)
+                raise AssertionError(f"the S3 server ended with {server.returncode}: {log.read()[-3000:]}")
+            with environment({**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{int(port)}"}):
+                made = pafs.S3FileSystem(
+                    endpoint_override=f"127.0.0.1:{int(port)}", scheme="http", allow_bucket_creation=True
+                )
+                made.create_dir("logs")
+                yield int(port)
         finally:
             server.terminate()
 
@@ -56,9 +60,3 @@ def _set(given: Mapping[str, str | None]) -> None:
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-
-
-def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        return True
-    return False

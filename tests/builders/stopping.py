@@ -93,13 +93,12 @@ class Run:
         return int(os.read(self._descriptor, 100).split()[0])
 
     def jvm(self) -> int:
-        """Its id."""
-        [jvm] = [
-            pid
-            for pid in descendants(self.process.pid)
-            if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "java\n"
-        ]
-        return jvm
+        """Its id: the first, for what it has forked bears its name until it is another program."""
+        for pid in descendants(self.process.pid):
+            with suppress(OSError):  # one that has ended since
+                if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "java\n":
+                    return pid
+        raise AssertionError("no JVM runs")
 
     def let_go(self) -> None:
         assert self.go is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -121,10 +122,13 @@ def test_delta_says_the_same(port, name):
 
 @pytest.mark.parametrize("words", [ARCHIVE, STORE, ("inspect", f"{BUCKET}/a/t-0/0.log"), ("verify", *STORE[1:])])
 def test_nobody_listens(port, words, capsys):
-    with environment({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}):
-        code, line, _ = said_by(capsys, *words)
+    with socket.socket() as taken:  # so that nobody else can listen there
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with environment({"AWS_ENDPOINT_URL": url}):
+            code, line, _ = said_by(capsys, *words)
     assert code == 5
-    assert line.startswith("error: s3://logs at http://127.0.0.1:9: cannot be reached: Failed to connect")
+    assert line.startswith(f"error: s3://logs at {url}: cannot be reached: Failed to connect")
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,18 @@ def sparse(base: int, *, holds: int, says: int, codec: int = NONE) -> Batch:
     return replace(batch, last_offset=base + RECORDS - 1, data=bytes(data))
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A whole partition by each way: the seconds below are none of the compiler's."""
+    part = build(tmp_path_factory.mktemp("whole") / "archive")
+    assert read("kafka_log", part.root).num_rows == 4 * SEGMENT_OFFSETS
+    assert part.compact().problem is None
+    assert not part.verify().problems
+    dump([part.log(INNER)], DumpOptions(LogOptions(deep=True)), lambda _: None)
+
+
 @pytest.fixture(params=[(2, 3), (2, 1), (3, 4), (1, 4)], ids=lambda p: f"holds {p[0]}, says {p[1]}")
-def counted(request, tmp_path: Path) -> Partition:
+def counted(request, compiled, tmp_path: Path) -> Partition:
     """The middle batch of an inner segment states another number of records than it holds."""
     holds, says = request.param
     part = build(tmp_path / "archive")

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import types
 from dataclasses import dataclass
 from pathlib import Path
@@ -336,12 +335,10 @@ def _script(*arguments, **environment):
 
 
 def test_help_starts_no_jvm(tmp_path):
-    began = time.monotonic()
-    done = _script("--help", JAVA_HOME=str(tmp_path))
+    done = _script("--help", JAVA_HOME=str(tmp_path))  # there is none
     assert done.returncode == 0
     assert "compact" in done.stdout
-    assert time.monotonic() - began < 10
-    assert _script("--master", "local[1]", "compact", "--help").returncode == 0
+    assert _script("--master", "local[1]", "compact", "--help", JAVA_HOME=str(tmp_path)).returncode == 0
 
 
 def _needs_spark(folder):

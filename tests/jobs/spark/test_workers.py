@@ -89,8 +89,8 @@ def test_nobody_waits_for_what_was_begun_when_the_run_ends() -> None:
             waiting.result(PATIENCE)
     with pytest.raises(InterruptedError):
         workers.run(work, [4])
-    never.set()
     (thread,) = (t for t in threading.enumerate() if getattr(t, "_target", None) == workers._work)
+    never.set()  # from here on it may be gone at any moment
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert done == [0]  # what had begun, and nothing after it

@@ -314,6 +314,7 @@ def test_settling_takes_memory_for_the_keys_and_not_for_the_splits_that_hold_the
         assert stay == [0] * (n_splits - 1) + [5000]
         return peak
 
+    peak_bytes(1)  # kernels are loaded, or compiled
     assert peak_bytes(64) < 1.2 * peak_bytes(4)
 
 
