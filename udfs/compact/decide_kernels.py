@@ -175,6 +175,8 @@ def decide(
             else:
                 result.base_offset = body.base_offset + spans[first_kept].offset_delta
                 result.last_offset = body.base_offset + spans[last_kept].offset_delta
+                if retention[i] == RETAIN_EMPTY:  # no segment behind it may say where the log ends
+                    result.last_offset = batch.last_offset
             counters[BATCHES_REBUILT] += 1
         elif retention[i] == RETAIN_EMPTY:
             result.outcome = EMPTIED
