@@ -14,7 +14,7 @@ from jobs.archive.listing import ArchivedPartition
 from jobs.command.config import Config, TopicSettings
 from jobs.store.paths import generation_folder
 from logformat.listing import ListedSegment
-from logformat.names import segment_file
+from logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
 from udfs.compact.plan import CleanSettings, Gap, Limits, PartitionPlan
 from udfs.problem import Problem
 from udfs.segments import LastBatch, SegmentInput, SideFile, side_checksums
@@ -42,6 +42,7 @@ class Inputs(TypedDict, total=False):
     snapshots: tuple[SideFile, ...]
     txn_indexes: tuple[SideFile, ...]
     leader_epochs: tuple[tuple[int, int], ...] | None
+    known_epochs: SideFile
     topic_id: str | None
     known_until: int | None
     known_last_batch: LastBatch
@@ -159,7 +160,7 @@ def inputs_from_generation(
         for s in (*map(SegmentInput, listed), *after)
     ]
     snapshots = {file.offset: file for file in archived.located(archived.snapshots)}
-    checksums = side_checksums(s.side_files for s in manifest)
+    checksums, epochs = side_checksums(s.side_files for s in manifest), LEADER_EPOCH_CHECKPOINT
     for base in [s.base_offset for s in manifest if s.base_offset > log_start] + [checkpoint.next_offset]:
         name = segment_file(base, "snapshot")
         snapshots[base] = SideFile(store_uri, f"{folder}/{name}", base, checksums.get(name))
@@ -177,6 +178,7 @@ def inputs_from_generation(
         "snapshots": tuple(snapshots.values()),
         "txn_indexes": tuple(txn_indexes),
         "leader_epochs": archived.leader_epochs,
+        "known_epochs": SideFile(store_uri, f"{folder}/{epochs}", 0, checksums.get(epochs)),
         "topic_id": archived.topic_id or checkpoint.topic_id,
         "known_until": checkpoint.next_offset,
         "known_last_batch": LastBatch(

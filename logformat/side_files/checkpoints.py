@@ -109,6 +109,16 @@ def truncate_from_end(epochs: Sequence[EpochEntry], end_offset: int) -> list[Epo
     return [entry for entry in epochs if entry[1] < end_offset]
 
 
+def with_earlier(epochs: Sequence[EpochEntry], earlier: Sequence[EpochEntry]) -> list[EpochEntry]:
+    """Epochs of a log that may have given up its beginning since `earlier` was known, with what that says of it."""
+    if not epochs:
+        return list(earlier)
+    first, start = epochs[0]
+    began = [begin for epoch, begin in earlier if epoch == first and begin < start]  # it moved up with the log start
+    older = [entry for entry in earlier if entry[0] < first and entry[1] < start]
+    return [*older, (first, began[0] if began else start), *epochs[1:]]
+
+
 def read_partition_metadata(data: bytes, path: str) -> UUID:
     """The topic id in a `partition.metadata`; kind "side_file" if there is none."""
     lines = dict(line.split(": ", 1) for line in _text(data, path).splitlines() if ": " in line)

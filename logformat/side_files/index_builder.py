@@ -82,7 +82,7 @@ class IndexBuilder:
         last = np.ascontiguousarray(last_offsets, np.int64)  # fields of rows are not: one form to compile for
         size = np.ascontiguousarray(sizes, np.int64)
         timestamp = np.ascontiguousarray(max_timestamps, np.int64)
-        self._check(last, size)
+        self.check(last, size)
         state = self._state
         most = min(len(last), (int(state[k.SINCE_ENTRY]) + int(size.sum())) // (int(state[k.INTERVAL]) + 1))
         offset_entries, time_entries = np.empty(most, offset_index.ENTRY), np.empty(most, time_index.ENTRY)
@@ -116,7 +116,9 @@ class IndexBuilder:
             time_index.write(time_entries, self.base_offset, self.path),
         )
 
-    def _check(self, last: NDArray[np.int64], size: NDArray[np.int64]) -> None:
+    def check(self, last_offsets: ArrayLike, sizes: ArrayLike) -> None:
+        """Raise what `append` would raise of the next batches; nothing is taken."""
+        last, size = np.asarray(last_offsets, np.int64), np.asarray(sizes, np.int64)
         relative = last - self.base_offset
         wrong = (relative < 0) | (relative > MAX_RELATIVE_OFFSET)
         if wrong.any():

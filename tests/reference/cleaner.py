@@ -6,7 +6,8 @@ theirs. Where Lastkey differs on purpose the line says OURS; nothing else may di
 - records without a key can be kept (`keep_null_keys`); Kafka drops them;
 - an output segment that is empty gives its base to the one after it (`join_empty_segments`); Kafka leaves it;
 - the last batch of the range, if it is of magic 0 or 1 and nothing of it stays, leaves an empty header of magic 2;
-  Kafka throws;
+  Kafka throws; where something of it stays, and the log ends there, its last offset stays too; Kafka takes that of the
+  last record;
 - a rebuilt batch may hold records with timestamps below -1; Kafka throws.
 """
 
@@ -240,7 +241,11 @@ class Round:
             retention = DELETE if drop_records else DELETE_EMPTY
         kept = [] if drop_records else [r for r in batch.records if self.should_retain(batch, r, mtime_ms)]
         if kept:
-            return self.rewrite(batch, kept, batch.control and discardable)
+            new = self.rewrite(batch, kept, batch.control and discardable)
+            ends_log = self.log.segments[-1].base_offset <= batch.last_offset == self.log.log_end_offset - 1
+            if ends_log and new.last_offset < batch.last_offset:
+                return replace(new, last_offset=batch.last_offset).encoded()  # OURS
+            return new
         if retention == RETAIN_EMPTY:
             return empty_batch(batch)
         return None

@@ -255,6 +255,7 @@ def _rules(
         legacy_horizon_ms=before[-1].mtime_ms - plan.settings.delete_retention_ms
         if before
         else cleaner.NO_LEGACY_HORIZON,
+        keeps_end=sources[-1].scan.base_offset < cleanable.first_uncleanable_offset,
         keep_null_keys=plan.settings.null_keys == "keep",
         producers=LastBatches(entries["producer_id"], entries["last_offset"], entries["producer_epoch"]),
         txn_base_offsets=rows["base_offset"].copy(),

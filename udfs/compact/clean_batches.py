@@ -119,6 +119,7 @@ def clean_chunk(
             rules.compacts,
             keep_legacy_tombstones,
             rules.keep_null_keys,
+            rules.keeps_end,
             kept,
             cleaned,
             tally.counters,

@@ -197,6 +197,7 @@ class Rules:
     txn_base_offsets: np.ndarray  # int64[m], ascending: the transactional and control batches ...
     txn_discardable: np.ndarray  # bool[m]: ... and which of them may go
     oldest_ms: int = -1  # data records with an earlier timestamp go
+    keeps_end: bool = True  # a last batch of magic 0 or 1 keeps its last offset: nothing behind it may say where it was
     compacts: bool = True  # else nothing goes but those
     dry_run: bool = False
 

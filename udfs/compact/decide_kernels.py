@@ -64,6 +64,7 @@ def decide(
     compacts: bool,
     keep_legacy_tombstones: bool,
     keep_null_keys: bool,
+    keeps_end: bool,
     kept: np.ndarray,
     cleaned: np.ndarray,
     counters: np.ndarray,
@@ -75,7 +76,7 @@ def decide(
     to be superseded (`block_kernels.fates_of_batches`). new_horizon_ms: now + delete.retention.ms, negative where that
     overflows (then no horizon is set). oldest_ms: data records with an earlier timestamp go, those without one stay;
     negative: times do not matter, and nobody looks for the smallest.
-    compacts: else records go for nothing but their time.
+    compacts: else records go for nothing but their time. keeps_end: no segment behind says where the last batch ended.
     """
     for i in range(batches.shape[0]):
         batch = batches[i]
@@ -175,6 +176,8 @@ def decide(
             else:
                 result.base_offset = body.base_offset + spans[first_kept].offset_delta
                 result.last_offset = body.base_offset + spans[last_kept].offset_delta
+                if keeps_end and retention[i] == RETAIN_EMPTY:
+                    result.last_offset = batch.last_offset
             counters[BATCHES_REBUILT] += 1
         elif retention[i] == RETAIN_EMPTY:
             result.outcome = EMPTIED

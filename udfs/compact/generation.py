@@ -14,9 +14,10 @@ from dataclasses import replace
 import numpy as np
 
 from logformat.batches.chunks import ChunkBuffer
-from logformat.errors import unless_unreadable
-from logformat.names import segment_file
+from logformat.errors import LogFormatError, unless_unreadable
+from logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
 from logformat.side_files import checkpoints, producer_snapshot, transaction_index
+from logformat.side_files.checkpoints import EpochEntry
 from udfs.compact.analyse import Analysis, WrittenGeneration
 from udfs.compact.clean_batches import OUT_BATCH
 from udfs.compact.cleaner import SegmentFacts
@@ -110,18 +111,17 @@ def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[
         if segment.cleaned:
             _remove_segment(plan, store, segment)
     side_files = _snapshots(plan, analysis, [s.base_offset for s in segments], log_start)
-    epochs = list(plan.leader_epochs) if plan.leader_epochs is not None else _replayed_epochs(analysis)
-    epochs = checkpoints.truncate_from_end(epochs, analysis.log_end_offset)
-    if n_gone or plan.expired_until:
+    epochs, note = _epochs(plan, analysis)
+    if n_gone or plan.expired_until or plan.known_epochs is not None:
         epochs = checkpoints.truncate_from_start(epochs, log_start)
-    side_files["leader-epoch-checkpoint"] = checkpoints.write_leader_epochs(epochs)
+    side_files[LEADER_EPOCH_CHECKPOINT] = checkpoints.write_leader_epochs(epochs)
     if plan.topic_id is not None:
         topic_id = checkpoints.parse_uuid(plan.topic_id, f"{plan.topic}-{plan.partition}")
         side_files["partition.metadata"] = checkpoints.write_partition_metadata(topic_id)
     segments = _with_checksums(segments, write_side_files(store, plan.folder, side_files))
     if store.is_local:
         flush_folder(store, plan.folder)
-    return replace(generation, segments=tuple(segments))
+    return replace(generation, segments=tuple(segments), notes=generation.notes + note)
 
 
 def _with_checksums(segments: Sequence[OutputSegment], checksums: dict[str, int]) -> list[OutputSegment]:
@@ -250,8 +250,26 @@ def _valid_snapshot(file: SideFile) -> bytes | None:
     return None
 
 
-def _replayed_epochs(analysis: Analysis) -> list[tuple[int, int]]:
-    out: list[tuple[int, int]] = []
-    for source in analysis.sources:
-        out.extend(e for e in source.scan.epochs if not out or e[0] > out[-1][0])
-    return out
+def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], tuple[str, ...]]:
+    """Leader epochs up to the log end, and a note where the last generation's cannot be used.
+
+    The archive's file may have given up what the archive did, or be lost; what the last generation covers stays, and a
+    cleaned log does not say where its epochs began.
+    """
+    known: list[EpochEntry] = []
+    notes: tuple[str, ...] = ()
+    file = plan.known_epochs
+    if file is not None:
+        try:
+            known = checkpoints.read_leader_epochs(read_side_file(file), file.path)
+        except LogFormatError as error:
+            if error.kind == "unreadable":
+                raise
+            notes = (f"{error}; the archive's, or the log, is used",)
+    if plan.leader_epochs is not None:
+        epochs = checkpoints.with_earlier(plan.leader_epochs, known)
+    else:
+        epochs = known
+        for source in analysis.sources:
+            epochs = epochs + [e for e in source.scan.epochs if not epochs or e[0] > epochs[-1][0]]
+    return checkpoints.truncate_from_end(epochs, analysis.log_end_offset), notes

@@ -95,6 +95,7 @@ class PartitionPlan:
     snapshots: tuple[SideFile, ...] = ()
     txn_indexes: tuple[SideFile, ...] = ()
     leader_epochs: tuple[tuple[int, int], ...] | None = None  # by the archive's checkpoint; None: lost
+    known_epochs: SideFile | None = None  # leader-epoch-checkpoint of the last generation
     topic_id: str | None = None
     known_until: int | None = None  # next_offset of the last generation
     known_last_batch: LastBatch = LastBatch()

@@ -127,6 +127,23 @@ def test_transactions_over_segments(tmp_path):
     assert entry["current_txn_first_offset"] == 0
 
 
+def test_what_is_refused_does_not_end_a_transaction(tmp_path):
+    """A marker that a segment's indexes cannot reach goes into the next one."""
+    producers, end = ProducerState(), 2**31
+    marker = {"producer_id": 1, "producer_epoch": 0, "commit": False, "timestamp": 9, "offset": end}
+    with SegmentWriter(tmp_path, 0, producers=producers) as first:
+        first.append_records(ONE, producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
+        with pytest.raises(LogFormatError) as caught:
+            first.append_marker(**marker)
+        assert caught.value.kind == "relative_offset"
+    with SegmentWriter(tmp_path, end, producers=producers) as second:
+        second.append_marker(**marker)
+    [entry] = producer_snapshot.read((tmp_path / f"{1:020d}.snapshot").read_bytes(), "x")
+    assert (entry["current_txn_first_offset"], entry["coordinator_epoch"]) == (0, -1)
+    [aborted] = transaction_index.read((tmp_path / f"{end:020d}.txnindex").read_bytes(), "x")
+    assert (aborted["first_offset"], aborted["last_offset"]) == (0, end)
+
+
 def test_other_file_systems(tmp_path):
     filesystem = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
     with SegmentWriter("x/t-0", 0, filesystem) as writer:

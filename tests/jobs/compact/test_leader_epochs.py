@@ -1,0 +1,70 @@
+"""Leader epochs of a generation, where the archive gives up, loses or damages what it said of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.builders.archives import HOUR, Lab, by_topic, offset_checkpoint
+from tests.builders.logs import write_partition
+from tests.builders.trees import files_in
+
+NOW_MS = 1_700_000_000_000
+CHECKPOINT = "leader-epoch-checkpoint"
+KNOWN = "0\n4\n0 0\n3 2\n5 4\n7 6\n"
+# Of epoch 3 nothing is left by the first run, and of epoch 5 only what lies behind its beginning.
+LOG = "{leader=0} a=1 b=1 || {leader=3} c=2 c=3 || {leader=5} c=4 | {leader=5} d=1 || {leader=7} a=4 c=5"
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    """After a first run, whose generation the archive's own checkpoint went into."""
+    defaults = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0, "segment.bytes": 14}
+    lab = Lab(None, tmp_path, {"defaults": defaults, "job": {"without.spark.bytes": 1 << 30}})
+    write_partition(lab.archive / "t-0", LOG + " || {leader=7} e=1")
+    (lab.archive / "t-0" / CHECKPOINT).write_text(KNOWN)
+    lab.run(NOW_MS)
+    assert (lab.folder() / CHECKPOINT).read_text() == KNOWN
+    return lab
+
+
+def give_up(lab: Lab, epochs: str) -> None:
+    """As a broker whose retention takes the first two segments, which the store keeps."""
+    for log in files_in(lab.archive / "t-0")[:2]:
+        for path in log.parent.glob(f"{log.stem}.*"):
+            path.unlink()
+    (lab.archive / "t-0" / CHECKPOINT).write_text(epochs)
+
+
+def later(lab: Lab) -> str:
+    report = lab.run(NOW_MS + HOUR, force=True)
+    assert by_topic(report)["t"].status == "cleaned"
+    return (lab.folder() / CHECKPOINT).read_text()
+
+
+@pytest.mark.parametrize("left", ["0\n2\n5 4\n7 6\n", "0\n2\n5 5\n7 6\n", "0\n0\n"])
+def test_the_store_keeps_the_epochs_of_what_it_keeps(lab: Lab, left: str) -> None:
+    give_up(lab, left)
+    assert later(lab) == KNOWN
+
+
+def test_what_is_lost_is_not_made_of_a_cleaned_log(lab: Lab) -> None:
+    """From the batches that are left, epoch 3 would be missing."""
+    (lab.archive / "t-0" / CHECKPOINT).unlink()
+    assert later(lab) == KNOWN
+
+
+def test_epochs_go_with_the_log_start(lab: Lab) -> None:
+    give_up(lab, "0\n2\n5 5\n7 6\n")
+    offset_checkpoint(lab.archive / "log-start-offset-checkpoint", {"t-0": 5})
+    assert later(lab) == "0\n2\n5 5\n7 6\n"
+
+
+def test_without_the_generations_own_the_archives_is_taken(lab: Lab) -> None:
+    give_up(lab, "0\n2\n5 4\n7 6\n")
+    (lab.folder() / CHECKPOINT).write_text("0\n1\n9 9\n")
+    report = lab.run(NOW_MS + HOUR, force=True)
+    [note] = [note for note in by_topic(report)["t"].notes if CHECKPOINT in note]
+    assert "the archive's, or the log, is used" in note
+    assert (lab.folder() / CHECKPOINT).read_text() == "0\n2\n5 4\n7 6\n"
