@@ -135,7 +135,7 @@ class SearchableSegment:
             times, entry_size, n = self.times
             behind = self._largest_behind(times, entry_size, n) if n else None
             if behind is None and not self._made_anew:
-                self._make_anew("the last entry of its time index does not fit the log" if n else "")
+                self._make_anew(self.listed.time_index, "the last entry does not fit the log" if n else "")
             self._largest = self._largest or behind  # made anew, it is known, unless the headers do not go that far
         if self._largest is None:
             raise self._damage or self._moved()
@@ -216,7 +216,7 @@ class SearchableSegment:
         timestamps, offsets = stored["timestamp"], stored["relative_offset"]
         if (timestamps[1:] > timestamps[:-1]).all() and (offsets[1:] >= offsets[:-1]).all():
             return entries, entry_size, n
-        self._note(f"{self.path}: the entries of its time index do not rise; headers are read instead")
+        self._note(f"{self._name(self.listed.time_index)}: its entries do not rise; headers are read instead")
         return entries[:0], entry_size, 0
 
     def _go_on(self, status: int, state: NDArray[np.int64]) -> tuple[Bytes, int]:
@@ -235,22 +235,27 @@ class SearchableSegment:
         if self._made_anew:
             raise self._moved()
         self._make_anew(
+            self.listed.time_index if status == k.WRONG_TIMES else self.listed.index,
             {
-                k.WRONG_INDEX: "an entry of its offset index does not fit the log",
-                k.WRONG_TIMES: "an entry of its time index does not fit the log",
-                k.LONG_WALK: "entries of its offset index lie far apart" if self.n_entries else "",
-                k.BAD_BATCH: "no batch behind one that its offset index points at" if self.n_entries else "",
-            }[status]
+                k.WRONG_INDEX: "an entry does not fit the log",
+                k.WRONG_TIMES: "an entry does not fit the log",
+                k.LONG_WALK: "entries lie far apart" if self.n_entries else "",
+                k.BAD_BATCH: "no batch behind one that an entry points at" if self.n_entries else "",
+            }[status],
         )
         row = int(state[k.ROW])
         state[:] = k.new_state(self.base_offset)  # what was walked by a wrong index may lie anywhere
         state[k.ROW] = row
         return self.whole, 0
 
-    def _make_anew(self, why: str) -> None:
+    def _name(self, index: str | None) -> str:
+        """Where an index file is: the log may be the archive's, and its index a generation's."""
+        return self.path if index is None else located(self._place, self.listed.beside, index)[1]
+
+    def _make_anew(self, index: str | None, why: str) -> None:
         """Index the segment in memory, as far as its headers hold together; what ends it is kept for who gets there."""
         if why:
-            self._note(f"{self.path}: {why}; headers are read instead")
+            self._note(f"{self._name(index)}: {why}; headers are read instead")
         # Near enough for a short walk between two entries, far enough for an index that stays small
         interval = max(INDEX_INTERVAL_BYTES, self.listed.size // MOST_ENTRIES)
         state = index_kernels.new_state(self.base_offset, interval, NO_LIMIT, NO_LIMIT)

@@ -345,6 +345,21 @@ def test_offsets_that_no_index_entry_can_hold(tmp_path, monkeypatch):
     assert any("no offset index" in note for note in log.notes)
 
 
+@pytest.mark.parametrize("kind", ["index", "timeindex"])
+def test_a_note_names_the_index_that_is_wrong(tmp_path, kind):
+    """Not the log, which may lie in an archive, and its indexes in a store."""
+    folder = write_partition(tmp_path / "t-0", "a=1 | b=2 | c=3 | d=4", index_interval_bytes=0).folder
+    path = next(folder.glob(f"*.{kind}"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # of the last entry's position, or offset
+    path.write_bytes(data)
+    log = open_partition(folder)
+    assert log.lookup_offset(3) is not None
+    assert log.offsets_for_times([START_MS + 3])["offset"].tolist() == [3]
+    assert log.notes == (f"{path}: {'the last' if kind == 'timeindex' else 'an'} entry does not fit the log;"
+                         " headers are read instead",)  # fmt: skip
+
+
 def test_the_end_of_a_log(tmp_path):
     folder = tmp_path / "t-0"
     folder.mkdir()
