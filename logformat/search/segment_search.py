@@ -216,7 +216,7 @@ class SearchableSegment:
         timestamps, offsets = stored["timestamp"], stored["relative_offset"]
         if (timestamps[1:] > timestamps[:-1]).all() and (offsets[1:] >= offsets[:-1]).all():
             return entries, entry_size, n
-        self._note(f"{self._name(self.listed.time_index)}: its entries do not rise; headers are read instead")
+        self._note(f"{self._pair(self.listed.time_index)}: its entries do not rise; headers are read instead")
         return entries[:0], entry_size, 0
 
     def _go_on(self, status: int, state: NDArray[np.int64]) -> tuple[Bytes, int]:
@@ -248,14 +248,14 @@ class SearchableSegment:
         state[k.ROW] = row
         return self.whole, 0
 
-    def _name(self, index: str | None) -> str:
-        """Where an index file is: the log may be the archive's, and its index a generation's."""
-        return self.path if index is None else located(self._place, self.listed.beside, index)[1]
+    def _pair(self, index: str | None) -> str:
+        """An index file and the log: either may be the wrong one, and the log the archive's, its index a store's."""
+        return self.path if index is None else f"{located(self._place, self.listed.beside, index)[1]} of {self.path}"
 
     def _make_anew(self, index: str | None, why: str) -> None:
         """Index the segment in memory, as far as its headers hold together; what ends it is kept for who gets there."""
         if why:
-            self._note(f"{self._name(index)}: {why}; headers are read instead")
+            self._note(f"{self._pair(index)}: {why}; headers are read instead")
         # Near enough for a short walk between two entries, far enough for an index that stays small
         interval = max(INDEX_INTERVAL_BYTES, self.listed.size // MOST_ENTRIES)
         state = index_kernels.new_state(self.base_offset, interval, NO_LIMIT, NO_LIMIT)

@@ -84,9 +84,10 @@ def damaged(files: dict[str, bytes], case: Case) -> dict[str, bytes | None]:
         del holder[name]
     else:
         holder[name] = VALUES[at[1]]
-    if case.kind == "json+crc" and "generation" in documents[0]:
-        told = json.dumps(documents[0]["generation"], sort_keys=True)
-        documents[0]["crc32c"] = google_crc32c.value(told.encode())
+    match documents:
+        case [{"generation": generation}] if case.kind == "json+crc":
+            told = json.dumps(generation, sort_keys=True)
+            documents[0]["crc32c"] = google_crc32c.value(told.encode())
     return {case.path: "\n".join(map(json.dumps, documents)).encode()}
 
 

@@ -5,14 +5,29 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tests.attack import store_damages
 from tests.attack.store_readers import JOBS
 from tests.attack.warm import Warm
 
-pytestmark = [pytest.mark.attack, pytest.mark.slow]
+
+def test_each_damage_can_be_done() -> None:
+    told = json.dumps({"generation": {"number": 1, "segments": [{"base": 0}]}, "crc32c": 3}).encode()
+    files = {"segments/t-0/1-a/manifest.json": told, "segments/t-1/1-a/manifest.json": told + b"\n"}
+    done = [
+        store_damages.damaged(files, stream.case(i))
+        for stream in store_damages.of_store(files)
+        for i in range(stream.n)
+    ]
+    assert all(changes != {path: files[path] for path in changes} for changes in done[: 8 * len(told)])
+    assert len(done) > 10 * len(told)
 
 
+@pytest.mark.attack
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
 def test_job(request: pytest.FixtureRequest, attacker: Warm, job: str) -> None:
     attacker.attack(request, f"corruption of a store, {job}", f"store/{job}", "damaged stores")

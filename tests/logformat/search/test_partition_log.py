@@ -346,8 +346,8 @@ def test_offsets_that_no_index_entry_can_hold(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["index", "timeindex"])
-def test_a_note_names_the_index_that_is_wrong(tmp_path, kind):
-    """Not the log, which may lie in an archive, and its indexes in a store."""
+def test_a_note_names_the_index_and_the_log_that_do_not_fit(tmp_path, kind):
+    """Either may be the wrong one, and the log may lie in an archive, its index in a store."""
     folder = write_partition(tmp_path / "t-0", "a=1 | b=2 | c=3 | d=4", index_interval_bytes=0).folder
     path = next(folder.glob(f"*.{kind}"))
     data = bytearray(path.read_bytes())
@@ -356,8 +356,9 @@ def test_a_note_names_the_index_that_is_wrong(tmp_path, kind):
     log = open_partition(folder)
     assert log.lookup_offset(3) is not None
     assert log.offsets_for_times([START_MS + 3])["offset"].tolist() == [3]
-    assert log.notes == (f"{path}: {'the last' if kind == 'timeindex' else 'an'} entry does not fit the log;"
-                         " headers are read instead",)  # fmt: skip
+    which = "the last" if kind == "timeindex" else "an"
+    told = f"{path} of {path.with_suffix('.log')}: {which} entry does not fit the log; headers are read instead"
+    assert log.notes == (told,)
 
 
 def test_the_end_of_a_log(tmp_path):
