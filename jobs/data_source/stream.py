@@ -40,7 +40,8 @@ Offsets = dict[Key, int]
 class _Log:
     partition: SourcePartition
     first: int  # log start
-    end: int
+    end: int  # of what may be read
+    log_end: int
     certain: bool  # no damage hides what comes behind the end
 
 
@@ -181,8 +182,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue  # it cannot be read, for now
             if log is None:
                 raise _no_such_partition((topic, number), offset)
-            if offset < log.first or (offset > log.end and log.certain):
-                found = f"offsets from {log.first} to {log.end}"
+            if offset < log.first or (offset > log.log_end and log.certain):  # behind `end` alone, it waits
+                found = f"offsets from {log.first} to {log.log_end}"
                 raise DataLossError(path=f"{topic}-{number}", expected=f"offset {offset}", found=found)
 
     def _limited(

@@ -64,6 +64,7 @@ class Ends(NamedTuple):
 
     first: int  # log start
     end: int
+    log_end: int  # behind `end` where a high watermark or an open transaction bounds reading, which both may fall
     certain: bool = True  # no damage hides what comes behind the end
 
 
@@ -72,7 +73,7 @@ def ends_of(partition: SourcePartition, *, committed: bool, set_aside: bool = Fa
     asked = Range(start=LATEST, wanted=Wanted(committed=committed), set_aside=set_aside)
     log, damage, doubtful = open_log(partition, asked)
     with log:
-        return Ends(log.earliest, log.latest, damage is None and not doubtful)
+        return Ends(log.earliest, log.latest, log.log_end_offset, damage is None and not doubtful)
 
 
 def bytes_behind(partition: SourcePartition, offset: int, *, set_aside: bool = False) -> int:

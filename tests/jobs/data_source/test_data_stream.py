@@ -289,6 +289,35 @@ def test_a_log_that_ends_before_the_stream_is_told_beside_damage_that_is_set_asi
     assert stream.latestOffset({"t": {"0": 9}}, ReadAllAvailable()) == {"t": {"0": 9}}  # it may be there
 
 
+@pytest.mark.parametrize("options", [{}, {"badRecords": "set_aside"}], ids=["strict", "set_aside"])
+def test_what_may_be_read_falls_while_the_log_is_there(tmp_path, monkeypatch, options):
+    """After a broker's restart its high watermark may be below what the stream has read, and a copy may bring the
+    snapshot that knows of an open transaction last. Nothing is gone: the stream waits.
+    """
+    archive = tmp_path / "archive"
+    log = Growing(archive / "t-0", "a=1 | b=2 | c=3")
+    watermark = archive / "replication-offset-checkpoint"
+    (archive / ".lock").touch()
+    monkeypatch.setattr("jobs.archive.listing.is_locked", lambda _: True)
+    stream, at = reader(archive, **options), {"t": {"0": 3}}
+    for text in ("0\n1\nt 0 2\n", "torn"):
+        watermark.write_text(text)
+        assert stream.latestOffset(at, ReadAllAvailable()) == at
+        with pytest.raises(DataLossError, match=r"t-0: expected offset 4, .* found offsets from 0 to 3"):
+            stream.latestOffset({"t": {"0": 4}}, ReadAllAvailable())
+    log.add("d=4")
+    watermark.write_text("0\n1\nt 0 4\n")
+    assert micro_batches(stream, at) == [["4"]]
+
+    snapshots = tmp_path / "snapshots"
+    folder = write_partition(snapshots / "t-0", "{pid=7 txn} a=1 || {pid=8} b=2 | {pid=8} c=3").folder
+    for path in folder.glob(f"{0:020d}.*"):
+        path.unlink()
+    committed = reader(snapshots, isolationLevel="read_committed", **options)
+    assert committed.latestOffset({"t": {"0": 1}}, ReadAllAvailable()) == {"t": {"0": 1}}
+    assert committed.latestOffset(at, ReadAllAvailable()) == at
+
+
 def test_damage_that_hides_the_end(tmp_path):
     """What lies before it is read, and it is told; what comes in a new segment is read."""
     archive = tmp_path / "archive"
