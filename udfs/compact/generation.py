@@ -254,7 +254,8 @@ def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], 
     """Leader epochs up to the log end, and a note where the last generation's cannot be used.
 
     The archive's file may have given up what the archive did, or be lost; what the last generation covers stays, and a
-    cleaned log does not say where its epochs began.
+    cleaned log does not say where its epochs began. What lies behind it and before the archive's first epoch, the
+    batches say: a broker's retention may have overtaken the store.
     """
     known: list[EpochEntry] = []
     notes: tuple[str, ...] = ()
@@ -266,10 +267,11 @@ def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], 
             if error.kind == "unreadable":
                 raise
             notes = (f"{error}; the archive's, or the log, is used",)
-    if plan.leader_epochs is not None:
-        epochs = checkpoints.with_earlier(plan.leader_epochs, known)
-    else:
-        epochs = known
+    given, epochs = plan.leader_epochs, known
+    if given is None or known:
+        until = given[0][0] if given else np.iinfo(np.int32).max
         for source in analysis.sources:
-            epochs = epochs + [e for e in source.scan.epochs if not epochs or e[0] > epochs[-1][0]]
+            epochs = epochs + [e for e in source.scan.epochs if e[0] <= until and (not epochs or e[0] > epochs[-1][0])]
+    if given is not None:
+        epochs = checkpoints.with_earlier(given, epochs)
     return checkpoints.truncate_from_end(epochs, analysis.log_end_offset), notes

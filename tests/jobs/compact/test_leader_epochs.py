@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from jobs.command.config import parse_config
+from jobs.command.options import VerifyOptions
+from jobs.command.progress import Silent
+from jobs.verify import job as verify
 from tests.builders.archives import HOUR, Lab, by_topic, offset_checkpoint
 from tests.builders.logs import write_partition
 from tests.builders.trees import files_in
@@ -59,6 +64,18 @@ def test_epochs_go_with_the_log_start(lab: Lab) -> None:
     give_up(lab, "0\n2\n5 5\n7 6\n")
     offset_checkpoint(lab.archive / "log-start-offset-checkpoint", {"t-0": 5})
     assert later(lab) == "0\n2\n5 5\n7 6\n"
+
+
+@pytest.mark.parametrize("left", ["0\n2\n9 12\n10 13\n", "0\n1\n10 13\n", "0\n1\n12 99\n", "0\n0\n"])
+def test_what_lies_between_the_two_files_is_told_by_the_batches(lab: Lab, left: str) -> None:
+    """A broker's retention overtook the store: its file begins behind what the last generation knows."""
+    more = "{leader=8} f=1 | {leader=9} f=2 || {leader=9} f=3 f=4 || {leader=10} g=1 || {leader=10} h=1"
+    for log in write_partition(lab.root / "more" / "t-0", more, base_offset=9).logs:
+        shutil.copy(log, lab.archive / "t-0")
+    give_up(lab, left)
+    assert later(lab) == "0\n7\n0 0\n3 2\n5 4\n7 6\n8 9\n9 10\n10 13\n"
+    report = verify.run(VerifyOptions(str(lab.archive), str(lab.store), config=parse_config({})), Silent())
+    assert [checked.notes for checked in report.results] == [()]
 
 
 def test_without_the_generations_own_the_archives_is_taken(lab: Lab) -> None:
