@@ -44,6 +44,10 @@ class _Log:
     log_end: int
     certain: bool  # no damage hides what comes behind the end
 
+    def ends_before(self, offset: int) -> bool:
+        """Whether it is known to end before an offset that the stream has come to. Behind `end` alone, it waits."""
+        return offset > self.log_end and self.certain
+
 
 @dataclass(frozen=True)
 class _Logs:
@@ -98,11 +102,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logs = listed.readable
         self._latest = {key: log.end for key, log in logs.items()}
         self._check_loss(begin, listed)
-        first = {key: begin.get(key, log.first) for key, log in logs.items()}
+        first = {key: self._first(log, begin.get(key)) for key, log in logs.items()}
         end = {key: max(log.end, first[key]) if key in begin else first[key] for key, log in logs.items()}
         if self._target is not None:
             end = {key: max(min(end[key], self._target.get(key, first[key])), first[key]) for key in end}
         return _to_json({**begin, **self._limited(first, end, logs, limit)})
+
+    def _first(self, log: _Log, begin: int | None) -> int:
+        """Where the next micro-batch begins. In a log that ends before the stream, as with Spark's Kafka source, at its
+        end: a stream that waited until the log comes as far would pass over all up to there.
+        """
+        if begin is None:
+            return log.first
+        if log.ends_before(begin):
+            return min(log.end, (self._target or {}).get(_key(log.partition), log.end))
+        return begin
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch."""
@@ -182,7 +196,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue  # it cannot be read, for now
             if log is None:
                 raise _no_such_partition((topic, number), offset)
-            if offset < log.first or (offset > log.log_end and log.certain):  # behind `end` alone, it waits
+            if offset < log.first or log.ends_before(offset):
                 found = f"offsets from {log.first} to {log.log_end}"
                 raise DataLossError(path=f"{topic}-{number}", expected=f"offset {offset}", found=found)
 
