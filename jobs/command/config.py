@@ -27,6 +27,7 @@ STRATEGIES = ("offset", "timestamp", "header")
 ENGINES = ("auto", "task", "blocks", "window")
 Engine = Literal["auto", "task", "blocks", "window"]
 POLICIES = ("compact", "delete")
+LEAST_INDEX_BYTES = 12  # Kafka allows 4, in which no entry of a time index fits: a segment's last one always does here
 
 
 class _BadValueError(ValueError):
@@ -40,6 +41,10 @@ def _integer(low: int, high: int) -> Callable[[object], int]:
         return value
 
     return check
+
+
+def _index_bytes(value: object) -> int:
+    return max(_integer(4, MAX_INT)(value), LEAST_INDEX_BYTES)
 
 
 def _true_or_false(value: object) -> bool:
@@ -148,7 +153,7 @@ TOPIC_CHECKS: dict[str, Callable[[object], Any]] = {
     "min.cleanable.dirty.ratio": _ratio,
     "min.dirty.bytes": _integer(0, MAX_LONG),
     "segment.bytes": _integer(14, MAX_INT),
-    "segment.index.bytes": _integer(4, MAX_INT),
+    "segment.index.bytes": _index_bytes,
     "index.interval.bytes": _integer(0, MAX_INT),
     "time.index.interval.ms": _integer(0, MAX_LONG),
     "producer.id.expiration.ms": _integer(1, MAX_INT),
