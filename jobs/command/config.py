@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,10 +41,6 @@ def _integer(low: int, high: int) -> Callable[[object], int]:
         return value
 
     return check
-
-
-def _index_bytes(value: object) -> int:
-    return max(_integer(4, MAX_INT)(value), LEAST_INDEX_BYTES)
 
 
 def _true_or_false(value: object) -> bool:
@@ -153,7 +149,7 @@ TOPIC_CHECKS: dict[str, Callable[[object], Any]] = {
     "min.cleanable.dirty.ratio": _ratio,
     "min.dirty.bytes": _integer(0, MAX_LONG),
     "segment.bytes": _integer(14, MAX_INT),
-    "segment.index.bytes": _index_bytes,
+    "segment.index.bytes": _integer(4, MAX_INT),
     "index.interval.bytes": _integer(0, MAX_INT),
     "time.index.interval.ms": _integer(0, MAX_LONG),
     "producer.id.expiration.ms": _integer(1, MAX_INT),
@@ -210,7 +206,7 @@ class Config:
                 expected=f"at most max.compaction.lag.ms ({settings.max_compaction_lag_ms})",
                 found=settings.min_compaction_lag_ms,
             )
-        return settings
+        return replace(settings, segment_index_bytes=max(settings.segment_index_bytes, LEAST_INDEX_BYTES))
 
     def _check_strategy(self, topic: str, settings: TopicSettings) -> None:
         """That a header is named where the strategy needs one, and only there."""
