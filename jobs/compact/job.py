@@ -76,7 +76,7 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
         at = time.perf_counter()
         _say_how_they_stand(state, report, checkpoints, options.now_ms)
         report.seconds["cleaner_state"] = time.perf_counter() - at
-    report.notes += state.notes
+    report.notes += [*state.notes, *_moved(archive, checkpoints, manifests, report)]
     report.archive_needed = _archive_needed(report, checkpoints, manifests)
     report.notes += unmatched  # last: they do not say that something of the archive is still needed
     report.results.sort(key=lambda r: (r.topic, r.partition))
@@ -187,6 +187,26 @@ def _gone(
         for key, of in sorted(used.items())
         if of
     ]
+
+
+def _moved(
+    archive: Archive, checkpoints: dict[Key, Checkpoint], manifests: dict[Key, list[Segment]], report: CompactReport
+) -> list[str]:
+    """Of partitions without a new generation: a note, if segments that the current one uses lie in another folder of
+    the archive now, as where a broker moved them to another disk, or have another name, as at the end of a swap.
+    """
+    out = []
+    for r in report.results:
+        key = (r.topic, r.partition)
+        if key in manifests and key not in report.generations and r.problem is None:
+            now = {s.base_offset: s.path for s in archive.partitions[key].segments}
+            uses = [s for s in manifests[key] if s.root == "archive" and s.size_bytes]
+            for s in [s for s in uses if now.get(s.base_offset, s.path) != s.path][:1]:
+                out.append(
+                    f"{s.path}: generation {checkpoints[key].generation} uses it, and it is {now[s.base_offset]} now; "
+                    "jobs that read the store do not find it until the partition is due, or compacted with --force"
+                )
+    return out
 
 
 def _check_something_is_selected(
