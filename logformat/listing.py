@@ -96,6 +96,7 @@ class FolderFiles(NamedTuple):
     resolution: names.Resolution
     entries: dict[str, pafs.FileInfo]  # files by name
     odd: dict[str, str]  # name -> what it is, of what is neither a file nor a folder
+    folders: tuple[str, ...]  # a broker makes none here
 
     def segments(self, root: str, folder: str) -> Iterator[ListedSegment]:
         """By base offset; folder: the path below `root` that goes before the names, empty or with its slash."""
@@ -115,7 +116,8 @@ def files_of(filesystem: Any, path: str, shown: str) -> FolderFiles:
     """
     listed, _ = text_entries(filesystem.get_file_info(pafs.FileSelector(path)))  # a file of Kafka's is ASCII
     odd = odd_entries(filesystem, path, listed)
-    kinds = {info.base_name: "a folder" for info in listed if info.type == pafs.FileType.Directory} | odd
+    folders = tuple(sorted(info.base_name for info in listed if info.type == pafs.FileType.Directory))
+    kinds = dict.fromkeys(folders, "a folder") | odd
     for name, kind in sorted(kinds.items()):
         file = names.parse_segment_file(name)
         if file is not None and file.kind == names.LOG and file.suffix not in (names.DELETED, names.CLEANED):
@@ -125,7 +127,7 @@ def files_of(filesystem: Any, path: str, shown: str) -> FolderFiles:
         ((name, int(info.size)) for name, info in entries.items()),
         lambda name: _next_offset(filesystem, f"{path}/{name}", f"{shown}/{name}"),
     )
-    return FolderFiles(resolution, entries, odd)
+    return FolderFiles(resolution, entries, odd, folders)
 
 
 def _next_offset(filesystem: Any, path: str, shown: str) -> int:

@@ -31,6 +31,7 @@ DELETED: Final = ".deleted"  # to be removed soon
 CLEANED: Final = ".cleaned"  # under construction
 SWAP: Final = ".swap"  # finished, about to replace other files
 SUFFIXES: Final = (DELETED, CLEANED, SWAP)
+UNFINISHED: Final = (".tmp", ".part")  # endings of what is being written, or copied
 
 DELETE: Final = "delete"  # folder marks: being deleted
 STRAY: Final = "stray"  # a replica that should not be here
@@ -139,7 +140,7 @@ def is_ignorable(name: str) -> bool:
     """Whether a log directory, or a partition's folder, may hold this name without it meaning anything to a reader."""
     return (
         name in (LOCK, REMOTE_INDEX_CACHE, CLEAN_SHUTDOWN, "quorum-state")
-        or name.endswith((".tmp", ".part"))
+        or name.endswith(UNFINISHED)
         or _KRAFT_SNAPSHOT.fullmatch(name) is not None
     )
 

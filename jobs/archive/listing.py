@@ -65,6 +65,11 @@ class ArchivedPartition:
         """(topic, partition)."""
         return self.topic, self.partition
 
+    @property
+    def has_log(self) -> bool:
+        """Whether there is a log, or something is wrong in its place."""
+        return bool(self.segments) or self.problem is not None
+
     def located(self, files: Mapping[int, str]) -> Iterator[SideFile]:
         """Files of its folder, by offset, as a task is told of them."""
         return (SideFile(self.root, path, offset) for offset, path in files.items())
@@ -143,7 +148,7 @@ def list_folder(root: Root, folder: str) -> Archive:
     beside = root.filesystem.get_file_info([root.full(name) for name in _BESIDE])
     directory = _read_directory(archive, "", {e.base_name for e in beside if e.type == pafs.FileType.File})
     found = _read_partition(root, parsed, folder, directory)
-    if found is not None:
+    if found.has_log:
         archive.partitions[found.key] = found
     return archive
 
@@ -156,7 +161,8 @@ def listed_again(archive: Archive, archived: ArchivedPartition) -> ArchivedParti
     parsed = names.parse_partition_folder(folder)
     if parsed is None or archived.problem is not None:
         return archived
-    return _read_partition(archive.root, parsed, archived.path, archive.directories[parent]) or archived
+    again = _read_partition(archive.root, parsed, archived.path, archive.directories[parent])
+    return again if again.has_log else archived
 
 
 def _list(root: Root, path: str) -> tuple[list[pafs.FileInfo], int]:
@@ -197,6 +203,9 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
     ]
     entries = sorted(listed, key=lambda e: e.base_name)
     files = frozenset(e.base_name for e in entries if e.type == pafs.FileType.File)
+    if any(names.parse_segment_file(name) is not None for name in files):
+        where = path or archive.root.uri
+        archive.notes.append(f"{where}: files of a log, in a folder that is not named like a partition's; left out")
     archive.folders.add(path)
     here: list[str] = []
     for folder in (e.base_name for e in entries if e.type == pafs.FileType.Directory):
@@ -217,6 +226,8 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
             damage = LogFormatError("unreadable", below, 0, "a folder with a name", "keys of which a part is no name")
             archive.unreadable.append(Problem.of(damage))
             archive.notes.append(f"{damage}; left out")
+        elif parsed is None and folder.endswith(names.UNFINISHED):
+            archive.notes.append(f"{below}: a folder that is named as if it were not whole; left out")
         elif parsed is None and not names.is_ignorable(folder):
             if depth >= _MAX_DEPTH:
                 archive.notes.append(f"{below}: not a partition's folder; left out")
@@ -256,6 +267,9 @@ def _partitions(
 
     for found in pool.map(read, here):
         if found is None:
+            continue
+        if not found.has_log:
+            archive.notes += found.notes
             continue
         other = archive.partitions.get(found.key)
         if other is not None:
@@ -309,7 +323,7 @@ def _unread(error: LogFormatError) -> Problem | None:
 
 def _read_partition(
     root: Root, parsed: names.PartitionFolder, path: str, directory: _LogDirectory
-) -> ArchivedPartition | None:
+) -> ArchivedPartition:
     out = ArchivedPartition(parsed.topic, parsed.partition, root.uri, path)
     try:
         _fill(root, out)
@@ -319,7 +333,7 @@ def _read_partition(
         out.problem = Problem.of(error)
     if out.problem is None and not out.segments:
         if not out.orphans:
-            return None
+            return out
         base, orphan = next(iter(out.orphans.items()))
         found = f"none, in the whole folder, from offset {base} on"
         out.problem = Problem(
@@ -344,7 +358,14 @@ def _read_partition(
 def _fill(root: Root, out: ArchivedPartition) -> None:
     found = files_of(root.filesystem, root.full(out.path), out.path)
     resolution = found.resolution
-    out.notes += [f"{out.path}/{name}: {kind}; ignored" for name, kind in found.odd.items()]
+    odd = dict.fromkeys(found.folders, "a folder") | found.odd
+    if not resolution.segments and not resolution.orphans:
+        others = sorted([*odd, *resolution.ignored, *(file.name for file in resolution.snapshots.values())])
+        if others:  # perhaps a log under other names, or in a folder of its own
+            more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
+            out.notes.append(f"{out.path}: no log in it; {others[0]}{more} left out")
+        return
+    out.notes += [f"{out.path}/{name}: {kind}; ignored" for name, kind in odd.items()]
     out.notes.extend(f"{out.path}/{name}: {why}" for name, why in resolution.ignored.items())
     out.notes.extend(f"{out.path}: {note}" for note in resolution.notes)
     out.segments.extend(found.segments(root.uri, f"{out.path}/"))

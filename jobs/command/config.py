@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ STRATEGIES = ("offset", "timestamp", "header")
 ENGINES = ("auto", "task", "blocks", "window")
 Engine = Literal["auto", "task", "blocks", "window"]
 POLICIES = ("compact", "delete")
+LEAST_INDEX_BYTES = 12  # Kafka allows 4, in which no entry of a time index fits: a segment's last one always does here
 
 
 class _BadValueError(ValueError):
@@ -205,7 +206,7 @@ class Config:
                 expected=f"at most max.compaction.lag.ms ({settings.max_compaction_lag_ms})",
                 found=settings.min_compaction_lag_ms,
             )
-        return settings
+        return replace(settings, segment_index_bytes=max(settings.segment_index_bytes, LEAST_INDEX_BYTES))
 
     def _check_strategy(self, topic: str, settings: TopicSettings) -> None:
         """That a header is named where the strategy needs one, and only there."""

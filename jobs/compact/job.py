@@ -20,6 +20,7 @@ from jobs.archive.places import Place, check_apart, check_outside, is_same
 from jobs.command.config import TopicSettings
 from jobs.command.options import CompactOptions
 from jobs.command.progress import Progress
+from jobs.command.reporting import counted
 from jobs.command.typed import check_topics, some_of, unmatched_tables
 from jobs.compact.commit import state_of
 from jobs.compact.due import Start, is_reset, plans_of
@@ -31,7 +32,7 @@ from jobs.store.folders import check_not_lost
 from jobs.store.paths import PARTITIONS
 from jobs.store.rows import Checkpoint, Segment
 from jobs.store.tables import State, open_state
-from jobs.topics import Key
+from jobs.topics import Key, matches
 from udfs.compact.plan import PartitionResult
 from udfs.storage import normal_uri
 
@@ -46,9 +47,6 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     report.seconds["list"] = time.perf_counter() - started
     unmatched = unmatched_tables(options.config.topics, archive.topics, options.config.path)
     _check_something_is_selected(options, archive, report, unmatched)
-    if not archive.partitions:
-        report.notes += unmatched
-        return report
     at = time.perf_counter()
     state = open_state(store_uri)
     checkpoints = state.checkpoints()
@@ -56,6 +54,10 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
         begins = {key: part.segments[0].base_offset for key, part in archive.partitions.items() if part.segments}
         check_not_lost(state.root, begins)
     _check_one_archive(options, archive_uri, checkpoints)
+    report.notes += _gone(options, archive, state, checkpoints, report)
+    if not archive.partitions:
+        report.notes += [*state.notes, *unmatched]
+        return report
     known = {
         key: (checkpoints[key].generation, checkpoints[key].run_id) for key in archive.partitions if key in checkpoints
     }
@@ -74,7 +76,7 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
         at = time.perf_counter()
         _say_how_they_stand(state, report, checkpoints, options.now_ms)
         report.seconds["cleaner_state"] = time.perf_counter() - at
-    report.notes += state.notes
+    report.notes += [*state.notes, *_moved(archive, checkpoints, manifests, report)]
     report.archive_needed = _archive_needed(report, checkpoints, manifests)
     report.notes += unmatched  # last: they do not say that something of the archive is still needed
     report.results.sort(key=lambda r: (r.topic, r.partition))
@@ -162,6 +164,49 @@ def _listed(
     report.unreadable += archive.unreadable
     check_outside(Place("the store", report.store), archive)
     return archive, settings
+
+
+def _gone(
+    options: CompactOptions, archive: Archive, state: State, checkpoints: dict[Key, Checkpoint], report: CompactReport
+) -> list[str]:
+    """Of partitions that the archive does not have any more, as where a disk is not mounted: a note, if their
+    generations use segments of it. A deleted topic's may stay so, hence no more than a note.
+    """
+    gone = {
+        key: (checkpoint.generation, checkpoint.run_id)
+        for key, checkpoint in checkpoints.items()
+        if key not in archive.partitions and key[0] not in report.not_compacted and matches(options.topics, key[0])
+    }
+    used = {
+        key: [s for s in segments if s.root == "archive" and s.size_bytes]
+        for key, segments in (state.known_manifests(gone) if gone else {}).items()
+    }
+    return [
+        f"{key[0]}-{key[1]}: not in the archive any more; generation {gone[key][0]} uses {counted(len(of), 'segment')} "
+        f"of it, from {of[0].path} on"
+        for key, of in sorted(used.items())
+        if of
+    ]
+
+
+def _moved(
+    archive: Archive, checkpoints: dict[Key, Checkpoint], manifests: dict[Key, list[Segment]], report: CompactReport
+) -> list[str]:
+    """Of partitions without a new generation: a note, if segments that the current one uses lie in another folder of
+    the archive now, as where a broker moved them to another disk, or have another name, as at the end of a swap.
+    """
+    out = []
+    for r in report.results:
+        key = (r.topic, r.partition)
+        if key in manifests and key not in report.generations and r.problem is None:
+            now = {s.base_offset: s.path for s in archive.partitions[key].segments}
+            uses = [s for s in manifests[key] if s.root == "archive" and s.size_bytes]
+            for s in [s for s in uses if now.get(s.base_offset, s.path) != s.path][:1]:
+                out.append(
+                    f"{s.path}: generation {checkpoints[key].generation} uses it, and it is {now[s.base_offset]} now; "
+                    "jobs that read the store do not find it until the partition is due, or compacted with --force"
+                )
+    return out
 
 
 def _check_something_is_selected(

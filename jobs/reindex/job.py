@@ -35,7 +35,6 @@ from udfs.reindex.side_files import SideFilesPlan, reindex_side_files
 from udfs.reindex.write import FileReport, Target, remove_leftovers
 from udfs.storage import Root, normal_uri, open_root
 
-_LEAST_INDEX_BYTES = 12  # Kafka allows 4, in which no entry fits
 _TASK_BYTES = 64 << 20  # consecutive segments of a partition up to this size make up one task
 _WAVE_TASKS = 4096  # so many tasks' results are held by the driver at a time
 _FOLDS = 8  # partitions whose small files are read and written at a time
@@ -216,7 +215,7 @@ def _settings(options: ReindexOptions, topic: str) -> ReindexSettings:
     settings = options.config.topic_settings(topic)
     return ReindexSettings(
         index_interval_bytes=settings.index_interval_bytes,
-        segment_index_bytes=max(settings.segment_index_bytes, _LEAST_INDEX_BYTES),
+        segment_index_bytes=settings.segment_index_bytes,
         time_index_interval_ms=settings.time_index_interval_ms,
         check_crc=not options.skip_crc,
         chunk_bytes=options.config.job.chunk_bytes,

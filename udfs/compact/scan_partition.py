@@ -105,9 +105,10 @@ def until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], note
     """The scans up to the one that ended at the high watermark."""
     for i, scan in enumerate(scans):
         if scan.reached_end_offset:
+            how_far = f"read up to offset {scan.last_offset}" if scan.n_batches else "nothing of it was read"
             notes.append(
-                f"{plan.segments[i].listed.path}: read up to offset {scan.last_offset}, below the high watermark "
-                f"{plan.read_until}; what is above it may still be undone by the cluster"
+                f"{plan.segments[i].listed.path}: {how_far}, below the high watermark {plan.read_until}; what is above "
+                "it may still be undone by the cluster"
             )
             return scans[: i + 1]
     return scans

@@ -196,6 +196,7 @@ def _judge(
     if file.size > used:
         return Verdict("padded", used, n, f"{len(rebuilt)} bytes", f"{file.size - used} bytes of zeros at the end")
     if ends_early or rebuilt.startswith(file.head):
-        return at("stale", n)
+        missing = texts.of(min(n, len(texts.right) - 1), texts.right) if len(texts.right) else "no entry"
+        return Verdict("stale", used, n, missing, "no entry")  # the last one, where as many others stand for it
     other = np.frombuffer(file.head, np.uint8)[: len(rebuilt)] != np.frombuffer(rebuilt, np.uint8)[: len(file.head)]
     return at("other_entries", (int(other.argmax()) if other.any() else len(rebuilt)) // entry_size)

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from jobs.command import cli
 from jobs.command.config import MAX_LONG, JobSettings, TopicSettings, check_now_ms, load_config, parse_config
-from jobs.errors import BadSettingError, ConfigFileError, NowError, UnknownSettingError
+from jobs.errors import DONE, BadSettingError, ConfigFileError, NowError, UnknownSettingError
+from tests.builders.logs import write_partition
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
@@ -57,6 +59,16 @@ def test_policy_list_and_string_mean_the_same():
         settings = parse_config({"defaults": {"cleanup.policy": value}}).topic_settings("t")
         assert settings.compacts
         assert settings.expires
+
+
+def test_the_smallest_index_that_kafka_allows_is_no_fault_of_a_log(tmp_path):
+    write_partition(tmp_path / "archive" / "t-0", "a=1 | b=1 || a=2 | c=1")
+    settings = tmp_path / "settings.toml"
+    settings.write_text('[defaults]\n"cleanup.policy" = "compact"\n"segment.index.bytes" = 4\n')
+    archive, store, config = str(tmp_path / "archive"), str(tmp_path / "store"), ["--config", str(settings)]
+    assert cli.main(["compact", archive, "--store", store, "--sealed", *config]) == DONE
+    assert cli.main(["verify", "--store", store]) == DONE
+    assert cli.main(["verify", archive, *config]) == DONE
 
 
 def test_unquoted_dotted_keys_mean_the_same():

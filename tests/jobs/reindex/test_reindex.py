@@ -767,3 +767,13 @@ def test_what_a_broker_wrote_comes_from_its_logs_alone(case, cases, tmp_path):
         differ |= set() if same else {kind}
     assert differ == DIFFER.get(case, set())
     assert lost == LOST.get(case, set())
+
+
+def test_a_time_index_that_ends_early_is_told_from_the_entry_that_it_lacks(tmp_path, capsys):
+    """It has as many entries as the right one, which needs no more for all of the log."""
+    write_partition(tmp_path / "t-0", "{ts=1} a=1 | {ts=2} b=1")
+    index = tmp_path / "t-0" / segment_file(0, "timeindex")
+    assert index.read_bytes() == struct.pack(">qi", 2, 1)
+    index.write_bytes(struct.pack(">qi", 1, 0))
+    assert cli.main(["reindex", str(tmp_path), "--check"]) == PROBLEMS
+    assert "stale at byte 12 (entry 1): expected timestamp 2 at offset 1, found no entry" in capsys.readouterr().out

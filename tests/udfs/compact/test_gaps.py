@@ -364,6 +364,15 @@ def test_the_last_segment_cut_short(part: Partition) -> None:
     assert said is not None and (said.kind, said.path) == ("gap", f"t-0/{segment_file(END, 'snapshot')}")
 
 
+@pytest.mark.parametrize(("offset", "how_far"), [(INNER, "nothing of it was read"), (INNER + RECORDS, "read up to")])
+def test_how_far_a_segment_was_read(part: Partition, offset: int, how_far: str) -> None:
+    done = judged(replace(part.plan(), high_watermark=offset))
+    assert not isinstance(done, Problem)
+    [note] = [note for note in done.notes if "high watermark" in note]
+    assert f"{INNER:020d}.log: {how_far}" in note
+    assert "-1" not in note
+
+
 def test_above_the_high_watermark_nothing_is_asked(part: Partition) -> None:
     remove(part, 2 * INNER)
     (part.folder / segment_file(END + 5, "snapshot")).write_bytes(b"")

@@ -1,0 +1,69 @@
+"""A partition of the store that the archive has no more, as where a disk is not mounted, or has elsewhere."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.command import cli
+from jobs.errors import DONE, PROBLEMS
+from tests.builders.logs import write_partition
+
+NOTE = "u-0: not in the archive any more; generation 1 uses 1 segment of it, from u-0/00000000000000000001.log on"
+
+
+@pytest.mark.parametrize("left", ["others", "an empty folder", "nothing"])
+def test_segments_that_went_with_their_partition_are_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], left: str
+) -> None:
+    archive = tmp_path / "archive"
+
+    def run(*words: str) -> dict[str, Any]:
+        where = [str(archive), "--store", str(tmp_path / "store")]
+        assert cli.main(["compact", *where, "--topics", "*", "--cleanup-policy", "compact", "--json", *words]) == DONE
+        report: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return report
+
+    write_partition(archive / "t-0", "a=1 || a=2")
+    write_partition(archive / "u-0", "a=1 || a=2")
+    write_partition(archive / "v-0", "a=1")
+    run()
+    run("--sealed", "--force", "--topics", "[tv]")
+    shutil.rmtree(archive)
+    archive.mkdir()
+    if left == "others":
+        write_partition(archive / "t-0", "a=1 || a=2")
+    elif left == "an empty folder":
+        (archive / "u-0").mkdir()
+    report = run()
+    assert report["notes"] == [NOTE]  # all of the others is in the store
+    assert report["archive_needed"]
+    if left != "an empty folder":
+        assert run("--topics", "t")["notes"] == []  # nobody asked for the other
+
+
+def test_segments_that_lie_elsewhere_are_named_until_a_generation_knows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive, store = tmp_path / "archive", str(tmp_path / "store")
+
+    def run(*words: str) -> list[str]:
+        where = [str(archive), "--store", store]
+        assert cli.main(["compact", *where, "--topics", "*", "--cleanup-policy", "compact", "--json", *words]) == DONE
+        notes: list[str] = json.loads(capsys.readouterr().out)["notes"]
+        return notes
+
+    name = "t-0/00000000000000000001.log"
+    write_partition(archive / "disk1" / "t-0", "a=1 || a=2")
+    assert run() == []
+    (archive / "disk1").rename(archive / "disk2")
+    [note] = run()
+    assert note.startswith(f"disk1/{name}: generation 1 uses it, and it is disk2/{name} now; ")
+    assert cli.main(["verify", "--store", store]) == PROBLEMS
+    capsys.readouterr()
+    assert run("--force") == []
+    assert cli.main(["verify", "--store", store]) == DONE
