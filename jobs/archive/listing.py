@@ -115,6 +115,19 @@ def listed(uri: str, topics: str | None) -> Archive:
         raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
 
 
+def check_holds_partitions(archive: Archive) -> None:
+    """MissingPathError where no folder of a partition is: a disk that is not mounted, or another folder, must not pass
+    for an archive in which all is well. Not where a folder could not be listed: that is a problem of its own.
+    """
+    if archive.topics or archive.unreadable:
+        return
+    parsed = names.parse_partition_folder(archive.root.uri.rstrip("/").rpartition("/")[2])
+    itself = "; it is one itself: give the folder above it" if parsed is not None else ""
+    raise MissingPathError(
+        path=archive.root.uri, expected="folders <topic>-<partition> of an archive", found=f"none{itself}"
+    )
+
+
 def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
     """List the partitions of the topics that are `wanted`. A root that is not there raises FileNotFoundError,
     a bucket AccessError.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from jobs.archive.listing import Archive, listed
+from jobs.archive.listing import Archive, check_holds_partitions, listed
 from jobs.command.options import VerifyOptions
 from jobs.command.progress import BYTES, BySize, Progress
 from jobs.command.typed import check_topics
@@ -54,6 +54,7 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
     report = VerifyReport("archive", uri)
     at = time.perf_counter()
     archive = listed(uri, options.topics)
+    check_holds_partitions(archive)
     check_topics(options.topics, archive.topics, uri)
     report.notes += archive.notes
     report.problems += archive.unreadable
