@@ -133,6 +133,14 @@ def test_damage_is_told_and_the_others_are_shown(archive):
     assert "Problems" in text and log.name in text
 
 
+def test_an_archive_of_damage_alone_is_not_said_to_hold_no_partition(tmp_path):
+    write_partition(tmp_path / "archive" / "t-0", "a=1 b=1")
+    (log,) = (tmp_path / "archive" / "t-0").glob("*.log")
+    log.write_bytes(log.read_bytes()[:-1] + b"\xff")
+    text = archive_report.run(options(tmp_path / "archive"), Silent()).to_text()
+    assert text.startswith("no partition that could be read\nproblem: ")
+
+
 def test_an_archive_without_partitions_has_a_page_too(tmp_path):
     (tmp_path / "empty").mkdir()
     report = archive_report.run(options(tmp_path / "empty"), Silent())
