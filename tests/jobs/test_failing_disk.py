@@ -161,7 +161,9 @@ def test_a_lookup_answers_of_what_it_can_list(
     shutil.move(part.root / "disk" / "t-0", part.root / "disk" / "t-1")
     with faults(tmp_path, Fault("list", str(part.root / "disk"), error="EACCES", times=None)):
         assert main(["lookup", str(part.root), "--offset", "5", "--json"]) == 3
-    (partition,) = json.loads(capsys.readouterr().out)["partitions"]
+    told = json.loads(capsys.readouterr().out)
+    (partition,), (problem,) = told["partitions"], told["problems"]  # as text says it
+    assert "disk" in problem and "EACCES" not in problem
     assert [answer["status"] for answer in partition["answers"]] == ["found"]
 
 
