@@ -21,7 +21,7 @@ from jobs.archive.places import Place, check_apart, is_same
 from jobs.command.options import LookupOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, moment, said, size, table
-from jobs.command.typed import parse_time
+from jobs.command.typed import check_topics, nearest, parse_time
 from jobs.errors import MissingPathError, UsageError
 from jobs.lookup.plans import list_plans
 from jobs.spark import session
@@ -129,11 +129,26 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
         )
     report.seconds["refresh"] = time.perf_counter() - started
     at = time.perf_counter()
-    report.rows, problems = happened(minute_table(spark, state.root), start, end, covers)
+    minutes = minute_table(spark, state.root)
+    if not options.refresh:
+        _check_known(options, minutes, f"{store}/{table_folder(TIME_INDEX)}")
+    report.rows, problems = happened(minutes, start, end, covers)
     report.problems += problems
     report.seconds["ask"] = time.perf_counter() - at
     report.seconds["total"] = time.perf_counter() - started
     return report
+
+
+def _check_known(options: LookupOptions, minutes: DataFrame, where: str) -> None:
+    """UsageError where a name that is asked for is none in the table; a refresh looks for it in the archive."""
+    if options.topics is None and not options.partitions:
+        return
+    held = minutes.select("topic", "partition").distinct().toArrow().to_pylist()
+    check_topics(options.topics, (row["topic"] for row in held), where)
+    names = sorted(f"{row['topic']}-{row['partition']}" for row in held)
+    for name in options.partitions:
+        if names and name not in names:
+            raise UsageError(message=f"no such partition in {where}: {name}{nearest(name, names)}")
 
 
 def _archive_of(state: State) -> str:

@@ -11,7 +11,7 @@ from chispa import assert_df_equality
 from jobs.command import cli
 from jobs.command.options import LookupOptions
 from jobs.command.progress import Silent
-from jobs.errors import MissingPathError
+from jobs.errors import MissingPathError, UsageError
 from jobs.lookup import minute_table as time_index
 from jobs.lookup.minute_table import happened, refresh, run_at
 from jobs.lookup.plans import archive_plans
@@ -133,6 +133,11 @@ def test_the_job(spark, archive, tmp_path, capsys):
 
     report = run_at(replace(options, archive=None, refresh=False, topics="none*"), Silent())
     assert (report.exit_code, [row["topic"] for row in report.rows]) == (0, ["none-append"])
+    table = replace(options, archive=None, refresh=False)
+    with pytest.raises(UsageError, match=r"no topic of .*time_index matches nome-append; did you mean none-append"):
+        run_at(replace(table, topics="nome-append"), Silent())  # nothing happened to a topic that there is not
+    with pytest.raises(UsageError, match=r"no such partition in .*time_index: none-append-7; did you mean"):
+        run_at(replace(table, partitions=("none-append-0", "none-append-7")), Silent())
     assert cli.main(["lookup", "--store", store, "--at", "5"]) == 2
     assert "give ARCHIVE" in capsys.readouterr().err
     with pytest.raises(MissingPathError, match="made by a refresh"):
