@@ -204,6 +204,22 @@ def test_the_page_that_is_there_stays_until_the_new_one_is_whole(archive, monkey
     assert (archive.parent / "link.html").is_symlink()
 
 
+def test_the_history_counts_what_retention_left_as_runs_does(page, tmp_path, capsys):
+    write_partition(tmp_path / "archive" / "t-0", "a=1 b=1 || a=2 c=1 || d=1")
+    settings = tmp_path / "settings.toml"
+    settings.write_text('[topics.t]\n"cleanup.policy" = "compact,delete"\n"retention.bytes" = 0\n')
+    places = ["--store", str(tmp_path / "store")]
+    assert cli.main(["compact", str(tmp_path / "archive"), *places, "--config", str(settings), "--force"]) == 0
+    capsys.readouterr()
+    assert cli.main(["runs", *places, "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    (partition,) = run["partitions"]
+    assert partition["expired"]
+    report = profile_archive(options(tmp_path / "archive", store=str(tmp_path / "store")), Silent())
+    ((*_, read, kept, _, _, _),) = page._history_rows(report)
+    assert (read, kept) == (str(partition["records_read"]), str(partition["records_kept"]))
+
+
 def test_a_topic_that_is_not_there_is_told_with_the_nearest(archive):
     with pytest.raises(UsageError, match=r"no topic of .* matches plian; did you mean plain"):
         profile_archive(options(archive, topics="plian"), Silent())
