@@ -7,7 +7,7 @@ that changed or vanished go with it. Who reads the table sees the state before o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -29,7 +29,7 @@ from jobs.spark.each import each
 from jobs.store.minutes import known_segments, minute_table, replace_segments
 from jobs.store.paths import TIME_INDEX, table_folder
 from jobs.store.tables import State, open_state
-from jobs.topics import matches
+from jobs.topics import Key, matches
 from udfs.groups import groups
 from udfs.lookup.minutes import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, time_index_rows
 from udfs.lookup.queries import LookupPlan
@@ -132,7 +132,8 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
     minutes = minute_table(spark, state.root)
     if not options.refresh:
         _check_known(options, minutes, f"{store}/{table_folder(TIME_INDEX)}")
-    report.rows, problems = happened(minutes, start, end, covers)
+    ends = {(plan.topic, plan.partition): plan.end_offset for plan in plans or () if plan.end_offset is not None}
+    report.rows, problems = happened(minutes, start, end, covers, ends)
     report.problems += problems
     report.seconds["ask"] = time.perf_counter() - at
     report.seconds["total"] = time.perf_counter() - started
@@ -167,15 +168,31 @@ def _all(topic: str, partition: int) -> bool:
 
 
 def happened(
-    minutes: DataFrame, start_ms: int, end_ms: int, covers: Callable[[str, int], bool] = _all
+    minutes: DataFrame,
+    start_ms: int,
+    end_ms: int,
+    covers: Callable[[str, int], bool] = _all,
+    ends: Mapping[Key, int] | None = None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Of each partition with data in minutes [start, end): the first of them, its first offset, how many there are.
 
-    And why rows of the table end early, of whichever minute: some of these problems.
+    And why rows of the table end early, of whichever minute: some of these problems. ends: where logs end before their
+    files do. The table knows nothing of that: a high watermark moves on, and leaves the files as they are.
     """
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     first, last = (F.lit(epoch + timedelta(milliseconds=ms)) for ms in (start_ms, end_ms))
     asked = (F.col("minute") >= first) & (F.col("minute") < last)
+    if ends:
+        rows = pa.table(
+            {
+                "topic": [topic for topic, _ in ends],
+                "partition": pa.array([partition for _, partition in ends], pa.int32()),
+                "end_offset": pa.array(ends.values(), pa.int64()),
+            }
+        )
+        known = F.broadcast(minutes.sparkSession.createDataFrame(rows))
+        minutes = minutes.join(known, ["topic", "partition"], "left")
+        asked &= F.col("end_offset").isNull() | (F.col("first_offset") < F.col("end_offset"))
 
     def there(name: str) -> Column:
         return F.when(asked, F.col(name))

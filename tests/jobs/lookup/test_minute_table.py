@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -142,6 +144,26 @@ def test_the_job(spark, archive, tmp_path, capsys):
     assert "give ARCHIVE" in capsys.readouterr().err
     with pytest.raises(MissingPathError, match="made by a refresh"):
         run_at(LookupOptions(store=str(tmp_path / "none"), at="5", refresh=False), Silent())
+
+
+@pytest.mark.slow
+def test_of_a_log_that_a_broker_holds_nothing_above_the_high_watermark(spark, tmp_path):
+    """It may be gone tomorrow; and `lookup --time` does not show it either."""
+    root, at = tmp_path / "archive", MINUTE_MS * 100
+    write_partition(root / "t-0", f"a=1~{at} | b=2~{at + MINUTE_MS} | c=3~{at + 2 * MINUTE_MS}")
+    (root / "replication-offset-checkpoint").write_text("0\n1\nt 0 2\n")
+    (root / ".lock").touch()
+    holds = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    options = LookupOptions(str(root), str(tmp_path / "store"), at=str(at), until=str(at + 3 * MINUTE_MS))
+    with subprocess.Popen(
+        [sys.executable, "-c", holds, str(root / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as broker:
+        broker.stdout.readline()
+        held = run_at(options, Silent())
+        broker.communicate(b"\n")
+    later = run_at(options, Silent())
+    assert [row["minutes"] for row in (*held.rows, *later.rows)] == [2, 3]
+    assert later.refreshed["segments_read"] == 0  # the files are as they were
 
 
 @pytest.mark.slow
