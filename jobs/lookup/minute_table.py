@@ -212,7 +212,9 @@ def happened(
     )
     rows = [row for row in grouped.toArrow().to_pylist() if covers(row["topic"], row["partition"])]
     problems = [problem for row in rows if (problem := row.pop("problem")) is not None]
-    return [row for row in rows if row["minutes"]], problems[:_MOST_PROBLEMS]
+    more = len(problems) - _MOST_PROBLEMS
+    told = [f"and {counted(more, 'partition')} more whose rows end early"] if more > 0 else []
+    return [row for row in rows if row["minutes"]], problems[:_MOST_PROBLEMS] + told
 
 
 def _covers(options: LookupOptions) -> Callable[[str, int], bool]:

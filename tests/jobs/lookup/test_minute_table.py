@@ -111,7 +111,7 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
 
 
 @pytest.mark.slow
-def test_the_job(spark, archive, tmp_path, capsys):
+def test_the_job(spark, archive, tmp_path, capsys, monkeypatch):
     store = str(tmp_path / "store")
     options = LookupOptions(str(archive), store, at="1970-01-01T00:00Z", until="2100-01-01T00:00Z")
     report = run_at(options, Silent())
@@ -132,6 +132,11 @@ def test_the_job(spark, archive, tmp_path, capsys):
     assert [row["topic"] for row in report.rows] == ["bad", "none-append", "ts-disorder"]  # up to there; its rows stay
     assert report.refreshed["segments_removed"] == 0
     assert "problem: " in report.to_text()
+
+    with monkeypatch.context() as changed:
+        changed.setattr(time_index, "_MOST_PROBLEMS", 0)
+        report = run_at(replace(options, archive=None, refresh=False), Silent())
+    assert (report.exit_code, report.problems) == (3, ["and 1 partition more whose rows end early"])
 
     report = run_at(replace(options, archive=None, refresh=False, topics="none*"), Silent())
     assert (report.exit_code, [row["topic"] for row in report.rows]) == (0, ["none-append"])
