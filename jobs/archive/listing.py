@@ -99,6 +99,8 @@ class Archive:
     topics: set[str] = field(default_factory=set)  # that a folder is named for, asked for or not
     not_wanted: set[str] = field(default_factory=set)  # those of them that were not asked for
     unreadable: list[Problem] = field(default_factory=list)  # folders, each with a note as well
+    # folders of partitions, without a segment or an index: (topic, partition), and the high watermark if it is known
+    without_segments: dict[str, tuple[tuple[str, int], int | None]] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)  # every one that was looked into for partitions
     seen: dict[tuple[int, int], str] = field(default_factory=dict)  # real folders that count -> their paths
     links: list[_Link] = field(default_factory=list)  # to folders: looked into behind all real ones
@@ -267,8 +269,14 @@ def _partitions(
         parsed = names.parse_partition_folder(folder)
         return None if parsed is None else _read_partition(archive.root, parsed, _below(path, folder), directory)
 
-    for found in pool.map(read, here):
+    for folder, found in zip(here, pool.map(read, here), strict=True):
         if found is None:
+            parsed = names.parse_partition_folder(folder)
+            if parsed is not None:
+                archive.without_segments[_below(path, folder)] = (
+                    (parsed.topic, parsed.partition),
+                    (directory.high_watermark or {}).get((parsed.topic, parsed.partition)),
+                )
             continue
         other = archive.partitions.get(found.key)
         if other is not None:

@@ -23,6 +23,7 @@ from jobs.store.tables import State
 from jobs.topics import Key, of_topics
 from jobs.verify.plan import plan_archived, plan_generation
 from jobs.verify.report import VerifyReport
+from logformat import names
 from logformat.errors import raise_access
 from udfs.problem import Problem
 from udfs.storage import normal_uri
@@ -72,6 +73,12 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
             report.not_checked.append(f"{archived.path}: its segments")
         if archived.high_watermark is not None and archived.held_by_broker:
             report.notes.append(f"{archived.path}: a running broker may be writing to it: run again on a copy")
+    for path, (key, end) in sorted(archive.without_segments.items()):
+        if end and key not in archive.partitions:  # else a leftover: the partition lies in another log directory
+            expected = f"segments up to offset {end}, as {names.HIGH_WATERMARK_CHECKPOINT} says"
+            report.problems.append(Problem("gap", path, 0, expected, "none", state="gap", hint="bring the files back"))
+        else:
+            report.not_checked.append(f"{path}: a partition's folder without a segment")
     for directory in sorted({path.rpartition("/")[0] for path in (a.path for a in archive.partitions.values())}):
         checked = check_log_directory(uri, directory)
         report.side_files += checked.files
