@@ -16,7 +16,6 @@ from jobs.store.rows import JobRun, RunRow, by_run
 from jobs.store.tables import State
 from jobs.topics import matches
 from logformat.names import partition_folder
-from udfs.compact.retention import Expired
 
 
 @dataclass
@@ -47,7 +46,7 @@ class RunsReport(JobReport):
                 count(len(run.rows)),
                 count(run.total("records_read")),
                 "->",
-                count(sum(map(_records_left, run.rows))),
+                count(run.total("records_left")),
                 size(run.total("bytes_before")),
                 "->",
                 size(run.total("bytes_after")),
@@ -83,18 +82,9 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
 
 
 def _note(row: RunRow) -> str:
-    name, gone = partition_folder(row.topic, row.partition), sum(one.segments for one in _expired(row))
+    name, gone = partition_folder(row.topic, row.partition), sum(one.segments for one in row.went)
     said = [f"{name} started over"] if row.began_anew else []
     return "; ".join([*said, *([f"{name}: {counted(gone, 'segment')} expired"] if gone else [])])
-
-
-def _records_left(row: RunRow) -> int:
-    """Of those that were cleaned: what went by retention after it, the oldest of them, is not left."""
-    return max(row.records_kept - sum(one.records for one in _expired(row)), 0)
-
-
-def _expired(row: RunRow) -> list[Expired]:
-    return [Expired(*one) for one in json.loads(row.expired or "[]")]
 
 
 def _run(run: JobRun) -> dict[str, Any]:
@@ -110,8 +100,8 @@ def _run(run: JobRun) -> dict[str, Any]:
                 "generation": row.generation_after,
                 "anew": row.began_anew,
                 "records_read": row.records_read,
-                "records_kept": _records_left(row),
-                "expired": [asdict(one) for one in _expired(row)],
+                "records_kept": row.records_left,
+                "expired": [asdict(one) for one in row.went],
                 "bytes_before": row.bytes_before,
                 "bytes_after": row.bytes_after,
                 "seconds": json.loads(row.seconds or "{}"),

@@ -104,6 +104,8 @@ class Archive:
     topics: set[str] = field(default_factory=set)  # that a folder is named for, asked for or not
     not_wanted: set[str] = field(default_factory=set)  # those of them that were not asked for
     unreadable: list[Problem] = field(default_factory=list)  # folders, each with a note as well
+    # folders of partitions, without a segment or an index: (topic, partition), and the high watermark if it is known
+    without_segments: dict[str, tuple[tuple[str, int], int | None]] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)  # every one that was looked into for partitions
     seen: dict[tuple[int, int], str] = field(default_factory=dict)  # real folders that count -> their paths
     links: list[_Link] = field(default_factory=list)  # to folders: looked into behind all real ones
@@ -118,6 +120,19 @@ def listed(uri: str, topics: str | None) -> Archive:
         return list_archive(open_root(uri), matching(topics))
     except FileNotFoundError:
         raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
+
+
+def check_holds_partitions(archive: Archive) -> None:
+    """MissingPathError where no folder of a partition is: a disk that is not mounted, or another folder, must not pass
+    for an archive in which all is well. Not where a folder could not be listed: that is a problem of its own.
+    """
+    if archive.topics or archive.unreadable:
+        return
+    parsed = names.parse_partition_folder(archive.root.uri.rstrip("/").rpartition("/")[2])
+    itself = "; it is one itself: give the folder above it" if parsed is not None else ""
+    raise MissingPathError(
+        path=archive.root.uri, expected="folders <topic>-<partition> of an archive", found=f"none{itself}"
+    )
 
 
 def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
@@ -265,8 +280,14 @@ def _partitions(
         parsed = names.parse_partition_folder(folder)
         return None if parsed is None else _read_partition(archive.root, parsed, _below(path, folder), directory)
 
-    for found in pool.map(read, here):
+    for folder, found in zip(here, pool.map(read, here), strict=True):
         if found is None:
+            parsed = names.parse_partition_folder(folder)
+            if parsed is not None:
+                archive.without_segments[_below(path, folder)] = (
+                    (parsed.topic, parsed.partition),
+                    (directory.high_watermark or {}).get((parsed.topic, parsed.partition)),
+                )
             continue
         if not found.has_log:
             archive.notes += found.notes

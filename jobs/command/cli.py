@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any, TextIO, TypeVar
 
@@ -38,7 +39,7 @@ from jobs.command.options import (
 )
 from jobs.command.progress import Bar, Lines, Progress, Silent, above_the_bar
 from jobs.command.reporting import Report
-from jobs.command.typed import MAX_LONG, parse_filter, parse_partitions, parse_span, parse_time
+from jobs.command.typed import MAX_LONG, check_text, parse_filter, parse_partitions, parse_span, parse_time
 from jobs.errors import DONE, JobError, UsageError
 from logformat.control_characters import visible, visible_bytes
 from logformat.errors import UnsafeFolderError
@@ -281,6 +282,8 @@ def lookup(**given: Any) -> None:
         raise UsageError(message="--at needs --store STORE, which holds the table")
     if given["at"] is None and (given["archive"] is None) == (given["store"] is None):
         raise UsageError(message="lookup needs either ARCHIVE or --store STORE")
+    if given["generation"] is not None and (given["store"] is None or given["at"] is not None):
+        raise UsageError(message="--generation works only with --store, and not with --at")
     if given["isolation"] == "read_committed" and (given["sizing"] or given["at"] is not None):
         raise UsageError(message="--isolation works only with --offset, --time and --queries")
     if given["at"] is None and (given["until"] is not None or not given["refresh"]):
@@ -365,7 +368,7 @@ def inspect(
         report = importlib.import_module(JOBS["inspect"]).run(options, shown, _lines_to_stdout())
     finally:
         shown.close()
-    sys.stdout.buffer.flush()
+    endings.written(sys.stdout.buffer.flush)()
     for lines in report.said:
         _say(lines, sys.stderr)
     if options.output is not None:
@@ -375,8 +378,9 @@ def inspect(
 
 def _say(text: str, stream: TextIO) -> None:
     """Whole lines. On a terminal control characters are made visible, for names and keys come from the archive."""
-    stream.write(visible(text) if stream.isatty() else text)
-    stream.flush()
+    with endings.writing() if stream is sys.stdout else nullcontext():
+        stream.write(visible(text) if stream.isatty() else text)
+        stream.flush()
 
 
 class _Log(logging.Handler):
@@ -389,7 +393,7 @@ class _Log(logging.Handler):
 
 def _lines_to_stdout() -> Callable[[Any], object]:
     """What writes lines of `inspect`, as bytes, as `_say` does."""
-    write = sys.stdout.buffer.write
+    write = endings.written(sys.stdout.buffer.write)
     return (lambda lines: write(visible_bytes(lines))) if sys.stdout.isatty() else write
 
 
@@ -439,7 +443,7 @@ def main(arguments: Sequence[str]) -> int:
     if os.environ.get(COMPLETE):  # a shell asks for completions; click answers and ends
         return lastkey.main(list(arguments), prog_name=program, complete_var=COMPLETE, standalone_mode=False) or DONE
     try:
-        _refuse_secrets(arguments)
+        _check_words(arguments)
         code = lastkey.main(list(arguments), prog_name=program, standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
@@ -472,11 +476,12 @@ def _no_such_option(error: click.NoSuchOption) -> Ending:
     )
 
 
-def _refuse_secrets(arguments: Sequence[str]) -> None:
-    """Before anything, click's own errors too, can repeat a URI. A key that is looked for may be one."""
+def _check_words(arguments: Sequence[str]) -> None:
+    """Before anything, click's own errors too, can repeat a secret. A key that is looked for may look like a URI."""
     for before, argument in itertools.pairwise(["", *arguments]):
         if before != "--filter" and not argument.startswith("--filter="):
             refuse_secrets(argument)
+    check_text(arguments)
 
 
 def _fail(ending: Ending, as_json: bool) -> int:

@@ -9,10 +9,11 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from jobs.command.access import job_error
 from jobs.command.reporting import size
@@ -44,6 +45,30 @@ class Ending:
     fields: dict[str, object]
     exit_code: int
     is_defect: bool = False  # of ours: a traceback comes before it
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """While something is written to stdout: that it takes no more, but for a pipe that was closed, is said of stdout
+    and of no disk; and what it still holds is nobody's.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise FileSystemError(path="stdout", found=error.strerror or str(error)) from error
+
+
+def written(call: Callable[..., object]) -> Callable[..., object]:
+    """A method of stdout's that writes, as in `writing`."""
+
+    def guarded(*given: Any) -> object:
+        with writing():
+            return call(*given)
+
+    return guarded
 
 
 def of_job_error(error: JobError) -> Ending:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +13,7 @@ from logformat.control_characters import visible
 
 if TYPE_CHECKING:
     from udfs.compact.retention import Expired, Reason
+    from udfs.problem import Problem
 
 
 class Report(Protocol):
@@ -61,6 +62,13 @@ class JobReport:
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(visible(self.to_text()))}</pre>"
+
+
+def problem_json(problem: Problem) -> dict[str, Any]:
+    """A problem for programs; without the state in which it leaves a partition, for it may be about none."""
+    out = asdict(problem)
+    del out["state"]
+    return out
 
 
 def said(what: str, lines: Iterable[object]) -> list[str]:

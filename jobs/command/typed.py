@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
@@ -63,7 +64,19 @@ def parse_span(option: str, text: str, parse: Callable[[str], int]) -> tuple[int
         dots, ends = "", (None, None)
     if not dots or any(end is not None and abs(end) > MAX_LONG for end in ends):
         raise UsageError(message=f"{option}: expected FROM..TO, FROM.. or ..TO, found {text!r}")
+    if ends[0] is not None and ends[1] is not None and ends[1] < ends[0]:  # else: as if there were no such record
+        raise UsageError(message=f"{option}: expected a FROM that is not behind TO, found {text!r}")
     return ends
+
+
+def check_text(arguments: Iterable[str]) -> None:
+    """UsageError: bytes that are no UTF-8. Nothing that opens a path, or writes a report, takes them."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
+            raise UsageError(message=f"{shown}: expected a path or a name that is UTF-8, found other bytes") from error
 
 
 def parse_key(text: str) -> bytes:

@@ -15,7 +15,7 @@ from functools import cache, partial
 
 from pyspark.sql import SparkSession
 
-from jobs.archive.listing import Archive, listed
+from jobs.archive.listing import Archive, check_holds_partitions, listed
 from jobs.archive.places import Place, check_apart, check_outside, is_same
 from jobs.command.config import TopicSettings
 from jobs.command.options import CompactOptions
@@ -213,6 +213,7 @@ def _check_something_is_selected(
     options: CompactOptions, archive: Archive, report: CompactReport, unmatched: Sequence[str]
 ) -> None:
     """UsageError if no topic of the archive is to be compacted: a nightly run would do nothing, for ever."""
+    check_holds_partitions(archive)
     check_topics(options.topics, archive.topics, report.archive)
     if archive.topics and len(report.not_compacted) == len(archive.topics):
         raise UsageError(

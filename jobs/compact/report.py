@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from jobs.command.reporting import JobReport, PartitionLine, before_after_table, by_rule, said, size
+from jobs.command.reporting import JobReport, PartitionLine, before_after_table, by_rule, problem_json, said, size
 from jobs.errors import DONE, PROBLEMS, ConflictError
 from jobs.topics import Key
 from udfs.compact.plan import PartitionResult
@@ -60,6 +60,7 @@ class CompactReport(JobReport):
             "partitions": [self._partition(r) for r in self.results],
             "not_compacted": self.not_compacted,
             "expired_nothing": self.expired_nothing,
+            "problems": [problem_json(p) for p in self.unreadable],
             "notes": self.notes,
             "seconds": self.seconds_json(),
         }

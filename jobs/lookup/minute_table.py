@@ -7,7 +7,7 @@ that changed or vanished go with it. Who reads the table sees the state before o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from jobs.archive.places import Place, check_apart, is_same
 from jobs.command.options import LookupOptions
 from jobs.command.progress import Progress
 from jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, moment, said, size, table
-from jobs.command.typed import parse_time
+from jobs.command.typed import check_topics, nearest, parse_time
 from jobs.errors import MissingPathError, UsageError
 from jobs.lookup.plans import list_plans
 from jobs.spark import session
@@ -29,7 +29,7 @@ from jobs.spark.each import each
 from jobs.store.minutes import known_segments, minute_table, replace_segments
 from jobs.store.paths import TIME_INDEX, table_folder
 from jobs.store.tables import State, open_state
-from jobs.topics import matches
+from jobs.topics import Key, matches
 from udfs.groups import groups
 from udfs.lookup.minutes import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, time_index_rows
 from udfs.lookup.queries import LookupPlan
@@ -129,11 +129,27 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
         )
     report.seconds["refresh"] = time.perf_counter() - started
     at = time.perf_counter()
-    report.rows, problems = happened(minute_table(spark, state.root), start, end, covers)
+    minutes = minute_table(spark, state.root)
+    if not options.refresh:
+        _check_known(options, minutes, f"{store}/{table_folder(TIME_INDEX)}")
+    ends = {(plan.topic, plan.partition): plan.end_offset for plan in plans or () if plan.end_offset is not None}
+    report.rows, problems = happened(minutes, start, end, covers, ends)
     report.problems += problems
     report.seconds["ask"] = time.perf_counter() - at
     report.seconds["total"] = time.perf_counter() - started
     return report
+
+
+def _check_known(options: LookupOptions, minutes: DataFrame, where: str) -> None:
+    """UsageError where a name that is asked for is none in the table; a refresh looks for it in the archive."""
+    if options.topics is None and not options.partitions:
+        return
+    held = minutes.select("topic", "partition").distinct().toArrow().to_pylist()
+    check_topics(options.topics, (row["topic"] for row in held), where)
+    names = sorted(f"{row['topic']}-{row['partition']}" for row in held)
+    for name in options.partitions:
+        if names and name not in names:
+            raise UsageError(message=f"no such partition in {where}: {name}{nearest(name, names)}")
 
 
 def _archive_of(state: State) -> str:
@@ -152,15 +168,31 @@ def _all(topic: str, partition: int) -> bool:
 
 
 def happened(
-    minutes: DataFrame, start_ms: int, end_ms: int, covers: Callable[[str, int], bool] = _all
+    minutes: DataFrame,
+    start_ms: int,
+    end_ms: int,
+    covers: Callable[[str, int], bool] = _all,
+    ends: Mapping[Key, int] | None = None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Of each partition with data in minutes [start, end): the first of them, its first offset, how many there are.
 
-    And why rows of the table end early, of whichever minute: some of these problems.
+    And why rows of the table end early, of whichever minute: some of these problems. ends: where logs end before their
+    files do. The table knows nothing of that: a high watermark moves on, and leaves the files as they are.
     """
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     first, last = (F.lit(epoch + timedelta(milliseconds=ms)) for ms in (start_ms, end_ms))
     asked = (F.col("minute") >= first) & (F.col("minute") < last)
+    if ends:
+        rows = pa.table(
+            {
+                "topic": [topic for topic, _ in ends],
+                "partition": pa.array([partition for _, partition in ends], pa.int32()),
+                "end_offset": pa.array(ends.values(), pa.int64()),
+            }
+        )
+        known = F.broadcast(minutes.sparkSession.createDataFrame(rows))
+        minutes = minutes.join(known, ["topic", "partition"], "left")
+        asked &= F.col("end_offset").isNull() | (F.col("first_offset") < F.col("end_offset"))
 
     def there(name: str) -> Column:
         return F.when(asked, F.col(name))
@@ -180,7 +212,9 @@ def happened(
     )
     rows = [row for row in grouped.toArrow().to_pylist() if covers(row["topic"], row["partition"])]
     problems = [problem for row in rows if (problem := row.pop("problem")) is not None]
-    return [row for row in rows if row["minutes"]], problems[:_MOST_PROBLEMS]
+    more = len(problems) - _MOST_PROBLEMS
+    told = [f"and {counted(more, 'partition')} more whose rows end early"] if more > 0 else []
+    return [row for row in rows if row["minutes"]], problems[:_MOST_PROBLEMS] + told
 
 
 def _covers(options: LookupOptions) -> Callable[[str, int], bool]:

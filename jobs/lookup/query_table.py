@@ -52,6 +52,7 @@ class TableReport(JobReport):
             "queries": self.queries,
             "output": self.output,
             "answers": self.by_status,
+            "problems": [str(p) for p in self.problems],
             "notes": self.notes,
             "seconds": self.seconds_json(),
         }

@@ -65,6 +65,7 @@ class LookupReport(JobReport):
                 }
                 for p in self.partitions
             ],
+            "problems": [str(p) for p in self.problems],
             "notes": self.notes,
             "seconds": self.seconds_json(),
         }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.archive.broker_lock import locked
-from jobs.archive.listing import Archive, ArchivedPartition, listed, listed_again
+from jobs.archive.listing import Archive, ArchivedPartition, check_holds_partitions, listed, listed_again
 from jobs.archive.places import Place, check_apart, check_empty, check_outside
 from jobs.command.config import Config
 from jobs.command.options import ReindexOptions
@@ -50,6 +50,7 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
     target = _target(options, uri)
     report = ReindexReport(uri, target.mode, target.output_uri or None)
     archive = listed(uri, options.topics)
+    check_holds_partitions(archive)
     check_topics(options.topics, archive.topics, uri)
     if target.mode == "output":
         check_outside(Place("--output", target.output_uri), archive)

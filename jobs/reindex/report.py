@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobs.command.reporting import JobReport, count, counted, said, size, table
+from jobs.command.reporting import JobReport, count, counted, problem_json, said, size, table
 from jobs.errors import DONE, PROBLEMS
 from udfs.problem import Problem
 from udfs.reindex.write import FileReport
@@ -97,6 +97,7 @@ class ReindexReport(JobReport):
                 for p in self.partitions
             ],
             "totals": self.totals(),
+            "problems": [problem_json(p) for p in self.unreadable],
             "notes": self.notes,
             "seconds": self.seconds_json(),
         }

@@ -53,7 +53,8 @@ class ArchiveReport(JobReport):
         """For people: a row a partition."""
         header = ("partition", "policy", "records", "keys", "dead", "tombstones", "dirty", "size", "would be", "saved")
         rows = [partition_row(p) for p in self.profiles if p.problem is None]
-        out = [table(header, rows, left=(0, 1))] if rows else ["no partition in the archive"]
+        none = "no partition that could be read" if self.all_problems else "no partition in the archive"
+        out = [table(header, rows, left=(0, 1))] if rows else [none]
         out += said("would expire", (f"{p.name()}: {by_rule(p.expiring)}" for p in self.profiles if p.expiring))
         out += said("problem", self.all_problems)
         out += said("note", self.notes)

@@ -186,7 +186,7 @@ def _history_rows(report: ArchiveReport) -> list[tuple[str, ...]]:
             run.run_id[:8],
             count(len(run.rows)),
             count(run.total("records_read")),
-            count(run.total("records_kept")),
+            count(run.total("records_left")),
             size(run.total("bytes_before")),
             size(run.total("bytes_after")),
             saved(run.total("bytes_before"), run.total("bytes_after")),

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logformat.locations import without_secrets
+from udfs.compact.retention import Expired
 
 FORMAT = 2  # of a store. 1: manifests lay in `log_segments` alone, commits were Spark's
 INT32 = frozenset({"partition", "last_batch_leader_epoch", "splits"})
@@ -151,6 +152,16 @@ class RunRow:
     def began_anew(self) -> bool:
         """Whether nothing of the generation before is in it. Runs of before the column `anew` named no parent then."""
         return self.anew or (self.parent_run_id is None and self.generation_before > 0)
+
+    @property
+    def went(self) -> list[Expired]:
+        """What went by retention."""
+        return [Expired(*one) for one in json.loads(self.expired or "[]")]
+
+    @property
+    def records_left(self) -> int:
+        """Of those that were cleaned: what went by retention after it, the oldest of them, is not left."""
+        return max(self.records_kept - sum(one.records for one in self.went), 0)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from jobs.archive.listing import Archive, listed
+from jobs.archive.listing import Archive, check_holds_partitions, listed
 from jobs.command.options import VerifyOptions
 from jobs.command.progress import BYTES, BySize, Progress
 from jobs.command.typed import check_topics
@@ -23,6 +23,7 @@ from jobs.store.tables import State
 from jobs.topics import Key, of_topics
 from jobs.verify.plan import plan_archived, plan_generation
 from jobs.verify.report import VerifyReport
+from logformat import names
 from logformat.errors import raise_access
 from udfs.problem import Problem
 from udfs.storage import normal_uri
@@ -54,6 +55,7 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
     report = VerifyReport("archive", uri)
     at = time.perf_counter()
     archive = listed(uri, options.topics)
+    check_holds_partitions(archive)
     check_topics(options.topics, archive.topics, uri)
     report.notes += archive.notes
     report.problems += archive.unreadable
@@ -71,6 +73,12 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
             report.not_checked.append(f"{archived.path}: its segments")
         if archived.high_watermark is not None and archived.held_by_broker:
             report.notes.append(f"{archived.path}: a running broker may be writing to it: run again on a copy")
+    for path, (key, end) in sorted(archive.without_segments.items()):
+        if end and key not in archive.partitions:  # else a leftover: the partition lies in another log directory
+            expected = f"segments up to offset {end}, as {names.HIGH_WATERMARK_CHECKPOINT} says"
+            report.problems.append(Problem("gap", path, 0, expected, "none", state="gap", hint="bring the files back"))
+        else:
+            report.not_checked.append(f"{path}: a partition's folder without a segment")
     for directory in sorted({path.rpartition("/")[0] for path in (a.path for a in archive.partitions.values())}):
         checked = check_log_directory(uri, directory)
         report.side_files += checked.files

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobs.command.reporting import JobReport, count, counted, said, size, table
+from jobs.command.reporting import JobReport, count, counted, problem_json, said, size, table
 from jobs.topics import Key
 from udfs.problem import Problem
 from udfs.verify.findings import CheckResult
@@ -50,14 +50,14 @@ class VerifyReport(JobReport):
                 "log_directory_files": self.side_files,
             },
             "partitions": [self._partition(r) for r in self.results],
-            "problems": [_problem(p) for p in self.problems],
+            "problems": [problem_json(p) for p in self.problems],
             "notes": self.notes,
             "not_checked": self.all_not_checked,
             "seconds": self.seconds_json(),
         }
 
     def _partition(self, r: CheckResult) -> dict[str, Any]:
-        out = asdict(r) | {"problems": [_problem(p) for p in r.problems], "seconds": round(r.seconds, 4)}
+        out = asdict(r) | {"problems": [problem_json(p) for p in r.problems], "seconds": round(r.seconds, 4)}
         out["generation"] = self.generations.get((r.topic, r.partition))
         return out
 
@@ -95,9 +95,3 @@ class VerifyReport(JobReport):
         out.append(counted(len(problems), "problem") if problems else "no problem found")
         out.append(self.seconds_line())
         return "\n".join(out)
-
-
-def _problem(p: Problem) -> dict[str, Any]:
-    out = asdict(p)
-    del out["state"]
-    return out

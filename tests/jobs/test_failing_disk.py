@@ -45,7 +45,9 @@ def test_an_archive_that_cannot_be_listed_is_a_problem(
     with faults(tmp_path, Fault("list", str(part.root), error="EIO", times=None)):
         assert main(given) == 3
     assert happened(tmp_path)[0] > 0
-    assert any("left out" in note for note in json.loads(capsys.readouterr().out)["notes"])
+    told = json.loads(capsys.readouterr().out)
+    assert any("left out" in note for note in told["notes"])
+    assert told["problems"]  # what the exit code is about
 
 
 @pytest.mark.parametrize("name", ["compaction_checkpoints", "log_segments"])
@@ -161,7 +163,9 @@ def test_a_lookup_answers_of_what_it_can_list(
     shutil.move(part.root / "disk" / "t-0", part.root / "disk" / "t-1")
     with faults(tmp_path, Fault("list", str(part.root / "disk"), error="EACCES", times=None)):
         assert main(["lookup", str(part.root), "--offset", "5", "--json"]) == 3
-    (partition,) = json.loads(capsys.readouterr().out)["partitions"]
+    told = json.loads(capsys.readouterr().out)
+    (partition,), (problem,) = told["partitions"], told["problems"]  # as text says it
+    assert "disk" in problem and "EACCES" not in problem
     assert [answer["status"] for answer in partition["answers"]] == ["found"]
 
 

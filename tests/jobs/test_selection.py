@@ -49,6 +49,27 @@ def test_topics_that_match_nothing_are_a_mistake_in_every_job(archive, tmp_path,
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["compact", "ARCHIVE", "--store", "STORE", "--cleanup-policy", "compact", "--topics", "*"],
+        ["verify", "ARCHIVE"],
+        ["reindex", "ARCHIVE", "--check"],
+        ["reindex", "ARCHIVE", "--output", "OUT"],
+    ],
+)
+def test_a_folder_without_a_partition_is_no_archive(archive, tmp_path, capsys, words):
+    """A disk that is not mounted, or a partition's own folder: nobody may take it for an archive without a problem."""
+    (tmp_path / "empty").mkdir()
+    before = tree(tmp_path)
+    for folder, more in ((tmp_path / "empty", ""), (archive / "clicks-0", "; it is one itself: give the folder above")):
+        places = {"ARCHIVE": str(folder), "STORE": str(tmp_path / "store"), "OUT": str(tmp_path / "out")}
+        assert cli.main([places.get(word, word) for word in words]) == USAGE
+        said = f"{folder}: expected folders <topic>-<partition> of an archive, found none{more}"
+        assert said in capsys.readouterr().err
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
     "words", [["verify"], ["restore", "--output", "OUT"], ["rollback", "--generation", "1"], ["vacuum", "--dry-run"]]
 )
 def test_of_a_store_too(tmp_path, capsys, words):
@@ -80,6 +101,7 @@ def test_one_pattern_of_several_that_matches_nothing_is_a_note(archive, tmp_path
     assert "notes" not in report["archive_needed_because"]
 
 
-def test_an_archive_without_topics_is_none_of_this(tmp_path, capsys):
+def test_an_archive_without_topics_is_said_to_be_none_whatever_is_asked_for(tmp_path, capsys):
     (tmp_path / "archive").mkdir()
-    assert cli.main(["verify", str(tmp_path / "archive"), "--topics", "x"]) == DONE
+    assert cli.main(["verify", str(tmp_path / "archive"), "--topics", "x"]) == USAGE
+    assert "archive, found none\n" in capsys.readouterr().err

@@ -145,19 +145,24 @@ def summarize(report: Mapping[str, Any], code: int) -> dict[str, Any]:
     }
 
 
-def _findings(report: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Problems of `verify`; files that mislead a reader of `reindex`, those that it cannot rebuild first."""
+def _findings(report: Mapping[str, Any]) -> Iterator[Mapping[str, Any] | str]:
+    """Problems, of the whole and of partitions; files that mislead a reader of `reindex`, those that it cannot rebuild
+    first.
+    """
     partitions = report.get("partitions", [])
     yield from report.get("problems", [])
     for partition in partitions:
         yield from partition.get("problems", [])
+        yield from filter(None, [partition.get("problem")])
     files = [file for partition in partitions for file in partition.get("files", [])]
     wrong = [file for file in files if file["status"] != "same" and file["reason"] != "other_entries"]
     yield from sorted(wrong, key=lambda file: file["status"] != "impossible")
 
 
-def _line(found: Mapping[str, Any]) -> str:
+def _line(found: Mapping[str, Any] | str) -> str:
     """`users-0/00000000000000000000.index: differs, wrong, at 8: expected ..., found ...`."""
+    if isinstance(found, str):  # `lookup` says problems as text
+        return found
     what = [found.get("status"), found.get("reason")]
     if found["position"] >= 0:
         what.append(f"at {found['position']}" + (f" of {found['log']}" if found.get("log") else ""))

@@ -110,6 +110,8 @@ def test_the_other_jobs(job):
         (["verify"], "either ARCHIVE or --store"),
         (["verify", "A", "--store", "S"], "either ARCHIVE or --store"),
         (["verify", "A", "--generation", "1"], "work only with --store"),
+        (["lookup", "A", "--offset", "1", "--generation", "1"], "--generation works only with --store"),
+        (["lookup", "--store", "S", "--at", "2026-11-21", "--generation", "1"], "not with --at"),
         (["restore", "--store", "S"], "--output"),
         (["restore", "--store", "S", "--output", "D", "--generation", "0"], "generation"),
         (["vacuum", "--store", "S", "--grace-hours", "-1"], "grace-hours"),
@@ -404,6 +406,41 @@ def test_a_key_that_is_looked_for_may_look_like_one(capsys):
     for words in (["--filter", "key=http://me:hush@host"], ["--filter=key=http://me:hush@host"]):
         assert cli.main(["inspect", str(ROOT / "examples/archive/orders-0"), *words]) == errors.DONE
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["verify", "arch\udcff"],
+        ["lookup", "A", "--offset", "0", "--partition", "\udcff-0"],
+        ["inspect", "A", "--filter", "key=\udcff"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_words_that_are_no_utf_8_are_a_mistake_and_no_bug(words, capsys):
+    assert cli.main([*words, "--json"]) == errors.USAGE
+    out, err = capsys.readouterr()
+    assert "\\xff" in json.loads(out)["error"]["message"]
+    assert err.endswith("expected a path or a name that is UTF-8, found other bytes\n") and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "words", [["lookup", "--offset", "5"], ["lookup", "--offset", "5", "--json"], ["inspect"], ["inspect", "--json"]]
+)
+def test_a_stdout_that_takes_no_more_is_said_of_stdout(words):
+    """And of no disk that lies elsewhere and has room; with --json too."""
+    given = [words[0], "examples/archive" + "/orders-0" * (words[0] == "inspect"), *words[1:]]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "jobs", *given],
+            check=False,
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (errors.ENVIRONMENT, 1)
+    assert done.stderr.startswith("error: stdout: No space left on device; ")
 
 
 def test_what_executors_say_of_their_folder_for_kernels_is_a_mistake_of_use(job, capsys):

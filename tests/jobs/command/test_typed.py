@@ -35,6 +35,13 @@ def test_what_is_no_span(text):
         parse_span("--offsets", text, int)
 
 
+def test_a_span_that_ends_before_it_begins():
+    """It would show nothing, as if there were nothing; an empty one is what a script may come to."""
+    assert parse_span("--offsets", "5..5", int) == (5, 5)
+    with pytest.raises(UsageError, match=r"^--offsets: expected a FROM that is not behind TO, found '10\.\.5'"):
+        parse_span("--offsets", "10..5", int)
+
+
 def test_a_span_of_times_says_what_is_wrong_with_a_time():
     assert parse_span("--times", "1970-01-01T00:00:01Z..2000", parse_time) == (1000, 2000)
     with pytest.raises(UsageError, match=r"^no such time: noon"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,7 @@ from chispa import assert_df_equality
 from jobs.command import cli
 from jobs.command.options import LookupOptions
 from jobs.command.progress import Silent
-from jobs.errors import MissingPathError
+from jobs.errors import MissingPathError, UsageError
 from jobs.lookup import minute_table as time_index
 from jobs.lookup.minute_table import happened, refresh, run_at
 from jobs.lookup.plans import archive_plans
@@ -109,7 +111,7 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
 
 
 @pytest.mark.slow
-def test_the_job(spark, archive, tmp_path, capsys):
+def test_the_job(spark, archive, tmp_path, capsys, monkeypatch):
     store = str(tmp_path / "store")
     options = LookupOptions(str(archive), store, at="1970-01-01T00:00Z", until="2100-01-01T00:00Z")
     report = run_at(options, Silent())
@@ -131,12 +133,42 @@ def test_the_job(spark, archive, tmp_path, capsys):
     assert report.refreshed["segments_removed"] == 0
     assert "problem: " in report.to_text()
 
+    with monkeypatch.context() as changed:
+        changed.setattr(time_index, "_MOST_PROBLEMS", 0)
+        report = run_at(replace(options, archive=None, refresh=False), Silent())
+    assert (report.exit_code, report.problems) == (3, ["and 1 partition more whose rows end early"])
+
     report = run_at(replace(options, archive=None, refresh=False, topics="none*"), Silent())
     assert (report.exit_code, [row["topic"] for row in report.rows]) == (0, ["none-append"])
+    table = replace(options, archive=None, refresh=False)
+    with pytest.raises(UsageError, match=r"no topic of .*time_index matches nome-append; did you mean none-append"):
+        run_at(replace(table, topics="nome-append"), Silent())  # nothing happened to a topic that there is not
+    with pytest.raises(UsageError, match=r"no such partition in .*time_index: none-append-7; did you mean"):
+        run_at(replace(table, partitions=("none-append-0", "none-append-7")), Silent())
     assert cli.main(["lookup", "--store", store, "--at", "5"]) == 2
     assert "give ARCHIVE" in capsys.readouterr().err
     with pytest.raises(MissingPathError, match="made by a refresh"):
         run_at(LookupOptions(store=str(tmp_path / "none"), at="5", refresh=False), Silent())
+
+
+@pytest.mark.slow
+def test_of_a_log_that_a_broker_holds_nothing_above_the_high_watermark(spark, tmp_path):
+    """It may be gone tomorrow; and `lookup --time` does not show it either."""
+    root, at = tmp_path / "archive", MINUTE_MS * 100
+    write_partition(root / "t-0", f"a=1~{at} | b=2~{at + MINUTE_MS} | c=3~{at + 2 * MINUTE_MS}")
+    (root / "replication-offset-checkpoint").write_text("0\n1\nt 0 2\n")
+    (root / ".lock").touch()
+    holds = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    options = LookupOptions(str(root), str(tmp_path / "store"), at=str(at), until=str(at + 3 * MINUTE_MS))
+    with subprocess.Popen(
+        [sys.executable, "-c", holds, str(root / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as broker:
+        broker.stdout.readline()
+        held = run_at(options, Silent())
+        broker.communicate(b"\n")
+    later = run_at(options, Silent())
+    assert [row["minutes"] for row in (*held.rows, *later.rows)] == [2, 3]
+    assert later.refreshed["segments_read"] == 0  # the files are as they were
 
 
 @pytest.mark.slow

@@ -133,6 +133,14 @@ def test_damage_is_told_and_the_others_are_shown(archive):
     assert "Problems" in text and log.name in text
 
 
+def test_an_archive_of_damage_alone_is_not_said_to_hold_no_partition(tmp_path):
+    write_partition(tmp_path / "archive" / "t-0", "a=1 b=1")
+    (log,) = (tmp_path / "archive" / "t-0").glob("*.log")
+    log.write_bytes(log.read_bytes()[:-1] + b"\xff")
+    text = archive_report.run(options(tmp_path / "archive"), Silent()).to_text()
+    assert text.startswith("no partition that could be read\nproblem: ")
+
+
 def test_an_archive_without_partitions_has_a_page_too(tmp_path):
     (tmp_path / "empty").mkdir()
     report = archive_report.run(options(tmp_path / "empty"), Silent())
@@ -194,6 +202,22 @@ def test_the_page_that_is_there_stays_until_the_new_one_is_whole(archive, monkey
     (archive.parent / "link.html").symlink_to(page)
     archive_report.run(options(archive, topics="plain", output=str(archive.parent / "link.html")), Silent())
     assert (archive.parent / "link.html").is_symlink()
+
+
+def test_the_history_counts_what_retention_left_as_runs_does(page, tmp_path, capsys):
+    write_partition(tmp_path / "archive" / "t-0", "a=1 b=1 || a=2 c=1 || d=1")
+    settings = tmp_path / "settings.toml"
+    settings.write_text('[topics.t]\n"cleanup.policy" = "compact,delete"\n"retention.bytes" = 0\n')
+    places = ["--store", str(tmp_path / "store")]
+    assert cli.main(["compact", str(tmp_path / "archive"), *places, "--config", str(settings), "--force"]) == 0
+    capsys.readouterr()
+    assert cli.main(["runs", *places, "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    (partition,) = run["partitions"]
+    assert partition["expired"]
+    report = profile_archive(options(tmp_path / "archive", store=str(tmp_path / "store")), Silent())
+    ((*_, read, kept, _, _, _),) = page._history_rows(report)
+    assert (read, kept) == (str(partition["records_read"]), str(partition["records_kept"]))
 
 
 def test_a_topic_that_is_not_there_is_told_with_the_nearest(archive):

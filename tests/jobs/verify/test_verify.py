@@ -83,6 +83,22 @@ def test_a_partition_that_cannot_be_listed_is_said_not_to_be_checked(tmp_path: P
     assert report.to_json()["not_checked"] == ["t-0: its segments"]
 
 
+def test_a_partition_whose_files_are_all_gone(tmp_path: Path) -> None:
+    """A broker that loads its folder begins at offset 0."""
+    part = build(tmp_path / "archive")
+    (part.root / "u-0").mkdir()
+    report = verify(part.root)
+    assert (report.exit_code, report.not_checked) == (DONE, ["u-0: a partition's folder without a segment"])
+    (part.root / "replication-offset-checkpoint").write_text("0\n1\nu 0 7\n")
+    report = verify(part.root)
+    (problem,) = report.all_problems
+    assert (report.exit_code, problem.kind, problem.path) == (PROBLEMS, "gap", "u-0")
+    assert problem.expected == "segments up to offset 7, as replication-offset-checkpoint says"
+    write_partition(part.root / "disk" / "u-0", "a=1")  # it moved, and left its folder
+    report = verify(part.root)
+    assert (report.exit_code, report.not_checked) == (DONE, ["u-0: a partition's folder without a segment"])
+
+
 def test_epochs_of_a_generation_against_the_archives(tmp_path: Path) -> None:
     part = build(tmp_path / "archive")
     config = tmp_path / "settings.toml"
