@@ -280,17 +280,12 @@ def _partitions(
         parsed = names.parse_partition_folder(folder)
         return None if parsed is None else _read_partition(archive.root, parsed, _below(path, folder), directory)
 
-    for folder, found in zip(here, pool.map(read, here), strict=True):
+    for found in pool.map(read, here):
         if found is None:
-            parsed = names.parse_partition_folder(folder)
-            if parsed is not None:
-                archive.without_segments[_below(path, folder)] = (
-                    (parsed.topic, parsed.partition),
-                    (directory.high_watermark or {}).get((parsed.topic, parsed.partition)),
-                )
             continue
         if not found.has_log:
             archive.notes += found.notes
+            archive.without_segments[found.path] = found.key, (directory.high_watermark or {}).get(found.key)
             continue
         other = archive.partitions.get(found.key)
         if other is not None:

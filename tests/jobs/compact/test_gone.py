@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from jobs.command import cli
-from jobs.errors import DONE, PROBLEMS
+from jobs.errors import DONE, PROBLEMS, USAGE
 from tests.builders.logs import write_partition
 
 NOTE = "u-0: not in the archive any more; generation 1 uses 1 segment of it, from u-0/00000000000000000001.log on"
 
 
-@pytest.mark.parametrize("left", ["others", "an empty folder", "nothing"])
+@pytest.mark.parametrize("left", ["others", "an empty folder"])
 def test_segments_that_went_with_their_partition_are_missed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], left: str
 ) -> None:
@@ -37,7 +37,11 @@ def test_segments_that_went_with_their_partition_are_missed(
     archive.mkdir()
     if left == "others":
         write_partition(archive / "t-0", "a=1 || a=2")
-    elif left == "an empty folder":
+    else:
+        assert (
+            cli.main(["compact", str(archive), "--store", str(tmp_path / "store")]) == USAGE
+        )  # of no partition at all
+        capsys.readouterr()
         (archive / "u-0").mkdir()
     report = run()
     assert report["notes"] == [NOTE]  # all of the others is in the store
