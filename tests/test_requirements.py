@@ -103,6 +103,7 @@ def python(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoilt", "said"),
     [

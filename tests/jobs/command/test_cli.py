@@ -424,6 +424,7 @@ def test_words_that_are_no_utf_8_are_a_mistake_and_no_bug(words, capsys):
     assert err.endswith("expected a path or a name that is UTF-8, found other bytes\n") and "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["lookup", "--offset", "5"], ["lookup", "--offset", "5", "--json"], ["inspect"], ["inspect", "--json"]]
 )

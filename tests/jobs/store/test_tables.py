@@ -140,6 +140,7 @@ def test_a_generation_after_a_reset_keeps_the_one_before_in_its_history(state):
     assert state.histories().keys() == {("t", 0)}
 
 
+@pytest.mark.slow
 def test_many_waves_leave_few_files_and_lose_no_row(state, store, monkeypatch):
     monkeypatch.setattr("jobs.store.tables._MOST_FILES", 4)
     state.now_ms = lambda: 0  # when these runs began: none is old

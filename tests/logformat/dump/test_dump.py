@@ -267,6 +267,7 @@ def test_a_text_that_is_too_large_for_arrow(tmp_path, monkeypatch):
     assert (problem.kind, problem.base_offset, problem.found) == ("huge", 1, "a text of 1000 bytes")
 
 
+@pytest.mark.slow
 def test_json_holds_no_control_character():
     """All of Unicode, by Python's own tables; what is escaped is what `visible` shows, and tab and newline."""
     every = [chr(n) for n in range(0x110000) if not 0xD800 <= n < 0xE000]
