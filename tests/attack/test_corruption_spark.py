@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from pyspark.sql import SparkSession
@@ -35,6 +36,8 @@ from udfs.storage import open_root
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow, pytest.mark.spark]
 
+T = TypeVar("T")
+
 _WINDOW = replace(CONFIG, job=replace(CONFIG.job, engine="window"))
 
 
@@ -42,10 +45,7 @@ def test_window(
     request: pytest.FixtureRequest, spark: SparkSession, specimens: dict[str, Specimen], tmp_path: Path
 ) -> None:
     """A problem, or byte for byte what one task makes of the same files."""
-    healthy = {}
-    for name, specimen in specimens.items():
-        put(specimen.files, tmp_path / "healthy" / name)
-        healthy[name] = _left_by(compact_one(tmp_path / "healthy" / name, tmp_path))
+    healthy = _of_each(specimens, tmp_path / "healthy", lambda folder: _left_by(compact_one(folder, tmp_path)))
 
     def work(cases: list[Case]) -> list[str | Failed]:
         root, store, twins = (_emptied(tmp_path / name) for name in ("archive", "store", "twins"))
@@ -73,10 +73,7 @@ def test_stream(
     request: pytest.FixtureRequest, spark: SparkSession, specimens: dict[str, Specimen], tmp_path: Path
 ) -> None:
     """Spark's own stream gives, partition by partition, what the reader gives here, which `test_corruption` judges."""
-    healthy = {}
-    for name, specimen in specimens.items():
-        put(specimen.files, tmp_path / "healthy" / name)
-        healthy[name] = _records(rows_streamed(tmp_path / "healthy" / name), "t")
+    healthy = _of_each(specimens, tmp_path / "healthy", lambda folder: _records(rows_streamed(folder), "t"))
 
     def work(cases: list[Case]) -> list[str | Failed]:
         root = _emptied(tmp_path / "archive")
@@ -97,6 +94,15 @@ def test_stream(
 
     cases, of = all_cases(specimens, request.config.getoption("--attack-seed"))
     attack(request, "Spark's stream", cases, of, work)
+
+
+def _of_each(specimens: dict[str, Specimen], folder: Path, work: Callable[[Path], T]) -> dict[str, T]:
+    """What is made of each specimen that nothing damaged."""
+    made = {}
+    for name, specimen in specimens.items():
+        put(specimen.files, folder / name)
+        made[name] = work(folder / name)
+    return made
 
 
 def _by_spark(spark: SparkSession, root: Path, work: Path) -> list[dict[str, Any]]:
