@@ -2,17 +2,20 @@
 # Runs one job: ./spark-submit.sh [spark options] JOB ARGS...      ./spark-submit.sh --help
 # Runs the tests: ./spark-submit.sh test [pytest arguments]
 #
-# Makes a Python environment (.venv beside this file) when there is none, of the packages in requirements/: each file that
-# pip takes must have one of the hashes there.
-#   LASTKEY_VENV    an existing environment to use instead
-#   LASTKEY_PYTHON  the Python 3.11+ to make .venv with
+# Makes a Python environment beside this file when there is none: .venv for the jobs, of the packages in
+# requirements/run.txt, and .venv-test for the tests, of those in requirements/dev.txt. Each file that pip takes must have
+# one of the hashes there.
+#   LASTKEY_VENV    an existing environment to use instead of either; for the tests it needs their packages too
+#   LASTKEY_PYTHON  the Python 3.11+ to make them with
 # Exit codes are the job's; 5 where Python, Java or a package is missing.
 set -euo pipefail
 
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
-venv="${LASTKEY_VENV:-$here/.venv}"
-dev='' # "dev": the packages of the tests too
-[ "${1:-}" != test ] || dev=dev
+venv="$here/.venv" packages=run # requirements/run.txt
+if [ "${1:-}" = test ]; then
+  venv="$here/.venv-test" packages=dev
+fi
+venv="${LASTKEY_VENV:-$venv}"
 
 fail() {
   printf 'error: %s\n' "$1" >&2
@@ -57,11 +60,11 @@ make_venv() {
   printf 'making the Python environment in %s (once, a minute or two)\n' "$venv" >&2
   rm -f -- "$mark"
   "$python" -m venv --clear -- "$venv" >&2 || fail "the environment could not be made with $python; see above"
-  install_packages "${dev:-run}"
-  "$venv/bin/python" -m compileall -q "$here/jobs" "$here/logformat" "$here/udfs" >/dev/null 2>&1 || true
+  install_packages
+  "$venv/bin/python" -m compileall -q "$here"/{lastkey,jobs,logformat,udfs} >/dev/null 2>&1 || true
   printf 'compiling, and preparing Spark (once, two to four minutes)\n' >&2
-  (cd "$here" && PYTHONPATH="$here" "$venv/bin/python" -m jobs.prepare 9>&-) >&2 || true # only time depends on it
-  pins_mark "$dev" >"$mark"
+  (cd "$here" && PYTHONPATH="$here" "$venv/bin/python" -m lastkey.jobs.prepare 9>&-) >&2 || true # only time depends on it
+  pins_mark >"$mark"
   exec 9>&-
 }
 
@@ -69,43 +72,32 @@ make_venv() {
 install_packages() {
   local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes)
   { "${pip[@]}" --only-binary :all: --requirement "$here/requirements/build.txt" &&
-    "${pip[@]}" --no-build-isolation --requirement "$here/requirements/$1.txt"; } >&2 ||
+    "${pip[@]}" --no-build-isolation --requirement "$here/requirements/$packages.txt"; } >&2 ||
     fail "the packages could not be installed; see above"
 }
 
-# A made environment to which the packages of the tests are added
-add_dev() {
-  printf 'adding the packages of the tests to %s (once)\n' "$venv" >&2
-  install_packages dev
-  pins_mark dev >"$venv/.lastkey-pins"
-}
-
 pins_mark() {
-  printf '%s%s\n' "$(cat -- "$here"/requirements/{build,run,dev}.txt | cksum)" "${1:+ $1}"
+  cat -- "$here"/requirements/{build,"$packages"}.txt | cksum
 }
 
-# Whether the environment was made from the lock files as they are now; with "dev": with the packages of the tests too
+# Whether the environment was made from the lock files as they are now
 up_to_date() {
-  local mark="$venv/.lastkey-pins" found
-  [ -x "$venv/bin/python" ] && [ -f "$mark" ] || return 1
-  found="$(cat "$mark")"
-  [ "$found" = "$(pins_mark dev)" ] || { [ -z "${1:-}" ] && [ "$found" = "$(pins_mark '')" ]; }
+  [ -x "$venv/bin/python" ] && [ "$(cat "$venv/.lastkey-pins" 2>/dev/null)" = "$(pins_mark)" ]
 }
 
 if [ -n "${LASTKEY_VENV:-}" ]; then
   [ -x "$venv/bin/python" ] || fail "LASTKEY_VENV=$venv holds no bin/python"
 else
   up_to_date || make_venv
-  [ -z "$dev" ] || up_to_date dev || add_dev
 fi
 
 # Executors of a cluster have their own Python: PYSPARK_PYTHON is theirs where it is set
 export PYSPARK_PYTHON="${PYSPARK_PYTHON:-$venv/bin/python}"
 export PYSPARK_DRIVER_PYTHON="$venv/bin/python"
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
-if [ -n "$dev" ]; then
+if [ "$packages" = dev ]; then
   cd -- "$here"
   unset PYTHONDONTWRITEBYTECODE # images of containers set it: each process would compile all the tests anew
   exec "$venv/bin/python" -m pytest "${@:2}"
 fi
-exec "$venv/bin/python" -m jobs "$@"
+exec "$venv/bin/python" -m lastkey "$@"

@@ -1,1 +1,1 @@
-"""Pictures of the pages, and the worked example of COMPACTION.md, with the scripts that make them."""
+"""Pictures of the pages and the worked example of COMPACTION.md, with the scripts that make them."""

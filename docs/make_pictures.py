@@ -1,8 +1,9 @@
-"""Makes the pictures of the pages: `python -m docs.make_pictures`, half a minute. Each in two versions, light and dark.
+"""Maker of the pages' pictures, each light and dark: `python -m docs.make_pictures`, half a minute.
 
 batch: the field table of logformat/layout.py, to scale. tombstone: the two passes of docs/worked_example.py, as read
-back from its files. generations: how vacuum's grace period works. report: the page of examples/archive in Chromium.
-A test compares the drawings with what this module draws; the screenshots it only weighs, since browsers differ.
+back from its files. generations: vacuum's grace period. report: the page of examples/archive in Chromium. A test
+compares the drawings with those that this module draws; of the screenshots it checks only the file size, because
+browsers differ.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from html import escape
 from pathlib import Path
 
 from docs.worked_example import Passes, batches, run, text
-from jobs.command.options import ReportOptions, VacuumOptions
-from logformat.layout import BATCH_HEADER, CRC_START, field_offset
+from lastkey.jobs.command.options import ReportOptions, VacuumOptions
+from lastkey.logformat.layout import BATCH_HEADER, CRC_START, field_offset
 from tests.builders.folders import Outcome
 from tests.reference.log import Batch
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
-REPORT_NOW_MS = 1_795_305_600_000  # 2026-11-22: ages on the page do not depend on the day of its making
+REPORT_NOW_MS = 1_795_305_600_000  # 2026-11-22: fixed, so that ages on the page do not depend on the day
 WIDTH = 960
 
 
 @dataclass(frozen=True)
 class Colours:
-    """Of one version: those that GitHub uses around the picture, and three fills that text can be read on."""
+    """Colours of one version: GitHub's own around the picture, and three fills that keep text readable."""
 
     paper: str
     ink: str
@@ -53,7 +54,7 @@ class Drawing:
     parts: list[str] = field(default_factory=list)
 
     def box(self, x: float, y: float, width: float, height: float, fill: str, *, dashed: bool = False) -> None:
-        """A rectangle."""
+        """Draw a rectangle."""
         dash = ' stroke-dasharray="4 3"' if dashed else ""
         self.parts.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3" fill="{fill}"'
@@ -63,19 +64,19 @@ class Drawing:
     def text(
         self, x: float, y: float, said: str, *, size: int = 13, faint: bool = False, anchor: str = "start"
     ) -> None:
-        """A line of text; anchor: start, middle, end."""
+        """Draw a line of text; anchor: start, middle, end."""
         fill = self.colours.faint if faint else self.colours.ink
         self.parts.append(
             f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}" text-anchor="{anchor}">{escape(said)}</text>'
         )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, *, dashed: bool = False) -> None:
-        """A straight line."""
+        """Draw a straight line."""
         dash = ' stroke-dasharray="4 3"' if dashed else ""
         self.parts.append(f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{self.colours.line}"{dash}/>')
 
     def svg(self, height: int) -> str:
-        """The file."""
+        """Return the file's text."""
         body = "\n".join(self.parts)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
@@ -86,7 +87,7 @@ class Drawing:
 
 
 def batch(colours: Colours) -> str:
-    """The header of a batch, to scale, in three rows; below it a record."""
+    """Draw the header of a batch, to scale, in three rows, and a record below it."""
     d = Drawing(colours, "A batch: 61 bytes of header, then its records")
     left, scale, tall = 12.0, 40.0, 54.0
     y, row_start = 30.0, 0
@@ -134,7 +135,7 @@ def batch(colours: Colours) -> str:
 
 
 def tombstone(colours: Colours, passes: Passes) -> str:
-    """The log of the worked example before, after the first pass, and after the second."""
+    """Draw the log of the worked example before, after the first pass, and after the second."""
     d = Drawing(colours, "A tombstone takes two passes")
     before = [b for path in passes.logs for b in batches(path)]
     active = before[-1].base_offset
@@ -188,7 +189,7 @@ def _batches(outcome: Outcome) -> list[Batch]:
 
 
 def generations(colours: Colours) -> str:
-    """Three generations on a time line, and when vacuum may take each."""
+    """Draw three generations on a time line, and the times from which vacuum may take each."""
     grace = VacuumOptions("").grace_hours
     d = Drawing(colours, "Generations on a time line, with vacuum")
     left, day, tall = 130.0, 50.0, 34.0
@@ -230,7 +231,7 @@ def generations(colours: Colours) -> str:
 
 
 def drawings(passes: Passes) -> dict[str, str]:
-    """File name -> SVG."""
+    """Return the drawings: file name -> SVG."""
     made: dict[str, Callable[[Colours], str]] = {
         "batch": batch, "generations": generations, "tombstone": lambda colours: tombstone(colours, passes),
     }  # fmt: skip
@@ -238,12 +239,12 @@ def drawings(passes: Passes) -> dict[str, str]:
 
 
 def screenshots(folder: Path) -> None:
-    """The top of the report's page: `report-light.png`, `report-dark.png`."""
+    """Write the top of the report's page to `report-light.png` and `report-dark.png`."""
     # ruff: noqa: PLC0415 - drawings need neither the plot library nor a browser
-    from jobs.command.config import load_config
-    from jobs.command.progress import Silent
-    from jobs.report.job import profile_archive
-    from jobs.report.page import page_of
+    from lastkey.jobs.command.config import load_config
+    from lastkey.jobs.command.progress import Silent
+    from lastkey.jobs.report.job import profile_archive
+    from lastkey.jobs.report.page import page_of
     from tests.browser.chromium import chromium, look
 
     config = load_config(str(EXAMPLES / "topics.toml"))

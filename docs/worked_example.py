@@ -1,7 +1,7 @@
-"""The worked example of udfs/compact/COMPACTION.md: `python -m docs.worked_example` prints it, a test compares it.
+"""Worked example of udfs/compact/COMPACTION.md: `python -m docs.worked_example` prints it, a test compares it.
 
-A small log is written, compacted, and compacted again after the delete horizon. Every offset, size and byte that the
-page shows is read back from the files.
+The module writes a small log, compacts it, and compacts it again after the delete horizon. It reads every offset, size
+and byte that the page shows back from the files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from logformat.layout import BATCH_HEADER, field_offset
+from lastkey.logformat.layout import BATCH_HEADER, field_offset
 from tests.builders.folders import Archived, Outcome, archived_at, compact, plan_of
 from tests.builders.logs import START_MS, write_partition
 from tests.reference.cleaner import Settings
@@ -26,7 +26,7 @@ SETTINGS = Settings(delete_retention_ms=DAY_MS)
 
 @dataclass(frozen=True)
 class Passes:
-    """The example's files: the archive's logs, and what two passes made of them."""
+    """Files of the example: the archive's logs, and the results of the two passes."""
 
     logs: tuple[Path, ...]
     first: Outcome
@@ -49,12 +49,12 @@ def _pass(archived: Archived, store: Path, now_ms: int) -> Outcome:
 
 
 def batches(path: Path) -> list[Batch]:
-    """The batches of a `.log`, decoded by the slow twin of the reader."""
+    """Return the batches of a `.log`, decoded by the slow twin of the reader."""
     return decode_log(path.read_bytes())
 
 
 def text(record: Record) -> str:
-    """`key=value`; `-` is null."""
+    """Return a record as `key=value`, with `-` for null."""
     return f"{(record.key or b'').decode()}={'-' if record.value is None else record.value.decode()}"
 
 
@@ -72,7 +72,7 @@ def _before(passes: Passes) -> Iterator[str]:
 
 
 def _walk(passes: Passes) -> Iterator[str]:
-    """Input records of the cleaned range from the last to the first, with what became of each."""
+    """Yield the table of the cleaned range's input records from the last to the first, with the verdict on each."""
     kept = {r.offset for s in passes.first.segments() for b in s.batches for r in b.records}
     seen: set[bytes] = set()
     yield "| offset | record | key met before? | verdict |"
@@ -82,7 +82,7 @@ def _walk(passes: Passes) -> Iterator[str]:
         key = record.key or b""
         met, stays = key in seen, record.offset in kept
         seen.add(key)
-        assert stays != met  # else the table would explain something else than what happened
+        assert stays != met  # else the table would not explain the result
         so = "drop: superseded" if met else "keep: the last one of its key"
         so += "; a tombstone, waits for its horizon" if stays and record.value is None else ""
         yield f"| {record.offset} | `{text(record)}` | {'yes' if met else 'no'} | {so} |"
@@ -117,7 +117,7 @@ _CHANGES = {
 
 
 def _bytes(passes: Passes) -> Iterator[str]:
-    """The first batch, before and after, field by field in hexadecimal."""
+    """Yield the first batch, before and after, field by field in hexadecimal."""
     old, new = batches(passes.logs[0])[0].data, passes.first.segments()[0].batches[0].data
     yield f"at  {'field':<22}  {'before':<16}  after"
     for name in BATCH_HEADER.names or ():
@@ -154,7 +154,7 @@ def _second(passes: Passes) -> str:
 
 
 def example(passes: Passes) -> str:
-    """The section of the page."""
+    """Return the section of the page."""
     total = [sum(len(b.data) for path in passes.logs[:-1] for b in batches(path))]
     total.append(sum(s.size_bytes for s in passes.first.result.segments[:-1]))
     parts = [

@@ -1,9 +1,9 @@
-"""Makes examples/archive: `python -m examples.make_archive`, about 20 seconds.
+"""Maker of examples/archive: `python -m examples.make_archive`, about 20 seconds.
 
 The archive is the data directory of a real 4.3.0 broker after a clean stop, as a disk snapshot would hold it, without
 the metadata log: users (two partitions, zstd, tombstones), orders (transactions, a quarter of them aborted), prices
 (not compressed, two idempotent producers) and clicks (policy delete, some records without a key, not to be compacted),
-beside the broker's own transaction log. What is in it follows from archive.spec; its times are those of its making.
+beside the broker's own transaction log. archive.spec decides the contents; the times are those of the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOT_ARCHIVED = shutil.ignore_patterns("__cluster_metadata-0", ".lock")
 
 
 def main() -> None:
-    """Writes the topics with a broker, and puts what it left in the place of the archive."""
+    """Write the topics with a broker, and replace the archive by the broker's files."""
     lines = [line for line in (HERE / "archive.spec").read_text().splitlines() if not line.startswith("#")]
     with tempfile.TemporaryDirectory(prefix="archive-") as work:
         with Broker(Path(work)) as broker:

@@ -1,16 +1,20 @@
-"""`python -m jobs [spark options] JOB ARGS`, and the command `lastkey` of an installed package."""
+"""Command line: `lastkey` of an installed package, and `python -m lastkey` in a checkout."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from jobs.command import cli
-from jobs.spark import submit
+from lastkey.jobs.command.stopping import at_once, signals_handled
 
 
-def main() -> int:
-    """Spark's options are kept for the session; the rest is the command."""
+def main(program: str = "") -> int:
+    """Run a command with Spark's options, which the session gets later. program: its name for the help."""
+    os.environ.setdefault("RUST_LOG", "error")  # delta-rs would warn of errors that ours report in one line
+    with signals_handled(), at_once():
+        from lastkey.jobs.command import cli  # noqa: PLC0415 - here Ctrl-C ends the process
+        from lastkey.jobs.spark import submit  # noqa: PLC0415
+    cli.program = program or cli.program
     spark, rest = submit.split_arguments(sys.argv[1:])
     if spark:
         os.environ["PYSPARK_SUBMIT_ARGS"] = submit.as_typed(spark)
@@ -27,11 +31,6 @@ def end(code: int) -> None:
 
 
 def command() -> None:
-    """The command `lastkey`."""
-    cli.program = "lastkey"
-    os.environ.setdefault("PYTHONSAFEPATH", "1")  # Spark's workers: a folder `jobs` where the user stands is not ours
-    end(main())
-
-
-if __name__ == "__main__":
-    end(main())
+    """Run the command `lastkey`, and end the process."""
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # keeps Spark's workers off a folder `lastkey` in the user's directory
+    end(main("lastkey"))

@@ -1,13 +1,13 @@
-"""What stops a job. One root; the message's template, the exit code and the hint belong to the class.
+"""Errors that stop a job. They have one root; message template, exit code and hint belong to the class.
 
-What is wrong with *data* is a row in PROBLEMS and sets one partition aside. An error of this module ends the job.
+A fault in *data* is a row in PROBLEMS and sets one partition aside. An error of this module ends the job.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from jobs.installation import SETTINGS
+from lastkey.jobs.installation import SETTINGS
 
 # The exit codes of every job. Others script against them.
 DONE = 0  # done, or nothing due
@@ -19,7 +19,7 @@ ENVIRONMENT = 5  # Java, jars, disk
 
 
 class JobError(Exception):
-    """Root of all that a job raises on purpose.
+    """Root of all errors that a job raises on purpose.
 
     `fields` fill the class's `template`; path, position, expected and found are also given to programs (`to_json`).
     """
@@ -37,19 +37,19 @@ class JobError(Exception):
 
     @property
     def advice(self) -> str:
-        """What to do about it; empty where nothing can be said."""
+        """Advice on what to do; empty if there is none."""
         return self.hint.format(**self.fields)
 
     def line(self) -> str:
-        """The one line that is shown to a person."""
-        return "; ".join(filter(None, (str(self), *getattr(self, "__notes__", ()), self.advice)))
+        """Return the one line that is shown to a person."""
+        return "; ".join(filter(None, (self.args[0], *getattr(self, "__notes__", ()), self.advice)))
 
     def to_json(self) -> dict[str, object]:
-        """The same for a program."""
+        """Return the error for programs."""
         return {
             "kind": type(self).__name__,
             "exit_code": self.exit_code,
-            "message": "; ".join((str(self), *getattr(self, "__notes__", ()))),
+            "message": "; ".join((self.args[0], *getattr(self, "__notes__", ()))),
             "hint": self.advice,
             **{key: self.fields.get(key) for key in ("path", "position", "expected", "found")},
         }
@@ -60,16 +60,25 @@ def _rebuild(kind: type[JobError], fields: dict[str, object]) -> JobError:
 
 
 class UsageError(JobError):
-    """An option that cannot be, alone or beside another."""
+    """An invalid option, or options that contradict each other."""
 
     exit_code = USAGE
 
+    def __str__(self) -> str:  # callers of a data source, or of a notebook's function, see no more than this
+        return "; ".join(filter(None, (self.args[0], self.advice)))
 
-class UnknownSettingError(UsageError):
-    """A key that no setting has."""
 
-    template = "{path}: {table}: unknown setting {found!r}{expected}"
-    hint = f"{SETTINGS} lists every setting"
+class UnknownNameError(UsageError):
+    """An unknown name or value; `near`: known ones."""
+
+    hint = "{near}"
+
+
+class UnknownSettingError(UnknownNameError):
+    """A key that is no setting."""
+
+    template = "{path}: {table}: unknown setting {found!r}"
+    hint = f"{{near}}; {SETTINGS} lists every setting"
 
 
 class BadSettingError(UsageError):
@@ -88,26 +97,26 @@ class NowError(UsageError):
     """A --now that is no epoch time in milliseconds."""
 
     template = "--now: expected {expected}, found {found}"
-    hint = "without this option the clock is the current time"
+    hint = "{advice}"
 
 
 class PolicyError(UsageError):
     """--cleanup-policy against a topic's own table."""
 
     template = "topic {topic}: --cleanup-policy {found}, but its own table says cleanup.policy = {expected}"
-    hint = "change that table, or narrow --topics"
+    hint = "change that table, or leave the topic out with --exclude"
 
 
 class MissingPathError(UsageError):
-    """An archive or store that is not there."""
+    """An archive or store that does not exist."""
 
     template = "{path}: expected {expected}, found {found}"
 
 
 class MissingBucketError(MissingPathError):
-    """A bucket that is not there."""
+    """A bucket that does not exist."""
 
-    template = "{path}: {expected}"
+    template = "{path}: {reason}"
     hint = "check the name and the endpoint (AWS_ENDPOINT_URL, AWS_PROFILE)"
 
 
@@ -126,14 +135,14 @@ class NoGenerationError(UsageError):
 
 
 class UndecidedError(UsageError):
-    """Folders of generations that do not say which one counts."""
+    """Folders of generations that do not tell which one counts."""
 
     template = "{path}: expected {expected}, found {found}"
     hint = "nothing was written; for each of them give --choose TOPIC-N=RUN_ID, or TOPIC-N=none to leave it out"
 
 
 class DataLossError(JobError):
-    """What a stream has still to read, and is not there any more."""
+    """Records that a stream has still to read, and that are gone."""
 
     template = "{path}: expected {expected}, where the stream continues, found {found}"
     exit_code = PROBLEMS
@@ -141,7 +150,7 @@ class DataLossError(JobError):
 
 
 class LostRunError(JobError):
-    """A partition whose newest run the table of runs lacks: which runs made its generations is not known."""
+    """A partition whose newest run the table of runs lacks, so that nobody knows which runs made its generations."""
 
     template = "{partition}: the run that made its generation is not in the table cleaner_runs"
     exit_code = PROBLEMS
@@ -149,18 +158,18 @@ class LostRunError(JobError):
 
 
 class MissingFileError(JobError):
-    """A file that a generation names and that is not there, or not what it was."""
+    """A file that a generation names, and that is missing or changed."""
 
     template = "{path}: expected {expected}, found {found}"
     exit_code = PROBLEMS
     hint = (
-        "if the archive has moved, give --archive URI; else bring these files back from a copy; compact --force makes "
-        "new ones of those beside the logs"
+        "if the archive has moved, give --archive URI; else restore these files from a copy; compact --force rebuilds "
+        "indexes and snapshots"
     )
 
 
 class ManifestError(JobError):
-    """The manifest in a generation's folder that is not what was written there."""
+    """A manifest in a generation's folder that differs from the one that was written."""
 
     template = "{path}: expected {expected}, found {found}"
     exit_code = PROBLEMS
@@ -168,7 +177,7 @@ class ManifestError(JobError):
 
 
 class DamagedTableError(JobError):
-    """A file of the store's tables that is not what was written there, or is gone."""
+    """A file of the store's tables that is missing or changed."""
 
     template = "{path}: expected {expected}, found {found}"
     exit_code = PROBLEMS
@@ -176,7 +185,7 @@ class DamagedTableError(JobError):
 
 
 class LogStartError(JobError):
-    """A generation whose log start lies above its end: one of a version that believed any checkpoint."""
+    """A generation whose log start lies above its end, made by a version that believed any checkpoint."""
 
     template = "{path}: expected a log start of at most {expected}, where the generation ends, found {found}"
     exit_code = PROBLEMS
@@ -191,8 +200,17 @@ class ConflictError(JobError):
     hint = "what the other run committed stays; run again"
 
 
+class RunningError(ConflictError):
+    """Another run has announced that it works on the same partitions."""
+
+    hint = (
+        "nothing was done; --wait waits for that run, and other --topics may run beside it. If it died on another "
+        "host, its announcement counts for {reason} after it was last renewed: run again then"
+    )
+
+
 class LogDirectoryInUseError(ConflictError):
-    """A log directory in which files are to be replaced, and that somebody else holds."""
+    """A log directory with files to replace that somebody else holds."""
 
     template = "{path}: expected a log directory that nobody uses, found {found}"
     hint = "nothing was written; stop the broker, or work on a copy, or give --output DIR"
@@ -205,28 +223,21 @@ class MachineError(JobError):
 
 
 class JavaError(MachineError):
-    """No Java, or one that is too old."""
+    """No Java, or a version that is too old."""
 
     template = "Spark needs Java 17 or newer, found {found}"
     hint = "install a JDK or JRE (Debian: apt install openjdk-17-jre-headless) and set JAVA_HOME or PATH"
 
 
-class MissingExtraError(MachineError):
-    """A package that is installed only on request."""
-
-    template = "{what} needs the package {package}, which is not installed"
-    hint = "{install}"
-
-
 class JarsError(MachineError):
-    """Delta's jars cannot be had."""
+    """Delta's jars are missing, and could not be fetched."""
 
     template = "Delta's jars ({expected}) could not be fetched: {found}"
     hint = "{advice}"
 
 
 class ForeignJarError(MachineError):
-    """A jar of Delta's that is not the one that is published."""
+    """A jar of Delta's that is not the published one."""
 
     template = "{path}: expected {expected}, found {found}"
     hint = (
@@ -236,10 +247,40 @@ class ForeignJarError(MachineError):
 
 
 class SparkStartError(MachineError):
-    """Spark's JVM ended before it answered."""
+    """Spark's JVM ended before it answered, or it made no session."""
 
     template = "Spark did not start: {found}"
-    hint = "check --driver-memory and the options before the job's name"
+    hint = (
+        "check the options before the job's name, and the settings that SPARK_CONF_DIR and the environment bring; "
+        "--verbose before the job's name shows all of Spark's output"
+    )
+
+
+class MasterError(MachineError):
+    """An impossible master, or one that does not answer."""
+
+    template = "{what}: expected {expected}, found {found}"
+    hint = "--master local[N] runs on N cores of this machine and needs no cluster"
+
+
+class ConnectorError(MachineError):
+    """A file system that Spark's own code needs and has no jar for."""
+
+    template = "{path}: Spark itself keeps a table there, and needs {expected}: {found}"
+    hint = (
+        "before the job's name give {give}, and how to reach it as --conf spark.hadoop.fs...=; Spark's connectors do "
+        "not know AWS_ENDPOINT_URL and AWS_PROFILE"
+    )
+
+
+class WorkerSetupError(MachineError):
+    """A Python in which Spark's tasks cannot run."""
+
+    template = "Spark's Python workers cannot run Lastkey: {found}"
+    hint = (
+        "every node needs this version of Lastkey with its packages, and the same Python: name that Python with "
+        "PYSPARK_PYTHON, and a checkout with --conf spark.executorEnv.PYTHONPATH=DIR"
+    )
 
 
 class JvmEndedError(MachineError):
@@ -264,9 +305,9 @@ class WorkerEndedError(MachineError):
 
 
 class UnsureCommitError(MachineError):
-    """A commit that was sent, and a store that does not say whether it was made."""
+    """A commit that was sent, to a store that does not say whether it was made."""
 
-    template = "{path}: the commit was sent, and the store does not answer whether it was made: {found}"
+    template = "{path}: the commit was sent, but the store did not confirm it: {found}"
     hint = "nothing is half done: once the store can be reached, run again; what was committed stays"
 
 
@@ -278,9 +319,9 @@ class NotExclusiveError(MachineError):
 
 
 class StorageError(MachineError):
-    """A bucket that cannot be used as things are; `expected` says how, `found` what the server or library said."""
+    """A bucket that cannot be used as things are; `reason` says why, `found` has the words of the server or library."""
 
-    template = "{path}: {expected}: {found}"
+    template = "{path}: {reason}: {found}"
     hint = "what was committed stays: run again"
 
 
@@ -293,12 +334,22 @@ class UnreachableError(StorageError):
     )
 
 
+class UnusableError(StorageError):
+    """A file system other than S3's that lacks something it needs."""
+
+    hint = (
+        "gs:// needs credentials (GOOGLE_APPLICATION_CREDENTIALS), abfss:// those of Azure (AZURE_TENANT_ID, "
+        "AZURE_CLIENT_ID, AZURE_CLIENT_SECRET, or az login), hdfs:// an installation of Hadoop (JAVA_HOME, "
+        "HADOOP_HOME, and in CLASSPATH what `hadoop classpath --glob` prints)"
+    )
+
+
 class BusyError(StorageError):
     """A server that refuses for a while."""
 
 
 class DeniedError(StorageError):
-    """Credentials that are not known, or not allowed."""
+    """Credentials that are unknown, or not allowed."""
 
     hint = (
         "the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, or the machine's role) must be the right ones for this "
@@ -313,7 +364,7 @@ class WrongRegionError(StorageError):
 
 
 class NoCredentialsError(StorageError):
-    """Nothing to sign requests with."""
+    """No credentials to sign requests with."""
 
     hint = (
         "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a profile that assumes a role, export "
@@ -322,7 +373,7 @@ class NoCredentialsError(StorageError):
 
 
 class ExpiredCredentialsError(StorageError):
-    """A session that is over."""
+    """A session that has expired."""
 
     hint = "log in again, or renew AWS_SESSION_TOKEN with its keys; what was committed stays: run again"
 
@@ -333,16 +384,16 @@ class DiskFullError(MachineError):
     template = "{path}: no space left: {found}"
     hint = (
         "free space on this disk and run again; what was committed stays. If the store has a generation, vacuum "
-        "deletes what none needs; what this run left goes with a vacuum after the next commit"
+        "deletes what no generation needs and, after the next commit, what this run left"
     )
 
 
 class FileSystemError(MachineError):
-    """A file or folder of this machine that could not be read or written, for no fault of its contents."""
+    """A file or folder of this machine that could not be read or written, through no fault of its contents."""
 
     template = "{path}: {found}"
     hint = (
-        "see to the disk, the permissions or the limit of open files (ulimit -n), and run again; what was committed "
+        "check the disk, the permissions and the limit of open files (ulimit -n), and run again; what was committed "
         "stays"
     )
 

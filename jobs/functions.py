@@ -1,6 +1,6 @@
 """Decoders of keys and values, and Kafka's partitioner, as functions of a Spark session, for SQL and DataFrames.
 
-    from jobs.functions import register
+    from lastkey.jobs.functions import register
     register(spark)
     spark.sql("SELECT kafka_string(key), kafka_long(value), kafka_partition(key, 12) FROM topic")
     topic.select(call_function("kafka_schema_id", "value"))
@@ -26,10 +26,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import from_arrow_type
 
-from udfs.decode.decoders import DECODERS, Errors, decode, fail_at_first, problems_of
-from udfs.decode.partitioner import murmur2, partition_of
+from lastkey.udfs.decode.decoders import DECODERS, Errors, decode, fail_at_first, problems_of
+from lastkey.udfs.decode.partitioner import murmur2, partition_of
 
-_udf: Any = arrow_udf  # its stubs want a function type, its code prefers type hints
+_udf: Any = arrow_udf  # typed Any: its stubs want a function type, its code prefers type hints
 _PREFIX: Final = "kafka_"
 _LAST: Final = "_last_offset_of_key"
 # Decoders of udfs.decode that Spark lacks: its own hex and base64 are faster, and try_parse_json checks JSON
@@ -39,7 +39,7 @@ _DECODERS: Final = tuple(name for name in DECODERS if name not in ("json", "hex"
 def register(spark: SparkSession, *, errors: Errors = "null") -> tuple[str, ...]:
     """Register the functions in a session, and return their names.
 
-    errors: what a malformed value does. "null": it becomes null. "fail": the query fails, and the message shows the
+    errors: the effect of a malformed value. "null": it becomes null. "fail": the query fails, and the message shows the
     bytes.
     """
     made = functions(errors)
@@ -61,11 +61,11 @@ def functions(errors: Errors = "null") -> dict[str, Any]:
 
 
 def last_per_key(records: DataFrame) -> DataFrame:
-    """Of each key of each partition the last record, tombstones too: rows of `kafka_log`, or of Spark's Kafka source.
+    """Select the last record of each key of each partition, tombstones too, of `kafka_log` or of Spark's Kafka source.
 
-    Records without key are left out, and control records where their column says so. It is a Spark window over (topic,
-    partition, key), as `engine = "window"` of compact: any number of keys. Of a log with transactions, read it with
-    isolationLevel read_committed, or the last record may be one that was aborted.
+    Records without key are left out, and so are control records if a column tells them. A Spark window over (topic,
+    partition, key) finds the last ones, as `engine = "window"` of compact does: any number of keys. Read a log with
+    transactions with isolationLevel read_committed: otherwise the last record may be an aborted one.
     """
     keyed = records.where(F.col("key").isNotNull())
     if "control" in records.columns:
@@ -88,7 +88,7 @@ def register_avro(
     writers, values are bare Avro; use `name(kafka_payload(value))` if they have a prefix. Raises AvroSchemaError for an
     invalid schema, ImportError without the extra `avro`.
     """
-    from udfs.decode.avro import avro_schema, decode_avro  # noqa: PLC0415 - an extra: the other functions work without it
+    from lastkey.udfs.decode.avro import avro_schema, decode_avro  # noqa: PLC0415 - an extra: the other functions work without it
 
     result = from_arrow_type(avro_schema(schema).result)
     for writer in (writers or {}).values():
@@ -106,13 +106,13 @@ def _decoder(name: str, errors: Errors) -> Any:
     def read(values: pa.Array) -> pa.Array:
         return decode(values, name, errors=errors)
 
-    read.__name__ = _PREFIX + name  # what Spark calls the column
+    read.__name__ = _PREFIX + name  # Spark names the column after it
     return _udf(read, from_arrow_type(DECODERS[name].result))
 
 
 def _avro(errors: Errors) -> Callable[[pa.Array, pa.Array], pa.Array]:
     def read(values: pa.Array, schemas: pa.Array) -> pa.Array:
-        from udfs.decode.avro import avro_json  # noqa: PLC0415 - an extra: the other functions work without it
+        from lastkey.udfs.decode.avro import avro_json  # noqa: PLC0415 - an extra: the other functions work without it
 
         text, reasons = avro_json(values, schemas)
         if errors == "fail":
@@ -130,7 +130,7 @@ def kafka_problem(values: pa.Array, names: pa.Array) -> pa.Array:
 
 def kafka_avro_problem(values: pa.Array, schemas: pa.Array) -> pa.Array:
     """Say what is wrong with values that should be Avro of these schemas."""
-    from udfs.decode.avro import avro_json  # noqa: PLC0415 - an extra: the other functions work without it
+    from lastkey.udfs.decode.avro import avro_json  # noqa: PLC0415 - an extra: the other functions work without it
 
     return avro_json(values, schemas)[1]
 

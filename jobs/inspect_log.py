@@ -1,7 +1,8 @@
 """`inspect PATH...`: log files, indexes and side files as the lines of kafka-dump-log, or as JSON.
 
-Lines go to stdout, file after file, without Spark. With `--output` there is a text for each file. That, and a search
-for some records in more than a few files, is done in parallel: in threads where there is little, else in Spark tasks.
+Lines go to stdout, file after file, without Spark. `--output` writes a text for each file. These texts, and a search
+for some records in more than a few files, are made in parallel: in threads if there is little to do, else in Spark
+tasks.
 """
 
 from __future__ import annotations
@@ -13,32 +14,35 @@ from typing import Any
 
 from pyarrow import fs as pafs
 
-from jobs.archive.places import Place, check_apart, check_empty
-from jobs.command.options import InspectOptions
-from jobs.command.progress import Progress
-from jobs.command.reporting import counted, size
-from jobs.command.typed import check_topics
-from jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
-from jobs.spark.each import WITHOUT_SPARK_BYTES, each
-from jobs.topics import matches
-from logformat import names
-from udfs.dump_files import (
+from lastkey.jobs.archive.listing import list_folder
+from lastkey.jobs.archive.places import Place, check_apart, check_empty
+from lastkey.jobs.command.options import InspectOptions
+from lastkey.jobs.command.parse import check_topics
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.reporting import counted, size
+from lastkey.jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
+from lastkey.jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from lastkey.jobs.topics import EVERY_TOPIC
+from lastkey.logformat import names
+from lastkey.logformat.dump.files import DumpFile, list_files
+from lastkey.logformat.dump.findings import Findings
+from lastkey.udfs.attempt import timed
+from lastkey.udfs.dump_files import (
     Dumped,
-    DumpFile,
     DumpSpec,
-    Findings,
-    asked_for,
-    dump_files,
+    dump,
     dump_options,
     dump_tasks,
     dump_to_file,
-    list_files,
+    files_of_spec,
+    gaps_of_folder,
     search_files,
     search_tasks,
     topic_of,
     wanted_of,
 )
-from udfs.storage import exists, normal_uri, open_root
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import exists, normal_uri, open_root
 
 _SEARCH_BYTES = 64 << 20  # up to this, file after file
 _SEARCH_WITHOUT_SPARK_BYTES = 8 << 30  # measured: about 1 s a GiB in two threads, and 9 s for a session
@@ -46,22 +50,22 @@ _SEARCH_WITHOUT_SPARK_BYTES = 8 << 30  # measured: about 1 s a GiB in two thread
 
 @dataclass
 class InspectReport:
-    """What is said beside the lines: findings, and damage."""
+    """Report beside the dumped lines: findings, and damage."""
 
     output: str | None
     files: list[Dumped] = field(default_factory=list)
     said: Iterable[str] = ()  # whole lines for stderr, many at a time
     n_problems: int = 0
     n_mismatches: int = 0
-    verified: bool = False  # indexes were asked to be right
+    verified: bool = False  # --verify-index-only: wrong indexes count
 
     @property
     def exit_code(self) -> int:
-        """3 where a file is damaged; with --verify-index-only also where an index contradicts its log."""
+        """3 if a file is damaged, with --verify-index-only also if an index contradicts its log; else 0."""
         return PROBLEMS if self.n_problems or (self.verified and self.n_mismatches) else DONE
 
     def to_json(self) -> dict[str, Any]:
-        """Of a run with --output."""
+        """Return the report of a run with --output, for programs."""
         return {
             "job": "inspect",
             "output": self.output,
@@ -70,10 +74,16 @@ class InspectReport:
                 {"path": f.path, "text": f.name, "bytes": f.bytes_written, "problems": f.n_problems, "said": f.said}
                 for f in self.files
             ],
+            "problems": [
+                f"{f.path}: {line}"
+                for f in self.files
+                if f.n_problems or (self.verified and f.n_mismatches)
+                for line in f.said
+            ],
         }
 
     def to_text(self) -> str:
-        """Of a run with --output."""
+        """Return the report of a run with --output, for people."""
         total = sum(f.bytes_written for f in self.files)
         return "\n".join(
             [
@@ -84,7 +94,7 @@ class InspectReport:
 
 
 def run(options: InspectOptions, progress: Progress, write: Callable[[Any], object]) -> InspectReport:
-    """Dump files and folders with `write`, or into files."""
+    """Dump files and folders with `write`, or into files below `options.output`."""
     spec = _spec(options)
     report = InspectReport(options.output, verified=options.verify_index_only)
     if options.output is not None:
@@ -92,24 +102,40 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
         check_apart(Place("--output", report.output), *_places(options.paths))
         check_empty(open_root(report.output))
     ignored: list[str] = []
-    files = asked_for(_listed(options, ignored), dump_options(spec))
-    report.said = unseen = [f"Ignoring {what}\n" for what in ignored]
+    listed = _listed(options, ignored)
+    files, gaps = files_of_spec(listed, spec), _gaps(listed, options, spec)
+    report.said = unseen = [f"Ignoring {what}\n" for what in ignored] + [f"problem: {gap}\n" for gap in gaps]
     n_bytes = sum(file.size for file in files)
     if report.output is not None:
         _into_files(files, n_bytes, spec, report, progress)
+        report.n_problems += len(gaps)
         return report
     if _is_search(spec, n_bytes):
         findings = _search(files, n_bytes, spec, progress, write)
     else:
-        findings = dump_files(files, dump_options(spec), write)
+        with timed(counted(len(files), "file")):
+            findings = dump(files, spec, write)
     unknown = (f"Ignoring unknown file {path}\n" for path in findings.unknown)
     report.said = itertools.chain(unseen, unknown, findings.text())
-    report.n_problems, report.n_mismatches = len(findings.all_problems), findings.n_mismatches
+    report.n_problems, report.n_mismatches = len(findings.all_problems) + len(gaps), findings.n_mismatches
     return report
 
 
+def _gaps(files: Sequence[DumpFile], options: InspectOptions, spec: DumpSpec) -> list[Problem]:
+    """Return the gaps in the wanted offsets, if records are searched for in partitions' folders."""
+    out: list[Problem] = []
+    if spec.wanted.everything:
+        return out
+    for uri in dict.fromkeys(normal_uri(file.shown).rpartition("/")[0] for file in files if not file.named):
+        parent, _, folder = uri.rpartition("/")
+        for archived in list_folder(open_root(parent or "/"), folder).partitions.values():
+            if (options.gaps or options.config.topic_settings(archived.topic).gaps) != "accept":
+                out += gaps_of_folder(archived.segments, archived.traces, spec.wanted)
+    return out
+
+
 def _listed(options: InspectOptions, ignored: list[str]) -> list[DumpFile]:
-    """All that is to be shown. MissingPathError, UsageError: a path that is not there, or nothing at all."""
+    """List the files to show. MissingPathError: a path is missing, or there is no file. UsageError: unknown topics."""
     files = list(list_files(options.paths, ignored=ignored))
     for file in files:
         if file.size < 0:
@@ -119,22 +145,27 @@ def _listed(options: InspectOptions, ignored: list[str]) -> list[DumpFile]:
         raise MissingPathError(path=paths, expected="log files, indexes, snapshots or checkpoints", found="none")
     of_topic = options.config.topic_settings
     files = [replace(f, max_batch_bytes=of_topic(topic_of(f) or "").max_decompressed_batch_bytes) for f in files]
-    if options.topics is None:
+    if options.topics == EVERY_TOPIC:
         return files
     topics = [topic_of(file) or "" for file in files]
     check_topics(options.topics, filter(None, topics), ", ".join(options.paths))
-    return [file for file, topic in zip(files, topics, strict=True) if topic and matches(options.topics, topic)]
+    wanted = options.topics
+    return [  # a file without a topic, such as a checkpoint, stays unless topics are named
+        file
+        for file, topic in zip(files, topics, strict=True)
+        if (wanted.takes(topic) if topic else not wanted.include)
+    ]
 
 
 def _is_search(spec: DumpSpec, n_bytes: int) -> bool:
-    """Whether much is to be read for little to be shown."""
+    """Return whether much is read for few lines."""
     return not spec.wanted.everything and n_bytes > _SEARCH_BYTES
 
 
 def _search(
     files: Sequence[DumpFile], n_bytes: int, spec: DumpSpec, progress: Progress, write: Callable[[Any], object]
 ) -> Findings:
-    """In parallel; what is found is written in the order of the files."""
+    """Search in parallel; write what is found in the order of the files."""
     tasks = search_tasks(files, spec)
     findings = Findings()
     progress.start("inspect", len(tasks), "task")
@@ -142,7 +173,7 @@ def _search(
     for task, searched in zip(tasks, results, strict=True):
         for file, found in zip(task.files, searched, strict=True):
             if found.text is None:
-                findings.add(dump_files([file], dump_options(spec), write))
+                findings.add(dump([file], spec, write))
             else:
                 write(found.text)
                 findings.add(found.findings)
@@ -191,7 +222,7 @@ def _spec(options: InspectOptions) -> DumpSpec:
 
 
 def _places(paths: Iterable[str]) -> Iterator[Place]:
-    """The folders that are read: those that are named; of a file its partition's; and the log directory of both."""
+    """Yield the folders that are read: named ones, partitions' folders of named files, the log directories of both."""
     for path in sorted(set(map(normal_uri, paths))):
         root = open_root(path)
         is_folder = root.filesystem.get_file_info(root.full("") or "/").type == pafs.FileType.Directory

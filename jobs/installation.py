@@ -1,4 +1,4 @@
-"""Where Lastkey runs from: a checkout, or a package that pip installed. The files beside the code, and the version."""
+"""Place that Lastkey runs from, a checkout or a package that pip installed: the files beside the code, the version."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ SETTINGS: Final = "conf/cleaner.toml" if IN_CHECKOUT else str(CONF / "cleaner.to
 
 
 def version() -> str:
-    """The version of what runs: pyproject.toml's in a checkout, else the one that pip recorded."""
+    """Return the version that runs: pyproject.toml's in a checkout, else the one that pip recorded."""
     if IN_CHECKOUT:
         return str(tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))["project"]["version"])
     return metadata.version("lastkey")
-
-
-def with_extra(extra: str) -> str:
-    """The command that adds the packages of an extra."""
-    return f"pip install '.[{extra}]' in the checkout" if IN_CHECKOUT else f"pip install 'lastkey[{extra}]'"

@@ -1,11 +1,11 @@
-"""An archive in a notebook, without Spark: objects that display themselves, and pandas DataFrames to work with.
+"""Archives in a notebook, without Spark: objects that display themselves, and pandas DataFrames to work with.
 
     archive = open_archive("examples/archive", config="examples/topics.toml")
     archive                               # its topics
-    archive.profile("users")              # what the page of `report` shows, for some topics
+    archive.profile("users,orders")       # the page of `report`, for some topics
     users = archive["users-0"]
-    users.profile()                       # the same for one partition
-    users.paths                           # for logformat.batches.segment.open_segment
+    users.profile()                       # its part for one partition
+    users.paths                           # for lastkey.open_segment
 
 Opening reads only names, sizes and the small files beside the logs. Everything else is read when you ask for it.
 """
@@ -13,6 +13,7 @@ Opening reads only names, sizes and the small files beside the logs. Everything 
 from __future__ import annotations
 
 import difflib
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -20,35 +21,41 @@ from typing import Final
 
 import pandas as pd
 
-from jobs.archive.listing import Archive, ArchivedPartition, listed
-from jobs.command.config import Config, load_config
-from jobs.command.options import ReportOptions
-from jobs.command.progress import Silent
-from jobs.command.reporting import counted
-from jobs.report.archive_report import ArchiveReport
-from jobs.report.job import is_compacted, profile_archive
-from logformat.control_characters import visible
-from udfs.report.partition_profile import AGE_NAMES, PartitionProfile, SegmentProfile
-from udfs.storage import normal_uri
+from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
+from lastkey.jobs.command.config import Config, load_config
+from lastkey.jobs.command.failures import raises_job_errors
+from lastkey.jobs.command.options import ReportOptions
+from lastkey.jobs.command.parse import check_location, parse_topics
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.reporting import counted
+from lastkey.jobs.report.archive_report import ArchiveReport
+from lastkey.jobs.report.job import is_compacted, profile_archive
+from lastkey.jobs.topics import TopicFilter
+from lastkey.logformat.control_characters import visible
+from lastkey.udfs.report.partition_profile import AGE_NAMES, PartitionProfile, SegmentProfile
+from lastkey.udfs.storage import normal_uri
 
 _SHOWN_ROWS: Final = 200  # of a displayed table; the DataFrame has them all
 
 
-def open_archive(path_or_uri: str, *, config: str | Config | None = None, now_ms: int | None = None) -> OpenedArchive:
-    """Open an archive: a broker's log directory, or a folder that holds several. MissingPathError if it is missing.
+@raises_job_errors
+def open_archive(
+    path_or_uri: str | os.PathLike[str], *, config: str | Config | None = None, now_ms: int | None = None
+) -> OpenedArchive:
+    """Open an archive: a broker's log directory, or a folder that holds several. Raise MissingPathError if it is gone.
 
     config: a settings file, or settings; they say which topics are compacted. now_ms: the clock for ages, lags and
     horizons; default: now.
     """
-    uri = normal_uri(path_or_uri)
+    uri = normal_uri(check_location("path_or_uri", path_or_uri))
     settings = config if isinstance(config, Config) else load_config(config)
-    archive = listed(uri, None)
+    archive = listed(uri)
     return OpenedArchive(uri, archive, settings, now_ms if now_ms is not None else time.time_ns() // 1_000_000)
 
 
 @dataclass(frozen=True, repr=False)
 class OpenedArchive(Mapping[str, "OpenedPartition"]):
-    """An archive as listed. Index it with a partition's folder name, `<topic>-<partition>`."""
+    """Archive as listed. Index it with a partition's folder name, `<topic>-<partition>`."""
 
     uri: str
     archive: Archive
@@ -70,7 +77,7 @@ class OpenedArchive(Mapping[str, "OpenedPartition"]):
 
     @property
     def partitions(self) -> pd.DataFrame:
-        """A row for each partition: topic, partition, segments, bytes, policy (of settings or a broker), path."""
+        """Row for each partition: topic, partition, segments, bytes, policy (of settings or a broker), path."""
         found = [p for _, p in sorted(self.archive.partitions.items())]
         return pd.DataFrame(
             {
@@ -85,7 +92,7 @@ class OpenedArchive(Mapping[str, "OpenedPartition"]):
 
     @property
     def topics(self) -> pd.DataFrame:
-        """A row for each topic: partitions, segments, bytes, policy."""
+        """Row for each topic: partitions, segments, bytes, policy."""
         return self.partitions.groupby("topic").agg(
             partitions=("partition", "size"),
             segments=("segments", "sum"),
@@ -93,11 +100,13 @@ class OpenedArchive(Mapping[str, "OpenedPartition"]):
             policy=("policy", "first"),
         )
 
-    def profile(self, topics: str | None = None) -> ProfiledArchive:
-        """Profile the partitions of some topics (a glob; None: all), as the job `report` does."""
-        return ProfiledArchive(**vars(profile_archive(self._options(topics), Silent())))
+    def profile(self, topics: str | None = None, *, exclude: str | None = None) -> ProfiledArchive:
+        """Profile the partitions of some topics (globs, separated by commas; None: all), as the job `report` does."""
+        include, less = ([] if globs is None else [globs] for globs in (topics, exclude))
+        wanted = parse_topics(include, less, option="{}")
+        return ProfiledArchive(**vars(profile_archive(self._options(wanted), Silent())))
 
-    def _options(self, topics: str | None) -> ReportOptions:
+    def _options(self, topics: TopicFilter) -> ReportOptions:
         return ReportOptions(self.uri, "", self.now_ms, self.config, topics)
 
     def __repr__(self) -> str:
@@ -109,7 +118,7 @@ class OpenedArchive(Mapping[str, "OpenedPartition"]):
 
 @dataclass(frozen=True, repr=False)
 class OpenedPartition:
-    """One partition of an archive."""
+    """Partition of an archive."""
 
     opened: OpenedArchive
     archived: ArchivedPartition
@@ -121,12 +130,12 @@ class OpenedPartition:
 
     @property
     def paths(self) -> list[str]:
-        """The `.log` files in log order, as paths or URIs."""
+        """Paths or URIs of the `.log` files, in log order."""
         return [f"{self.opened.uri}/{s.path}" for s in self.archived.segments]
 
     @property
     def segments(self) -> pd.DataFrame:
-        """A row for each listed segment: base_offset, bytes, modified, path."""
+        """Row for each listed segment: base_offset, bytes, modified, path."""
         found = self.archived.segments
         return pd.DataFrame(
             {
@@ -139,7 +148,8 @@ class OpenedPartition:
 
     def profile(self) -> ProfiledPartition:
         """Read the partition once, and return its profile."""
-        report = profile_archive(self.opened._options(self.archived.topic), Silent(), self.archived.partition)
+        options = self.opened._options(TopicFilter((self.archived.topic,)))
+        report = profile_archive(options, Silent(), self.archived.partition)
         if report.profiles:
             return ProfiledPartition(report.profiles[0])
         a = self.archived  # nothing to read, or listing it failed
@@ -156,23 +166,23 @@ class OpenedPartition:
 
 
 class ProfiledArchive(ArchiveReport):
-    """What `report` found. A cell that ends with it shows the page."""
+    """Report of `report`. A cell that ends with it shows the page."""
 
     def _repr_html_(self) -> str:
-        from jobs.report.page import report_fragment  # noqa: PLC0415 - the plot library takes a second to load
+        from lastkey.jobs.report.page import report_fragment  # noqa: PLC0415 - the plot library takes a second to load
 
         return report_fragment(self)
 
 
 @dataclass(frozen=True)
 class ProfiledPartition:
-    """A partition's profile and its tables. A cell that ends with it shows this part of the page."""
+    """Profile of a partition, with its tables. A cell that ends with it shows this part of the page."""
 
     found: PartitionProfile
 
     @property
     def segments(self) -> pd.DataFrame:
-        """A row for each segment, with the columns of SegmentProfile."""
+        """Row for each segment, with the columns of SegmentProfile."""
         names = [f.name for f in fields(SegmentProfile) if f.name not in ("codecs", "tombstone_ages")]
         return pd.DataFrame([[getattr(s, name) for name in names] for s in self.found.segments], columns=names)
 
@@ -191,11 +201,11 @@ class ProfiledPartition:
 
     @property
     def hot_keys(self) -> pd.DataFrame:
-        """The keys with the most records: records, sha256 (first 16 digits), text."""
+        """Keys with the most records: records, sha256 (first 16 digits), text."""
         return pd.DataFrame([asdict(key) for key in self.found.hot_keys], columns=["records", "sha256", "text"])
 
     def _repr_html_(self) -> str:
-        from jobs.report.page import partition_fragment  # noqa: PLC0415 - the plot library takes a second to load
+        from lastkey.jobs.report.page import partition_fragment  # noqa: PLC0415 - the plot library takes a second to load
 
         return partition_fragment(self.found)
 

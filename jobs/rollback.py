@@ -1,42 +1,58 @@
-"""`rollback --store STORE --generation N`: an older generation becomes the current one, by a commit like any other.
+"""`rollback --store STORE --generation N`: a new generation, above the highest, that uses the files of generation N.
 
-  every partition above N: its run of generation N, by the chain of parents; the manifest in that run's folder; all that
-  it names is there, in the archive too -> a mark in the folders of what is rolled back -> one commit
+  each partition above N: find its run of generation N by the chain of parents; read the manifest in that run's folder;
+  check that all files that it names are there, in the archive too -> make a folder with a manifest alone -> one commit
+  -> `committed`
 
-All partitions or none. The checkpoint is that of generation N, so the archive is read from there again and the next run
-makes another generation N + 1. What was rolled back stays until vacuum takes it, see there. The marks are for
-`rebuild-state`, which could not know else that the highest generation is not the current one; so runs that died above N
-get one too.
+It changes all partitions or none. If N is itself a rollback, the new generation goes back to the same one as N. The
+next run reads the archive again from the end of generation N. Offsets that the archive does not hold any more are
+reported: only another rollback, forward, makes them readable again. Vacuum keeps them until then (jobs.store.coverage).
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, Final
 
 from pyarrow import fs as pafs
 
-from jobs.command.options import RollbackOptions
-from jobs.command.progress import Progress
-from jobs.command.reporting import JobReport, counted, said, seconds, table
-from jobs.command.typed import check_topics
-from jobs.errors import ManifestError, NoGenerationError, UsageError
-from jobs.store.folders import folders_of
-from jobs.store.generations import check_runs, made_by, nobody_has, open_store
-from jobs.store.manifests import Mark, check_files, mark_rolled_back, other_files, read_manifest
-from jobs.store.rows import Checkpoint, Commit, RunRow
-from jobs.store.tables import open_state
-from jobs.topics import of_topics
-from logformat import names
-from udfs.storage import Root, exists, normal_uri, open_root
+from lastkey.jobs.archive.listing import Archive, list_archive
+from lastkey.jobs.command.options import RollbackOptions
+from lastkey.jobs.command.parse import check_topics
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
+from lastkey.jobs.errors import ManifestError, MissingPathError, NoGenerationError, UsageError
+from lastkey.jobs.store import writing
+from lastkey.jobs.store.coverage import Ranges, covered, shown, without
+from lastkey.jobs.store.generations import check_runs, going_back, nobody_has, open_store
+from lastkey.jobs.store.manifests import (
+    check_files,
+    make_folders,
+    other_files,
+    read_manifest,
+    write_manifests,
+)
+from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
+from lastkey.jobs.store.tables import open_state
+from lastkey.jobs.topics import Key, of_topics
+from lastkey.logformat import names
+from lastkey.logformat.errors import LogFormatError
+from lastkey.udfs.attempt import timed
+from lastkey.udfs.data_source.log_end import ends_of
+from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.udfs.storage import Root, normal_uri, open_root
+
+MAX_OFFSET: Final = 2**63 - 1
 
 
 @dataclass
 class RollbackReport(JobReport):
-    """What `rollback` hands back."""
+    """Report of `rollback`."""
 
     store: str
     generation: int
@@ -44,7 +60,7 @@ class RollbackReport(JobReport):
     partitions: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the report for programs."""
         return {
             "job": "rollback",
             "exit_code": self.exit_code,
@@ -57,17 +73,17 @@ class RollbackReport(JobReport):
         }
 
     def to_text(self) -> str:
-        """For people."""
+        """Return the report for people."""
         rows = [
             (
                 names.partition_folder(p["topic"], p["partition"]),
-                f"{p['generation_before']} -> {p['generation']}",
+                f"{p['generation_before']} -> {p['generation']}, as {p['back_to']}",
                 f"{p['next_offset_before']} -> {p['next_offset']}",
             )
             for p in self.partitions
         ]
         lines = [table(("partition", "generation", "covered up to"), rows, left=(0,)), ""] if rows else []
-        lines += said("note", self.notes)
+        lines += labelled("note", self.notes)
         verb = "would be rolled back" if self.dry_run else "rolled back"
         took = seconds(self.seconds.get("total", 0.0))
         lines.append(f"{counted(len(rows), 'partition')} {verb} to generation {self.generation} in {took}")
@@ -75,15 +91,14 @@ class RollbackReport(JobReport):
 
 
 def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
-    """Make generation N current in every partition that is above it, or with `dry_run` say which."""
+    """Go back to generation N in every partition that is above it, or with `dry_run` list these partitions."""
     began = time.monotonic()
     notes: list[str] = []
     store = open_store(options.store, notes, "a store with generations")
     state = open_state(options.store)
     report = RollbackReport(store.uri, options.generation, options.dry_run)
-    with (
-        contextlib.nullcontext() if options.dry_run else state.lock()
-    ):  # on a disk no vacuum works beside it; in a bucket the marks of one say what it takes
+    # On a disk the lock keeps vacuum out; in a bucket a vacuum's marks name the folders that it deletes
+    with contextlib.nullcontext() if options.dry_run else state.lock():
         rows = state.checkpoints()
         check_topics(options.topics, (topic for topic, _ in rows), store.uri)
         current = of_topics(options.topics, rows)
@@ -92,66 +107,108 @@ def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
         if all(row.generation < options.generation for row in current.values()):
             raise nobody_has(options.generation)
         above = {key: row for key, row in sorted(current.items()) if row.generation > options.generation}
-        for key in sorted(current.keys() - above.keys()):
-            report.notes.append(f"{names.partition_folder(*key)}: left at generation {current[key].generation}")
         chains = state.histories({topic for topic, _ in above}) if above else {}
         check_runs(above, chains)
         progress.start("rollback", len(above))
-        commits = []
+        commits, run_id, now_ms = [], uuid.uuid4().hex, time.time_ns() // 1_000_000
         for key, row in above.items():
-            commits.append(_target(store, row, chains[key], options.generation))
-            report.partitions.append(_line(row, commits[-1].checkpoint))
+            with timed(names.partition_folder(*key)):
+                old = _target(store, row, chains[key], options.generation)
+            if old.run.generation_after != (row.back_to or row.generation):
+                commits.append(going_back(old, row.generation + 1, run_id, row.run_id, now_ms))
             progress.advance()
+        changed = {commit.key for commit in commits}
+        for key in sorted(current.keys() - changed):
+            report.notes.append(f"{names.partition_folder(*key)}: left at generation {current[key].generation}")
+        _report_partitions(report, commits, current)
         if commits and not options.dry_run:
             state.check_writable()
-            marks = [mark for commit in commits for mark in _marks(store, chains[commit.key], commit.checkpoint)]
-            mark_rolled_back(store, marks)  # before the commit: a crash between both leaves marks that say "perhaps"
-            state.roll_back(commits, lambda: check_files(store, commits, "the file of the older generation"))
-            mark_rolled_back(store, [replace(mark, made=True) for mark in marks])
-            state.write_states()
+            make_folders(store, commits)
+            write_manifests(store, commits)
+            writing.commit_wave(state, commits, lambda: check_files(store, commits), look_back=True)
+            writing.write_states(state)
     report.notes += notes + state.notes
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
 
-def _line(before: Checkpoint, after: Checkpoint) -> dict[str, Any]:
-    return {
-        "topic": before.topic,
-        "partition": before.partition,
-        "generation_before": before.generation,
-        "run_id_before": before.run_id,
-        "next_offset_before": before.next_offset,
-        "generation": after.generation,
-        "run_id": after.run_id,
-        "next_offset": after.next_offset,
-    }
+def _report_partitions(report: RollbackReport, commits: Sequence[Commit], current: Mapping[Key, Checkpoint]) -> None:
+    """Report the changes, and the offsets that become unreadable: they are in no new generation, nor in the archive."""
+    listed = cache(partial(_listed, frozenset(commit.topic for commit in commits)))
+    for commit in commits:
+        before, after = current[commit.key], commit.checkpoint
+        name = names.partition_folder(*commit.key)
+        lost = without(covered(before), covered(after))
+        archive = listed(before.archive_uri) if lost else None
+        lost = without(lost, _held(archive, commit.key, lost))
+        if lost:
+            why = "are not in the archive any more" if archive else "the archive cannot be read"
+            report.notes.append(
+                f"{name}: offsets {shown(lost)} are in generation {before.generation}, and {why}; nothing reads "
+                f"them after this rollback, unless you roll forward again (--generation {before.generation})"
+            )
+        report.partitions.append(
+            {
+                "topic": before.topic,
+                "partition": before.partition,
+                "generation_before": before.generation,
+                "run_id_before": before.run_id,
+                "next_offset_before": before.next_offset,
+                "generation": after.generation,
+                "back_to": after.back_to,
+                "run_id": after.run_id,
+                "next_offset": after.next_offset,
+                "lost": [[first, until - 1] for first, until in lost],
+            }
+        )
+
+
+def _listed(topics: frozenset[str], uri: str) -> Archive | None:
+    """Return the archive as it is now; None if it cannot be read."""
+    with contextlib.suppress(MissingPathError, OSError):
+        return list_archive(open_root(uri), topics.__contains__)
+    return None
+
+
+def _held(archive: Archive | None, key: Key, wanted: Ranges) -> Ranges:
+    """Return the offsets of a partition that the archive holds; exactly those, as far as they are wanted."""
+    archived = archive.partitions.get(key) if archive is not None else None
+    if archived is None:
+        return []
+    held = []
+    start, cleaned = archived.log_start_checkpoint or 0, archived.cleaner_checkpoint or 0
+    for s, after in zip(archived.segments, [*archived.segments[1:], None], strict=True):
+        end = after.base_offset if after is not None else MAX_OFFSET
+        if end > cleaned and any(s.base_offset < until and first < end for first, until in wanted):
+            end = s.base_offset  # if it cannot be read
+            with contextlib.suppress(LogFormatError, OSError):
+                end = ends_of(SourcePartition(*key, (s,)), committed=False).log_end
+        held.append((max(s.base_offset, start), end))
+    return held
 
 
 def _target(store: Root, current: Checkpoint, chain: Sequence[RunRow], generation: int) -> Commit:
-    """What generation N brings back; planned on the current one. NoGenerationError: it cannot be current any more."""
+    """Return the commit that made generation N. Raise NoGenerationError if it cannot be current any more."""
     found = {run.generation_after: run for run in chain}
     missing = "never committed" if generation not in found else _why_not(store, found[generation])
     if isinstance(missing, Commit):
-        return replace(missing, planned_generation=current.generation, planned_run_id=current.run_id)
+        return missing
     others = sorted(found.keys() - {current.generation, generation})
     there = [str(number) for number in others if isinstance(_why_not(store, found[number]), Commit)]
     raise NoGenerationError(
         partition=names.partition_folder(current.topic, current.partition),
         found=generation,
         reason=missing,
-        expected=f"one that is still there: {', '.join(there)}" if there else "another: none is left",
+        expected=f"one of: {', '.join(there)}" if there else "another, but none is left",
     )
 
 
 def _why_not(store: Root, run: RunRow) -> Commit | str:
-    """The manifest of a generation whose files are all there, or why there is none."""
-    folder = made_by(run).folder
-    if not exists(store, folder):
-        return f"its files are gone ({folder})"
+    """Return the commit of a generation whose files are all there, else the reason why it cannot be used."""
     try:
-        commit = read_manifest(store, folder)
+        commit = read_manifest(store, run.folder)
     except FileNotFoundError:
-        return f"its folder has no manifest.json, as an older version of Lastkey left it ({folder}); restore copies it"
+        return f"its files are gone ({run.folder})"
     except ManifestError as error:
         return str(error)
     gone = [*(path for path, _, _ in other_files(store, commit)), *_gone_from_archive(commit)]
@@ -159,7 +216,7 @@ def _why_not(store: Root, run: RunRow) -> Commit | str:
 
 
 def _gone_from_archive(commit: Commit) -> Iterator[str]:
-    """Archived segments that the generation uses and that are not there, or shorter."""
+    """Yield the archived segments that the generation uses and that are missing, or shorter."""
     used = [s for s in commit.segments if s.root == "archive"]
     if not used:
         return
@@ -167,11 +224,3 @@ def _gone_from_archive(commit: Commit) -> Iterator[str]:
     for s, info in zip(used, archive.filesystem.get_file_info([archive.full(s.path) for s in used]), strict=True):
         if info.type != pafs.FileType.File or info.size < s.size_bytes:
             yield f"{archive.uri}/{s.path}"
-
-
-def _marks(store: Root, chain: Sequence[RunRow], target: Checkpoint) -> Iterator[Mark]:
-    """For every folder above the target: of the chain with how far they reach; of runs that died, nothing."""
-    reach = {made_by(run).folder: run.next_offset for run in chain}
-    for path, made in folders_of(store, target.topic, target.partition):
-        if made[0] > target.generation:
-            yield Mark(path, reach.get(path, -1), target.generation, target.run_id)

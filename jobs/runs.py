@@ -1,4 +1,4 @@
-"""`runs --store STORE`: what compactions have done to a store, run by run."""
+"""`runs --store STORE`: the history of a store's compactions, run by run."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobs.command.options import RunsOptions
-from jobs.command.progress import Progress
-from jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, moment, said, size, table
-from jobs.command.typed import check_topics
-from jobs.store.generations import lost_runs, open_store
-from jobs.store.rows import JobRun, RunRow, by_run
-from jobs.store.tables import State
-from jobs.topics import matches
-from logformat.names import partition_folder
+from lastkey.jobs.command.options import RunsOptions
+from lastkey.jobs.command.parse import check_topics
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, labelled, moment, size, table
+from lastkey.jobs.store.generations import lost_runs, open_store
+from lastkey.jobs.store.rows import JobRun, RunRow, by_run
+from lastkey.jobs.store.tables import State
+from lastkey.logformat.names import partition_folder
 
 
 @dataclass
 class RunsReport(JobReport):
-    """The runs that committed, oldest first."""
+    """Report of `runs`: those that committed, oldest first."""
 
     store: str
     runs: list[JobRun] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; what each run did to each partition."""
+        """Return the report for programs, with each run's work on each partition."""
         return {
             "job": "runs",
             "exit_code": self.exit_code,
@@ -37,7 +36,7 @@ class RunsReport(JobReport):
         }
 
     def to_text(self) -> str:
-        """For people: a row for each run."""
+        """Return the report for people: a row for each run."""
         header = ("run (UTC)", "id", "partitions", "records", "", "", "bytes", "", "", "saved", "note")
         rows = [
             (
@@ -56,7 +55,7 @@ class RunsReport(JobReport):
             for run in self.runs
         ]
         out = [table(header, rows, left=(0, 1, 10))] if rows else []
-        out += said("note", self.notes)
+        out += labelled("note", self.notes)
         out.append(f"{counted(len(rows), 'run')} in {self.store}" if rows else f"{self.store}: no run committed yet")
         return "\n".join(out)
 
@@ -71,7 +70,7 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     topics = {topic for topic, _ in current}
     check_topics(options.topics, topics, store.uri)
     report = RunsReport(store.uri)
-    wanted = {topic for topic in topics if matches(options.topics, topic)}
+    wanted = {topic for topic in topics if options.topics.takes(topic)}
     chains = state.histories(wanted) if topics else {}
     chosen = {key: row for key, row in current.items() if key[0] in wanted}
     notes += [error.line() for error in lost_runs(chosen, chains).values()]
@@ -83,7 +82,8 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
 
 def _note(row: RunRow) -> str:
     name, gone = partition_folder(row.topic, row.partition), sum(one.segments for one in row.went)
-    said = [f"{name} started over"] if row.began_anew else []
+    said = [f"{name} started over"] if row.anew else []
+    said += [f"{name} went back to generation {row.back_to}"] if row.back_to else []
     return "; ".join([*said, *([f"{name}: {counted(gone, 'segment')} expired"] if gone else [])])
 
 
@@ -98,7 +98,8 @@ def _run(run: JobRun) -> dict[str, Any]:
                 "partition": row.partition,
                 "generation_before": row.generation_before,
                 "generation": row.generation_after,
-                "anew": row.began_anew,
+                "anew": row.anew,
+                "back_to": row.back_to or None,
                 "records_read": row.records_read,
                 "records_kept": row.records_left,
                 "expired": [asdict(one) for one in row.went],

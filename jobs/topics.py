@@ -1,25 +1,47 @@
-"""Topics and their partitions: how one is named, and which a glob means."""
+"""Topics and their partitions: their names, and filters for those that a user means."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
 Key = tuple[str, int]  # topic, number of the partition
 
 
-def matches(glob: str | None, topic: str) -> bool:
-    """Whether a glob names a topic; None names every topic."""
-    return glob is None or fnmatchcase(topic, glob)
+def matches(glob: str, topic: str) -> bool:
+    """Return whether a glob names a topic."""
+    return fnmatchcase(topic, glob)
 
 
-def matching(glob: str | None) -> Callable[[str], bool]:
-    """The same as a function of the topic."""
-    return lambda topic: matches(glob, topic)
+@dataclass(frozen=True)
+class TopicFilter:
+    """Filter of topics: those that a glob of `include` names (all without one), except those that `exclude` names."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.include, str) or isinstance(self.exclude, str):  # else each letter would be a glob
+            raise TypeError(f"expected tuples of globs, found {self.include!r} and {self.exclude!r}")
+
+    def takes(self, topic: str) -> bool:
+        """Return whether the filter lets a topic pass."""
+        named = not self.include or any(matches(glob, topic) for glob in self.include)
+        return named and not any(matches(glob, topic) for glob in self.exclude)
 
 
-def of_topics(glob: str | None, values: Mapping[Key, T]) -> dict[Key, T]:
-    """Of values by (topic, partition) those of the topics that a glob names."""
-    return {key: value for key, value in values.items() if matches(glob, key[0])}
+EVERY_TOPIC: Final = TopicFilter()
+
+
+def of_topics(wanted: TopicFilter, values: Mapping[Key, T]) -> dict[Key, T]:
+    """Return the values, by (topic, partition), of the topics that are wanted."""
+    return {key: value for key, value in values.items() if wanted.takes(key[0])}
+
+
+def unmatched(globs: Iterable[str], topics: Iterable[str]) -> list[str]:
+    """Return the globs that name none of the topics."""
+    there = set(topics)
+    return [glob for glob in globs if not any(matches(glob, topic) for topic in there)]

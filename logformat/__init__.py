@@ -1,7 +1,6 @@
-"""Reads Kafka's log files as columns, and writes them with their indexes. Knows nothing of Spark, jobs or policy.
+"""Reader of Kafka's log files as columns, and writer of logs with their indexes; independent of Spark, jobs and policy.
 
 logformat.open_segment("archive/orders-0/00000000000000000000.log").to_arrow(["offset", "key"])
-logformat.open_partition("archive/orders-0").lookup_offset(4711)
 with logformat.SegmentWriter("test/orders-0", 0) as writer:
     writer.append_records(pyarrow.record_batch({"key": [b"a"], "value": [b"1"], "offset": [0], "timestamp_ms": [0]}))
 """
@@ -12,16 +11,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from logformat.batches.segment import open_segment
-    from logformat.search.partition_log import open_partition
-    from logformat.writing.segment_writer import SegmentWriter
+    from lastkey.logformat.batches.segment import open_segment
+    from lastkey.logformat.writing.segment_writer import SegmentWriter
 
-__all__ = ["SegmentWriter", "open_partition", "open_segment"]
+__all__ = ["SegmentWriter", "open_segment"]
 
 _HOMES = {
-    "open_segment": "logformat.batches.segment",
-    "open_partition": "logformat.search.partition_log",
-    "SegmentWriter": "logformat.writing.segment_writer",
+    "open_segment": "lastkey.logformat.batches.segment",
+    "SegmentWriter": "lastkey.logformat.writing.segment_writer",
 }
 
 

@@ -1,19 +1,20 @@
-"""Where compiled kernels are kept: a folder that nobody else can write.
+"""Folder for compiled kernels that nobody else can write.
 
-Numba's cache is made of pickles: whoever can put a file there runs code as everybody who reads it. So a folder is used
+Numba's cache consists of pickles: whoever can put a file there runs code as everybody who reads it. So a folder is used
 only if nobody but trusted users can write in it, or put another one in its place:
 - it, and every folder and symbolic link on the way to it from /, belongs to a trusted user;
-- its owner alone may write in it; of those above it, others may write only in one with the sticky bit, such as /tmp,
-  where they cannot rename what is ours.
-Trusted are the user, root, and the owner of these sources, who decides anyway what runs here. (Much as sshd's
-StrictModes.) What is made here is open to its owner alone, whatever the umask.
+- only its owner may write in it; a folder above it may be writable for others only with the sticky bit, like /tmp,
+  where they cannot rename our files.
 
-In this order:
-1. NUMBA_CACHE_DIR, where it is set, and nothing else; it is refused where it is not safe, since somebody asked for it;
-2. `.numba` beside the sources. One that cannot be written counts for the kernels that are in it: an image, or a shared
-   checkout, whose owner has run `python -m jobs.prepare`;
+Trusted users are the user, root, and the owner of these sources, who decides anyway which code runs here. (sshd's
+StrictModes is much the same.) Folders made here are open to their owner alone, whatever the umask.
+
+The candidates, in this order:
+1. NUMBA_CACHE_DIR alone, if it is set; an unsafe one is refused, because the user asked for it;
+2. `.numba` beside the sources. If it is read-only, only kernels already in it count: in an image, or in a shared
+   checkout whose owner has run `python -m lastkey.jobs.prepare`;
 3. `lastkey/<uid>` in the user's own XDG_CACHE_HOME, or ~/.cache;
-4. none: each process compiles what it calls, which takes it up to a minute, and says so.
+4. no folder: each process compiles the kernels that it calls, for up to a minute, and says so.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
-from logformat.errors import UnsafeFolderError
+from lastkey.logformat.errors import UnsafeFolderError
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
-_MOST_LINKS: Final = 40  # as Linux
+_MOST_LINKS: Final = 40  # Linux has the same limit
 
 
 def folders(named: str) -> tuple[Path, ...]:
-    """Where kernels may be kept, best first. `named`: by the user; "": not.
+    """Return the folders that may keep kernels, best first. `named` is the user's choice, "" for none.
 
-    Nothing is looked at or made yet. A home that cannot be found is no place.
+    This only lists paths: it neither checks nor makes them. A home folder that cannot be found is left out.
     """
     if named:
         return (Path(named).absolute(),)
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not caches.is_absolute():  # is to be ignored, says the specification
-        with contextlib.suppress(RuntimeError):  # no HOME, and no such user
+    if not caches.is_absolute():  # the specification says to ignore it
+        with contextlib.suppress(RuntimeError):  # no HOME, and the user has no entry
             caches = Path("~/.cache").expanduser()
     own = (caches / "lastkey" / str(os.getuid()),) if caches.is_absolute() else ()
     return (ROOT / ".numba", *own)
@@ -53,9 +54,9 @@ def folders(named: str) -> tuple[Path, ...]:
 
 @functools.cache
 def usable(folder: Path) -> bool:
-    """Whether `folder`, made if it was not there, is safe and can be written. OSError: it is not to be used at all.
+    """Make `folder` if it is missing, and return whether it can be written, or only read.
 
-    False: it can be read.
+    Raise OSError if it must not be used at all: it is unsafe, or cannot be made.
     """
     for made in (False, True):
         weak = weakness(folder, _trusted())
@@ -68,7 +69,7 @@ def usable(folder: Path) -> bool:
 
 @functools.cache
 def refuse_if_unsafe(named: str) -> None:
-    """UnsafeFolderError where others could write in the folder that the user named, or in one above it."""
+    """Raise UnsafeFolderError if others could write in the folder that the user named, or in one above it."""
     weak = weakness(Path(named).absolute(), _trusted())
     if weak:
         raise UnsafeFolderError(named, weak)
@@ -76,15 +77,17 @@ def refuse_if_unsafe(named: str) -> None:
 
 @functools.cache
 def say_nowhere(why: str) -> None:
-    """Once: nothing is kept."""
-    said = "compiled kernels are not kept, each process makes them anew: %s; NUMBA_CACHE_DIR may name a folder of yours"
+    """Warn, once for each reason, that no compiled kernel is kept."""
+    said = (
+        "no place for compiled kernels, so each process compiles them again: %s; set NUMBA_CACHE_DIR to your own folder"
+    )
     logging.getLogger("lastkey").warning(said, why)
 
 
 def weakness(folder: Path, trusted: Collection[int]) -> str:
-    """What lets others than the users `trusted` change what is in `folder`, an absolute path; "": nothing.
+    """Return why users outside `trusted` can change what is in `folder`, an absolute path; "" if they cannot.
 
-    Of a folder that is not there: in the nearest one above it, where it would be made.
+    For a missing folder, judge the nearest existing one above it, in which it would be made.
     """
     try:
         for path, info, last in _on_the_way(folder):
@@ -93,7 +96,7 @@ def weakness(folder: Path, trusted: Collection[int]) -> str:
             if stat.S_ISLNK(info.st_mode):
                 continue
             if not stat.S_ISDIR(info.st_mode):
-                return f"{path} is no folder"
+                return f"{path} is not a folder"
             if info.st_mode & _OTHERS_WRITE and (last or not info.st_mode & stat.S_ISVTX):
                 return f"others may write in {path} (mode {stat.S_IMODE(info.st_mode):04o})"
     except FileNotFoundError:
@@ -104,7 +107,7 @@ def weakness(folder: Path, trusted: Collection[int]) -> str:
 
 
 def _on_the_way(folder: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
-    """/, and each folder and link that is walked through to `folder`; whether it is the folder itself."""
+    """Yield /, and each folder and link on the way to `folder`: path, status, and whether it is `folder` itself."""
     here = Path("/")
     names = deque(folder.parts[1:])
     yield here, here.lstat(), not names
@@ -112,7 +115,7 @@ def _on_the_way(folder: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
     while names:
         name = names.popleft()
         if name == "..":
-            here = here.parent  # was judged
+            here = here.parent  # judged already
             continue
         here /= name
         info = here.lstat()

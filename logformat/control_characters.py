@@ -1,8 +1,9 @@
-"""Characters that do something where they are printed, made visible: keys, values and names of an archive may hold any.
+"""Characters that act on a terminal, made visible: keys, values and names of an archive may hold any of them.
 
 On a terminal ESC begins commands, and so do the C1 controls (U+0080 to U+009F); characters that set the direction of
-text make it read as what it is not. Which: Unicode's general category Cc but for tab and newline, the property
-Bidi_Control, the separators U+2028 and U+2029, and surrogates (what Python makes of names that are no UTF-8).
+text make it read as something else. The set is Unicode's general category Cc except tab and newline, the property
+Bidi_Control, the separators U+2028 and U+2029, and surrogates (Python's stand-ins for bytes of a name that are not
+UTF-8).
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ _ACTIVE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202
 
 
 def visible(text: str) -> str:
-    r"""The text with `\x1b` or `\u202e` for such a character."""
+    r"""Return the text with each active character as an escape like `\x1b` or `\u202e`."""
     return _ACTIVE.sub(_shown, text)
 
 
 def visible_bytes(lines: Any) -> bytes:
-    """The same of UTF-8, as bytes or a memoryview; bytes that are none are shown too."""
+    """Return UTF-8 text, as bytes or a memoryview, with each active character and each byte that is not UTF-8 as an
+    escape.
+    """
     return visible(bytes(lines).decode("utf-8", "surrogateescape")).encode()
 
 

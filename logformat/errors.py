@@ -1,6 +1,6 @@
-"""What can be wrong with a log file. One root, so that a caller can set a partition aside on any of them.
+"""Errors of log files, with one root, so that a caller can set a partition aside on any of them.
 
-`stopped` is the one place that decides what an exception costs: the work that it stopped, or the whole job.
+`stopped` alone decides how far an exception reaches: it ends the work on one partition or file, or the whole job.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
-from logformat.s3_access import AccessError, access_error
+from lastkey.logformat.s3_access import AccessError, access_error
 
+NO_POSITION: Final = -1  # of an error about a partition or a folder, not about a byte of a file
 _LOG = logging.getLogger(__name__)
 
 
 class LogFormatError(Exception):
-    """A file that is not what Kafka would have written.
+    """A file that Kafka would not have written like this.
 
-    `kind` is one of KINDS; `position` is the byte in the file, `base_offset` the batch's base offset (-1: not known).
+    `kind` is one of KINDS; `position` is a byte in the file, or NO_POSITION; `base_offset` is the batch's (-1:
+    unknown).
     """
 
     def __init__(
@@ -33,13 +36,15 @@ class LogFormatError(Exception):
         super().__init__(kind, path, position, expected, found)
 
     def __str__(self) -> str:
-        at = f"{self.path} at byte {self.position}"
+        at = self.path if self.position == NO_POSITION else f"{self.path} at byte {self.position}"
         if self.base_offset >= 0:
             at = f"{at} (batch at offset {self.base_offset})"
         hint = f"; {self.hint}" if self.hint else ""
+        if self.kind == "defect":
+            return f"{at}: internal error: {self.found}{hint}"
         return f"{at}: {self.kind}: expected {self.expected}, found {self.found}{hint}"
 
-    def __reduce__(self) -> tuple[object, ...]:  # crosses process borders with every field
+    def __reduce__(self) -> tuple[object, ...]:  # pickled with every field, for other processes
         return _rebuild, (
             self.kind, self.path, self.position, self.expected, self.found, self.base_offset, self.hint,
         )  # fmt: skip
@@ -52,14 +57,16 @@ def _rebuild(
 
 
 def unreadable(path: str, error: OSError, position: int = 0) -> LogFormatError:
-    """What stands for an operating-system error while a file is opened or read. AccessError: it is not the file's."""
+    """Return the LogFormatError for an operating-system error of opening or reading a file. Raise AccessError if the
+    bucket as a whole is at fault.
+    """
     raise_access(error)
     return LogFormatError("unreadable", path, position, "a readable file", _said(error))
 
 
 @contextmanager
 def readable(path: str, position: int = 0) -> Iterator[None]:
-    """For what only reads a file: an OSError inside the block is raised as `unreadable`."""
+    """Raise an OSError of the block as LogFormatError kind "unreadable". The block must only read."""
     try:
         yield
     except OSError as error:
@@ -68,8 +75,10 @@ def readable(path: str, position: int = 0) -> Iterator[None]:
 
 @contextmanager
 def unless_unreadable() -> Iterator[None]:
-    """For a side file from which something is derived that stays: contents that are damaged count as none, but a file
-    that cannot be read raises. It may be read tomorrow, and what was made without it would stay as it is.
+    """Ignore a damaged side file in the block, but raise LogFormatError for an unreadable one.
+
+    Use it where the result is kept: an unreadable file may be readable tomorrow, and the result made without it would
+    stay.
     """
     try:
         yield
@@ -79,16 +88,17 @@ def unless_unreadable() -> Iterator[None]:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that a disk, or a quota, is full: no file's fault, and all that write meet it."""
+    """Return whether an error says that a disk or a quota is full. No file is at fault then: every write fails."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-_WRITES = re.compile(r"during (?:Put|\w*Upload)\w* operation")  # of S3
+_WRITES = re.compile(r"during (?:Put|\w*Upload)\w* operation")  # in the words of S3's libraries
 
 
 def raise_access(error: OSError) -> None:
-    """AccessError where an error says that a bucket as a whole cannot be used: all that read and write meet it. Where
-    a write is refused, all are.
+    """Raise AccessError if an error says that a bucket as a whole cannot be used, so that every request would fail.
+
+    A refused write counts for the whole bucket; after a refused read, `access_error` asks the bucket.
     """
     reads = _WRITES.search(str(error)) is None
     if error.errno is None and (found := access_error(str(error), of_one_file=reads)) is not None:
@@ -96,12 +106,16 @@ def raise_access(error: OSError) -> None:
 
 
 def stopped(error: Exception, name: str) -> LogFormatError:
-    """What stands for an exception that stopped the work on one thing: a partition, a segment or a file of this name.
+    """Return the LogFormatError for an exception that stopped the work on one partition, segment or file, called
+    `name`.
 
-    LogFormatError: itself. An OSError, since all that read make LogFormatError of theirs: "unwritable". MemoryError:
-    "memory", for hostile bytes may want any amount, and what they took is free again. Any other: "defect", with the
-    traceback in the log. A full disk, AccessError and UnsafeFolderError are raised again: they are the machine's.
-    KeyboardInterrupt, SystemExit and their like are no Exception, and never come here.
+    - A LogFormatError is returned itself.
+    - An OSError becomes "unwritable", because every reader turns its own OSErrors into LogFormatErrors before.
+    - A MemoryError becomes "memory": hostile bytes may ask for any amount, and the memory is free again.
+    - Any other exception becomes "defect"; its traceback goes to the log.
+
+    Raise a full disk, AccessError and UnsafeFolderError again, because they concern the whole machine.
+    KeyboardInterrupt and SystemExit never come here, because they are no Exception.
     """
     if isinstance(error, LogFormatError):
         return error
@@ -115,22 +129,23 @@ def stopped(error: Exception, name: str) -> LogFormatError:
 
 
 def without_frames(error: LogFormatError) -> LogFormatError:
-    """An error that is to be kept, without the frames that it came through: they would keep their buffers."""
+    """Return an error without its traceback and causes, whose frames would keep their buffers alive."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error
 
 
 def _stopped(error: Exception, name: str) -> LogFormatError:
     if isinstance(error, OSError):
-        return LogFormatError("unwritable", str(error.filename or name), 0, "a file that can be written", _said(error))
+        path, position = (str(error.filename), 0) if error.filename else (name, NO_POSITION)
+        return LogFormatError("unwritable", path, position, "a file that can be written", _said(error))
     if isinstance(error, MemoryError):
         return LogFormatError(
             "memory",
             name,
-            0,
-            "memory enough for this work",
+            NO_POSITION,
+            "enough memory for this work",
             str(error) or "none left",
-            hint="more memory, or lower chunk.bytes and max.decompressed.batch.bytes",
+            hint="give it more memory, or lower chunk.bytes and max.decompressed.batch.bytes",
         )
     _LOG.error("%s: unexpected, please report this:", name, exc_info=error)
     last = traceback.extract_tb(error.__traceback__)[-1:]
@@ -138,20 +153,20 @@ def _stopped(error: Exception, name: str) -> LogFormatError:
     return LogFormatError(
         "defect",
         name,
-        0,
-        "work that comes to its end",
+        NO_POSITION,
+        "no internal error",
         f"{type(error).__name__}: {error}{where}",
-        hint="please report this with the traceback in the log; nothing of it was used",
+        hint="please report this with the traceback in the log; its output was not used",
     )
 
 
 def _said(error: OSError) -> str:
-    """Type, errno and text; of Arrow's, which say all twice, the last."""
+    """Return type, errno and text of an error; Arrow says everything twice, so only its last part."""
     return f"{type(error).__name__}: {str(error).rpartition('Detail:')[2].strip()}"
 
 
 class UnsafeFolderError(Exception):
-    """A folder for compiled kernels, named by the user, in which others could put code that would run as the user."""
+    """A folder for compiled kernels, named by the user, into which others could put code that would run as the user."""
 
     def __init__(self, path: str, found: str) -> None:
         self.path, self.found = path, found
@@ -164,9 +179,9 @@ class UnsafeFolderError(Exception):
         )
 
 
-# kind -> what it says of the file
+# kind -> its meaning
 KINDS = {
-    "length": "a size field that cannot be, or runs past the end of the file",
+    "length": "a size field that is impossible, or runs past the end of the file",
     "torn_tail": "the file ends inside a batch",
     "magic": "a magic byte outside 0..2",
     "crc": "the checksum does not fit the bytes",
@@ -190,9 +205,9 @@ KINDS = {
     "keys": "more keys than a task may hold",
     "null_key": "records without a key in a partition that is to be compacted",
     "version": "no record has the header that compaction.strategy.header names",
-    "transaction": "control records that cannot be",
-    "readback": "a written file that is not what was meant to be written",
-    "unwritable": "a file that cannot be written; a full disk is no such problem, it ends the job",
-    "memory": "more memory was wanted than there is",
+    "transaction": "control records that are malformed or contradict the log",
+    "readback": "a written file that does not read back as written",
+    "unwritable": "a file that cannot be written; a full disk ends the job instead",
+    "memory": "not enough memory",
     "defect": "not the file: an error of this program, which should be reported",
 }

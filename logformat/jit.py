@@ -1,12 +1,13 @@
-"""The one numba decorator, so that its flags stand in one place, and the cache of compiled kernels.
+"""The one numba decorator with its flags, and the cache of compiled kernels.
 
-Numba's cache on disk looks at the file of a kernel alone: a change in a function that the kernel inlines, or in a
-constant it imports, would leave the old machine code in use. So the cache of each state of the kernels' sources has a
-folder of its own, in one of those that `cache_folder` knows to be safe. Numba's own ways to find a folder look at
-nobody's rights, and are not taken.
+Numba's cache on disk checks only a kernel's own file. After a change in a function that the kernel inlines, or in a
+constant that it imports, numba would run the old machine code. So each state of the kernels' sources has a cache folder
+of its own, inside a folder that `cache_folder` has found safe. Numba's own ways to find a folder are not used, because
+they check nobody's permissions.
 
-NUMBA_BOUNDSCHECK=1 compiles every access with a check of its bounds: an IndexError instead of whatever lies there. Such
-kernels are several times slower, and have a folder of their own in the cache, at which numba would not look either.
+NUMBA_BOUNDSCHECK=1 compiles a check of its bounds into every access, which then raises IndexError instead of reading
+whatever lies there. Checked kernels are several times slower. They have a cache folder of their own, because numba's
+cache ignores this flag too.
 """
 
 from __future__ import annotations
@@ -22,36 +23,36 @@ from typing import Any, Final, TypeVar, cast
 import numba
 from numba.core import caching
 
-from logformat import cache_folder
-from logformat.cache_folder import ROOT
+from lastkey.logformat import cache_folder
+from lastkey.logformat.cache_folder import ROOT
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _config: Any = numba.config
-_caching: Any = caching  # half of it has types
+_caching: Any = caching  # only half of it is typed
 
 CHECKED: Final = bool(_config.BOUNDSCHECK)  # whether loads by address are checked too; decided at import
 
 _SOURCES = (
     "logformat/**/*_kernels.py", "logformat/primitives/crc32*.py", "logformat/layout.py", "logformat/jit.py",
-    "udfs/**/*_kernels.py",
+    "udfs/**/*_kernels.py", "udfs/compact/verdicts.py",
 )  # fmt: skip
 
 
 @functools.cache
 def _state_of_sources() -> str:
-    """Changes when a kernel, or what it is made of, does: a hash of names, sizes and times."""
+    """Return a hash of the names, sizes and times of the kernels' sources: any change of a kernel changes it."""
     files = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern))
     stamp = "".join(f"{path.relative_to(ROOT)} {path.stat().st_size} {path.stat().st_mtime_ns} " for path in files)
     return hashlib.sha256(stamp.encode()).hexdigest()[:16] + ("-checked" if CHECKED else "")
 
 
 class _Locator(_caching.UserProvidedCacheLocator):  # type: ignore[misc]
-    """A safe folder, in which the kernel can be kept, or is."""
+    """A safe folder in which numba can keep the kernel, or in which it is kept already."""
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> _Locator | None:
-        if not Path(py_file).is_file():  # in a zip
+        if not Path(py_file).is_file():  # false inside a zip
             return None
         named = str(_config.CACHE_DIR or "")
         if named:
@@ -79,7 +80,7 @@ class _Implementation(_caching.CompileResultCacheImpl):  # type: ignore[misc]
 
 @functools.cache
 def _say_that_it_compiles() -> None:
-    """Once in a process, to who listens: nothing else moves for a while."""
+    """Log once in a process that kernels are compiled, because nothing else happens for a while."""
     logging.getLogger("lastkey").info("compiling kernels: once for this installation, up to two minutes")
 
 
@@ -93,14 +94,14 @@ class _Cache(_caching.FunctionCache):  # type: ignore[misc]
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with contextlib.suppress(OSError):  # a full disk, a folder that is only read: it costs time, nothing else
+        with contextlib.suppress(OSError):  # a full disk or a read-only folder costs time, nothing else
             super().save_overload(sig, data)
 
 
 def _compiled(function: F, **flags: Any) -> F:
     dispatcher: Any = numba.njit(nogil=True, error_model="numpy", **flags)(function)
     if not _config.DISABLE_JIT:
-        with contextlib.suppress(RuntimeError):  # no folder
+        with contextlib.suppress(RuntimeError):  # there is no folder to keep kernels in
             dispatcher._cache = _Cache(function)
     return cast(F, dispatcher)
 
@@ -114,5 +115,5 @@ def kernel(function: F) -> F:
 
 
 def inline(function: F) -> F:
-    """As `kernel`, for a few lines called in an inner loop: always inlined by LLVM."""
+    """Compile a function of a few lines as `kernel` does, always inlined by LLVM, for calls in an inner loop."""
     return _compiled(function, forceinline=True)

@@ -26,7 +26,7 @@ PREFIX = np.dtype(
         ("length", ">i4"),  # bytes after this field
     ]
 )
-LOG_OVERHEAD: Final = PREFIX.itemsize  # 12: what `length` does not count
+LOG_OVERHEAD: Final = PREFIX.itemsize  # the bytes that `length` does not count
 MAGIC_OFFSET: Final = 16  # the same place in all three formats
 MIN_LEGACY_SIZE: Final = 14  # smallest `length` of any format: a magic 0 message with null key and value
 
@@ -115,13 +115,13 @@ SNAPSHOT_ENTRY = np.dtype(
 )
 SNAPSHOT_CRC_START: Final = field_offset(SNAPSHOT_HEADER, "count")  # 6
 
-MAX_LAST_OFFSET: Final = 2**63 - 2  # that a log can hold: its end, one further, is an offset too
+MAX_LAST_OFFSET: Final = 2**63 - 2  # of a log: its end, one further, must be an offset too
 MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 MAX_SEGMENT_BYTES: Final = 2**31 - 1
 NO_TIMESTAMP: Final = -1
 NO_PRODUCER: Final = -1
 
-# What the batch scanner gives for every batch, all magics alike: one row of this in native byte order.
+# One row per batch as the batch scanner returns it, in native byte order, the same for all magics.
 BATCH = np.dtype(
     [
         ("position", "i8"),  # of the batch's first byte in the file

@@ -1,4 +1,7 @@
-"""Which files of a partition's folder a search needs: listed once, leftovers of a swap resolved, nothing opened."""
+"""The files of a partition's folder that a search needs, listed once, with leftovers of a swap resolved.
+
+`list_partition` reads the small checkpoints too; no function opens a log except a `.log.swap` that counts.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +12,32 @@ from typing import Any, NamedTuple
 
 from pyarrow import fs as pafs
 
-from logformat import names
-from logformat.batches.chunks import ChunkBuffer, Tail
-from logformat.batches.headers import read_headers
-from logformat.errors import LogFormatError
-from logformat.locations import locate, text_entries
-from logformat.regular_files import odd_entries, opened
-from logformat.side_files import checkpoints
-from logformat.side_files.small_files import read_small_file
+from lastkey.logformat import names
+from lastkey.logformat.batches.chunks import ChunkBuffer, Tail
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.locations import locate, text_entries
+from lastkey.logformat.regular_files import odd_entries, open_regular
+from lastkey.logformat.side_files import checkpoints
+from lastkey.logformat.side_files.small_files import read_small_file
 
 
 @dataclass(frozen=True)
 class ListedSegment:
-    """One `.log` by its listing, and the paths of what lies beside it; None: there is no such file.
+    """One `.log` as it was listed, with the paths of the indexes beside it; None where there is no such file.
 
-    Plain values: they cross between processes, and say all that is needed to find the files again.
+    It holds only plain values, because it crosses between processes, and they suffice to find the files again.
     """
 
-    root: str  # URI that `path` is below; of `list_partition` the folder's path on its file system
+    root: str  # URI that `path` is below; from `list_partition`, the folder's path on its file system
     path: str
     base_offset: int  # by the file's name
-    size: int  # bytes that belong to the log; what is behind them is not looked at
+    size: int  # bytes that belong to the log; readers ignore any after them
     mtime_ms: int  # stands for the largest timestamp of a segment without timestamps
     index: str | None = None
     time_index: str | None = None
     txn_index: str | None = None
-    side_root: str | None = None  # URI that the indexes are below; None: as root
+    side_root: str | None = None  # URI that the indexes are below; None: `root`
 
     @property
     def beside(self) -> str:
@@ -44,24 +47,26 @@ class ListedSegment:
 
 @dataclass(frozen=True)
 class PartitionListing:
-    """What a partition's folder says of its log."""
+    """The log in a partition's folder, as its listing shows it."""
 
     path: str
-    topic: str | None  # by the folder's name; None: not that of a partition
+    topic: str | None  # from the folder's name; None: it is not a partition's
     partition: int | None
     segments: tuple[ListedSegment, ...]  # by base offset
-    log_start_offset: int | None  # by the checkpoint beside the folder
+    log_start_offset: int | None  # from the checkpoint beside the folder
     leader_epochs: tuple[tuple[int, int], ...]
     notes: tuple[str, ...]
-    filesystem: Any  # that `path` is on
+    filesystem: Any  # the one that `path` is on
 
 
 def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> PartitionListing:
-    """The files of a partition's folder; path_or_uri, filesystem: see `locations.locate`.
+    """List the files of a partition's folder; path_or_uri and filesystem are as in `locations.locate`.
 
-    Reads `leader-epoch-checkpoint` and, beside the folder, `log-start-offset-checkpoint`; one that cannot be parsed is
-    a note. Raises FileNotFoundError where there is no such folder, LogFormatError "unreadable" for a `.log` that is no
-    file, and what a `.log.swap` that has to be looked into is wrong with.
+    Reads `leader-epoch-checkpoint` and, beside the folder, `log-start-offset-checkpoint`; a checkpoint that cannot be
+    parsed is a note.
+
+    Raises FileNotFoundError if there is no such folder, LogFormatError kind "unreadable" for a `.log` that is not a
+    file, and any LogFormatError found while reading a `.log.swap` that counts.
     """
     filesystem, path = locate(path_or_uri, filesystem)
     path = path.rstrip("/")
@@ -75,7 +80,7 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
         try:
             epochs = tuple(checkpoints.read_leader_epochs(read_small_file(filesystem, full), full))
         except LogFormatError as error:
-            notes.append(f"{error}; leader epochs not known")
+            notes.append(f"{error}; leader epochs unknown")
     log_start = None
     full = f"{parent}/{names.LOG_START_OFFSET_CHECKPOINT}"
     if folder is not None and filesystem.get_file_info(full).type == pafs.FileType.File:
@@ -83,7 +88,7 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
             starts = checkpoints.read_offset_checkpoint(read_small_file(filesystem, full), full)
             log_start = starts.get((folder.topic, folder.partition))
         except LogFormatError as error:
-            notes.append(f"{error}; as if it were not there")
+            notes.append(f"{error}; ignored")
     topic, partition = (folder.topic, folder.partition) if folder is not None else (None, None)
     return PartitionListing(
         path, topic, partition, tuple(found.segments(path, "")), log_start, epochs, tuple(notes), filesystem
@@ -91,15 +96,15 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
 
 
 class FolderFiles(NamedTuple):
-    """What a partition's folder holds."""
+    """The contents of a partition's folder."""
 
     resolution: names.Resolution
     entries: dict[str, pafs.FileInfo]  # files by name
-    odd: dict[str, str]  # name -> what it is, of what is neither a file nor a folder
-    folders: tuple[str, ...]  # a broker makes none here
+    odd: dict[str, str]  # name -> kind of each entry that is neither a file nor a folder
+    folders: tuple[str, ...]  # a broker makes none in here
 
     def segments(self, root: str, folder: str) -> Iterator[ListedSegment]:
-        """By base offset; folder: the path below `root` that goes before the names, empty or with its slash."""
+        """Yield the segments by base offset; `folder` is their path below `root`, empty or ending in a slash."""
         beside = (names.INDEX, names.TIME_INDEX, names.TXN_INDEX)
         for base, files in self.resolution.segments.items():
             log = files[names.LOG]
@@ -109,12 +114,12 @@ class FolderFiles(NamedTuple):
 
 
 def files_of(filesystem: Any, path: str, shown: str) -> FolderFiles:
-    """List a partition's folder; shown: its path as it stands in messages. Only a `.log.swap` that counts is opened.
+    """List a partition's folder, which messages call `shown`. Open nothing but a `.log.swap` that counts.
 
-    What is named like a `.log` must be a file: a folder, a pipe, or a link to nothing would be a segment that is
-    missing without a word. Raises LogFormatError "unreadable" for one that is none, FileNotFoundError, OSError.
+    Raise LogFormatError kind "unreadable" if an entry named like a `.log` is a folder, a pipe or a link to nothing:
+    else its segment would be missing without notice. Raise FileNotFoundError or OSError if the folder cannot be listed.
     """
-    listed, _ = text_entries(filesystem.get_file_info(pafs.FileSelector(path)))  # a file of Kafka's is ASCII
+    listed, _ = text_entries(filesystem.get_file_info(pafs.FileSelector(path)))  # Kafka's file names are ASCII
     odd = odd_entries(filesystem, path, listed)
     folders = tuple(sorted(info.base_name for info in listed if info.type == pafs.FileType.Directory))
     kinds = dict.fromkeys(folders, "a folder") | odd
@@ -131,10 +136,10 @@ def files_of(filesystem: Any, path: str, shown: str) -> FolderFiles:
 
 
 def _next_offset(filesystem: Any, path: str, shown: str) -> int:
-    """Last offset + 1 of a `.log.swap`; its base where it is empty."""
+    """Return the last offset + 1 of a `.log.swap`, or its base offset if it is empty."""
     parsed = names.parse_segment_file(path.rpartition("/")[2])
     last = (parsed.base if parsed is not None else 0) - 1
-    with opened(filesystem, path, shown) as file:
+    with open_regular(filesystem, path, shown) as file:
         for headers in read_headers(file, shown, 0, file.size(), ChunkBuffer(), Tail()):
             last = int(headers.batches["last_offset"][-1])
     return last + 1

@@ -1,8 +1,8 @@
-"""Where a file or folder lies: a path or URI, on which file system; and no URI with a secret in it.
+"""Locations of files and folders: paths and URIs, their file systems, and the refusal of URIs that hold a secret.
 
-A URI is repeated in reports, errors, logs and tables, so credentials have no place there. The user part of an authority
-is refused where it is one, or may be (`s3://KEY:SECRET@bucket`), and so are parameters of a query that are named like a
-secret (`?secret_key=`). What stays is a name: `hdfs://user@host`, `abfs://container@account`, `gs://anonymous@bucket`.
+Reports, errors, logs and tables repeat a URI, so it must hold no credentials. The user part of an authority is refused
+if it is a secret or may be one (`s3://KEY:SECRET@bucket`), and so are query parameters with names of secrets
+(`?secret_key=`). Plain names are allowed: `hdfs://user@host`, `abfs://container@account`, `gs://anonymous@bucket`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyarrow import fs as pafs
 
-from logformat.s3_access import bucket_of, s3_access, s3_filesystem
+from lastkey.logformat.s3_access import bucket_of, s3_access, s3_filesystem
 
-# Wherever a URI begins, in a text too; of stores also with too few slashes
+# The start of a URI anywhere in a text; for store schemes also with too few slashes.
 _URI: Final = re.compile(
     r"(?:(?P<scheme>[a-z][a-z0-9+.-]*)://|(?<![^=,\s])(?P<store>s3[an]?|gs|hdfs|abfss?|wasbs?):/?)"
     r"(?P<authority>(?:[^/?#,\s]|,(?![a-z][a-z0-9+.-]*:/))*)",
@@ -29,13 +29,15 @@ _PARAMETER: Final = re.compile(r"[?&#;](?P<name>[^=&#;/?\s]+)=(?P<value>[^&#;\s]
 _SECRET_NAME: Final = re.compile(
     r"secret|pass|pwd|token|key(?!tab)|cred(?!ential_kind)|^sig$|signature|^sas|auth(?!ority)", re.IGNORECASE
 )
-# Schemes whose authority may begin with a name, which is no secret
+# Schemes whose authority may begin with a user or container name, which is no secret.
 _NAMED: Final = {"hdfs", "viewfs", "webhdfs", "abfs", "abfss", "wasb", "wasbs", "sftp"}
-_BUCKETS: Final = {"s3", "s3a", "s3n", "gs"}  # with nothing but a bucket's name, in which there is no colon
+_BUCKETS: Final = {"s3", "s3a", "s3n", "gs"}  # their authority is a bucket's name only, without a colon
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*(?=://)", re.IGNORECASE)
+_RETRY_SECONDS: Final = 15  # Google's library would try for a quarter of an hour
 
 
 class SecretInUriError(ValueError):
-    """A URI that holds credentials, or seems to. What it says does not repeat any of it."""
+    """A URI that holds credentials, or seems to. Its message repeats no part of the URI."""
 
     def __init__(self, what: str = "a URI") -> None:
         self.what = what
@@ -50,13 +52,13 @@ class SecretInUriError(ValueError):
 
 
 def refuse_secrets(text: str) -> None:
-    """SecretInUriError where a URI in `text` holds credentials."""
+    """Raise SecretInUriError if a URI in `text` holds credentials."""
     if has_secret(text):
         raise SecretInUriError
 
 
 def has_secret(text: str) -> bool:
-    """Whether there is a URI with credentials in `text`, as far as they can be told by their place."""
+    """Return whether a URI in `text` seems to hold credentials, judged by their place in it."""
     plain = unquote(text)
     found = plain != text and has_secret(plain)
     for uri in _URI.finditer(text):
@@ -80,7 +82,7 @@ def _is_secret(scheme: str, authority: str) -> bool:
 
 
 def without_secrets(uri: str) -> str:
-    """The same URI as it is given without its credentials; for what was stored before they were refused."""
+    """Return the URI without its credentials. Stores may hold such URIs from before they were refused."""
     if not has_secret(uri):
         return uri
     scheme, _, rest = uri.partition("://")
@@ -96,11 +98,25 @@ def without_secrets(uri: str) -> str:
     return f"{scheme}://***" if has_secret(plain) else plain
 
 
-def locate(path_or_uri: str | Path, filesystem: Any = None) -> tuple[Any, str]:
-    """The pyarrow file system of a path or URI, and the path on it.
+def canonical(uri: str) -> str:
+    """Return the URI with its scheme as pyarrow.fs writes it: s3a:// and s3n:// are Hadoop's names for s3://."""
+    scheme = _SCHEME.match(uri)
+    if scheme is None:
+        return uri
+    name = scheme[0].lower()
+    return f"{'s3' if name in ('s3a', 's3n') else name}{uri[scheme.end() :]}"
 
-    filesystem: a pyarrow.fs.FileSystem; the path is then one of its own. Without: a URI (`s3://bucket/folder`), or a
-    local path, which may be relative.
+
+def as_hadoop_names_it(uri: str) -> str:
+    """Return the URI as Spark's own code wants it."""
+    return f"s3a{uri.removeprefix('s3')}" if uri.startswith("s3://") else uri
+
+
+def locate(path_or_uri: str | Path, filesystem: Any = None) -> tuple[Any, str]:
+    """Return the pyarrow file system of a path or URI, and the path on it.
+
+    With `filesystem`, a pyarrow.fs.FileSystem, the path is one of its own. Without, it is a URI (`s3://bucket/folder`)
+    or a local path, which may be relative. Raises the same errors as `file_system`.
     """
     name = str(path_or_uri)
     if filesystem is not None:
@@ -112,11 +128,14 @@ def locate(path_or_uri: str | Path, filesystem: Any = None) -> tuple[Any, str]:
 
 
 def file_system(uri: str) -> tuple[Any, str]:
-    """The same of a URI or an absolute path; pyarrow.ArrowInvalid for one that cannot be, SecretInUriError.
+    """Return the pyarrow file system of a URI or an absolute path, and the path on it.
 
-    S3: region, endpoint and credentials come from the environment and the profile (`logformat.s3_access`).
+    Region, endpoint and credentials of S3 come from the environment and the profile (`logformat.s3_access`).
+
+    Raises pyarrow.ArrowInvalid for a URI that cannot be, SecretInUriError for one that holds credentials.
     """
     refuse_secrets(uri)
+    uri = canonical(uri)
     scheme, _, rest = uri.partition("://")
     if scheme == "s3" and not rest.strip().partition("/")[0]:
         raise pa.ArrowInvalid("no bucket")
@@ -124,14 +143,16 @@ def file_system(uri: str) -> tuple[Any, str]:
         if "@" in s3_access().endpoint:
             raise SecretInUriError("an endpoint (AWS_ENDPOINT_URL)")
         return s3_filesystem(bucket_of(uri)), unquote(rest).rstrip("/")
+    if scheme in ("gs", "gcs") and "retry_limit_seconds=" not in uri:
+        uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={_RETRY_SECONDS}"
     found, path = pafs.FileSystem.from_uri(uri)
     return found, path
 
 
 def text_entries(listed: Iterable[Any]) -> tuple[list[Any], int]:
-    """Of a listing (pyarrow.fs.FileInfo) the entries whose paths are text, and how many others there are.
+    """Return the entries of a listing (pyarrow.fs.FileInfo) whose paths are text, and the number of the others.
 
-    Names on a disk are bytes; of one that is no UTF-8 pyarrow raises wherever it is looked at.
+    Names on a disk are bytes; pyarrow raises at every use of a name that is not UTF-8.
     """
     out = []
     others = 0
@@ -147,7 +168,7 @@ def text_entries(listed: Iterable[Any]) -> tuple[list[Any], int]:
 
 
 def first_of(listed: Sequence[Any]) -> str:
-    """What is in a folder that should be empty, in short: the first name, and how many others there are."""
+    """Describe a folder that should be empty by its first name and the number of other names."""
     found, _ = text_entries(listed)
-    name = found[0].base_name if found else "a name that is no UTF-8"
+    name = found[0].base_name if found else "a name that is not UTF-8"
     return f"{name} and {len(listed) - 1} more"

@@ -1,10 +1,11 @@
-"""File and folder names of a Kafka log directory: made and parsed here only. And which files of a folder are its log.
+"""File and folder names of a Kafka log directory, made and parsed only here; and the rules for which files are the log.
 
 A partition's folder is `<topic>-<partition>`; the topic may hold "-", so the LAST one counts. A file of the log is
-`<base>.<kind>`, the base an offset of 20 digits; a suffix after the kind says in what state a swap was left.
+`<base>.<kind>`, the base an offset of 20 digits; a suffix after the kind tells at which step a swap stopped.
 
 Source: LocalLog.parseTopicPartitionName, LogFileUtils and LogLoader (4.3.0; KAFKA.md, "Log directory"). Difference:
-Kafka parses any number before the first dot as an offset; here a name that it would not write is not a file of the log.
+Kafka parses any number before the first dot as an offset; here a name that Kafka would not write is not a file of the
+log.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LOG: Final = "log"
 INDEX: Final = "index"
 TIME_INDEX: Final = "timeindex"
 TXN_INDEX: Final = "txnindex"
-SNAPSHOT: Final = "snapshot"  # producer state valid for all data below its offset; not a part of one segment
+SNAPSHOT: Final = "snapshot"  # producer state after all data below its offset; belongs to no single segment
 SEGMENT_KINDS: Final = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
 KINDS: Final = (*SEGMENT_KINDS, SNAPSHOT)
 
@@ -31,7 +32,7 @@ DELETED: Final = ".deleted"  # to be removed soon
 CLEANED: Final = ".cleaned"  # under construction
 SWAP: Final = ".swap"  # finished, about to replace other files
 SUFFIXES: Final = (DELETED, CLEANED, SWAP)
-UNFINISHED: Final = (".tmp", ".part")  # endings of what is being written, or copied
+UNFINISHED: Final = (".tmp", ".part")  # endings of a file that is being written or copied
 
 DELETE: Final = "delete"  # folder marks: being deleted
 STRAY: Final = "stray"  # a replica that should not be here
@@ -58,7 +59,7 @@ KAFKAS_OWN: Final = frozenset(  # topics that brokers keep for themselves
     ("__consumer_offsets", "__transaction_state", "__share_group_state", CLUSTER_METADATA, "__remote_log_metadata")
 )
 
-REBUILT: Final = "missing, to be rebuilt from the log"  # begins the note on index files that are not there
+REBUILT: Final = "missing, to be rebuilt from the log"  # begins the note on missing index files
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
 _FOLDER = re.compile(r"(?P<topic>.+)-(?P<partition>[0-9]{1,10})")
@@ -71,7 +72,7 @@ _KRAFT_SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint(\.part|\.deleted)
 
 @dataclass(frozen=True)
 class PartitionFolder:
-    """A folder that holds one partition's log. With a mark "delete" or "stray" the topic may have been cut."""
+    """A folder that holds one partition's log. Kafka may have cut the topic where the mark is "delete" or "stray"."""
 
     topic: str
     partition: int
@@ -81,7 +82,7 @@ class PartitionFolder:
 
 @dataclass(frozen=True)
 class SegmentFile:
-    """A file of the log. `base` of a snapshot is the first offset that it does not cover."""
+    """A file of the log. The `base` of a snapshot is the first offset that it does not cover."""
 
     base: int
     kind: str  # one of KINDS
@@ -89,7 +90,7 @@ class SegmentFile:
 
 
 def partition_folder(topic: str, partition: int, mark: str = "", mark_id: str = "") -> str:
-    """Name of a partition's folder; for marks "delete" and "stray" cut to 255 characters as Kafka does."""
+    """Return the name of a partition's folder, cut to 255 characters for "delete" and "stray" as in Kafka."""
     if not is_topic(topic):
         raise ValueError(f"not a topic name: {topic!r}")
     if not 0 <= partition <= MAX_PARTITION:
@@ -103,24 +104,24 @@ def partition_folder(topic: str, partition: int, mark: str = "", mark_id: str = 
 
 
 def is_topic(name: str) -> bool:
-    """Whether Kafka would allow a topic of this name."""
+    """Return whether Kafka would allow a topic of this name."""
     return len(name) <= MAX_TOPIC and name not in (".", "..") and _TOPIC.fullmatch(name) is not None
 
 
 def parse_partition_folder(name: str) -> PartitionFolder | None:
-    """The partition whose folder this is, or None: not a name that Kafka gives to one."""
+    """Parse the name of a partition's folder. Return None for a name that Kafka gives to no partition."""
     mark = mark_id = ""
     marked = _MARKED.fullmatch(name)
     if marked is not None:
         name, mark, mark_id = marked["name"], marked["mark"], marked["id"]
-    parts = _FOLDER.fullmatch(name)  # .+ is greedy: the last "-"
+    parts = _FOLDER.fullmatch(name)  # .+ is greedy, so this is the last "-"
     if parts is None or not is_topic(parts["topic"]) or int(parts["partition"]) > MAX_PARTITION:
         return None
     return PartitionFolder(parts["topic"], int(parts["partition"]), mark, mark_id)
 
 
 def segment_file(base: int, kind: str, suffix: str = "") -> str:
-    """Name of a file of the log: `00000000000000000042.index`."""
+    """Return the name of a file of the log, such as `00000000000000000042.index`."""
     if not 0 <= base <= MAX_OFFSET:
         raise ValueError(f"not an offset: {base}")
     if kind not in KINDS or (suffix and suffix not in SUFFIXES):
@@ -129,7 +130,7 @@ def segment_file(base: int, kind: str, suffix: str = "") -> str:
 
 
 def parse_segment_file(name: str) -> SegmentFile | None:
-    """What a file of the log is, by its name; None: not a file of the log."""
+    """Parse the name of a file of the log. Return None for any other name."""
     parts = _SEGMENT_FILE.fullmatch(name)
     if parts is None or int(parts["base"]) > MAX_OFFSET:
         return None
@@ -137,7 +138,7 @@ def parse_segment_file(name: str) -> SegmentFile | None:
 
 
 def is_ignorable(name: str) -> bool:
-    """Whether a log directory, or a partition's folder, may hold this name without it meaning anything to a reader."""
+    """Return whether this name in a log directory or a partition's folder is known and means nothing to a reader."""
     return (
         name in (LOCK, REMOTE_INDEX_CACHE, CLEAN_SHUTDOWN, "quorum-state")
         or name.endswith(UNFINISHED)
@@ -147,7 +148,7 @@ def is_ignorable(name: str) -> bool:
 
 @dataclass(frozen=True)
 class LogFile:
-    """A file that is part of the log. `name` is what it is called in the folder now, suffix included."""
+    """A file that is part of the log. `name` is its present name in the folder, suffix included."""
 
     name: str
     size: int  # bytes
@@ -157,30 +158,30 @@ class LogFile:
 
 @dataclass
 class Resolution:
-    """What the files of a partition's folder are to a reader; the same that Kafka would make of them at its start."""
+    """The files of a partition's folder by their role, the same that Kafka would give them at its start."""
 
     segments: dict[int, dict[str, LogFile]] = field(default_factory=dict)  # base -> kind -> file, bases ascending
     snapshots: dict[int, LogFile] = field(default_factory=dict)  # offset -> file, ascending
     orphans: dict[int, LogFile] = field(default_factory=dict)  # base -> an index whose .log is missing, ascending
     side_files: dict[str, int] = field(default_factory=dict)  # PARTITION_SIDE_FILES present -> size
-    ignored: dict[str, str] = field(default_factory=dict)  # name -> why it is no part of the log
-    notes: list[str] = field(default_factory=list)  # what to tell the user: an index that is missing, a swap finished
+    ignored: dict[str, str] = field(default_factory=dict)  # name -> why it is not part of the log
+    notes: list[str] = field(default_factory=list)  # for the user: missing indexes, a swap that was finished here
 
 
 NextOffset = Callable[[str], int] | Mapping[int, int]
 
 
 def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset) -> Resolution:
-    """Decide which files of a partition's folder make up its log, when the broker was stopped at any moment.
+    """Decide which files of a partition's folder make up its log, at whatever moment the broker was stopped.
 
     files: (name, size in bytes). next_offset: last offset + 1 of a `.log.swap` (its base, if empty), as a function of
-    the file's name or a mapping from its base; asked only for the swap files that count.
+    the file's name or a mapping from its base; called only for the swap files that count.
 
-    The rules are LogLoader's, in its order (KAFKA.md, "Broker start"): `.deleted` goes; `.cleaned` goes, and with it
-    every `.swap` at or above the lowest `.cleaned` base (the renaming had not ended); what the remaining `.log.swap`
-    files span replaces everything else there, snapshots too; then each `.swap` takes its final name. An index file
-    without its log goes; where no `.deleted` log shows that the broker was about to delete it too, it is an orphan: a
-    broker never leaves one.
+    The rules are LogLoader's, in its order (KAFKA.md, "Broker start"): a `.deleted` file goes; a `.cleaned` file goes,
+    and with it every `.swap` at or above the lowest `.cleaned` base (the renaming had not ended); the offsets that the
+    remaining `.log.swap` files span replace everything else there, snapshots too; then each `.swap` takes its final
+    name. An index file without its log goes. It is an orphan, which a broker never leaves, unless a `.deleted` log
+    shows that the broker was about to delete the index too.
     """
     sizes = dict(files)
     out = Resolution()
@@ -192,7 +193,7 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
         elif name in PARTITION_SIDE_FILES:
             out.side_files[name] = sizes[name]
         else:
-            out.ignored[name] = "of no meaning here" if is_ignorable(name) else "not a file of a log"
+            out.ignored[name] = "not part of the log" if is_ignorable(name) else "not a file of a log"
 
     cleaned = [file.base for file in parsed.values() if file.suffix == CLEANED]
     lowest_cleaned = min(cleaned, default=MAX_OFFSET + 1)
@@ -218,7 +219,7 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
         else:
             finals[file.base, file.kind] = name
     if swap:
-        out.notes.append(f"{len(swap)} .swap files are taken as final: a swap had not ended")
+        out.notes.append(f"{len(swap)} .swap files count as final: a swap was interrupted")
 
     # A broker renames the .log first, then its indexes: a crash in between leaves these behind.
     going = {file.base for file in parsed.values() if file.kind == LOG and file.suffix == DELETED}
@@ -239,7 +240,7 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
 
 
 def _swapped_range(swap: Mapping[str, SegmentFile], next_offset: NextOffset) -> tuple[int, int]:
-    """Offsets [low, high) that the `.log.swap` files stand for; an empty range if there are none."""
+    """Return the offsets [low, high) that the `.log.swap` files replace; an empty range if there are none."""
     low, high = MAX_OFFSET, 0
     for name, file in swap.items():
         if file.kind == LOG:

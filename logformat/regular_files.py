@@ -1,7 +1,7 @@
-"""Files opened for reading: regular ones alone.
+"""Opening of files for reading: regular files only.
 
-What takes a file's place (a named pipe, a socket, a device) can let a reader wait for ever, and what a listing said
-before may be no longer so. So a local file is opened without waiting, and asked what it is before anything is read.
+A named pipe, a socket or a device in a file's place can make a reader wait for ever, and a listing may be out of date.
+So a local file is opened without blocking, and its type is checked before anything is read.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from pyarrow import fs as pafs
 
-from logformat.errors import readable
-from logformat.locations import text_entries
+from lastkey.logformat.errors import readable
+from lastkey.logformat.locations import text_entries
 
 _KINDS: Final = {
     stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -27,14 +27,14 @@ _KINDS: Final = {
 
 
 class RegularFile(io.FileIO):
-    """A local file as pyarrow's files are: with a size, and reads that end early only at its end."""
+    """A local file that behaves like pyarrow's files: it has a size, and a read ends early only at the file's end."""
 
     def size(self) -> int:
-        """Bytes that it has now."""
+        """Return the number of bytes that the file has now."""
         return os.fstat(self.fileno()).st_size
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """The next bytes, all of them by default."""
+        """Read the next `size` bytes, by default all up to the end."""
         if size is None or size < 0:
             return self.readall()
         parts, left = [], size
@@ -46,24 +46,26 @@ class RegularFile(io.FileIO):
             left -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def __del__(self) -> None:  # closed when it is let go of, without a warning
+    def __del__(self) -> None:  # closes without a ResourceWarning
         self.close()
 
 
 def open_local(path: str) -> RegularFile:
-    """A local file that is there and a regular one. OSError for any other, in pyarrow's words; it never waits."""
+    """Open an existing regular local file, without ever waiting. Raise OSError in pyarrow's words for anything else."""
     return RegularFile(path, opener=_open)
 
 
 def open_input(filesystem: Any, path: str) -> Any:
-    """A file of any file system: open_local, or pyarrow's own."""
+    """Open a file of any file system: a local one by `open_local`, another one by pyarrow."""
     return open_local(path) if isinstance(filesystem, pafs.LocalFileSystem) else filesystem.open_input_file(path)
 
 
 @contextmanager
-def opened(filesystem: Any, path: str, shown: str = "") -> Iterator[Any]:
-    """open_input, closed behind the block. What cannot be opened, or is no regular file, raises LogFormatError kind
-    "unreadable"; shown: the path as it stands in messages, where that is another one.
+def open_regular(filesystem: Any, path: str, shown: str = "") -> Iterator[Any]:
+    """Open a file by `open_input`, and close it after the block.
+
+    Raise LogFormatError kind "unreadable" if it cannot be opened or is not a regular file. Messages show the path
+    `shown`, if it is given.
     """
     with readable(shown or path):
         file = open_input(filesystem, path)
@@ -72,30 +74,32 @@ def opened(filesystem: Any, path: str, shown: str = "") -> Iterator[Any]:
 
 
 def kind_of_path(path: str) -> str | None:
-    """What lies at a local path; None: a regular file, or nothing at all."""
+    """Return the kind of thing at a local path, such as "a named pipe"; None for a regular file, or for nothing."""
     try:
         mode = Path(path).stat().st_mode
     except OSError:
-        return "a link to nothing" if Path(path).is_symlink() else None
+        return "a broken link" if Path(path).is_symlink() else None
     return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
 def odd_entries(filesystem: Any, path: str, listed: Iterable[pafs.FileInfo]) -> dict[str, str]:
-    """Name -> what it is, of what lies in a folder and is no regular file and no folder. `listed`: what pyarrow says is
-    there, which leaves out links to nothing. Object stores
-    have none.
+    """Return name -> kind of everything in a folder that is neither a regular file nor a folder.
+
+    listed: pyarrow's listing of the folder, which leaves out links to nothing. An object store has no such entries.
     """
     if not isinstance(filesystem, pafs.LocalFileSystem):
         return {}
     usual = {info.base_name for info in listed if info.type in (pafs.FileType.File, pafs.FileType.Directory)}
     others = [name for name in sorted(os.listdir(path)) if name not in usual and _is_text(name)]  # noqa: PTH208
-    kinds = {name: kind_of_path(f"{path}/{name}") for name in others}  # a file or folder: it came since the listing
+    kinds = {name: kind_of_path(f"{path}/{name}") for name in others}  # a file or folder is new since the listing
     return {name: kind for name, kind in kinds.items() if kind not in (None, _KINDS[stat.S_IFDIR])}
 
 
 def files_below(filesystem: Any, path: str) -> list[pafs.FileInfo]:
-    """What lies in a folder, at any depth. pyarrow follows links to folders, and would do so for ever in a circle: here
-    a local folder counts once, under its own name where it has one below `path`.
+    """List everything in a folder, at any depth.
+
+    pyarrow follows links to folders, and would never end in a circle of them. Here each local folder counts once, under
+    its own name if it has one below `path`.
     """
     if not isinstance(filesystem, pafs.LocalFileSystem):
         return list(filesystem.get_file_info(pafs.FileSelector(path, recursive=True)))
@@ -125,14 +129,14 @@ def _open(path: str, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket cannot even be opened
-            raise _refused(path, errno.EINVAL, f"{kind_of_path(path) or 'nothing'}, no regular file") from error
+        if error.errno == errno.ENXIO:  # a socket cannot be opened at all
+            raise _refused(path, errno.EINVAL, f"{kind_of_path(path) or 'nothing'}, not a regular file") from error
         raise _refused(path, error.errno or 0, f"[errno {error.errno}] {error.strerror}") from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         found = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise _refused(path, errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, f"{found}, no regular file")
+        raise _refused(path, errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, f"{found}, not a regular file")
     return descriptor
 
 

@@ -1,13 +1,15 @@
-"""How archives and stores in S3 are reached, said once for both libraries that do so: pyarrow, and delta-rs.
+"""Access to archives and stores in S3, set up alike for the two libraries that use it: pyarrow and delta-rs.
 
-Credentials are left to the libraries, which renew those that expire: AWS_ACCESS_KEY_ID and its like, then the profile
-(AWS_PROFILE, ~/.aws), web identities, containers, the machine's role. delta-rs looks at profiles only where it is told
-to (`delta_options`); pyarrow knows no profile that assumes a role. Endpoint and region are found here, in the
-environment and in the profile, and given to both: pyarrow would know no endpoint of a profile, and neither a profile's
-region beside an endpoint. A bucket of Amazon's is asked for its region.
+The libraries find credentials themselves, and renew those that expire: AWS_ACCESS_KEY_ID and its like, then the profile
+(AWS_PROFILE, ~/.aws), web identities, containers, the machine's role. delta-rs reads profiles only when told to
+(`delta_options`); pyarrow does not support a profile that assumes a role.
 
-What is said of a request that failed comes in two languages, and is told apart here too (`access_error`). Both
-libraries try again for some seconds alone.
+This module finds endpoint and region in the environment and the profile, and gives them to both libraries: pyarrow
+ignores a profile's endpoint, and neither reads a profile's region beside an endpoint. Amazon is asked for the region of
+its buckets.
+
+The two libraries report a failed request in different words; `access_error` understands both. Both retry for some
+seconds by themselves.
 """
 
 from __future__ import annotations
@@ -24,23 +26,24 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyarrow import fs as pafs
 
-_ATTEMPTS: Final = 3  # pyarrow's; one without an answer takes 3 seconds
+_ATTEMPTS: Final = 3  # pyarrow's; an attempt without an answer takes 3 seconds
 _CONNECT_SECONDS: Final = 5
 _REQUEST_SECONDS: Final = 8  # delta-rs: one request with its answer, which is small
 _RETRY_SECONDS: Final = 8  # delta-rs: no attempt begins later
 _RETRIES: Final = 6  # delta-rs
 
-# What went wrong, in the words that messages have
+# Kinds of failure, as messages word them.
 UNREACHABLE = "cannot be reached"
 NO_BUCKET = "there is no such bucket"
 DENIED = "access is denied"
 REGION = "the bucket lies in another region"
 NO_CREDENTIALS = "there are no credentials"
 EXPIRED = "the credentials have expired"
-BUSY = "it answers that it is too busy"
-_BAD_REQUEST: Final = "the request is refused"  # of answers without a body: asked again by `_asked`
+BUSY = "the server is too busy"
+UNUSABLE = "cannot be used from here"  # object stores other than S3, whatever the reason
+_BAD_REQUEST: Final = "the request is refused"  # an answer without a body; `_asked` asks again
 
-# The first that is found in a library's words
+# Patterns in a library's words, in order: the first that matches decides.
 _SIGNS: Final = (
     (NO_BUCKET, r"NoSuchBucket|NO_SUCH_BUCKET|Bucket '[^']*' not found"),
     (EXPIRED, r"ExpiredToken|EXPIRED_TOKEN|TokenRefreshRequired|RequestExpired|session has expired"),
@@ -62,6 +65,15 @@ _OF_S3: Final = re.compile(
     r"AWS Error|Generic S3 error|Error performing (?:GET|PUT|HEAD|POST|DELETE|list)|no credentials found in chain|"
     r"loading credentials|(?:resolving region for b|^B|: B)ucket '|to complete for path"
 )
+# Words of other file systems' libraries when a whole store cannot be used. Problems of one file are not here.
+_OF_OTHERS: Final = (
+    ("gs://", r"google::cloud::Status\((?:UNAVAILABLE|UNAUTHENTICATED)|Generic GCS error"),
+    ("abfss://", r"Azure\d*Core.*AuthenticationException|Generic MicrosoftAzure error"),
+    (
+        "hdfs://",
+        r"Unable to load lib(?:jvm|hdfs)|load libhdfs failed|HDFS connection failed|Generic HdfsObjectStore error",
+    ),
+)
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _KEYS: Final = ("aws_access_key_id", "credential_process", "sso_session", "sso_start_url", "login_session")
 _ROLES: Final = (
@@ -71,9 +83,9 @@ _ROLES: Final = (
 
 
 class AccessError(Exception):
-    """A bucket that cannot be used as things are, whatever is read or written there: no file's fault.
+    """A bucket that cannot be used at present for any file. No file is at fault.
 
-    kind: one of the words above; where: the bucket, and its endpoint; found: what the server or the library said.
+    kind: one of the words above; where: the bucket, and its endpoint; found: the words of the server or the library.
     """
 
     def __init__(self, kind: str, where: str, found: str) -> None:
@@ -86,20 +98,20 @@ class AccessError(Exception):
 
 @dataclass(frozen=True)
 class S3Access:
-    """What is known before any request."""
+    """The settings of S3 that are known before any request."""
 
     endpoint: str  # a URL; empty: Amazon's own
     region: str  # empty: not given
     profile: str
     assumes_role: bool  # by its profile
     has_keys: bool  # in the environment, or by the profile
-    virtual: bool  # the bucket is a part of the host's name, at an endpoint too
+    virtual: bool  # the bucket is part of the host's name, even at an endpoint
     certificates: str  # a file; empty: the system's
 
 
 def s3_access() -> S3Access:
-    """What the environment and the profile say. pyarrow.ArrowInvalid: an endpoint, or a file of profiles, that is
-    none.
+    """Read the environment and the profile. Raise pyarrow.ArrowInvalid for a bad endpoint or an unreadable profile
+    file.
     """
     home = os.environ.get("HOME") or str(Path.home())
     name = os.environ.get("AWS_PROFILE") or "default"
@@ -122,20 +134,20 @@ def s3_access() -> S3Access:
 
 
 def s3_filesystem(bucket: str) -> Any:
-    """pyarrow's file system for one bucket, and perhaps others. pyarrow.ArrowInvalid as above."""
+    """Return pyarrow's file system for a bucket. Raise pyarrow.ArrowInvalid as `s3_access` does."""
     return _filesystem(bucket, s3_access())
 
 
 def delta_options(bucket: str) -> dict[str, str]:
-    """The same for delta-rs: what it is told beside what it finds in the environment, and against it.
+    """Return delta-rs's storage options for a bucket. They override the environment.
 
-    A commit is a PUT of what is not there yet, never anything else, whatever the environment says.
+    A commit is always a conditional PUT of a file that does not exist yet, whatever the environment says.
     """
     access = s3_access()
     region = _region(bucket, access)
     options = {
         "AWS_REGION": region,
-        "AWS_FORCE_CREDENTIAL_LOAD": "true",  # else no profile is read beside an endpoint
+        "AWS_FORCE_CREDENTIAL_LOAD": "true",  # without it no profile is read beside an endpoint
         "AWS_CONDITIONAL_PUT": "etag",
         "AWS_S3_ALLOW_UNSAFE_RENAME": "false",
         "AWS_S3_LOCKING_PROVIDER": "none",
@@ -154,11 +166,17 @@ def delta_options(bucket: str) -> dict[str, str]:
 
 
 def access_error(said: str, *, of_one_file: bool = False) -> AccessError | None:
-    """What a library's words say of the bucket as a whole; None: they are about something else.
+    """Return the AccessError that a library's words mean for the bucket as a whole, or None if they mean something
+    else.
 
-    of_one_file: they are about one file, which alone may be what cannot be had, so the bucket is asked. It is asked
-    too where an answer came without a body, as to HEAD: a few seconds, no more than a request takes that fails.
+    of_one_file: the words are about one file, and only that file may be out of reach, so ask the bucket. Ask it also if
+    an answer came without a body, as to HEAD. This takes a few seconds, no more than any request that fails.
     """
+    for where, signs in _OF_OTHERS:
+        if re.search(signs, said):
+            last = re.search(r"last message of (.*?)(?:\. | error_info=)", said)
+            found = last[1] if last else in_one_line(said) if "↳" in said else said.partition("\n")[0]
+            return AccessError(UNUSABLE, where, re.sub(r"^(?:\w+: )?(?:Unknown error: )?", "", found).rstrip("."))
     kind = _kind(said)
     if kind is None:
         return None
@@ -184,7 +202,7 @@ def access_error(said: str, *, of_one_file: bool = False) -> AccessError | None:
 
 
 def in_one_line(said: str) -> str:
-    """The last words of a library, which may have said many lines, in colours."""
+    """Return the decisive words of a library's message, which may have many lines and colours, in one line."""
     plain = re.split(r"\n +0: ", _COLOUR.sub("", said).strip())[0]  # Rust's backtrace begins there
     if code := re.search(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?", plain):
         return code[1] if code[2] in (None, "", code[1]) else f"{code[1]}: {' '.join(code[2].split())}"
@@ -201,12 +219,12 @@ def in_one_line(said: str) -> str:
 
 
 def bucket_of(uri: str) -> str:
-    """The bucket of a URI of S3; empty for any other."""
+    """Return the bucket of an S3 URI; empty for any other URI."""
     return uri[len("s3://") :].partition("/")[0] if uri.startswith("s3://") else ""
 
 
 def check_bucket(uri: str, filesystem: Any) -> None:
-    """AccessError where the bucket of a URI is not there: a listing below it would be empty, and say nothing."""
+    """Raise AccessError if the bucket of a URI does not exist. A listing below it would look empty instead."""
     bucket = bucket_of(uri)
     if not bucket or filesystem.type_name != "s3":
         return
@@ -223,7 +241,7 @@ def _kind(said: str) -> str | None:
 
 
 def _place(said: str) -> tuple[str, str]:
-    """Bucket and key that a library's words name; empty where they do not."""
+    """Return the bucket and the key that a library's words name; empty where they name none."""
     if found := re.search(r"bucket '([^']+)'", said, re.IGNORECASE):
         key = re.search(r"(?:for|under) key '([^']*)'", said)
         return found[1], key[1] if key else ""
@@ -238,7 +256,7 @@ def _place(said: str) -> tuple[str, str]:
 
 
 def _asked(bucket: str, key: str) -> str | None:
-    """What is said of a listing beside a key, of nothing; None: the bucket answers."""
+    """Probe the bucket with an empty listing beside a key. Return the error's text, or None if the bucket answers."""
     beside = "/".join(filter(None, (bucket, key.rpartition("/")[0], "-")))
     try:
         s3_filesystem(bucket).get_file_info(pafs.FileSelector(beside, allow_not_found=True))
@@ -248,7 +266,7 @@ def _asked(bucket: str, key: str) -> str | None:
 
 
 def _url(endpoint: str) -> str:
-    """An endpoint as both libraries want it."""
+    """Return an endpoint in the form that both libraries accept. Raise pyarrow.ArrowInvalid for any other."""
     if not endpoint:
         return ""
     url = (endpoint if "://" in endpoint else f"https://{endpoint}").rstrip("/")
@@ -259,7 +277,7 @@ def _url(endpoint: str) -> str:
 
 
 def _region(bucket: str, access: S3Access) -> str:
-    """Of the bucket where it is Amazon's: it knows better than the environment."""
+    """Return the bucket's region. For Amazon's buckets, S3's own answer comes before the environment's."""
     if not access.endpoint:
         return _resolved(bucket) or access.region or "us-east-1"
     return access.region or "us-east-1"
@@ -270,12 +288,12 @@ def _resolved(bucket: str) -> str:
     try:
         return str(pafs.resolve_s3_region(bucket))
     except OSError:
-        return ""  # the first request says what is wrong
+        return ""  # the first request will say what is wrong
 
 
 @cache
 def _filesystem(bucket: str, access: S3Access) -> Any:
-    """Kept, since each new one asks where its bucket is."""
+    """Return a bucket's file system. It is cached, because each new one asks for its bucket's region."""
     at = urlsplit(access.endpoint)
     return pafs.S3FileSystem(
         region=_region(bucket, access),
@@ -290,7 +308,7 @@ def _filesystem(bucket: str, access: S3Access) -> Any:
 
 @cache
 def _profile(config: str, credentials: str, name: str) -> dict[str, str]:
-    """A profile's settings in both files; those of a nested section as `s3.addressing_style`."""
+    """Return a profile's settings from both files; a nested section's setting has a name like `s3.addressing_style`."""
     out: dict[str, str] = {}
     sections = {config: "default" if name == "default" else f"profile {name}", credentials: name}
     for path, section in sections.items():

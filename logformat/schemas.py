@@ -1,12 +1,13 @@
-"""Arrow schemas of what Lastkey reads from log files: each column once, with unit and meaning.
+"""Arrow schemas of everything that Lastkey reads from log files; each column is declared once, with unit and meaning.
 
-RECORDS begins with the columns of Spark's own Kafka source, so that a query for a live topic also runs on its files
-(Spark's KafkaRecordToRowConverter, 4.2). As there, every column is nullable; a record without headers has null, not an
-empty list; a record without timestamp has the moment -1 ms, 1969-12-31 23:59:59.999 UTC, not null. One difference: a
-timestamp too large for 64 bits of microseconds is null here, where Spark's source fails; `timestamp_ms` has it.
+RECORDS begins with the columns of Spark's own Kafka source (KafkaRecordToRowConverter, 4.2), so that a query for a live
+topic also runs on its files. As there, every one of these columns is nullable; a record without headers has null, not
+an empty list; and a record without a timestamp has the moment -1 ms, 1969-12-31 23:59:59.999 UTC, not null. There is
+one difference: a timestamp too large for 64 bits of microseconds is null here, where Spark's source fails;
+`timestamp_ms` has it.
 
 The other columns hold Kafka's numbers as stored, including -1 for none, unless the column says null. They use only
-`binary` and `string`, never the large forms, because Spark does not take those for its own types.
+`binary` and `string`, because Spark does not accept the large forms for its own types.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def _column(name: str, kind: Any, meaning: str, *, unit: str = "", nullable: boo
 
 
 HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-HEADERS: Final = pa.list_(pa.field("element", HEADER))  # "element": the name that Spark gives it
+HEADERS: Final = pa.list_(pa.field("element", HEADER))  # Spark names it "element"
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
 _TOPIC = _column("topic", pa.string(), "from the name of the file's folder; null: not known", nullable=True)
@@ -139,7 +140,7 @@ INDEX: Final = pa.schema(
     ]
 )  # fmt: skip
 
-# What the data sources add to a row where it is asked for
+# Columns that the data sources add to a row on request.
 PATH: Final = _column("path", pa.string(), "of the file", nullable=True)
 PROBLEM: Final = _column(
     "problem",
@@ -150,7 +151,9 @@ PROBLEM: Final = _column(
 
 
 def select(schema: Any, columns: Iterable[str] | None) -> Any:
-    """Return the schema of the named columns in the given order; None: all. An unknown name raises ValueError."""
+    """Return the schema of the named columns in the given order, or all of it for None. Raise ValueError for an unknown
+    name.
+    """
     if columns is None:
         return schema
     if isinstance(columns, str):

@@ -16,6 +16,8 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.attack.summary import pytest_addoption, pytest_terminal_summary  # noqa: F401 - hooks
 from tests.golden import Case, golden
+from tests.machine_load import MachineLoad
+from tests.unit import pytest_itemcollected, pytest_runtest_call, pytest_runtest_setup  # noqa: F401 - hooks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,18 +33,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two processes for whole folders, on two cores; no more, for each may hold a session and a broker: 3 GB.
+    """Return two processes for whole folders on two cores; not more, as each may hold a session and a broker: 3 GB.
 
-    A file that is named runs in this process. `-n 0`, `-n 2` say otherwise.
+    A named file runs in this process. `-n 0` and `-n 2` overrule this.
     """
     named = any(".py" in argument for argument in config.args)
     return 0 if named or (os.cpu_count() or 1) < 2 else 2
 
 
 class FromBothEnds(LoadFileScheduling):
-    """The first process takes files from the front of the list, where those with Spark stand; others from the back.
-
-    So one session is started, and a second one only where nothing else is left to do.
+    """Scheduler whose first process takes files from the front of the list, where those with Spark stand; others take
+    them from the back. So one session is started, and a second one only if nothing else is left to do.
     """
 
     def _assign_work_unit(self, node: WorkerController) -> None:
@@ -55,8 +56,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FromBot
     return FromBothEnds(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the process that prints the summary
+        config.pluginmanager.register(MachineLoad())
+
+
 def pytest_collection() -> None:
-    gc.disable()  # what is collected stays to the end: to look for garbage in it is a sixth of the time it takes
+    gc.disable()  # collected objects stay to the end: looking for garbage among them takes a sixth of the time
 
 
 def pytest_collection_finish() -> None:
@@ -64,17 +70,29 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.hookimpl(trylast=True)  # of the tests that are chosen
+@pytest.hookimpl(trylast=True)  # run on the selected tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with tests that need Spark come first."""
-    with_spark = {item.path for item in items if item.get_closest_marker("spark")}
-    items.sort(key=lambda item: item.path not in with_spark)
+    """Put files with Spark first and those with Kafka last, so that each process starts one of the two; long files at
+    both ends, so that no process waits long for the other where they meet.
+    """
+    marks: dict[Path, set[str]] = {}
+    for item in items:
+        marks.setdefault(item.path, set()).update(mark.name for mark in item.iter_markers())
+    items.sort(key=lambda item: _place(marks[item.path]))
+
+
+def _place(marks: set[str]) -> int:
+    if "spark" in marks:
+        return 0
+    if "kafka" in marks:
+        return 4
+    return 1 if marks & {"attack", "airflow"} else 3 if marks & {"slow", "browser"} else 2
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_power_cut() -> Iterator[None]:
-    """Nobody loses power here, and a disk takes milliseconds: this process's files are not flushed. What cannot be
-    flushed, since it is not open, raises as ever. Child processes flush, Spark's and those of tests.
+    """Flush no file of this process, since a disk takes milliseconds and no test cuts its power. Descriptors that are
+    not open raise as ever. Child processes flush: Spark's and those of tests.
     """
     with mock.patch("os.fsync", lambda descriptor: os.fstat(descriptor) and None):
         yield
@@ -82,10 +100,10 @@ def no_power_cut() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The one session of a test run, made as the jobs make theirs."""
+    """Yield the one session of a test run, made as the jobs make theirs."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))  # workers' too
-    from jobs.spark import session
+    from lastkey.jobs.spark import session
 
     made = session.start("lastkey-tests")
     yield made
@@ -94,11 +112,11 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    """The golden partitions by name. Read only."""
+    """Return the golden partitions by name. Read only."""
     return golden(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def now_ms(cases: dict[str, Case]) -> int:
-    """A clock after all of them: the last of their first passes."""
+    """Return a clock after all of them: the last one of their first passes."""
     return max(case.now_ms(1, p) for case in cases.values() for p in case.partitions)

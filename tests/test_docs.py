@@ -18,16 +18,16 @@ import pytest
 from click.testing import CliRunner
 
 from docs import worked_example
-from jobs import errors
-from jobs.command import cli
-from jobs.command.config import JOB_CHECKS, TOPIC_CHECKS, JobSettings, TopicSettings
-from jobs.compact.report import CompactReport
-from jobs.errors import JobError
-from jobs.store import rows as state_rows
-from jobs.store import tables as state
+from lastkey.jobs import errors
+from lastkey.jobs.command import cli
+from lastkey.jobs.command.config import JOB_CHECKS, TOPIC_CHECKS, JobSettings, TopicSettings
+from lastkey.jobs.compact.report import WHY_NEEDED, CompactReport
+from lastkey.jobs.errors import JobError
+from lastkey.jobs.store import rows as state_rows
+from lastkey.jobs.store.paths import TABLES
+from lastkey.udfs.compact.plan import PartitionResult
+from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from tests.builders.trees import files_in
-from udfs.compact.decide_kernels import COUNTER_NAMES
-from udfs.compact.plan import PartitionResult
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("jobs", "logformat", "udfs", "conf", "examples", "notebooks", "docs", "tests")
@@ -45,7 +45,7 @@ KAFKAS_OWN = {"internal.segment.bytes", "log.segment.bytes", "segment.ms", "mess
 
 
 def _section(page: str, heading: str) -> str:
-    """The text below a heading of a page, up to the next one of the same or a higher level."""
+    """Return the text below a heading of a page, up to the next one of the same or a higher level."""
     level = heading.index(" ")
     found = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{level}}} |\Z)", page, re.MULTILINE | re.DOTALL)
     assert found, f"{page.splitlines()[0]}: no section {heading!r}"
@@ -112,11 +112,11 @@ def test_version_is_said_once_more_and_the_same():
 
 def test_each_option_and_table_is_explained_on_one_page():
     """An option's row on COMMANDS.md, a table's on STORE.md, an option of the data sources on theirs: nowhere else."""
-    from jobs.data_source.options import OPTIONS
+    from lastkey.jobs.data_source.options import OPTIONS
 
     homes = {
         "jobs/COMMANDS.md": {opt for name in COMMANDS for option in _options(COMMANDS[name]) for opt in option.opts},
-        "jobs/store/STORE.md": set(state.TABLES),
+        "jobs/store/STORE.md": set(TABLES),
         "jobs/data_source/DATA_SOURCE.md": {
             name for names in OPTIONS.values() for name in names if name != name.lower()
         },
@@ -225,16 +225,18 @@ def test_json_fields_of_compact():
     assert _fields(top) == set(made)
     cells = re.findall(r"^\| (`[^|]*) \|", table.split("`compact` says of each partition")[1], re.MULTILINE)
     assert _fields(" ".join(cells)) == set(made["partitions"][0])
+    reasons = table.split("`archive_needed_because` of `compact`")[1].split("`compact` says of each partition")[0]
+    assert re.findall(r"^\| `(\w+)` \|", reasons, re.MULTILINE) == list(WHY_NEEDED)  # the worst first
 
 
 @pytest.mark.parametrize("job", ["verify", "reindex", "restore", "rollback", "rebuild-state", "vacuum"])
 def test_json_fields_of_the_other_jobs(job):
-    from jobs.rebuild_state import RebuildReport
-    from jobs.reindex.report import ReindexReport
-    from jobs.restore.job import RestoreReport
-    from jobs.rollback import RollbackReport
-    from jobs.vacuum import VacuumReport
-    from jobs.verify.report import VerifyReport
+    from lastkey.jobs.rebuild_state import RebuildReport
+    from lastkey.jobs.reindex.report import ReindexReport
+    from lastkey.jobs.restore.job import RestoreReport
+    from lastkey.jobs.rollback import RollbackReport
+    from lastkey.jobs.vacuum import VacuumReport
+    from lastkey.jobs.verify.report import VerifyReport
 
     report = {"verify": lambda: VerifyReport("archive", "A"), "reindex": lambda: ReindexReport("A", "check"),
               "restore": lambda: RestoreReport("D"),
@@ -252,7 +254,7 @@ def test_fields_of_an_error():
 
 def test_tables_and_states():
     section, tables = STORE_PAGE, _section(STORE_PAGE, "## Tables")
-    assert set(re.findall(r"^\| `(\w+)` \|", tables, re.MULTILINE)) == set(state.TABLES)
+    assert set(re.findall(r"^\| `(\w+)` \|", tables, re.MULTILINE)) == set(TABLES)
     row = re.search(r"^\| `cleaner_state` \| (.*)", tables, re.MULTILINE)[1]
     assert set(re.findall(r"`(\w+)`", row)) - {"standing"} == set(state_rows.STATES)
     picture = _section(STORE_PAGE, "## States of a partition")
@@ -266,7 +268,7 @@ def test_tables_and_states():
 
 
 def _troubles() -> list[str]:
-    """What a user sees, of README's table and of its own page."""
+    """Return the symptoms in README's table, and those in TROUBLESHOOTING.md."""
     tables = _section(README, "## When something goes wrong"), TROUBLESHOOTING
     return [cell for table in tables for cell in re.findall(r"^\| (.*?) \| ", table, re.MULTILINE)[1:]]
 
@@ -285,9 +287,9 @@ def test_messages_of_the_troubleshooting_tables_are_real_and_told_once():
 
 
 def _named_paths(text: str) -> set[str]:
-    """What looks like a path of this project: a link's target, or `folder/name` in back quotes."""
+    """Return words that look like paths of this project: a link's target, or `folder/name` in back quotes."""
     links = {target.split("#")[0] for target in re.findall(r"\]\(([^)#:\s]+)\)", text)}
-    made = (".git", ".venv", ".kafka", "work")
+    made = (".git", ".venv", ".venv-test", ".kafka", "work")
     tops = "|".join(re.escape(path.name) for path in ROOT.iterdir() if path.name not in made)
     quoted = set(re.findall(rf"`(?:\./)?((?:{tops})(?:/[\w./-]*)?)`", text))
     commands = set(re.findall(rf"(?<![\w./-])((?:{tops})/[\w./-]*\w)(?![\w/*<])", text))
@@ -327,19 +329,19 @@ def test_links_of_a_page_lead_somewhere(page):
 
 def test_readme_leads_to_every_page_for_users():
     shown = {(ROOT / target.partition("#")[0]).resolve() for target in re.findall(r"\]\(([^)\s]+)\)", README)}
-    assert set(PAGES) - shown == {ROOT / "README.md", ROOT / "tests/scenarios/README.md"}
+    for_developers = {"README.md", "tests/scenarios/README.md", "tests/attack/README.md"}
+    assert set(PAGES) - shown == {ROOT / name for name in for_developers}
 
 
 def _tour() -> dict[str, str]:
-    """What CONTRIBUTING's picture of the tree says of each path: {"udfs/compact": "...", ...}."""
+    """Return the texts on each path in CONTRIBUTING's picture of the tree: {"udfs/compact": "...", ...}."""
     told: dict[str, str] = {}
-    folder = ""
+    folders: list[str] = []
     for line in (ROOT / "CONTRIBUTING.md").read_text().split("```")[1].splitlines():
         if line.strip():
             name, _, text = line.strip().partition(" ")
-            folder = folder if line.startswith(" ") else name.rstrip("/")
-            path = f"{folder}/{name.rstrip('/')}" if line.startswith(" ") else folder
-            told[path] = text.strip()
+            folders[(len(line) - len(line.lstrip())) // 2 :] = [name.rstrip("/")]
+            told["/".join(folders)] = text.strip()
     return told
 
 
@@ -387,7 +389,7 @@ def test_no_reference_leads_outside_of_the_repository():
 def test_modules_that_are_named_exist():
     """Also in comments, by their file names alone."""
     there = {path.name for path in (*ROOT.glob("*.py"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.py")))}
-    other = {"sitecustomize.py", "kernels.py"}  # Python's own, and one that tests make
+    other = {"sitecustomize.py", "kernels.py", "program.py", "wrong.py"}  # Python's own, and some that tests make
     texts = {path: text for path, text in _texts().items() if path.name != "CHANGELOG.md"}
     named = {(path, name) for path, text in texts.items() for name in re.findall(r"(?<![\w*])[a-z]\w*\.py\b", text)}
     assert len(named) > 50
@@ -491,9 +493,9 @@ def _table(text: str) -> list[tuple[str, ...]]:
 
 @pytest.fixture(scope="module")
 def ran(spark, tmp_path_factory) -> tuple[Path, list[tuple[list[str], int, str, str]]]:
-    """A folder for what examples write, and all of them run: command, exit code, stdout, stderr.
+    """Run all examples. Return the folder that they write to, and of each: command, exit code, stdout, stderr.
 
-    The first as it stands; the others as the script ends, `cli.main`, in the session that is there.
+    The first one runs as it stands; the others as the script ends, by `cli.main`, in the session of the tests.
     """
     work = tmp_path_factory.mktemp("work")
     examples = [shlex.split(re.sub(r"(?<= )work/", f"{work}/", example)) for example in _runnable()]
@@ -529,7 +531,7 @@ def test_examples_of_all_pages_run(ran):
 
 
 def _blocks(page: Path, language: str, work: Path) -> list[str]:
-    """A page's blocks of a language, with the examples' archive for `archive`, and what its commands wrote."""
+    """Return a page's blocks of a language, with the paths of the examples' archive and of `work` put in."""
     archive = ROOT / "examples" / "archive"
     found = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     here = [re.sub(r"(?<=[\"'])archive(?=[\"'])", str(archive), block) for block in found]

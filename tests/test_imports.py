@@ -14,8 +14,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.builders.trees import files_in
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,15 +24,28 @@ SOURCES = {
     for path in files_in(ROOT / package, "**/*.py")
 }
 
-# A room, or a module that lies in none, and what of its package it may import beside itself
+# A room, or a module that lies in none, and all that it may import beside itself, of its own package and those below
 _BASE = {
     "logformat.s3_access", "logformat.errors", "logformat.layout", "logformat.names", "logformat.schemas",
     "logformat.locations",
 }  # fmt: skip
-_BYTES = _BASE | {"logformat.jit", "logformat.regular_files", "logformat.primitives"}
+_BYTES = _BASE | {"logformat.bytes_read", "logformat.jit", "logformat.regular_files", "logformat.primitives"}
 _FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
+_LOGS = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.listing"}  # what udfs read logs by
 _TASK = {"udfs.storage", "udfs.problem", "udfs.segments", "udfs.attempt", "udfs.groups"}
-_SHELL = {"jobs.errors", "jobs.installation", "jobs.topics", "jobs.command", "jobs.archive", "jobs.store"}
+_HOLES = _TASK | {"udfs.holes"}  # not for verify, which has that rule in code of its own
+_RULES = {f"udfs.compact.{name}" for name in ("verdicts", "cleaner", "retention", "plan")}
+_STEPS = _LOGS | _RULES | {f"udfs.compact.{name}" for name in ("scan", "clean", "output")}
+# What of the formats the jobs may know: names, texts and types, no reader of a log
+_NAMES = {
+    "logformat.names", "logformat.schemas", "logformat.errors", "logformat.locations", "logformat.control_characters",
+    "logformat.s3_access",
+    "logformat.side_files.checkpoints",
+    "logformat.bytes_read",  # how far a task is
+    "logformat.listing",  # what a listed segment is, and which files of a folder count: it opens no log but a .swap
+}  # fmt: skip
+_BASICS = {"jobs.errors", "jobs.installation", "jobs.topics"} | _NAMES
+_SHELL = _BASICS | _TASK | {"jobs.command", "jobs.archive", "jobs.store"}
 _JOB = _SHELL | {"jobs.spark"}
 FLOORS: dict[str, set[str]] = {
     "logformat.s3_access": set(),
@@ -44,6 +55,7 @@ FLOORS: dict[str, set[str]] = {
     "logformat.schemas": set(),
     "logformat.control_characters": set(),
     "logformat.locations": {"logformat.s3_access"},
+    "logformat.bytes_read": set(),
     "logformat.cache_folder": {"logformat.errors"},
     "logformat.jit": {"logformat.cache_folder"},
     "logformat.regular_files": {"logformat.errors", "logformat.locations"},
@@ -57,54 +69,65 @@ FLOORS: dict[str, set[str]] = {
     "logformat.writing": _FILES,
     "logformat": {"logformat.batches", "logformat.search", "logformat.writing"},
     "udfs": set(),
-    "udfs.storage": set(),
+    "udfs.storage": _BYTES | {"logformat.side_files"},
     "udfs.groups": set(),
-    "udfs.problem": set(),
-    "udfs.segments": set(),
-    "udfs.attempt": {"udfs.problem"},
-    "udfs.decode": set(),
-    "udfs.dump_files": _TASK | {"udfs.decode"},
-    "udfs.compact": _TASK,
-    "udfs.verify": _TASK,  # never compact: it shares no code with what it checks
-    "udfs.lookup": _TASK,
-    "udfs.reindex": _TASK | {"udfs.compact", "udfs.verify"},
-    "udfs.data_source": _TASK | {"udfs.compact", "udfs.lookup"},
-    "udfs.report": _TASK | {"udfs.compact"},
+    "udfs.problem": {"logformat.errors"},
+    "udfs.segments": {"logformat.listing"},
+    "udfs.attempt": {"logformat.errors", "udfs.problem"},
+    "udfs.holes": _LOGS | {"logformat.search", "udfs.storage", "udfs.problem", "udfs.segments"},
+    "udfs.decode": {"logformat.jit", "logformat.primitives"},
+    "udfs.dump_files": _FILES | _HOLES | {"logformat.listing", "logformat.dump", "udfs.decode"},
+    "udfs.compact": set(),
+    "udfs.compact.verdicts": set(),
+    "udfs.compact.cleaner": {"logformat.layout", "udfs.compact.verdicts"},
+    "udfs.compact.retention": {"udfs.compact.cleaner"},
+    "udfs.compact.plan": _LOGS | _TASK | {"udfs.compact.retention"},
+    "udfs.compact.scan": _LOGS | _HOLES | _RULES,
+    "udfs.compact.clean": _LOGS | _TASK | _RULES | {"udfs.compact.scan"},
+    "udfs.compact.output": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.compact.clean"},
+    "udfs.compact.split": _TASK | _STEPS,
+    "udfs.compact.expire_records": _TASK | _STEPS,
+    "udfs.compact.one_task": _TASK | _STEPS | {"udfs.compact.expire_records"},
+    "udfs.compact.warm_up": _STEPS | {"udfs.compact.split", "udfs.compact.one_task"},
+    "udfs.verify": _LOGS | _TASK,  # never compact: it shares no code with what it checks
+    "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
+    "udfs.reindex": _LOGS | _TASK | {"udfs.compact", "udfs.verify"},
+    "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.compact", "udfs.lookup"},
+    "udfs.report": _LOGS | _TASK | {"udfs.compact"},
     "jobs": set(),
     "jobs.installation": set(),
     "jobs.errors": {"jobs.installation"},
     "jobs.topics": set(),
-    "jobs.command": {"jobs.errors", "jobs.installation", "jobs.topics"},
-    "jobs.archive": {"jobs.errors", "jobs.topics"},
-    "jobs.store": {"jobs.errors", "jobs.topics"},
-    "jobs.spark": {"jobs.errors", "jobs.installation", "jobs.topics", "jobs.command", "jobs.store"},
-    "jobs.compact": _JOB,
-    "jobs.verify": _JOB,
+    "jobs.command": _BASICS | {"udfs.storage", "udfs.problem", "udfs.compact.retention"},
+    "jobs.archive": _BASICS | _TASK,
+    "jobs.store": _BASICS | {"udfs.storage", "udfs.segments", "udfs.compact.retention", "udfs.lookup.minutes"},
+    "jobs.spark": _SHELL - {"jobs.archive"},
+    "jobs.compact": _JOB | {"udfs.compact"},
+    "jobs.verify": _JOB | {"udfs.verify"},
     "jobs.restore": _JOB,
-    "jobs.rollback": _JOB,
+    "jobs.rollback": _JOB | {"udfs.data_source"},
     "jobs.runs": _JOB,
     "jobs.rebuild_state": _JOB,
     "jobs.vacuum": _JOB,
-    "jobs.reindex": _JOB,
-    "jobs.lookup": _JOB,
-    "jobs.inspect_log": _JOB,
-    "jobs.functions": set(),
-    "jobs.data_source": _SHELL,  # never spark: where Spark plans a source there is no session
-    "jobs.report": _JOB | {"jobs.compact"},
-    "jobs.notebook": _JOB | {"jobs.report"},
-    "jobs.prepare": _JOB,
+    "jobs.reindex": _JOB | {"udfs.reindex"},
+    "jobs.lookup": _JOB | {"udfs.lookup"},
+    "jobs.inspect_log": _JOB | {"logformat.dump", "udfs.dump_files"},  # lists files, adds up findings
+    "jobs.functions": {"udfs.decode"},
+    "jobs.data_source": _SHELL | {"udfs.data_source"},  # never spark: where Spark plans a source there is no session
+    "jobs.report": _JOB | {"jobs.compact", "udfs.report"},
+    "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
+    "jobs.api": _SHELL | {"jobs.compact", "jobs.verify", "jobs.reindex", "jobs.restore"},  # of a job its report's type
+    "jobs.prepare": _JOB | {"udfs.lookup.minutes"},
     "jobs.__main__": {"jobs.command", "jobs.spark"},
 }
-OURS = {"logformat": {"logformat"}, "udfs": {"udfs", "logformat"}, "jobs": {"jobs", "udfs", "logformat"}}
-# What of the formats the jobs may know: names, texts and types, no reader of a log
-FORMATS_FOR_JOBS = {
-    "logformat.names", "logformat.schemas", "logformat.errors", "logformat.locations", "logformat.control_characters",
-    "logformat.s3_access",
-    "logformat.side_files.checkpoints",
-    "logformat.listing",  # what a listed segment is, and which files of a folder count: it opens no log but a .swap
-}  # fmt: skip
 # What kernels may import beside other kernels: what checksums are made of is inlined into them
-FOR_KERNELS = {"logformat.layout", "logformat.jit", "logformat.primitives.crc32", "logformat.primitives.crc32c"}
+FOR_KERNELS = {
+    "udfs.compact.verdicts",
+    "logformat.layout",
+    "logformat.jit",
+    "logformat.primitives.crc32",
+    "logformat.primitives.crc32c",
+}
 
 CODECS = {"google_crc32c", "cramjam", "zstandard", "lz4", "snappy"}
 THIRD_PARTY = {
@@ -115,22 +138,23 @@ THIRD_PARTY = {
 }  # fmt: skip
 ONLY_IN = {
     "delta": "jobs.store",
-    "py4j": "jobs.store",
+    "py4j": "jobs.spark.session",
     "deltalake": "jobs.store",
-    "click": "jobs.command.cli",
+    "click": "jobs.command",
     "tqdm": "jobs.command.progress",
     "fastavro": "udfs.decode.avro",
     "matplotlib": "jobs.report.plots",
     "jinja2": "jobs.report.page",
     "pandas": "jobs.notebook",
 }
-LONGEST = 500
+LONGEST, LONGEST_OF_KERNELS = 500, 350  # lines
 
 
 def module_of(name: str) -> str | None:
-    """The module of ours that a dotted name is, or lies in; None: of somebody else."""
-    parts = name.split(".")
-    if parts[0] not in PACKAGES:
+    """Return the module of ours that a dotted name is, or lies in, without `lastkey.`; None: somebody else's."""
+    top, _, rest = name.partition(".")
+    parts = rest.split(".")
+    if top != "lastkey" or parts[0] not in PACKAGES:
         return None
     for n in range(len(parts), 0, -1):
         for module in (".".join(parts[:n]), ".".join([*parts[:n], "__init__"])):
@@ -144,7 +168,7 @@ def within(module: str, room: str) -> bool:
 
 
 def floor_of(module: str) -> str:
-    """The entry of FLOORS that a module belongs to."""
+    """Return the entry of FLOORS that a module belongs to."""
     names = [room for room in FLOORS if within(module, room) and (room not in PACKAGES or module == f"{room}.__init__")]
     assert names, f"{module}: in no room of the table"
     return max(names, key=len)
@@ -166,31 +190,76 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_imports_only_what_its_room_may(module):
-    package, floor = module.partition(".")[0], floor_of(module)
-    for name in imports(SOURCES[module]):
-        top = name.partition(".")[0]
-        ours = module_of(name)
-        if ours is None:
-            assert top in sys.stdlib_module_names or top in THIRD_PARTY[package], name
-            assert within(module, ONLY_IN.get(top, module)), name
-            continue
-        assert ours.partition(".")[0] in OURS[package], name
-        if ours.partition(".")[0] == package:
-            assert within(ours, floor) or any(within(ours, room) for room in FLOORS[floor]), f"{floor} imports {name}"
-        if package == "jobs" and top == "logformat":
-            assert ours in FORMATS_FOR_JOBS, f"{name}: a job reads log files only through udfs"
-        if module.endswith("_kernels"):
-            assert ours.endswith("_kernels") or ours in FOR_KERNELS, f"{name}: kernels import only kernels"
+def wrong_with(module: str, name: str) -> str | None:
+    """Return why a module may not import a name; None: it may."""
+    package, floor, top = module.partition(".")[0], floor_of(module), name.partition(".")[0]
+    ours = module_of(name)
+    if ours is None:
+        if top not in sys.stdlib_module_names and name != "lastkey" and top not in THIRD_PARTY[package]:
+            return f"no package of {package}'s"
+        return None if within(module, ONLY_IN.get(top, module)) else f"only {ONLY_IN[top]} may"
+    if not any(within(ours, room) for room in (floor, *FLOORS[floor])):
+        return f"FLOORS lets {floor} import no such room"
+    if module.endswith("_kernels") and not ours.endswith("_kernels") and ours not in FOR_KERNELS:
+        return "kernels import only kernels"
+    return None
 
 
-def test_the_table_has_no_room_that_is_not_there_and_every_one_that_is():
+def test_every_module_imports_only_what_its_room_may():
+    assert len(SOURCES) > 200
+    found = [
+        f"{module} imports {name}: {why}"
+        for module, path in SOURCES.items()
+        for name in imports(path)
+        if (why := wrong_with(module, name))
+    ]
+    assert found == []
+
+
+def test_the_check_of_imports_finds_each_kind_of_offence():
+    """A check that lists nobody is no better than none."""
+    assert [
+        wrong_with("udfs.attempt", "pyspark.sql"),
+        wrong_with("jobs.vacuum", "deltalake.DeltaTable"),
+        wrong_with("logformat.names", "lastkey.udfs.storage"),
+        wrong_with("udfs.verify.partition", "lastkey.udfs.compact.plan"),
+        wrong_with("jobs.vacuum", "lastkey.logformat.batches"),
+        wrong_with("jobs.vacuum", "lastkey.udfs.report.measure_kernels"),
+        wrong_with("jobs.spark.tasks", "lastkey.udfs.compact.plan"),
+        wrong_with("logformat.batches.walk_kernels", "lastkey.logformat.names"),
+    ] == [
+        "no package of udfs's",
+        "only jobs.store may",
+        "FLOORS lets logformat.names import no such room",
+        "FLOORS lets udfs.verify import no such room",
+        "FLOORS lets jobs.vacuum import no such room",
+        "FLOORS lets jobs.vacuum import no such room",
+        "FLOORS lets jobs.spark import no such room",
+        "kernels import only kernels",
+    ]
+
+
+def test_the_table_names_exactly_the_rooms_that_exist():
     assert {floor_of(module) for module in SOURCES} == set(FLOORS)
-    named = (
-        {room for rooms in FLOORS.values() for room in rooms} | set(ONLY_IN.values()) | FORMATS_FOR_JOBS | FOR_KERNELS
-    )
+    named = {room for rooms in FLOORS.values() for room in rooms} | set(ONLY_IN.values()) | FOR_KERNELS
     assert not {room for room in named if not any(within(module, room) for module in SOURCES)}
+
+
+def defined_elsewhere(path: Path) -> Iterator[str]:
+    """Yield what is imported from a module of ours that has it from another one: a way around FLOORS."""
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom) and (ours := module_of(node.module or "")) and ours in SOURCES:
+            passed_on = {name.rpartition(".")[2] for name in imports(SOURCES[ours])}
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name in passed_on)
+
+
+def test_names_are_imported_from_where_they_are_defined():
+    found = {
+        module: names
+        for module, path in SOURCES.items()
+        if not module.endswith("__init__") and (names := list(defined_elsewhere(path)))
+    }
+    assert found == {}
 
 
 def test_no_import_runs_in_a_circle():
@@ -205,16 +274,39 @@ def test_no_import_runs_in_a_circle():
         graphlib.TopologicalSorter({key: used - {key} for key, used in graph.items()}).prepare()  # raises CycleError
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_length_and_name(module):
-    path = SOURCES[module]
-    n = len(path.read_text(encoding="utf-8").splitlines())
-    assert n <= LONGEST, f"{n} lines: split it"
-    if path.stem.endswith("_kernels"):
-        assert n <= 350, f"{n} lines of kernels"
-    for part in (*path.relative_to(ROOT).parts[1:-1], path.stem):
-        assert part not in sys.stdlib_module_names or part.startswith("__"), part
-        assert part not in ("common", "utils", "helpers", "util", "misc")
+def test_modules_are_short_and_named_for_what_they_hold():
+    long, misnamed = {}, []
+    for module, path in SOURCES.items():
+        n = len(path.read_text(encoding="utf-8").splitlines())
+        if n > (LONGEST_OF_KERNELS if path.stem.endswith("_kernels") else LONGEST):
+            long[module] = n
+        for part in (*path.relative_to(ROOT).parts[1:-1], path.stem):
+            hides = part in sys.stdlib_module_names and not part.startswith("__")
+            if hides or part in ("common", "utils", "helpers", "util", "misc"):
+                misnamed.append(module)
+    assert long == {}, "split them"
+    assert misnamed == []
+
+
+def test_nobody_imports_a_package_by_its_bare_name():
+    """A bare `jobs` works in a checkout, as a second copy of the module, and is missing from the wheel."""
+    bare = re.compile(
+        r"(?<!from lastkey )\b(?:from|import) (?:jobs|udfs|logformat)(?:\.\w+)* ?(?:import|[;,\"']|$)"
+        r"|import (?:\w+, )+(?:jobs|udfs|logformat)\b|[\"'](?:jobs|udfs|logformat)\.\w+[.:]\w"
+        r"|(?<![\w./])(?:jobs|udfs|logformat)\.[\w.]+(?::\w|\.\{)"
+    )
+    kinds = {".py", ".ipynb", ".md", ".sh", ".toml", ".conf"}
+    texts = [path for path in ROOT.rglob("*") if path.suffix in kinds and path.name != "CHANGELOG.md"]
+    texts = [path for path in texts if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
+    found = {
+        f"{path.relative_to(ROOT)}:{number}": line
+        for path in texts
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if bare.search(line)
+    }
+    assert len(texts) > 500
+    assert found == {}
 
 
 def test_the_session_is_made_in_one_place():
@@ -282,7 +374,7 @@ def test_asserts_check_no_input():
 
 def test_the_kernel_cache_sees_every_kernel():
     """What is compiled lies in a file whose change makes another cache folder: old machine code would run else."""
-    from logformat import jit
+    from lastkey.logformat import jit
 
     stamped = {path for pattern in jit._SOURCES for path in ROOT.glob(pattern)}
     compiled = {

@@ -13,11 +13,49 @@ from pathlib import Path
 
 import pytest
 
-from jobs import errors
+from lastkey.jobs import errors
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKED = ("jobs", "logformat", "udfs", "conf")
-EXTRAS = ("matplotlib", "fastavro")
+PACKED = ("lastkey", "jobs", "logformat", "udfs", "conf")
+OURS = ("lastkey/", "pyspark_kafka_log")  # all that may land in site-packages
+EXTRAS = ("fastavro",)
+# What a user's program does, checked by `mypy --strict` and then run, beside packages that have names of ours
+PROGRAM = """
+import sys
+import threading
+from collections.abc import Sequence
+
+from pyspark.sql import SparkSession
+
+import lastkey
+
+ARCHIVE: str = sys.argv[1]
+TABLES = {"topics": {"prices": {"cleanup.policy": "compact"}}, "job": {"without.spark.bytes": 0}}
+
+
+def work() -> None:
+    report: lastkey.CompactReport = lastkey.compact(ARCHIVE, "store", config=TABLES)
+    made.append((report.exit_code, report.problems))
+    made.append((lastkey.verify(store="store").exit_code, lastkey.restore("store", "restored").problems))
+
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+made: list[tuple[int, Sequence[object]]] = []
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+assert made == [(0, []), (0, [])], made
+with lastkey.open_partition(f"{ARCHIVE}/prices-0") as log:
+    read = sum(batch.num_rows for batch in log.records(["offset"]))
+found = spark.read.format("kafka_log").option("topics", "prices").load(ARCHIVE).count()  # Spark's discovery
+lastkey.register(spark)
+assert found == spark.read.format("kafka_log").option("topics", "prices").load(ARCHIVE).count() == read
+assert not spark.sparkContext._jsc.sc().isStopped()
+try:
+    lastkey.compact("/nope", "store")
+except lastkey.JobError as error:
+    print(error.line())
+"""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -45,7 +83,7 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def lastkey(wheel, tmp_path_factory) -> Path:
-    """The command of an environment that has the wheel, and the packages of this run but for those of the extras."""
+    """Return the command of an environment with the wheel, and with this run's packages except those of the extras."""
     folder = tmp_path_factory.mktemp("installed")
     made = _run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
     assert made.returncode == 0, made.stderr
@@ -64,9 +102,10 @@ def lastkey(wheel, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def elsewhere(tmp_path) -> Path:
-    """A folder with another package that is called as one of ours."""
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "__init__.py").write_text("raise ImportError('not ours')\n")
+    """Make a folder to run commands in, with a company's own packages that have the names of our folders."""
+    for name in ("jobs", "udfs", "logformat", "conf"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('not ours')\n")
     return tmp_path
 
 
@@ -78,8 +117,10 @@ def test_the_wheel_holds_what_runs_and_nothing_else(wheel):
         for path in (ROOT / top).rglob("*")
         if path.is_file() and path.suffix != ".md" and "__pycache__" not in path.parts
     }
-    expected = {name.replace("conf/", "jobs/conf/", 1) if name.startswith("conf/") else name for name in there}
+    inside = {name.replace("conf/", "jobs/conf/", 1) if name.startswith("conf/") else name for name in there}
+    expected = {name if name.startswith("lastkey/") else f"lastkey/{name}" for name in inside}
     expected |= {path.name for path in ROOT.glob("*.py")}
+    assert all(name.startswith(OURS) for name in expected)
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == expected
 
@@ -101,15 +142,16 @@ def test_help_version_and_a_mistake(lastkey, elsewhere):
 
 
 @pytest.mark.slow
+def test_a_report_is_made_with_what_a_plain_install_brings(lastkey, elsewhere):
+    done = _run(lastkey, "report", ROOT / "examples" / "archive", "--output", "page.html", cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert "<svg" in (elsewhere / "page.html").read_text()
+
+
+@pytest.mark.slow
 def test_an_extra_that_is_missing_is_one_clear_message(lastkey, elsewhere):
-    archive = ROOT / "examples" / "archive"
-    report = _run(lastkey, "report", archive, "--output", "page.html", cwd=elsewhere)
-    assert report.returncode == errors.ENVIRONMENT
-    assert report.stderr == (
-        "error: a report's page needs the package matplotlib, which is not installed; pip install 'lastkey[plot]'\n"
-    )
     python = lastkey.with_name("python")
-    code = "from jobs.functions import register; print(register.__name__); import udfs.decode.avro"
+    code = "from lastkey.jobs.functions import register; print(register.__name__); import lastkey.udfs.decode.avro"
     avro = _run(python, "-P", "-c", code, cwd=elsewhere)
     assert avro.stdout == "register\n", avro.stderr
     assert avro.stderr.splitlines()[-1].endswith("needs the package fastavro: pip install 'lastkey[avro]'")
@@ -133,3 +175,29 @@ def test_the_main_job_runs(lastkey, elsewhere, without_spark):
     restored = _run(lastkey, "restore", "--store", "store", "--output", "restored", cwd=elsewhere)
     assert restored.returncode == 0, restored.stderr
     assert list((elsewhere / "restored" / "prices-0").glob("*.log"))
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_python_program_runs_jobs_in_a_session_of_its_own(lastkey, elsewhere):
+    """Spark's workers compact, and find the data source, with decoys of our folders' names on PYTHONPATH."""
+    (elsewhere / "program.py").write_text(PROGRAM)
+    python = lastkey.with_name("python")
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"  # as an activated environment has it
+    done = _run(
+        python, "program.py", ROOT / "examples" / "archive", cwd=elsewhere, PATH=path, PYTHONPATH=str(elsewhere)
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "/nope: expected a folder with Kafka log directories, found none\n"
+
+
+@pytest.mark.slow
+def test_a_program_s_types_are_checked(lastkey, elsewhere):
+    """A wrong one is found: without py.typed every name would be Any."""
+    (elsewhere / "program.py").write_text(PROGRAM)
+    (elsewhere / "wrong.py").write_text(
+        "import lastkey\nlastkey.compact(5, 'S').exit_code.upper()\nlastkey.compacted\n"
+    )
+    mypy = (lastkey.with_name("python"), "-m", "mypy", "--strict", "--no-incremental")
+    right = _run(*mypy, "program.py", "wrong.py", cwd=elsewhere)
+    assert [line.partition(": ")[0] for line in right.stdout.splitlines()[:-1]] == ["wrong.py:2"] * 2 + ["wrong.py:3"]

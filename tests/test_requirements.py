@@ -37,7 +37,7 @@ def _locked(path: str) -> dict[str, set[str]]:
 def _pins() -> dict[str, list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
-    run = [*project["project"]["dependencies"], *extras["plot"], *extras["avro"]]
+    run = [*project["project"]["dependencies"], *extras["avro"]]
     groups = project["dependency-groups"]
     return dict(zip(LOCKS, (run, run + groups["dev"], groups["build"], groups["lock"], AIRFLOW_PINS), strict=True))
 
@@ -73,7 +73,7 @@ def test_no_index_is_named(path):
 
 
 def _wheel(folder: Path, name: str) -> str:
-    """A package of nothing; its line of a lock file."""
+    """Make an empty package, and return its line of a lock file."""
     path = folder / f"{name}-1-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
         info = f"{name}-1.dist-info"
@@ -112,7 +112,38 @@ def python(tmp_path_factory):
     ],
 )  # fmt: skip
 def test_a_file_with_another_hash_is_not_installed(tmp_path, python, spoilt, said):
-    """spark-submit.sh in a checkout of which the environment is made of two packages that lie beside it."""
+    done = _script(tmp_path, python, spoilt)("--help")
+    checkout = tmp_path / "checkout"
+    assert said in done.stderr
+    made = (checkout / ".venv" / ".lastkey-pins").exists()
+    assert made == (not spoilt), done.stderr
+    assert (done.returncode == 5) == bool(spoilt)
+    assert ("lastkey_test_run" in _installed(checkout / ".venv")) == (not spoilt)
+
+
+@pytest.mark.slow
+def test_tests_and_jobs_have_an_environment_each(tmp_path, python):
+    """Neither command makes the other's, or adds to it; each is made anew after a change of its own lock file alone."""
+    run, checkout = _script(tmp_path, python), tmp_path / "checkout"
+    assert ".venv-test" in run("test").stderr
+    assert not (checkout / ".venv").exists()
+    assert _installed(checkout / ".venv-test") == {"lastkey_test_build", "lastkey_test_dev"}
+    assert run("--help").returncode == 0
+    assert _installed(checkout / ".venv") == {"lastkey_test_build", "lastkey_test_run"}
+    with (checkout / "requirements" / "dev.txt").open("a") as lock:
+        lock.write("# changed\n")
+    assert "making the Python environment" not in run("--help").stderr
+    assert "making the Python environment" in run("test").stderr
+    assert "making the Python environment" not in run("test").stderr
+
+
+def _installed(venv: Path) -> set[str]:
+    site = next(venv.glob("lib/python*/site-packages"))
+    return {path.name.split("-")[0] for path in site.glob("lastkey_test_*.dist-info")}
+
+
+def _script(tmp_path: Path, python: Path, spoilt: str = ""):
+    """spark-submit.sh in a checkout of which the environments are made of packages that lie beside it."""
     checkout, wheels, java = tmp_path / "checkout", tmp_path / "wheels", tmp_path / "java" / "bin" / "java"
     for folder in (checkout / "requirements", wheels, java.parent):
         folder.mkdir(parents=True)
@@ -132,12 +163,11 @@ def test_a_file_with_another_hash_is_not_installed(tmp_path, python, spoilt, sai
         "JAVA_HOME": str(tmp_path / "java"),
         "LASTKEY_PYTHON": str(python),
     }
-    done = subprocess.run(
-        [checkout / "spark-submit.sh", "--help"], env=env, capture_output=True, text=True, check=False
-    )
-    assert said in done.stderr
-    made = (checkout / ".venv" / ".lastkey-pins").exists()
-    assert made == (not spoilt), done.stderr
-    assert (done.returncode == 5) == bool(spoilt)
-    site = next((checkout / ".venv").glob("lib/python*/site-packages"))
-    assert (site / "lastkey_test_run-1.dist-info").exists() == (not spoilt)
+    (checkout / "lastkey").mkdir()
+    (checkout / "lastkey" / "__main__.py").touch()
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [checkout / "spark-submit.sh", *words]
+        return subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=False)
+
+    return run

@@ -1,1 +1,1 @@
-"""What Spark runs on Arrow batches: plain functions over columns and files. Never imports pyspark."""
+"""Plain functions over columns and files, which Spark runs on Arrow batches. Never imports pyspark."""

@@ -1,24 +1,42 @@
-"""Work on one thing that gives a result, or the problem that stopped it: one bad partition costs no other."""
+"""Attempts at a partition, segment or file: a result, or the problem that stopped it. A bad one stops no other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
-from logformat.errors import stopped
-from udfs.problem import Problem, SetAside
+from lastkey.logformat.errors import stopped
+from lastkey.udfs.problem import Problem, SetAside
 
 R = TypeVar("R")
+_LOG = logging.getLogger("lastkey")
 
 
-def attempt(name: str, work: Callable[[], R]) -> R | Problem:
-    """What `work` gives, or why it gave nothing; `name` is that of the partition, segment or file it works on.
+@contextmanager
+def timed(name: str) -> Iterator[None]:
+    """Tell --verbose when the work on a partition, segment or file begins, and how long it took."""
+    _LOG.debug("%s: begins", name)
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        _LOG.debug("%s: %.2f s", name, time.perf_counter() - began)
 
-    All that ends a partition's work ends here, in every job: SetAside, LogFormatError, and whatever nobody thought of
-    (`logformat.errors.stopped` says which kinds there are). Raises OSError of a full disk.
+
+def attempt(name: str, work: Callable[[], R], *, told: bool = True) -> R | Problem:
+    """Return the result of `work`, or the problem that stopped it.
+
+    name: the partition, segment or file that `work` is about; told: log for --verbose how long it took.
+
+    Every job turns errors into problems here: SetAside, LogFormatError, and unexpected ones (`logformat.errors.stopped`
+    sorts them). Raises OSError for a full disk.
     """
     try:
-        return work()
+        with timed(name) if told else nullcontext():
+            return work()
     except SetAside as reason:
         return reason.problem
     except Exception as error:  # of whatever kind: the other partitions go on

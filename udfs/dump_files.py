@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
 import pyarrow.compute as pc
 
-from logformat import names
-from logformat.dump.files import DumpFile, DumpOptions, asked_for, dump_files, list_files
-from logformat.dump.findings import Findings
-from logformat.dump.log_options import NO_LIMIT, Decoder, LogOptions, Wanted, as_strings
-from logformat.messages import coordinator_records
-from udfs.attempt import attempt
-from udfs.decode.decoders import decode, decoder
-from udfs.groups import groups
-from udfs.problem import Problem
-from udfs.storage import flush_folder, open_root
-
-__all__ = ["DumpFile", "Findings", "asked_for", "dump_files", "list_files"]  # for jobs, beside what is defined here
+from lastkey.logformat import names
+from lastkey.logformat.dump.files import DumpFile, DumpOptions, asked_for, dump_files
+from lastkey.logformat.dump.findings import Findings
+from lastkey.logformat.dump.log_options import NO_LIMIT, Decoder, LogOptions, RecordLimits, as_strings
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.messages import coordinator_records
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.decode.decoders import decode, decoder
+from lastkey.udfs.groups import groups
+from lastkey.udfs.holes import ACCEPT_HINT, GapFinder, gaps_between
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import Traces
+from lastkey.udfs.storage import flush_folder, open_root
 
 _TASK_BYTES: Final = 64 << 20
-_MOST_FOUND: Final = 4 << 20  # bytes of text that a search carries back of a file
-_SAID: Final = 20  # findings of a kind that are told of a file: a compacted log has a gap for every record that went
+_MOST_FOUND: Final = 4 << 20  # bytes of text that a search returns of a file
+_SAID: Final = 20  # findings of a kind that are reported per file: a compacted log has a gap for every removed record
 
 
 @dataclass(frozen=True)
 class DumpSpec:
-    """What is shown; as kafka-dump-log's options, and ours."""
+    """Options of a dump: kafka-dump-log's, and ours."""
 
     deep: bool = False
     print_data: bool = False
@@ -42,22 +45,22 @@ class DumpSpec:
     key_decoder: str = "string"  # a name of udfs.decode.decoders
     value_decoder: str = "string"
     records: str = ""  # a name of logformat.messages.coordinator_records, for Kafka's own topics; "": none
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: RecordLimits = field(default_factory=RecordLimits)
 
 
 @dataclass(frozen=True)
 class DumpTask:
-    """One file to be dumped into another."""
+    """One file to dump into another."""
 
     file: DumpFile
     output_uri: str
-    name: str  # of the text, below the output
+    name: str  # path of the text below the output
     spec: DumpSpec
 
 
 @dataclass(frozen=True)
 class SearchTask:
-    """Files of which only some records are wanted."""
+    """Files to search for the wanted records."""
 
     files: tuple[DumpFile, ...]
     spec: DumpSpec
@@ -65,15 +68,15 @@ class SearchTask:
 
 @dataclass(frozen=True)
 class Searched:
-    """What was found in a file."""
+    """Result of a search in one file."""
 
-    text: bytes | None  # None: too much to be carried
+    text: bytes | None  # None: too much to return
     findings: Findings
 
 
 @dataclass(frozen=True)
 class Dumped:
-    """What became of one file."""
+    """Result for one dumped file."""
 
     path: str
     name: str
@@ -84,7 +87,9 @@ class Dumped:
 
 
 def dump_options(spec: DumpSpec) -> DumpOptions:
-    """The same for `logformat.dump.files`; an unknown decoder raises ValueError that says the nearest one."""
+    """Return a spec as options of `logformat.dump.files`. Raises ValueError, with the closest match, for unknown
+    decoders.
+    """
     decode_records: Decoder | None = None
     if spec.records:
         decode_records = partial(coordinator_records.decode_records, spec.records)
@@ -112,7 +117,7 @@ class _Named:
 
 
 def _shown(values: Any, name: str) -> Any:
-    """Values as text; one that is malformed as what it is not, with its bytes."""
+    """Return values as text; a malformed value becomes `<no NAME: 0x...>` with its bytes."""
     text = decode(values, name)
     text = decode(text, "hex") if name == "payload" else text.cast("string")
     malformed = pc.and_(pc.is_valid(values), pc.is_null(text))
@@ -122,16 +127,26 @@ def _shown(values: Any, name: str) -> Any:
     return pc.if_else(malformed, said, text)
 
 
+def dump(files: Iterable[DumpFile], spec: DumpSpec, write: Callable[[Any], object]) -> Findings:
+    """Write files as text, one after the other, and return what was found in them."""
+    return dump_files(files, dump_options(spec), write)
+
+
+def files_of_spec(files: Sequence[DumpFile], spec: DumpSpec) -> list[DumpFile]:
+    """Return the files that can hold what is asked for."""
+    return asked_for(files, dump_options(spec))
+
+
 def topic_of(file: DumpFile) -> str | None:
-    """By the name of its folder."""
+    """Return the topic that the name of a file's folder states; None if the folder is no partition's."""
     folder = names.parse_partition_folder(file.path.rpartition("/")[0].rpartition("/")[2])
     return None if folder is None else folder.topic
 
 
 def dump_tasks(files: Iterable[DumpFile], spec: DumpSpec, output_uri: str) -> list[DumpTask]:
-    """A task for each file; texts lie in the output by folder and name, with `.txt` or `.jsonl` behind.
+    """Return a task for each file; texts lie below the output by folder and name, with the suffix `.txt` or `.jsonl`.
 
-    Raises ValueError for two files of one name in folders of one name.
+    Raises ValueError if two files of one name lie in folders of one name, because both would become one text.
     """
     suffix = "jsonl" if spec.as_json else "txt"
     tasks: dict[str, DumpTask] = {}
@@ -145,12 +160,12 @@ def dump_tasks(files: Iterable[DumpFile], spec: DumpSpec, output_uri: str) -> li
 
 
 def search_tasks(files: Sequence[DumpFile], spec: DumpSpec) -> list[SearchTask]:
-    """Consecutive files up to a size make up a task."""
+    """Return tasks of consecutive files, each of up to 64 MiB or a single file."""
     return [SearchTask(group, spec) for group in groups(files, lambda file: file.size, _TASK_BYTES)]
 
 
 def search_files(task: SearchTask) -> list[Searched]:
-    """What each file of a task holds."""
+    """Return what a search finds in each file of a task."""
     return [_search(file, task.spec) for file in task.files]
 
 
@@ -166,7 +181,9 @@ def _search(file: DumpFile, spec: DumpSpec) -> Searched:
 
 
 def dump_to_file(task: DumpTask) -> Dumped:
-    """One file as a file of text or JSON lines. Only a full disk raises OSError."""
+    """Write one log or side file as text or JSON lines. Raises OSError for a full disk only, and returns other
+    problems.
+    """
     done = attempt(f"{task.output_uri}/{task.name}", lambda: _dump_to_file(task))
     return Dumped(task.file.shown, task.name, 0, (str(done),), 1) if isinstance(done, Problem) else done
 
@@ -184,11 +201,19 @@ def _dump_to_file(task: DumpTask) -> Dumped:
     )
 
 
+def gaps_of_folder(segments: Sequence[ListedSegment], traces: Traces, wanted: RecordLimits) -> list[Problem]:
+    """Return a partition's gaps within the wanted offsets, up to the first damage: the dump reports damage itself."""
+    out: list[Problem] = []
+    with suppress(LogFormatError):
+        out.extend(gaps_between(segments, traces, wanted.start_offset, wanted.end_offset, GapFinder(ACCEPT_HINT)))
+    return out
+
+
 def wanted_of(
     start_offset: int | None, end_offset: int | None, start_ms: int | None, end_ms: int | None, key: bytes | None
-) -> Wanted:
-    """Limits of records; None: none."""
-    wanted = Wanted(start_ms=start_ms, end_ms=end_ms, key=key)
+) -> RecordLimits:
+    """Return the limits of wanted records; None is no limit."""
+    wanted = RecordLimits(start_ms=start_ms, end_ms=end_ms, key=key)
     if start_offset is not None:
         wanted = replace(wanted, start_offset=start_offset)
     return wanted if end_offset is None else replace(wanted, end_offset=end_offset)

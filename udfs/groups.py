@@ -1,4 +1,4 @@
-"""What a task is given: consecutive things up to a size."""
+"""Groups of consecutive items up to a size: one task gets one group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def groups(items: Iterable[T], size_of: Callable[[T], int], most: int) -> Iterator[tuple[T, ...]]:
-    """Consecutive items whose sizes are `most` together at the most; one that is larger is alone."""
+    """Yield tuples of consecutive items whose sizes add up to at most `most`; a larger item is alone."""
     group: list[T] = []
     held = 0
     for item in items:

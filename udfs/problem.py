@@ -1,15 +1,15 @@
-"""What is wrong with a partition, as a value that crosses between the driver and the workers."""
+"""The problem of a partition, as a value that crosses between the driver and the workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from logformat.errors import LogFormatError
+from lastkey.logformat.errors import LogFormatError
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a partition, in the words of LogFormatError."""
+    """Problem of a partition, in the words of LogFormatError."""
 
     kind: str
     path: str
@@ -22,13 +22,13 @@ class Problem:
 
     @classmethod
     def of(cls, error: LogFormatError, state: str = "uncleanable") -> Problem:
-        """The same, as a value."""
+        """Return an error as a problem."""
         return cls(
             error.kind, error.path, error.position, error.expected, error.found, error.base_offset, error.hint, state
         )
 
     def as_error(self) -> LogFormatError:
-        """The same, to be raised."""
+        """Return the problem as an error to raise."""
         return LogFormatError(
             self.kind, self.path, self.position, self.expected, self.found, base_offset=self.base_offset, hint=self.hint
         )
@@ -38,7 +38,7 @@ class Problem:
 
 
 class SetAside(Exception):
-    """The partition is not to be touched; `problem` says why."""
+    """Error that sets a partition aside: nothing may touch it; `problem` says why."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
-from logformat.listing import ListedSegment
+from lastkey.logformat.listing import ListedSegment
 
 
 @dataclass(frozen=True)
 class SegmentInput:
-    """A segment to be read, from an offset on."""
+    """A segment to read from an offset on."""
 
     listed: ListedSegment
-    from_offset: int = 0  # batches below are not part of the log: they are in the generation already
+    from_offset: int = 0  # the generation holds the batches below already
     min_timestamp_ms: int = -1  # as in OutputSegment
 
     @property
@@ -26,7 +25,7 @@ class SegmentInput:
 
 @dataclass(frozen=True)
 class SideFile:
-    """A small file that is read where it is there: a `.snapshot` or `.txnindex`; or an index without its `.log`."""
+    """A small file that is read if it exists: a `.snapshot` or `.txnindex`; or an index without its `.log`."""
 
     root: str  # URI that `path` is below
     path: str
@@ -35,8 +34,32 @@ class SideFile:
 
 
 @dataclass(frozen=True)
+class Traces:
+    """Traces beside the segments of a log of offsets that these may not hold (`udfs.holes`). Files are (offset, path
+    below the archive's root), by offset.
+    """
+
+    cleaned_until: int = 0  # by the cleaner checkpoint
+    log_start: int = 0  # by its checkpoint
+    orphans: tuple[tuple[int, str], ...] = ()  # indexes without their log
+    snapshots: tuple[tuple[int, str], ...] = ()
+    first_epoch: tuple[int, str] | None = None  # offset where the log began, path of the leader-epoch-checkpoint
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A listing's knowledge of the offsets behind the last batch of a segment."""
+
+    segment: ListedSegment
+    next_base_offset: int | None  # of the segment behind it; None: it is the last one
+    cleaned_until: int = 0
+    log_start: int = 0
+    named: tuple[tuple[int, str], ...] = ()  # (offset that a file shows to have existed, path of the file); rising
+
+
+@dataclass(frozen=True)
 class LastBatch:
-    """Identity of the last batch before an offset: how an archive shows that it is still the same log."""
+    """Identity of the last batch before an offset: shows whether an archive is still the same log."""
 
     base_offset: int = -1
     leader_epoch: int = -1
@@ -45,31 +68,37 @@ class LastBatch:
 
 @dataclass(frozen=True)
 class OutputSegment:
-    """One segment of the new generation: a row of log_segments without its keys."""
+    """One segment of a generation: a row of log_segments without its keys."""
 
     base_offset: int
-    root: Literal["archive", "store"]
-    path: str
-    size_bytes: int
-    next_offset: int
-    last_offset: int
+    root: str  # store or archive
+    path: str  # of the .log, relative to its root
+    size_bytes: int  # bytes of the .log that belong to it: an archived active segment may grow later
+    next_offset: int  # end of the range that this segment covers
+    last_offset: int  # -1 when empty
     batches: int
     records: int
     tombstones: int
     max_timestamp_ms: int
     mtime_ms: int
-    codecs: str
-    checksum: int
-    source_bytes: int
+    codecs: str  # comma list
+    checksum: int  # CRC-32C of the first size_bytes of the .log
+    source_bytes: int  # what the group held before this cleaning
     source_records: int
+    dead_records: int = field(init=False)  # what went of that
+    dead_bytes: int = field(init=False)
     cleaned: bool
+    txn_index_bytes: int
     offset_index_bytes: int
     time_index_bytes: int
-    txn_index_bytes: int
-    min_timestamp_ms: int = -1  # of its data records that have one; 2**63 - 1: none has; -1: nobody looked
+    min_timestamp_ms: int = -1  # of its data records that have one; 2**63 - 1: none has; -1: not known
     side_files: str | None = None  # JSON {name: CRC-32C}: indexes, snapshot; last row: others of the generation
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dead_records", self.source_records - self.records)
+        object.__setattr__(self, "dead_bytes", self.source_bytes - self.size_bytes)
 
 
 def side_checksums(told: Iterable[str | None]) -> dict[str, int]:
-    """CRC-32C of files beside the logs of a generation, by name; told: `side_files` of its segments."""
+    """Return the CRC-32C of files beside the logs of a generation, by name. told: `side_files` of its segments."""
     return {name: checksum for one in told for name, checksum in json.loads(one or "{}").items()}

@@ -1,1 +1,1 @@
-"""Log directories: their listing, Kafka's lock, places that are one folder."""
+"""Log directories: their listing, Kafka's lock, comparison of places."""

@@ -1,10 +1,10 @@
-"""Kafka's lock on a log directory, taken for the time in which files of it are replaced.
+"""Kafka's lock on a log directory, held while files in it are replaced.
 
-A broker that runs holds a POSIX record lock on `<log directory>/.lock`. Where that file is there, we take the same one,
-so that no broker starts in the middle; it is never made. POSIX gives a process' lock up as soon as the process closes
-*any* descriptor of the file: nothing may open `.lock` while it is held. So an archive is listed before, and behind it
-only the partitions' folders again, to which a broker may have written meanwhile.
-Two runs of ours are kept apart by an flock on the folder itself, which needs no file.
+A running broker holds a POSIX record lock on `<log directory>/.lock`. If that file exists, we take the same lock, so
+that no broker starts in the middle; we never create it. POSIX releases a process's lock as soon as the process closes
+*any* descriptor of the file: nothing may open `.lock` while the lock is held. So an archive is listed before it is
+locked, and afterwards only its partitions' folders again, to which a broker may have written meanwhile.
+An flock on the folder itself, which needs no file, keeps two of our own runs apart.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from jobs.errors import LogDirectoryInUseError
-from logformat import names
+from lastkey.jobs.errors import LogDirectoryInUseError
+from lastkey.logformat import names
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def _lock_folder(directory: Path, stack: ExitStack) -> None:
     except BlockingIOError:
         raise LogDirectoryInUseError(path=directory, found="another run that replaces files in it") from None
     except OSError:
-        return  # a file system without flock: Kafka's own lock is what counts
+        return  # this file system has no flock; Kafka's own lock still counts
 
 
 def _lock_as_kafka(path: Path, stack: ExitStack) -> None:
@@ -56,7 +56,7 @@ def _lock_as_kafka(path: Path, stack: ExitStack) -> None:
 
 
 def is_locked(path: str) -> bool:
-    """Whether another process holds Kafka's lock (a POSIX record lock); asks without ever taking it."""
+    """Return whether another process holds Kafka's lock (a POSIX record lock). The question never takes the lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

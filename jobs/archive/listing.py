@@ -1,7 +1,7 @@
-"""What lies in an archive: partitions, their files and what the small text files beside them say. No log is opened.
+"""Contents of an archive: its partitions, their files, and what the small text files beside them say. No log is opened.
 
 An archive is a log directory of a broker, or a folder of such directories: every folder that is named and filled like a
-partition's counts, wherever it lies below the root.
+partition's counts, up to `_MAX_DEPTH` folders below the root.
 """
 
 from __future__ import annotations
@@ -12,41 +12,39 @@ from dataclasses import dataclass, field, replace
 
 from pyarrow import fs as pafs
 
-from jobs.archive.broker_lock import is_locked
-from jobs.errors import MissingPathError
-from jobs.topics import matching
-from logformat import names
-from logformat.errors import LogFormatError, unreadable
-from logformat.listing import ListedSegment, files_of
-from logformat.locations import text_entries
-from logformat.s3_access import check_bucket
-from logformat.side_files import checkpoints
-from udfs.problem import Problem
-from udfs.segments import SideFile
-from udfs.storage import Root, folder_identity, is_link, no_files, open_root, read_file
+from lastkey.jobs.archive.broker_lock import is_locked
+from lastkey.jobs.errors import MissingPathError
+from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
+from lastkey.logformat import names
+from lastkey.logformat.errors import NO_POSITION, LogFormatError, unreadable
+from lastkey.logformat.listing import ListedSegment, files_of
+from lastkey.logformat.locations import text_entries
+from lastkey.logformat.s3_access import check_bucket
+from lastkey.logformat.side_files import checkpoints
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import SideFile, Traces
+from lastkey.udfs.storage import Root, folder_identity, is_link, no_files, open_root, read_file
 
 _BESIDE = (
     names.CLEANER_OFFSET_CHECKPOINT, names.LOG_START_OFFSET_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT,
     names.META_PROPERTIES, names.LOCK,
 )  # fmt: skip
-_NO_HIGH_WATERMARK = (
-    "it says how far the log is safe from being undone: bring it back, or take it away where all of the log counts"
-)
+_NO_HIGH_WATERMARK = "it gives the high watermark: restore it from a copy, or delete it if all of the log counts"
 _NO_NAMES = (".", "..")  # a bucket's keys can have them; a path with them leads to another folder, here or in an output
-_MAX_DEPTH = 3  # root / disk / log directory / partition
+_MAX_DEPTH = 3  # folders between the root and a partition's, such as a disk and a log directory
 
 
 @dataclass
 class ArchivedPartition:
-    """One partition's folder."""
+    """Files and checkpoints of one partition's folder."""
 
     topic: str
     partition: int
-    root: str  # URI that all paths are below
+    root: str  # URI that all paths are relative to
     path: str
     segments: list[ListedSegment] = field(default_factory=list)  # by base offset
     snapshots: dict[int, str] = field(default_factory=dict)  # offset -> path
-    orphans: dict[int, str] = field(default_factory=dict)  # base -> path of an index whose .log is not there
+    orphans: dict[int, str] = field(default_factory=dict)  # base offset -> path of an index without its .log
     side_files: dict[str, str] = field(default_factory=dict)  # name -> path
     topic_id: str | None = None  # as Kafka writes it, 22 characters
     cluster_id: str | None = None
@@ -54,8 +52,8 @@ class ArchivedPartition:
     cleaner_checkpoint: int | None = None
     log_start_checkpoint: int | None = None
     high_watermark: int | None = None
-    high_watermark_problem: Problem | None = None  # it has a checkpoint, which cannot be read
-    unread: Problem | None = None  # a file beside the log that cannot be read, not one that is damaged
+    high_watermark_problem: Problem | None = None  # of a checkpoint that exists and cannot be read
+    unread: Problem | None = None  # of a file beside the log that cannot be read; a damaged file has only a note
     held_by_broker: bool = False
     notes: list[str] = field(default_factory=list)
     problem: Problem | None = None
@@ -67,11 +65,23 @@ class ArchivedPartition:
 
     @property
     def has_log(self) -> bool:
-        """Whether there is a log, or something is wrong in its place."""
+        """True if there is a log, or a problem in its place."""
         return bool(self.segments) or self.problem is not None
 
+    @property
+    def traces(self) -> Traces:
+        """Traces that tell a gap from a hole that a cleaner made."""
+        epochs = self.side_files.get(names.LEADER_EPOCH_CHECKPOINT)
+        return Traces(
+            self.cleaner_checkpoint or 0,
+            self.log_start_checkpoint or 0,
+            tuple(sorted(self.orphans.items())),
+            tuple(sorted(self.snapshots.items())),
+            (self.leader_epochs[0][1], epochs) if self.leader_epochs and epochs is not None else None,
+        )
+
     def located(self, files: Mapping[int, str]) -> Iterator[SideFile]:
-        """Files of its folder, by offset, as a task is told of them."""
+        """Yield each of these files of its folder (offset -> path) in the form that tasks take."""
         return (SideFile(self.root, path, offset) for offset, path in files.items())
 
 
@@ -88,7 +98,7 @@ class _LogDirectory:
 
 @dataclass(frozen=True)
 class _Link:
-    path: str  # of the folder that it lies in
+    path: str  # of the folder that holds the link
     name: str
     depth: int
     files: frozenset[str]  # beside it
@@ -96,48 +106,45 @@ class _Link:
 
 @dataclass
 class Archive:
-    """All that was found."""
+    """Listing of an archive: its partitions, and what was left out and why."""
 
     root: Root
     partitions: dict[tuple[str, int], ArchivedPartition] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    topics: set[str] = field(default_factory=set)  # that a folder is named for, asked for or not
-    not_wanted: set[str] = field(default_factory=set)  # those of them that were not asked for
-    unreadable: list[Problem] = field(default_factory=list)  # folders, each with a note as well
-    # folders of partitions, without a segment or an index: (topic, partition), and the high watermark if it is known
+    topics: set[str] = field(default_factory=set)  # all that have a folder, asked for or not
+    not_wanted: set[str] = field(default_factory=set)  # the topics of these that were not asked for
+    unreadable: list[Problem] = field(default_factory=list)  # problems of folders, each also in a note
+    # paths of partitions without a segment or an index -> (topic, partition), and the high watermark if known
     without_segments: dict[str, tuple[tuple[str, int], int | None]] = field(default_factory=dict)
-    folders: set[str] = field(default_factory=set)  # every one that was looked into for partitions
-    seen: dict[tuple[int, int], str] = field(default_factory=dict)  # real folders that count -> their paths
-    links: list[_Link] = field(default_factory=list)  # to folders: looked into behind all real ones
+    folders: set[str] = field(default_factory=set)  # all that were searched for partitions
+    seen: dict[tuple[int, int], str] = field(default_factory=dict)  # (device, inode) of real folders -> path
+    links: list[_Link] = field(default_factory=list)  # to folders; followed after all real folders
     directories: dict[str, _LogDirectory] = field(default_factory=dict)  # log directories by path
 
 
-def listed(uri: str, topics: str | None) -> Archive:
-    """`list_archive` of a path or URI that a user gave, and of the topics that a glob names. MissingPathError: no
-    folder is there.
-    """
+def listed(uri: str, topics: TopicFilter = EVERY_TOPIC) -> Archive:
+    """Call `list_archive` for a path or URI that a user gave. Raise MissingPathError if no folder is there."""
     try:
-        return list_archive(open_root(uri), matching(topics))
+        return list_archive(open_root(uri), topics.takes)
     except FileNotFoundError:
         raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
 
 
 def check_holds_partitions(archive: Archive) -> None:
-    """MissingPathError where no folder of a partition is: a disk that is not mounted, or another folder, must not pass
-    for an archive in which all is well. Not where a folder could not be listed: that is a problem of its own.
+    """Raise MissingPathError if the archive has no partition's folder: an unmounted disk or a wrong folder must not
+    pass for a healthy archive. Do nothing if a folder could not be listed: that is a problem of its own.
     """
     if archive.topics or archive.unreadable:
         return
-    parsed = names.parse_partition_folder(archive.root.uri.rstrip("/").rpartition("/")[2])
-    itself = "; it is one itself: give the folder above it" if parsed is not None else ""
-    raise MissingPathError(
-        path=archive.root.uri, expected="folders <topic>-<partition> of an archive", found=f"none{itself}"
-    )
+    error = MissingPathError(path=archive.root.uri, expected="folders <topic>-<partition> of an archive", found="none")
+    if names.parse_partition_folder(archive.root.uri.rstrip("/").rpartition("/")[2]) is not None:
+        error.add_note("this is a partition's folder: give the folder above it")
+    raise error
 
 
 def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
-    """List the partitions of the topics that are `wanted`. A root that is not there raises FileNotFoundError,
-    a bucket AccessError.
+    """List the partitions of the topics that are `wanted`. Raise FileNotFoundError for a missing root, AccessError for
+    a missing bucket.
     """
     archive = Archive(root)
     if root.filesystem.get_file_info(root.full("")).type != pafs.FileType.Directory:
@@ -145,16 +152,16 @@ def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
         raise FileNotFoundError(root.uri)
     with ThreadPoolExecutor(16) as pool:
         _walk(archive, "", 0, wanted, pool)
-        while archive.links:  # behind all real folders, so that those keep their own names
+        while archive.links:  # after all real folders, so that those keep their own names
             archive.links.sort(key=lambda link: (link.depth, link.path, link.name))
             _walk_link(archive, archive.links.pop(0), wanted, pool)
     return archive
 
 
 def list_folder(root: Root, folder: str) -> Archive:
-    """The one partition of a folder right below the root, with what the log directory's checkpoints say of it.
+    """List the one partition of a folder right below the root, with what the log directory's checkpoints say of it.
 
-    Empty where the folder holds no log, or is not named like a partition's. One that is not there is a problem.
+    The archive is empty if the folder holds no log or is not named like a partition's. A missing folder is a problem.
     """
     archive = Archive(root)
     parsed = names.parse_partition_folder(folder)
@@ -169,8 +176,8 @@ def list_folder(root: Root, folder: str) -> Archive:
 
 
 def listed_again(archive: Archive, archived: ArchivedPartition) -> ArchivedPartition:
-    """A partition's folder as it is now, with the checkpoints beside it as they were: for who has taken Kafka's lock,
-    after which nothing may open that file, and before which a broker may have come and gone.
+    """List a partition's folder as it is now, with the checkpoints beside it as they were. The caller holds Kafka's
+    lock: while it does, nothing may open `.lock`; before, a broker may have come and gone.
     """
     parent, _, folder = archived.path.rpartition("/")
     parsed = names.parse_partition_folder(folder)
@@ -181,16 +188,16 @@ def listed_again(archive: Archive, archived: ArchivedPartition) -> ArchivedParti
 
 
 def _list(root: Root, path: str) -> tuple[list[pafs.FileInfo], int]:
-    """What is in a folder, and how many names there are no UTF-8: a file of Kafka's is ASCII."""
+    """Return a folder's entries, and how many of its names are not UTF-8: Kafka's own names are ASCII."""
     return text_entries(root.filesystem.get_file_info(pafs.FileSelector(root.full(path))))
 
 
 def _is_new(archive: Archive, path: str) -> bool:
-    """Whether a real folder is met for the first time: one that several names lead to counts once."""
+    """Return whether a real folder is met for the first time: a folder that several names lead to counts once."""
     try:
         identity = folder_identity(archive.root, path)
     except OSError:
-        return True  # who reads it says what is wrong
+        return True  # reading the folder will say what is wrong
     if identity is None:
         return True
     first = archive.seen.setdefault(identity, path)
@@ -200,19 +207,19 @@ def _is_new(archive: Archive, path: str) -> bool:
 
 
 def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool], pool: ThreadPoolExecutor) -> None:
-    """A folder that is no partition's, and all below it; links to folders are noted for later."""
+    """Add the partitions below a folder that is no partition's; keep links to folders for later."""
     if not _is_new(archive, path):
         return
     try:
         listed, others = _list(archive.root, path)
         odd = no_files(archive.root, path, listed)
     except OSError as error:
-        damage = unreadable(path or archive.root.uri, error)
+        damage = unreadable(path or archive.root.uri, error, NO_POSITION)
         archive.unreadable.append(Problem.of(damage))
         archive.notes.append(f"{damage}; left out")
         return
-    if others:  # of folders, perhaps, in which partitions lie
-        archive.notes.append(f"{path or archive.root.uri}: {others:,} names that are no UTF-8; left out")
+    if others:  # perhaps folders that hold partitions
+        archive.notes.append(f"{path or archive.root.uri}: {others:,} names that are not UTF-8; left out")
     archive.notes += [
         f"{_below(path, name)}: {kind}; left out" for name, kind in odd.items() if not names.is_ignorable(name)
     ]
@@ -238,11 +245,13 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
             else:
                 here.append(folder)
         elif folder in _NO_NAMES:
-            damage = LogFormatError("unreadable", below, 0, "a folder with a name", "keys of which a part is no name")
+            damage = LogFormatError(
+                "unreadable", below, NO_POSITION, "object keys without . or .. between slashes", repr(folder)
+            )
             archive.unreadable.append(Problem.of(damage))
             archive.notes.append(f"{damage}; left out")
         elif parsed is None and folder.endswith(names.UNFINISHED):
-            archive.notes.append(f"{below}: a folder that is named as if it were not whole; left out")
+            archive.notes.append(f"{below}: an unfinished folder, by its name; left out")
         elif parsed is None and not names.is_ignorable(folder):
             if depth >= _MAX_DEPTH:
                 archive.notes.append(f"{below}: not a partition's folder; left out")
@@ -254,7 +263,7 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
 
 
 def _walk_link(archive: Archive, link: _Link, wanted: Callable[[str], bool], pool: ThreadPoolExecutor) -> None:
-    """What a link to a folder leads to, as if it lay there."""
+    """Follow a link to a folder as if the folder lay there."""
     if names.parse_partition_folder(link.name) is None:
         _walk(archive, _below(link.path, link.name), link.depth + 1, wanted, pool)
     else:
@@ -268,7 +277,7 @@ def _below(path: str, name: str) -> str:
 def _partitions(
     archive: Archive, path: str, folders: Sequence[str], files: frozenset[str], pool: ThreadPoolExecutor
 ) -> None:
-    """Partitions' folders in a log directory, which holds these files."""
+    """Read the partitions in these folders of a log directory, which holds these `files`."""
     here = [folder for folder in folders if _is_new(archive, _below(path, folder))]
     if not here:
         return
@@ -290,7 +299,11 @@ def _partitions(
         other = archive.partitions.get(found.key)
         if other is not None:
             problem = Problem(
-                "duplicate", found.path, 0, "one folder for each partition", f"the same partition in {other.path}"
+                "duplicate",
+                found.path,
+                NO_POSITION,
+                "one folder for each partition",
+                f"the same partition in {other.path}",
             )
             found.problem = problem
         archive.partitions[found.key] = found
@@ -321,7 +334,7 @@ def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _Log
             out.cluster_id = checkpoints.read_meta_properties(read_file(archive.root, full), full).cluster_id or None
         except LogFormatError as error:
             out.unread = out.unread or _unread(error)
-            archive.notes.append(f"{error}; cluster not known")
+            archive.notes.append(f"{error}; cluster id unknown")
     if names.LOCK in files and archive.root.is_local:
         lock = f"{path}/{names.LOCK}" if path else names.LOCK
         out.held_by_broker = is_locked(archive.root.full(lock))
@@ -333,7 +346,7 @@ def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _Log
 
 
 def _unread(error: LogFormatError) -> Problem | None:
-    """A side file that may be read tomorrow; None: it is damaged, and will be."""
+    """Return the problem of a side file that may become readable; None if the file is damaged, and will stay so."""
     return Problem.of(error) if error.kind == "unreadable" else None
 
 
@@ -344,14 +357,14 @@ def _read_partition(
     try:
         _fill(root, out)
     except OSError as error:
-        out.problem = Problem.of(unreadable(path, error))
+        out.problem = Problem.of(unreadable(path, error, NO_POSITION))
     except LogFormatError as error:
         out.problem = Problem.of(error)
     if out.problem is None and not out.segments:
         if not out.orphans:
             return out
         base, orphan = next(iter(out.orphans.items()))
-        found = f"none, in the whole folder, from offset {base} on"
+        found = f"no .log in the whole folder: offsets from {base} on are missing"
         out.problem = Problem(
             "gap", orphan, 0, "the .log of this index", found, state="gap", hint="bring the files back"
         )
@@ -366,7 +379,7 @@ def _read_partition(
     if directory.held_by_broker and out.high_watermark is None:
         out.high_watermark = 0
         out.notes.append(
-            f"{path}: a running broker holds it and no checkpoint says how far it is safe; nothing is read"
+            f"{path}: a running broker holds it and no checkpoint gives its high watermark; nothing is read"
         )
     return out
 
@@ -394,12 +407,12 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
             out.topic_id = checkpoints.format_uuid(checkpoints.read_partition_metadata(read_file(root, full), full))
         except LogFormatError as error:
             out.unread = _unread(error)
-            out.notes.append(f"{error}; topic id not known")
+            out.notes.append(f"{error}; topic id unknown")
     if names.LEADER_EPOCH_CHECKPOINT in resolution.side_files:
         full = f"{out.path}/{names.LEADER_EPOCH_CHECKPOINT}"
         try:
             out.leader_epochs = tuple(checkpoints.read_leader_epochs(read_file(root, full), full))
         except LogFormatError as error:
             out.unread = out.unread or _unread(error)
-            then = "rebuilt from the log" if out.unread is None else "leader epochs not known"
+            then = "rebuilt from the log" if out.unread is None else "leader epochs unknown"
             out.notes.append(f"{error}; {then}")

@@ -1,13 +1,13 @@
-"""Where files lie, however that is spelled: whether two names are one folder, and whether one lies in another.
+"""Comparison of places, however they are spelled: do two names mean one folder, does one folder lie in another?
 
-An archive is only ever read, so nothing may be written into it, and one store serves one archive. Comparing texts does
-not tell: a link, `..`, file:///, a mount or s3a:// names the same folder in other words. So each folder gets addresses:
-- local: from every ancestor that exists, known by device and inode, the names that lead down to it (links resolved,
-  also where the folder itself does not exist yet);
-- on Linux also its path within the file system that is mounted there: a folder inside the archive may be mounted
-  somewhere else too, as into a container, and none of its ancestors is the archive then;
+An archive is only ever read, so nothing may be written into it, and one store serves one archive. Comparing texts is
+not enough: a link, `..`, file:///, a mount or s3a:// names a folder in other words. So each folder has addresses:
+- local: from every ancestor that exists, known by device and inode, the names that lead down to the folder (links are
+  resolved, even if the folder itself does not exist yet);
+- on Linux also its path within the mounted file system: a folder of the archive may be mounted somewhere else too, as
+  in a container, and then none of its ancestors is the archive;
 - elsewhere: scheme (s3a:// is s3://), host or bucket, and the names in the path.
-One folder lies in another where an address of the other is the beginning of one of its own.
+A folder lies in another one if an address of the other is the beginning of one of its own.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from urllib.parse import unquote
 
 from pyarrow import fs as pafs
 
-from jobs.archive.listing import Archive
-from jobs.errors import NotEmptyError, UsageError
-from logformat.locations import first_of
-from udfs.storage import Root, normal_uri
+from lastkey.jobs.archive.listing import Archive
+from lastkey.jobs.errors import NotEmptyError, UsageError
+from lastkey.logformat.locations import canonical, first_of
+from lastkey.udfs.storage import Root, normal_uri
 
-_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs"}
+_ALIASES = {"gcs": "gs", "abfss": "abfs"}
 _DEFAULT_PORT = {"hdfs": ":8020"}
 _INODE = "inode"
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -37,22 +37,20 @@ _Address = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """A path or URI, and what it is to the user."""
+    """Path or URI, with the user's word for it."""
 
     what: str  # as in "the archive", "--output"
     uri: str
 
 
 def lies_in(inner: str, outer: str) -> bool:
-    """Whether a path or URI is `outer`, or lies below it. Neither has to exist; no file system but a local one is
-    asked.
-    """
+    """Return whether a path or URI is `outer` or lies below it. Neither has to exist; only local disks are asked."""
     found = list(_addresses(outer))
     return any(_begins(address, start) for address in _addresses(inner) for start in found)
 
 
 def is_same(one: str, other: str) -> bool:
-    """Whether two paths or URIs name one folder."""
+    """Return whether two paths or URIs name one folder."""
     if one == other:
         return True
     same_server = one.partition("?")[2] == other.partition("?")[2]  # s3://bucket/key?endpoint_override=...
@@ -60,7 +58,7 @@ def is_same(one: str, other: str) -> bool:
 
 
 def check_apart(written: Place, *others: Place) -> None:
-    """Raise UsageError where what is written lies in one of the others, or one of them in it."""
+    """Raise UsageError if the place to write to lies in one of the others, or one of them in it."""
     for other in others:
         for inner, outer in ((written, other), (other, written)):
             if lies_in(inner.uri, outer.uri):
@@ -68,21 +66,21 @@ def check_apart(written: Place, *others: Place) -> None:
 
 
 def check_outside(written: Place, archive: Archive) -> None:
-    """The same for the folders of an archive, of which some may be links, or mounts, that lead out of its root."""
+    """Raise UsageError if the place to write to lies in a folder of the archive, even through a link or mount."""
     if not archive.root.is_local:
         return
     above = {address[1] for address in _addresses(written.uri) if address[0] == _INODE}
     for folder in sorted({*archive.folders, *(found.path for found in archive.partitions.values())}):
         try:
             stat = os.stat(archive.root.full(folder))  # noqa: PTH116 - one of very many
-        except OSError:  # gone since it was listed
+        except OSError:  # the folder has gone since the listing
             continue
         if (stat.st_dev, stat.st_ino) in above:
             raise _nested(written, written, Place("the archive's folder", archive.root.full(folder)))
 
 
 def check_empty(root: Root) -> None:
-    """Raise NotEmptyError where a folder that is to be written into holds something, or is a file."""
+    """Raise NotEmptyError if a folder to write into holds something, or is a file."""
     found = root.filesystem.get_file_info(root.base)
     if found.type == pafs.FileType.File:
         raise NotEmptyError(path=root.uri, found="a file")
@@ -93,7 +91,7 @@ def check_empty(root: Root) -> None:
 
 
 def local_path(uri: str) -> str | None:
-    """The path of a local file or folder, however it is spelled; None: it is on another file system."""
+    """Return the path of a local file or folder, however it is spelled; None on another file system."""
     scheme, _, rest = uri.partition("://")
     if "://" not in uri:
         return normal_uri(uri)
@@ -103,7 +101,7 @@ def local_path(uri: str) -> str | None:
 
 
 def _begins(address: _Address, start: _Address) -> bool:
-    """Whether an address goes on from another one. hdfs:///folder names no host: it may be anybody's."""
+    """Return whether an address begins with `start`. hdfs:///folder names no host: it may be any host's."""
     same = (a == b or (i == 1 and "" in (a, b)) for i, (a, b) in enumerate(zip(address, start, strict=False)))
     return len(address) >= len(start) and all(same)
 
@@ -117,7 +115,7 @@ def _addresses(uri: str) -> Iterator[_Address]:
     for ancestor in (real, *real.parents):
         try:
             stat = os.stat(ancestor)  # noqa: PTH116 - a pure path
-        except OSError:  # it does not exist, or may not be looked at
+        except OSError:  # missing, or not accessible
             continue
         yield _INODE, (stat.st_dev, stat.st_ino), *real.relative_to(ancestor).parts
     mounted = within_mount(str(real), os.fsdecode(_MOUNTS.read_bytes())) if _MOUNTS.is_file() else ()
@@ -126,27 +124,27 @@ def _addresses(uri: str) -> Iterator[_Address]:
 
 
 def _of_uri(uri: str) -> _Address:
-    scheme, _, rest = uri.partition("?")[0].partition("://")
-    kind = _ALIASES.get(scheme.lower(), scheme.lower())
+    scheme, _, rest = canonical(uri).partition("?")[0].partition("://")
+    kind = _ALIASES.get(scheme, scheme)
     host, _, path = rest.partition("/")
     host = host.lower().removesuffix(_DEFAULT_PORT.get(kind, "/"))
-    if kind != "abfs":  # there the container stands before the @
+    if kind != "abfs":  # abfs has the container before the @
         host = host.rpartition("@")[2]
     return kind, host, *PurePosixPath(posixpath.normpath(f"/{unquote(path)}")).parts[1:]
 
 
 def within_mount(path: str, mounts: str) -> tuple[str, ...]:
-    """(device, names of the path within its file system) of a real path, by the text of /proc/self/mountinfo; () for
-    one below no mount.
+    """Return (device, names of the path within its file system) of a real path below a mount, else ().
 
-    Of each line: id, parent, device, root of the mount in its file system, mount point; blanks are \\040 in there.
+    mounts: the text of /proc/self/mountinfo. Fields of each line: id, parent, device, root of the mount in its file
+    system, mount point; blanks are \\040 in there.
     """
     found: tuple[str, ...] = ()
     deepest = -1
     for line in mounts.splitlines():
         device, root, point = (re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), f) for f in line.split(" ")[2:5])
         parts = PurePosixPath(point).parts
-        if PurePosixPath(path).parts[: len(parts)] == parts and len(parts) >= deepest:  # the last one lies on top
+        if PurePosixPath(path).parts[: len(parts)] == parts and len(parts) >= deepest:  # the last mount lies on top
             deepest = len(parts)
             found = device, *PurePosixPath(root).parts[1:], *PurePosixPath(path).parts[len(parts) :]
     return found

@@ -1,14 +1,14 @@
-"""What is said of a bucket that cannot be used, as the error of a job."""
+"""Errors of jobs for a bucket that cannot be used."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from jobs import errors
-from jobs.errors import JobError
-from logformat import s3_access
-from logformat.s3_access import AccessError, access_error
+from lastkey.jobs import errors
+from lastkey.jobs.errors import JobError
+from lastkey.logformat import s3_access
+from lastkey.logformat.s3_access import AccessError, access_error
 
 _KINDS: Final[dict[str, type[JobError]]] = {
     s3_access.UNREACHABLE: errors.UnreachableError,
@@ -18,12 +18,13 @@ _KINDS: Final[dict[str, type[JobError]]] = {
     s3_access.NO_CREDENTIALS: errors.NoCredentialsError,
     s3_access.EXPIRED: errors.ExpiredCredentialsError,
     s3_access.BUSY: errors.BusyError,
+    s3_access.UNUSABLE: errors.UnusableError,
 }
-_IN_TEXT: Final = re.compile(rf"{AccessError.__name__}: (S3.*?|s3://.*?): ({'|'.join(_KINDS)}): (.*)")
+_IN_TEXT: Final = re.compile(rf"{AccessError.__name__}: (S3.*?|(?:s3|gs|abfss|hdfs)://.*?): ({'|'.join(_KINDS)}): (.*)")
 
 
 def job_error(error: Exception) -> JobError | None:
-    """The error of a job that stands for this one, which may be Spark's text of what stopped a task; None: another."""
+    """Return the job's error for a refused access, also in Spark's text of a failed task; None for any other error."""
     said = f"{type(error).__name__}: {error}"
     found: AccessError | None
     if isinstance(error, AccessError):
@@ -34,4 +35,4 @@ def job_error(error: Exception) -> JobError | None:
         found = access_error(said)
     if found is None:
         return None
-    return _KINDS[found.kind](path=found.where, expected=found.kind, found=found.found)
+    return _KINDS[found.kind](path=found.where, reason=found.kind, found=found.found)

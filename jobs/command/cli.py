@@ -1,4 +1,4 @@
-"""The command line: options in, one job, its report out. The only place that prints.
+"""Command line: parses options, runs one job, prints its report. Nothing else prints.
 
 stdout holds the report, as text or, with --json, as one JSON object; everything else goes to stderr.
 """
@@ -15,52 +15,32 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from types import FrameType
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 import click
 
-from jobs import installation
-from jobs.command import endings
-from jobs.command.config import GAPS, NULL_KEYS, check_now_ms, load_config
-from jobs.command.endings import Ending, TerminatedError
-from jobs.command.options import (
-    CompactOptions,
+from lastkey.jobs import installation
+from lastkey.jobs.command import failures
+from lastkey.jobs.command.config import GAPS, NULL_KEYS, check_now_ms, check_policy_has_topics, load_config
+from lastkey.jobs.command.failures import Failure
+from lastkey.jobs.command.job_modules import imported
+from lastkey.jobs.command.options import (
     InspectOptions,
     LookupOptions,
     RebuildStateOptions,
-    ReindexOptions,
     ReportOptions,
-    RestoreOptions,
     RollbackOptions,
     RunsOptions,
     VacuumOptions,
-    VerifyOptions,
 )
-from jobs.command.progress import Bar, Lines, Progress, Silent, above_the_bar
-from jobs.command.reporting import Report
-from jobs.command.typed import MAX_LONG, check_text, parse_filter, parse_partitions, parse_span, parse_time
-from jobs.errors import DONE, JobError, UsageError
-from logformat.control_characters import visible, visible_bytes
-from logformat.errors import UnsafeFolderError
-from logformat.locations import SecretInUriError, refuse_secrets
-from udfs.storage import UnknownRootError
-
-# command -> module with run(options, progress) -> Report; imported when the command runs, so that help is fast
-JOBS = {
-    "compact": "jobs.compact.job",
-    "verify": "jobs.verify.job",
-    "reindex": "jobs.reindex.job",
-    "inspect": "jobs.inspect_log",
-    "lookup": "jobs.lookup.job",
-    "restore": "jobs.restore.job",
-    "rollback": "jobs.rollback",
-    "runs": "jobs.runs",
-    "rebuild-state": "jobs.rebuild_state",
-    "vacuum": "jobs.vacuum",
-    "report": "jobs.report.job",
-}
-
+from lastkey.jobs.command.parse import MAX_LONG, check_text, parse_filter, parse_span, parse_time, parse_topics
+from lastkey.jobs.command.progress import Progress, above_the_bar, shown_progress
+from lastkey.jobs.command.reporting import Report
+from lastkey.jobs.command.shared_options import Jobs, globs_option, shared
+from lastkey.jobs.command.stopping import EarlyEndError, signals_handled, terminate
+from lastkey.jobs.errors import DONE, JobError, UsageError
+from lastkey.logformat.control_characters import visible, visible_bytes
+from lastkey.logformat.locations import refuse_secrets
 
 EXIT_CODES = """
 Exit codes: 0 done, or nothing was due; 1 a bug in Lastkey; 2 wrong option, setting or path; 3 partitions set aside, or
@@ -68,12 +48,10 @@ problems found; 4 conflict with another run; 5 environment (Java, jars, disk ful
 interrupted; 141 stdout closed early.
 """
 
-TALKS = "LASTKEY_TALKS"  # set for Spark's workers: say what takes long
 COMPLETE = "_LASTKEY_COMPLETE"
 program = "spark-submit.sh"  # as help calls it; `lastkey` where that was typed
 
 _OFFSET = click.IntRange(-MAX_LONG, MAX_LONG)
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _version(context: click.Context, option: click.Parameter, asked: bool) -> None:
@@ -82,7 +60,9 @@ def _version(context: click.Context, option: click.Parameter, asked: bool) -> No
         context.exit()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}, epilog=EXIT_CODES)
+@click.group(
+    cls=Jobs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}, epilog=EXIT_CODES
+)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
 )
@@ -94,28 +74,6 @@ def lastkey() -> None:
     """
 
 
-def _shared(command: Command) -> Command:
-    """The options of every job."""
-    for option in (
-        click.option("--verbose", is_flag=True, help="Say on stderr what is being done, also where no terminal is."),
-        click.option("--quiet", is_flag=True, help="Write nothing to stderr but errors and warnings."),
-        click.option(
-            "--progress/--no-progress",
-            default=None,
-            help="A progress bar on stderr, or nothing.  [default: a bar on a terminal, else a line a minute]",
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print the report, or the error, as one JSON object."),
-        click.option(
-            "--config",
-            metavar="FILE",
-            help=f"Read settings from this TOML file (see {installation.SETTINGS}).  [default: Kafka's]",
-        ),
-        click.option("--topics", metavar="GLOB", help="Take only the topics that match."),
-    ):
-        command = option(command)
-    return command
-
-
 @lastkey.command()
 @click.argument("archive")
 @click.option("--store", metavar="STORE", required=True, help="Where state and new segments go.")
@@ -125,14 +83,19 @@ def _shared(command: Command) -> Command:
 @click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
 @click.option("--sealed", is_flag=True, help="Nothing appends to this archive any more: clean the last segment too.")
 @click.option("--force", is_flag=True, help="Compact every partition from its log start, due or not.")
-@click.option("--reset", metavar="GLOB", help="Start these topics over where a partition diverged or has a gap.")
+@click.option(
+    "--reset",
+    metavar="GLOB",
+    multiple=True,
+    help="Start these topics over where a partition diverged or has a gap. Repeatable.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
-@_shared
-def compact(now_ms: int | None, **given: Any) -> None:
+@click.option("--wait", is_flag=True, help="Wait for another run that works on the same partitions.")
+@click.option("--all", "show_all", is_flag=True, help="Also list partitions that are not due.")
+@shared
+def compact(**given: Any) -> None:
     """Keep the last record of every key and drop the rest, as the broker's own cleaner does."""
-    if given["cleanup_policy"] and given["topics"] is None:
-        raise UsageError(message="--cleanup-policy compact needs --topics GLOB, which names the topics it applies to")
-    _run("compact", CompactOptions, now_ms=check_now_ms(now_ms), **given)
+    _call("compact", **given)
 
 
 @lastkey.command()
@@ -142,14 +105,11 @@ def compact(now_ms: int | None, **given: Any) -> None:
 @click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now.")
 @click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
 @click.option("--sealed", is_flag=True, help="Nothing appends to this archive any more: check the last segment too.")
-@_shared
+@click.option("--all", "show_all", is_flag=True, help="Also list partitions without a problem, however many.")
+@shared
 def verify(**given: Any) -> None:
     """Check ARCHIVE, or a generation of STORE, and list every problem."""
-    if (given["archive"] is None) == (given["store"] is None):
-        raise UsageError(message="verify needs either ARCHIVE or --store STORE")
-    if given["store"] is None and (given["generation"] is not None or given["archive_moved"] is not None):
-        raise UsageError(message="--generation and --archive work only with --store")
-    _run("verify", VerifyOptions, **given)
+    _call("verify", **given)
 
 
 @lastkey.command()
@@ -157,24 +117,14 @@ def verify(**given: Any) -> None:
 @click.option("--check", is_flag=True, help="Show what is wrong; write nothing.")
 @click.option("--output", metavar="DIR", help="Write the rebuilt files to this new or empty folder.")
 @click.option("--in-place", is_flag=True, help="Replace wrong files in the archive, one by one; never a .log.")
-@click.option(
-    "--partitions",
-    metavar="N,N-M",
-    callback=lambda _context, _option, text: parse_partitions(text),
-    help="Only partitions with these numbers.",
-)
+@click.option("--partitions", metavar="N,N-M", help="Only partitions with these numbers.")
 @click.option("--skip-crc", is_flag=True, help="Trust the logs: read only batch headers.")
 @click.option("--exact", is_flag=True, help="With --in-place: also replace right files that differ from Kafka's bytes.")
-@_shared
-def reindex(check: bool, in_place: bool, **given: Any) -> None:
+@click.option("--all", "show_all", is_flag=True, help="Also list partitions whose files are the same, however many.")
+@shared
+def reindex(**given: Any) -> None:
     """Rebuild the index files of ARCHIVE from its logs, and show what was wrong with them."""
-    modes = {"check": check, "output": given["output"] is not None, "in_place": in_place}
-    chosen = [mode for mode, asked in modes.items() if asked]
-    if len(chosen) != 1:
-        raise UsageError(message="reindex needs one of --check, --output DIR and --in-place")
-    if given["exact"] and not in_place:
-        raise UsageError(message="--exact works only with --in-place")
-    _run("reindex", ReindexOptions, mode=chosen[0], **given)
+    _call("reindex", **given)
 
 
 @lastkey.command()
@@ -182,15 +132,15 @@ def reindex(check: bool, in_place: bool, **given: Any) -> None:
 @click.option("--output", metavar="DIR", required=True, help="A new or empty folder, which becomes a log directory.")
 @click.option("--generation", type=click.IntRange(min=1), help="Restore this one.  [default: the current one]")
 @click.option("--archive", metavar="URI", help="Where the archive is now, if it has moved.")
-@_shared
+@shared
 def restore(**given: Any) -> None:
     """Copy a generation into a log directory that a broker starts on."""
-    _run("restore", RestoreOptions, **given)
+    _call("restore", **given)
 
 
 @lastkey.command()
 @click.option("--store", metavar="STORE", required=True, help="The store to look at.")
-@_shared
+@shared
 def runs(**given: Any) -> None:
     """List the compactions that STORE has seen, and what each one saved."""
     _run("runs", RunsOptions, **given)
@@ -200,7 +150,7 @@ def runs(**given: Any) -> None:
 @click.option("--store", metavar="STORE", required=True, help="The store to change.")
 @click.option("--generation", type=click.IntRange(min=1), required=True, help="Make this generation current.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
-@_shared
+@shared
 def rollback(**given: Any) -> None:
     """Make an older generation of STORE the current one."""
     _run("rollback", RollbackOptions, **given)
@@ -210,7 +160,7 @@ def rollback(**given: Any) -> None:
 @click.option("--store", metavar="STORE", required=True, help="The store that has lost its tables.")
 @click.option("--choose", metavar="TOPIC-N=RUN_ID", multiple=True, help="Which run counts; none: leave it out.")
 @click.option("--dry-run", is_flag=True, help="Show what would be restored, even if there are tables.")
-@_shared
+@shared
 def rebuild_state(**given: Any) -> None:
     """Restore the lost tables of STORE (its folder state) from the manifests of its generations."""
     _run("rebuild-state", RebuildStateOptions, **given)
@@ -221,9 +171,9 @@ def rebuild_state(**given: Any) -> None:
 @click.option(
     "--grace-hours", type=click.FloatRange(min=0), default=168.0, show_default=True, help="Spare younger files."
 )
-@click.option("--before-reset", metavar="GLOB", help="For these topics, also give up what was there before a --reset.")
+@globs_option("--give-up", help="For these topics, also delete what no later generation has read.")
 @click.option("--dry-run", is_flag=True, help="List what would be deleted; delete nothing.")
-@_shared
+@shared
 def vacuum(**given: Any) -> None:
     """Delete files of STORE that no generation needs any more, after a grace period."""
     _run("vacuum", VacuumOptions, **given)
@@ -237,11 +187,7 @@ def vacuum(**given: Any) -> None:
     "--partition", "partitions", metavar="TOPIC-N", multiple=True, help="Search only this one; may be repeated."
 )
 @click.option(
-    "--offset",
-    "offsets",
-    type=_OFFSET,
-    multiple=True,
-    help="Show where a fetch from here begins; repeatable.",
+    "--offset", "offsets", type=_OFFSET, multiple=True, help="Show where a fetch from here begins; repeatable."
 )
 @click.option(
     "--time",
@@ -256,13 +202,14 @@ def vacuum(**given: Any) -> None:
     default="read_uncommitted",
     help="read_committed: stop at the first open transaction, as a consumer does.",
 )
+@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
 @click.option("--queries", metavar="FILE", help="A table of queries: parquet, csv or json lines.")
 @click.option("--output", metavar="FILE", help="With --queries: write the answers to this file.")
 @click.option("--sizing", is_flag=True, help="Show what indexes cost in bytes, at several densities.")
 @click.option("--at", metavar="TIME", help="With --store: show what happened then, from the table time_index.")
 @click.option("--until", metavar="TIME", help="With --at: up to this time.  [default: the minute of --at]")
 @click.option("--refresh/--no-refresh", default=True, help="With --at: read new segments into the table first.")
-@_shared
+@shared
 def lookup(**given: Any) -> None:
     """Find offsets by time, and positions by offset, in ARCHIVE or a generation of STORE, without a broker.
 
@@ -297,12 +244,12 @@ def lookup(**given: Any) -> None:
 @click.option("--store", metavar="STORE", help="Show what its generations hold now, and its history.")
 @click.option("--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics matches.")
 @click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="Clock for lags and horizons.  [default: now]")
+@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
 @click.option("--hide-keys", is_flag=True, help="Show hashes of hot keys instead of the keys.")
-@_shared
+@shared
 def archive_report(now_ms: int | None, **given: Any) -> None:
     """Make a page that shows what is in ARCHIVE and what a compaction would save."""
-    if given["cleanup_policy"] and given["topics"] is None:
-        raise UsageError(message="--cleanup-policy compact needs --topics GLOB, which names the topics it applies to")
+    check_policy_has_topics(given["cleanup_policy"], *given["topics"], *given["topics_from"])
     _run("report", ReportOptions, now_ms=check_now_ms(now_ms), **given)
 
 
@@ -333,14 +280,18 @@ def archive_report(now_ms: int | None, **given: Any) -> None:
 )
 @click.option("--offsets", metavar="FROM..TO", help="Only records in this range, without TO.")
 @click.option("--times", metavar="FROM..TO", help="Only records of this time: milliseconds since 1970, or ISO 8601.")
+@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
 @click.option("--output", metavar="DIR", help="Write a text for each file to this new or empty folder, in parallel.")
-@_shared
+@shared
 def inspect(
     paths: tuple[str, ...],
     files: str,
     offsets: str | None,
     times: str | None,
     config: str | None,
+    topics: tuple[str, ...],
+    exclude: tuple[str, ...],
+    topics_from: tuple[str, ...],
     as_json: bool,
     progress: bool | None,
     quiet: bool,
@@ -356,6 +307,7 @@ def inspect(
     options = InspectOptions(
         paths,
         config=load_config(config),
+        topics=parse_topics(topics, exclude, topics_from),
         start_offset=start,
         end_offset=end,
         start_ms=start_ms,
@@ -363,12 +315,12 @@ def inspect(
         as_json=as_json,
         **given,
     )
-    shown = _progress(progress, quiet=quiet, verbose=verbose)
+    shown = shown_progress(progress, quiet=quiet, verbose=verbose)
     try:
-        report = importlib.import_module(JOBS["inspect"]).run(options, shown, _lines_to_stdout())
+        report = imported("inspect").run(options, shown, _lines_to_stdout())
     finally:
         shown.close()
-    endings.written(sys.stdout.buffer.flush)()
+    failures.written(sys.stdout.buffer.flush)()
     for lines in report.said:
         _say(lines, sys.stderr)
     if options.output is not None:
@@ -377,14 +329,14 @@ def inspect(
 
 
 def _say(text: str, stream: TextIO) -> None:
-    """Whole lines. On a terminal control characters are made visible, for names and keys come from the archive."""
-    with endings.writing() if stream is sys.stdout else nullcontext():
+    """Write whole lines. Make control characters visible on a terminal, for names and keys come from the archive."""
+    with failures.writing() if stream is sys.stdout else nullcontext():
         stream.write(visible(text) if stream.isatty() else text)
         stream.flush()
 
 
 class _Log(logging.Handler):
-    """The log on stderr, as `_say` writes text; a progress bar stays below it."""
+    """Log on stderr, written as `_say` writes text; a progress bar stays below it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = f"{self.format(record)}\n"
@@ -392,21 +344,15 @@ class _Log(logging.Handler):
 
 
 def _lines_to_stdout() -> Callable[[Any], object]:
-    """What writes lines of `inspect`, as bytes, as `_say` does."""
-    write = endings.written(sys.stdout.buffer.write)
+    """Return a function that writes lines of `inspect`, as bytes, as `_say` does."""
+    write = failures.written(sys.stdout.buffer.write)
     return (lambda lines: write(visible_bytes(lines))) if sys.stdout.isatty() else write
 
 
-def _progress(asked: bool | None, *, quiet: bool, verbose: bool) -> Progress:
-    """What shows the job's progress; and from now on the log says as much as is asked for."""
-    if quiet and (verbose or asked):
-        raise UsageError(message="--quiet contradicts --verbose and --progress")
-    talks = verbose or (sys.stderr.isatty() and not quiet)
-    logging.getLogger("lastkey").setLevel(logging.INFO if talks else logging.WARNING)
-    os.environ[TALKS] = "1" if talks else ""  # to the processes that Spark starts
-    if quiet or asked is False:
-        return Silent()
-    return Bar() if asked or sys.stderr.isatty() else Lines()
+def _call(job: str, **given: Any) -> None:
+    """Run a job through the function that Python programs call, with the options that it shares with them."""
+    api = importlib.import_module("lastkey.jobs.api")
+    _show(lambda progress, options: getattr(api, job)(**options, progress=progress), **given)
 
 
 def _run(
@@ -414,18 +360,46 @@ def _run(
     kind: type[Any],
     *,
     config: str | None,
+    topics: Sequence[str],
+    exclude: Sequence[str],
+    topics_from: Sequence[str],
     as_json: bool,
     progress: bool | None,
     quiet: bool,
     verbose: bool,
+    show_all: bool = False,
     **given: Any,
 ) -> None:
-    options = kind(config=load_config(config), **given)
-    shown = _progress(progress, quiet=quiet, verbose=verbose)
+    """Run a job that only the command line has."""
+    wanted = parse_topics(topics, exclude, topics_from)
+    options = kind(config=load_config(config), topics=wanted, **given)
+    _show(
+        lambda progress, _: imported(job).run(options, progress),
+        as_json=as_json,
+        progress=progress,
+        quiet=quiet,
+        verbose=verbose,
+        show_all=show_all,
+    )
+
+
+def _show(
+    run: Callable[[Progress, dict[str, Any]], Report],
+    *,
+    as_json: bool,
+    progress: bool | None,
+    quiet: bool,
+    verbose: bool,
+    show_all: bool = False,
+    **options: Any,
+) -> None:
+    """Print the report of a job, and end with its exit code."""
+    shown = shown_progress(progress, quiet=quiet, verbose=verbose)
     try:
-        report: Report = importlib.import_module(JOBS[job]).run(options, shown)
+        report = run(shown, options)
     finally:
         shown.close()
+    report.show_all = show_all
     _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
     raise click.exceptions.Exit(report.exit_code)
 
@@ -435,10 +409,15 @@ for _command in lastkey.commands.values():
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command; the exit code."""
-    signal.signal(signal.SIGTERM, _terminate)
+    """Run one command, and return its exit code. It alone handles signals, and writes to stdout."""
+    signal.signal(signal.SIGTERM, terminate)
+    with signals_handled():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str]) -> int:
     if not logging.getLogger().handlers:
-        logging.getLogger().addHandler(_Log(logging.WARNING))  # tracebacks of defects too
+        logging.getLogger().addHandler(_Log())  # tracebacks of defects too; loggers have levels, it has none
     as_json = "--json" in arguments
     if os.environ.get(COMPLETE):  # a shell asks for completions; click answers and ends
         return lastkey.main(list(arguments), prog_name=program, complete_var=COMPLETE, standalone_mode=False) or DONE
@@ -448,53 +427,47 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except JobError as error:
-        return _fail(endings.of_job_error(error), as_json)
-    except (UnknownRootError, SecretInUriError, UnsafeFolderError) as error:
-        return _fail(endings.of_usage(str(error)), as_json)
+        return _fail(failures.of_job_error(error), as_json)
     except click.NoSuchOption as error:
         return _fail(_no_such_option(error), as_json)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         more = f" (see {context.command_path} --help)" if context else ""
-        return _fail(endings.of_usage(error.format_message(), more), as_json)
-    except (KeyboardInterrupt, click.Abort, TerminatedError) as error:
-        return _fail(endings.of_interruption(error), as_json)
-    except (BrokenPipeError, SystemExit):  # the second is how click says the first
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still held for stdout is nobody's
+        return _fail(failures.of_usage(error.format_message(), more), as_json)
+    except (KeyboardInterrupt, click.Abort, EarlyEndError) as error:
+        cause = error.__cause__ if isinstance(error, click.Abort) else None  # click replaces Ctrl-C's
+        return _fail(failures.of_interruption(cause or error), as_json)
+    except (BrokenPipeError, SystemExit):  # click raises the second for the first
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nobody gets what stdout still buffers
         return 128 + signal.SIGPIPE
     except Exception as error:  # the last resort, and the one place for it
-        return _fail(endings.of_other(error, arguments), as_json)
+        return _fail(failures.of_other(error, arguments), as_json)
 
 
-def _no_such_option(error: click.NoSuchOption) -> Ending:
+def _no_such_option(error: click.NoSuchOption) -> Failure:
     context, jobs = error.ctx, lastkey.commands
     job = context.command.name if context is not None and context.command is not lastkey else None
     of_jobs = {opt for command in jobs.values() for option in command.params for opt in option.opts}
-    said = endings.misplaced(error.option_name, of_jobs, job, program)
-    return (
-        endings.of_usage(said) if said else endings.of_usage(error.format_message(), f" (see {program} {job} --help)")
-    )
+    misplaced = failures.misplaced(error.option_name, of_jobs, job, program)
+    if misplaced is not None:
+        return failures.of_job_error(misplaced)
+    return failures.of_usage(error.format_message(), f" (see {program} {job} --help)")
 
 
 def _check_words(arguments: Sequence[str]) -> None:
-    """Before anything, click's own errors too, can repeat a secret. A key that is looked for may look like a URI."""
+    """Raise SecretInUriError before any error, click's too, can repeat a secret; --filter's key may look like a URI."""
     for before, argument in itertools.pairwise(["", *arguments]):
         if before != "--filter" and not argument.startswith("--filter="):
             refuse_secrets(argument)
     check_text(arguments)
 
 
-def _fail(ending: Ending, as_json: bool) -> int:
-    if ending.is_defect:
+def _fail(failure: Failure, as_json: bool) -> int:
+    if failure.is_defect:
         _say(traceback.format_exc(), sys.stderr)
-    _say(f"error: {ending.line}\n", sys.stderr)
+    if failure.report is not None and not as_json:
+        _say(f"{failure.report.to_text()}\n", sys.stdout)
+    _say(f"error: {failure.line}\n", sys.stderr)
     if as_json:
-        _say(f"{json.dumps({'error': ending.fields}, indent=2, default=str)}\n", sys.stdout)
-    return ending.exit_code
-
-
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    session = sys.modules.get("jobs.spark.session")
-    if session is not None:  # as pyspark does for Ctrl-C: else the tasks that run are waited for
-        session.cancel_jobs()
-    raise TerminatedError
+        _say(f"{json.dumps(failure.to_json(), indent=2, default=str)}\n", sys.stdout)
+    return failure.exit_code

@@ -1,10 +1,10 @@
-"""Settings: one TOML file with Kafka's own names -> frozen dataclasses.
+"""Settings: one TOML file with Kafka's own names, parsed into frozen dataclasses.
 
     [defaults]             for every topic
     [topics."orders-*"]    for the topics that a glob names: an exact name wins over globs, a later glob over an earlier
-    [job]                  what changes speed and memory, never the result
+    [job]                  for speed and memory, never the result
 
-Each setting is declared once, below: name, type, default, what is allowed. `conf/cleaner.toml` says what each does.
+Each setting is declared once, below: name, type, default, allowed values. `conf/cleaner.toml` says what each does.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from jobs.command.typed import MAX_LONG, nearest
-from jobs.errors import BadSettingError, ConfigFileError, NowError, UnknownSettingError
-from jobs.topics import matches
+from lastkey.jobs.command.parse import MAX_LONG, nearest, read_given
+from lastkey.jobs.errors import BadSettingError, ConfigFileError, NowError, UnknownSettingError, UsageError
+from lastkey.jobs.topics import matches
 
 MAX_INT = 2**31 - 1
 NULL_KEYS = ("fail", "keep", "drop")
@@ -27,11 +27,12 @@ STRATEGIES = ("offset", "timestamp", "header")
 ENGINES = ("auto", "task", "blocks", "window")
 Engine = Literal["auto", "task", "blocks", "window"]
 POLICIES = ("compact", "delete")
-LEAST_INDEX_BYTES = 12  # Kafka allows 4, in which no entry of a time index fits: a segment's last one always does here
+_CLOCK = "epoch milliseconds"
+LEAST_INDEX_BYTES = 12  # Kafka allows 4, too small for one entry of a time index: ours always has a segment's last one
 
 
 class _BadValueError(ValueError):
-    """Carries what is allowed."""
+    """Bad value; its text says which values are allowed."""
 
 
 def _integer(low: int, high: int) -> Callable[[object], int]:
@@ -83,7 +84,7 @@ def _one_of(names: tuple[str, ...]) -> Callable[[object], str]:
 
 @dataclass(frozen=True)
 class TopicSettings:
-    """What decides the result for one topic. Kafka's names in snake case; `named`: its own table set cleanup.policy."""
+    """Settings that decide a topic's result, in snake case. `named`: its own table set cleanup.policy."""
 
     cleanup_policy: tuple[str, ...] = ("delete",)
     delete_retention_ms: int = 86_400_000
@@ -108,28 +109,28 @@ class TopicSettings:
 
     @property
     def compacts(self) -> bool:
-        """Whether the policy says compact."""
+        """Whether cleanup.policy has compact."""
         return "compact" in self.cleanup_policy
 
     @property
     def expires(self) -> bool:
-        """Whether the policy says delete."""
+        """Whether cleanup.policy has delete."""
         return "delete" in self.cleanup_policy
 
     @property
     def has_limit(self) -> bool:
-        """Whether retention may take anything, where the policy says delete."""
+        """Whether a retention limit is set; it applies if the policy has delete."""
         return max(self.retention_ms, self.retention_bytes) >= 0
 
     @property
     def acts(self) -> bool:
-        """Whether there is anything to do: compaction, or a retention that has a limit."""
+        """Whether there is work to do: compaction, or retention with a limit."""
         return self.compacts or (self.expires and self.has_limit)
 
 
 @dataclass(frozen=True)
 class JobSettings:
-    """What changes only speed, memory and how a store is locked."""
+    """Settings that change only speed and memory."""
 
     wave_partitions: int = 64
     wave_minutes: int = 10
@@ -180,7 +181,7 @@ def _attribute(setting: str) -> str:
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of one run: tables as they stand in the file, already checked."""
+    """Settings of one run: tables as they stand in the file, already checked."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
     topics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -188,7 +189,9 @@ class Config:
     path: str = ""
 
     def topic_settings(self, topic: str) -> TopicSettings:
-        """The settings of one topic: defaults, then the globs that name it in the file's order, then its exact name."""
+        """Return the settings of one topic: defaults, then the globs that match it in the file's order, then its exact
+        name. Raises BadSettingError for settings that contradict each other.
+        """
         values = dict(self.defaults)
         named = False
         globs = [glob for glob in self.topics if glob != topic and matches(glob, topic)]
@@ -209,7 +212,7 @@ class Config:
         return replace(settings, segment_index_bytes=max(settings.segment_index_bytes, LEAST_INDEX_BYTES))
 
     def _check_strategy(self, topic: str, settings: TopicSettings) -> None:
-        """That a header is named where the strategy needs one, and only there."""
+        """Raise BadSettingError unless a header is named if, and only if, the strategy needs one."""
         named = bool(settings.compaction_strategy_header)
         if named != (settings.compaction_strategy == "header"):
             raise BadSettingError(
@@ -221,13 +224,13 @@ class Config:
             )
 
     def _check_retention(self, topic: str, settings: TopicSettings) -> None:
-        """That a table does not limit what its policy keeps: [defaults] may, since they are for other topics too."""
+        """Raise BadSettingError if a table limits what its policy keeps; [defaults] may, as other topics use them."""
         if settings.retention_exact and settings.expires and settings.retention_ms < 0:
             raise BadSettingError(
                 path=self.path or "settings",
                 table=f"topic {topic}",
                 setting="retention.exact",
-                expected="retention.ms beside it, 0 or more",
+                expected="a retention.ms of 0 or more",
                 found=f"true, with retention.ms {settings.retention_ms}",
             )
         lag = settings.min_compaction_lag_ms
@@ -236,8 +239,8 @@ class Config:
                 path=self.path or "settings",
                 table=f"topic {topic}",
                 setting="retention.exact",
-                expected=f"min.compaction.lag.ms of at most retention.ms ({settings.retention_ms}): what may not be "
-                "compacted stays whole",
+                expected=f"min.compaction.lag.ms of at most retention.ms ({settings.retention_ms}), because records "
+                "within the lag are kept",
                 found=f"true, with min.compaction.lag.ms {lag}",
             )
         for glob, table in self.topics.items():
@@ -247,7 +250,7 @@ class Config:
                         path=self.path or "settings",
                         table=f"topic {topic}",
                         setting=name.replace("_", "."),
-                        expected="a cleanup.policy with delete beside it",
+                        expected="delete in cleanup.policy",
                         found=f"{table[name]}, with cleanup.policy {','.join(settings.cleanup_policy)}",
                     )
 
@@ -257,12 +260,7 @@ def load_config(path: str | Path | None) -> Config:
     if path is None:
         return Config()
     name = str(path)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigFileError(path=name, expected="a TOML file of settings", found="no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigFileError(path=name, expected="a readable TOML file", found=error) from error
+    text = read_given(name, "a TOML file of settings")
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -271,7 +269,7 @@ def load_config(path: str | Path | None) -> Config:
 
 
 def _where(text: str, said: str) -> str:
-    """tomllib's message, with line and column also where it says only "at end of document"."""
+    """Return tomllib's message, with line and column instead of "at end of document"."""
     lines = text.splitlines() or [""]
     while len(lines) > 1 and not lines[-1].strip():
         lines.pop()
@@ -279,10 +277,10 @@ def _where(text: str, said: str) -> str:
 
 
 def parse_config(tables: Mapping[str, Any], path: str = "settings") -> Config:
-    """Check parsed TOML tables."""
+    """Check parsed TOML tables, and return them as settings."""
     for table, content in tables.items():
         if table not in TABLES:
-            raise UnknownSettingError(path=path, table="top level", found=table, expected=nearest(table, TABLES))
+            raise UnknownSettingError(path=path, table="top level", found=table, near=nearest(table, TABLES))
         if not isinstance(content, dict):
             raise BadSettingError(path=path, table="top level", setting=table, expected="a table", found=content)
     topics = {}
@@ -293,7 +291,7 @@ def parse_config(tables: Mapping[str, Any], path: str = "settings") -> Config:
     defaults = _check(tables.get("defaults", {}), TOPIC_CHECKS, path, "[defaults]")
     job = JobSettings(**_check(tables.get("job", {}), JOB_CHECKS, path, "[job]"))
     config = Config(defaults, topics, job, path)
-    for name in ("", *topics):  # a contradiction between two settings is found now, not at the first topic it hits
+    for name in ("", *topics):  # find contradictions between settings now, not at the first topic that has one
         config.topic_settings(name)
     return config
 
@@ -304,7 +302,7 @@ def _check(
     checked = {}
     for setting, value in _flatten(content).items():
         if setting not in checks:
-            raise UnknownSettingError(path=path, table=table, found=setting, expected=nearest(setting, checks))
+            raise UnknownSettingError(path=path, table=table, found=setting, near=nearest(setting, checks))
         try:
             checked[_attribute(setting)] = checks[setting](value)
         except _BadValueError as error:
@@ -313,7 +311,7 @@ def _check(
 
 
 def _flatten(content: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Unquoted dotted keys (segment.bytes = 1) parse as nested tables: they mean the same here."""
+    """Return settings with dotted names: TOML parses unquoted ones (segment.bytes = 1) as nested tables."""
     flat: dict[str, object] = {}
     for key, value in content.items():
         flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
@@ -321,11 +319,19 @@ def _flatten(content: Mapping[str, object], prefix: str = "") -> dict[str, objec
 
 
 def check_now_ms(now_ms: int | None) -> int:
-    """--now in epoch milliseconds; None is the clock. A value that looks like seconds or microseconds is refused."""
+    """Return --now in epoch milliseconds, or the clock's. Raise NowError for a value in seconds or microseconds."""
     if now_ms is None:
         return time.time_ns() // 1_000_000
     if 0 <= now_ms < 10**11:  # 10^11 ms is March 1973; 10^11 s is the year 5138
-        raise NowError(expected=f"epoch milliseconds (did you mean {now_ms * 1000}?)", found=f"{now_ms}: seconds")
+        raise NowError(expected=_CLOCK, found=f"{now_ms}: seconds", advice=f"did you mean {now_ms * 1000}?")
     if not 0 <= now_ms < 10**14:  # the year 5138
-        raise NowError(expected="epoch milliseconds", found=f"{now_ms}")
+        raise NowError(expected=_CLOCK, found=now_ms, advice="without this option the clock is the current time")
     return now_ms
+
+
+def check_policy_has_topics(cleanup_policy: str | None, *topics: str) -> None:
+    """Raise UsageError for a --cleanup-policy without topics to apply it to."""
+    if cleanup_policy and not topics:
+        raise UsageError(
+            message="--cleanup-policy compact needs --topics or --topics-from, which name the topics it applies to"
+        )

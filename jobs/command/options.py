@@ -1,39 +1,41 @@
-"""The options of each job: what the command line, or a caller in Python, asks for."""
+"""Options of each job, as given on the command line or by a caller in Python."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jobs.command.config import Config
+from lastkey.jobs.command.config import Config
+from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 
 
 @dataclass(frozen=True)
 class CompactOptions:
-    """`compact ARCHIVE --store STORE`. Paths or URIs; `topics` and `reset` are globs of topic names."""
+    """Options of `compact ARCHIVE --store STORE`. Archive and store are paths or URIs."""
 
     archive: str
     store: str
     now_ms: int
     config: Config = field(default_factory=Config)
-    topics: str | None = None  # None: every topic
+    topics: TopicFilter = EVERY_TOPIC
     cleanup_policy: str | None = None  # "compact" applies to the topics that `topics` names
     null_keys: str | None = None  # fail, keep, drop; wins over the setting null.keys
     gaps: str | None = None  # fail, accept; wins over the setting gaps
     sealed: bool = False  # the archive has no active segment
     force: bool = False  # due or not, from the log start of the last generation
-    reset: str | None = None  # diverged partitions of these topics begin anew
+    reset: TopicFilter | None = None  # diverged partitions of these topics start over
     dry_run: bool = False
+    wait: bool = False  # for another run that works on the same partitions
 
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """`verify ARCHIVE` or `verify --store STORE [--generation N]`: one of both is given."""
+    """Options of `verify ARCHIVE` or `verify --store STORE [--generation N]`: exactly one of the two is given."""
 
     archive: str | None = None
     store: str | None = None
     config: Config = field(default_factory=Config)
-    topics: str | None = None
+    topics: TopicFilter = EVERY_TOPIC
     generation: int | None = None  # None: the current one
     archive_moved: str | None = None  # with `store`: where the archive is now
     gaps: str | None = None  # fail, accept; wins over the setting gaps
@@ -42,80 +44,80 @@ class VerifyOptions:
 
 @dataclass(frozen=True)
 class RestoreOptions:
-    """`restore --store STORE --output DIR`."""
+    """Options of `restore --store STORE --output DIR`."""
 
     store: str
     output: str
     config: Config = field(default_factory=Config)
-    topics: str | None = None
+    topics: TopicFilter = EVERY_TOPIC
     generation: int | None = None  # None: the current one of each partition
     archive: str | None = None  # where the archive is now; None: where it was
 
 
 @dataclass(frozen=True)
 class VacuumOptions:
-    """`vacuum --store STORE`."""
+    """Options of `vacuum --store STORE`."""
 
     store: str
     config: Config = field(default_factory=Config)
-    topics: str | None = None
+    topics: TopicFilter = EVERY_TOPIC
     grace_hours: float = 168.0
-    before_reset: str | None = None  # of these topics also generations that are kept since a reset came after them
+    give_up: TopicFilter | None = None  # topics whose generations go even with offsets that were never read
     dry_run: bool = False
 
 
 @dataclass(frozen=True)
 class RunsOptions:
-    """`runs --store STORE`."""
+    """Options of `runs --store STORE`."""
 
     store: str
     config: Config = field(default_factory=Config)
-    topics: str | None = None
+    topics: TopicFilter = EVERY_TOPIC
 
 
 @dataclass(frozen=True)
 class RollbackOptions:
-    """`rollback --store STORE --generation N`."""
+    """Options of `rollback --store STORE --generation N`."""
 
     store: str
     generation: int
     config: Config = field(default_factory=Config)
-    topics: str | None = None
+    topics: TopicFilter = EVERY_TOPIC
     dry_run: bool = False
 
 
 @dataclass(frozen=True)
 class RebuildStateOptions:
-    """`rebuild-state --store STORE`."""
+    """Options of `rebuild-state --store STORE`."""
 
     store: str
     config: Config = field(default_factory=Config)
-    topics: str | None = None  # must be None: what would be left out is lost
+    topics: TopicFilter = EVERY_TOPIC  # must be every topic: the others' state would be lost
     choose: tuple[str, ...] = ()  # TOPIC-N=RUN_ID, or TOPIC-N=none
     dry_run: bool = False
 
 
 @dataclass(frozen=True)
 class ReindexOptions:
-    """`reindex ARCHIVE (--check | --output DIR | --in-place)`."""
+    """Options of `reindex ARCHIVE (--check | --output DIR | --in-place)`."""
 
     archive: str
     mode: Literal["check", "output", "in_place"]
     config: Config = field(default_factory=Config)
-    topics: str | None = None
+    topics: TopicFilter = EVERY_TOPIC
     partitions: tuple[range, ...] | None = None  # numbers of partitions; None: all
     output: str | None = None  # mode "output": an empty or absent folder
     skip_crc: bool = False  # read headers alone
-    exact: bool = False  # in place: replace files too that are right and only not byte for byte Kafka's
+    exact: bool = False  # in place: also replace right files that differ from Kafka's bytes
 
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """`inspect PATH...`, files and folders."""
+    """Options of `inspect PATH...`, files and folders."""
 
     paths: tuple[str, ...]
     config: Config = field(default_factory=Config)
-    topics: str | None = None  # in folders: only partitions of these
+    topics: TopicFilter = EVERY_TOPIC  # in folders: only partitions of these
     deep_iteration: bool = False
     print_data_log: bool = False
     skip_record_metadata: bool = False
@@ -124,7 +126,8 @@ class InspectOptions:
     index_sanity_check: bool = False
     key_decoder: str | None = None  # names of udfs.decode.decoders
     value_decoder: str | None = None
-    records: str = ""  # which of Kafka's own topics they are: a name of logformat.messages.coordinator_records
+    records: str = ""  # kind of records of Kafka's own topics: a name of logformat.messages.coordinator_records
+    gaps: str | None = None  # fail, accept; wins over the setting gaps
     key: bytes | None = None  # only records with this key
     start_offset: int | None = None
     end_offset: int | None = None
@@ -136,19 +139,20 @@ class InspectOptions:
 
 @dataclass(frozen=True)
 class LookupOptions:
-    """`lookup (ARCHIVE | --store STORE)`, and one kind of question."""
+    """Options of `lookup (ARCHIVE | --store STORE)`, with one kind of question."""
 
     archive: str | None = None
     store: str | None = None
     config: Config = field(default_factory=Config)
-    topics: str | None = None
+    topics: TopicFilter = EVERY_TOPIC
     generation: int | None = None  # of the store; None: the current one
     partitions: tuple[str, ...] = ()  # names, <topic>-<partition>; none: all
     offsets: tuple[int, ...] = ()
     times: tuple[str, ...] = ()  # as typed
+    gaps: str | None = None  # fail, accept; wins over the setting gaps
     isolation: str = "read_uncommitted"  # or read_committed: nothing from the last stable offset on
     queries: str | None = None  # a table of questions
-    output: str | None = None  # where its answers go
+    output: str | None = None  # a table for the answers
     sizing: bool = False
     at: str | None = None  # asks the table time_index
     until: str | None = None
@@ -157,13 +161,14 @@ class LookupOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """`report ARCHIVE --output FILE`."""
+    """Options of `report ARCHIVE --output FILE`."""
 
     archive: str
     output: str  # the page
     now_ms: int
     config: Config = field(default_factory=Config)
-    topics: str | None = None
-    store: str | None = None  # its generations stand for what they cover, and its history is told
+    topics: TopicFilter = EVERY_TOPIC
+    store: str | None = None  # show its generations in place of the segments that they cover, and its history
     cleanup_policy: str | None = None  # as of compact
+    gaps: str | None = None  # fail, accept; wins over the setting gaps
     hide_keys: bool = False  # hashes of keys alone

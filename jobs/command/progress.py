@@ -1,90 +1,142 @@
-"""Progress of a job on stderr: a bar where a person watches, a line a minute elsewhere."""
+"""Progress of a job on stderr: a bar on a terminal, a line a minute elsewhere."""
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from contextlib import suppress
+from typing import Any, Final, Protocol
 
 from tqdm import tqdm
 
-from jobs.command.reporting import count, seconds, size
+from lastkey.jobs.command.reporting import count, seconds, size
+from lastkey.jobs.errors import UsageError
 
 BYTES: Final = "B"  # the unit of phases that count bytes
 LINE_SECONDS: Final = 60.0
+TALKS: Final = "LASTKEY_TALKS"  # set for Spark's workers: the level of their log
+_COLUMNS, _ROWS = 80, 24  # for a terminal that does not tell its size
 
 
 class Progress(Protocol):
-    """What a job tells while it runs. Calls may come from any thread of the driver."""
+    """Progress that a job reports while it runs. Calls may come from any thread of the driver."""
 
     def start(self, phase: str, total: int, unit: str = "partition") -> None:
-        """A phase begins; it ends the one before."""
+        """Begin a phase, and end the one before."""
 
     def advance(self, n: int = 1) -> None:
-        """`n` units of the phase are done."""
+        """Count `n` more units of the phase as done."""
 
     def doing(self, what: str) -> None:
-        """What the job does that moves nothing, such as "starting Spark"; "" ends it."""
+        """Name work that advances nothing, such as "starting Spark"; "" ends it."""
 
     def close(self) -> None:
-        """No more phases."""
+        """End the last phase."""
 
 
 class Silent:
-    """Shows nothing."""
+    """Progress that shows nothing."""
 
     def start(self, phase: str, total: int, unit: str = "partition") -> None:
-        """Ignored."""
+        """Do nothing."""
 
     def advance(self, n: int = 1) -> None:
-        """Ignored."""
+        """Do nothing."""
 
     def doing(self, what: str) -> None:
-        """Ignored."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Ignored."""
+        """Do nothing."""
 
 
-class BySize:
-    """Progress in bytes of tasks that start in order: when n have ended, these were the first n, or nearly so."""
+class Watcher(Protocol):
+    """Watcher of items while they are worked on. Calls come from any thread, and may still come after the work."""
 
-    def __init__(self, progress: Progress, sizes: Sequence[int]) -> None:
-        self._progress, self._sizes, self._ended = progress, sizes, 0
+    wants_results: bool
 
-    def start(self, phase: str, total: int, unit: str = "partition") -> None:
-        """A phase of the whole."""
-        self._progress.start(phase, total, unit)
+    def read(self, item: int, n: int) -> None:
+        """Count `n` more bytes as read of an item."""
 
-    def advance(self, n: int = 1) -> None:
-        """`n` more tasks have ended."""
-        self._progress.advance(sum(self._sizes[self._ended : self._ended + n]))
-        self._ended += n
+    def ended(self, item: int, result: Any) -> None:
+        """Count an item as done; `result` is None unless the watcher wants results."""
 
-    def finish(self) -> None:
-        """All tasks have ended, counted or not."""
-        self.advance(len(self._sizes) - self._ended)
 
-    def doing(self, what: str) -> None:
-        """Handed on."""
-        self._progress.doing(what)
+class Counted:
+    """Progress in items: each one counts when it ends."""
 
-    def close(self) -> None:
-        """Handed on."""
-        self._progress.close()
+    wants_results = False
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def read(self, item: int, n: int) -> None:
+        """Do nothing."""
+
+    def ended(self, item: int, result: Any) -> None:
+        """Count one more item."""
+        self._progress.advance()
+
+
+class CountedBytes:
+    """Progress in bytes of items of these sizes: bytes read of each item, up to its size, until it ends.
+
+    An item is read `passes` times, or nearly so.
+    """
+
+    wants_results = False
+
+    def __init__(self, progress: Progress, sizes: Sequence[int], passes: int = 1) -> None:
+        self._progress, self._sizes, self._passes = progress, sizes, passes
+        self._read, self._told = [0] * len(sizes), [0] * len(sizes)
+        self._lock = threading.Lock()
+
+    def read(self, item: int, n: int) -> None:
+        """Advance by the bytes that were read of an item."""
+        with self._lock:
+            self._read[item] += n
+            self._advance(item, min(self._read[item] // self._passes, self._sizes[item]))
+
+    def ended(self, item: int, result: Any = None) -> None:
+        """Advance to the end of an item."""
+        with self._lock:
+            self._advance(item, self._sizes[item])
+
+    def _advance(self, item: int, at: int) -> None:
+        if at > self._told[item]:
+            self._progress.advance(at - self._told[item])
+            self._told[item] = at
+
+
+class PartOf:
+    """Watcher of a stage whose items are all parts of one item of another watcher, and count as reads of that item."""
+
+    wants_results = False
+
+    def __init__(self, whole: Watcher, item: int) -> None:
+        self._whole, self._item = whole, item
+
+    def read(self, item: int, n: int) -> None:
+        """Count the bytes for the whole item."""
+        self._whole.read(self._item, n)
+
+    def ended(self, item: int, result: Any) -> None:
+        """Do nothing: the whole item has not ended."""
 
 
 class Bar:
-    """One bar on stderr for the phase that runs. Its clock goes on while nothing advances."""
+    """Bar on stderr for the current phase. Its clock goes on while nothing advances."""
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None
         self._ticks = _Ticks(1.0, self._tick)
 
     def start(self, phase: str, total: int, unit: str = "partition") -> None:
-        """A new bar takes the old one's line."""
+        """Replace the old bar by a new one."""
         self._take_away()
         in_bytes = unit == BYTES
         self._bar = tqdm(
@@ -95,7 +147,7 @@ class Bar:
             unit_divisor=1024 if in_bytes else 1000,
             leave=False,
             miniters=1,
-            dynamic_ncols=True,
+            **_width(),
         )
         self._ticks.begin()
 
@@ -105,7 +157,7 @@ class Bar:
             self._bar.update(n)
 
     def doing(self, what: str) -> None:
-        """Behind the figures."""
+        """Show the work behind the figures."""
         if self._bar is not None:
             self._bar.set_postfix_str(what)
 
@@ -124,8 +176,18 @@ class Bar:
             self._bar = None
 
 
+def _width() -> dict[str, Any]:
+    """Return tqdm's options for a bar as wide as the terminal, also after its width changes. In containers and under
+    `script` a terminal says that it has no columns, and tqdm would show nothing: return a fixed size.
+    """
+    with suppress(OSError):  # no terminal: tqdm copes
+        if not os.get_terminal_size(sys.stderr.fileno()).columns:
+            return {"ncols": _COLUMNS, "nrows": _ROWS}
+    return {"dynamic_ncols": True}
+
+
 class Lines:
-    """A line on stderr for each minute that a phase takes: for logs that somebody follows."""
+    """Lines on stderr, one for each minute that a phase takes: for logs that somebody follows."""
 
     def __init__(
         self, write: Callable[[str], object] | None = None, clock: Callable[[], float] = time.monotonic
@@ -137,22 +199,22 @@ class Lines:
         self._ticks = _Ticks(LINE_SECONDS / 12, self._tell)
 
     def start(self, phase: str, total: int, unit: str = "partition") -> None:
-        """The first line comes after a minute."""
+        """Begin a phase; its first line comes after a minute."""
         self._phase, self._total, self._unit, self._done, self._what = phase, total, unit, 0, ""
         self._began = self._told = self._clock()
         self._ticks.begin()
 
     def advance(self, n: int = 1) -> None:
-        """Told with the next line."""
+        """Count `n` more units as done, and write a line if a minute has passed."""
         self._done += n
         self._tell()
 
     def doing(self, what: str) -> None:
-        """Told with the next line."""
+        """Name the work for the next line."""
         self._what = what
 
     def close(self) -> None:
-        """No more lines."""
+        """End the lines."""
         self._ticks.end()
 
     def _tell(self) -> None:
@@ -171,7 +233,7 @@ class Lines:
 
 
 class _Ticks:
-    """Calls a function every few seconds, from a thread, between `begin` and `end`."""
+    """Clock that calls a function every few seconds, from a thread, between `begin` and `end`."""
 
     def __init__(self, every: float, function: Callable[[], object]) -> None:
         self._every, self._function = every, function
@@ -196,7 +258,20 @@ class _Ticks:
 
 
 def above_the_bar(text: str) -> None:
-    """Write whole lines to stderr; a bar that is there stays below them."""
+    """Write whole lines to stderr, above a bar if there is one."""
     with tqdm.external_write_mode(file=sys.stderr):
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+def shown_progress(asked: bool | None, *, quiet: bool, verbose: bool) -> Progress:
+    """Return the progress that was asked for, and set the log's level. Raise UsageError for options that contradict."""
+    if quiet and (verbose or asked):
+        raise UsageError(message="--quiet contradicts --verbose and --progress")
+    talks = sys.stderr.isatty() and not quiet
+    level = logging.DEBUG if verbose else logging.INFO if talks else logging.WARNING
+    logging.getLogger("lastkey").setLevel(level)
+    os.environ[TALKS] = logging.getLevelName(level)  # for the processes that Spark starts
+    if quiet or asked is False:
+        return Silent()
+    return Bar() if asked or sys.stderr.isatty() else Lines()

@@ -1,63 +1,87 @@
-"""What a job hands back: text for a person, JSON for a program, an exit code for a script."""
+"""Reports of jobs: text for a person, JSON for a program, an exit code for a script."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from jobs.errors import DONE, PROBLEMS
-from logformat.control_characters import visible
+from lastkey.jobs.errors import DONE, PROBLEMS
+from lastkey.logformat.control_characters import visible
 
 if TYPE_CHECKING:
-    from udfs.compact.retention import Expired, Reason
-    from udfs.problem import Problem
+    from lastkey.udfs.compact.retention import Expired, Reason
+    from lastkey.udfs.problem import Problem
+
+T = TypeVar("T")
+MOST_ROWS: Final = 20  # of a table; a longer one shows only rows that tell something
+_LOG = logging.getLogger("lastkey")
 
 
 class Report(Protocol):
-    """What `run(options, progress)` of a job returns."""
+    """Report that `run(options, progress)` of a job returns."""
+
+    show_all: bool
 
     @property
     def exit_code(self) -> int:
-        """One of the codes of `jobs.errors`."""
+        """Exit code, one of those in `jobs.errors`."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings."""
+        """Return plain dicts, lists, numbers and strings."""
 
     def to_text(self) -> str:
-        """What a person reads; ends without a newline."""
+        """Return the text for people, without a newline at its end."""
+
+
+class Phases(dict[str, float]):
+    """Seconds by phase. With --verbose each is logged when the phase is over."""
+
+    def __setitem__(self, phase: str, value: float) -> None:
+        super().__setitem__(phase, value)
+        _LOG.debug("%s: %s", phase, seconds(value))
 
 
 @dataclass(kw_only=True)
 class JobReport:
-    """What the reports of all jobs have in common. One shows itself, as its text, where a cell of a notebook ends."""
+    """Base of the reports of all jobs. A notebook's cell that ends with a report displays its text."""
 
-    problems: list[Any] = field(default_factory=list)  # Problem, or its text: what is wrong with data
+    other_problems: list[Any] = field(default_factory=list)  # a Problem each, or its text: of no partition here
     notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)  # by phase
+    seconds: dict[str, float] = field(default_factory=Phases)
+    show_all: bool = False  # --all: also table rows that tell nothing
 
     @property
-    def all_problems(self) -> list[Any]:
-        """Those of partitions too."""
-        return self.problems
+    def problems(self) -> list[Any]:
+        """Problems with data, of partitions and of the rest: a Problem each, or its text."""
+        return self.other_problems
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 where there are problems."""
-        return PROBLEMS if self.all_problems else DONE
+        """Exit code: 0, or 3 if there are problems."""
+        return PROBLEMS if self.problems else DONE
 
     def to_text(self) -> str:
-        """As `Report`."""
+        """Return the text for people; every job's report has its own."""
         raise NotImplementedError
 
+    def problems_json(self) -> list[Any]:
+        """Return every problem for programs: never empty at exit code 3."""
+        return [p if isinstance(p, str) else problem_json(p) for p in self.problems]
+
+    def shown(self, rows: Sequence[T], tells: Callable[[T], bool]) -> Sequence[T]:
+        """Return the rows to show of a table: all of a few, of many only those that tell something."""
+        return rows if self.show_all or len(rows) <= MOST_ROWS else [row for row in rows if tells(row)]
+
     def seconds_json(self) -> dict[str, float]:
-        """Seconds by phase for programs."""
+        """Return seconds by phase for programs."""
         return {name: round(value, 3) for name, value in self.seconds.items()}
 
     def seconds_line(self) -> str:
-        """The same for people."""
+        """Return seconds by phase for people."""
         return "seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items())
 
     def _repr_html_(self) -> str:
@@ -65,20 +89,20 @@ class JobReport:
 
 
 def problem_json(problem: Problem) -> dict[str, Any]:
-    """A problem for programs; without the state in which it leaves a partition, for it may be about none."""
+    """Return a problem for programs, without the state of its partition: the problem may concern none."""
     out = asdict(problem)
     del out["state"]
     return out
 
 
-def said(what: str, lines: Iterable[object]) -> list[str]:
-    """Lines of a report's text: `note: ...`, `problem: ...`."""
+def labelled(what: str, lines: Iterable[object]) -> list[str]:
+    """Return lines of a report's text: `note: ...`, `problem: ...`."""
     return [f"{what}: {line}" for line in lines]
 
 
 @dataclass(frozen=True)
 class PartitionLine:
-    """One partition before -> after. None: not known, shown as "-". `estimate` marks bytes_after as one."""
+    """Row for one partition before -> after. None: unknown, shown as "-". `estimate`: bytes_after is an estimate."""
 
     topic: str
     partition: int
@@ -93,14 +117,18 @@ class PartitionLine:
     note: str = ""
 
 
-def before_after_table(lines: Iterable[PartitionLine]) -> str:
-    """The table of a compaction: a row a partition, in order, and a total where there are several."""
+def before_after_table(lines: Iterable[PartitionLine], total: str = "") -> str:
+    """Return the table of a compaction: a row a partition, in order, and a total if there are several.
+
+    total: name of the last row, if there are more partitions than rows.
+    """
     lines = sorted(lines, key=lambda line: (line.topic, line.partition))
+    has_total = bool(total) or len(lines) > 1
     header = ("partition", "state", "records", "", "", "bytes", "", "", "saved", "segments", "note")
     rows = [_row(f"{line.topic}-{line.partition}", line) for line in lines]
-    if len(lines) > 1:
-        rows.append(_row(counted(len(lines), "partition"), _total(lines)))
-    return table(header, rows, left=(0, 1, 10), rule_before_last=len(lines) > 1)
+    if has_total:
+        rows.append(_row(total or counted(len(lines), "partition"), _total(lines)))
+    return table(header, rows, left=(0, 1, 10), rule_before_last=has_total)
 
 
 def _row(name: str, line: PartitionLine) -> tuple[str, ...]:
@@ -141,7 +169,7 @@ def _total(lines: Sequence[PartitionLine]) -> PartitionLine:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (), rule_before_last: bool = False
 ) -> str:
-    """Columns under their header, right aligned except those in `left`; an empty column is left out."""
+    """Return columns under their header, right aligned except those in `left`; an empty column is left out."""
     body = [tuple(row) for row in rows]
     columns = [i for i in range(len(header)) if header[i] == "" or any(row[i].strip("-~ ") for row in body) or i == 0]
     columns = [i for i in columns if any(row[i] for row in body)] or [0]
@@ -159,17 +187,17 @@ def table(
 
 
 def count(n: int | None) -> str:
-    """1234567 -> 1,234,567."""
+    """Format a number: 1234567 -> 1,234,567."""
     return "-" if n is None else f"{n:,}"
 
 
 def counted(n: int, one: str, several: str = "") -> str:
-    """`1 segment`, `2,000 segments`."""
+    """Format a number with its noun: `1 segment`, `2,000 segments`."""
     return f"{n:,} {one if n == 1 else several or one + 's'}"
 
 
 def size(n: int | None) -> str:
-    """Bytes in the unit that fits: 1536 -> 1.5 KiB."""
+    """Format bytes in the unit that fits: 1536 -> 1.5 KiB."""
     if n is None:
         return "-"
     value, unit = float(n), "B"
@@ -184,9 +212,9 @@ TO_THE_MINUTE = "%Y-%m-%d %H:%M"
 
 
 def moment(ms: int | None, shape: str = "") -> str:
-    """A time as a person reads it, UTC; a number where no calendar has it.
+    """Format a time for people, in UTC; as a number if no calendar has it.
 
-    shape: as of strftime; without one to the millisecond.
+    shape: strftime's format; without one to the millisecond.
     """
     if ms is None:
         return ""
@@ -198,7 +226,7 @@ def moment(ms: int | None, shape: str = "") -> str:
 
 
 def seconds(value: float) -> str:
-    """75.2 -> 1 min 15 s; 0.123 -> 0.12 s."""
+    """Format a duration: 75.2 -> 1 min 15 s; 0.123 -> 0.12 s."""
     return f"{int(value) // 60} min {int(value) % 60} s" if value >= 60 else f"{value:.2f} s"
 
 
@@ -206,7 +234,7 @@ _RULES: dict[Reason, str] = {"log_start": "DeleteRecords", "size": "size", "time
 
 
 def by_rule(expired: Iterable[Expired]) -> str:
-    """What retention takes: "2 segments by time (1,930 records, 139.0 KiB)", one rule after the other."""
+    """Format what retention takes, by rule: "2 segments by time (1,930 records, 139.0 KiB)"."""
     return ", ".join(
         f"{counted(one.segments, 'segment')} by {_RULES[one.reason]}"
         f" ({counted(one.records, 'record')}, {size(one.bytes)})"

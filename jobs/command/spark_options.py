@@ -1,4 +1,4 @@
-"""The options of spark-submit: they stand before the job's name, and the jobs' own behind it."""
+"""Options of spark-submit: they stand before the job's name, and the job's own behind it."""
 
 from __future__ import annotations
 

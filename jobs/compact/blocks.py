@@ -1,12 +1,13 @@
-"""The last offset of each key over several tasks, by blocks of key hashes: what is large never goes through the JVM.
+"""Compaction in several tasks by blocks of key hashes: what is large never goes through the JVM.
 
-  walk      a task a split, backwards: hashes of the records that leave it, by bucket, into a file
-  settle    a task some buckets, over all splits from the last to the first: a bit for each of them
-  rewrite   a task a split: marks and bits say which records stay; pieces of a group that several splits share
-  join      a task such a group: its pieces become a segment
-Spark carries names of files, counts and checksums. Measured, 128 MB of hashes in cells of 0.25 to 8 MiB, on 2 cores:
-through Spark's shuffle into Arrow and back, as binary cells, they take 0.9 to 1.1 processor seconds of the JVM more
-than their names alone, and 2 GB of them 13 to 20 s more.
+  walk      a task for each split, backwards: writes key hashes of the records that leave it, by bucket, to a file
+  settle    a task for some buckets, over all splits from the last to the first: writes a bit for each hash
+  rewrite   a task for each split: marks and bits say which records stay; pieces of a group that several splits share
+  join      a task for each such group: makes a segment of its pieces
+A record leaves its split if the split holds no later record of its key. Spark carries names of files, counts and
+checksums. Measured, 128 MB of hashes in cells of 0.25 to 8 MiB, on 2 cores: through Spark's shuffle into Arrow and
+back, as binary cells, they take 0.9 to 1.1 processor seconds of the JVM more than their names alone, and 2 GB of them
+13 to 20 s more.
 """
 
 from __future__ import annotations
@@ -20,46 +21,46 @@ from typing import TypeVar
 
 import numpy as np
 
-from jobs.spark.workers import Workers
-from udfs.attempt import attempt
-from udfs.compact.analyse import Analysis
-from udfs.compact.clean_batches import OUT_BATCH, Tally
-from udfs.compact.plan import PartitionPlan
-from udfs.compact.rewrite_split import JoinedGroup, RewrittenSplit, join_pieces, rewrite_split
-from udfs.compact.scan_partition import source_of
-from udfs.compact.segment_output import manifest_row
-from udfs.compact.settle import Buckets, SettledBuckets, settle, share_out
-from udfs.compact.sources import Source
-from udfs.compact.splits import Split, cut_between_groups
-from udfs.compact.walk_split import WalkedSplit, buckets_for, walk_split
-from udfs.problem import Problem, SetAside
-from udfs.segments import OutputSegment
+from lastkey.jobs.command.progress import Watcher
+from lastkey.jobs.spark.workers import Workers
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
+from lastkey.udfs.compact.output.segment_output import manifest_row
+from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.compact.scan.analyse import Analysis
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.compact.split.rewrite_split import JoinedGroup, RewrittenSplit, join_pieces, rewrite_split
+from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, settle, share_out
+from lastkey.udfs.compact.split.splits import Split, cut_between_groups
+from lastkey.udfs.compact.split.walk_split import WalkedSplit, buckets_for, walk_split
+from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.segments import OutputSegment
 
-_PIECES_A_CORE = 4  # that the rewrite is cut into, as far as segment groups allow it
+_PIECES_A_CORE = 4  # tasks of the rewrite, as far as segment groups allow
 
 T = TypeVar("T")
 R = TypeVar("R", WalkedSplit, SettledBuckets, RewrittenSplit, JoinedGroup)
 
 
 def rewrite_by_blocks(
-    workers: Workers, plan: PartitionPlan, analysis: Analysis, splits: Sequence[Split]
+    workers: Workers, plan: PartitionPlan, analysis: Analysis, splits: Sequence[Split], watcher: Watcher
 ) -> tuple[list[OutputSegment], Tally, int]:
-    """(segments by group, counters, largest peak memory of a task)."""
-    scans = {part.number: analysis.sources[part.number].scan.lean() for split in splits for part in split.parts}
+    """Rewrite a partition; return (segments by group, counters, largest peak memory of a task in bytes)."""
+    scans = {part.number: analysis.sources[part.number].lean() for split in splits for part in split.parts}
     n_buckets = buckets_for(sum(scan.most_records for scan in scans.values()))
     rules, first_dirty = analysis.rules, analysis.cleanable.first_dirty_offset
     kept_aborts = analysis.kept_aborts
-    groups = {g: analysis.group(numbers, None) for g, numbers in enumerate(analysis.groups)}
+    groups = {g: analysis.group(numbers) for g, numbers in enumerate(analysis.groups)}
     in_splits = [g for split in splits for g in {part.group for part in split.parts}]
     shared = frozenset(g for g in groups if in_splits.count(g) > 1)
 
-    def sources(split: Split) -> list[Source]:
-        return [source_of(plan, part.number, scans[part.number]) for part in split.parts]
+    def sources(split: Split) -> list[SegmentScan]:
+        return [scans[part.number] for part in split.parts]
 
     def walk(split: Split) -> WalkedSplit:
         return walk_split(plan, sources(split), split, rules, first_dirty, n_buckets, _name("walk", split.number))
 
-    walked = _run(workers, plan, walk, splits)
+    walked = _run(workers, plan, walk, splits, watcher)
 
     def settle_one(buckets: Buckets) -> SettledBuckets:
         return settle(plan, walked, buckets, n_buckets, _name("settle", buckets.first))
@@ -73,8 +74,9 @@ def rewrite_by_blocks(
         return rewrite_split(plan, split, groups, shared, sources(split), rules, kept_aborts, walk, settled, name)
 
     n_bytes = sum(chunk.size for scan in scans.values() for chunk in scan.chunks)
-    least = n_bytes // (_PIECES_A_CORE * workers.cores)  # most records that stay are in the last split
-    rewritten = _run(workers, plan, rewrite, [piece for s in splits for piece in cut_between_groups(s, scans, least)])
+    least = n_bytes // (_PIECES_A_CORE * workers.cores)  # cut: most records that stay are in the last split
+    cut = [piece for s in splits for piece in cut_between_groups(s, scans, least)]
+    rewritten = _run(workers, plan, rewrite, cut, watcher)
     pieces = {g: [piece for done in rewritten for piece in done.pieces if piece.group == g] for g in sorted(shared)}
 
     def join(g: int) -> JoinedGroup:
@@ -97,8 +99,10 @@ def rewrite_by_blocks(
     return [segments[g] for g in sorted(segments)], tally, max(itertools.chain(*peaks), default=0)
 
 
-def _run(workers: Workers, plan: PartitionPlan, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """A stage: what `work` gives of each item. SetAside: what stopped one of them."""
+def _run(
+    workers: Workers, plan: PartitionPlan, work: Callable[[T], R], items: Sequence[T], watcher: Watcher | None = None
+) -> list[R]:
+    """Run a stage and return the result of `work` for each item. SetAside: an item's problem."""
 
     def one(item: T) -> R | Problem:
         result = attempt(f"{plan.topic}-{plan.partition}", lambda: work(item))
@@ -107,7 +111,7 @@ def _run(workers: Workers, plan: PartitionPlan, work: Callable[[T], R], items: S
         return replace(result, peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
     out: list[R] = []
-    for result in workers.run(one, items):
+    for result in workers.run(one, items, watcher):
         if isinstance(result, Problem):
             raise SetAside(result)
         out.append(result)
@@ -115,5 +119,5 @@ def _run(workers: Workers, plan: PartitionPlan, work: Callable[[T], R], items: S
 
 
 def _name(what: str, number: int) -> str:
-    """Of a task's file: no other try of this task has it."""
+    """Return a name for a task's file that no other attempt of this task has."""
     return f"{what}-{number}-{secrets.token_hex(8)}"

@@ -1,9 +1,9 @@
-"""Which partitions of a wave are taken in several tasks: what gets the wave done first.
+"""Choice between one task and several for each partition of a wave, by what gets the wave done first.
 
-One task a partition is the cheapest way, but a large one among few leaves cores idle. So the cost of both is counted,
-in bytes of log that one task works through: several tasks share a partition among all cores, at `_MORE` times the work
-and what the stages take beside it. The largest ones are taken so as far as the wave is done sooner by it. That the
-keys of a partition do not fit one task is known too late for this: it is sent the other way when that is met.
+One task for each partition is the cheapest way, but a large partition among few leaves cores idle. So the cost of both
+ways is counted, in bytes of log that one task works through: several tasks share a partition among all cores, at
+`_MORE` times the work and the fixed cost of the stages. The largest partitions are shared while that shortens the wave.
+A partition whose keys do not fit one task is known too late for this choice: several tasks then take it over.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from jobs.spark.workers import Workers
-from udfs.compact.plan import PartitionPlan
+from lastkey.jobs.spark.workers import Workers
+from lastkey.udfs.compact.plan import PartitionPlan
 
 # Measured by the clock on 2 cores, in threads: 1 GB takes 0.87 times as long as in one task, 4 GB 0.8 times
-_MORE: Final = 1.5  # work of several tasks, against one
-_WORTH: Final = 0.9  # a tenth of the time must be won by it
-_COUNTED: Final = 8  # partitions a core whose order is looked at; what is smaller fills the gaps
+_MORE: Final = 1.5  # work of several tasks, relative to one
+_WORTH: Final = 0.9  # sharing must save at least a tenth of the time
+_COUNTED: Final = 8  # partitions a core that are placed in order; smaller ones fill the gaps
 
 CORES_IDLE: Final = "cores would be idle"
 KEYS: Final = "keys beyond the memory of a task"
@@ -28,7 +28,7 @@ ASKED: Final = "as the setting engine says"
 
 @dataclass(frozen=True)
 class Choice:
-    """Partitions of a wave, largest first."""
+    """Partitions of a wave by the way they are taken, the largest first."""
 
     one_task: tuple[PartitionPlan, ...]
     several: tuple[PartitionPlan, ...]
@@ -36,16 +36,16 @@ class Choice:
 
 
 def choose(plans: Sequence[PartitionPlan], workers: Workers) -> Choice:
-    """How each partition is taken. The plans are of one run: engine and dry run are the same for all."""
+    """Choose how each partition is taken. The plans are of one run: engine and dry run are the same for all."""
     by_size = tuple(sorted(plans, key=_size)[::-1])
     engine = by_size[0].limits.engine
     if engine == "window":
         return Choice((), by_size, ASKED)
     if engine == "task" or (
         engine == "auto" and by_size[0].dry_run
-    ):  # which writes nothing, and would have to take Spark's window
+    ):  # a dry run writes nothing: several tasks would have to take Spark's window
         return Choice(by_size, ())
-    by_offset = tuple(plan for plan in by_size if plan.settings.by_offset)  # in several tasks others take the window
+    by_offset = tuple(plan for plan in by_size if plan.settings.by_offset)  # others need the window
     sizes = [_size(plan) for plan in by_offset]
     n = len(sizes) if engine == "blocks" else several_of(sizes, workers.cores, workers.stages_bytes)
     several = by_offset[:n]
@@ -55,7 +55,7 @@ def choose(plans: Sequence[PartitionPlan], workers: Workers) -> Choice:
 
 
 def several_of(sizes: Sequence[int], cores: int, stages_bytes: int) -> int:
-    """How many of the largest partitions (bytes, descending) are taken in several tasks."""
+    """Return how many of the largest partitions (bytes, descending) are taken in several tasks."""
     best, n_best = _time(sizes, 0, cores, stages_bytes), 0
     for n in range(1, min(len(sizes), cores) + 1):
         time = _time(sizes, n, cores, stages_bytes)
@@ -65,7 +65,7 @@ def several_of(sizes: Sequence[int], cores: int, stages_bytes: int) -> int:
 
 
 def _time(sizes: Sequence[int], n: int, cores: int, stages_bytes: int) -> float:
-    """Until the wave is done: the rest each in one task, longest first; the splits of the large fill the gaps."""
+    """Estimate a wave's time in bytes of log a core: `n` partitions are shared, the rest fill cores, longest first."""
     several, rest = _MORE * sum(sizes[:n]), sizes[n:]
     busy = [0.0] * cores
     for size in rest[: _COUNTED * cores]:

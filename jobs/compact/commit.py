@@ -1,36 +1,20 @@
-"""From a partition's result to the rows that make it a generation, and that say how the partition stands."""
+"""Rows of a commit, made from a partition's result: those of its new generation, and the partition's state."""
 
 from __future__ import annotations
 
 import json
 import platform
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, fields, replace
 from importlib.metadata import version
 from typing import Any
 
-from jobs.archive.listing import ArchivedPartition
-from jobs.errors import ConflictError
-from jobs.store.manifests import other_files
-from jobs.store.paths import run_id_of
-from jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
-from udfs.compact.plan import CleanSettings, PartitionResult
-from udfs.segments import OutputSegment
-from udfs.storage import Root
-
-
-def check_files(store: Root, commits: Sequence[Commit]) -> None:
-    """The files of the wave's generations, listed once more: each is there with the size that the manifest says, side
-    files too. ConflictError: one is not, so somebody else was at it, as a vacuum without grace.
-    """
-    for commit in commits:
-        for path, size, seen in other_files(store, commit):
-            raise ConflictError(
-                path=f"{store.uri}/{path}",
-                found="no such file" if seen is None else f"{seen} bytes",
-                expected=f"{'some' if size is None else size} bytes just before the commit, as they were written",
-            )
+from lastkey.jobs.archive.listing import ArchivedPartition
+from lastkey.jobs.store.coverage import read_with
+from lastkey.jobs.store.paths import run_id_of
+from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
+from lastkey.udfs.compact.plan import CleanSettings, PartitionResult
+from lastkey.udfs.segments import OutputSegment
 
 
 def commit_of(
@@ -44,8 +28,8 @@ def commit_of(
     anew: bool = False,
     job_run_id: str = "",
 ) -> Commit:
-    """What a cleaned partition brings to its wave. `anew`: a reset: nothing is taken over from the one before, which
-    stays its parent, so that it can be restored and vacuum knows it.
+    """Return what a cleaned partition adds to its wave's commit. `anew`: by --reset: it takes nothing over from the
+    previous generation, which stays the parent, so that it can be restored and vacuum knows it.
     """
     generation = (before.generation if before else 0) + 1
     run_id = run_id_of(r.folder)
@@ -58,26 +42,32 @@ def commit_of(
         "last_batch_crc": r.last_batch.crc,
     }
     counters: dict[str, Any] = {name: n for name, n in r.counters.items() if name in RunRow.__dataclass_fields__}
+    made_of = None if anew else before
+    log_start = made_of.log_start_offset if made_of else archived.segments[0].base_offset
+    segments = [_segment(s, r, generation, run_id) for s in r.segments]
+    checkpoint = Checkpoint(
+        topic=r.topic,
+        partition=r.partition,
+        generation=generation,
+        run_id=run_id,
+        first_dirty_offset=r.first_dirty_offset,
+        log_start_offset=r.log_start_offset,
+        next_offset=r.next_offset,
+        log_end_timestamp_ms=r.log_end_timestamp_ms,
+        now_ms=now_ms,
+        gaps=json.dumps([astuple(gap) for gap in r.gaps]) if r.gaps else None,
+        chain=made_of.chain if made_of else run_id,
+        **_expired(r, made_of),
+        **identity,
+    )
+    read = read_with(made_of, checkpoint, segments, max(log_start, archived.log_start_checkpoint or 0))
     return Commit(
         topic=r.topic,
         partition=r.partition,
         planned_generation=before.generation if before else 0,
         planned_run_id=before.run_id if before else None,
-        checkpoint=Checkpoint(
-            topic=r.topic,
-            partition=r.partition,
-            generation=generation,
-            run_id=run_id,
-            first_dirty_offset=r.first_dirty_offset,
-            log_start_offset=r.log_start_offset,
-            next_offset=r.next_offset,
-            log_end_timestamp_ms=r.log_end_timestamp_ms,
-            now_ms=now_ms,
-            gaps=json.dumps([astuple(gap) for gap in r.gaps]) if r.gaps else None,
-            **_expired(r, None if anew else before),
-            **identity,
-        ),
-        segments=[_segment(s, r, generation, run_id) for s in r.segments],
+        checkpoint=replace(checkpoint, read=read),
+        segments=segments,
         run=RunRow(
             run_id=run_id,
             topic=r.topic,
@@ -110,7 +100,7 @@ def commit_of(
 
 
 def _expired(r: PartitionResult, before: Checkpoint | None) -> dict[str, Any]:
-    """From where to where retention has taken all, in this run and those before it."""
+    """Return the fields of a checkpoint with the range that retention has deleted, in this run and before."""
     known = (before.expired_from, before.expired_until) if before is not None else (0, 0)
     if not r.expired:
         return {"expired_from": known[0], "expired_until": known[1]}
@@ -119,16 +109,8 @@ def _expired(r: PartitionResult, before: Checkpoint | None) -> dict[str, Any]:
 
 
 def _segment(s: OutputSegment, r: PartitionResult, generation: int, run_id: str) -> Segment:
-    fields = asdict(s)
-    return Segment(
-        topic=r.topic,
-        partition=r.partition,
-        generation=generation,
-        run_id=run_id,
-        dead_records=s.source_records - s.records,
-        dead_bytes=s.source_bytes - s.size_bytes,
-        **fields,
-    )
+    given = {f.name: getattr(s, f.name) for f in fields(s) if f.init}
+    return Segment(topic=r.topic, partition=r.partition, generation=generation, run_id=run_id, **given)
 
 
 def _versions() -> dict[str, str]:
@@ -137,10 +119,10 @@ def _versions() -> dict[str, str]:
 
 
 def state_of(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> PartitionState:
-    """How a partition stands after the run. `generation`: the current one, -1 where there is none."""
+    """Return the state of a partition after the run. `generation`: the current one, -1 if there is none."""
     problem = r.problem
     clean, dirty, ratio = r.clean_bytes, r.dirty_bytes, r.dirty_ratio
-    if r.status == "cleaned" and not r.compacted:  # segments went, but what was dirty is dirty still
+    if r.status == "cleaned" and not r.compacted:  # only retention deleted segments: what was dirty is still dirty
         clean = sum(s.size_bytes for s in r.segments if s.base_offset < r.first_dirty_offset)
         dirty = min(dirty, sum(s.size_bytes for s in r.segments) - clean)
         ratio = dirty / (clean + dirty) if dirty else 0.0

@@ -1,30 +1,42 @@
-"""Which partitions of an archive may be due, and from where each begins."""
+"""Partitions of an archive that may be due, and where each of them begins."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
-from jobs.archive.listing import Archive, ArchivedPartition
-from jobs.command.config import TopicSettings
-from jobs.command.options import CompactOptions
-from jobs.compact.plan import Inputs, NotPlanned, RunPlan, inputs_from_archive, inputs_from_generation, plan_partition
-from jobs.compact.report import CompactReport
-from jobs.store.paths import generation_folder
-from jobs.store.rows import Checkpoint, Segment
-from jobs.topics import Key, matches
-from udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
-from udfs.compact.plan import PartitionPlan, PartitionResult
-from udfs.compact.scan_partition import known_end, may_expire, unread_result
-from udfs.problem import Problem
-from udfs.segments import LastBatch
+from lastkey.jobs.archive.listing import Archive, ArchivedPartition
+from lastkey.jobs.command.config import TopicSettings
+from lastkey.jobs.command.options import CompactOptions
+from lastkey.jobs.compact.plan_partition import (
+    Inputs,
+    NotPlanned,
+    RunPlan,
+    inputs_from_archive,
+    inputs_from_generation,
+    plan_partition,
+)
+from lastkey.jobs.compact.report import CompactReport
+from lastkey.jobs.store.paths import PARTITIONS, generation_folder
+from lastkey.jobs.store.rows import Checkpoint, Segment
+from lastkey.jobs.topics import Key
+from lastkey.logformat.errors import NO_POSITION
+from lastkey.udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
+from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
+from lastkey.udfs.compact.scan.scan_partition import known_end, may_expire, unread_result
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import LastBatch
+from lastkey.udfs.storage import exists, open_root
+
+_PASSING: Final = ("changed", "unwritable", "memory", "defect")  # problems that say nothing about a file's bytes
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a run starts from: what it is asked for, the archive's listing, the store's state."""
+    """Inputs of a run: its options, the archive's listing, the store's state."""
 
     options: CompactOptions
     archive: Archive
@@ -35,17 +47,25 @@ class Start:
 
 
 def is_reset(options: CompactOptions, key: Key) -> bool:
-    """Whether --reset names the partition's topic."""
-    return options.reset is not None and matches(options.reset, key[0])
+    """Return whether --reset names the partition's topic."""
+    return options.reset is not None and options.reset.takes(key[0])
 
 
-def begins_anew(options: CompactOptions, key: Key, problem: Problem | None) -> bool:
-    """Whether --reset is meant: a healthy generation goes on, for the archive may not hold any more what is in it."""
-    return problem is not None and problem.state in ("diverged", "gap") and is_reset(options, key)
+def begins_anew(start: Start, key: Key, problem: Problem | None) -> bool:
+    """Return whether --reset applies: the partition diverged or has a gap, or a file of its generation is damaged or
+    gone. A healthy generation is continued, because the archive may no longer hold all that is in it.
+    """
+    if problem is None or not is_reset(start.options, key):
+        return False
+    if problem.state in ("diverged", "gap"):
+        return True
+    if not problem.path.startswith(f"{PARTITIONS}/") or problem.kind in _PASSING:
+        return False
+    return problem.kind != "unreadable" or not exists(open_root(start.report.store), problem.path)
 
 
 def plans_of(start: Start) -> Iterator[PartitionPlan]:
-    """Plans of the partitions that may be due; the others go into the report at once."""
+    """Yield the plans of partitions that may be due; report the others at once."""
     options, report = start.options, start.report
     run = RunPlan.of(
         options.config,
@@ -73,7 +93,7 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
             else:
                 inputs = inputs_from_generation(archived, checkpoint, start.manifests[key], report.store, settings.gaps)
         except NotPlanned as reason:
-            if checkpoint is None or not begins_anew(options, key, reason.problem):
+            if checkpoint is None or not begins_anew(start, key, reason.problem):
                 report.results.append(PartitionResult(*key, "set_aside", problem=reason.problem))
                 continue
             report.anew.add(key)
@@ -88,9 +108,9 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
             yield plan
 
 
-def begun_anew(plan: PartitionPlan, archived: ArchivedPartition, *, checkpoints: bool) -> PartitionPlan:
-    """The plan of a partition that turned out to be another log, from what the archive holds alone; without its
-    checkpoints where they contradict the log.
+def restart_plan(plan: PartitionPlan, archived: ArchivedPartition, *, checkpoints: bool) -> PartitionPlan:
+    """Return a plan that starts a partition over from what the archive holds; without the archive's `checkpoints` if
+    they contradict the log.
     """
     inputs: Inputs = inputs_from_archive(archived, checkpoints=checkpoints) | {
         "known_until": None,
@@ -107,16 +127,16 @@ def _held(archived: ArchivedPartition) -> Problem:
     return Problem(
         "unreadable",
         archived.path,
-        0,
-        "an archive that nothing writes to, as --sealed says",
+        NO_POSITION,
+        "no writer, because --sealed was given",
         "a broker's lock",
         hint="leave --sealed out, or stop the broker",
     )
 
 
 def _may_expire(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
-    """Whether retention may take the first segment, by what is known without reading it."""
-    if not plan.settings.retention.some or not plan.segments:
+    """Return whether retention may delete the first segment, as far as is known without reading it."""
+    if not plan.settings.retention.has_limit or not plan.segments:
         return False
     first = plan.segments[0]
     row = next((row for row in manifest if row.base_offset == first.base_offset), None)
@@ -124,8 +144,8 @@ def _may_expire(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
 
 
 def _surely_not_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionResult | None:
-    """Not due by the listing alone: high watermark, open transactions and lags could only make less cleanable."""
-    if _may_expire(plan, manifest):
+    """Return a result if the listing shows that nothing is due: all else could only make less of it cleanable."""
+    if plan.anew or _may_expire(plan, manifest):
         return None
     if not plan.settings.compacts:
         return unread_result(plan)
@@ -144,10 +164,10 @@ def _surely_not_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> Partiti
     end = max(last + 1, plan.known_until or 0)
     active = end if plan.sealed else last
     if max(plan.cleaned_until, plan.log_start_offset, plan.log_start_checkpoint or 0) > end:
-        return None  # whether the log reaches that far is seen only in it
+        return None  # only the log itself shows if it reaches that far
     dirty = first_dirty_offset(plan.checkpoint, plan.log_start_offset, end)
     if plan.sealed and any(s.from_offset for s in plan.segments):
-        return None  # whether the rest of a cut segment holds anything is seen only in it
+        return None  # only the log itself shows if the rest of a cut segment holds anything
     cleanable = cleanable_range(
         facts,
         first_dirty=dirty,

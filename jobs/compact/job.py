@@ -1,62 +1,91 @@
 """The main job: compact the partitions of an archive that are due, and commit each as a new generation of the store.
 
   archive (names, sizes, small files) + store (checkpoints, manifests) -> a plan for each partition
-  waves of partitions: one task each (or several, where cores would be idle) -> new files, read back -> one Delta commit
-COMPACTION.md has the rules, the guarantees and what it costs.
+  waves of partitions: one task each, or several if cores would be idle -> new files, read back -> one Delta commit
+COMPACTION.md has the rules, the guarantees and the costs.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
+from typing import Final
 
 from pyspark.sql import SparkSession
 
-from jobs.archive.listing import Archive, check_holds_partitions, listed
-from jobs.archive.places import Place, check_apart, check_outside, is_same
-from jobs.command.config import TopicSettings
-from jobs.command.options import CompactOptions
-from jobs.command.progress import Progress
-from jobs.command.reporting import counted
-from jobs.command.typed import check_topics, some_of, unmatched_tables
-from jobs.compact.commit import state_of
-from jobs.compact.due import Start, is_reset, plans_of
-from jobs.compact.report import CompactReport
-from jobs.compact.waves import run_waves
-from jobs.errors import ConflictError, PolicyError, UsageError
-from jobs.spark import session as spark_session
-from jobs.store.folders import check_not_lost
-from jobs.store.paths import PARTITIONS
-from jobs.store.rows import Checkpoint, Segment
-from jobs.store.tables import State, open_state
-from jobs.topics import Key, matches
-from udfs.compact.plan import PartitionResult
-from udfs.storage import normal_uri
+from lastkey.jobs.archive.listing import Archive, check_holds_partitions, listed
+from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_same
+from lastkey.jobs.command.config import TopicSettings
+from lastkey.jobs.command.options import CompactOptions
+from lastkey.jobs.command.parse import check_globs, check_topics, some_of, unmatched_tables
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.reporting import counted
+from lastkey.jobs.command.stopping import EarlyEndError
+from lastkey.jobs.compact.commit import state_of
+from lastkey.jobs.compact.due import Start, is_reset, plans_of
+from lastkey.jobs.compact.report import WHY_NEEDED, CompactReport, Needed
+from lastkey.jobs.compact.waves import run_waves
+from lastkey.jobs.errors import ConflictError, PolicyError, RunningError, UsageError
+from lastkey.jobs.spark import session as spark_session
+from lastkey.jobs.store import writing
+from lastkey.jobs.store.announcements import announced, at_work, forget_dead, wait_until_gone
+from lastkey.jobs.store.folders import check_not_lost
+from lastkey.jobs.store.paths import PARTITIONS
+from lastkey.jobs.store.rows import Checkpoint, Segment
+from lastkey.jobs.store.tables import State, open_state
+from lastkey.jobs.topics import Key
+from lastkey.udfs.compact.plan import PartitionResult
+from lastkey.udfs.storage import normal_uri, open_root
+
+_LOG: Final = logging.getLogger("lastkey")
+
+
+class _Overtaken(Exception):
+    """Signal that another run committed one of our partitions after we had planned and before it heard of us."""
 
 
 def run(options: CompactOptions, progress: Progress) -> CompactReport:
-    """Compact what is due."""
+    """Compact the partitions that are due. RunningError: another run works on them, and this one does not wait."""
+    while True:
+        try:
+            return _run(options, progress)
+        except _Overtaken:
+            continue  # with a new plan
+        except RunningError as error:
+            if not options.wait:
+                raise
+            _LOG.warning("waiting for %s", error.fields["found"])
+            wait_until_gone(open_root(normal_uri(options.store)), str(error.fields["run_id"]))
+
+
+def _run(options: CompactOptions, progress: Progress) -> CompactReport:
     started = time.perf_counter()
     archive_uri, store_uri = normal_uri(options.archive), normal_uri(options.store)
     _check_options(options, archive_uri, store_uri)
     report = CompactReport(archive_uri, store_uri, uuid.uuid4().hex, options.now_ms, options.dry_run)
-    archive, settings = _listed(options, archive_uri, report)
+    archive, settings, others = _listed(options, archive_uri, report)
     report.seconds["list"] = time.perf_counter() - started
     unmatched = unmatched_tables(options.config.topics, archive.topics, options.config.path)
     _check_something_is_selected(options, archive, report, unmatched)
     at = time.perf_counter()
     state = open_state(store_uri)
     checkpoints = state.checkpoints()
+    if options.reset is not None:
+        topics = archive.topics | {topic for topic, _ in checkpoints}
+        check_globs("--reset", options.reset.include, topics, archive_uri)
     if not checkpoints:
-        begins = {key: part.segments[0].base_offset for key, part in archive.partitions.items() if part.segments}
-        check_not_lost(state.root, begins)
+        check_not_lost(state.root)
     _check_one_archive(options, archive_uri, checkpoints)
     report.notes += _gone(options, archive, state, checkpoints, report)
     if not archive.partitions:
-        report.notes += [*state.notes, *unmatched]
+        report.notes += state.notes
+        report.archive_needed = _archive_needed(report, {}, {})
+        report.notes += [*others, *unmatched]
         return report
     known = {
         key: (checkpoints[key].generation, checkpoints[key].run_id) for key in archive.partitions if key in checkpoints
@@ -65,23 +94,48 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
     start = Start(options, archive, settings, checkpoints, manifests, report)
     plans = list(plans_of(start))
     report.seconds["state"] = time.perf_counter() - at
+    of_others: list[str] = []
+    due = {(plan.topic, plan.partition) for plan in plans}
+    if due and options.dry_run:
+        of_others += at_work(state.root, due, of_others)
     if plans and not options.dry_run and not checkpoints:
-        state.check_writable()  # of a store that has committed before the next commit asks
+        state.check_writable()  # for a store that has committed before, the next commit finds out
     if plans:
-        at = time.perf_counter()
-        run_waves(cache(partial(_started_spark, options, progress, report)), state, start, plans, progress)
-        report.seconds["partitions"] = time.perf_counter() - at - report.seconds.get("session", 0.0)
-        _say_if_replaced(state, report, checkpoints)
+        with nullcontext() if options.dry_run else announced(state.root, report.run_id, due, of_others):
+            if not options.dry_run and _is_overtaken(state, checkpoints, due):
+                raise _Overtaken
+            at = time.perf_counter()
+            run_waves(cache(partial(_started_spark, options, progress, report)), state, start, plans, progress)
+            report.seconds["partitions"] = time.perf_counter() - at - report.seconds.get("session", 0.0)
+            _say_if_replaced(state, report, checkpoints)
+    elif not options.dry_run:
+        forget_dead(state.root)
     if not options.dry_run:
         at = time.perf_counter()
         _say_how_they_stand(state, report, checkpoints, options.now_ms)
         report.seconds["cleaner_state"] = time.perf_counter() - at
     report.notes += [*state.notes, *_moved(archive, checkpoints, manifests, report)]
     report.archive_needed = _archive_needed(report, checkpoints, manifests)
-    report.notes += unmatched  # last: they do not say that something of the archive is still needed
+    # After _archive_needed: these notes are no reason to keep the archive
+    report.notes += [*others, *of_others, *unmatched]
     report.results.sort(key=lambda r: (r.topic, r.partition))
     report.seconds["total"] = time.perf_counter() - started
+    if report.ended_early is not None:
+        raise _ended_early(report, report.ended_early)
     return report
+
+
+def _is_overtaken(state: State, planned: dict[Key, Checkpoint], due: set[Key]) -> bool:
+    now = state.checkpoints()
+    return any(now.get(key) != planned.get(key) for key in due)
+
+
+def _ended_early(report: CompactReport, why: EarlyEndError) -> EarlyEndError:
+    why.report = report
+    why.add_note(report.committed())
+    if len(report.generations) < report.n_due():
+        why.add_note("run again to continue")
+    return why
 
 
 def _started_spark(options: CompactOptions, progress: Progress, report: CompactReport) -> SparkSession:
@@ -94,8 +148,8 @@ def _started_spark(options: CompactOptions, progress: Progress, report: CompactR
 
 
 def _say_if_replaced(state: State, report: CompactReport, checkpoints: dict[Key, Checkpoint]) -> None:
-    """Another run may have replaced a generation that this one read, and a vacuum without grace have taken its files:
-    that is a conflict, and no damage.
+    """Report a conflict instead of damage if another run replaced a generation that this run read: a vacuum without
+    grace may then have deleted its files.
     """
     unread = [
         (r.topic, r.partition)
@@ -115,24 +169,24 @@ def _say_if_replaced(state: State, report: CompactReport, checkpoints: dict[Key,
 
 
 def _say_how_they_stand(state: State, report: CompactReport, checkpoints: dict[Key, Checkpoint], now_ms: int) -> None:
-    """Write the partitions' states; of those that were not due only what is new: such a run should cost little."""
+    """Write the partitions' states, but of those that were not due only what is new: such a run should cost little."""
     before = state.states() if any(r.status == "not_due" for r in report.results) else {}
     rows = []
     for r in report.results:
         key = (r.topic, r.partition)
-        if r.status == "cleaned":
-            continue  # committed with its generation; or another run was first, and knows better
+        if r.status in ("cleaned", "stopped"):
+            continue  # committed with its generation, or not known; or another run was first, and knows better
         generation = report.generations.get(key, checkpoints[key].generation if key in checkpoints else -1)
         row, old = state_of(r, generation, report.run_id, now_ms), before.get(key)
         if r.status == "not_due" and old is not None and row == replace(old, run_id=row.run_id, now_ms=row.now_ms):
             continue
         rows.append(row)
-    state.set_states(rows)
-    state.write_states()
+    writing.set_states(state, rows)
+    writing.write_states(state)
 
 
 def _check_options(options: CompactOptions, archive_uri: str, store_uri: str) -> None:
-    if options.cleanup_policy is not None and options.topics is None:
+    if options.cleanup_policy is not None and not options.topics.include:
         raise UsageError(message="--cleanup-policy needs --topics, which names the topics it applies to")
     if options.cleanup_policy not in (None, "compact"):
         raise UsageError(message=f"--cleanup-policy: expected compact, found {options.cleanup_policy}")
@@ -150,35 +204,36 @@ def _check_one_archive(options: CompactOptions, archive_uri: str, checkpoints: d
 
 def _listed(
     options: CompactOptions, archive_uri: str, report: CompactReport
-) -> tuple[Archive, dict[str, TopicSettings]]:
-    """The partitions whose topic is named and whose policy says compact, and the settings of their topics."""
+) -> tuple[Archive, dict[str, TopicSettings], list[str]]:
+    """List the archive; keep the selected partitions whose cleanup policy leaves something to do. Return the archive,
+    the settings by topic, and a note on the other topics.
+    """
     archive = listed(archive_uri, options.topics)
     settings = {topic: _settings(options, topic) for topic in sorted({t for t, _ in archive.partitions})}
     others = sorted(topic for topic, s in settings.items() if not s.acts)
     archive.partitions = {k: p for k, p in archive.partitions.items() if settings[k[0]].acts}
-    if others:
-        report.notes.append(f"not compacted, because cleanup.policy is not compact: {', '.join(others)}")
     report.not_compacted = sorted({*others, *archive.not_wanted})
     report.expired_nothing = sorted(t for t, s in settings.items() if s.compacts and s.expires and not s.has_limit)
     report.notes += archive.notes
     report.unreadable += archive.unreadable
     check_outside(Place("the store", report.store), archive)
-    return archive, settings
+    names = ", ".join(others)
+    return archive, settings, [f"not compacted, because cleanup.policy is not compact: {names}"] if others else []
 
 
 def _gone(
     options: CompactOptions, archive: Archive, state: State, checkpoints: dict[Key, Checkpoint], report: CompactReport
 ) -> list[str]:
-    """Of partitions that the archive does not have any more, as where a disk is not mounted: a note, if their
-    generations use segments of it. A deleted topic's may stay so, hence no more than a note.
+    """Return a note for each partition that is no longer in the archive (a disk may not be mounted) and whose
+    generation uses segments of it. It is only a note because a deleted topic may stay so.
     """
     gone = {
         key: (checkpoint.generation, checkpoint.run_id)
         for key, checkpoint in checkpoints.items()
-        if key not in archive.partitions and key[0] not in report.not_compacted and matches(options.topics, key[0])
+        if key not in archive.partitions and key[0] not in report.not_compacted and options.topics.takes(key[0])
     }
     used = {
-        key: [s for s in segments if s.root == "archive" and s.size_bytes]
+        key: [s for s in segments if s.root == "archive"]
         for key, segments in (state.known_manifests(gone) if gone else {}).items()
     }
     return [
@@ -192,19 +247,20 @@ def _gone(
 def _moved(
     archive: Archive, checkpoints: dict[Key, Checkpoint], manifests: dict[Key, list[Segment]], report: CompactReport
 ) -> list[str]:
-    """Of partitions without a new generation: a note, if segments that the current one uses lie in another folder of
-    the archive now, as where a broker moved them to another disk, or have another name, as at the end of a swap.
+    """Return a note for each partition without a new generation whose current one uses segments that have moved in the
+    archive: a broker moved them to another disk, or they got another name at the end of a swap.
     """
     out = []
     for r in report.results:
         key = (r.topic, r.partition)
         if key in manifests and key not in report.generations and r.problem is None:
             now = {s.base_offset: s.path for s in archive.partitions[key].segments}
-            uses = [s for s in manifests[key] if s.root == "archive" and s.size_bytes]
+            uses = [s for s in manifests[key] if s.root == "archive"]
             for s in [s for s in uses if now.get(s.base_offset, s.path) != s.path][:1]:
                 out.append(
-                    f"{s.path}: generation {checkpoints[key].generation} uses it, and it is {now[s.base_offset]} now; "
-                    "jobs that read the store do not find it until the partition is due, or compacted with --force"
+                    f"{s.path}: generation {checkpoints[key].generation} uses it, but it has moved to "
+                    f"{now[s.base_offset]}; jobs that read the store cannot find it until the partition is due, "
+                    "or compacted with --force"
                 )
     return out
 
@@ -212,7 +268,7 @@ def _moved(
 def _check_something_is_selected(
     options: CompactOptions, archive: Archive, report: CompactReport, unmatched: Sequence[str]
 ) -> None:
-    """UsageError if no topic of the archive is to be compacted: a nightly run would do nothing, for ever."""
+    """Raise UsageError if no topic of the archive is to be compacted: a nightly run would do nothing, for ever."""
     check_holds_partitions(archive)
     check_topics(options.topics, archive.topics, report.archive)
     if archive.topics and len(report.not_compacted) == len(archive.topics):
@@ -239,30 +295,42 @@ def _settings(options: CompactOptions, topic: str) -> TopicSettings:
 
 def _archive_needed(
     report: CompactReport, checkpoints: dict[Key, Checkpoint], manifests: dict[Key, list[Segment]]
-) -> str:
-    """Why the archive is still needed; "": all that it holds is in the store, and there was nothing to note."""
+) -> list[Needed]:
+    """Return the reasons why the archive is still needed, the worst first; none if all that it holds is in the store
+    and there was nothing to note.
+    """
+    names: dict[str, list[str]] = {}
+    if report.unreadable:
+        names["unreadable"] = [p.path for p in report.unreadable]
+    if report.conflict:
+        names["conflict"] = []
     if report.not_compacted:
-        return "it holds other topics"
+        names["other_topics"] = report.not_compacted
     if not report.results:
-        return "nothing was compacted"
-    reasons = [_needed_for(report, r, checkpoints.get((r.topic, r.partition)), manifests) for r in report.results]
+        names["nothing"] = []
+    for r in sorted(report.results, key=lambda r: (r.topic, r.partition)):
+        for kind in _needed_for(report, r, checkpoints.get((r.topic, r.partition)), manifests):
+            names.setdefault(kind, []).append(r.name())
     if report.notes or any(r.notes for r in report.results):
-        reasons.append("see the notes")
-    return next(filter(None, reasons), "")
+        names["notes"] = []
+    return [Needed(kind, tuple(names[kind])) for kind in WHY_NEEDED if kind in names]
 
 
 def _needed_for(
     report: CompactReport, r: PartitionResult, checkpoint: Checkpoint | None, manifests: dict[Key, list[Segment]]
-) -> str:
+) -> Iterator[str]:
+    """Yield the kinds of reasons why a partition still needs the archive."""
     key = (r.topic, r.partition)
     committed = key in report.generations
-    if r.problem is not None or (checkpoint is None and not committed):
-        return "partitions have no generation, or were set aside"
+    if r.problem is not None:
+        yield "set_aside"
+    if checkpoint is None and not committed:
+        yield "no_generation"
     segments = r.segments if committed else manifests.get(key, [])
-    if any(s.root == "archive" and s.size_bytes for s in segments):
-        return "generations use segments of it"
-    if checkpoint is not None and not committed and r.next_offset != checkpoint.next_offset:
-        return "it may hold more than the generations"
+    if any(s.root == "archive" for s in segments):
+        yield "segments"
+    # a partition that was set aside has no known end
+    if checkpoint is not None and not committed and r.problem is None and r.next_offset != checkpoint.next_offset:
+        yield "beyond"
     if r.gaps or (checkpoint is not None and not committed and checkpoint.gaps):
-        return "generations pass over offsets that may still come back"
-    return ""
+        yield "gaps"

@@ -1,15 +1,25 @@
-"""What a compaction says: a table and what one should know for people, every figure for programs."""
+"""Report of a compaction: a table and notes for people, every figure for programs."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from jobs.command.reporting import JobReport, PartitionLine, before_after_table, by_rule, problem_json, said, size
-from jobs.errors import DONE, PROBLEMS, ConflictError
-from jobs.topics import Key
-from udfs.compact.plan import PartitionResult
-from udfs.problem import Problem
+from lastkey.jobs.command.parse import some_of
+from lastkey.jobs.command.reporting import (
+    JobReport,
+    PartitionLine,
+    before_after_table,
+    by_rule,
+    counted,
+    labelled,
+    size,
+)
+from lastkey.jobs.command.stopping import EarlyEndError
+from lastkey.jobs.errors import ConflictError
+from lastkey.jobs.topics import Key
+from lastkey.udfs.compact.plan import PartitionResult
+from lastkey.udfs.problem import Problem
 
 _DONE: Final = {  # (compacted, dry run)
     (True, False): "clean",
@@ -17,11 +27,38 @@ _DONE: Final = {  # (compacted, dry run)
     (False, False): "expired",
     (False, True): "would expire",
 }
+WHY_NEEDED: Final = {  # why the archive is still needed, the worst first
+    "set_aside": "partitions were set aside",
+    "unreadable": "some of its folders cannot be read",
+    "conflict": "another run committed first",
+    "no_generation": "partitions have no generation",
+    "gaps": "generations skip offsets that may still turn up",
+    "beyond": "it may hold more than the generations",
+    "segments": "generations use its segments",
+    "other_topics": "it holds other topics",
+    "notes": "see the notes",
+    "nothing": "nothing was compacted",
+}
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Reason why the archive is still needed, and for which of its partitions, folders or topics."""
+
+    kind: str  # a key of WHY_NEEDED
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return WHY_NEEDED[self.kind] + (f": {some_of(self.names)}" if self.names else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the reason for programs, with every name."""
+        return {"kind": self.kind, "message": WHY_NEEDED[self.kind], "names": list(self.names)}
 
 
 @dataclass
 class CompactReport(JobReport):
-    """What was done, partition by partition."""
+    """Report of a run, partition by partition."""
 
     archive: str
     store: str
@@ -29,23 +66,38 @@ class CompactReport(JobReport):
     now_ms: int
     dry_run: bool
     results: list[PartitionResult] = field(default_factory=list)
-    generations: dict[Key, int] = field(default_factory=dict)  # those that were committed
-    anew: set[Key] = field(default_factory=set)  # begun from the archive again, by --reset
-    archive_needed: str = "nothing was compacted"  # why; "": it is not
+    generations: dict[Key, int] = field(default_factory=dict)  # committed by this run
+    anew: set[Key] = field(default_factory=set)  # started over from the archive, by --reset
+    archive_needed: list[Needed] = field(default_factory=lambda: [Needed("nothing")])  # reasons, the worst first
     not_compacted: list[str] = field(default_factory=list)  # other topics of the archive
     expired_nothing: list[str] = field(default_factory=list)  # topics of policy compact,delete
     conflict: str = ""
-    unreadable: list[Problem] = field(default_factory=list)  # folders of the archive: what is in them is not known
+    planned: set[Key] = field(default_factory=set)  # due by the listing
+    ended_early: EarlyEndError | None = None  # the reason
+    unreadable: list[Problem] = field(default_factory=list)  # folders of the archive whose contents are not known
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Problems of the report, including those of partitions that were set aside."""
+        return [*self.unreadable, *(r.problem for r in self.results if r.problem is not None)]
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 where partitions were set aside or folders not read, or 4 where another run was first."""
-        if self.conflict:
-            return ConflictError.exit_code
-        return PROBLEMS if self.unreadable or any(r.status == "set_aside" for r in self.results) else DONE
+        """0; 3 if partitions were set aside or folders not read; 4 if another run was first."""
+        if self.ended_early is not None:
+            return self.ended_early.exit_code
+        return ConflictError.exit_code if self.conflict else super().exit_code
+
+    def n_due(self) -> int:
+        """Return how many partitions were due."""
+        return len(self.planned - {(r.topic, r.partition) for r in self.results if r.status == "not_due"})
+
+    def committed(self) -> str:
+        """Say how many of the partitions that were due have a new generation."""
+        return f"{len(self.generations)} of {counted(self.n_due(), 'partition')} committed"
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; bytes, seconds, counts by reason for each partition."""
+        """Return the report for programs: bytes, seconds, and counts by reason for each partition."""
         return {
             "job": "compact",
             "archive": self.archive,
@@ -55,12 +107,12 @@ class CompactReport(JobReport):
             "dry_run": self.dry_run,
             "exit_code": self.exit_code,
             "archive_needed": bool(self.archive_needed),
-            "archive_needed_because": self.archive_needed or None,
+            "archive_needed_because": [reason.to_json() for reason in self.archive_needed],
             "conflict": self.conflict or None,
             "partitions": [self._partition(r) for r in self.results],
             "not_compacted": self.not_compacted,
             "expired_nothing": self.expired_nothing,
-            "problems": [problem_json(p) for p in self.unreadable],
+            "problems": self.problems_json(),
             "notes": self.notes,
             "seconds": self.seconds_json(),
         }
@@ -95,7 +147,7 @@ class CompactReport(JobReport):
             "several_because": r.several_because or None,
             "peak_memory_bytes": r.peak_memory_bytes,
             "seconds": {name: round(value, 4) for name, value in r.seconds.items()},
-            "bytes": {  # of each phase; what is written is read back
+            "bytes": {  # of each phase; written segments are read back
                 "scan": r.bytes_before,
                 "clean": r.bytes_read - r.bytes_before,
                 "write": r.bytes_written,
@@ -105,14 +157,13 @@ class CompactReport(JobReport):
         }
 
     def _status(self, r: PartitionResult) -> str:
-        """cleaned, not_due, set_aside; conflict: cleaned, but another run had committed before."""
+        """Return cleaned, not_due, set_aside, stopped; or conflict: cleaned, but another run had committed before."""
         lost = r.status == "cleaned" and not self.dry_run and (r.topic, r.partition) not in self.generations
         return "conflict" if lost else r.status
 
     def to_text(self) -> str:
-        """For people: before -> after, then what they should know."""
-        lines = [_line(r, self._status(r), self.dry_run) for r in self.results]
-        out = [before_after_table(lines)] if lines else ["no partition of a compacted topic in the archive"]
+        """Return the report for people: before -> after, then what they should know."""
+        out = self._table()
         cleaned = [r for r in self.results if self._status(r) == "cleaned"]
         dropped = {
             reason: sum(r.counters.get(f"dropped_{key}", 0) for r in cleaned)
@@ -133,10 +184,10 @@ class CompactReport(JobReport):
                 f"read {size(sum(r.bytes_read for r in cleaned))}, "
                 f"{'would write' if self.dry_run else 'wrote'} {size(sum(r.bytes_written for r in cleaned))}"
             )
-        out += said("would expire" if self.dry_run else "expired", (_expired(r) for r in cleaned if r.expired))
+        out += labelled("would expire" if self.dry_run else "expired", (_expired(r) for r in cleaned if r.expired))
         several = (f"{r.name()}: {r.splits}, {r.several_because}" for r in cleaned if r.several_because)
-        out += said("in several splits", several)
-        out += said("set aside", (f"{r.name()}: {r.problem}" for r in self.results if r.problem is not None))
+        out += labelled("in several splits", several)
+        out += labelled("set aside", (_aside(r) for r in self.results if r.problem is not None))
         for topic, partition in sorted(self.anew & self.generations.keys()):
             generation = self.generations[topic, partition]
             before = f"generation {generation - 1} stays in the store, restore --generation {generation - 1} copies it"
@@ -147,16 +198,36 @@ class CompactReport(JobReport):
         if self.expired_nothing:
             topics = ", ".join(self.expired_nothing)
             out.append(f"policy compact,delete without retention.ms or retention.bytes: compacted only: {topics}")
-        out += said("note", [*self.notes, *(n for r in self.results for n in r.notes)])
+        out += labelled("note", [*self.notes, *(n for r in self.results for n in r.notes)])
         if self.conflict:
             out.append(f"conflict: {self.conflict}")
+        if self.ended_early is not None:
+            out.append(f"{self.ended_early.said}: {self.committed()}")
         if self.dry_run:
             out.append("dry run: nothing was written; ~ marks estimates, because compression decides the size")
-        elif cleaned or self.generations:
-            needed = f"still needed: {self.archive_needed}" if self.archive_needed else "no longer needed"
-            out.append(f"the archive is {needed}")
+        else:
+            out += labelled("the archive is still needed", self.archive_needed) or ["the archive is no longer needed"]
         out.append(self.seconds_line())
         return "\n".join(out)
+
+    def _table(self) -> list[str]:
+        """Return the lines of partitions that changed or were set aside; the rest, perhaps hundreds, is counted."""
+        rest = [r for r in self.results if r.status == "not_due"]
+        rows = [r for r in self.results if self.show_all or r.status != "not_due"]
+        counts = counted(len(self.results), "partition") + (f", {len(rest):,} not due" if rest else "")
+        lines = [_line(r, self._status(r), self.dry_run) for r in rows]
+        out = [before_after_table(lines, counts if len(self.results) > 1 else "")] if rows else []
+        if rest and not self.show_all:
+            most = max(r.dirty_ratio for r in rest)
+            hidden = f"not due: {counted(len(rest), 'partition')}, at most {100 * most:.0f} % dirty; --all lists them"
+            out.append(hidden)
+        return out or ["no partition of a compacted topic in the archive"]
+
+
+def _aside(r: PartitionResult) -> str:
+    """Return the problem, with the partition's name if the path does not contain it."""
+    named = r.problem is not None and r.name() in r.problem.path.split("/")
+    return str(r.problem) if named else f"{r.name()}: {r.problem}"
 
 
 def _expired(r: PartitionResult) -> str:
@@ -176,7 +247,7 @@ def _line(r: PartitionResult, status: str, dry_run: bool) -> PartitionLine:
     kept = r.counters["records_kept"] if r.compacted else sum(s.records for s in r.segments)
     expired = sum(one.records for one in r.expired)
     if r.compacted:
-        kept = max(kept - expired, 0)  # the oldest segments are those that were cleaned
+        kept = max(kept - expired, 0)  # the oldest segments expire, and these were cleaned too
     return PartitionLine(
         r.topic,
         r.partition,

@@ -1,9 +1,9 @@
 """Compaction of one large partition in several tasks.
 
-  scan      a task a segment: headers and checksums            -> analysis, and splits, on the driver
-  keys      which records are the last of their key, and the rewrite: by `blocks`, or by Spark's `window`
-  finish    on the driver: empty groups joined to the next one, the generation's other files
-All ways share every function that decides or writes, so the same input gives the same bytes (tests say so).
+  scan      a task for each segment: headers and checksums -> analysis and splits, on the driver
+  rewrite   finds the last record of each key and writes segments: by `blocks`, or by Spark's `window`
+  finish    on the driver: joins empty groups to the next one, writes the generation's other files
+All ways share every function that decides or writes, so the same input gives the same bytes; tests check that.
 """
 
 from __future__ import annotations
@@ -12,38 +12,39 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from jobs.command.progress import BySize, Progress
-from jobs.compact.blocks import rewrite_by_blocks
-from jobs.compact.window import rewrite_by_window
-from jobs.spark.tasks import carried_problem, is_sparks
-from jobs.spark.workers import Workers
-from udfs.attempt import attempt
-from udfs.compact.analyse import Analysis, analyse, result_of
-from udfs.compact.clean_batches import Tally
-from udfs.compact.decide_kernels import COUNTER_NAMES
-from udfs.compact.expire_records import expire_records, with_what_is_old
-from udfs.compact.generation import remove_folder, write_generation
-from udfs.compact.key_files import in_own_folder, remove_key_files
-from udfs.compact.one_task import Clock, check_null_keys
-from udfs.compact.place_segments import join_empty_groups, place
-from udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
-from udfs.compact.scan_partition import check_something_expires, scan_identity, scan_one
-from udfs.compact.scan_segment import SegmentScan, chunk_buffer
-from udfs.compact.splits import Split, make_splits, number_of_splits
-from udfs.problem import Problem, SetAside
-from udfs.segments import OutputSegment
+from lastkey.jobs.command.progress import Watcher
+from lastkey.jobs.compact.blocks import rewrite_by_blocks
+from lastkey.jobs.compact.window import rewrite_by_window
+from lastkey.jobs.spark.tasks import carried_problem, is_sparks
+from lastkey.jobs.spark.workers import Workers
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.compact.clean.clean_batches import Tally
+from lastkey.udfs.compact.expire_records import expire_records, with_what_is_old
+from lastkey.udfs.compact.one_task import Clock, check_null_keys
+from lastkey.udfs.compact.output.generation import remove_folder, write_generation
+from lastkey.udfs.compact.output.place_segments import join_empty_groups, place
+from lastkey.udfs.compact.output.result import result_of
+from lastkey.udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.scan.analyse import Analysis, analyse
+from lastkey.udfs.compact.scan.scan_partition import check_something_expires, scan_identity, scan_one
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
+from lastkey.udfs.compact.split.key_files import in_own_folder, remove_key_files
+from lastkey.udfs.compact.split.splits import Split, make_splits, number_of_splits
+from lastkey.udfs.compact.verdicts import COUNTER_NAMES
+from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.segments import OutputSegment
 
 T = TypeVar("T")
 
 
-def compact_in_splits(workers: Workers, plan: PartitionPlan, progress: Progress) -> PartitionResult:
-    """As `udfs.compact.one_task`, over many tasks. Advances `progress` by the partition's bytes, or nearly so."""
+def compact_in_splits(workers: Workers, plan: PartitionPlan, watcher: Watcher) -> PartitionResult:
+    """Compact one partition as `udfs.compact.one_task` does, but in many tasks. `watcher` hears how much they read."""
     clock = Clock()
     if _by_window(plan):
-        workers.spark()  # what the machine lacks is no problem of this partition
+        workers.spark()  # here a missing Java or jar ends the run, instead of setting this partition aside
     try:
-        done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(workers, plan, clock, progress))
-    finally:  # above all where the disk is full, which ends the run
+        done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(workers, plan, clock, watcher))
+    finally:  # above all if the disk is full, which ends the run
         remove_key_files(plan)
     if isinstance(done, Exception):
         raise done
@@ -54,16 +55,18 @@ def compact_in_splits(workers: Workers, plan: PartitionPlan, progress: Progress)
 
 
 def _by_window(plan: PartitionPlan) -> bool:
-    """Whether Spark's window finds what stays: it is asked for, or blocks cannot."""
+    """Return whether Spark's window finds the records that stay: the engine asks for it, or blocks cannot do it."""
     return plan.limits.engine == "window" or plan.dry_run or not plan.settings.by_offset
 
 
 def _compact_if_due(
-    workers: Workers, plan: PartitionPlan, clock: Clock, progress: Progress
+    workers: Workers, plan: PartitionPlan, clock: Clock, watcher: Watcher
 ) -> PartitionResult | Exception:
-    """The result; an error of Spark's, or of the machine's through it, is no problem of this partition."""
+    """Return the result; or an error of Spark, or of the machine through Spark, which is no problem of
+    the partition.
+    """
     try:
-        return _compact(workers, plan, clock, progress)
+        return _compact(workers, plan, clock, watcher)
     except NotDue as reason:
         return reason.result
     except Exception as error:
@@ -79,12 +82,9 @@ def _scan(plan: PartitionPlan, number: int) -> SegmentScan | Problem:
     return attempt(plan.segments[number].listed.path, lambda: scan_one(plan, number, chunk_buffer(plan)))
 
 
-def _scans(workers: Workers, plan: PartitionPlan, progress: Progress) -> list[SegmentScan]:
+def _scans(workers: Workers, plan: PartitionPlan, watcher: Watcher) -> list[SegmentScan]:
     out: list[SegmentScan] = []
-    counted = BySize(progress, [s.listed.size // 2 for s in plan.segments])  # each byte is read twice
-    scans = workers.run(lambda number: _scan(plan, number), range(len(plan.segments)), counted.advance)
-    counted.finish()
-    for scan in scans:
+    for scan in workers.run(lambda number: _scan(plan, number), range(len(plan.segments)), watcher):
         if isinstance(scan, Problem):
             raise SetAside(scan)
         out.append(scan)
@@ -94,7 +94,7 @@ def _scans(workers: Workers, plan: PartitionPlan, progress: Progress) -> list[Se
 
 
 def _one(workers: Workers, plan: PartitionPlan, work: Callable[[], T]) -> T:
-    """What `work` gives in a task of its own; it may raise NotDue."""
+    """Run `work` in a task of its own and return its result; re-raise its NotDue."""
 
     def work_if_due() -> T | NotDue:
         try:
@@ -111,7 +111,7 @@ def _one(workers: Workers, plan: PartitionPlan, work: Callable[[], T]) -> T:
 
 
 def _expire(workers: Workers, plan: PartitionPlan, analysis: Analysis) -> tuple[Analysis, list[OutputSegment], Tally]:
-    """In one task: there is no key to look for, and few segments change."""
+    """Delete expired records in one task: no keys are looked up, and few segments change."""
 
     def work() -> tuple[Analysis, list[OutputSegment], Tally]:
         tally = Tally()
@@ -121,11 +121,11 @@ def _expire(workers: Workers, plan: PartitionPlan, analysis: Analysis) -> tuple[
     return analysis_of, place(plan, segments), tally
 
 
-def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, progress: Progress) -> PartitionResult:
+def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, watcher: Watcher) -> PartitionResult:
     buffer = chunk_buffer(plan)
     with clock.phase("scan"):
         check_something_expires(plan, buffer)
-        scans = _scans(workers, plan, progress)
+        scans = _scans(workers, plan, watcher)
         identity = scan_identity(plan, buffer)
         analysis = analyse(plan, scans, identity)
         if analysis.aging and plan.settings.compacts:
@@ -143,7 +143,7 @@ def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, progress: Prog
             if _by_window(plan):
                 cleaned, tally, peak = rewrite_by_window(workers.spark(), plan, analysis, splits)
             else:
-                cleaned, tally, peak = rewrite_by_blocks(workers, plan, analysis, splits)
+                cleaned, tally, peak = rewrite_by_blocks(workers, plan, analysis, splits, watcher)
             cleaned = join_empty_groups(plan, cleaned)
     check_null_keys(plan, tally)
     with clock.phase("write"):

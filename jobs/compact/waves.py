@@ -4,39 +4,49 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, Final
 
-from jobs.command.progress import BYTES, BySize, Progress, Silent
-from jobs.compact.choose import KEYS, Choice, choose
-from jobs.compact.commit import check_files, commit_of
-from jobs.compact.due import Start, begins_anew, begun_anew
-from jobs.compact.plan import clean_settings
-from jobs.compact.report import CompactReport
-from jobs.compact.splits import compact_in_splits
-from jobs.errors import ConflictError
-from jobs.spark.session import local_cores
-from jobs.spark.tasks import for_this_attempt
-from jobs.spark.workers import SparkTasks, StartSpark, Threads, Workers
-from jobs.store.manifests import write_manifests
-from jobs.store.rows import Commit
-from jobs.store.tables import State
-from udfs.compact.one_task import compact_partition
-from udfs.compact.plan import PartitionPlan, PartitionResult
-from udfs.storage import open_root
+from lastkey.jobs.command.progress import BYTES, CountedBytes, PartOf, Progress
+from lastkey.jobs.command.stopping import EarlyEndError, Stop, stoppable
+from lastkey.jobs.compact.choose import KEYS, Choice, choose
+from lastkey.jobs.compact.commit import commit_of
+from lastkey.jobs.compact.due import Start, begins_anew, restart_plan
+from lastkey.jobs.compact.plan_partition import clean_settings
+from lastkey.jobs.compact.report import CompactReport
+from lastkey.jobs.compact.splits import compact_in_splits
+from lastkey.jobs.errors import ConflictError
+from lastkey.jobs.spark.session import local_cores
+from lastkey.jobs.spark.tasks import folder_of_this_attempt
+from lastkey.jobs.spark.workers import SparkTasks, StartSpark, Threads, Workers
+from lastkey.jobs.store import writing
+from lastkey.jobs.store.folders import folders_of
+from lastkey.jobs.store.manifests import check_files, write_manifests
+from lastkey.jobs.store.rows import Commit
+from lastkey.jobs.store.tables import State
+from lastkey.udfs.compact.one_task import compact_partition
+from lastkey.udfs.compact.output.generation import remove_folder_at
+from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
+from lastkey.udfs.storage import open_root
 
-_AT_ONCE: Final = 2  # partitions in several tasks: one's stages fill the gaps between those of the other
+_AT_ONCE: Final = 2  # partitions in several tasks: the stages of one fill the gaps between those of the other
+_PASSES: Final = 2  # a task's passes over its input; several tasks make a third, and so does reading back
 
 
 def _one_partition(plan: PartitionPlan) -> PartitionResult:
-    return compact_partition(for_this_attempt(plan))
+    # another try of this task has another folder; that of the one that counts is the generation's
+    return compact_partition(replace(plan, folder=folder_of_this_attempt(plan.store_uri, plan.folder)))
 
 
 def run_waves(
     start_spark: StartSpark, state: State, start: Start, plans: Sequence[PartitionPlan], progress: Progress
 ) -> None:
-    """Waves of partitions, the largest first; the commit of one runs while the next one works."""
+    """Compact the partitions in waves, the largest first; the commit of one wave runs while the next one works.
+
+    If the run is asked to end, it commits the partitions that are finished and removes what it wrote of the others; the
+    report says why it ended.
+    """
     job = start.options.config.job
     todo = sorted(plans, key=lambda p: -_size(p))
     n_bytes = sum(map(_size, todo))
@@ -44,28 +54,38 @@ def run_waves(
     cores = local_cores() if job.engine != "window" and n_bytes <= job.without_spark_bytes else None
     workers: Workers = SparkTasks(start_spark()) if cores is None else Threads(start_spark, cores)
     try:
-        _work_through(workers, state, start, todo, progress)
+        start.report.planned = {(plan.topic, plan.partition) for plan in plans}
+        with stoppable() as stop:
+            _work_through(workers, state, start, todo, progress, stop)
+    except EarlyEndError as error:  # from the second signal, or another cause that does not wait
+        error.add_note(f"stopped at once: at least {start.report.committed()}; vacuum deletes what this run left")
+        error.add_note("run again to continue")
+        raise
     finally:
         workers.close()
     progress.close()
 
 
-def _work_through(workers: Workers, state: State, start: Start, todo: list[PartitionPlan], progress: Progress) -> None:
+def _work_through(
+    workers: Workers, state: State, start: Start, todo: list[PartitionPlan], progress: Progress, stop: Stop
+) -> None:
     options, report = start.options, start.report
     job, commit_seconds = options.config.job, 0.0
-    with ThreadPoolExecutor(1) as pool:
+    begun: list[PartitionPlan] = []
+    pool = ThreadPoolExecutor(1)
+    try:
         committing: Future[float] | None = None
-        while todo and not report.conflict:
-            batch, todo = _next_wave(todo, job.wave_partitions, job.wave_minutes, report)
-            results = _in_tasks(workers, choose(batch, workers), progress)
-            for plan in batch:
-                result = next(r for r in results if (r.topic, r.partition) == (plan.topic, plan.partition))
-                key = (plan.topic, plan.partition)
+        while todo and not report.conflict and not stop.is_asked:
+            begun, todo = _next_wave(todo, job.wave_partitions, job.wave_minutes, report)
+            results = _in_tasks(workers, choose(begun, workers), progress, stop)
+            for result in list(results):
+                key = (result.topic, result.partition)
+                plan = next(p for p in begun if (p.topic, p.partition) == key)
                 wrong = result.problem is not None and result.problem.kind == "side_file"
-                if (plan.known_until is not None or wrong) and begins_anew(options, key, result.problem):
+                if (plan.known_until is not None or wrong) and begins_anew(start, key, result.problem):
                     report.anew.add(key)
                     results.remove(result)
-                    todo.append(begun_anew(plan, start.archive.partitions[key], checkpoints=not wrong))
+                    todo.append(restart_plan(plan, start.archive.partitions[key], checkpoints=not wrong))
             report.results += results
             if committing is not None:
                 commit_seconds += _committed(committing, report)
@@ -77,7 +97,32 @@ def _work_through(workers: Workers, state: State, start: Start, todo: list[Parti
         if committing is not None:
             progress.doing("committing")
             commit_seconds += _committed(committing, report)
+        if stop.is_asked:
+            report.ended_early = stop.asked.result()
+            progress.doing("removing unfinished output")
+            _give_up(workers, start, [*begun, *todo])
+    except BaseException as error:
+        pool.shutdown(wait=isinstance(error, Exception))  # a second signal waits for nothing
+        raise
+    pool.shutdown()
     report.seconds["commit"] = commit_seconds
+
+
+def _give_up(workers: Workers, start: Start, plans: Sequence[PartitionPlan]) -> None:
+    """Report partitions without a result as stopped, and remove what this run wrote of them."""
+    workers.cancel([])
+    report, ended = start.report, workers.await_end()
+    done = {(r.topic, r.partition) for r in report.results}
+    store = open_root(report.store)
+    for key in sorted({(p.topic, p.partition) for p in plans} - done):
+        report.results.append(PartitionResult(*key, "stopped", next_offset=-1))
+        if start.options.dry_run:
+            continue
+        for path, (_, run_id) in folders_of(store, *key):
+            if run_id.startswith(report.run_id):  # folders of every attempt, and those of keys
+                remove_folder_at(store, path)
+                if not ended:
+                    report.notes.append(f"{path}: something still wrote there when the run ended; vacuum deletes it")
 
 
 def _commit_of(start: Start, r: PartitionResult) -> Commit:
@@ -97,7 +142,7 @@ def _commit_of(start: Start, r: PartitionResult) -> Commit:
 def _next_wave(
     todo: list[PartitionPlan], most: int, minutes: int, report: CompactReport
 ) -> tuple[list[PartitionPlan], list[PartitionPlan]]:
-    """As many partitions as the settings allow: in number, and in bytes by the speed of the waves so far."""
+    """Split off as many partitions as the settings allow: in number, and in bytes by the speed of the waves so far."""
     done = sum(r.bytes_before for r in report.results)
     spent = sum(sum(r.seconds.values()) for r in report.results)
     batch: list[PartitionPlan] = []
@@ -114,54 +159,73 @@ def _size(plan: PartitionPlan) -> int:
     return sum(s.listed.size for s in plan.segments)
 
 
-def _in_tasks(workers: Workers, choice: Choice, progress: Progress) -> list[PartitionResult]:
-    """The tasks of both ways at once, so that those of one fill the gaps between the stages of the other."""
+class _Partitions(CountedBytes):
+    """Progress of a wave's partitions, and the results of those that have ended."""
 
-    def several(plan: PartitionPlan, because: str, told: bool) -> PartitionResult:
-        workers.named(f"{plan.topic}-{plan.partition}")
-        part = _Counted(progress, told)
-        result = replace(compact_in_splits(workers, plan, part), several_because=because)
-        part.advance(_size(plan) - part.done)
-        return result
+    wants_results = True
 
-    def one_task() -> list[PartitionResult]:
-        counted = BySize(progress, [_size(p) for p in choice.one_task])
-        done = workers.run(_one_partition, choice.one_task, counted.advance)
-        counted.finish()
-        for plan, result in zip(choice.one_task, done, strict=True):
-            if result.status == "too_large":  # another try of that task may still write to its folder, or remove it
+    def __init__(self, progress: Progress, plans: Sequence[PartitionPlan]) -> None:
+        super().__init__(progress, [_size(plan) for plan in plans], _PASSES)
+        self._results: dict[int, PartitionResult] = {}
+
+    def ended(self, item: int, result: PartitionResult | None = None) -> None:
+        """Keep the result of a partition. Ignore one that is too large for a task: that partition begins again."""
+        if result is not None and result.status != "too_large":
+            self._results[item] = result
+            super().ended(item)
+
+    def results(self) -> list[PartitionResult]:
+        """Return the results in the order of the partitions."""
+        return [result for _, result in sorted(self._results.copy().items())]
+
+
+def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) -> list[PartitionResult]:
+    """Run the tasks of both ways at once, so that those of one fill the gaps between the stages of the other. If the
+    run is asked to end, return the results there are.
+    """
+    plans = [*choice.one_task, *choice.several]
+    partitions = _Partitions(progress, plans)
+
+    def several(plan: PartitionPlan, because: str, item: int) -> None:
+        workers.set_pool(f"{plan.topic}-{plan.partition}")
+        result = compact_in_splits(workers, plan, PartOf(partitions, item))
+        partitions.ended(item, replace(result, several_because=because))
+
+    def one_task() -> None:
+        done = workers.run(_one_partition, choice.one_task, partitions)
+        for item, (plan, result) in enumerate(zip(choice.one_task, done, strict=True)):
+            partitions.ended(item, result)
+            if result.status == "too_large":  # an earlier attempt may still write to its folder, or remove it
                 elsewhere = replace(plan, folder=f"{plan.folder}.0")
-                in_several.append(pool.submit(several, elsewhere, KEYS, True))
-        return [r for r in done if r.status != "too_large"]
+                working.append(pool.submit(several, elsewhere, KEYS, item))
 
     pool, other_pool = ThreadPoolExecutor(_AT_ONCE), ThreadPoolExecutor(1)
-    in_several = [pool.submit(several, plan, choice.because, False) for plan in choice.several]
-    in_one = other_pool.submit(one_task)
+    first = len(choice.one_task)
+    working: list[Future[Any]] = [
+        pool.submit(several, plan, choice.because, item) for item, plan in enumerate(choice.several, first)
+    ]
+    working.append(other_pool.submit(one_task))
     try:
-        first: list[Future[Any]] = [in_one, *in_several]
-        for futures in (first, in_several):  # to which in_one may have added some
-            for ended in as_completed(futures):
-                ended.result()  # of a wave of which one fails nothing is committed: the others end too
-        return in_one.result() + [future.result() for future in in_several]
+        while pending := [future for future in working if not future.done()]:  # one_task may add some
+            wait([*pending, stop.asked], return_when=FIRST_COMPLETED)
+            if stop.is_asked:
+                pool.shutdown(wait=False, cancel_futures=True)
+                known = {result.name() for result in partitions.results()}
+                workers.cancel(working)  # and ignore what is set aside from here on: this may be the cause
+                return [r for r in partitions.results() if r.status != "set_aside" or r.name() in known]
+            for future in working:
+                if future.done():
+                    future.result()  # raises: if one fails, nothing of the wave is committed, and the others end too
+        for future in working:
+            future.result()
+        return partitions.results()
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        workers.end([in_one, *in_several])
+        workers.cancel(working)
         raise
     finally:
         pool.shutdown(wait=False)
         other_pool.shutdown(wait=False)
-
-
-class _Counted(Silent):
-    """Progress of one large partition, to know what is left to say at its end; `told`: it was counted already."""
-
-    def __init__(self, progress: Progress, told: bool) -> None:
-        self.progress, self.told, self.done = progress, told, 0
-
-    def advance(self, n: int = 1) -> None:
-        """More bytes are done."""
-        self.done += n
-        self.progress.advance(0 if self.told else n)
 
 
 def _timed(work: Callable[[], None]) -> float:
@@ -182,8 +246,8 @@ def _wave_committer(state: State, commits: list[Commit], report: CompactReport) 
     store = open_root(report.store)
 
     def work() -> None:
-        write_manifests(store, commits)  # before the commit: what counts can be found without the tables
-        state.commit_wave(commits, lambda: check_files(store, commits))
+        write_manifests(store, commits)  # before the commit, so that generations can be found without the tables
+        writing.commit_wave(state, commits, lambda: check_files(store, commits))
         for commit in commits:
             report.generations[commit.topic, commit.partition] = commit.checkpoint.generation
 

@@ -1,9 +1,9 @@
-"""The last offset of each key by Spark's own window: `engine = "window"`, the twin of `jobs.compact.blocks`.
+"""Compaction in several tasks by Spark's own window: `engine = "window"`, the twin of `jobs.compact.blocks`.
 
-  keys      a task a split: (key hash, last offset in the split) rows             -> the shuffle
-  window    over the key: the row with the last dirty offset survives, and rows of clean segments without one
-  rewrite   a task a segment group: survivors, sorted by group and offset, are read as a stream
-Row by row through the JVM it takes five times as long. It writes nothing but the new segments: so a dry run takes it.
+  keys      a task for each split: rows of (key hash, last offset in the split)             -> the shuffle
+  window    over each key: the row of the last dirty offset survives; without a dirty row, the clean rows do
+  rewrite   a task for each segment group: reads its survivors, sorted by group and offset, as a stream
+Row by row through the JVM it takes five times as long. It writes nothing but the new segments, so dry runs use it.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from jobs.spark.tasks import RESULT, StoppedTask, result_batch
-from logformat.errors import stopped
-from udfs.attempt import attempt
-from udfs.compact.analyse import Analysis
-from udfs.compact.clean_batches import Tally
-from udfs.compact.plan import PartitionPlan
-from udfs.compact.rewrite_group import GroupResult, rewrite_group
-from udfs.compact.scan_keys import scan_keys
-from udfs.compact.scan_partition import source_of
-from udfs.compact.sources import Source
-from udfs.compact.splits import Split
-from udfs.compact.winner_kernels import NO_VERSION
-from udfs.compact.winners import check_versions, scan_versions
-from udfs.problem import Problem, SetAside
-from udfs.segments import OutputSegment
+from lastkey.jobs.spark.tasks import RESULT, StoppedTask, result_batch
+from lastkey.logformat.errors import stopped
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.compact.clean.clean_batches import Tally
+from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
+from lastkey.udfs.compact.clean.winners import check_versions
+from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.compact.scan.analyse import Analysis
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.compact.split.rewrite_group import GroupResult, rewrite_group
+from lastkey.udfs.compact.split.scan_keys import scan_keys
+from lastkey.udfs.compact.split.scan_versions import scan_versions
+from lastkey.udfs.compact.split.splits import Split
+from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.segments import OutputSegment
 
 _KEYS = "key_low long, key_high long, offset long, dirty boolean, segment_group int"
 _VERSIONS = "key_low long, key_high long, version long, offset long, segment_group int"
-_SENTINEL = -1  # offset of a row that says only: this group exists
+_SENTINEL = -1  # offset of a row that only says that its group exists
 
 
 def rewrite_by_window(
     spark: SparkSession, plan: PartitionPlan, analysis: Analysis, splits: Sequence[Split]
 ) -> tuple[list[OutputSegment], Tally, int]:
-    """(segments by group, counters, largest peak memory of a task)."""
+    """Rewrite a partition; return (segments by group, counters, largest peak memory of a task in bytes)."""
     if plan.settings.by_offset:
         surviving = survivors(key_offsets(spark, plan, analysis, splits))
     else:
@@ -61,14 +61,14 @@ def rewrite_by_window(
 
 
 def key_offsets(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, splits: Sequence[Split]) -> DataFrame:
-    """KEY_OFFSETS rows of all splits, lazily."""
+    """Return the KEY_OFFSETS rows of all splits, lazily."""
     rules, first_dirty = analysis.rules, analysis.cleanable.first_dirty_offset
     scan = partial(scan_keys, rules=rules, first_dirty_offset=first_dirty)
     return _rows_of_splits(spark, plan, analysis, splits, scan, _KEYS)
 
 
 def survivors(keys: DataFrame) -> DataFrame:
-    """(segment_group, offset) of what stays: of each key the last dirty record, or the clean ones if none is dirty."""
+    """Select (segment_group, offset) of what stays: a key's last dirty record, or its clean ones if none is dirty."""
     of_key = Window.partitionBy("key_low", "key_high")
     last = F.max(F.when(F.col("dirty"), F.col("offset"))).over(of_key)
     stays = F.when(F.col("last_dirty").isNull(), F.lit(True)).otherwise(F.col("offset") >= F.col("last_dirty"))
@@ -76,14 +76,14 @@ def survivors(keys: DataFrame) -> DataFrame:
 
 
 def key_versions(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, splits: Sequence[Split]) -> DataFrame:
-    """KEY_VERSIONS rows of all splits, lazily."""
-    bases = [analysis.sources[numbers.start].scan.base_offset for numbers in analysis.groups]
+    """Return the KEY_VERSIONS rows of all splits, lazily."""
+    bases = [analysis.sources[numbers.start].base_offset for numbers in analysis.groups]
     scan = partial(scan_versions, rules=analysis.rules, group_bases=bases)
     return _rows_of_splits(spark, plan, analysis, splits, scan, _VERSIONS)
 
 
 def winners(keys: DataFrame) -> DataFrame:
-    """(segment_group, offset) of what stays: of each key the record of the highest version, of these the last one."""
+    """Select (segment_group, offset) of the records that stay: of each key the last record with the highest version."""
     of_key = Window.partitionBy("key_low", "key_high")
     place = F.struct("version", "offset")
     best = keys.withColumn("best", F.max(place).over(of_key))
@@ -102,17 +102,17 @@ def _rows_of_splits(
     plan: PartitionPlan,
     analysis: Analysis,
     splits: Sequence[Split],
-    scan: Callable[[PartitionPlan, Sequence[Source], Split], Iterator[pa.RecordBatch]],
+    scan: Callable[[PartitionPlan, Sequence[SegmentScan], Split], Iterator[pa.RecordBatch]],
     schema: str,
 ) -> DataFrame:
-    """What `scan` gives of each split, a task each."""
-    scans = {part.number: analysis.sources[part.number].scan.lean() for split in splits for part in split.parts}
+    """Return the rows that `scan` makes of each split, in a task for each split."""
+    scans = {part.number: analysis.sources[part.number].lean() for split in splits for part in split.parts}
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 split = splits[number]
-                sources = [source_of(plan, part.number, scans[part.number]) for part in split.parts]
+                sources = [scans[part.number] for part in split.parts]
                 try:
                     yield from scan(plan, sources, split)
                 except Exception as error:
@@ -122,14 +122,14 @@ def _rows_of_splits(
 
 
 def _rewrite(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, surviving: DataFrame) -> list[GroupResult]:
-    groups = {g: analysis.group(members, None) for g, members in enumerate(analysis.groups)}
-    scans = {i: analysis.sources[i].scan.lean() for members in analysis.groups for i in members}
+    groups = {g: analysis.group(members) for g, members in enumerate(analysis.groups)}
+    scans = {i: analysis.sources[i].lean() for members in analysis.groups for i in members}
     members_of = analysis.groups
     rules, kept_aborts = analysis.rules, analysis.kept_aborts
 
     def one(number: int, offsets: Iterator[np.ndarray]) -> GroupResult | Problem:
         start = time.perf_counter()
-        sources = [source_of(plan, i, scans[i]) for i in members_of[number]]
+        sources = [scans[i] for i in members_of[number]]
         result = attempt(
             f"{plan.topic}-{plan.partition}",
             lambda: rewrite_group(plan, number, groups[number], sources, rules, kept_aborts, offsets),
@@ -159,7 +159,7 @@ def _rewrite(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, survi
 
 
 def _by_group(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, np.ndarray]]:
-    """(group, ascending offsets) for each stretch of one group in the sorted rows; sentinels begin each group."""
+    """Yield (group, ascending offsets) for each stretch of one group in the sorted rows, without sentinels."""
     for batch in batches:
         group = batch.column("segment_group").to_numpy(zero_copy_only=False)
         offset = batch.column("offset").to_numpy(zero_copy_only=False)

@@ -1,6 +1,6 @@
-"""From what a user names to partitions: archives, log directories, partitions' folders, single files, globs of them.
+"""Partitions behind the names that a user gives: archives, log directories, partitions' folders, files, globs of them.
 
-Only names and sizes are read here, and the small text files; no log is opened.
+Only names, sizes and the small text files are read here; no log is opened.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Final
 
 from pyarrow import fs as pafs
 
-from jobs.archive.listing import Archive, ArchivedPartition, list_archive, list_folder
-from jobs.command.typed import no_such_topic
-from jobs.data_source.read_options import Selection
-from jobs.errors import MissingPathError, UsageError
-from logformat import names
-from logformat.listing import ListedSegment
-from logformat.locations import text_entries
-from logformat.s3_access import check_bucket
-from udfs.data_source.find_pieces import first_offset
-from udfs.data_source.plan import SourcePartition
-from udfs.problem import Problem
-from udfs.storage import Root, UnknownRootError, exists, folder_identity, normal_uri, open_root
+from lastkey.jobs.archive.listing import Archive, ArchivedPartition, list_archive, list_folder
+from lastkey.jobs.data_source.read_options import Selection
+from lastkey.jobs.errors import MissingPathError, UsageError
+from lastkey.logformat import names
+from lastkey.logformat.errors import NO_POSITION
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.locations import text_entries
+from lastkey.logformat.s3_access import check_bucket
+from lastkey.udfs.data_source.find_pieces import first_offset
+from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import Root, UnknownRootError, exists, folder_identity, normal_uri, open_root
 
-_OF_FILE_SYSTEM: Final = "lost+found"  # root's own on many a disk, and no log
+_OF_FILE_SYSTEM: Final = "lost+found"  # a folder of many disks that only root can list; it holds no log
 _NO_LOGS: Final = frozenset((*names.PARTITION_SIDE_FILES, *names.OFFSET_CHECKPOINTS))
 _WILD: Final = re.compile(r"[*?[]")
 
 
 def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: bool = False) -> list[SourcePartition]:
-    """The wanted partitions, by topic and number. MissingPathError: a path that is not there; UsageError: a selection
-    that nothing matches, unless `may_be_none`, and a URI that cannot be.
+    """Return the wanted partitions by topic and number. Raise MissingPathError for a missing path, UsageError for an
+    impossible URI, and, unless `may_be_none`, for a selection that matches nothing.
     """
     found: dict[object, SourcePartition] = {}
     left_out: set[str] = set()
@@ -66,18 +66,13 @@ def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: 
         topic, number = (parsed.topic, parsed.partition) if parsed is not None else (None, None)
         _add(found, SourcePartition(topic, number, tuple(ordered)))
     wanted = [p for p in found.values() if (p.topic is None and p.problem) or selection.partition(p.topic, p.partition)]
-    if not wanted and not may_be_none:
-        raise _nothing(paths, selection, {p.topic for p in found.values() if p.topic is not None} | left_out)
+    if not may_be_none and all(p.topic is not None for p in wanted):  # else unread folders may hold any topic
+        known = {p.topic for p in found.values() if p.topic is not None} | left_out
+        if not known:
+            expected = "folders or .log files of Kafka's logs"
+            raise MissingPathError(path=", ".join(paths), expected=expected, found="none")
+        selection.check(known, ", ".join(paths), some=bool(wanted))
     return sorted(wanted, key=lambda p: (p.topic or "", p.partition or 0))
-
-
-def _nothing(paths: Sequence[str], selection: Selection, topics: set[str]) -> Exception:
-    if not topics:
-        return MissingPathError(path=", ".join(paths), expected="folders or .log files of Kafka's logs", found="none")
-    asked = ", ".join(selection.globs or ()) or selection.pattern
-    if asked is None:
-        return UsageError(message=f"no partition of {', '.join(paths)} is selected")
-    return no_such_topic(asked, topics, ", ".join(paths))
 
 
 def _root(uri: str) -> Root:
@@ -88,19 +83,19 @@ def _root(uri: str) -> Root:
 
 
 def _each_once(paths: Iterable[str]) -> list[str]:
-    """URIs without wildcards, in order."""
+    """Return the URIs that these paths stand for, without wildcards, each once and in order."""
     return list(dict.fromkeys(uri for path in paths for uri in _expand(normal_uri(path))))
 
 
 def _expand(uri: str) -> list[str]:
-    """What a pattern matches: *, ? and [...] within names. Of files only those that are named like a log's."""
+    """Return what a pattern matches: *, ? and [...] within names. Only files that are named like a log match."""
     wild = _WILD.search(uri)
     if wild is None:
         return [uri]
     prefix, _, rest = uri[: wild.start()].rpartition("/")
     literal = _root(prefix or "/")
     if literal.filesystem.get_file_info(literal.full(rest + uri[wild.start() :])).type != pafs.FileType.NotFound:
-        return [uri]  # a name that only looks like a pattern
+        return [uri]  # this name only looks like a pattern
     parts = (rest + uri[wild.start() :]).split("/")
     root, found = literal, [""]
     for number, part in enumerate(parts):
@@ -108,7 +103,7 @@ def _expand(uri: str) -> list[str]:
         below = []
         for folder in found:
             selector = pafs.FileSelector(root.full(folder.rstrip("/")) or "/", allow_not_found=True)
-            entries, _ = text_entries(root.filesystem.get_file_info(selector))  # no pattern matches another name
+            entries, _ = text_entries(root.filesystem.get_file_info(selector))  # a pattern matches no other names
             for entry in sorted(entries, key=lambda entry: entry.base_name):
                 is_folder = entry.type == pafs.FileType.Directory
                 if fnmatchcase(entry.base_name, part) and (is_folder or (last and _is_log(entry.base_name))):
@@ -134,14 +129,16 @@ def _listed(root: Root, selection: Selection) -> Archive:
 
 
 def _add(found: dict[object, SourcePartition], partition: SourcePartition) -> None:
-    """One more partition; one that is there already is a problem of both."""
+    """Add a partition. If it is there already from another folder, record a problem."""
     key = (partition.topic, partition.partition) if partition.topic is not None else len(found)
     other = found.get(key)
     if other is not None:
         here, there = (_place(one) for one in (partition, other))
         if here == there or _same_folder(here, there):
             return
-        problem = Problem("duplicate", here, 0, "one folder for each partition", f"the same partition in {there}")
+        problem = Problem(
+            "duplicate", here, NO_POSITION, "one folder for each partition", f"the same partition in {there}"
+        )
         partition = replace(partition, problem=problem)
     found[key] = partition
 
@@ -154,7 +151,7 @@ def _place(partition: SourcePartition) -> str:
 
 
 def _same_folder(here: str, there: str) -> bool:
-    """Whether two names lead to one local folder."""
+    """Return whether two names lead to one local folder."""
     try:
         identities = {folder_identity(_root(place), "") for place in (here, there)}
     except (OSError, UsageError):
@@ -172,12 +169,13 @@ def _source(archived: ArchivedPartition, root: Root) -> SourcePartition:
         root.uri,
         tuple(sorted(archived.snapshots.items())),
         archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
+        traces=archived.traces,
         problem=archived.problem,
     )
 
 
 def _single(root: Root, name: str) -> ListedSegment:
-    """One file, of any name, with the indexes that lie beside it."""
+    """Return one log file of any name, with the indexes that lie beside it."""
     info = root.filesystem.get_file_info(root.full(name))
     parsed = names.parse_segment_file(name)
     if (parsed is not None and parsed.kind != names.LOG) or name in _NO_LOGS:

@@ -1,7 +1,8 @@
-"""A query's own conditions, as far as they say what need not be read.
+"""Conditions of a query, as far as they say what need not be read.
 
-Spark gives conditions that hold all together. What is taken exactly is not checked again by Spark; what only narrows
-the reading is given back. With problem rows, all is given back: null is in no range, so a WHERE hides them.
+Spark passes conditions that must all hold. It does not check those again that the source applies exactly; those that
+only narrow the reading are returned to it. With problem rows all are: null lies in no range, so a WHERE hides these
+rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from jobs.data_source.read_options import Pushed, ReadOptions
+from lastkey.jobs.data_source.read_options import Pushed, ReadOptions
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EQUAL: Final = (EqualTo, EqualNullSafe)
@@ -31,7 +32,7 @@ Narrow = Callable[[Pushed, Filter], Pushed | None]
 
 
 def narrow(filters: list[Filter], options: ReadOptions) -> tuple[Pushed, list[Filter]]:
-    """What the conditions leave, and those that Spark has to check."""
+    """Return the limits that the conditions set, and the conditions that Spark still has to check."""
     known = _OF_RECORDS if options.source == "kafka_log" else _OF_PARTITIONS
     pushed, rest = options.pushed, []
     for condition in filters:
@@ -45,7 +46,7 @@ def narrow(filters: list[Filter], options: ReadOptions) -> tuple[Pushed, list[Fi
 
 
 def _values(condition: Filter, kind: type) -> frozenset[Any] | None:
-    """The values of an equality; None: it is none, or not of this kind."""
+    """Return the values of an equality; None if the condition is none, or a value is not of this kind."""
     if isinstance(condition, _EQUAL):
         found = [condition.value]
     elif isinstance(condition, In):
@@ -76,8 +77,8 @@ def _key(pushed: Pushed, condition: Filter) -> Pushed | None:
 
 
 def _range(condition: Filter, scale: Callable[[Any], int | None]) -> tuple[int | None, int | None] | None:
-    """[from, to) of a condition; `scale` gives a value in halves of a unit, so that what lies between two units is odd.
-    An equality between two units is an empty range.
+    """Return [from, to) of a condition; `scale` gives a value in halves of a unit, so that a value between two units is
+    odd. An equality with such a value gives an empty range.
     """
     if not isinstance(condition, (*_EQUAL, *_ORDER)):
         return None
@@ -100,7 +101,7 @@ def _number(value: Any) -> int | None:
 
 
 def _moment(value: Any) -> int | None:
-    """Of Spark's moments, which have microseconds, in halves of a millisecond."""
+    """Return a moment of Spark's, which has microseconds, in halves of a millisecond."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     micros = (value - _EPOCH) // timedelta(microseconds=1)

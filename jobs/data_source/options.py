@@ -1,4 +1,4 @@
-"""Parses the options of the data sources. Names are not case sensitive. DATA_SOURCE.md explains each option.
+"""Parser of the data sources' options. Names are not case sensitive. DATA_SOURCE.md explains each option.
 
 Options of Spark's own Kafka source keep their names and meaning, so that a query needs only another format name and a
 path. Options that only say how to talk to a broker (`kafka.*` and the like) are accepted and ignored.
@@ -11,15 +11,24 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from jobs.command.typed import MAX_LONG, nearest, parse_key, parse_numbers, parse_time
-from jobs.data_source.read_options import KINDS, Bounds, ReadOptions, Selection, Source
-from jobs.errors import UsageError
-from jobs.topics import Key
-from logformat.locations import SecretInUriError, has_secret
-from udfs.data_source.plan import EARLIEST, LATEST, SPLIT_BYTES, Bound
+from lastkey.jobs.command.parse import (
+    MAX_LONG,
+    nearest,
+    parse_globs,
+    parse_key,
+    parse_numbers,
+    parse_time,
+    parse_topics,
+)
+from lastkey.jobs.data_source.read_options import KINDS, Bounds, ReadOptions, Selection, Source
+from lastkey.jobs.errors import UnknownNameError, UsageError
+from lastkey.jobs.topics import Key, TopicFilter
+from lastkey.logformat.locations import SecretInUriError, has_secret
+from lastkey.udfs.data_source.pieces import EARLIEST, LATEST, SPLIT_BYTES, Bound
 
 _WHERE: Final = ("path", "paths", "store", "generation")
-_WHAT: Final = ("topics", "subscribe", "subscribePattern", "assign", "partitions", "badRecords", "columns")
+_TOPICS: Final = ("subscribe", "subscribePattern", "assign")  # names of Spark's Kafka source
+_WHAT: Final = ("topics", "topicsFrom", "exclude", *_TOPICS, "partitions", "badRecords", "columns", "gaps")
 _SPEED: Final = ("splitBytes", "minPartitions", "maxRecordsPerBatch", "pushFilters")
 _LIMITS: Final = ("maxDecompressedBatchBytes",)
 _RANGE: Final = (
@@ -62,6 +71,7 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
     if take.text("generation") is not None and store is None:
         raise UsageError(message=f"generation={take.text('generation')} needs the option store")
     key = take.text("key")
+    loss_fails = take.flag("failOnDataLoss", default=True)
     isolation = take.one_of(("isolationLevel", "kafka.isolation.level"), ("read_uncommitted", "read_committed"))
     return ReadOptions(
         source,
@@ -72,7 +82,8 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
         start=_bounds(take, "starting", None),
         end=_bounds(take, "ending", LATEST) or Bounds("endingOffsets", LATEST),
         need_start_time=take.one_of(("startingOffsetsByTimestampStrategy",), ("latest", "error")) == "error",
-        fail_on_data_loss=take.flag("failOnDataLoss", default=True),
+        fail_on_data_loss=loss_fails,
+        accept_gaps=take.one_of(("gaps",), ("fail", "accept") if loss_fails else ("accept", "fail")) == "accept",
         key=None if key is None else parse_key(key),
         columns=take.names("columns"),
         value=take.flag("includeValue", default=True),
@@ -101,22 +112,28 @@ def _named(given: Mapping[str, str], source: Source) -> dict[str, str]:
             out[known[lower]] = value
         elif not (lower.startswith("kafka.") or lower in _MEANINGLESS):
             shown = elsewhere.get(lower, name)  # Spark passes names in lower case
-            raise UsageError(message=f"{source}: unknown option {shown}{nearest(lower, known, known.__getitem__)}")
+            raise UnknownNameError(
+                message=f"{source}: unknown option {shown}", near=nearest(lower, known, known.__getitem__)
+            )
     return out
 
 
 class _Values:
-    """Option values by name, converted to the type that the caller asks for."""
+    """Values of the options by name, converted to the type that the caller asks for."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
 
     def text(self, name: str) -> str | None:
-        """The value as given."""
+        """Return the value as given."""
         return self._values.get(name)
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return the value as given, or (): like an option of the command line that may be repeated."""
+        return (self._values[name],) if name in self._values else ()
+
     def flag(self, name: str, *, default: bool) -> bool:
-        """`true` or `false`."""
+        """Parse `true` or `false`."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -125,7 +142,7 @@ class _Values:
         return value.lower() == "true"
 
     def number(self, name: str, least: int) -> int | None:
-        """A whole number, at least `least`."""
+        """Parse a whole number of at least `least`."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -134,20 +151,20 @@ class _Values:
         return int(value)
 
     def one_of(self, names: tuple[str, ...], allowed: tuple[str, ...]) -> str:
-        """One of the allowed values; default: the first. Two names for one option must agree."""
+        """Return one of the allowed values; default: the first. Two names for one option must agree."""
         found = {self._values[name].lower(): name for name in names if name in self._values}
         if len(found) > 1:
             raise UsageError(message=f"{' and '.join(names)} contradict each other: {' and '.join(found)}")
         for value, name in found.items():
             if value not in allowed:
-                raise UsageError(
-                    message=f"{name}: expected {' or '.join(allowed)}, found {value!r}{nearest(value, allowed)}"
+                raise UnknownNameError(
+                    message=f"{name}: expected {' or '.join(allowed)}, found {value!r}", near=nearest(value, allowed)
                 )
             return value
         return allowed[0]
 
     def names(self, name: str) -> tuple[str, ...] | None:
-        """A list separated by commas."""
+        """Parse a list separated by commas."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -157,11 +174,11 @@ class _Values:
         return out
 
     def several(self, name: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
-        """Some of the allowed values; default: all."""
+        """Return some of the allowed values; default: all."""
         out = self.names(name) or allowed
         for value in out:
             if value not in allowed:
-                raise UsageError(message=f"{name}: unknown value {value!r}{nearest(value, allowed)}")
+                raise UnknownNameError(message=f"{name}: unknown value {value!r}", near=nearest(value, allowed))
         return out
 
 
@@ -178,8 +195,9 @@ def _paths(take: _Values) -> tuple[str, ...]:
 
 
 def _selection(take: _Values) -> Selection:
-    if sum(take.text(name) is not None for name in ("topics", "subscribe", "subscribePattern", "assign")) > 1:
-        raise UsageError(message="give only one of topics, subscribe, subscribePattern and assign")
+    ours = bool(take.texts("topics") or take.texts("topicsFrom"))
+    if ours + sum(take.text(name) is not None for name in _TOPICS) > 1:
+        raise UsageError(message="give only one of topics (or topicsFrom), subscribe, subscribePattern and assign")
     pattern = take.text("subscribePattern")
     if pattern is not None:
         try:
@@ -193,7 +211,9 @@ def _selection(take: _Values) -> Selection:
         if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in found.values()):
             raise UsageError(message=f"assign: expected JSON such as {example}, found {take.text('assign')!r}")
         assigned = frozenset((topic, number) for topic, numbers in found.items() for number in numbers)
-    return Selection(take.names("topics") or take.names("subscribe"), pattern, assigned, _numbers(take))
+    topics = parse_topics(take.texts("topics"), take.texts("exclude"), take.texts("topicsFrom"), option="{}")
+    subscribed = TopicFilter(parse_globs("subscribe", take.texts("subscribe")))
+    return Selection(topics, subscribed, pattern, assigned, _numbers(take))
 
 
 def _numbers(take: _Values) -> tuple[range, ...] | None:
@@ -212,7 +232,7 @@ def _numbers(take: _Values) -> tuple[range, ...] | None:
 
 
 def _bounds(take: _Values, which: str, default: Bound | None) -> Bounds | None:
-    """A timestamp for all partitions, else timestamps by partition, else offsets, as in Spark's Kafka source."""
+    """Return a timestamp for all partitions, else timestamps by partition, else offsets, as in Spark's Kafka source."""
     name = f"{which}Timestamp"
     if take.text(name) is not None:
         return Bounds(name, Bound("timestamp", _time(name, take.text(name))))
@@ -227,8 +247,8 @@ def _bounds(take: _Values, which: str, default: Bound | None) -> Bounds | None:
         return Bounds(name, LATEST, _by_partition(take, name, _offset))
     words = {"earliest": EARLIEST, "latest": LATEST}
     if value.strip().lower() not in words:
-        hint = nearest(value, words)
-        raise UsageError(message=f"{name}: expected earliest, latest or JSON by topic, found {value!r}{hint}")
+        message = f"{name}: expected earliest, latest or JSON by topic, found {value!r}"
+        raise UnknownNameError(message=message, near=nearest(value, words))
     return Bounds(name, words[value.strip().lower()])
 
 

@@ -1,4 +1,4 @@
-"""What one task of a data source gives, in a worker."""
+"""Reading in a worker: the part of a data source that one task runs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from jobs.data_source.read_options import ReadOptions
-from logformat.errors import LogFormatError
-from udfs.data_source.plan import ListedLog
+from lastkey.jobs.data_source.read_options import ReadOptions
+from lastkey.logformat.errors import LogFormatError
+from lastkey.udfs.data_source.pieces import ListedLog
 
 
 def read_task(options: ReadOptions, schema: Any, partition: InputPartition) -> Iterator[Any]:
-    """What one task gives, in a worker."""
-    from udfs.data_source.batches import read_batches  # noqa: PLC0415 - kernels are loaded where they are used
-    from udfs.data_source.index_entries import read_index  # noqa: PLC0415
-    from udfs.data_source.plan import ReadSpec  # noqa: PLC0415
-    from udfs.data_source.records import read_records  # noqa: PLC0415
+    """Return the Arrow batches of one task, read in a worker."""
+    from lastkey.udfs.data_source.batches import read_batches  # noqa: PLC0415 - kernels are loaded where they are used
+    from lastkey.udfs.data_source.index_entries import read_index  # noqa: PLC0415
+    from lastkey.udfs.data_source.pieces import ReadSpec  # noqa: PLC0415
+    from lastkey.udfs.data_source.records import read_records  # noqa: PLC0415
 
     if partition.value is None:  # Spark's way to say that there is no partition
         return iter(())
@@ -32,8 +32,8 @@ def read_task(options: ReadOptions, schema: Any, partition: InputPartition) -> I
 
 
 def _listed_again(options: ReadOptions) -> Callable[[ListedLog], list[ListedLog]]:
-    """What lies behind a `.log` of the archive now, for the rare transaction that spans more logs than a task names."""
-    from jobs.data_source.plan import source_partitions  # noqa: PLC0415 - most tasks need none of it
+    """Return a function that lists the logs after a given one, for a rare transaction that spans more than a task's."""
+    from lastkey.jobs.data_source.plan_tasks import source_partitions  # noqa: PLC0415 - most tasks need none of it
 
     @cache
     def logs() -> list[list[ListedLog]]:

@@ -1,16 +1,17 @@
-"""The parsed options of a data source: which partitions, records and columns to read."""
+"""Options of a data source, parsed: which partitions, records and columns to read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from jobs.errors import UsageError
-from jobs.topics import Key, matches
-from logformat.names import MAX_OFFSET
-from udfs.data_source.plan import LATEST, SPLIT_BYTES, Bound, Wanted
+from lastkey.jobs.command.parse import check_topics, nearest
+from lastkey.jobs.errors import UnknownNameError, UsageError
+from lastkey.jobs.topics import EVERY_TOPIC, Key, TopicFilter
+from lastkey.logformat.names import MAX_OFFSET
+from lastkey.udfs.data_source.pieces import LATEST, SPLIT_BYTES, Bound, Wanted
 
 Source = Literal["kafka_log", "kafka_log_batches", "kafka_log_index"]
 
@@ -21,42 +22,57 @@ _INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__sh
 
 @dataclass(frozen=True)
 class Selection:
-    """Which partitions to read. A partition has to meet all limits."""
+    """Limits on the partitions to read. A partition has to meet all of them."""
 
-    globs: tuple[str, ...] | None = None
+    topics: TopicFilter = EVERY_TOPIC
+    subscribed: TopicFilter = EVERY_TOPIC  # as in Spark's Kafka source: one of several may be missing
     pattern: str | None = None  # a regular expression to find in the name, as in Spark's Kafka source
     assigned: frozenset[Key] | None = None
     partitions: tuple[range, ...] | None = None
 
     def topic(self, name: str) -> bool:
-        """Whether to read a topic."""
+        """Return whether to read a topic."""
         return (
-            (self.globs is None or any(matches(glob, name) for glob in self.globs))
+            self.topics.takes(name)
+            and self.subscribed.takes(name)
             and (self.pattern is None or (name not in _INTERNAL and re.search(self.pattern, name) is not None))
             and (self.assigned is None or any(name == topic for topic, _ in self.assigned))
         )
 
     def partition(self, topic: str | None, number: int | None) -> bool:
-        """Whether to read a partition; one without a known name only if there are no limits."""
+        """Return whether to read a partition; one without a known name only if no limit could leave it out."""
         if topic is None or number is None:
-            return self == Selection()
+            return not self.topics.include and replace(self, topics=EVERY_TOPIC) == Selection()
         return (
             self.topic(topic)
             and (self.assigned is None or (topic, number) in self.assigned)
             and (self.partitions is None or any(number in numbers for numbers in self.partitions))
         )
 
+    def check(self, known: Iterable[str], where: str, *, some: bool) -> None:
+        """Raise UsageError if a name or glob is none of the known topics, or if nothing is selected (not `some`)."""
+        topics = sorted(set(known))
+        check_topics(self.topics, topics, where)
+        if some:
+            return
+        asked = self.subscribed.include or (() if self.pattern is None else (self.pattern,))
+        if asked and not any(map(self.topic, topics)):
+            raise UnknownNameError(
+                message=f"no topic of {where} matches {', '.join(asked)}", near=nearest(asked, topics)
+            )
+        raise UsageError(message=f"no partition of {where} is selected")
+
 
 @dataclass(frozen=True)
 class Bounds:
-    """Where reading begins or ends in every partition."""
+    """Start or end of reading in every partition."""
 
     option: str
     default: Bound
     each: Mapping[Key, Bound] | None = None
 
     def of(self, topic: str | None, partition: int | None) -> Bound:
-        """The bound of one partition. If the option names some, it has to name all, as in Spark's Kafka source."""
+        """Return the bound of one partition. An option that names some has to name all, as in Spark's Kafka source."""
         if self.each is None:
             return self.default
         if topic is None or partition is None or (topic, partition) not in self.each:
@@ -80,7 +96,7 @@ class Pushed:
     keys: frozenset[bytes] | None = None
 
     def partition(self, topic: str | None, number: int | None) -> bool:
-        """Whether a partition can hold such rows."""
+        """Return whether a partition can hold such rows."""
         return (self.topics is None or topic in self.topics) and (self.partitions is None or number in self.partitions)
 
 
@@ -97,6 +113,7 @@ class ReadOptions:
     end: Bounds = field(default_factory=lambda: Bounds("endingOffsets", LATEST))
     need_start_time: bool = False
     fail_on_data_loss: bool = True
+    accept_gaps: bool = False
     key: bytes | None = None
     columns: tuple[str, ...] | None = None
     value: bool = True
@@ -115,7 +132,7 @@ class ReadOptions:
     pushed: Pushed = Pushed()
 
     def wanted(self) -> Wanted:
-        """Which records to read, in any partition."""
+        """Return which records to read, in any partition."""
         keys = None if self.key is None else frozenset({self.key})
         if self.pushed.keys is not None:
             keys = self.pushed.keys if keys is None else keys & self.pushed.keys

@@ -27,12 +27,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from jobs.command.typed import nearest
-from jobs.data_source.options import parse
-from jobs.data_source.read import read_task
-from jobs.data_source.read_options import ReadOptions, Source
-from jobs.errors import UsageError
-from logformat.schemas import BATCHES, INDEX, PATH, PROBLEM, RECORDS, SPARK_COLUMNS
+from lastkey.jobs.command.parse import nearest
+from lastkey.jobs.data_source.options import parse
+from lastkey.jobs.data_source.read import read_task
+from lastkey.jobs.data_source.read_options import ReadOptions, Source
+from lastkey.jobs.errors import UnknownNameError, UsageError
+from lastkey.logformat.schemas import BATCHES, INDEX, PATH, PROBLEM, RECORDS, SPARK_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,46 +41,46 @@ _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class _Source(DataSource):
-    """What the three have in common."""
+    """Base of the three formats."""
 
     source: Source
-    columns: Any  # pa.Schema: all that can be asked for
+    columns: Any  # pa.Schema of all columns that a query can ask for
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return cls.source
 
     def schema(self) -> StructType:
-        """The columns that the options ask for. UsageError for impossible options."""
+        """Return the columns that the options ask for. UsageError for impossible options."""
         return from_arrow_schema(columns_of(self.columns, self.parsed()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of these columns."""
+        """Return a reader of these columns."""
         options = self.parsed()
         kind = PushingReader if options.push_filters and _asks_for_filters() else Reader
         return kind(options, arrow_schema(self.columns, options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """A reader that says that only records come as a stream."""
+        """Return a reader that refuses: only records come as a stream."""
         return NoStream(
             UsageError(message=f"{self.source}: not a stream: use spark.read, or readStream with kafka_log")
         )
 
     def parsed(self) -> ReadOptions:
-        """The options, parsed."""
+        """Parse the options."""
         return parse(self.options, self.source)
 
 
 class KafkaLog(_Source):
-    """A row for each record."""
+    """Format with a row for each record."""
 
     source = "kafka_log"
     columns = pa.schema([*RECORDS, PATH, PROBLEM])
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """A reader of what the archive gains."""
-        from jobs.data_source.stream import StreamReader  # noqa: PLC0415 - a batch query needs none of it
+        """Return a reader of the records that are added to the archive."""
+        from lastkey.jobs.data_source.stream import StreamReader  # noqa: PLC0415 - a batch query needs none of it
 
         try:
             return StreamReader(self.parsed(), arrow_schema(self.columns, self.parsed(), schema))
@@ -89,14 +89,14 @@ class KafkaLog(_Source):
 
 
 class KafkaLogBatches(_Source):
-    """A row for each batch."""
+    """Format with a row for each batch."""
 
     source = "kafka_log_batches"
     columns = pa.schema([*BATCHES, PATH, PROBLEM])
 
 
 class KafkaLogIndex(_Source):
-    """A row for each entry of an index, a snapshot or a leader epoch checkpoint."""
+    """Format with a row for each entry of an index, a snapshot or a leader epoch checkpoint."""
 
     source = "kafka_log_index"
     columns = pa.schema([*INDEX, PROBLEM])
@@ -129,7 +129,7 @@ def _asked(known: Any, options: ReadOptions) -> list[str]:
     names = list(options.columns or ())
     for name in names:
         if name not in known.names:
-            raise UsageError(message=f"columns: unknown column {name}{nearest(name, known.names)}")
+            raise UnknownNameError(message=f"columns: unknown column {name}", near=nearest(name, known.names))
     if len(set(names)) < len(names):
         raise UsageError(message=f"columns: expected each column once, found {','.join(names)}")
     for option, name, contradicted in (
@@ -142,7 +142,7 @@ def _asked(known: Any, options: ReadOptions) -> list[str]:
 
 
 def _for_spark(field: Any) -> Any:
-    """A column as Spark has it: nullable, as in Spark's Kafka source, and without unsigned numbers."""
+    """Return a column as Spark has it: nullable, as in Spark's Kafka source, and without unsigned numbers."""
     kind = pa.int64() if field.type == pa.uint32() else field.type
     if field.name == PROBLEM.name:
         kind = pa.struct([inner.with_nullable(True).remove_metadata() for inner in kind])
@@ -156,7 +156,8 @@ def arrow_schema(known: Any, options: ReadOptions, schema: StructType) -> Any:
         raise UsageError(message="schema: expected at least one column, found none. To count rows, read one column")
     for number, field in enumerate(expected):
         if field.name not in known.names:
-            raise UsageError(message=f"schema: unknown column {field.name}{nearest(field.name, known.names)}")
+            near = nearest(field.name, known.names)
+            raise UnknownNameError(message=f"schema: unknown column {field.name}", near=near)
         kind = _for_spark(known.field(field.name)).type
         if field.type != kind:
             found = schema[number].dataType.simpleString()
@@ -175,7 +176,7 @@ def _type_name(kind: Any) -> str:
 
 
 def _asks_for_filters() -> bool:
-    """Whether this is the process in which Spark asks what it can push down.
+    """Return whether this is the process in which Spark asks what it can push down.
 
     Spark refuses a reader that takes filters if spark.sql.python.filterPushdown.enabled is off, and does not tell the
     source whether it is. But Spark asks for filters in a separate worker module, and only if the setting is on.
@@ -185,14 +186,14 @@ def _asks_for_filters() -> bool:
 
 
 class Reader(DataSourceReader):
-    """Plans on the driver and reads on workers."""
+    """Reader of a batch query: plans on the driver, reads on workers."""
 
     def __init__(self, options: ReadOptions, schema: Any) -> None:
         self.options, self.schema = options, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """A partition for about every splitBytes of log."""
-        from jobs.data_source.plan import plan  # noqa: PLC0415 - workers need none of it
+        """Return a partition for about every splitBytes of log."""
+        from lastkey.jobs.data_source.plan_tasks import plan  # noqa: PLC0415 - workers need none of it
 
         return [InputPartition(task) for task in plan(self.options)]
 
@@ -202,27 +203,27 @@ class Reader(DataSourceReader):
 
 
 class NoStream(DataSourceStreamReader):
-    """Raises the reason why there is no stream as soon as Spark calls it. If the constructor raised it, Spark 4.2 would
-    show an error of its own instead, about a reader that it cannot stop.
+    """Reader that raises, as soon as Spark calls it, the reason why there is no stream. If the constructor raised it,
+    Spark 4.2 would show an error of its own instead, about a reader that it cannot stop.
     """
 
     def __init__(self, error: UsageError) -> None:
         self.error = error
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """No."""
+        """Raise the reason."""
         raise self.error
 
     def latestOffset(self, *_: Any) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """No."""
+        """Raise the reason."""
         raise self.error
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """No."""
+        """Raise the reason."""
         raise self.error
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """No."""
+        """Raise the reason."""
         raise self.error
 
 
@@ -235,7 +236,7 @@ class PushingReader(Reader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Take the filters that reduce what is read; Spark applies again those that this returns."""
-        from jobs.data_source.filters import narrow  # noqa: PLC0415 - as above
+        from lastkey.jobs.data_source.filters import narrow  # noqa: PLC0415 - as above
 
         pushed, rest = narrow(filters, self.options)
         self.options = replace(self.options, pushed=pushed)

@@ -1,8 +1,8 @@
-"""The partitions of a store's generations, read from its Delta tables without a Spark session.
+"""Partitions of a store's generations, read from its Delta tables without a Spark session.
 
 Spark plans a Python source in a process that has no session; the tables are small, and delta-rs reads them in
-milliseconds. A generation is one commit: what is read here stays as it is while the next one is written, until vacuum
-takes its files.
+milliseconds. A generation is one commit: the one that is read here stays as it is while the next one is written, until
+vacuum deletes its files.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jobs.command.typed import nearest
-from jobs.data_source.read_options import ReadOptions
-from jobs.errors import NoGenerationError, UsageError
-from jobs.store.generations import (
+from lastkey.jobs.data_source.read_options import ReadOptions
+from lastkey.jobs.errors import NoGenerationError, UsageError
+from lastkey.jobs.store.generations import (
     Generation,
     current_generation,
     made_by,
@@ -21,31 +20,28 @@ from jobs.store.generations import (
     open_store,
     runs_at,
 )
-from jobs.store.rows import Checkpoint, Segment
-from jobs.store.tables import State
-from jobs.topics import Key
-from logformat import names
-from logformat.listing import ListedSegment
-from udfs.data_source.plan import SourcePartition
-from udfs.storage import Root, normal_uri
+from lastkey.jobs.store.rows import Checkpoint, Segment
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import Key
+from lastkey.logformat import names
+from lastkey.logformat.listing import ListedSegment
+from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.udfs.storage import Root, normal_uri
 
 
 def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
-    """The wanted partitions, each at the generation that is asked for, or at its current one.
+    """Return the wanted partitions, each at the generation that the options name, or at its current one.
 
-    With a path the archive is there now. MissingPathError: no store; NoGenerationError: a generation that no wanted
-    partition has, or whose files are gone.
+    A path in the options says where the archive is now. Raise MissingPathError without a store, NoGenerationError for a
+    generation that no wanted partition has, or whose files are gone.
     """
-    store = open_store(options.store or "", [])  # a reader of Spark has nowhere to say them
+    store = open_store(options.store or "", [])  # a reader of Spark has no place for notes
     if len(options.paths) > 1:
         raise UsageError(message="store: expected at most one path with it (where the archive is now)")
     state = State(store)
     current = state.checkpoints()
     wanted = {key: row for key, row in current.items() if options.selection.partition(*key)}
-    if not wanted:
-        asked = ", ".join(options.selection.globs or ()) or options.selection.pattern or "what is asked for"
-        hint = nearest(asked, sorted({topic for topic, _ in current}))
-        raise UsageError(message=f"no partition of the store {store.uri} matches {asked}{hint}")
+    options.selection.check((topic for topic, _ in current), f"the store {store.uri}", some=bool(wanted))
     generations = [current_generation(row) for row in wanted.values()]
     if options.generation is not None:
         generations = _at(state, wanted, options.generation)
@@ -55,7 +51,7 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
 
 
 def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list[Generation]:
-    """A generation of each partition that has it."""
+    """Return the generation of each partition that has it. Raise NoGenerationError if none has."""
     chains = state.histories({topic for topic, _ in wanted})
     runs = runs_at(wanted, chains, generation)
     if not runs:
@@ -78,7 +74,7 @@ def _partition(store: Root, one: Generation, manifest: list[Segment], archive: s
                 partition=one.name,
                 found=one.generation,
                 reason=f"its files are gone ({segment.path})",
-                expected="a generation that vacuum has not taken",
+                expected="a generation that vacuum has not deleted",
             )
     roots = {"store": store.uri, "archive": archive or normal_uri(one.archive_uri)}
     segments = [

@@ -1,11 +1,11 @@
 """`readStream.format("kafka_log")`: what is added to an archive, micro-batch by micro-batch.
 
 A stream's offset is JSON as Spark's Kafka source writes it: {"orders": {"0": 123}}, the next offset to read of each
-partition. A checkpoint therefore says all that a restart needs. A log is read up to its last whole batch, never into a
-torn tail; up to the high watermark where a broker holds it, and up to the last stable offset with read_committed. New
-partitions begin at their first offset: one micro-batch writes that down, and the next one reads from there. Otherwise
-no checkpoint would say what a restart, after a retention, has lost. Every trigger lists the archive anew; only the ends
-of logs are looked into.
+partition. A checkpoint therefore holds all that a restart needs. A log is read up to its last whole batch, never into a
+torn tail; up to the high watermark if a broker holds it, and up to the last stable offset with read_committed. A new
+partition begins at its first offset: one micro-batch writes that offset down, and the next one reads from it. Without
+this, no checkpoint could tell after a restart what retention has deleted. Every trigger lists the archive anew, but
+only looks into the ends of logs.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from jobs.data_source.plan import each, range_of, source_partitions
-from jobs.data_source.read import read_task
-from jobs.data_source.read_options import ReadOptions
-from jobs.errors import DataLossError, UsageError
-from jobs.topics import Key
-from logformat.errors import LogFormatError, stopped
-from udfs.data_source.find_pieces import first_to_read
-from udfs.data_source.log_end import bytes_behind, ends_of
-from udfs.data_source.plan import LATEST, Bound, Range, SourcePartition, pack
+from lastkey.jobs.data_source.plan_tasks import each, range_of, source_partitions
+from lastkey.jobs.data_source.read import read_task
+from lastkey.jobs.data_source.read_options import ReadOptions
+from lastkey.jobs.errors import DataLossError, UsageError
+from lastkey.jobs.topics import Key
+from lastkey.logformat.errors import LogFormatError, stopped
+from lastkey.udfs.data_source.find_pieces import first_to_read
+from lastkey.udfs.data_source.log_end import bytes_behind, ends_of
+from lastkey.udfs.data_source.pieces import LATEST, Bound, Range, SourcePartition, pack
 
 Offsets = dict[Key, int]
 
@@ -40,26 +40,26 @@ Offsets = dict[Key, int]
 class _Log:
     partition: SourcePartition
     first: int  # log start
-    end: int  # of what may be read
+    end: int  # end of what may be read
     log_end: int
-    certain: bool  # no damage hides what comes behind the end
+    certain: bool  # no damage hides what comes after the end
 
     def ends_before(self, offset: int) -> bool:
-        """Whether it is known to end before an offset that the stream has come to. Behind `end` alone, it waits."""
+        """Return whether the log surely ends before the stream's `offset`. Beyond `end` alone, the stream waits."""
         return offset > self.log_end and self.certain
 
 
 @dataclass(frozen=True)
 class _Logs:
-    """All that is listed now."""
+    """Listing of all logs at one moment."""
 
     readable: Mapping[Key, _Log]
-    aside: Mapping[Key, tuple[SourcePartition, LogFormatError]]  # those that are there and cannot be read
-    hidden: bool  # there is a folder that cannot be looked into: any partition may lie in it
+    aside: Mapping[Key, tuple[SourcePartition, LogFormatError]]  # listed, but cannot be read
+    hidden: bool  # some folder cannot be listed: any partition may lie in it
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives on the driver as long as its query; its copies in workers only read."""
+    """Reader of a stream; it lives on the driver as long as its query, and its copies in workers only read."""
 
     def __init__(self, options: ReadOptions, schema: Any) -> None:
         if options.end.default != LATEST or options.end.each is not None:
@@ -69,27 +69,32 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.store is not None:
             raise UsageError(message="store: a generation does not grow. Read it with spark.read")
         self.options, self.schema = options, schema
-        self._target: Offsets | None = None  # of Trigger.AvailableNow
+        self._target: Offsets | None = None  # the end for Trigger.AvailableNow
         self._latest: Offsets = {}
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
-        """Where a new query begins: at the end, unless the options say otherwise."""
+        """Return the offset where a new query begins: at the end, unless the options say otherwise."""
         logs = self._logs()
         total = sum(segment.size for log in logs.readable.values() for segment in log.partition.segments)
         out = {}
         for key, log in logs.readable.items():
             start = self._start(key)
             asked = replace(range_of(self.options, log.partition, total), start=start)
-            out[key] = log.end if start == LATEST else first_to_read(log.partition, asked)
-        for key, (partition, error) in logs.aside.items():  # what is not written down now is new later
+            try:
+                out[key] = log.end if start == LATEST else first_to_read(log.partition, asked)
+            except LogFormatError as gap:
+                if gap.kind != "gap" or not self.options.set_aside or start.kind != "earliest":
+                    raise
+                # left out, it is a new partition: the first micro-batch has a row for the gap before it
+        for key, (partition, error) in logs.aside.items():  # a partition that is left out here is a new one later
             start = self._start(key)
             known = _without_the_log(partition, start)
             if known is not None:
                 out[key] = known
             elif start.kind != "earliest":
                 raise UsageError(
-                    message=f"{key[0]}-{key[1]}: it cannot be read, so nobody knows at which offset the stream has to"
-                    f" begin ({error}). Give that offset in startingOffsets, or leave the partition out"
+                    message=f"{key[0]}-{key[1]}: the log cannot be read, so the stream's first offset is unknown"
+                    f" ({error}). Give that offset in startingOffsets, or leave the partition out"
                 )
         return _to_json(out)
 
@@ -97,7 +102,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return LATEST if self.options.start is None else self.options.start.of(*key)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802
-        """How far the next micro-batch goes."""
+        """Return the offset up to which the next micro-batch reads."""
         begin, listed = _from_json(start), self._logs()
         logs = listed.readable
         self._latest = {key: log.end for key, log in logs.items()}
@@ -109,8 +114,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _to_json({**begin, **self._limited(first, end, logs, limit)})
 
     def _first(self, log: _Log, begin: int | None) -> int:
-        """Where the next micro-batch begins. In a log that ends before the stream, as with Spark's Kafka source, at its
-        end: a stream that waited until the log comes as far would pass over all up to there.
+        """Return where the next micro-batch begins. If the log ends before the stream's offset, that is the log's end,
+        as in Spark's Kafka source: a stream that waited for the log to catch up would skip all new records up to there.
         """
         if begin is None:
             return log.first
@@ -119,11 +124,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begin
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of a micro-batch."""
+        """Return the tasks of a micro-batch."""
         begin, until = _from_json(start), _from_json(end)
         found = {_key(p): p for p in source_partitions(self.options, may_be_none=True)}
         moved = [key for key in until if begin.get(key, -1) < until[key]]
-        for key in moved:  # a restart plans the last micro-batch again, perhaps long after: nothing is passed over
+        for key in moved:  # a restart may plan the last micro-batch again much later: skip nothing silently
             if key not in found and self.options.fail_on_data_loss:
                 raise _no_such_partition(key, begin.get(key, 0))
         moved = [key for key in moved if key in found]
@@ -140,6 +145,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 split_bytes=self.options.split_bytes,
                 fail_on_data_loss=self.options.fail_on_data_loss,
                 set_aside=self.options.set_aside,
+                accept_gaps=self.options.accept_gaps,
             )
             ranges.append(asked)
         pieces = each([found[key] for key in moved], ranges)
@@ -147,11 +153,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """pa.RecordBatch of exactly the declared columns, in a worker."""
+        """Yield pa.RecordBatch with exactly the declared columns, in a worker."""
         return read_task(self.options, self.schema, partition)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """By maxOffsetsPerTrigger, or maxBytesPerTrigger."""
+        """Return the limit that maxOffsetsPerTrigger or maxBytesPerTrigger sets."""
         if self.options.max_offsets_per_trigger is not None:
             return ReadMaxRows(self.options.max_offsets_per_trigger)
         if self.options.max_bytes_per_trigger is not None:
@@ -159,22 +165,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802
-        """The ends of the logs when they were last looked at, for the query's progress."""
+        """Return the ends of the logs as last seen, for the query's progress."""
         return _to_json(self._latest) if self._latest else None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What is there now is all that the query reads."""
+        """Limit the query to the records that are there now."""
         self._target = {key: log.end for key, log in self._logs().readable.items()}
 
     def _logs(self) -> _Logs:
-        """Where each log begins and ends now; one that cannot be read stays where it is, or is an error."""
+        """Find where each log begins and ends now. A log that cannot be read stays where it is, or is an error."""
         out, aside, hidden = {}, {}, False
         for partition in source_partitions(self.options, may_be_none=True):
             try:
                 if partition.problem is not None:
                     raise partition.problem.as_error()
                 ends = ends_of(partition, committed=self.options.committed, set_aside=self.options.set_aside)
-            except Exception as found:  # of whatever kind: the other logs go on
+            except Exception as found:  # of any kind: the other logs go on
                 error = stopped(found, partition.name)
                 if not self.options.set_aside:
                     raise error from error.__cause__
@@ -203,7 +209,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _limited(
         self, first: Mapping[Key, int], end: Mapping[Key, int], logs: Mapping[Key, _Log], limit: ReadLimit
     ) -> Offsets:
-        """Ends within the limit, each partition in proportion to what it has, as Spark's Kafka source."""
+        """Return ends within the limit, each partition in proportion to what it has, as Spark's Kafka source does."""
         sizes = {key: end[key] - first[key] for key in end}
         if isinstance(limit, ReadMaxRows):
             most, total = limit.max_rows, sum(sizes.values())
@@ -218,12 +224,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return dict(end)
         if total <= most:
             return dict(end)
-        # At least one offset of each: none may wait for ever behind a large one
+        # At least one offset of each, so that none waits for ever behind a large one
         return {key: min(first[key] + max(sizes[key] * most // total, 1), end[key]) for key in end}
 
 
 def _without_the_log(partition: SourcePartition, start: Bound) -> int | None:
-    """Where a stream begins in a log that cannot be read, as far as the listing says it."""
+    """Return where a stream begins in a log that cannot be read; None if the listing does not say it."""
     if start.kind == "offset":
         return start.value
     if partition.problem is not None or not partition.segments or start.kind == "timestamp":

@@ -1,4 +1,4 @@
-"""`lookup`: offsets and times to positions, records, segments, without a broker. udfs/lookup/LOOKUP.md says how.
+"""`lookup`: offsets and times -> positions, records, segments, without a broker. udfs/lookup/LOOKUP.md explains how.
 
 A few queries need no Spark. A table of them does (`--queries`), and so does the table `time_index`
 (jobs.lookup.minute_table).
@@ -13,30 +13,30 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from jobs.command.options import LookupOptions
-from jobs.command.progress import Progress
-from jobs.command.reporting import Report
-from jobs.command.typed import parse_time
-from jobs.errors import UsageError
-from jobs.lookup.plans import list_plans
-from jobs.lookup.report import Looked, LookupReport, Query
-from jobs.lookup.sizing import SizingReport, run_sizing
-from udfs.lookup.queries import SPECIAL_TIMES, LookupPlan, Queries, lookup
+from lastkey.jobs.command.options import LookupOptions
+from lastkey.jobs.command.parse import parse_time
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.reporting import Report
+from lastkey.jobs.errors import UnknownNameError, UsageError
+from lastkey.jobs.lookup.plans import list_plans
+from lastkey.jobs.lookup.report import Looked, LookupReport, Query
+from lastkey.jobs.lookup.sizing import SizingReport, run_sizing
+from lastkey.udfs.lookup.queries import SPECIAL_TIMES, LookupPlan, Queries, lookup
 
 
 def run(options: LookupOptions, progress: Progress) -> Report:
-    """Answer what is asked."""
+    """Answer the queries that the options ask."""
     started = time.perf_counter()
     uri, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
     report: LookupReport | SizingReport = SizingReport(uri, side) if options.sizing else LookupReport(uri, side)
     if options.at is not None:
-        from jobs.lookup.minute_table import run_at  # noqa: PLC0415 - few queries need no Spark
+        from lastkey.jobs.lookup.minute_table import run_at  # noqa: PLC0415 - few queries need no Spark
 
         return run_at(options, progress)
     plans = list_plans(options, report)
     report.seconds["list"] = time.perf_counter() - started
     if options.queries is not None:
-        from jobs.lookup.query_table import run_table  # noqa: PLC0415 - as above
+        from lastkey.jobs.lookup.query_table import run_table  # noqa: PLC0415 - as above
 
         return run_table(options, plans, report, progress)
     if isinstance(report, SizingReport):
@@ -65,12 +65,12 @@ def _run_queries(options: LookupOptions, plans: list[LookupPlan], report: Lookup
 
 
 def query_of_time(text: str) -> Query:
-    """A time that a user typed; also earliest, latest, max-timestamp."""
+    """Parse a time that a user typed: a moment, earliest, latest or max-timestamp. UsageError for anything else."""
     if text in SPECIAL_TIMES:
         return Query(time=SPECIAL_TIMES[text], text=text)
     near = difflib.get_close_matches(text, SPECIAL_TIMES)
     if near:
-        raise UsageError(message=f"no such time: {text}; did you mean {near[0]}?")
+        raise UnknownNameError(message=f"no such time: {text}", near=f"did you mean {near[0]}?")
     moment = parse_time(text)
     if moment < 0:
         raise UsageError(

@@ -1,7 +1,7 @@
-"""The Delta table `time_index`: minute -> first offset, of every segment of an archive; and what happened at a time.
+"""The Delta table `time_index`: minute -> first offset, of every segment of an archive; and the answers to `--at`.
 
-A refresh reads only segments that are new, or not as they were (size, time), and is one Delta commit: rows of segments
-that changed or vanished go with it. Who reads the table sees the state before or after.
+A refresh reads only segments that are new, or whose size or time has changed, and is one Delta commit: the same commit
+removes the rows of segments that changed or vanished. Readers of the table see the state before it or after it.
 """
 
 from __future__ import annotations
@@ -17,45 +17,44 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from jobs.archive.places import Place, check_apart, is_same
-from jobs.command.options import LookupOptions
-from jobs.command.progress import Progress
-from jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, moment, said, size, table
-from jobs.command.typed import check_topics, nearest, parse_time
-from jobs.errors import MissingPathError, UsageError
-from jobs.lookup.plans import list_plans
-from jobs.spark import session
-from jobs.spark.each import each
-from jobs.store.minutes import known_segments, minute_table, replace_segments
-from jobs.store.paths import TIME_INDEX, table_folder
-from jobs.store.tables import State, open_state
-from jobs.topics import Key, matches
-from udfs.groups import groups
-from udfs.lookup.minutes import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, time_index_rows
-from udfs.lookup.queries import LookupPlan
-from udfs.report.measure_kernels import LAST_TIME
-from udfs.storage import normal_uri
+from lastkey.jobs.archive.places import Place, check_apart, is_same
+from lastkey.jobs.command.options import LookupOptions
+from lastkey.jobs.command.parse import LAST_TIME_MS, check_topics, nearest, parse_time
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, labelled, moment, size, table
+from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
+from lastkey.jobs.lookup.plans import list_plans
+from lastkey.jobs.spark import session
+from lastkey.jobs.spark.each import each
+from lastkey.jobs.store.minutes import known_segments, minute_table, replace_segments, uri_for_spark
+from lastkey.jobs.store.paths import TIME_INDEX, table_folder
+from lastkey.jobs.store.tables import State, open_state
+from lastkey.jobs.topics import EVERY_TOPIC, Key
+from lastkey.udfs.groups import groups
+from lastkey.udfs.lookup.minutes import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, time_index_rows
+from lastkey.udfs.lookup.queries import LookupPlan
+from lastkey.udfs.storage import normal_uri
 
 _TASK_BYTES = 256 << 20
-_FILES_A_CORE = 4  # that many tasks, at most, of a refresh, and so many files of the table
+_FILES_A_CORE = 4  # tasks of a refresh, at most, each of which writes a file of the table
 _IN_DRIVER_BYTES = 256 << 20  # tuned: the first Python task of a session costs 4 s
 _THREAD_BYTES = 8 << 20
-_MOST_PROBLEMS = 100  # that are told of, one of a partition
+_MOST_PROBLEMS = 100  # in a report, one of each partition
 
 
 @dataclass
 class AtReport(JobReport):
-    """What happened in a window of minutes."""
+    """Report of a window of minutes: the partitions with data in it."""
 
     archive: str | None
     store: str
     start_ms: int
-    end_ms: int  # not in it
+    end_ms: int  # exclusive
     rows: list[dict[str, Any]] = field(default_factory=list)
     refreshed: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the report for programs."""
         return {
             "job": "lookup",
             "archive": self.archive,
@@ -71,7 +70,7 @@ class AtReport(JobReport):
         }
 
     def to_text(self) -> str:
-        """For people."""
+        """Return the report for people."""
         header = ("partition", "first minute", "first offset", "minutes with data", "segments", "timestamps")
         rows = [
             (
@@ -92,38 +91,39 @@ class AtReport(JobReport):
             done = self.refreshed
             out.append(
                 f"time_index: read {counted(done['segments_read'], 'segment')}, {size(done['bytes_read'])}; "
-                f"{done['segments_removed']:,} went; {done['segments_kept']:,} were as before"
+                f"{done['segments_removed']:,} removed, {done['segments_kept']:,} unchanged"
             )
-        out += said("problem", self.problems)
-        out += said("note", self.notes)
+        out += labelled("problem", self.problems)
+        out += labelled("note", self.notes)
         out.append(self.seconds_line())
         return "\n".join(out)
 
 
 def run_at(options: LookupOptions, progress: Progress) -> AtReport:
-    """Bring the table up to date, and ask it."""
+    """Bring the table up to date, and query it."""
     started = time.perf_counter()
     start = parse_time(options.at or "") // MINUTE_MS * MINUTE_MS
     until = start + 1 if options.until is None else parse_time(options.until)
     if until <= start:
         raise UsageError(message=f"--until {options.until} is not after --at {options.at}")
     end = -(-until // MINUTE_MS) * MINUTE_MS
-    if not 0 <= start < end <= LAST_TIME:
+    if not 0 <= start < end <= LAST_TIME_MS:
         raise UsageError(message=f"--at {options.at}: expected times from 1970 to the year 9999")
     store = normal_uri(options.store or "")
     report = AtReport(options.archive, store, start, end)
     plans = list_plans(options, report) if options.refresh and options.archive is not None else None
     spark = session.start()
     state = open_state(store)
+    session.check_connector(spark, uri_for_spark(state.root))
     covers = _covers(options)
     if options.refresh:
         if plans is None:
             report.archive = _archive_of(state)
             plans = list_plans(replace(options, archive=report.archive), report)
         check_apart(Place("the store", store), Place("the archive", report.archive or ""))
-        report.problems += [str(plan.problem) for plan in plans if plan.problem is not None]
+        report.other_problems += [str(plan.problem) for plan in plans if plan.problem is not None]
         report.refreshed = refresh(spark, state, plans, progress, covers)
-    elif not state.has(TIME_INDEX):
+    elif not state.table_exists(TIME_INDEX):
         raise MissingPathError(
             path=f"{store}/{table_folder(TIME_INDEX)}", expected="the table, made by a refresh", found="none"
         )
@@ -134,26 +134,26 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
         _check_known(options, minutes, f"{store}/{table_folder(TIME_INDEX)}")
     ends = {(plan.topic, plan.partition): plan.end_offset for plan in plans or () if plan.end_offset is not None}
     report.rows, problems = happened(minutes, start, end, covers, ends)
-    report.problems += problems
+    report.other_problems += problems
     report.seconds["ask"] = time.perf_counter() - at
     report.seconds["total"] = time.perf_counter() - started
     return report
 
 
 def _check_known(options: LookupOptions, minutes: DataFrame, where: str) -> None:
-    """UsageError where a name that is asked for is none in the table; a refresh looks for it in the archive."""
-    if options.topics is None and not options.partitions:
+    """Raise UsageError if a wanted name is not in the table. With a refresh the archive's listing checks names."""
+    if options.topics == EVERY_TOPIC and not options.partitions:
         return
     held = minutes.select("topic", "partition").distinct().toArrow().to_pylist()
     check_topics(options.topics, (row["topic"] for row in held), where)
     names = sorted(f"{row['topic']}-{row['partition']}" for row in held)
     for name in options.partitions:
         if names and name not in names:
-            raise UsageError(message=f"no such partition in {where}: {name}{nearest(name, names)}")
+            raise UnknownNameError(message=f"no such partition in {where}: {name}", near=nearest(name, names))
 
 
 def _archive_of(state: State) -> str:
-    """The archive that a store serves, where nobody says it."""
+    """Return the archive that a store serves. UsageError if the store does not name exactly one."""
     archives: list[str] = []
     for row in state.checkpoints().values():
         if not any(is_same(row.archive_uri, known) for known in archives):
@@ -174,10 +174,10 @@ def happened(
     covers: Callable[[str, int], bool] = _all,
     ends: Mapping[Key, int] | None = None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Of each partition with data in minutes [start, end): the first of them, its first offset, how many there are.
+    """Return a row for each partition with data in minutes [start, end), with its first minute, first offset and
+    counts; and some of the problems that end rows of the table early, of whichever minute.
 
-    And why rows of the table end early, of whichever minute: some of these problems. ends: where logs end before their
-    files do. The table knows nothing of that: a high watermark moves on, and leaves the files as they are.
+    ends: where logs end before their files do. The table does not know, as a high watermark moves on without the files.
     """
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     first, last = (F.lit(epoch + timedelta(milliseconds=ms)) for ms in (start_ms, end_ms))
@@ -218,11 +218,13 @@ def happened(
 
 
 def _covers(options: LookupOptions) -> Callable[[str, int], bool]:
-    """Which partitions the plans of these options stand for: one that is not among them has vanished."""
+    """Return a test for partitions that the plans of these options cover: if one of them has no plan, it
+    has vanished.
+    """
 
     def covers(topic: str, partition: int) -> bool:
         by_name = not options.partitions or f"{topic}-{partition}" in options.partitions
-        return by_name and matches(options.topics, topic)
+        return by_name and options.topics.takes(topic)
 
     return covers
 
@@ -234,9 +236,9 @@ def refresh(
     progress: Progress,
     covers: Callable[[str, int], bool] = _all,
 ) -> dict[str, int]:
-    """Make the table that of the segments there are, as far as `plans` stand for their partitions; what was done.
+    """Make the table equal to the segments there are, in the partitions that `covers` accepts; return counts.
 
-    Of a partition that cannot be listed the rows stay: nothing says that its segments are gone.
+    Rows of a partition that cannot be listed stay: nothing says that its segments are gone.
     """
     set_aside = {(plan.topic, plan.partition) for plan in plans if plan.problem is not None}
     with state.lock():  # from here to the write: two refreshes at once would both append
@@ -245,7 +247,7 @@ def refresh(
         same = {key for key, s in there.items() if known.get(key) == (s.listed.path, s.listed.size, s.listed.mtime_ms)}
         new = [s for key, s in there.items() if key not in same]
         old = [key for key in known if key not in same and key[:2] not in set_aside and covers(*key[:2])]
-        if new or old or not state.has(TIME_INDEX):
+        if new or old or not state.table_exists(TIME_INDEX):
             replace_segments(state, _frame(spark, new, progress), old)
     return {
         "segments_read": len(new),
@@ -261,7 +263,7 @@ def _segments(plan: LookupPlan) -> Iterator[TimedSegment]:
 
 
 def _frame(spark: SparkSession, segments: list[TimedSegment], progress: Progress) -> DataFrame:
-    """Rows of segments: made in threads where there is little to read, else in tasks of Spark."""
+    """Return the rows of segments, made in threads if there is little to read, else in Spark tasks."""
     if sum(s.listed.size for s in segments) <= _IN_DRIVER_BYTES:
         small = list(groups(segments, lambda segment: segment.listed.size, _THREAD_BYTES))
         progress.start("time_index", len(small), "task")

@@ -1,4 +1,4 @@
-"""The partitions that a look-up asks: of an archive, or of an archive and what a store holds of it."""
+"""Plans of a look-up: the partitions that it asks, of an archive or of a store's generations."""
 
 from __future__ import annotations
 
@@ -6,34 +6,42 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jobs.archive.listing import ArchivedPartition, listed
-from jobs.command.options import LookupOptions
-from jobs.command.reporting import JobReport
-from jobs.command.typed import check_topics, nearest
-from jobs.errors import UsageError
-from jobs.lookup.store import generation_plans
-from logformat import names
-from udfs.lookup.queries import LookupPlan
-from udfs.storage import Root, normal_uri
+from lastkey.jobs.archive.listing import ArchivedPartition, listed
+from lastkey.jobs.command.options import LookupOptions
+from lastkey.jobs.command.parse import check_topics, nearest
+from lastkey.jobs.command.reporting import JobReport
+from lastkey.jobs.errors import UnknownNameError, UsageError
+from lastkey.jobs.lookup.store import generation_plans
+from lastkey.jobs.topics import TopicFilter
+from lastkey.logformat import names
+from lastkey.udfs.lookup.queries import LookupPlan
+from lastkey.udfs.storage import Root, normal_uri
 
 
 def list_plans(options: LookupOptions, report: JobReport) -> list[LookupPlan]:
-    """The logs that are asked for, by topic and partition. The report gets notes, and folders that cannot be listed."""
+    """Return the plans of the wanted logs in order. Add notes, and folders that cannot be listed, to the report."""
     if options.archive is None:
         plans = generation_plans(options, report.notes)
     else:
-        plans = archive_plans(normal_uri(options.archive or ""), options.topics, report.notes, report.problems)
+        plans = archive_plans(normal_uri(options.archive or ""), options.topics, report.notes, report.other_problems)
     chosen = [
-        replace(plan, max_batch_bytes=options.config.topic_settings(plan.topic).max_decompressed_batch_bytes)
-        for plan in _chosen(plans, options.partitions, all_known=not report.problems)
+        _with_settings(plan, options)
+        for plan in _chosen(plans, options.partitions, all_known=not report.other_problems)
     ]
     return [replace(plan, read_committed=True) for plan in chosen] if options.isolation == "read_committed" else chosen
 
 
+def _with_settings(plan: LookupPlan, options: LookupOptions) -> LookupPlan:
+    settings = options.config.topic_settings(plan.topic)
+    accepted = (options.gaps or settings.gaps) == "accept"
+    most = settings.max_decompressed_batch_bytes
+    return replace(plan, max_batch_bytes=most, traces=None if accepted else plan.traces)
+
+
 def archive_plans(
-    uri: str, topics: str | None, notes: list[str], problems: list[Any] | None = None
+    uri: str, topics: TopicFilter, notes: list[str], problems: list[Any] | None = None
 ) -> list[LookupPlan]:
-    """The logs of an archive; problems: gets the folders of it that cannot be listed."""
+    """Return the plans of an archive's logs; add folders that cannot be listed to `problems`."""
     archive = listed(uri, topics)
     notes += archive.notes
     if problems is not None:
@@ -47,7 +55,7 @@ def archive_plans(
 
 
 def archived_plan(archived: ArchivedPartition, root: Root) -> LookupPlan:
-    """What a look-up is told of an archived partition."""
+    """Return the plan of an archived partition."""
     return LookupPlan(
         archived.topic,
         archived.partition,
@@ -58,15 +66,16 @@ def archived_plan(archived: ArchivedPartition, root: Root) -> LookupPlan:
         archived.leader_epochs or (),
         tuple((offset, root.uri, path) for offset, path in sorted(archived.snapshots.items())),
         problem=archived.problem,
+        traces=archived.traces,
     )
 
 
 def _chosen(plans: Iterable[LookupPlan], wanted: Sequence[str], *, all_known: bool) -> list[LookupPlan]:
-    """Those that are wanted; UsageError where there is no such partition, unless it may lie where nobody could look."""
+    """Return the wanted plans. UsageError for an unknown partition, unless it may lie in an unreadable folder."""
     by_name = {plan.name: plan for plan in sorted(plans, key=lambda plan: (plan.topic, plan.partition))}
     if not by_name and all_known:
         raise UsageError(message="no partition to look into")
     for name in wanted:
         if name not in by_name and all_known:
-            raise UsageError(message=f"no such partition: {name}{nearest(name, by_name)}")
+            raise UnknownNameError(message=f"no such partition: {name}", near=nearest(name, by_name))
     return [by_name[name] for name in dict.fromkeys(wanted) if name in by_name] if wanted else list(by_name.values())

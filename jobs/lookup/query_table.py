@@ -1,8 +1,8 @@
-"""`lookup --queries FILE --output FILE`: a table of questions, answered by Spark tasks, a group of partitions each.
+"""`lookup --queries FILE --output FILE`: a table of queries, answered by Spark tasks, a group of partitions each.
 
-Queries of one partition go to one task, one after the other; the answers are columns behind the query's own
-(udfs.lookup.queries.ANSWER), in no order. Rows are sorted by one number, a hash of their partition, which Spark does in
-a tenth of the time that it takes for names and offsets; what is asked is sorted where it is answered.
+Queries of one partition go to one task, one after the other; the answers are columns after the query's own
+(udfs.lookup.queries.ANSWER), in no order. Rows are sorted by one number, a hash of their partition, because Spark sorts
+it in a tenth of the time of names and offsets; the task that answers the queries sorts those.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import IntegralType, StringType, StructType, TimestampNTZType, TimestampType
 
-from jobs.archive.places import Place, check_apart
-from jobs.command.options import LookupOptions
-from jobs.command.progress import Progress
-from jobs.command.reporting import JobReport, count, said, table
-from jobs.errors import MissingPathError, NotEmptyError, UsageError
-from jobs.spark import session
-from udfs.lookup.queries import ANSWER, LookupPlan, lookup_table
-from udfs.storage import exists, normal_uri, open_root
+from lastkey.jobs.archive.places import Place, check_apart
+from lastkey.jobs.command.options import LookupOptions
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.reporting import JobReport, count, labelled, table
+from lastkey.jobs.errors import MissingPathError, NotEmptyError, UsageError
+from lastkey.jobs.spark import session
+from lastkey.logformat.locations import as_hadoop_names_it
+from lastkey.udfs.lookup.queries import ANSWER, LookupPlan, lookup_table
+from lastkey.udfs.storage import exists, normal_uri, open_root
 
 _FORMATS = ("parquet", "csv", "json")
 _ASKED = ("offset", "timestamp")
@@ -33,8 +34,8 @@ _TASKS_A_CORE = 4
 
 @dataclass
 class TableReport(JobReport):
-    """How many were asked and what became of them. What could not be answered says so in its row, and is no problem; a
-    folder that cannot be listed is one.
+    """Counts of the answers by status. A query without an answer says so in its row, and is no problem; a folder that
+    cannot be listed is one.
     """
 
     uri: str
@@ -44,7 +45,7 @@ class TableReport(JobReport):
     by_status: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the report for programs."""
         return {
             "job": "lookup",
             self.side: self.uri,
@@ -58,18 +59,18 @@ class TableReport(JobReport):
         }
 
     def to_text(self) -> str:
-        """For people."""
+        """Return the report for people."""
         rows = [(status, count(n)) for status, n in sorted(self.by_status.items())]
         out = [table(("status", "queries"), rows, left=(0,)) if rows else "no queries"]
         out.append(f"{sum(self.by_status.values()):,} queries answered in {self.output}")
-        out += said("problem", self.problems)
-        out += said("note", self.notes)
+        out += labelled("problem", self.problems)
+        out += labelled("note", self.notes)
         out.append(self.seconds_line())
         return "\n".join(out)
 
 
 def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport, progress: Progress) -> TableReport:
-    """Answer every row; listed: what there was to say when the plans were made."""
+    """Answer every query of the table. `listed`: the report with the notes and problems of planning."""
     started = time.perf_counter()
     source, target = normal_uri(options.queries or ""), normal_uri(options.output or "")
     given = (Place("the archive", options.archive or ""), Place("the store", options.store or ""))
@@ -80,28 +81,31 @@ def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport
         raise MissingPathError(path=source, expected="a table of queries", found="none")
     if exists(open_root(target), ""):
         raise NotEmptyError(path=target, found="something")
-    uri, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
-    report = TableReport(uri, side, source, target, notes=listed.notes, problems=listed.problems)
+    place, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
+    report = TableReport(place, side, source, target, notes=listed.notes, other_problems=listed.other_problems)
     spark = session.start(brief=False)
     reader = spark.read.option("header", "true").option("inferSchema", "true") if kinds[0] == "csv" else spark.read
-    queries = _checked(reader.format(kinds[0]).load(source), source)
+    questions, answers = as_hadoop_names_it(source), as_hadoop_names_it(target)
+    for uri in (questions, answers):
+        session.check_connector(spark, uri)
+    queries = _checked(reader.format(kinds[0]).load(questions), source)
     report.seconds["session"] = time.perf_counter() - started
     at = time.perf_counter()
     progress.start("lookup", 1, "table")
     writer = answered(queries, plans).write.format(kinds[1])
-    (writer.option("header", "true") if kinds[1] == "csv" else writer).save(target)
+    (writer.option("header", "true") if kinds[1] == "csv" else writer).save(answers)
     progress.advance()
     progress.close()
     report.seconds["lookup"] = time.perf_counter() - at
     done = spark.read.option("header", "true") if kinds[1] == "csv" else spark.read.schema("status STRING")
-    counts = done.format(kinds[1]).load(target).groupBy("status").count().toArrow().to_pylist()
+    counts = done.format(kinds[1]).load(answers).groupBy("status").count().toArrow().to_pylist()
     report.by_status = {row["status"]: row["count"] for row in counts}
     report.seconds["total"] = time.perf_counter() - started
     return report
 
 
 def answered(queries: DataFrame, plans: list[LookupPlan]) -> DataFrame:
-    """Queries with the columns of ANSWER behind their own; lazy."""
+    """Return the queries with the columns of ANSWER after their own; lazy."""
     by_key = {(plan.topic, plan.partition): plan for plan in plans}
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -123,7 +127,7 @@ def _format(uri: str, option: str) -> str:
 
 
 def _checked(queries: DataFrame, source: str) -> DataFrame:
-    """The columns that are needed are there, of a type that can be used, and none has the name of an answer."""
+    """Return the queries. UsageError: a needed column is missing or of another type, or is named like an answer."""
     have = dict(zip(queries.columns, queries.schema.fields, strict=True))
     missing = [name for name in ("topic", "partition") if name not in have]
     if missing or not any(name in have for name in _ASKED):

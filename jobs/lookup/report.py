@@ -1,17 +1,17 @@
-"""What `lookup` hands back for a few queries: a row for each partition and query."""
+"""Report of `lookup` for a few queries: a row for each partition and query."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.command.reporting import JobReport, moment, said, table
-from udfs.lookup.queries import Lookup
+from lastkey.jobs.command.reporting import JobReport, labelled, moment, table
+from lastkey.udfs.lookup.queries import Lookup
 
 
 @dataclass(frozen=True)
 class Query:
-    """One question: an offset, or a time in ms (or one of SPECIAL_TIMES), as the user typed it."""
+    """Query as the user typed it: an offset, or a time in ms (or one of SPECIAL_TIMES)."""
 
     offset: int | None = None
     time: int | None = None
@@ -26,7 +26,7 @@ class Looked:
     queries: list[Query]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Plain dicts: the query, then the answer."""
+        """Return plain dicts: the query, then the answer."""
         out = []
         for query, answer in zip(self.queries, self.found.answers.to_pylist(), strict=True):
             asked: dict[str, Any] = {"topic": self.found.topic, "partition": self.found.partition}
@@ -37,19 +37,19 @@ class Looked:
 
 @dataclass
 class LookupReport(JobReport):
-    """Every answer."""
+    """Report of all answers."""
 
     uri: str
     side: str  # archive or store
     partitions: list[Looked] = field(default_factory=list)
 
     @property
-    def all_problems(self) -> list[Any]:
+    def problems(self) -> list[Any]:
         """Folders that cannot be listed, and partitions whose files are bad; an offset out of range is an answer."""
-        return self.problems + [p.found.problem for p in self.partitions if p.found.problem is not None]
+        return self.other_problems + [p.found.problem for p in self.partitions if p.found.problem is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the report for programs."""
         return {
             "job": "lookup",
             self.side: self.uri,
@@ -71,12 +71,12 @@ class LookupReport(JobReport):
         }
 
     def to_text(self) -> str:
-        """For people."""
+        """Return the report for people."""
         header = ("partition", "query", "status", "offset", "timestamp", "segment", "position", "batch")
         rows = [_row(p, row) for p in self.partitions for row in p.rows()]
         out = [table(header, rows, left=(0, 1, 2, 5))] if rows else ["nothing was asked"]
-        out += said("problem", self.all_problems)
-        out += said("note", self.notes)
+        out += labelled("problem", self.problems)
+        out += labelled("note", self.notes)
         out.append(self.seconds_line())
         return "\n".join(out)
 

@@ -6,20 +6,20 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.command.options import LookupOptions
-from jobs.command.progress import BYTES, BySize, Progress
-from jobs.command.reporting import JobReport, count, said, size, table
-from jobs.spark.each import WITHOUT_SPARK_BYTES, each
-from udfs.lookup.index_sizes import (
+from lastkey.jobs.command.options import LookupOptions
+from lastkey.jobs.command.progress import BYTES, Progress
+from lastkey.jobs.command.reporting import JobReport, count, labelled, size, table
+from lastkey.jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from lastkey.udfs.lookup.index_sizes import (
     IndexSizes,
     IndexSizesPlan,
     index_sizes,
     offset_index_bytes,
     time_index_bytes_per_day,
 )
-from udfs.lookup.queries import LookupPlan
+from lastkey.udfs.lookup.queries import LookupPlan
 
-_HEADERS_ONLY = 16  # a pass over headers alone is so many times as fast, at the least
+_HEADERS_ONLY = 16  # a pass over headers alone is at least this many times as fast
 _FIELDS = (
     "partitions", "segments", "log_bytes", "batches", "now_bytes", "interval_bytes", "batch_bytes", "minute_bytes",
     "second_bytes",
@@ -28,7 +28,7 @@ _FIELDS = (
 
 @dataclass
 class SizingReport(JobReport):
-    """Counts by topic, and of all."""
+    """Report of counts by topic and in total."""
 
     uri: str
     side: str
@@ -36,11 +36,11 @@ class SizingReport(JobReport):
 
     @property
     def total(self) -> IndexSizes:
-        """All topics."""
+        """Sum over all topics."""
         return sum(self.topics, IndexSizes(partitions=0))
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; bytes."""
+        """Return the report for programs; sizes in bytes."""
         return {
             "job": "lookup",
             self.side: self.uri,
@@ -54,7 +54,7 @@ class SizingReport(JobReport):
         }
 
     def to_text(self) -> str:
-        """For people."""
+        """Return the report for people."""
         header = (
             "topic",
             "partitions",
@@ -79,14 +79,14 @@ class SizingReport(JobReport):
                 f"{size(time_index_bytes_per_day(60))} and {size(time_index_bytes_per_day(1))}"
             )
         out.append("the same by estimate: " + "; ".join(f"{text} {size(value)}" for _, text, value in ESTIMATES))
-        out += said("problem", self.problems)
-        out += said("note", self.notes)
+        out += labelled("problem", self.problems)
+        out += labelled("note", self.notes)
         out.append(f"read {size(total.bytes_read)} of {size(total.log_bytes)}")
         out.append(self.seconds_line())
         return "\n".join(out)
 
 
-# name, text, bytes: the tables of the proposals
+# name, text, bytes: the tables of the proposals for these indexes
 ESTIMATES = (
     ("time_second_3500_partitions", "3,500 partitions, a day, each second", time_index_bytes_per_day(1, 3500)),
     ("time_minute_3500_partitions", "each minute", time_index_bytes_per_day(60, 3500)),
@@ -115,7 +115,7 @@ def _row(name: str, s: IndexSizes) -> tuple[str, ...]:
 
 
 def run_sizing(options: LookupOptions, plans: list[LookupPlan], report: SizingReport, progress: Progress) -> None:
-    """Count, partition by partition."""
+    """Count each partition's index sizes and sum them by topic."""
     at = time.perf_counter()
     tasks = []
     for plan in plans:
@@ -125,11 +125,11 @@ def run_sizing(options: LookupOptions, plans: list[LookupPlan], report: SizingRe
     progress.start("sizing", sum(sizes), BYTES)
     n_bytes = sum(sizes) // _HEADERS_ONLY
     by_topic: dict[str, IndexSizes] = {}
-    for found in each(index_sizes, tasks, BySize(progress, sizes), with_spark=n_bytes > WITHOUT_SPARK_BYTES):
+    for found in each(index_sizes, tasks, progress, with_spark=n_bytes > WITHOUT_SPARK_BYTES, sizes=sizes):
         known = by_topic.get(found.topic)
         by_topic[found.topic] = found if known is None else known + found
         if found.problem is not None:
-            report.problems.append(found.problem)
+            report.other_problems.append(found.problem)
     progress.close()
     report.topics = [by_topic[topic] for topic in sorted(by_topic)]
     report.seconds["count"] = time.perf_counter() - at

@@ -1,10 +1,10 @@
-"""Logs of a store's generations, for look-ups: the manifest says which files, and their times."""
+"""Plans of a look-up in a store's generations: the manifest names the files and their times."""
 
 from __future__ import annotations
 
-from jobs.command.options import LookupOptions
-from jobs.command.typed import check_topics
-from jobs.store.generations import (
+from lastkey.jobs.command.options import LookupOptions
+from lastkey.jobs.command.parse import check_topics
+from lastkey.jobs.store.generations import (
     current_generation,
     made_by,
     manifests_of,
@@ -12,18 +12,18 @@ from jobs.store.generations import (
     open_store,
     runs_at,
 )
-from jobs.store.tables import State
-from jobs.topics import of_topics
-from logformat import names
-from logformat.errors import LogFormatError
-from logformat.listing import ListedSegment
-from logformat.side_files import checkpoints
-from udfs.lookup.queries import LookupPlan
-from udfs.storage import normal_uri, read_file
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import of_topics
+from lastkey.logformat import names
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.side_files import checkpoints
+from lastkey.udfs.lookup.queries import LookupPlan
+from lastkey.udfs.storage import normal_uri, read_file
 
 
 def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
-    """One plan for each partition that has the generation that is asked for; of the others a note."""
+    """Return a plan for each partition that has the wanted generation; add a note on each of the others."""
     store = open_store(options.store or "", notes, "a store with generations")
     store_uri = store.uri
     tables = State(store)
@@ -64,7 +64,7 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
         )
         files = one.files(store)
         if not files:
-            notes.append(f"{store_uri}/{folder}: gone, vacuum has taken generation {one.generation}; left out")
+            notes.append(f"{store_uri}/{folder}: vacuum has deleted generation {one.generation}; left out")
             continue
         snapshots = tuple((offset, store_uri, path) for offset, path in one.snapshots(files))
         epochs = f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}"
@@ -74,7 +74,7 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
         except FileNotFoundError:
             pass
         except LogFormatError as error:
-            notes.append(f"{error}; leader epochs are not known")
+            notes.append(f"{error}; leader epochs unknown")
         plans.append(
             LookupPlan(*one.key, archive_uri, segments, one.log_start_offset, one.next_offset, known, snapshots)
         )

@@ -1,7 +1,7 @@
-"""`reindex ARCHIVE`: index files rebuilt from the logs alone, compared with those that are there, and put right.
+"""`reindex ARCHIVE`: rebuilds index files from the logs alone, compares them with those there, and replaces wrong ones.
 
 First half: a task for each segment, or for consecutive small ones (udfs.reindex.segment). Second half: a fold over each
-partition's segments, on the driver, partition by partition (udfs.reindex.side_files). REINDEX.md there says it all.
+partition's segments, on the driver, partition by partition (udfs.reindex.side_files). REINDEX.md there has the rules.
 """
 
 from __future__ import annotations
@@ -9,36 +9,37 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.archive.broker_lock import locked
-from jobs.archive.listing import Archive, ArchivedPartition, check_holds_partitions, listed, listed_again
-from jobs.archive.places import Place, check_apart, check_empty, check_outside
-from jobs.command.config import Config
-from jobs.command.options import ReindexOptions
-from jobs.command.progress import BYTES, BySize, Progress
-from jobs.command.reporting import counted
-from jobs.command.typed import check_topics, some_of
-from jobs.errors import LogDirectoryInUseError, OutputFullError, UsageError
-from jobs.reindex.report import ReindexedPartition, ReindexReport
-from jobs.spark.each import WITHOUT_SPARK_BYTES, each
-from logformat import names
-from logformat.listing import ListedSegment
-from udfs.attempt import attempt
-from udfs.groups import groups
-from udfs.problem import Problem
-from udfs.reindex.segment import ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
-from udfs.reindex.side_files import SideFilesPlan, reindex_side_files
-from udfs.reindex.write import FileReport, Target, remove_leftovers
-from udfs.storage import Root, normal_uri, open_root
+from lastkey.jobs.archive.broker_lock import locked
+from lastkey.jobs.archive.listing import Archive, ArchivedPartition, check_holds_partitions, listed, listed_again
+from lastkey.jobs.archive.places import Place, check_apart, check_empty, check_outside
+from lastkey.jobs.command.config import Config
+from lastkey.jobs.command.options import ReindexOptions
+from lastkey.jobs.command.parse import check_topics, some_of
+from lastkey.jobs.command.progress import BYTES, Progress
+from lastkey.jobs.command.reporting import counted
+from lastkey.jobs.command.stopping import EarlyEndError
+from lastkey.jobs.errors import LogDirectoryInUseError, OutputFullError, UsageError
+from lastkey.jobs.reindex.report import ReindexedPartition, ReindexReport
+from lastkey.jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from lastkey.logformat import names
+from lastkey.logformat.listing import ListedSegment
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.groups import groups
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
+from lastkey.udfs.reindex.side_files import SideFilesPlan, reindex_side_files
+from lastkey.udfs.reindex.write import FileReport, Target, remove_leftovers
+from lastkey.udfs.storage import Root, normal_uri, open_root
 
 _TASK_BYTES = 64 << 20  # consecutive segments of a partition up to this size make up one task
-_WAVE_TASKS = 4096  # so many tasks' results are held by the driver at a time
+_WAVE_TASKS = 4096  # tasks whose results the driver holds at a time
 _FOLDS = 8  # partitions whose small files are read and written at a time
-# Tuned: a session costs 7 s, in which threads do this many times as much of local logs as a verification would
+# Tuned: a session costs 7 s, in which threads get through this many times as many local bytes as a verification would
 _LOCAL = 8
 _LOCAL_HEADERS_ONLY = 64
 
@@ -92,7 +93,7 @@ def _target(options: ReindexOptions, uri: str) -> Target:
 
 
 def _directories(root: Root, wanted: Sequence[ArchivedPartition]) -> set[Path]:
-    """Log directories to be locked. One that a broker holds raises."""
+    """Return the log directories to be locked. Raise LogDirectoryInUseError if a broker holds one."""
     for archived in wanted:
         if archived.held_by_broker:
             raise LogDirectoryInUseError(path=_directory(root, archived), found="a running broker that holds it")
@@ -105,7 +106,7 @@ def _directory(root: Root, archived: ArchivedPartition) -> Path:
 
 @dataclass(frozen=True)
 class _Planned:
-    """One partition with its tasks."""
+    """Partition with its tasks."""
 
     archived: ArchivedPartition
     segments: Sequence[ListedSegment]
@@ -127,19 +128,33 @@ def _reindex(
     if archive.root.is_local:
         n_bytes //= _LOCAL_HEADERS_ONLY if options.skip_crc else _LOCAL
     progress.start("reindex", sum(map(_size, (task for p in planned for task in p.tasks))), BYTES)
-    with ThreadPoolExecutor(_FOLDS) as pool:
-        for wave in _waves(planned):
-            tasks = [task for p in wave for task in p.tasks]
-            folds = []
-            counted = BySize(progress, [*map(_size, tasks)])
-            with closing(each(reindex_segments, tasks, counted, with_spark=n_bytes > WITHOUT_SPARK_BYTES)) as results:
-                for p in wave:
-                    outcomes = [outcome for _ in p.tasks for outcome in next(results)]
-                    folds.append(pool.submit(_finish, target, p, outcomes, options.config))
-            counted.finish()
-            report.partitions += [fold.result() for fold in folds]
+    folds: list[Future[ReindexedPartition]] = []
+    try:
+        with ThreadPoolExecutor(_FOLDS) as pool:
+            for wave in _waves(planned):
+                tasks = [task for p in wave for task in p.tasks]
+                with_spark, sizes = n_bytes > WITHOUT_SPARK_BYTES, [*map(_size, tasks)]
+                with closing(each(reindex_segments, tasks, progress, with_spark=with_spark, sizes=sizes)) as results:
+                    for p in wave:
+                        outcomes = [outcome for _ in p.tasks for outcome in next(results)]
+                        folds.append(pool.submit(_finish, target, p, outcomes, options.config))
+                report.partitions = [fold.result() for fold in folds]
+    except (KeyboardInterrupt, EarlyEndError) as error:
+        done = len([fold for fold in folds if fold.done()])
+        error.add_note(f"{done} of {counted(len(planned), 'partition')} done")
+        error.add_note(_left(target))
+        raise
     progress.close()
     report.seconds["reindex"] = time.perf_counter() - at
+
+
+def _left(target: Target) -> str:
+    """Return what a run that ended early leaves behind, and what to do."""
+    if target.mode == "in_place":
+        return "each file is the old one or the new one; run again to continue"
+    if target.mode == "output":
+        return f"remove {target.output_uri}, or give another --output, and run again"
+    return "run again"
 
 
 def _size(task: ReindexTask) -> int:
@@ -158,7 +173,7 @@ def _waves(planned: Sequence[_Planned]) -> Iterator[list[_Planned]]:
 
 
 def _plan(options: ReindexOptions, target: Target, root: Root, archived: ArchivedPartition) -> _Planned:
-    notes = [note for note in archived.notes if names.REBUILT not in note]  # each of these files has a row
+    notes = [note for note in archived.notes if names.REBUILT not in note]  # each of these files has a row of its own
     report = ReindexedPartition(archived.topic, archived.partition, archived.path, notes=notes)
     if archived.problem is not None:
         report.files.append(_nothing_done(archived.path, archived.problem))
@@ -200,7 +215,7 @@ def _nothing_done(path: str, problem: Problem) -> FileReport:
 
 
 def _safe(archived: ArchivedPartition, report: ReindexedPartition) -> Sequence[ListedSegment]:
-    """The segments that may be judged: of a log that a broker holds those that end below its high watermark."""
+    """Return the segments that may be judged: if a broker holds the log, those that end below its high watermark."""
     if not archived.held_by_broker:
         return archived.segments
     end = archived.high_watermark or 0
@@ -225,12 +240,12 @@ def _settings(options: ReindexOptions, topic: str) -> ReindexSettings:
 
 
 def _base_behind(archived: ArchivedPartition, i: int) -> int | None:
-    """The base offset of the segment behind a segment of the log; None: it is the last."""
+    """Return the base offset of the log's next segment after segment `i`; None after the last."""
     return archived.segments[i + 1].base_offset if i + 1 < len(archived.segments) else None
 
 
 def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], config: Config) -> ReindexedPartition:
-    """The second half of a partition, and its row of the report."""
+    """Do the second half of a partition, and return its row of the report."""
     archived, report = p.archived, p.report
     for outcome in outcomes:
         report.files += outcome.files
@@ -239,8 +254,8 @@ def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], con
         report.task_seconds += outcome.seconds
         if outcome.torn_bytes:
             report.notes.append(
-                f"{outcome.log}: the last {outcome.torn_bytes} bytes are no batch; its indexes are those of what is "
-                "before them, and a broker cuts it off there"
+                f"{outcome.log}: the last {outcome.torn_bytes} bytes are not a whole batch; its indexes cover what is "
+                "before them, and a broker truncates it there"
             )
     if not outcomes:
         return report

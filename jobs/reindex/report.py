@@ -1,4 +1,4 @@
-"""What `reindex` hands back: each side file with what was wrong with it, and what became of it."""
+"""Report of `reindex`: each side file with what was wrong with it, and what became of it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobs.command.reporting import JobReport, count, counted, problem_json, said, size, table
-from jobs.errors import DONE, PROBLEMS
-from udfs.problem import Problem
-from udfs.reindex.write import FileReport
+from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, size, table
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.reindex.write import FileReport
 
-HARMLESS = "other_entries"  # the one reason that misleads no reader
+HARMLESS = "other_entries"  # the only reason that misleads no reader
 _TEXT_FILES = 200  # listed in text; JSON has all
 
 
 @dataclass
 class ReindexedPartition:
-    """One partition."""
+    """Files of one partition, and sums of the work on it."""
 
     topic: str
     partition: int
@@ -32,33 +31,32 @@ class ReindexedPartition:
     task_seconds: float = 0.0  # of one core, in the pass over the logs
 
     def counts(self) -> Counter[str]:
-        """How many files have each status."""
+        """Count the files by status."""
         return Counter(file.status for file in self.files)
 
 
 @dataclass
 class ReindexReport(JobReport):
-    """All of them."""
+    """Report of all partitions."""
 
     archive: str
     mode: str  # check, output, in_place
     output: str | None = None
     partitions: list[ReindexedPartition] = field(default_factory=list)
-    unreadable: list[Problem] = field(default_factory=list)  # folders of the archive: what is in them is not known
+    unreadable: list[Problem] = field(default_factory=list)  # folders of the archive whose contents are not known
 
     @property
     def files(self) -> Iterable[FileReport]:
-        """Of every partition."""
+        """Files of every partition."""
         return (file for partition in self.partitions for file in partition.files)
 
     @property
-    def exit_code(self) -> int:
-        """3 where a check found something that misleads a reader, or something is impossible or not read; else 0."""
-        wrong = any(f.status == "impossible" or (f.status == "differs" and f.reason != HARMLESS) for f in self.files)
-        return PROBLEMS if wrong or self.unreadable else DONE
+    def problems(self) -> list[Problem]:
+        """Problems: files that mislead a reader, and files that are impossible to rebuild or cannot be read."""
+        return [*self.unreadable, *(_problem(f) for f in self.files if _is_wrong(f))]
 
     def totals(self) -> dict[str, Any]:
-        """Sums over the partitions."""
+        """Sum the partitions' counts."""
         statuses, reasons = Counter(f.status for f in self.files), Counter(f.reason for f in self.files if f.reason)
         busy = sum(p.task_seconds for p in self.partitions)
         log_bytes = sum(p.log_bytes for p in self.partitions)
@@ -75,7 +73,7 @@ class ReindexReport(JobReport):
         }
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; every file."""
+        """Return the report for programs, with every file."""
         return {
             "job": "reindex",
             "archive": self.archive,
@@ -97,13 +95,13 @@ class ReindexReport(JobReport):
                 for p in self.partitions
             ],
             "totals": self.totals(),
-            "problems": [problem_json(p) for p in self.unreadable],
+            "problems": self.problems_json(),
             "notes": self.notes,
             "seconds": self.seconds_json(),
         }
 
     def to_text(self) -> str:
-        """For people: counts of each partition, then every file that is not as it should be."""
+        """Return the report for people: counts of each partition, then every file that is not as it should be."""
         done = "differs" if self.mode == "check" else "rebuilt"
         header = ("partition", "segments", "log", "same", done, "impossible", "read", "written")
         rows = [
@@ -115,14 +113,17 @@ class ReindexReport(JobReport):
                 size(p.bytes_read),
                 size(p.bytes_written) if p.bytes_written else "",
             )
-            for p in self.partitions
+            for p in self.shown(self.partitions, lambda p: any(map(_tells, p.files)))
         ]
-        out = [table(header, rows, left=(0,))] if rows else ["no partition to reindex"]
-        listed = [f for f in self.files if f.status != "same" or f.reason]
+        out = [table(header, rows, left=(0,))] if rows or self.partitions else ["no partition to reindex"]
+        if len(rows) < len(self.partitions):
+            same = counted(len(self.partitions) - len(rows), "partition")
+            out.append(f"and {same} in which every file is the same: --all lists them")
+        listed = [f for f in self.files if _tells(f)]
         out += [_line(f) for f in listed[:_TEXT_FILES]]
         if len(listed) > _TEXT_FILES:
             out.append(f"and {counted(len(listed) - _TEXT_FILES, 'more file')}: --json lists all")
-        out += said("note", [*self.notes, *(n for p in self.partitions for n in p.notes)])
+        out += labelled("note", [*self.notes, *(n for p in self.partitions for n in p.notes)])
         totals = self.totals()
         reasons = ", ".join(f"{n} {reason}" for reason, n in totals["reasons"].items())
         out.append(
@@ -140,8 +141,22 @@ class ReindexReport(JobReport):
         return "\n".join(out)
 
 
+def _is_wrong(file: FileReport) -> bool:
+    return file.status == "impossible" or (file.status == "differs" and file.reason != HARMLESS)
+
+
+def _problem(file: FileReport) -> Problem:
+    """Return the file of a report as a problem, of the log if that is at fault."""
+    log = file.status == "impossible" and bool(file.log)
+    return Problem(file.reason, file.log if log else file.path, file.position, file.expected, file.found)
+
+
+def _tells(file: FileReport) -> bool:
+    return file.status != "same" or bool(file.reason)
+
+
 def _line(file: FileReport) -> str:
-    """`rebuilt: path: wrong at byte 16 (entry 2): expected ..., found ...`."""
+    """Return `rebuilt: path: wrong at byte 16 (entry 2): expected ..., found ...`."""
     at = f" at byte {file.position}" if file.position >= 0 else ""
     if file.log and file.log != file.path:
         at += f" of {file.log}"

@@ -1,4 +1,4 @@
-"""The plots of a report: which figures each one is drawn from."""
+"""Plots of a report, and the figures that each one is drawn from."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from jobs.command.reporting import TO_THE_MINUTE, counted, moment, size
-from jobs.report import plots
-from jobs.report.archive_report import ArchiveReport
-from jobs.report.plots import DEAD, LIVE, OTHER, Plot
-from jobs.store.rows import JobRun, by_run
-from logformat.names import KAFKAS_OWN
-from udfs.report.partition_profile import AGE_NAMES, HotKey, PartitionProfile, join_times
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, size
+from lastkey.jobs.report import plots
+from lastkey.jobs.report.archive_report import ArchiveReport
+from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot
+from lastkey.jobs.store.rows import JobRun, by_run
+from lastkey.logformat.names import KAFKAS_OWN
+from lastkey.udfs.report.partition_profile import AGE_NAMES, HotKey, PartitionProfile, join_times
 
-_BARS: Final = 12  # of a plot with a bar for each topic, partition, run
+_BARS: Final = 12  # at most, in a plot with a bar for each topic, partition or run
 _HOT: Final = 20
 
 
 def overview(report: ArchiveReport) -> list[Plot]:
-    """Plots of the whole archive."""
+    """Return the plots of the whole archive."""
     good = [p for p in report.profiles if p.problem is None]
     out = [before_and_after(report), dirty_ratio(good)]
     times = join_times([p.times for p in good])
@@ -30,7 +30,7 @@ def overview(report: ArchiveReport) -> list[Plot]:
 
 
 def before_and_after(report: ArchiveReport) -> Plot | None:
-    """Size of each compacted topic in the archive, with a store now, and after a compaction."""
+    """Plot the size of each compacted topic in the archive, with a store now, and after a compaction."""
     by_topic: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for p in report.profiles:
         if p.problem is None and p.compacted:
@@ -59,7 +59,7 @@ def before_and_after(report: ArchiveReport) -> Plot | None:
 
 
 def dirty_ratio(profiles: Sequence[PartitionProfile]) -> Plot | None:
-    """Dirty ratio of the partitions with the most dirty bytes."""
+    """Plot the dirty ratio of the partitions with the most dirty bytes."""
     rows = _largest([p for p in profiles if p.compacted], lambda p: p.dirty_bytes)
     if not rows:
         return None
@@ -76,7 +76,7 @@ def dirty_ratio(profiles: Sequence[PartitionProfile]) -> Plot | None:
 
 
 def dead_by_segment(name: str, title: str, profiles: Sequence[PartitionProfile]) -> Plot:
-    """Live and dead bytes of the segments of some partitions, in order."""
+    """Plot live and dead bytes of the segments of some partitions, in order."""
     segments = [(p, s) for p in profiles for s in p.segments]
     several = len(profiles) > 1
     labels = [f"{p.partition}: {s.base_offset:,}" if several else f"{s.base_offset:,}" for p, s in segments]
@@ -94,7 +94,7 @@ def dead_by_segment(name: str, title: str, profiles: Sequence[PartitionProfile])
 
 
 def compression(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
-    """Stored and decompressed bytes by codec."""
+    """Plot stored and decompressed bytes by codec."""
     by_codec: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for p in profiles:
         for s in p.segments:
@@ -121,7 +121,7 @@ def compression(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
 
 
 def tombstones(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
-    """Tombstones by age."""
+    """Plot tombstones by age."""
     compacted = [s for p in profiles if p.compacted for s in p.segments]
     ages = [sum(s.tombstone_ages[i] for s in compacted) for i in range(len(AGE_NAMES))]
     if not sum(ages):
@@ -139,7 +139,7 @@ def tombstones(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
 
 
 def hot_keys(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
-    """The keys with the most records: as text, or by hash where the text is hidden or too long."""
+    """Plot the keys with the most records: as text, or by hash if the text is hidden or too long."""
     rows = hottest(profiles)
     if not rows:
         return None
@@ -156,7 +156,7 @@ def hot_keys(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
 
 
 def history(report: ArchiveReport) -> Plot | None:
-    """Bytes before and after each of the last runs."""
+    """Plot the bytes before and after each of the last runs."""
     runs = runs_of(report)[-_BARS:]
     if not runs:
         return None
@@ -176,12 +176,12 @@ def history(report: ArchiveReport) -> Plot | None:
 
 
 def runs_of(report: ArchiveReport) -> list[JobRun]:
-    """Committed runs, oldest first; all partitions of a run together."""
-    return by_run(row for rows in report.history.values() for row in rows)
+    """Return the committed compactions, oldest first; all partitions of a run together."""
+    return by_run(row for rows in report.history.values() for row in rows if not row.back_to)
 
 
 def hottest(profiles: Sequence[PartitionProfile]) -> list[tuple[PartitionProfile, HotKey]]:
-    """The keys with the most records of all partitions; those of Kafka's own topics only if there are no others."""
+    """Return the keys with the most records of all partitions. Kafka's own topics count only if there are no others."""
     users = [p for p in profiles if p.topic not in KAFKAS_OWN] or profiles
     rows = [(p, key) for p in users for key in p.hot_keys if key.records > 1]
     return sorted(rows, key=lambda row: (-row[1].records, row[0].name()))[:_HOT]

@@ -1,7 +1,7 @@
-"""`report ARCHIVE --output FILE`: what is in an archive and what a compaction would save, as one page.
+"""`report ARCHIVE --output FILE`: one page with the contents of an archive and what a compaction would save.
 
-Every partition is profiled (`udfs.report.measure_partition`), in threads, or by Spark where the archive is large. With
-a store, a partition of which it holds a generation is that and what the archive holds after it, as for `compact`.
+Every partition is profiled (`udfs.report.measure_partition`), in threads, or by Spark if the archive is large. With a
+store, the profile of a partition with a generation covers that generation and the archive after it, as `compact` would.
 """
 
 from __future__ import annotations
@@ -14,29 +14,35 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.archive.listing import Archive, ArchivedPartition, listed
-from jobs.archive.places import Place, check_apart, is_same
-from jobs.command.config import Config, TopicSettings
-from jobs.command.options import ReportOptions
-from jobs.command.progress import BYTES, BySize, Progress
-from jobs.command.typed import check_topics, unmatched_tables
-from jobs.compact.plan import NotPlanned, RunPlan, inputs_from_archive, inputs_from_generation, plan_partition
-from jobs.errors import PolicyError, UsageError
-from jobs.report.archive_report import ArchiveReport
-from jobs.spark.each import WITHOUT_SPARK_BYTES, each
-from jobs.store.generations import current_generation, manifests_of, open_store
-from jobs.store.rows import Checkpoint, Segment
-from jobs.store.tables import State
-from jobs.topics import Key, of_topics
-from udfs.report.measure_partition import ProfilePlan, profile_partition
-from udfs.storage import normal_uri, open_root, write_file
+from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
+from lastkey.jobs.archive.places import Place, check_apart, is_same
+from lastkey.jobs.command.config import Config, TopicSettings
+from lastkey.jobs.command.options import ReportOptions
+from lastkey.jobs.command.parse import check_topics, unmatched_tables
+from lastkey.jobs.command.progress import BYTES, Progress
+from lastkey.jobs.compact.plan_partition import (
+    NotPlanned,
+    RunPlan,
+    inputs_from_archive,
+    inputs_from_generation,
+    plan_partition,
+)
+from lastkey.jobs.errors import PolicyError, UsageError
+from lastkey.jobs.report.archive_report import ArchiveReport
+from lastkey.jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from lastkey.jobs.store.generations import current_generation, manifests_of, open_store
+from lastkey.jobs.store.rows import Checkpoint, Segment
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import Key, of_topics
+from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
+from lastkey.udfs.storage import normal_uri, open_root, write_file
 
 
 def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
     """Profile the archive and write the page."""
     started = time.perf_counter()
     output = _checked_output(options)
-    from jobs.report.page import page_of  # noqa: PLC0415 - the plot library takes a second to load, or is missing
+    from lastkey.jobs.report.page import page_of  # noqa: PLC0415 - the plot library takes a second to load
 
     report = profile_archive(options, progress)
     at = time.perf_counter()
@@ -48,7 +54,7 @@ def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
 
 
 def profile_archive(options: ReportOptions, progress: Progress, partition: int | None = None) -> ArchiveReport:
-    """The report without its page; `partition`: only those of this number."""
+    """Return the report without its page. `partition`: only the partitions of this number."""
     at = time.perf_counter()
     uri = normal_uri(options.archive)
     report = ArchiveReport(uri, options.now_ms, normal_uri(options.store) if options.store is not None else None)
@@ -56,7 +62,7 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
     if partition is not None:
         archive.partitions = {key: found for key, found in archive.partitions.items() if key[1] == partition}
     report.notes += archive.notes
-    report.problems += archive.unreadable
+    report.other_problems += archive.unreadable
     report.seconds["list"] = time.perf_counter() - at
     checkpoints: dict[Key, Checkpoint] = {}
     manifests: dict[Key, list[Segment]] = {}
@@ -68,15 +74,14 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
     check_topics(options.topics, known, uri)
     report.notes += unmatched_tables(options.config.topics, known, options.config.path)
     for key in sorted(checkpoints.keys() - archive.partitions.keys()) if partition is None else ():
-        held = f"the store its generation {checkpoints[key].generation}"
-        report.notes.append(f"{key[0]}-{key[1]}: the archive no longer holds it, {held}; left out")
+        held = f"the store holds its generation {checkpoints[key].generation}"
+        report.notes.append(f"{key[0]}-{key[1]}: no longer in the archive, but {held}; left out")
     plans = list(plans_of(archive, options, checkpoints, manifests, report))
     at = time.perf_counter()
     sizes = [sum(s.listed.size for s in p.plan.segments) for p in plans]
     progress.start("report", sum(sizes), BYTES)
-    report.profiles += each(
-        profile_partition, plans, BySize(progress, sizes), with_spark=sum(sizes) > WITHOUT_SPARK_BYTES
-    )
+    with_spark = sum(sizes) > WITHOUT_SPARK_BYTES
+    report.profiles += each(profile_partition, plans, progress, with_spark=with_spark, sizes=sizes, passes=2)
     progress.close()
     if options.hide_keys:
         report.profiles = [
@@ -89,7 +94,7 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
 
 
 def _checked_output(options: ReportOptions) -> str:
-    """Where the page goes; UsageError where it cannot, before anything is read."""
+    """Return the URI of the page. Raise UsageError, before anything is read, if the page cannot be written there."""
     output = normal_uri(options.output)
     root = open_root(output.rpartition("/")[0] or "/")
     name = output.rpartition("/")[2]
@@ -103,7 +108,7 @@ def _checked_output(options: ReportOptions) -> str:
         while not there.exists() and there != there.parent:
             there = there.parent
         if not os.access(there, os.W_OK) or (str(there) != output and not there.is_dir()):
-            raise _unwritable(output, f"{there} is {'no folder' if there.is_file() else 'not to be written to'}")
+            raise _unwritable(output, f"that {there} is not {'a folder' if there.is_file() else 'writable'}")
     return output
 
 
@@ -112,11 +117,11 @@ def _unwritable(output: str, found: str) -> UsageError:
 
 
 def _write_page(output: str, page: bytes) -> None:
-    """The whole page or none of it: on a disk under another name first, so that one that is there stays until then."""
+    """Write the whole page or none of it: on a disk under another name first, so that an old page stays until then."""
     root = open_root(os.path.dirname(output) or "/")  # noqa: PTH120 - a URI too
     path = Path(os.path.realpath(output))
     try:
-        if not root.is_local or (path.exists() and not path.is_file()):  # a device, a pipe
+        if not root.is_local or (path.exists() and not path.is_file()):  # such as a device or a pipe
             write_file(root, output.rpartition("/")[2], page)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +140,7 @@ def _write_page(output: str, page: bytes) -> None:
 def _of_the_store(
     report: ArchiveReport, options: ReportOptions
 ) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
-    """Checkpoints and manifests of the current generations; the history goes into the report."""
+    """Return checkpoints and manifests of the current generations; put the history into the report."""
     store = open_store(report.store or "", report.notes, "a store with generations")
     state = State(store)
     checkpoints = state.checkpoints()
@@ -146,10 +151,10 @@ def _of_the_store(
     report.history = state.histories({topic for topic, _ in wanted})
     report.notes += [
         f"{run.topic}-{run.partition}: generation {run.generation_after} started over (--reset); the store keeps "
-        f"generation {run.generation_before} from before until vacuum --before-reset deletes it"
+        f"generation {run.generation_before} from before until vacuum --give-up deletes it"
         for _, chain in sorted(report.history.items())
         for run in chain
-        if run.began_anew
+        if run.anew
     ]
     return wanted, manifests_of(state, map(current_generation, wanted.values()))
 
@@ -161,14 +166,14 @@ def plans_of(
     manifests: dict[Key, list[Segment]],
     report: ArchiveReport,
 ) -> Iterable[ProfilePlan]:
-    """What each task is told; partitions that cannot be taken go into the report."""
+    """Yield the plan of each task; add what is wrong with partitions to the report."""
     run = RunPlan.of(options.config, archive.root.uri, report.store or "", report.now_ms, dry_run=True)
     for key, archived in sorted(archive.partitions.items()):
         report.notes += archived.notes
         report.archived_bytes[key] = sum(s.size for s in archived.segments)
         settings = _settings(options, archived, has_generation=key in checkpoints)
         if archived.problem is not None:
-            report.problems.append(archived.problem)
+            report.other_problems.append(archived.problem)
             continue
         if not archived.segments:
             report.notes.append(f"{archived.path}: no segments")
@@ -180,13 +185,14 @@ def plans_of(
                     archived, checkpoints[key], manifests[key], report.store or "", settings.gaps
                 )
             except NotPlanned as reason:
-                report.problems.append(reason.problem)
+                report.other_problems.append(reason.problem)
         yield ProfilePlan(plan_partition(run, archived, settings, inputs), settings.compacts)
 
 
 def _settings(options: ReportOptions, archived: ArchivedPartition, *, has_generation: bool) -> TopicSettings:
-    """Settings of a topic, with what is known of its policy."""
+    """Return the settings of a topic, with its cleanup policy as far as it is known."""
     settings = options.config.topic_settings(archived.topic)
+    settings = replace(settings, gaps=options.gaps or settings.gaps)
     if settings.compacts:
         return settings
     if options.cleanup_policy is not None:
@@ -201,6 +207,6 @@ def _settings(options: ReportOptions, archived: ArchivedPartition, *, has_genera
 
 
 def is_compacted(config: Config, archived: ArchivedPartition) -> bool:
-    """By its settings; a topic that none names is compacted where its broker's cleaner has been at work."""
+    """Return whether settings say compact; for a topic that none names, whether its broker's cleaner was at work."""
     settings = config.topic_settings(archived.topic)
     return settings.compacts or (not settings.named and archived.cleaner_checkpoint is not None)

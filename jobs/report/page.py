@@ -1,7 +1,7 @@
 """The report as one HTML page that needs nothing else: no script, no font, no request; its policy forbids them too.
 
-Everything that stems from the archive (names, keys, notes) is escaped by the template (jinja2, autoescape), and its
-control characters are made visible. What grows with the archive is joined: tables of segments and plots hold a bounded
+The template escapes everything that stems from the archive (names, keys, notes; jinja2, autoescape), and control
+characters are made visible. The page joins what grows with the archive: tables of segments and plots hold a bounded
 number of rows, so 1,000 partitions with 100,000 segments give a few MB; `--json` has every segment.
 """
 
@@ -16,23 +16,23 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from jobs.command.reporting import TO_THE_MINUTE, by_rule, count, counted, moment, size
-from jobs.report import plots
-from jobs.report.archive_report import ArchiveReport, most_to_gain, partition_row, saved
-from jobs.report.figures import compression, dead_by_segment, hot_keys, hottest, overview, runs_of, tombstones
-from jobs.report.plots import Plot
-from logformat.control_characters import visible
-from logformat.names import KAFKAS_OWN
-from udfs.report.partition_profile import PartitionProfile, SegmentProfile, join_times
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, by_rule, count, counted, moment, size
+from lastkey.jobs.report import plots
+from lastkey.jobs.report.archive_report import PARTITION_HEADER, ArchiveReport, most_to_gain, partition_row, saved
+from lastkey.jobs.report.figures import compression, dead_by_segment, hot_keys, hottest, overview, runs_of, tombstones
+from lastkey.jobs.report.plots import Plot
+from lastkey.logformat.control_characters import visible
+from lastkey.logformat.names import KAFKAS_OWN
+from lastkey.udfs.report.partition_profile import PartitionProfile, SegmentProfile, join_times
 
-_TOPICS_WITH_PLOTS: Final = 12  # those with the most bytes
-_SEGMENT_ROWS: Final = 4000  # of all partitions together
+_TOPICS_WITH_PLOTS: Final = 12  # the topics with the most bytes
+_SEGMENT_ROWS: Final = 4000  # in all partitions together
 _LISTED: Final = 200  # problems and notes
 
 
 @dataclass(frozen=True)
 class Card:
-    """A figure that is seen first."""
+    """Figure in the summary at the top."""
 
     label: str
     value: str
@@ -42,7 +42,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header; `text`: numbers of the columns that are no figures."""
+    """Rows under a header; `text`: numbers of the columns that hold text, not figures."""
 
     label: str
     header: Sequence[str]
@@ -57,9 +57,6 @@ _TEMPLATES: Final = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-PARTITION_HEADER: Final = (
-    "partition", "policy", "records", "keys", "dead", "tombstones", "dirty", "size", "would be", "saved",
-)  # fmt: skip
 SEGMENT_HEADER: Final = (
     "segment", "size", "dead bytes", "records", "dead", "tombstones", "out of order", "codecs", "first record",
 )  # fmt: skip
@@ -73,7 +70,7 @@ def fragment_of(
     tables: Sequence[Table] = (),
     plots: Sequence[Plot | None] = (),
 ) -> str:
-    """An output of a notebook: what a page has, without one around it."""
+    """Return an output of a notebook: the contents of a page without the page."""
     return _rendered(
         "fragment.html",
         title=title,
@@ -85,24 +82,24 @@ def fragment_of(
 
 
 def _rendered(template: str, **values: Any) -> str:
-    """HTML in which control characters are visible: escaping leaves them as they are."""
+    """Render a template with control characters made visible: escaping leaves them as they are."""
     return visible(_TEMPLATES.get_template(template).render(**values))
 
 
 def report_fragment(report: ArchiveReport) -> str:
-    """The report in a notebook."""
+    """Return the report for a notebook."""
     rows = [partition_row(p) for p in report.profiles if p.problem is None]
     return fragment_of(
         title=report.archive,
         cards=cards(report),
-        problems=[str(p) for p in report.all_problems[:_LISTED]],
+        problems=[str(p) for p in report.problems[:_LISTED]],
         tables=[Table("Partitions", PARTITION_HEADER, rows[:_LISTED], (1,))],
         plots=overview(report),
     )
 
 
 def partition_fragment(p: PartitionProfile) -> str:
-    """One partition in a notebook."""
+    """Return one partition for a notebook."""
     if p.problem is not None:
         return fragment_of(title=p.name(), problems=[str(p.problem)])
     drawn = [dead_by_segment("segments", "Live and dead bytes by segment", [p])]
@@ -121,7 +118,7 @@ def partition_fragment(p: PartitionProfile) -> str:
 
 
 def page_of(report: ArchiveReport) -> str:
-    """The page."""
+    """Return the page."""
     good = [p for p in report.profiles if p.problem is None]
     return _rendered(
         "page.html",
@@ -131,8 +128,8 @@ def page_of(report: ArchiveReport) -> str:
         at=moment(report.now_ms, TO_THE_MINUTE),
         cards=cards(report),
         most_to_gain=most_to_gain(report),
-        problems=[str(p) for p in report.all_problems[:_LISTED]],
-        more_problems=max(len(report.all_problems) - _LISTED, 0),
+        problems=[str(p) for p in report.problems[:_LISTED]],
+        more_problems=max(len(report.problems) - _LISTED, 0),
         plots=[_drawn(plot) for plot in overview(report)],
         partition_header=PARTITION_HEADER,
         segment_header=SEGMENT_HEADER,
@@ -146,13 +143,13 @@ def page_of(report: ArchiveReport) -> str:
 
 
 def cards(report: ArchiveReport) -> list[Card]:
-    """The summary."""
-    good = [p for p in report.profiles if p.problem is None]
-    before, after = sum(p.size_bytes for p in good), report.total("bytes_after")
-    about = "~" if any(p.bytes_after_is_estimate for p in good) else ""
+    """Return the summary."""
+    good = report.good
+    before, gain = report.savings(by_settings=True)
+    _, possible = report.savings(by_settings=False)
     dead, records = report.total("dead_records"), report.total("records")
     archived = sum(report.archived_bytes.values())
-    problems = len(report.all_problems)
+    problems = len(report.problems)
     due = sum(p.due for p in good)
     return [
         Card(
@@ -166,17 +163,22 @@ def cards(report: ArchiveReport) -> list[Card]:
             ),
         ),
         *([Card("now, by the store", size(before), f"{saved(archived, before)} saved so far")] if report.store else []),
-        Card(
-            "compaction would save",
-            about + size(before - after),
-            f"{saved(before, after)} of {size(before)}",
-            "good" if before > after else "",
+        _saving("compaction would save", "by the settings: ", gain, before, report),
+        *(
+            [_saving("if every topic were compacted", "", possible, before, report)]
+            if not all(p.compacted for p in good)
+            else []
         ),
         Card("records", count(records), counted(sum(p.distinct_keys for p in good), "key")),
         Card("dead records", count(dead), f"{100 * dead / max(records, 1):.1f} % of all; superseded, aborted, expired"),
         Card("due now", count(due), "partitions that a compaction would take"),
         Card("problems", count(problems), "see below" if problems else "none found", "bad" if problems else "good"),
     ]
+
+
+def _saving(label: str, more: str, gain: int, before: int, report: ArchiveReport) -> Card:
+    share = f"{more}{saved(before, before - gain)} of {size(before)}"
+    return Card(label, (report.about() if gain else "") + size(gain), share, "good" if gain > 0 else "")
 
 
 def _history_rows(report: ArchiveReport) -> list[tuple[str, ...]]:
@@ -209,7 +211,7 @@ def _hot_rows(profiles: Sequence[PartitionProfile]) -> list[tuple[str, ...]]:
 
 
 def _topics(profiles: Sequence[PartitionProfile]) -> list[tuple[str, list[PartitionProfile]]]:
-    """Topics, the largest first; Kafka's own behind all others."""
+    """Return the partitions by topic, the largest topic first; Kafka's own after all others."""
     topics = [(name, list(of)) for name, of in groupby(profiles, key=lambda p: p.topic)]
     return sorted(topics, key=lambda item: (item[0] in KAFKAS_OWN, -sum(p.size_bytes for p in item[1])))
 
@@ -223,12 +225,14 @@ def _topic(name: str, of: Sequence[PartitionProfile], number: int, report: Archi
             drawn.append(plots.records_by_time(f"times-{number}", "Records by time", times))
     allowed = max(4, min(40, _SEGMENT_ROWS // max(len(report.profiles), 1)))
     before, after = sum(p.size_bytes for p in of), sum(p.total("bytes_after") for p in of)
+    possible = sum(p.size_bytes if p.bytes_if_compacted is None else p.bytes_if_compacted for p in of)
     return {
         "name": name,
         "compacted": of[0].compacted,
         "size": size(before),
         "after": size(after),
         "saved": saved(before, after),
+        "if_compacted": f"would be {size(possible)} if it were" if possible < before else "",
         "records": count(sum(p.total("records") for p in of)),
         "rows": [partition_row(p) for p in of],
         "plots": [_drawn(plot) for plot in drawn],
@@ -240,7 +244,7 @@ def _topic(name: str, of: Sequence[PartitionProfile], number: int, report: Archi
 
 
 def _facts(p: PartitionProfile) -> list[tuple[str, str]]:
-    """What a partition's tables do not say, in pairs."""
+    """Return the facts about a partition that are in none of its tables, as (label, value)."""
     out = [("offsets", f"{count(p.log_start_offset)} to {count(p.log_end_offset - 1)}")]
     if p.compacted:
         out += [
@@ -265,7 +269,7 @@ def _facts(p: PartitionProfile) -> list[tuple[str, str]]:
 
 
 def segment_rows(segments: Sequence[SegmentProfile], most: int) -> list[tuple[str, ...]]:
-    """Rows of a table of segments, consecutive ones joined where there are more than `most`."""
+    """Return rows of a table of segments, consecutive ones joined if there are more than `most`."""
     step = -(-len(segments) // most) if segments else 1
     out: list[tuple[str, ...]] = []
     for i in range(0, len(segments), step):
@@ -293,7 +297,7 @@ _SEGMENT_COLUMNS: Final = ("size_bytes", "dead_bytes", "records", "dead_records"
 
 
 def _drawn(plot: Plot) -> dict[str, Any]:
-    """A plot for the template: its SVG is ours, escaped where it was made; the rest the template escapes."""
+    """Return a plot for the template. Its SVG is ours and escaped already; the template escapes the rest."""
     return {
         "title": plot.title,
         "says": plot.says,

@@ -1,9 +1,9 @@
 """Plots of a report: numbers in, SVG out, by matplotlib.
 
-Why matplotlib: it is kept well, needs no script in the page and no browser to draw, and leaves text as text. Two
-things are done to its SVG. Colours are variables of the page's style sheet, so that one drawing serves light and dark;
-and each plot is drawn twice, wide and narrow, of which the style sheet shows the one that fits: text is then of one
-size on a telephone too. Behind each plot stands the table that it was drawn from.
+Why matplotlib: it is kept well, needs no script in the page and no browser to draw, and leaves text as text. Its SVG is
+changed in two ways. Colours become variables of the page's style sheet, so that one drawing serves light and dark; and
+each plot is drawn twice, wide and narrow, and the style sheet shows the one that fits: so text has one size on a
+telephone too. Each plot comes with the table of its numbers.
 """
 
 from __future__ import annotations
@@ -17,29 +17,23 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final, Literal
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import MaxNLocator, MultipleLocator
 
-from jobs.command.reporting import TO_THE_MINUTE, count, counted, moment, size
-from jobs.errors import MissingExtraError
-from jobs.installation import with_extra
-from logformat.control_characters import visible
-from udfs.report.partition_profile import DAY_MS, HOUR_MS, MINUTE_MS, Times
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, moment, size
+from lastkey.logformat.control_characters import visible
+from lastkey.udfs.report.partition_profile import DAY_MS, HOUR_MS, MINUTE_MS, Times
 
-try:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-    from matplotlib.ticker import MaxNLocator, MultipleLocator
-except ImportError as error:
-    raise MissingExtraError(what="a report's page", package="matplotlib", install=with_extra("plot")) from error
-
-WIDE: Final = 560  # of a drawing, points; shown a point a pixel or so
+WIDE: Final = 560  # points of a drawing, shown at about a pixel each
 NARROW: Final = 340
 _ROW: Final = 26  # height of a bar with its label
 _HEIGHT: Final = 226
 _FONT: Final = 11.5
-_MAX_BARS: Final = 120  # of a plot along an axis; more are joined
+_MAX_BARS: Final = 120  # columns of a plot; more are joined
 
 # Colours that a drawing uses, and the variables that take their place
 INK, GRID, LIVE, DEAD, OTHER = "#000001", "#000002", "#000003", "#000004", "#000005"
@@ -58,11 +52,11 @@ Series = tuple[str, str, Sequence[float]]  # name, colour, values
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing in two widths, with what it says in words and in numbers."""
+    """Drawing in two widths, with its message in words and in numbers."""
 
     name: str  # unique on its page
     title: str
-    says: str  # for who cannot see it
+    says: str  # also for people who cannot see it
     wide: str  # SVG
     narrow: str
     header: Cells
@@ -81,7 +75,7 @@ def horizontal_bars(
     stacked: bool = True,
     most: float | None = None,
 ) -> Plot:
-    """A bar for each label, of one or more series, beside or behind each other; `show`: a value as text."""
+    """Draw a bar for each label, of one or more series, stacked or below each other; `show`: gives a value as text."""
 
     def draw(figure: Figure, width: int) -> None:
         axes = figure.add_subplot()
@@ -127,7 +121,7 @@ def columns(
     each: str,
     ticks: int = 5,
 ) -> Plot:
-    """Stacked columns along an axis with a few labels; columns beyond what fits are joined, which `says` then tells."""
+    """Draw stacked columns along an axis with a few labels; join columns if there are too many, and let `says` tell."""
     step = -(-len(labels) // _MAX_BARS) if labels else 1
     if step > 1:
         says += f"; a column is {step} {each}"
@@ -144,7 +138,7 @@ def columns(
             axes.add_patch(_bars(bottom, values, colour, title_of))
             bottom = [a + b for a, b in zip(bottom, values, strict=True)]
         n = min(ticks if width == WIDE else 3, len(shown))
-        step = max(-(-(len(shown) - 1) // max(n - 1, 1)), 1)  # even, or labels would run into each other
+        step = max(-(-(len(shown) - 1) // max(n - 1, 1)), 1)  # even steps, or labels would run into each other
         ticked = list(range(0, len(shown), step))
         axes.set_xticks(ticked, [shown[i] for i in ticked])
         for tick, align in zip(
@@ -168,7 +162,7 @@ def columns(
 
 
 def records_by_time(name: str, title: str, times: Times) -> Plot:
-    """Records in each bucket of time."""
+    """Draw the number of records in each bucket of time."""
     unit = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}.get(times.width_ms, f"{times.width_ms // DAY_MS} days")
     shape = "%Y-%m-%d" if times.width_ms >= DAY_MS else "%m-%d %H:%M"
     labels = [moment((times.first + i) * times.width_ms, shape) for i in range(len(times.counts))]
@@ -189,7 +183,7 @@ def records_by_time(name: str, title: str, times: Times) -> Plot:
 
 
 def _bars(bottom: Sequence[float], values: Sequence[float], colour: str, label: str) -> PathPatch:
-    """All columns of a series as one shape: a patch each would take seconds, and most of the page."""
+    """Return all columns of a series as one shape: a patch for each would take seconds, and most of the page."""
     at, low = np.arange(len(values)), np.asarray(bottom, float)
     high = low + np.asarray(values, float)
     left, right = at - 0.43, at + 0.43
@@ -200,29 +194,29 @@ def _bars(bottom: Sequence[float], values: Sequence[float], colour: str, label: 
 
 
 def _steps(most: float, show: Callable[[float], str]) -> Any:
-    """Where an axis has its ticks: round numbers, of bytes by powers of two."""
+    """Return the ticks of an axis: round numbers, for bytes powers of two."""
     if show is bytes_of and most > 4:
         return MultipleLocator(2.0 ** max(math.ceil(math.log2(most / 4)), 0))
     return MaxNLocator(4, integer=True)
 
 
 def number(value: float) -> str:
-    """1234.0 -> 1,234."""
+    """Format 1234.0 as 1,234."""
     return count(round(value))
 
 
 def bytes_of(value: float) -> str:
-    """Bytes in the unit that fits."""
+    """Format bytes in the unit that fits."""
     return size(round(value))
 
 
 def percent(value: float) -> str:
-    """0.123 -> 12.3 %."""
+    """Format 0.123 as 12.3 %."""
     return f"{100 * value:.1f} %"
 
 
 def _aligned(n: int, to_the_end: bool) -> list[Align]:
-    """Labels at both ends of an axis stay inside of it."""
+    """Align `n` labels so that those at the ends of an axis stay inside of it."""
     out: list[Align] = ["center"] * n
     if n > 1:
         out[0] = "left"
@@ -257,7 +251,7 @@ def _plot(
             draw(figure, width)
             out = io.StringIO()
             none = {"Date": None, "Creator": None, "Format": None, "Type": None}
-            with warnings.catch_warnings():  # a key's script that the font lacks: the browser has its own fonts
+            with warnings.catch_warnings():  # the font lacks a key's script; the browser has its own fonts
                 warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
                 figure.savefig(out, format="svg", transparent=True, metadata=none)
         drawings.append(_for_the_page(out.getvalue(), f"{title}. {says}", f"{name}-{width}"))
@@ -265,7 +259,7 @@ def _plot(
 
 
 def _for_the_page(svg: str, says: str, prefix: str) -> str:
-    """The drawing as an element of a page: no prologue, no fixed size, colours by name, font of the page."""
+    """Return the drawing as an element of a page: no prologue, no fixed size, colours by name, the page's font."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)

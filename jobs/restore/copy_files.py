@@ -1,4 +1,4 @@
-"""Copies of files whose checksum is known: as a reflink where the file system can, else as a stream; never a hard link.
+"""Copies of files whose checksum is known: a reflink if the file system can make one, else a stream; never a hard link.
 
 A broker that starts on a hard link appends to the original. A reflink shares the blocks until one side writes.
 """
@@ -14,9 +14,9 @@ from pathlib import Path
 import google_crc32c
 from pyarrow import fs as pafs
 
-from jobs.errors import MissingFileError
-from logformat.locations import text_entries
-from udfs.storage import Root, flush_names, open_file
+from lastkey.jobs.errors import MissingFileError
+from lastkey.logformat.locations import text_entries
+from lastkey.udfs.storage import Root, flush_names, open_file
 
 _CHUNK_BYTES = 8 << 20
 _FICLONE = 0x40049409  # ioctl of Linux: share the blocks of another file (btrfs, XFS, overlayfs above them)
@@ -24,22 +24,25 @@ _FICLONE = 0x40049409  # ioctl of Linux: share the blocks of another file (btrfs
 
 @dataclass
 class Made:
-    """The files and folders that a run makes below a root, so that it can take back these and no others.
+    """Files and folders that a run makes below a root, so that it can remove these and no others.
 
     They are noted before they are made, from any thread.
     """
 
     root: Root
     files: list[str] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)  # as the file system wants them; each before those in it
+    folders: list[str] = field(default_factory=list)  # full paths; each before the folders in it
+    given_up: bool = False  # no more files: `file` raises
 
     def file(self, path: str) -> str:
-        """The path of a file that is about to be written."""
+        """Note a file that is about to be written, and return its path. InterruptedError: the run has given up."""
+        if self.given_up:
+            raise InterruptedError("the run ended")
         self.files.append(path)
         return path
 
     def folder(self, path: str) -> Root:
-        """Make a folder, and those above it that are not there; the root."""
+        """Make a folder, and those above it that are missing; return the root."""
         missing = []
         above = self.root.full(path)
         while above and self.root.filesystem.get_file_info(above).type == pafs.FileType.NotFound:
@@ -50,16 +53,16 @@ class Made:
         return self.root
 
     def flush_names(self) -> None:
-        """Those of the root and the folders above it that were made; who flushes what is in the root flushes others."""
+        """Flush the names of the root and of the made folders above it; `finish` flushes the names inside the root."""
         if self.root.is_local:
             flush_names(folder for folder in self.folders if len(folder) <= len(self.root.base))
 
     def take_back(self) -> list[str]:
-        """Remove what was made: files, and folders that hold nothing then. What is left below the root; it is not ours,
-        or could not be removed.
+        """Remove the files that were made, and folders that are then empty. Return the files that are left below the
+        root: they are not ours, or could not be removed.
         """
         for path in self.files:
-            with contextlib.suppress(OSError):  # it was not written yet, or cannot be removed: then it is told
+            with contextlib.suppress(OSError):  # not written yet; or it cannot be removed, and is listed below
                 self.root.filesystem.delete_file(self.root.full(path))
         for folder in reversed(self.folders):
             with contextlib.suppress(OSError):
@@ -74,13 +77,13 @@ class Made:
 
     def _remove_empty(self, folder: str) -> None:
         if self.root.is_local:
-            os.rmdir(folder)  # noqa: PTH106 - fails where it holds something, at whichever moment that came
+            os.rmdir(folder)  # noqa: PTH106 - fails if the folder holds something, whenever that came
         elif not self.root.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True)):
             self.root.filesystem.delete_dir(folder)
 
 
 def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum: int) -> bool:
-    """Copy the first `size` bytes of a `.log` and check their CRC-32C; whether it became a reflink."""
+    """Copy the first `size` bytes of a `.log`, check their CRC-32C, and return whether the copy is a reflink."""
     shown = f"{source.uri}/{path}"
     reflinked = source.is_local and target.is_local and _reflink(source, path, target.full(to), size)
     if reflinked:
@@ -107,7 +110,7 @@ def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum
 
 
 def copy_small(source: Root, path: str, target: Root, to: str, checksum: int | None = None) -> int:
-    """Copy a side file, whole, and check its CRC-32C where one is known; its size."""
+    """Copy a whole side file, check its CRC-32C if one is known, and return its size in bytes."""
     size = found = 0
     with (
         open_file(source, path) as read,
@@ -125,7 +128,7 @@ def copy_small(source: Root, path: str, target: Root, to: str, checksum: int | N
 
 
 def finish(target: Root, path: str, mtime_ms: int | None) -> None:
-    """Give a local copy its time, and flush it to the disk."""
+    """Give a local copy its modification time, and flush it to the disk."""
     if not target.is_local:
         return
     if mtime_ms is not None:

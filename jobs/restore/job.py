@@ -4,9 +4,9 @@
   every file is there, at least as long as its row says -> copies, checksum by checksum, partitions in parallel
   -> recovery-point, high watermark, cleaner and log-start checkpoints -> .kafka_cleanshutdown, last of all
 
-The archive and the store are only read. Of two restores into one folder one goes on; in a bucket, where nothing locks,
-one that comes later finds what the other has written by then. A restore that fails takes away what it wrote, and
-nothing else: what somebody else put into the folder meanwhile stays, and the error names it.
+The archive and the store are only read. If two restores write to one folder, one goes on; in a bucket, where nothing
+locks, the later one finds what the other has written by then. A restore that fails removes what it wrote, and nothing
+else: files that somebody else put into the folder meanwhile stay, and the error names them.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
-from jobs.archive.broker_lock import locked
-from jobs.archive.listing import Archive
-from jobs.archive.places import Place, check_apart, check_empty
-from jobs.command.options import RestoreOptions
-from jobs.command.progress import Progress
-from jobs.command.reporting import counted, size
-from jobs.errors import LogStartError, RestoreFullError
-from jobs.restore.copy_files import Made, copy_log, copy_small, finish
-from jobs.restore.plan import before_resets, check_files, choose, list_apart, some_of
-from jobs.restore.report import RestoredPartition, RestoreReport
-from jobs.store.generations import Generation, manifests_of, open_store
-from jobs.store.rows import Segment
-from jobs.store.tables import State
-from jobs.topics import Key
-from logformat import names
-from logformat.errors import is_full
-from logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
-from udfs.segments import side_checksums
-from udfs.storage import Root, normal_uri, open_root, write_file
+from lastkey.jobs.archive.broker_lock import locked
+from lastkey.jobs.archive.listing import Archive
+from lastkey.jobs.archive.places import Place, check_apart, check_empty
+from lastkey.jobs.command.options import RestoreOptions
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.reporting import counted, size
+from lastkey.jobs.errors import LogStartError, RestoreFullError
+from lastkey.jobs.restore.choose_generations import before_resets, check_files, choose, list_apart, some_of
+from lastkey.jobs.restore.copy_files import Made, copy_log, copy_small, finish
+from lastkey.jobs.restore.report import RestoredPartition, RestoreReport
+from lastkey.jobs.store.generations import Generation, manifests_of, open_store
+from lastkey.jobs.store.rows import Segment
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import Key
+from lastkey.logformat import names
+from lastkey.logformat.errors import is_full
+from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
+from lastkey.udfs.attempt import timed
+from lastkey.udfs.segments import side_checksums
+from lastkey.udfs.storage import Root, normal_uri, open_root, write_file
 
 _THREADS = 2 * (os.cpu_count() or 1)
 
@@ -67,7 +68,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     try:
         made.folder("")
         with locked([Path(output.base)]) if output.is_local else nullcontext():
-            check_empty(output)  # again: to plan takes a while, and whoever fails takes back files by their names
+            check_empty(output)  # again: planning takes a while, and a failed run removes files by their names
             with ThreadPoolExecutor(_THREADS) as pool:
                 jobs = [
                     pool.submit(
@@ -78,13 +79,20 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
                 try:
                     report.partitions = [job.result() for job in jobs]
                 except BaseException:
+                    made.given_up = True  # each thread finishes the file that it copies
                     pool.shutdown(cancel_futures=True)
                     raise
             _write_checkpoints(made, targets, manifests)
     except BaseException as error:  # interrupted as well: half a log directory must not look like one
-        left = made.take_back()
+        try:
+            left = made.take_back()
+        except BaseException as again:
+            again.add_note(f"{output.uri} still holds part of the output: remove it, and run again")
+            raise
         if left:
             error.add_note(f"left in {output.uri}: {some_of(left)}")
+        if not isinstance(error, Exception):
+            error.add_note("this run removed what it wrote; run again")
         if is_full(error):
             full = RestoreFullError(path=output.uri, found="disk full")
             for note in getattr(error, "__notes__", ()):
@@ -111,15 +119,16 @@ def _restore_partition(
     )
     output = made.folder(target.name)
     mtimes = {s.base_offset: s.mtime_ms for s in segments}
-    for segment in segments:
-        source = store if segment.root == "store" else archives[target.archive_uri]
-        to = f"{target.name}/{names.segment_file(segment.base_offset, names.LOG)}"
-        out.reflinked += copy_log(source, segment.path, output, made.file(to), segment.size_bytes, segment.checksum)
-        finish(output, to, segment.mtime_ms)
-        out.segments += 1
-        out.from_archive += segment.root == "archive"
-        out.bytes += segment.size_bytes
-        progress.advance(segment.size_bytes)
+    with timed(target.name):
+        for segment in segments:
+            source = store if segment.root == "store" else archives[target.archive_uri]
+            to = f"{target.name}/{names.segment_file(segment.base_offset, names.LOG)}"
+            out.reflinked += copy_log(source, segment.path, output, made.file(to), segment.size_bytes, segment.checksum)
+            finish(output, to, segment.mtime_ms)
+            out.segments += 1
+            out.from_archive += segment.root == "archive"
+            out.bytes += segment.size_bytes
+            progress.advance(segment.size_bytes)
     checksums = side_checksums(s.side_files for s in segments)
     for name in side_files:
         to = f"{target.name}/{name}"
@@ -132,7 +141,7 @@ def _restore_partition(
 
 def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]) -> None:
     ends = {t.key: t.next_offset for t in targets}
-    starts = {  # Kafka writes those above the first segment's base only: the others are known from it
+    starts = {  # Kafka writes only those above the first segment's base, which implies the others
         t.key: t.log_start_offset
         for t in targets
         if t.log_start_offset > (manifests[t.key][0].base_offset if manifests[t.key] else 0)
@@ -144,7 +153,7 @@ def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Map
         (names.LOG_START_OFFSET_CHECKPOINT, starts),
     ):
         write_file(made.root, made.file(name), write_offset_checkpoint(offsets))
-    # Last: with it a broker trusts everything above, without it it looks at every segment itself.
+    # Last: with this file a broker trusts everything above; without it, it checks every segment itself.
     write_file(made.root, made.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())
     finish(made.root, "", None)
     made.flush_names()
@@ -156,11 +165,11 @@ def _list_beyond(
     targets: Sequence[Generation],
     manifests: Mapping[Key, Sequence[Segment]],
 ) -> None:
-    """What lies in the archive at or beyond each partition's end, and partitions that the store does not hold."""
+    """Report what the archive holds at or beyond each partition's end, and partitions that the store does not hold."""
     ends = {t.key: t.next_offset for t in targets}
     for uri, archive in listed.items():
         if archive is None:
-            report.notes.append(f"{uri}: the archive cannot be read; so it is not known what it holds beyond the store")
+            report.notes.append(f"{uri}: the archive cannot be read, so what it holds beyond the store is unknown")
             continue
         for key, partition in sorted(archive.partitions.items()):
             if key not in ends:

@@ -1,18 +1,18 @@
-"""What a restore says."""
+"""Report of a restore."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.command.reporting import JobReport, count, counted, said, seconds, size, table
+from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, seconds, size, table
 
 _SHARED = ("file shares its blocks with the original", "files share their blocks with the originals")
 
 
 @dataclass
 class RestoredPartition:
-    """What was restored of one partition."""
+    """Counts of one restored partition."""
 
     topic: str
     partition: int
@@ -27,14 +27,14 @@ class RestoredPartition:
 
 @dataclass
 class RestoreReport(JobReport):
-    """What `restore` hands back."""
+    """Report of `restore`."""
 
     output: str
     partitions: list[RestoredPartition] = field(default_factory=list)
-    beyond: list[str] = field(default_factory=list)  # what the archive holds and the store does not
+    beyond: list[str] = field(default_factory=list)  # parts of the archive that the store does not hold
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the report for programs."""
         return {
             "job": "restore",
             "exit_code": self.exit_code,
@@ -46,7 +46,7 @@ class RestoreReport(JobReport):
         }
 
     def to_text(self) -> str:
-        """For people."""
+        """Return the report for people."""
         header = ("partition", "generation", "offsets", "segments", "of the archive", "bytes")
         rows = [
             (
@@ -62,7 +62,7 @@ class RestoreReport(JobReport):
         lines = [table(header, rows, left=(0,)), ""]
         if self.beyond:
             lines += ["In the archive, not in the store:", *(f"  {line}" for line in self.beyond), ""]
-        lines += said("note", self.notes)
+        lines += labelled("note", self.notes)
         total = sum(p.bytes for p in self.partitions)
         reflinked = sum(p.reflinked for p in self.partitions)
         shared = ", " + counted(reflinked, *_SHARED) if reflinked else ""

@@ -1,6 +1,6 @@
-"""What Spark starts in local mode to fork Python workers from: imports first, so that they are made once and shared.
+"""Process from which Spark forks Python workers in local mode: imports first, so that all workers share the imports.
 
-`spark.python.daemon.module=jobs.spark.daemon`. The default daemon forks empty workers, and each one imports numba,
+`spark.python.daemon.module=lastkey.jobs.spark.daemon`. The default daemon forks empty workers; each imports numba,
 numpy and pyarrow anew and loads its own compiled kernels: half a processor second each (measured) for the imports
 alone.
 """
@@ -16,21 +16,21 @@ from typing import Any
 
 from pyspark import daemon
 
-from logformat.errors import UnsafeFolderError
+from lastkey.logformat.errors import UnsafeFolderError
 
 
 def _import_shared() -> None:
-    for name in ("numpy", "pyarrow", "numba", "pyspark.worker", "udfs.compact.warm_up"):
-        with contextlib.suppress(ImportError, UnsafeFolderError):  # a worker that needs it says so itself
+    for name in ("numpy", "pyarrow", "numba", "pyspark.worker", "lastkey.udfs.compact.warm_up"):
+        with contextlib.suppress(ImportError, UnsafeFolderError):  # a worker that needs it will say so
             __import__(name)
-    gc.freeze()  # a worker collects garbage after every task, and would look through all of this: 80 ms each (measured)
+    gc.freeze()  # a worker collects garbage after every task, and would look through all imports: 80 ms each (measured)
 
 
 _worker = daemon.worker
 
 
 def _worker_until_left(sock: Any, authenticated: bool) -> int:
-    """pyspark's, without a traceback where the JVM has closed the socket: the job was ended, and says why itself."""
+    """Run pyspark's worker, without a traceback if the JVM closes the socket: the job that ended says why itself."""
     try:
         return int(_worker(sock, authenticated))
     except ConnectionError:
@@ -40,7 +40,7 @@ def _worker_until_left(sock: Any, authenticated: bool) -> int:
 if __name__ == "__main__":
     if os.environ.get(
         "LASTKEY_TALKS"
-    ):  # the command line's: our stderr is shown there, maybe below a bar of the driver
+    ):  # set by the command line, which shows our stderr, maybe below the driver's progress bar
         logging.basicConfig(format="\r\x1b[K%(message)s" if sys.stderr.isatty() else "%(message)s")
         logging.getLogger("lastkey").setLevel(logging.INFO)
     _import_shared()

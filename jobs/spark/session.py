@@ -1,15 +1,15 @@
-"""The Spark session: the only place where one is made.
+"""The Spark session: the only place that makes one.
 
-Most of a short run's cost is the JVM loading and compiling classes that it needs once. Processor seconds, measured
-on 2 cores with 64 partitions of 10 segments:
+Most of a short run's cost is the JVM loading and compiling classes that it needs once. Processor seconds, measured on 2
+cores with 64 partitions of 10 segments:
                                                       as Spark and Delta come    here
   session, first commit to a new store                                     36    13.5
   session, checkpoints and manifests read, a commit                        50      21
 So, in local mode:
-- Delta's jars straight from Spark's cache of downloads onto the class path once they are there (the resolver, copies);
-- an archive of the JVM's loaded classes (CDS), where `python -m jobs.prepare` has made one;
-- the JVM's quick compiler alone, and its simplest collector, for runs that give the JVM little to do (`brief`).
-On a cluster nothing of this is set, and Spark's resolver or the cached jars bring Delta to every node.
+- Delta's jars go onto the class path straight from Spark's cache of downloads, if they are there (the resolver copies);
+- the JVM uses an archive of loaded classes (CDS), if `python -m lastkey.jobs.prepare` has made one;
+- runs that give the JVM little to do (`brief`) use only its quick compiler and its simplest collector.
+On a cluster none of this is set, and Spark's resolver or the cached jars bring Delta to every node.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from jobs.errors import ForeignJarError, JarsError, JavaError, SparkStartError
-from jobs.installation import CONF
-from jobs.spark.submit import UserOptions, from_environment, launch_arguments, read_properties
-from logformat.control_characters import visible
+from lastkey.jobs.errors import ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
+from lastkey.jobs.installation import CONF
+from lastkey.jobs.spark.master import check_master, is_local, local_cores_of
+from lastkey.jobs.spark.submit import UserOptions, from_environment, launch_arguments, read_properties
+from lastkey.logformat.control_characters import visible
 
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
-# Of what the resolver brings, all that Spark's own jars do not hold already (in the same or a newer version), and its
-# SHA-256: the resolver checks what it fetches against sums from the same place, and what lies in its cache not at all
+# The resolver's jars that Spark's own do not hold already (in the same or a newer version), each with its
+# SHA-256: the resolver checks downloads only against sums from the same place, and its cache not at all
 JARS = {
     "io.delta_delta-spark_4.2_2.13-4.4.0.jar": "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
     "io.delta_delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
@@ -56,11 +59,17 @@ _NOISE = re.compile(
     r"|^\s*(confs: \[|\d+ artifacts copied)"
     r"|^(Ivy Default Cache|The jars for the packages|\S+ added as a dependency)"
 )
-# A worker of PySpark's own daemon, which plans a data source's reads, when the JVM has closed its socket before it ends
+# Traceback of a PySpark worker, which plans a data source's reads, if the JVM closes its socket before the worker ends
 _LEFT = re.compile(
     r'Traceback [^\n]*(\n +File "[^"]*pyspark/daemon\.py"[^\n]*(\n    [^\n]*)?)+\n(BrokenPipe|ConnectionReset)Error.*'
 )
 _KEPT_LINES = 400
+# Packages with the classes that Spark lacks for a file system, in the version of Spark's Hadoop
+_CONNECTORS = {
+    "s3a": "org.apache.hadoop:hadoop-aws",
+    "abfs": "org.apache.hadoop:hadoop-azure",
+    "abfss": "org.apache.hadoop:hadoop-azure",
+}
 _NO_LOCAL_FOLDER = 53  # ExecutorExitCode.DISK_STORE_FAILED_TO_CREATE_DIR
 
 
@@ -71,66 +80,92 @@ def start(
     conf: Mapping[str, str] | None = None,
     brief: bool = True,
 ) -> SparkSession:
-    """A session, made or joined.
+    """Make a session, or join the running one.
 
-    `options`: the user's (default: PYSPARK_SUBMIT_ARGS), which win. `conf`: a caller's, which win over the files.
-    `brief`: the JVM has little to do (no shuffle of many rows); only looked at in local mode.
+    options: the user's (default: PYSPARK_SUBMIT_ARGS), which win. conf: the caller's, which wins over the files.
+    brief: the JVM has little to do (no shuffle of many rows); only used in local mode.
     """
     running = SparkContext._active_spark_context
-    if running is not None or "PYSPARK_GATEWAY_PORT" in os.environ:  # made by a notebook, by tests, or by spark-submit
+    if running is not None or "PYSPARK_GATEWAY_PORT" in os.environ:  # a notebook, tests or spark-submit made it
         return SparkSession.builder.appName(name).getOrCreate()
     user = options or from_environment()
+    check_master(user)
     java = find_java()
     settings = {"spark.app.name": name, **settings_for(user, java, brief=brief), **(conf or {})}
     os.environ["PYSPARK_SUBMIT_ARGS"] = launch_arguments(settings, user)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # else the JVM looks for data sources with PATH's python3
+    os.environ["PYSPARK_PYTHON"] = (
+        user.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
+    )
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", _BRIEF)
-    if _is_local(user):
+    if is_local(user):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    output = _Output()
+    output = _Output(shown=bool({"--verbose", "-v"} & set(user.arguments)))
     try:
         gateway = launch_gateway(  # type: ignore[no-untyped-call]
             popen_kwargs={"stdout": output.descriptor, "stderr": output.descriptor}
         )
-        context = SparkContext(gateway=gateway)
-    except PySparkException as error:
-        raise _start_error(output.text(), error) from error
+        session = SparkSession(SparkContext(gateway=gateway))
+    except (PySparkException, Py4JJavaError) as error:
+        raise _start_error(output.text(), error, user.master) from error
+    except (Py4JError, ConnectionError):  # the JVM has ended; the handler asks how
+        raise
+    except BaseException:
+        output.show()
+        raise
     finally:
         output.launched()
-    return SparkSession(context)
+    output.show()
+    return session
+
+
+def check_connector(spark: SparkSession, uri: str) -> None:
+    """Raise ConnectorError if Spark's own code has no file system for a URI."""
+    if "://" not in uri:
+        return
+    scheme = uri.partition("://")[0]
+    context: Any = spark.sparkContext
+    hadoop = context._jvm.org.apache.hadoop
+    try:
+        hadoop.fs.FileSystem.getFileSystemClass(scheme, context._jsc.hadoopConfiguration())
+    except Py4JJavaError as error:
+        package = _CONNECTORS.get(scheme)
+        version = hadoop.util.VersionInfo.getVersion()
+        given = f"--packages {package}:{version}" if package else "the jar of its connector (--jars)"
+        raise ConnectorError(
+            path=uri, expected=f"a connector for {scheme}://", found=_of_java(error), give=given
+        ) from error
 
 
 def local_cores() -> int | None:
-    """How many of Spark's tasks run, or would run, at once on this machine; None: they do not run on it, and the driver
-    may be a small one.
+    """Return how many Spark tasks run, or would run, at once on this machine; None if they run elsewhere, and the
+    driver may be small.
     """
     running = SparkContext._active_spark_context
     if running is not None:
         return running.defaultParallelism if str(running.master).startswith("local") else None
     user = from_environment()
-    if "PYSPARK_GATEWAY_PORT" in os.environ or not _is_local(user):  # spark-submit knows where
+    if "PYSPARK_GATEWAY_PORT" in os.environ or not is_local(user):  # spark-submit knows where
         return None
-    named = re.fullmatch(r"local(?:\[(\*|\d+)(?:,\d+)?\])?", user.master or "local[*]")
-    if named is None:  # local-cluster: processes of their own
-        return None
-    return os.cpu_count() or 1 if named[1] == "*" else max(int(named[1] or 1), 1)
+    return local_cores_of(user.master or "local[*]")  # None: local-cluster has processes of its own
 
 
 def local_folders() -> list[str]:
-    """Where Spark's processes on this machine write what they shuffle, if the user has said so."""
+    """Return the folders in which Spark's processes on this machine write shuffle files, if the user named any."""
     named = os.environ.get("SPARK_LOCAL_DIRS") or from_environment().conf.get("spark.local.dir", "")
     return [folder for folder in named.split(",") if folder]
 
 
 def cancel_jobs() -> None:
-    """End what Spark is doing for us, so that who waits for it gets an answer; without a session nothing."""
+    """Cancel the running Spark jobs, so that their waiters return; do nothing without a session."""
     context = SparkContext._active_spark_context
     if context is not None:
-        context.cancelAllJobs()
+        with suppress(Py4JError):  # a signal interrupted a call to the JVM, which allows no other meanwhile
+            context.cancelAllJobs()
 
 
 def how_the_jvm_ended(patience_seconds: float = 0.0) -> str | None:
-    """What became of the JVM that we launched, within that time; None: it runs, or is not ours."""
+    """Return how the JVM that we launched ended, waiting up to `patience_seconds`; None if it runs, or is not ours."""
     process = getattr(SparkContext._gateway, "proc", None)
     if process is None:
         return None
@@ -144,9 +179,9 @@ def how_the_jvm_ended(patience_seconds: float = 0.0) -> str | None:
 
 
 def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[str, str]:
-    """What we ask of Spark, before the user's own options."""
+    """Return the settings that we ask of Spark; the user's own options come after them."""
     settings = read_properties(CONF / "spark-defaults.conf")
-    local = _is_local(user)
+    local = is_local(user)
     java_options = [f"-Dlog4j2.configurationFile={(CONF / 'log4j2.properties').as_uri()}"]
     ivy = Path(user.conf.get("spark.jars.ivy") or "~/.ivy2.5.2").expanduser()
     jars = cached_jars(ivy)
@@ -160,7 +195,7 @@ def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[s
     if local:
         settings["spark.master"] = "local[*]"
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = "127.0.0.1"
-        settings["spark.python.daemon.module"] = "jobs.spark.daemon"
+        settings["spark.python.daemon.module"] = "lastkey.jobs.spark.daemon"
         java_options += _BRIEF.split() if brief else []
         archive = class_archive(java)
         if archive is not None and archive.is_file():
@@ -170,7 +205,7 @@ def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[s
 
 
 def cached_jars(ivy: Path) -> list[str]:
-    """Delta's jars in Spark's cache of downloads: all of them and whole, else none. ForeignJarError."""
+    """Return Delta's jars in Spark's cache of downloads if all are whole, else none. ForeignJarError: altered ones."""
     paths = [ivy / "jars" / name for name in JARS]
     if not all(zipfile.is_zipfile(path) for path in paths):
         return []
@@ -182,14 +217,14 @@ def cached_jars(ivy: Path) -> list[str]:
 
 
 def find_java() -> Path:
-    """The java that Spark will take, if it is 17 or newer."""
+    """Return the java that Spark will take. JavaError if there is none, or it is older than 17."""
     home = os.environ.get("JAVA_HOME")
     found = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "")
     if not found.is_file():
         raise JavaError(found=f"no {found}" if home else "no java on PATH and no JAVA_HOME")
     found = found.resolve()
     release = found.parent.parent / "release"
-    if release.is_file():  # a file beside the JVM says its version: 50 ms less than asking it
+    if release.is_file():  # this file tells the version 50 ms faster than the JVM
         text = release.read_text(encoding="utf-8", errors="replace")
     else:
         text = subprocess.run([found, "-version"], capture_output=True, text=True, check=False).stderr
@@ -203,7 +238,9 @@ def find_java() -> Path:
 
 
 def class_archive(java: Path) -> Path | None:
-    """Where the JVM's class archive for this Java, these jars and this environment is, or would be; None: nowhere."""
+    """Return the path for the JVM's class archive of this Java, these jars and this environment; None: there
+    is none.
+    """
     if os.environ.get("LASTKEY_CLASS_ARCHIVE") == "off" or sys.prefix == sys.base_prefix:
         return None
     spark = Path(sys.modules["pyspark"].__path__[0])
@@ -212,27 +249,35 @@ def class_archive(java: Path) -> Path | None:
     return Path(sys.prefix) / "lastkey" / f"spark-{key}.jsa"
 
 
-def _is_local(user: UserOptions) -> bool:
-    return (user.master or "local").startswith("local") and not user.conf.get("spark.remote")
-
-
 class _Output:
-    """The JVM's stdout and stderr, both to our stderr and without the noise of a start; stdout is for reports."""
+    """Pipe from the JVM's stdout and stderr to our stderr, without the noise of a start; stdout is for reports.
 
-    def __init__(self) -> None:
+    Lines from before the session stands are held back: if it fails, one line says why.
+    """
+
+    def __init__(self, *, shown: bool = False) -> None:
         read, self.descriptor = os.pipe()
         self._lines: list[str] = []
+        self._kept: list[str] | None = None if shown else []
+        self._saying = threading.Lock()
         self._thread = threading.Thread(
             target=self._pump, args=(os.fdopen(read, "rb"),), daemon=True, name="jvm-output"
         )
         self._thread.start()
 
     def launched(self) -> None:
-        """Our end is closed: the pump ends with the JVM."""
+        """Close our end, so that the pump ends with the JVM."""
         os.close(self.descriptor)
 
+    def show(self) -> None:
+        """Write the lines that were held back, and from now on every line at once."""
+        with self._saying:
+            for line in self._kept or ():
+                _say(line)
+            self._kept = None
+
     def text(self) -> str:
-        """What was said so far, noise included."""
+        """Return the output so far, noise included."""
         self._thread.join(timeout=0.5)
         return "\n".join(self._lines)
 
@@ -246,13 +291,20 @@ class _Output:
                     resolving = True
                     _say("fetching Delta's jars (once)")
                 elif not resolving and line and not _NOISE.search(line) and not _LEFT.fullmatch(line):
-                    for one in line.split("\n"):
-                        _say(one)
+                    self._take(line.split("\n"))
                 resolving = resolving and not line.startswith(":: retrieving")
+
+    def _take(self, lines: Iterable[str]) -> None:
+        with self._saying:
+            if self._kept is not None:
+                self._kept += lines
+                return
+            for line in lines:
+                _say(line)
 
 
 def _with_tracebacks_whole(lines: Iterable[str]) -> Iterator[str]:
-    """The lines; those of a traceback together."""
+    """Yield the lines, those of a traceback as one."""
     trace: list[str] = []
     for line in lines:
         if line.startswith("Traceback (") or (trace and line.startswith(" ")):
@@ -269,13 +321,37 @@ def _say(line: str) -> None:
     sys.stderr.flush()
 
 
-def _start_error(text: str, error: PySparkException) -> Exception:
+def _start_error(text: str, error: Exception, master: str | None = None) -> Exception:
     failed = re.search(r"(download failed|unresolved dependency|not found): .*", text)
     if failed or "UNRESOLVED DEPENDENCIES" in text:
         local = Path("~/.m2/repository").expanduser()
         advice = "check the network, or a proxy (--conf spark.driver.extraJavaOptions=-Dhttps.proxyHost=...)"
         if "download failed" in text and local.is_dir():
-            advice = f"{local} holds poms without their jars, which Spark's resolver trips over: remove or rename it"
+            advice = f"{local} holds poms without jars, and Spark's resolver fails on them: remove or rename it"
         return JarsError(expected=PACKAGE, found=failed[0][:300] if failed else "unresolved", advice=advice)
-    said = [line for line in text.splitlines() if "rror" in line or "xception" in line]
-    return SparkStartError(found=(said or [str(error)])[0].strip()[:300])
+    if isinstance(error, Py4JJavaError):
+        found = _of_java(error)
+        if "stopped SparkContext" in found and (reason := re.search(r"^[\d:]+ ERROR \S+ (.*)", text, re.MULTILINE)):
+            found = _plain(reason[1])
+        return SparkStartError(found=found + (f" (--master {master})" if master else ""))
+    said = [line for line in text.splitlines() if line.strip() and not _NOISE.search(line)]
+    first = next((i for i, line in enumerate(said) if "rror" in line or "xception" in line), 0)
+    if first and said[first].startswith("Error: Could not create the Java Virtual Machine"):
+        first -= 1  # the line before says why
+    return SparkStartError(found=_plain(said[first] if said else str(error)))
+
+
+def _of_java(error: Py4JJavaError) -> str:
+    """Return the cause of an error of the JVM's, in its words and in one line."""
+    cause = error.java_exception
+    while (before := cause.getCause()) is not None:
+        cause = before
+    return _plain(str(cause.toString()))
+
+
+def _plain(said: str) -> str:
+    """Return the first line of Java's text, without packages, and without class names that say nothing."""
+    first = re.sub(r'^Exception in thread "[^"]*" |^Error: ', "", said.strip().partition("\n")[0])
+    first = re.sub(r"^(?:[a-z]\w*\.)+(?=[A-Z])", "", first)
+    first = re.sub(r"^(?:Spark\w*|IllegalArgument)Exception: (?:requirement failed: )?", "", first)
+    return first[:300].removesuffix(".")

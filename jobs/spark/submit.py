@@ -1,4 +1,4 @@
-"""`[spark options] JOB ARGS`: which is whose, and what Spark is launched with. No pyspark here: help is fast."""
+"""Split of `[spark options] JOB ARGS`, and the arguments that Spark is launched with. No pyspark here: help is fast."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.command.spark_options import OF_SPARK, SWITCHES
+from lastkey.jobs.command.spark_options import OF_SPARK, SWITCHES
 
 # spark-submit's options and the settings that they stand for
 _AS_CONF = {
     "--master": "spark.master",
+    "--remote": "spark.remote",
     "--deploy-mode": "spark.submit.deployMode",
     "--name": "spark.app.name",
     "--jars": "spark.jars",
@@ -44,24 +45,24 @@ class UserOptions:
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> UserOptions:
-    """The user's options as pyspark itself would find them: PYSPARK_SUBMIT_ARGS. `python -m jobs` puts them there."""
+    """Return the user's options from where pyspark looks: PYSPARK_SUBMIT_ARGS, which `python -m lastkey` sets."""
     arguments = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", ""))
     return user_options([word for word in arguments if word != "pyspark-shell"], environment)
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Spark's options before the job's name, and the rest from the name on."""
+    """Return Spark's options before the job's name, and the rest from the name on."""
     i = 0
     while i < len(arguments):
         argument = arguments[i]
         if argument.partition("=")[0] not in OF_SPARK:
-            break  # the job's name, or what is no option of Spark: the command line says so
+            break  # the job's name, or an option that Spark lacks: the command line rejects it
         i += 1 if argument in SWITCHES or ("=" in argument and argument.startswith("--")) else 2
     return list(arguments[:i]), list(arguments[i:])
 
 
 def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> UserOptions:
-    """The user's settings: from the arguments, --properties-file, or spark-defaults.conf of SPARK_CONF_DIR."""
+    """Return the user's settings: from the arguments, --properties-file, or spark-defaults.conf of SPARK_CONF_DIR."""
     conf: dict[str, str] = {}
     flags: dict[str, str] = {}
     properties = None
@@ -88,19 +89,19 @@ def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.e
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """A spark-defaults.conf: key, white space or "=", value."""
+    """Read a spark-defaults.conf: key, white space or "=", value."""
     lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
     pairs = (line.replace("=", " ", 1).split(None, 1) for line in lines if line and not line.startswith("#"))
     return {pair[0]: pair[1] if len(pair) > 1 else "" for pair in pairs}
 
 
 def as_typed(arguments: Sequence[str]) -> str:
-    """Spark's options of a command line as PYSPARK_SUBMIT_ARGS."""
+    """Join Spark's options of a command line to PYSPARK_SUBMIT_ARGS."""
     return shlex.join([*arguments, "pyspark-shell"])
 
 
 def launch_arguments(ours: Mapping[str, str], user: UserOptions) -> str:
-    """PYSPARK_SUBMIT_ARGS: ours first, then the user's as typed, so that theirs win; lists joined last."""
+    """Return PYSPARK_SUBMIT_ARGS: ours first, then the user's as typed, so that theirs win; lists joined last."""
     joined = {setting for setting, _, _ in _JOINED}
     words: list[str] = []
     for key, value in ours.items():

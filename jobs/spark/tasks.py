@@ -1,67 +1,81 @@
-"""How plans become Spark tasks and results come back: values, pickled.
+"""Transport of plans into Spark tasks and of results back: pickled values.
 
-Spark's RDDs carry them: a DataFrame is planned and compiled, and comes through Arrow. Measured, warm: 10 ms a task
-against 35 ms, and the first tasks of a session after 2.0 s against 3.5 to 4.5 s.
-The functions that the tasks run are those of `udfs`; what is here only carries them.
+Spark's RDDs carry them: a DataFrame would be planned and compiled, and go through Arrow. Measured, warm: 10 ms a task
+against 35 ms, and the first tasks of a session after 2.0 s against 3.5 to 4.5 s. The functions that the tasks run are
+those of `udfs`; this module only carries them.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import pickle
 import re
+import sys
+import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
-from pyspark import RDD, InheritableThread, TaskContext
+from pyspark import RDD, Accumulator, AccumulatorParam, InheritableThread, TaskContext
 from pyspark.sql import SparkSession
 
-from udfs.compact.plan import PartitionPlan
-from udfs.problem import Problem
-from udfs.storage import exists, open_root
+from lastkey.jobs.command.progress import Watcher
+from lastkey.logformat.bytes_read import listening
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import exists, open_root
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 RESULT = "result binary"
 _CARRIED = "lastkey-problem "
-_PATIENCE = 10.0  # seconds that threads have to end
+_PATIENCE = 10.0  # seconds to wait for threads or tasks to end
 _RESULT_ARROW = pa.schema([pa.field("result", pa.binary())])
 
 
 def run_tasks(
-    spark: SparkSession, function: Callable[[T], R], items: Sequence[T], on_done: Callable[[int], None] | None = None
+    spark: SparkSession, function: Callable[[T], R], items: Sequence[T], watcher: Watcher | None = None
 ) -> list[R]:
-    """`function` of every item, each in a Spark task of its own; results in the order of the items.
+    """Return `function` of every item, each run in a Spark task of its own, in the order of the items.
 
-    `on_done`: told, from a thread of its own, how many more tasks have ended.
+    watcher: hears of the tasks from a thread of its own, and for the last time when this function returns or fails.
     """
     if not items:
         return []
+    numbered = spark.sparkContext.parallelize(list(enumerate(items)), len(items))  # each task gets only its own item
+    if watcher is None:
+        return _collected(numbered.map(lambda one: function(one[1])))
+    wants_results = watcher.wants_results
+    with _watched(spark, len(items), watcher) as (ends, board):
 
-    tasks = spark.sparkContext.parallelize(list(items), len(items)).map(function)  # to each task its own item alone
-    with watched(spark, on_done) if on_done is not None else nullcontext():
-        return _collected(tasks)
+        def work(one: tuple[int, T]) -> R:
+            with _reading(board, one[0]):
+                result = function(one[1])
+            ends.add([(one[0], result if wants_results else None)])
+            return result
+
+        return _collected(numbered.map(work))
 
 
 def _collected(tasks: RDD[R]) -> list[R]:
-    """What tasks give. A thread of its own calls the JVM: so Ctrl-C and SIGTERM find this one waiting, and not in the
-    middle of a call in which it cannot say that the tasks are to end.
+    """Return the results of tasks. A thread of its own calls the JVM, so that Ctrl-C and SIGTERM find this thread
+    waiting, and not in the middle of a call in which it cannot cancel the tasks.
     """
     results: Future[list[R]] = Future()
 
     def collect() -> None:
         try:
             results.set_result(tasks.collect())
-        except BaseException as error:  # raised below
+        except BaseException as error:  # raised by results.result()
             results.set_exception(error)
 
     InheritableThread(collect, daemon=True, name="tasks").start()
@@ -74,73 +88,155 @@ def _collected(tasks: RDD[R]) -> list[R]:
 
 
 def end_jobs(spark: SparkSession, working: Sequence[Future[Any]]) -> None:
-    """Cancel what Spark works at for these threads, until they have ended: between two of its jobs a thread has none
-    that could be cancelled. One that is long at something else is not waited for: its next job fails with the session.
+    """Cancel Spark jobs until the threads that wait for them have ended: between two of its jobs a thread has none to
+    cancel. A thread that is busy with something else for long is not waited for: its next job fails with the session.
     """
     patience = time.monotonic() + _PATIENCE
     while time.monotonic() < patience:
-        with suppress(Exception):  # of a JVM that is gone; why the run ends is known already
+        with suppress(Exception):  # the JVM may be gone; why the run ends is known already
             spark.sparkContext.cancelAllJobs()  # this process works for nothing else
         if not wait([future for future in working if not future.cancelled()], timeout=0.2).not_done:
             break
 
 
+def await_tasks(spark: SparkSession) -> bool:
+    """Wait for cancelled tasks to end, and so for their workers, which Spark kills after some 4 seconds. Return whether
+    all ended.
+    """
+    patience, rest = time.monotonic() + _PATIENCE, threading.Event()
+    while time.monotonic() < patience:
+        with suppress(Exception):  # as above
+            executors = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
+            if not any(executor.numRunningTasks() for executor in executors):
+                return True
+        rest.wait(0.1)
+    return False
+
+
+class _Ends(AccumulatorParam[list[Any]]):
+    """Accumulator of what tasks report at their end: Spark delivers it then, and once for a task that succeeds."""
+
+    def zero(self, value: list[Any]) -> list[Any]:
+        """Return an empty list."""
+        return []
+
+    def addInPlace(self, value1: list[Any], value2: list[Any]) -> list[Any]:  # noqa: N802 - Spark's name
+        """Add more results."""
+        value1.extend(value2)
+        return value1
+
+
 @contextmanager
-def watched(spark: SparkSession, on_done: Callable[[int], None]) -> Iterator[None]:
-    """Ask Spark twice a second how many tasks of this thread's job have ended."""
-    group, ended = uuid.uuid4().hex, threading.Event()
-    tracker = spark.sparkContext.statusTracker()
+def _watched(
+    spark: SparkSession, n_items: int, watcher: Watcher
+) -> Iterator[tuple[Accumulator[list[Any]], str | None]]:
+    """Tell `watcher` twice a second how far tasks are; yield (where they put their ends, path of their board or None).
+
+    The board is a file on this machine with an int64 for each task, made only if the tasks run here: writing 8 bytes a
+    chunk costs nothing, and Spark tells nothing of a task before its end. On a cluster a task counts when it has ended.
+    """
+    context, over = spark.sparkContext, threading.Event()
+    ends: Accumulator[list[Any]] = context.accumulator([], _Ends())
+    board = _new_board(n_items) if str(context.master).startswith("local") else None
+    heard, read = 0, np.zeros(n_items, np.int64)
+
+    def tell() -> None:
+        nonlocal heard
+        now = read if board is None else _on_board(board, n_items)
+        for item in np.flatnonzero(now > read).tolist():
+            watcher.read(item, int(now[item] - read[item]))
+            read[item] = now[item]
+        new = ends.value[heard:]
+        heard += len(new)
+        for item, result in new:
+            watcher.ended(item, result)
 
     def watch() -> None:
-        told = 0
-        while not ended.wait(0.5):
-            jobs = (tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group))
-            stages = (tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds)
-            done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
-            if done > told:
-                on_done(done - told)
-                told = done
+        while not over.wait(0.5):
+            tell()
 
-    spark.sparkContext.setJobGroup(group, "lastkey")
-    watcher = threading.Thread(target=watch, daemon=True, name="progress")
-    watcher.start()
+    thread = threading.Thread(target=watch, daemon=True, name="progress")
+    thread.start()
     try:
-        yield
+        yield ends, board
     finally:
-        ended.set()
-        watcher.join()
-        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        over.set()
+        thread.join()
+        tell()
+        ends.value.clear()  # Spark keeps it as long as the session
+        if board is not None:
+            Path(board).unlink(missing_ok=True)
+
+
+def _new_board(n_items: int) -> str | None:
+    """Make a board and return its path; None if there is no room, because a progress bar is no reason to fail."""
+    with suppress(OSError):
+        descriptor, path = tempfile.mkstemp(prefix="lastkey-progress-")
+        try:
+            os.write(descriptor, bytes(8 * n_items))
+        finally:
+            os.close(descriptor)
+        return path
+    return None
+
+
+def _on_board(board: str, n_items: int) -> np.ndarray:
+    """Return int64[n_items] of bytes read; zeros if the board is gone or short."""
+    out = np.zeros(n_items, np.int64)
+    with suppress(OSError):
+        found = np.fromfile(board, np.int64, n_items)
+        out[: len(found)] = found
+    return out
+
+
+@contextmanager
+def _reading(board: str | None, item: int) -> Iterator[None]:
+    """Write to the board how much this task has read."""
+    with ExitStack() as stack:
+        if board is not None:
+            with suppress(OSError):
+                descriptor, so_far = os.open(board, os.O_WRONLY | os.O_CLOEXEC), 0
+                stack.callback(os.close, descriptor)
+
+                def say(n: int) -> None:
+                    nonlocal so_far
+                    so_far += n
+                    with suppress(OSError):
+                        os.pwrite(descriptor, so_far.to_bytes(8, sys.byteorder), 8 * item)
+
+                stack.enter_context(listening(say))
+        yield
 
 
 def result_batch(value: object) -> pa.RecordBatch:
-    """A row that carries one value."""
+    """Return a row that carries one value."""
     return pa.record_batch([pa.array([pickle.dumps(value)], pa.binary())], schema=_RESULT_ARROW)
 
 
 class StoppedTask(Exception):
-    """Carries a problem out of a task whose rows are no results: Spark hands on the text of an error, nothing else."""
+    """Carrier of a problem out of a task whose rows are no results: Spark passes on only the text of an error."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(f"{_CARRIED}{base64.b64encode(json.dumps(asdict(problem)).encode()).decode()}.")
 
 
 def is_sparks(error: Exception) -> bool:
-    """Whether Spark failed, or the way to it: a task's error, a JVM that is gone."""
+    """Return whether Spark failed, or the way to it: a task's error, a JVM that is gone."""
     packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     return isinstance(error, ConnectionError) or bool(packages & {"pyspark", "py4j"})
 
 
 def carried_problem(error: BaseException) -> Problem | None:
-    """The problem that a task's error carries; None: Spark itself failed, or the machine."""
+    """Return the problem that a task's error carries; None if Spark itself failed, or the machine."""
     found = re.search(f"{_CARRIED}([A-Za-z0-9+/=]+)\\.", str(error))
     return None if found is None else Problem(**json.loads(base64.b64decode(found[1])))
 
 
-def for_this_attempt(plan: PartitionPlan) -> PartitionPlan:
-    """The plan of one task, with a folder of its own where it is tried again: the first try may still be writing. That
-    folder is the generation's then.
+def folder_of_this_attempt(root: str, folder: str) -> str:
+    """Return the folder below `root` that a task writes to. A retry gets one of its own: the first attempt may still
+    be writing.
     """
     context: Any = TaskContext.get()
-    if context is None or not (context.attemptNumber() or exists(open_root(plan.store_uri), plan.folder)):
-        return plan
-    return replace(plan, folder=f"{plan.folder}.{context.taskAttemptId()}")
+    if context is None or not (context.attemptNumber() or exists(open_root(root), folder)):
+        return folder
+    return f"{folder}.{context.taskAttemptId()}"

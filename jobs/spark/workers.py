@@ -1,55 +1,60 @@
-"""Who works through the items of a stage: Spark's tasks, or threads of the driver, by the same functions."""
+"""Workers of a stage's items: Spark's tasks, or threads of the driver, by the same functions."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from pyspark.sql import SparkSession
 
-from jobs.spark.tasks import end_jobs, run_tasks
+from lastkey.jobs.command.progress import Watcher
+from lastkey.jobs.spark.tasks import await_tasks, end_jobs, run_tasks
+from lastkey.logformat.bytes_read import listening
 
 T = TypeVar("T")
 R = TypeVar("R")
-StartSpark = Callable[[], SparkSession]  # starts it once
+StartSpark = Callable[[], SparkSession]  # starts the session only once
+_PATIENCE: Final = 3.0  # seconds to wait for threads to end
 
 
 class Workers(Protocol):
-    """Workers of one machine or cluster."""
+    """Protocol of the workers of one machine or cluster."""
 
     @property
     def cores(self) -> int:
-        """How many items are worked on at once."""
+        """Items that are worked on at once."""
 
     @property
     def stages_bytes(self) -> int:
-        """What it takes to go through the stages of a partition, beside the work: bytes of log that a core cleans."""
+        """Fixed cost of the stages of one partition, beside the work: bytes of log that a core cleans in that time."""
 
     def spark(self) -> SparkSession:
-        """The session, started where there is none."""
+        """Return the session; start it if there is none."""
 
-    def named(self, name: str) -> None:
-        """What this thread runs from here on is of `name`; items of several names take turns."""
+    def set_pool(self, name: str) -> None:
+        """Let everything that this thread runs from now on belong to `name`; items of several names take turns."""
 
-    def run(
-        self, function: Callable[[T], R], items: Sequence[T], on_done: Callable[[int], None] | None = None
-    ) -> list[R]:
-        """`function` of every item; results in the order of the items. `on_done`: told how many more have ended."""
+    def run(self, function: Callable[[T], R], items: Sequence[T], watcher: Watcher | None = None) -> list[R]:
+        """Return `function` of every item, in the order of the items."""
 
-    def end(self, working: Sequence[Future[Any]]) -> None:
-        """Nothing more is wanted: who waits for `run` gets an error, until these have ended."""
+    def cancel(self, working: Sequence[Future[Any]]) -> None:
+        """Cancel: pending calls of `run` raise. The call may wait for a while until `working` has ended."""
+
+    def await_end(self) -> bool:
+        """Wait for a while, after `cancel`, until all work has ended. Return whether it has."""
 
     def close(self) -> None:
-        """There is nothing more to do."""
+        """Release the workers."""
 
 
 class SparkTasks:
-    """Each item is a Spark task."""
+    """Workers of a Spark session: each item is a task."""
 
     stages_bytes = 512 << 20  # half a second
 
@@ -58,31 +63,36 @@ class SparkTasks:
         self.cores: int = spark.sparkContext.defaultParallelism
 
     def spark(self) -> SparkSession:
-        """The session."""
+        """Return the session."""
         return self._spark
 
-    def named(self, name: str) -> None:
-        """Spark's pool."""
+    def set_pool(self, name: str) -> None:
+        """Set Spark's pool."""
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
 
-    def run(
-        self, function: Callable[[T], R], items: Sequence[T], on_done: Callable[[int], None] | None = None
-    ) -> list[R]:
-        """As `run_tasks`."""
-        return run_tasks(self._spark, function, items, on_done)
+    def run(self, function: Callable[[T], R], items: Sequence[T], watcher: Watcher | None = None) -> list[R]:
+        """Call `run_tasks`."""
+        return run_tasks(self._spark, function, items, watcher)
 
-    def end(self, working: Sequence[Future[Any]]) -> None:
-        """As `end_jobs`."""
+    def cancel(self, working: Sequence[Future[Any]]) -> None:
+        """Call `end_jobs`."""
         end_jobs(self._spark, working)
-        end_jobs(self._spark, working)
+
+    def await_end(self) -> bool:
+        """Call `await_tasks`."""
+        return await_tasks(self._spark)
 
     def close(self) -> None:
-        """The session stays: it is not ours alone."""
+        """Do nothing: the session is not ours alone."""
+
+
+class _UnwantedError(BaseException):
+    """Signal that ends a thread's work at its next read; a BaseException, so that no code takes it for a problem."""
 
 
 class Threads:
-    """Daemon threads of the driver: the kernels hold no lock of Python's. Those who wait for `run` take turns, as in
-    Spark's fair pools. What a thread has begun nobody can stop, but the process can end without it.
+    """Daemon threads of the driver: the kernels release Python's lock. Several calls of `run` take turns, as in Spark's
+    fair pools. After `cancel` a thread's work ends when it reads on, and the process can end without it.
     """
 
     stages_bytes = 128 << 20
@@ -90,29 +100,48 @@ class Threads:
     def __init__(self, start_spark: StartSpark, cores: int) -> None:
         self._start_spark, self.cores = start_spark, cores
         self._starting = threading.Lock()
-        self._runs: deque[deque[Callable[[], None]]] = deque()  # of each `run` what has not begun
+        self._runs: deque[deque[Callable[[], None]]] = deque()  # for each `run` the items that have not begun
         self._wanted: set[Future[Any]] = set()
         self._ended = False
         self._changed = threading.Condition()
-        for number in range(cores):
-            threading.Thread(target=self._work, daemon=True, name=f"worker-{number}").start()
+        self._threads = [
+            threading.Thread(target=self._work, daemon=True, name=f"worker-{number}") for number in range(cores)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def spark(self) -> SparkSession:
-        """The session, started once, whoever asks at the same time."""
+        """Return the session; start it only once, even if several threads ask."""
         with self._starting:
             return self._start_spark()
 
-    def named(self, name: str) -> None:
-        """Threads know no names."""
+    def set_pool(self, name: str) -> None:
+        """Do nothing: threads know no names."""
 
-    def run(
-        self, function: Callable[[T], R], items: Sequence[T], on_done: Callable[[int], None] | None = None
-    ) -> list[R]:
-        """An error of one item is raised when it comes to it; who gets it calls `end`."""
+    def run(self, function: Callable[[T], R], items: Sequence[T], watcher: Watcher | None = None) -> list[R]:
+        """Return `function` of every item. Raise the first error in their order; the caller then calls `cancel`."""
         futures: list[Future[R]] = [Future() for _ in items]
-        jobs: deque[Callable[[], None]] = deque(
-            partial(_do, future, function, item) for future, item in zip(futures, items, strict=True)
-        )
+
+        def work(number: int) -> None:
+            def read(n: int) -> None:
+                if self._ended:
+                    raise _UnwantedError
+                if watcher is not None:
+                    watcher.read(number, n)
+
+            try:
+                with listening(read):
+                    result = function(items[number])
+                if watcher is not None:
+                    watcher.ended(number, result)
+            except BaseException as error:  # raised in `run`, which waits for it
+                with suppress(InvalidStateError):
+                    futures[number].set_exception(error)
+                return
+            with suppress(InvalidStateError):  # `cancel` has set an error already
+                futures[number].set_result(result)
+
+        jobs: deque[Callable[[], None]] = deque(partial(work, number) for number in range(len(items)))
         with self._changed:
             if self._ended:
                 raise _ended()
@@ -124,19 +153,24 @@ class Threads:
         for future in futures:
             out.append(future.result())
             self._wanted.discard(future)
-            if on_done is not None:
-                on_done(1)
         return out
 
-    def end(self, working: Sequence[Future[Any]]) -> None:
-        """Nothing more begins, and nobody waits any longer."""
+    def cancel(self, working: Sequence[Future[Any]]) -> None:
+        """Begin no more items; pending calls of `run` raise."""
         self.close()
         for future in list(self._wanted):
             with suppress(InvalidStateError):
                 future.set_exception(_ended())
 
+    def await_end(self) -> bool:
+        """Wait for a while until the threads have finished or given up their items. Return whether they have."""
+        patience = time.monotonic() + _PATIENCE
+        for thread in self._threads:
+            thread.join(max(patience - time.monotonic(), 0))
+        return not any(thread.is_alive() for thread in self._threads)
+
     def close(self) -> None:
-        """The threads end."""
+        """Let the threads end."""
         with self._changed:
             self._ended = True
             self._runs.clear()
@@ -156,17 +190,6 @@ class Threads:
             if run:
                 self._runs.append(run)
             return job
-
-
-def _do(future: Future[R], function: Callable[[T], R], item: T) -> None:
-    try:
-        result = function(item)
-    except BaseException as error:  # raised where it is waited for
-        with suppress(InvalidStateError):
-            future.set_exception(error)
-        return
-    with suppress(InvalidStateError):  # nobody waits any more
-        future.set_result(result)
 
 
 def _ended() -> InterruptedError:

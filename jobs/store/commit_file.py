@@ -1,4 +1,4 @@
-"""What the files of a table say of themselves, commits and data: torn and damaged ones are told from whole ones."""
+"""Metadata in a table's commits, checkpoints and data files that tell torn and damaged ones from whole ones."""
 
 from __future__ import annotations
 
@@ -11,33 +11,30 @@ from urllib.parse import unquote
 import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs as pafs
-
-from udfs.storage import Root
 
 ID: Final = "lastkey.commit"
 ACTIONS: Final = "lastkey.actions"
-VERSION: Final = "lastkey.version"  # table and number: a whole commit in the place of another is told
+VERSION: Final = "lastkey.version"  # table and number: detect a whole commit in the place of another
 CHECKSUM: Final = "lastkey.crc32c"  # of the names of the files that a commit adds and removes, of ID and MARK
 MARK: Final = "lastkey.mark"
 _CHECKED: Final = re.compile(r"[0-9a-f]{32}-([0-9a-f]{8})\.parquet")
 _NO_FILE: Final = {"commitInfo", "protocol", "metaData"}
 
 
-def stated(
+def commit_metadata(
     own: str, table: str, number: int, added: Collection[str], removed: Collection[str], more: Mapping[str, str]
 ) -> dict[str, str]:
-    """What a commit is to say: its id, which version of which table it makes, how many files it adds and removes, and
-    a checksum.
+    """Return the metadata of a commit: its id, the table and version that it makes, the number of files that it adds
+    and removes, and a checksum.
     """
     told = {ID: own, VERSION: _version(table, number), ACTIONS: str(len(added) + len(removed)), **more}
     return {**told, CHECKSUM: _checksum(added, removed, told)}
 
 
 def is_whole(commit: bytes, table: str, number: int) -> bool:
-    """Whether the bytes where a version's commit lies are all that was written there: each line is an action, there
-    are as many as it says, they have the checksum that it says, and it is no other version's. (Those of older versions
-    of Lastkey say less, but every writer of Delta puts commitInfo.)
+    """Return whether a version's commit is as it was written: each line is an action, their number and checksum are
+    those that it names, and it is of this table and version. (Commits of older versions of Lastkey name less, but every
+    writer of Delta puts commitInfo.)
     """
     try:
         actions = [json.loads(line) for line in commit.splitlines()]
@@ -53,8 +50,8 @@ def is_whole(commit: bytes, table: str, number: int) -> bool:
 
 
 def is_torn(commit: bytes) -> bool:
-    """Of a commit that is not whole: whether a power cut can have left it so, with its end lost, or zeros in it.
-    Other damage was done to a commit that may have been said to be made.
+    """Return whether a power cut can have left a damaged commit so: its end is missing, or zeros are in it. Any other
+    damage came later, to a commit that may have been reported as made.
     """
     if b"\0" in commit:
         return True
@@ -85,18 +82,18 @@ def _paths(actions: list[dict[str, Any]], kind: str) -> list[str]:
 
 
 def _checksum(added: Collection[str], removed: Collection[str], told: Mapping[str, str]) -> str:
-    of = [sorted(added), sorted(removed), told[ID], told.get(MARK)]  # and no more: older versions of Lastkey check it
+    of = [sorted(added), sorted(removed), told[ID], told.get(MARK)]  # and no more: older versions check it
     return f"{google_crc32c.value(json.dumps(of).encode()):08x}"
 
 
 def sum_of(checkpoint: str) -> str:
-    """The name of the file that holds the CRC-32C of a checkpoint of Delta: Parquet's pages need not have one."""
+    """Return the name of the file with the CRC-32C of a checkpoint of Delta: Parquet's pages need not have one."""
     return f"{checkpoint.partition('.')[0]}.lastkey-crc32c"
 
 
 def is_whole_checkpoint(data: bytes, told: bytes | None) -> bool:
-    """Whether a checkpoint can be read, and is what was written; told: what its sum says (None: there is none, as an
-    older version of Lastkey leaves it).
+    """Return whether a checkpoint can be read, and is as it was written; told: its sum file (None: there is none, as
+    older versions of Lastkey wrote none).
     """
     try:
         pq.read_metadata(pa.BufferReader(data))
@@ -106,18 +103,12 @@ def is_whole_checkpoint(data: bytes, told: bytes | None) -> bool:
 
 
 def sum_line(data: bytes) -> bytes:
-    """What the sum of a checkpoint says."""
+    """Return the line in the sum file of a checkpoint."""
     return f"{google_crc32c.value(data):08x}\n".encode()
 
 
-def was_set_aside(root: Root, log: str) -> bool:
-    """Whether a torn commit of a table was set aside, and lies there still; log: its folder below the store."""
-    listed = root.filesystem.get_file_info(pafs.FileSelector(root.full(log), allow_not_found=True))
-    return any(".json.torn-" in info.base_name for info in listed)
-
-
 def check_name(path: str, data: bytes) -> None:
-    """That a data file holds what its name says; one of an older version says nothing. pa.ArrowInvalid."""
+    """Raise pa.ArrowInvalid unless a data file has the checksum in its name; names by older versions have none."""
     said = _CHECKED.fullmatch(path)
     if said is not None and int(said[1], 16) != google_crc32c.value(data):
         raise pa.ArrowInvalid(f"its checksum is {google_crc32c.value(data):08x}, and its name says {said[1]}")

@@ -1,43 +1,54 @@
-"""The folders of runs below segments/, as they lie there: what a store holds, whatever its tables say."""
+"""Folders of runs below segments/, as they are listed, whatever the store's tables say."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pyarrow import fs as pafs
 
-from jobs.errors import UsageError
-from jobs.store.manifests import whole_run
-from jobs.store.paths import PARTITIONS, parse_run_folder, partition_folder
-from jobs.topics import Key
-from logformat import names
-from logformat.locations import text_entries
-from udfs.storage import Root, folder_identity
+from lastkey.jobs.errors import UsageError
+from lastkey.jobs.store.paths import COMMITTED, PARTITIONS, parse_run_folder, partition_folder
+from lastkey.jobs.topics import Key
+from lastkey.logformat import names
+from lastkey.logformat.locations import text_entries
+from lastkey.udfs.storage import Root, folder_identity
+
+Run = tuple[Key, int, str]  # partition, generation, run id
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run's folder of one partition."""
+    """Folder of one run of one partition."""
 
     key: Key
     generation: int
     run_id: str
     path: str  # below the store
     files: tuple[pafs.FileInfo, ...]
-    whole: bool = True  # nothing else is in it; else it is left alone
-    made_ms: float = 0.0  # of the folder itself, on a disk
+    whole: bool = True  # nothing foreign is in it; else it is left alone
+    made_ms: float = 0.0  # time of the folder itself, on a disk
+
+    @property
+    def run(self) -> Run:
+        """Partition, generation and run id, from the folder's path."""
+        return self.key, self.generation, self.run_id
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the files in it."""
+        return {str(info.base_name) for info in self.files}
 
     @property
     def newest_ms(self) -> float:
-        """Time of its newest file, or, where it has none, its own."""
+        """Time of its newest file; of the folder itself if it has none."""
         return max((info.mtime_ns / 1e6 for info in self.files), default=self.made_ms)
 
 
 def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
-    """Every run's folder below segments/; what else lies there is noted."""
+    """Yield every run's folder below segments/, and note everything else there."""
     for partition in _entries(store, PARTITIONS, notes):
         parsed = names.parse_partition_folder(partition.base_name)
         path = f"{PARTITIONS}/{partition.base_name}"
@@ -60,8 +71,8 @@ def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
 
 
 def each_once(store: Root, folders: Iterable[RunFolder], notes: list[str]) -> list[RunFolder]:
-    """The folders, of which those that links or mounts lead to under two names are not whole, and noted: what is
-    deleted under one of them is gone under the other.
+    """Return the folders, with `whole` off for those that links or mounts show under two names: deleting one would
+    delete the other. They are noted.
     """
     found = list(folders)
     which = [_identity(store, folder.path) for folder in found]
@@ -76,13 +87,13 @@ def each_once(store: Root, folders: Iterable[RunFolder], notes: list[str]) -> li
 
 
 def _identity(store: Root, path: str) -> tuple[int, int] | None:
-    with suppress(FileNotFoundError):  # a run has taken its folder away meanwhile
+    with suppress(FileNotFoundError):  # a run has deleted its folder meanwhile
         return folder_identity(store, path)
     return None
 
 
 def folders_of(store: Root, topic: str, partition: int) -> list[tuple[str, tuple[int, str]]]:
-    """The runs' folders of one partition: path below the store, and (generation, run id)."""
+    """Return the runs' folders of one partition: path below the store, and (generation, run id)."""
     path = partition_folder(topic, partition)
     named = [(str(entry.base_name), parse_run_folder(entry.base_name)) for entry in _entries(store, path, [])]
     return [(f"{path}/{name}", made) for name, made in named if made is not None]
@@ -92,26 +103,18 @@ def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:
     listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(path), allow_not_found=True))
     found, others = text_entries(listed)
     if others:
-        notes.append(f"{path}: {others} names that are no UTF-8; left alone")
+        notes.append(f"{path}: {others} names that are not UTF-8; left alone")
     return sorted(found, key=lambda info: str(info.base_name))
 
 
-def check_not_lost(store: Root, begins: Mapping[Key, int]) -> None:
-    """Of a store without tables: that no folder shows that there were some. UsageError: a second generation is only
-    made of a first one that was committed, and a run that began anew beside it would let vacuum take them all. A
-    complete first one may be of a run that died; that can begin anew while the archive has all of it.
-
-    begins: the first offset of the partitions that the archive has.
+def check_not_lost(store: Root) -> None:
+    """Raise UsageError if a store without tables has a folder that was committed: then its tables were lost. A folder
+    of generation 2 or higher counts too, as it needs a committed parent.
     """
     for folder in run_folders(store, []):
-        what = f"of generation {folder.generation}"
-        if folder.generation == 1:
-            begin = begins.get(folder.key, 0)
-            made = whole_run(store, folder.path) if begin else None
-            if made is None or begin <= made.log_start_offset:
-                continue
-            what = f"complete and begins at offset {made.log_start_offset}, the archive at {begin}"
-        raise UsageError(
-            message=f"{store.uri}: expected the tables of this store in state, for {folder.path} is {what}, "
-            "found none; bring them back, or make them again with rebuild-state"
-        )
+        if folder.generation > 1 or COMMITTED in folder.names:
+            why = "was committed" if COMMITTED in folder.names else f"is of generation {folder.generation}"
+            raise UsageError(
+                message=f"{store.uri}: expected this store's tables in state, because {folder.path} {why}, "
+                "found none; restore them from a copy, or run rebuild-state"
+            )

@@ -1,26 +1,27 @@
-"""Generations of a store: which there are, and which of them is meant."""
+"""Generations of a store: current ones, older ones, and those that a rollback makes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from pyarrow import fs as pafs
 
-from jobs.errors import LostRunError, MissingPathError, NoGenerationError
-from jobs.store.paths import CHECKPOINTS, generation_folder, table_folder
-from jobs.store.rows import Checkpoint, RunRow, Segment
-from jobs.store.tables import State, open_state
-from jobs.topics import Key
-from logformat import names
-from logformat.locations import text_entries
-from logformat.s3_access import check_bucket
-from udfs.storage import Root
+from lastkey.jobs.errors import LostRunError, MissingPathError, NoGenerationError
+from lastkey.jobs.store.paths import CHECKPOINTS, table_folder
+from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow, Segment
+from lastkey.jobs.store.tables import State, open_state
+from lastkey.jobs.topics import Key
+from lastkey.logformat import names
+from lastkey.logformat.locations import text_entries
+from lastkey.logformat.s3_access import check_bucket
+from lastkey.udfs.storage import Root
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One generation of one partition: where its files are, and which offsets it covers."""
+    """Generation of one partition: its files and the offsets that it covers."""
 
     topic: str
     partition: int
@@ -30,6 +31,8 @@ class Generation:
     log_start_offset: int
     next_offset: int
     archive_uri: str
+    folder: str  # below the store; holds the files beside its logs
+    of: int  # the generation whose files it uses: itself, or the one that a rollback goes back to
 
     @property
     def key(self) -> Key:
@@ -38,59 +41,65 @@ class Generation:
 
     @property
     def name(self) -> str:
-        """The partition's folder in a log directory."""
+        """Name of the partition's folder in a log directory."""
         return names.partition_folder(self.topic, self.partition)
 
-    @property
-    def folder(self) -> str:
-        """The run's folder, below the store."""
-        return generation_folder(self.topic, self.partition, self.generation, self.run_id)
-
     def files(self, store: Root) -> set[str]:
-        """Names of the files in it; none if vacuum has taken it."""
+        """Return the names of the files in its folder; none if vacuum has deleted it."""
         listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(self.folder), allow_not_found=True))
         return {info.base_name for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
 
     def snapshots(self, files: Iterable[str]) -> tuple[tuple[int, str], ...]:
-        """(offset, path) of its producer snapshots, rising; files: names in its folder."""
+        """Return (offset, path) of its producer snapshots, rising; files: the names in its folder."""
         found = (file for name in files if (file := names.parse_segment_file(name)) and file.kind == names.SNAPSHOT)
         return tuple(sorted((f.base, f"{self.folder}/{names.segment_file(f.base, names.SNAPSHOT)}") for f in found))
 
 
 def current_generation(row: Checkpoint) -> Generation:
-    """The generation that a checkpoint names."""
-    return Generation(
-        row.topic,
-        row.partition,
-        row.generation,
-        row.run_id,
-        row.first_dirty_offset,
-        row.log_start_offset,
-        row.next_offset,
-        row.archive_uri,
-    )
+    """Return the generation that a checkpoint names."""
+    return _generation(row, row.generation, row.first_dirty_offset)
 
 
 def made_by(run: RunRow) -> Generation:
-    """The generation that a committed run made."""
-    return Generation(
-        run.topic,
-        run.partition,
-        run.generation_after,
-        run.run_id,
-        run.end_offset,
-        run.log_start_offset,
-        run.next_offset,
-        run.archive_uri,
+    """Return the generation that a committed run made."""
+    return _generation(run, run.generation_after, run.end_offset)
+
+
+def _generation(row: Checkpoint | RunRow, number: int, first_dirty: int) -> Generation:
+    of, offsets = row.back_to or number, (first_dirty, row.log_start_offset, row.next_offset)
+    return Generation(row.topic, row.partition, number, row.run_id, *offsets, row.archive_uri, row.folder, of)
+
+
+def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms: int) -> Commit:
+    """Return the commit of generation `number`, which uses the files of an older one; parent_run_id: the run of the
+    previous generation, on which the commit is planned.
+    """
+    run, did = old.run, ("records_", "dropped_", "batches_", "bytes_", "splits")
+    new: dict[str, Any] = {"generation": number, "run_id": run_id}
+    files: dict[str, Any] = {
+        "back_to": run.back_to or run.generation_after,
+        "back_to_run_id": run.back_to_run_id or run.run_id,
+    }
+    made: dict[str, Any] = {f.name: 0 for f in fields(RunRow) if f.name.startswith(did)} | files
+    made |= {"run_id": run_id, "parent_run_id": parent_run_id, "now_ms": now_ms, "started_ms": now_ms}
+    made |= {"generation_before": number - 1, "generation_after": number}
+    return replace(
+        old,
+        planned_generation=number - 1,
+        planned_run_id=parent_run_id,
+        checkpoint=replace(old.checkpoint, **new, **files),
+        segments=[replace(segment, **new) for segment in old.segments],
+        run=replace(run, seconds="{}", anew=False, expired=None, **made),
+        standing=old.standing and replace(old.standing, **new),
     )
 
 
 def runs_at(
     current: Mapping[Key, Checkpoint], chains: Mapping[Key, Sequence[RunRow]], generation: int | None
 ) -> dict[Key, RunRow]:
-    """The committed run that made a generation (None: the current one), of each partition that has it.
+    """Return the committed run that made a generation (None: the current one), of each partition that has it.
 
-    LostRunError: one of an older generation cannot be looked for.
+    Raises LostRunError if a generation is given, and the runs of a partition are lost.
     """
     if generation is not None:
         check_runs(current, chains)
@@ -104,24 +113,24 @@ def runs_at(
 
 
 def lost_runs(current: Mapping[Key, Checkpoint], chains: Mapping[Key, Sequence[RunRow]]) -> dict[Key, LostRunError]:
-    """Of each partition that has a generation, but no run: what to say. Nor are its older generations known."""
+    """Return an error for each partition that has a generation, but no run; its older generations are unknown too."""
     lost = [key for key, row in sorted(current.items()) if row.generation > 0 and not chains.get(key)]
     return {key: LostRunError(partition=names.partition_folder(*key)) for key in lost}
 
 
 def check_runs(current: Mapping[Key, Checkpoint], chains: Mapping[Key, Sequence[RunRow]]) -> None:
-    """That older generations can be looked for. LostRunError: not those of one partition."""
+    """Raise LostRunError if the runs of a partition, and so its older generations, are unknown."""
     for error in lost_runs(current, chains).values():
         raise error
 
 
 def manifests_of(tables: State, generations: Iterable[Generation]) -> dict[Key, list[Segment]]:
-    """The segments of generations, by partition, each list by base offset."""
+    """Return the segments of generations, by partition, each list by base offset."""
     return tables.manifests({one.key: (one.generation, one.run_id) for one in generations})
 
 
 def nobody_has(generation: int) -> NoGenerationError:
-    """Of a generation that no partition has."""
+    """Return the error for a generation that no partition has."""
     return NoGenerationError(
         partition="every partition",
         found=generation,
@@ -131,8 +140,8 @@ def nobody_has(generation: int) -> NoGenerationError:
 
 
 def open_store(uri: str, notes: list[str], expected: str = f"a store, with {table_folder(CHECKPOINTS)}") -> Root:
-    """The root of a store that holds a generation; notes: gets what was set aside in it. MissingPathError: it holds
-    none; AccessError.
+    """Return the root of a store that holds a generation; notes: extended by those on damaged files that were set
+    aside. Raises MissingPathError if the store has no generation; AccessError.
     """
     state = open_state(uri)
     store = state.root

@@ -1,9 +1,8 @@
-"""Which rows of `cleaner_runs` and `log_segments` are needed: what bounds the history of a store.
+"""Rows of `cleaner_runs` and `log_segments` that are still needed: this bounds the history of a store.
 
-Of each partition the newest KEEP_GENERATIONS stay, and what is younger than KEEP_DAYS. Of what is older in both senses
-stays what a command can still use: a generation whose folder is there, for it can be restored, and a --reset whose
-generation before is there, for vacuum knows by it that this may be the only copy. Both only on the chain of parents;
-rows of runs that died go. Where the chain is cut by that, `rows.histories` goes on with the next older row.
+The newest KEEP_GENERATIONS of each partition stay, and those younger than KEEP_DAYS. A generation that is older in both
+senses stays if its folder is there, for it can be restored. Rows of runs that died go. If the row of a parent is gone,
+`rows.histories` continues with the next older one.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from jobs.store.rows import Checkpoint, RunRow
-from jobs.topics import Key
+from lastkey.jobs.store.rows import Checkpoint, RunRow
+from lastkey.jobs.topics import Key
 
-KEEP_GENERATIONS: Final = 10  # for who looks at a partition that is seldom compacted
-KEEP_DAYS: Final = 30  # for who looks back at what ran; Delta's own default for its log
+KEEP_GENERATIONS: Final = 10  # for readers of a partition that is seldom compacted
+KEEP_DAYS: Final = 30  # for readers of past runs; Delta's own default for its log
 Made = tuple[str, int, int, str]  # topic, partition, generation, run id
 
 
@@ -25,9 +24,9 @@ def needed(
     folders: Callable[[str, int], Collection[tuple[str, tuple[int, str]]]],
     now_ms: int,
 ) -> set[Made]:
-    """Of the generations up to each partition's horizon those that stay.
+    """Return the generations up to each partition's horizon that stay.
 
-    chains: of committed runs, newest first; folders: `folders.folders_of` a topic and partition.
+    chains: committed runs, newest first; folders: `folders.folders_of` for a topic and partition.
     """
     young_ms = now_ms - KEEP_DAYS * 86_400_000
     stay = set()
@@ -36,18 +35,13 @@ def needed(
         if not any(run.started_ms < young_ms for run in old):
             stay |= {_made(run) for run in old}
             continue
-        there = {made for _, made in folders(*key)}
-        numbers = {number for number, _ in there}
-        for run in old:
-            before = (run.generation_before, run.parent_run_id)
-            only_copy = run.began_anew and (before in there or (before[1] is None and before[0] in numbers))
-            if run.started_ms >= young_ms or (run.generation_after, run.run_id) in there or only_copy:
-                stay.add(_made(run))
+        there = {path for path, _ in folders(*key)}
+        stay |= {_made(run) for run in old if run.started_ms >= young_ms or run.folder in there}
     return stay
 
 
 def horizon(current: Checkpoint) -> int:
-    """The newest generation of which rows may go."""
+    """Return the newest generation whose rows may go."""
     return current.generation - KEEP_GENERATIONS
 
 

@@ -1,4 +1,4 @@
-"""A lock on a store of a local disk: one vacuum, one upgrade, one repair at a time. No commit needs it."""
+"""Lock on a store of a local disk: one vacuum, one rebuild, one repair at a time. No commit needs it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from jobs.errors import ConflictError
-from udfs.storage import Root
+from lastkey.jobs.errors import ConflictError
+from lastkey.udfs.storage import Root
 
 _MINE: Final = threading.local()  # `held`: folders whose lock this thread holds
 
 
 @contextlib.contextmanager
 def local_lock(root: Root, seconds: float = 300.0) -> Iterator[None]:
-    """An exclusive lock on a store of a local disk, for as long as the process lives at most. No commit needs it.
-
-    A thread that holds it gets it again at once.
+    """Hold an exclusive lock on a store of a local disk; it ends with the process at the latest. Raise ConflictError if
+    another process keeps it for `seconds`. A thread that holds the lock gets it again at once.
     """
     folder = Path(root.full("state"))
     held: set[Path] = _MINE.__dict__.setdefault("held", set())
@@ -39,7 +38,7 @@ def local_lock(root: Root, seconds: float = 300.0) -> Iterator[None]:
                     raise ConflictError(
                         path=file.name,
                         expected=f"the store's lock within {seconds:.0f} s",
-                        found="another process holds it",
+                        found="another process that holds it",
                     ) from None
                 time.sleep(0.05)
         held.add(folder)

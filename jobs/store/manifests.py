@@ -1,16 +1,15 @@
-"""The manifest of a generation, as a file in its folder: from these `state/`, lost, can be made again.
+"""Manifest of a generation, as a file in its folder: a lost `state/` can be made again from the manifests.
 
-`manifest.json` is written last of a run's files and flushed before the commit, so a folder that has none belongs to a
-run that died early, or to a version of before format 2. It holds what the commit brings to the tables:
+`manifest.json` is written last of a run's files and flushed before the commit, so a folder without it belongs to a run
+that died early. It holds the rows that the commit brings to the tables:
 
-    {"format": 2, "crc32c": of the text of "generation", as json.dumps writes it with sorted keys,
+    {"format": 3, "crc32c": of the text of "generation", as json.dumps writes it with sorted keys,
      "generation": {"checkpoint": {...}, "run": {...}, "segments": [{...}, ...], "standing": {...} or null}}
 
-Nothing reads it as long as the tables are there, but for `rollback`.
+As long as the tables are there, only `rollback` and `vacuum` read it. The folder of a rollback holds nothing else.
 
-`rolled-back.json` lies beside it in a generation that a rollback has undone: which one became current instead, and
-whether that is known ("made") or was about to be. It is younger than the rest of the folder, so vacuum's grace begins
-with it.
+An empty file `committed` beside it says that the commit was made. It is written after the commit. If a crash comes
+between the two, a vacuum, or the commit that replaces this generation, writes it, since the table names the generation.
 """
 
 from __future__ import annotations
@@ -18,17 +17,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final
 
 import google_crc32c
 from pyarrow import fs as pafs
 
-from jobs.errors import ConflictError, ManifestError
-from jobs.store.paths import MANIFEST, ROLLED_BACK, generation_folder
-from jobs.store.rows import (
+from lastkey.jobs.errors import ConflictError, ManifestError
+from lastkey.jobs.store.paths import COMMITTED, MANIFEST, partition_folder
+from lastkey.jobs.store.rows import (
     FORMAT,
     Checkpoint,
     Commit,
@@ -39,32 +37,20 @@ from jobs.store.rows import (
     to_arrow,
     to_checkpoints,
 )
-from logformat import names
-from logformat.locations import text_entries
-from udfs.storage import Root, flush, write_file
+from lastkey.logformat import names
+from lastkey.logformat.locations import text_entries
+from lastkey.udfs.storage import Root, flush, write_file
 
-_WRITERS: Final = 8
-MAX_OFFSET: Final = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class Mark:
-    """That a generation was rolled back, as its folder says."""
-
-    folder: str  # below the store
-    next_offset: int  # how far it reaches
-    to_generation: int
-    to_run_id: str
-    made: bool = False  # False: it was about to be made; whether it was, the tables alone know
+_AT_ONCE: Final = 8
 
 
 def folder_of(commit: Commit) -> str:
-    """The folder of a generation, below the store."""
-    return generation_folder(*commit.key, commit.run.generation_after, commit.run.run_id)
+    """Return a generation's own folder, which has its manifest, as a path below the store."""
+    return commit.checkpoint.own_folder
 
 
 def to_json(commit: Commit) -> bytes:
-    """The file's bytes."""
+    """Return the manifest as bytes."""
     generation = {
         "checkpoint": dataclasses.asdict(commit.checkpoint),
         "run": dataclasses.asdict(commit.run),
@@ -75,11 +61,13 @@ def to_json(commit: Commit) -> bytes:
 
 
 def from_json(data: bytes, path: str) -> Commit:
-    """What a run brought to its commit. ManifestError: torn, damaged, or of a newer format."""
+    """Parse a manifest into the commit that it was written for. Raise ManifestError for a torn or damaged one, or
+    another format.
+    """
     try:
         told = json.loads(data)
-        if told["format"] > FORMAT:
-            raise ManifestError(path=path, expected=f"format {FORMAT} at the most", found=told["format"])
+        if told["format"] != FORMAT:
+            raise ManifestError(path=path, expected=f"format {FORMAT}", found=told["format"])
         generation = told["generation"]
         if told["crc32c"] != _checksum(generation):
             raise ManifestError(path=path, expected=f"CRC-32C {told['crc32c']}", found=_checksum(generation))
@@ -94,7 +82,7 @@ def from_json(data: bytes, path: str) -> Commit:
             run=run,
             standing=generation["standing"] and row_of(PartitionState, generation["standing"]),
         )
-        to_arrow(RunRow, [commit.run])  # values that its tables can hold
+        to_arrow(RunRow, [commit.run])  # raises for values that the tables cannot hold
         to_arrow(Segment, commit.segments)
         to_checkpoints([(commit.checkpoint, commit.segments, commit.standing)])
         return commit
@@ -105,8 +93,8 @@ def from_json(data: bytes, path: str) -> Commit:
 
 
 def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
-    """The manifests of a wave, each into its generation's folder, on the disk when this returns. ConflictError: a
-    folder is gone, which a vacuum without grace took.
+    """Write the manifests of a wave, each into its generation's folder, and flush them. Raise ConflictError if a folder
+    is gone: a vacuum without grace deleted it.
     """
 
     def write(commit: Commit) -> None:
@@ -118,63 +106,66 @@ def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
             expected = "the folder that this run wrote"
             raise ConflictError(path=f"{store.uri}/{folder}", expected=expected, found="none") from error
 
-    with ThreadPoolExecutor(_WRITERS) as pool:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(write, commits))
 
 
+def make_folders(store: Root, commits: Sequence[Commit]) -> None:
+    """Make the folders of generations that have no files of their own, and flush them."""
+    for commit in commits:
+        store.filesystem.create_dir(store.full(folder_of(commit)))
+        flush(store, partition_folder(*commit.key))
+
+
+def say_committed(store: Root, folders: Collection[str]) -> None:
+    """Write the file `committed` into the folders of committed generations that lack it."""
+
+    def write(folder: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # a folder that is gone cannot be taken for current
+            write_file(store, f"{folder}/{COMMITTED}", b"")
+            flush(store, folder)
+
+    paths = [store.full(f"{folder}/{COMMITTED}") for folder in folders]
+    infos = store.filesystem.get_file_info(paths) if paths else []
+    missing = [each for each, info in zip(folders, infos, strict=True) if info.type == pafs.FileType.NotFound]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(write, missing))
+
+
+def read_manifests(store: Root, folders: Collection[str]) -> dict[str, Commit | None]:
+    """Return the manifests of folders (None: unreadable), without the folders that have none."""
+
+    def read(folder: str) -> tuple[str, Commit | None] | None:
+        try:
+            return folder, read_manifest(store, folder)
+        except FileNotFoundError:
+            return None
+        except ManifestError:
+            return folder, None
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return dict(filter(None, pool.map(read, folders)))
+
+
 def read_manifest(store: Root, folder: str) -> Commit:
-    """The manifest of a run's folder. FileNotFoundError: there is none; ManifestError: it is not what was written."""
+    """Return the manifest of a run's folder. Raise FileNotFoundError without one, ManifestError if it has changed."""
     path = f"{folder}/{MANIFEST}"
-    commit = from_json(read_small(store, path), path)
+    with store.filesystem.open_input_stream(store.full(path), compression=None) as stream:
+        commit = from_json(bytes(stream.read()), path)
     if folder_of(commit) != folder:
         raise ManifestError(path=path, expected=f"the manifest of {folder}", found=f"that of {folder_of(commit)}")
     return commit
 
 
-def whole_run(store: Root, folder: str) -> RunRow | None:
-    """The run that wrote a folder to its end; None: there is no manifest, or none that can be read."""
-    try:
-        return read_manifest(store, folder).run
-    except (FileNotFoundError, ManifestError):
-        return None
-
-
-def mark_rolled_back(store: Root, marks: Iterable[Mark]) -> None:
-    """Write the marks, each into its folder, on the disk when this returns. A folder that is gone needs none: a run
-    takes its own away where it stops before a problem.
-    """
-    for mark in marks:
-        with contextlib.suppress(FileNotFoundError):
-            write_file(store, f"{mark.folder}/{ROLLED_BACK}", json.dumps(dataclasses.asdict(mark)).encode())
-            flush(store, mark.folder)
-
-
-def read_mark(store: Root, folder: str) -> Mark | None:
-    """The mark of a folder; None: it has none. One that cannot be made out says that nothing is known."""
-    try:
-        data = read_small(store, f"{folder}/{ROLLED_BACK}")
-        return Mark(**(json.loads(data) | {"folder": folder}))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError):
-        return Mark(folder, MAX_OFFSET, 0, "")
-
-
-def read_small(store: Root, path: str) -> bytes:
-    """A file of ours, whole. FileNotFoundError."""
-    with store.filesystem.open_input_stream(store.full(path), compression=None) as stream:
-        return bytes(stream.read())
-
-
 def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, int | None]]:
-    """The files of a generation that are not as its manifest says: path below the store, bytes expected (None: some),
-    bytes found (None: no such file). All are as they were where this yields nothing.
+    """Yield the files of a generation that differ from its manifest: path below the store, bytes expected (None: more
+    than 0), bytes found (None: no such file).
     """
-    folder = folder_of(commit)
+    folder = commit.run.folder  # a rollback's files lie in an older one
     listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(folder), allow_not_found=True))
     found = {f"{folder}/{info.base_name}": info.size for info in text_entries(listed)[0]}  # None: a folder
     wanted = dict(_files(commit, folder))
-    older = [path for path in wanted if not path.startswith(f"{folder}/")]  # .log files that it takes over
+    older = [path for path in wanted if not path.startswith(f"{folder}/")]
     infos = store.filesystem.get_file_info([store.full(path) for path in older])
     found |= {path: info.size for path, info in zip(older, infos, strict=True)}
     for path, size in wanted.items():
@@ -183,15 +174,21 @@ def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, 
             yield path, size, seen
 
 
-def check_files(store: Root, commits: Iterable[Commit], expected: str) -> None:
-    """That all files of these generations are there still. ConflictError: a vacuum took one; expected: what it is."""
+def check_files(store: Root, commits: Iterable[Commit]) -> None:
+    """List the files of generations once more. Raise ConflictError if one differs from its manifest: somebody else
+    changed it, such as a vacuum without grace.
+    """
     for commit in commits:
-        for path, _, _ in other_files(store, commit):
-            raise ConflictError(path=f"{store.uri}/{path}", expected=expected, found="that it is gone")
+        for path, size, seen in other_files(store, commit):
+            raise ConflictError(
+                path=f"{store.uri}/{path}",
+                expected=f"{'a non-empty file' if size is None else f'{size} bytes'}, just before the commit",
+                found="no such file" if seen is None else f"{seen} bytes",
+            )
 
 
 def _files(commit: Commit, folder: str) -> Iterator[tuple[str, int | None]]:
-    """Every file of a generation below the store, and its size; None: above 0."""
+    """Yield every file of a generation, as a path below the store, and its size; None: more than 0."""
     for s in commit.segments:
         if s.root == "store":
             yield s.path, s.size_bytes
@@ -205,7 +202,7 @@ def _files(commit: Commit, folder: str) -> Iterator[tuple[str, int | None]]:
     yield f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}", None
     if commit.run.topic_id is not None:
         yield f"{folder}/{names.PARTITION_METADATA}", None
-    yield f"{folder}/{MANIFEST}", None
+    yield f"{folder_of(commit)}/{MANIFEST}", None
 
 
 def _checksum(generation: object) -> int:

@@ -1,4 +1,4 @@
-"""The table `time_index` of a store: the minutes in which each segment has data. No part of a generation."""
+"""Table `time_index` of a store: the minutes in which each segment has data. It is no part of a generation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pyarrow import fs as pafs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from jobs.store.paths import TIME_INDEX, table_folder
-from jobs.store.tables import State
-from udfs.lookup.minutes import TIME_INDEX_ROWS
-from udfs.storage import Root
+from lastkey.jobs.store.paths import TIME_INDEX, table_folder
+from lastkey.jobs.store.tables import State
+from lastkey.logformat.locations import as_hadoop_names_it
+from lastkey.udfs.lookup.minutes import TIME_INDEX_ROWS
+from lastkey.udfs.storage import Root
 
-_LARGE_TABLE_BYTES = 16 << 20  # tuned: 40 MB, 6 million rows, take 5 s in a session for what is small, 2 s in the other
+_LARGE_TABLE_BYTES = 16 << 20  # tuned: 40 MB, 6 million rows, take 5 s with _SMALL, 2 s without
 _SMALL = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
@@ -23,20 +24,20 @@ _SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.databricks.delta.snapshotPartitions": "1",
 }
-_MOST_IN_PREDICATE = 200  # segments whose rows are replaced by name; more: the table is written anew
+_MOST_IN_PREDICATE = 200  # segments whose rows are replaced by name; for more the table is written anew
 _CONSTRAINT_CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 _KEY = ("topic", "partition", "segment_base_offset")
 SegmentKey = tuple[str, int, int]
 
 
 def uri_for_spark(root: Root) -> str:
-    """Where the table lies, as Spark wants it."""
-    base = f"file://{root.base}" if root.is_local else root.uri.replace("s3://", "s3a://", 1)
+    """Return the URI of the table for Spark."""
+    base = f"file://{root.base}" if root.is_local else as_hadoop_names_it(root.uri)
     return f"{base}/{table_folder(TIME_INDEX)}"
 
 
 def minute_table(spark: SparkSession, root: Root) -> DataFrame:
-    """The table; a small one in a session for what is small: one partition, no code generation."""
+    """Return the table; a small one in a session for small data: one partition, no code generation."""
     files = root.filesystem.get_file_info(pafs.FileSelector(root.full(table_folder(TIME_INDEX))))
     if sum(file.size or 0 for file in files) < _LARGE_TABLE_BYTES:
         spark = spark.newSession()
@@ -46,8 +47,8 @@ def minute_table(spark: SparkSession, root: Root) -> DataFrame:
 
 
 def known_segments(spark: SparkSession, state: State) -> dict[SegmentKey, tuple[str, int, int]]:
-    """What the table holds: path, size and time of every segment's log when it was read."""
-    if not state.has(TIME_INDEX):
+    """Return path, size and time of every segment's log when it was read into the table."""
+    if not state.table_exists(TIME_INDEX):
         return {}
     columns = (*_KEY, "path", "size_bytes", "mtime_ms")
     rows = minute_table(spark, state.root).select(*columns).distinct().toArrow().to_pylist()
@@ -58,9 +59,9 @@ def known_segments(spark: SparkSession, state: State) -> dict[SegmentKey, tuple[
 
 
 def replace_segments(state: State, frame: DataFrame, replaced: list[SegmentKey]) -> None:
-    """One commit: rows of `replaced` segments go, those of `frame` come."""
+    """Remove the rows of `replaced` segments and add those of `frame`, in one commit."""
     uri = uri_for_spark(state.root)
-    if not state.has(TIME_INDEX):
+    if not state.table_exists(TIME_INDEX):
         frame.write.format("delta").mode("errorifexists").save(uri)
     elif not replaced:
         frame.write.format("delta").mode("append").save(uri)
@@ -87,7 +88,7 @@ def _key_schema() -> pa.Schema:
 
 @contextlib.contextmanager
 def _unchecked(spark: SparkSession) -> Iterator[None]:
-    """Let `replaceWhere` take rows of other segments too: those that are new."""
+    """Let `replaceWhere` add rows of other segments too, which are new."""
     before = spark.conf.get(_CONSTRAINT_CHECK, "true")
     spark.conf.set(_CONSTRAINT_CHECK, "false")
     try:

@@ -1,9 +1,9 @@
-"""What a table of a store needs no more: commits of long ago, and the data files that they removed.
+"""Old commits that a table of a store needs no more, and the data files that they removed.
 
-A version is read from the newest checkpoint and the commits after it. All from the newest checkpoint on stays that is
-older than KEEP_DAYS, so one that a power cut has torn costs nothing, and whoever began less long ago finds every commit
-since then, and every file of the versions that it read. The clock is the files' own times,
-so it does not matter how far that of this machine is ahead.
+A version is read from the newest checkpoint and the commits after it. The newest checkpoint older than KEEP_DAYS stays,
+and all after it. So a checkpoint that a power cut has torn costs nothing, and a run or reader that began later finds
+every commit since then, and every file of the versions that it read. The clock is the files' own times, so this
+machine's may be ahead.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from urllib.parse import unquote
 
 from pyarrow import fs as pafs
 
-from udfs.storage import Root
+from lastkey.udfs.storage import Root
 
 KEEP_DAYS: Final = 7  # a run, or a reader, that takes longer fails
 _AT_ONCE: Final = 8
-_NUMBERED: Final = re.compile(r"\.?(\d{20})\..*")  # commits, checkpoints, checksums of other writers, what was torn
+_NUMBERED: Final = re.compile(r"\.?(\d{20})\..*")  # commits, checkpoints, checksums of other writers, torn files
 _CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
 
 
 def forget(root: Root, table: str, needed: Collection[str]) -> None:
-    """Delete what is old. table: its folder below the store; needed: the data files of the head, below that folder."""
+    """Delete old commits and data files. table: its folder below the store; needed: the head's data files, below the
+    table.
+    """
     log = f"{table}/_delta_log"
     listed = root.filesystem.get_file_info(pafs.FileSelector(root.full(log)))
     newest_ns = max((info.mtime_ns or 0 for info in listed), default=0)  # of the commit that was made just now
@@ -52,14 +54,14 @@ def forget(root: Root, table: str, needed: Collection[str]) -> None:
     old = []
     for number in sorted(files):
         if any(info.mtime_ns >= old_ns for info in files[number]):
-            break  # what stays has no gap
+            break  # the commits that stay have no gap
         old.append(number)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(delete, old))
 
 
 def _removed(root: Root, commit: str) -> Iterator[str]:
-    """The data files that a commit took out of its table; none where it is gone, or torn."""
+    """Yield the data files that a commit removed from its table; none if the commit is gone, or torn."""
     with suppress(FileNotFoundError, ValueError):
         with root.filesystem.open_input_stream(root.full(commit), compression=None) as stream:
             actions = [json.loads(line) for line in stream.read().splitlines()]

@@ -1,7 +1,8 @@
-"""Where things lie in a store. No other module spells these paths.
+"""Paths in a store. No other module spells them.
 
 state/<table>                                 a Delta table
-segments/<topic>-<n>/<generation>-<run id>    what a run wrote of one partition, never changed again, and its manifest
+state/running/<run id>.json                   announcement of a run that is at work
+segments/<topic>-<n>/<generation>-<run id>    files that a run wrote of one partition, never changed, and its manifest
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from logformat import names
+from lastkey.logformat import names
 
 CHECKPOINTS: Final = "compaction_checkpoints"
 SEGMENTS: Final = "log_segments"
@@ -18,36 +19,38 @@ RUNS: Final = "cleaner_runs"
 TIME_INDEX: Final = "time_index"  # written by jobs.store.minutes; no part of a generation
 TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, TIME_INDEX)
 
+RUNNING: Final = "state/running"  # announcements of runs that are at work, see jobs.store.announcements
 PARTITIONS: Final = "segments"  # a folder for each partition is in it
 MANIFEST: Final = "manifest.json"  # in a run's folder, see jobs.store.manifests
-ROLLED_BACK: Final = "rolled-back.json"  # the same, of a generation that was rolled back
+COMMITTED: Final = "committed"  # beside it, written after the commit
 
-# With what is put behind it: a part of the run id where such a folder was committed (jobs.spark.tasks.for_this_attempt,
-# jobs.compact.waves), and again behind that where a generation's segments and key files wait (udfs.compact.key_files)
+# The run id may have two suffixes: the attempt, which is part of the run id in a committed folder
+# (jobs.spark.tasks.folder_of_this_attempt, jobs.compact.waves), and one for the folder in which a generation's segments
+# and key files wait (udfs.compact.split.key_files)
 _RUN_FOLDER: Final = re.compile(r"(?P<generation>[1-9][0-9]{0,18})-(?P<run_id>[0-9a-f]{32}(\.[0-9]{1,19}){0,2})")
 
 
 def table_folder(table: str) -> str:
-    """Where a table lies."""
+    """Return the folder of a table, below the store."""
     return f"state/{table}"
 
 
 def partition_folder(topic: str, partition: int) -> str:
-    """Where the folders of all runs of one partition lie."""
+    """Return the folder that holds those of all runs of one partition."""
     return f"{PARTITIONS}/{names.partition_folder(topic, partition)}"
 
 
 def generation_folder(topic: str, partition: int, generation: int, run_id: str) -> str:
-    """The folder of the run that made a generation."""
+    """Return the folder of the run that made a generation."""
     return f"{partition_folder(topic, partition)}/{generation}-{run_id}"
 
 
 def parse_run_folder(name: str) -> tuple[int, str] | None:
-    """(generation, run id) by the name of a run's folder; None: it is none."""
+    """Return (generation, run id) from the name of a run's folder; None for any other name."""
     found = _RUN_FOLDER.fullmatch(name)
     return None if found is None else (int(found["generation"]), found["run_id"])
 
 
 def run_id_of(folder: str) -> str:
-    """The run id of a generation's folder."""
+    """Return the run id from the path of a generation's folder."""
     return folder.rpartition("/")[2].partition("-")[2]

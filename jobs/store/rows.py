@@ -1,4 +1,4 @@
-"""The rows of the state tables: one frozen dataclass a table, from which its Arrow schema follows.
+"""Rows of the state tables: one frozen dataclass a table, from which its Arrow schema follows.
 
 Field order is column order. A field's type gives the column's: int is a long unless named in INT32; `X | None` is null.
 A column that is added later goes at the end and gets a default, so that older rows read as that.
@@ -15,17 +15,18 @@ from typing import Any, TypeVar, get_type_hints
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logformat.locations import without_secrets
-from udfs.compact.retention import Expired
+from lastkey.jobs.store.paths import generation_folder
+from lastkey.udfs.compact.retention import Expired
+from lastkey.udfs.segments import OutputSegment
 
-FORMAT = 2  # of a store. 1: manifests lay in `log_segments` alone, commits were Spark's
+FORMAT = 3  # of a store; there was no release with 1 or 2
 INT32 = frozenset({"partition", "last_batch_leader_epoch", "splits"})
 STATES = ("clean", "dirty", "uncleanable", "diverged", "gap")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`compaction_checkpoints`: the switch. One row a partition; it names the generation that counts."""
+    """Row of `compaction_checkpoints`, the switch: one for each partition; it names the current generation."""
 
     topic: str
     partition: int
@@ -33,7 +34,7 @@ class Checkpoint:
     run_id: str
     first_dirty_offset: int
     log_start_offset: int
-    next_offset: int  # end of what the generation covers; the archive is read from here on
+    next_offset: int  # end of the offsets that the generation covers; the archive is read from here on
     topic_id: str | None
     cluster_id: str | None
     archive_uri: str
@@ -42,47 +43,41 @@ class Checkpoint:
     last_batch_crc: int
     log_end_timestamp_ms: int
     now_ms: int
-    gaps: str | None = None  # JSON [[first, last, before, size], ...] (a Gap each): offsets that it passes over
-    expired_from: int = 0  # retention gave up all from here ...
-    expired_until: int = 0  # ... to here: what the archive still holds of it is not missing
+    gaps: str | None = None  # JSON [[first, last, before, size], ...] (a Gap each): offsets that it lacks
+    expired_from: int = 0  # retention deleted all from here ...
+    expired_until: int = 0  # ... to here: offsets that the archive still holds there are not missing
+    back_to: int = 0  # of a rollback: the generation whose files it uses; 0: it has its own
+    back_to_run_id: str | None = None
+    chain: str = ""  # the run that began its chain from the archive alone: the first one, or a --reset
+    read: str = "[]"  # JSON [[first, until], ...]: the offsets that this chain has read (jobs.store.coverage)
+
+    @property
+    def folder(self) -> str:
+        """Folder below the store that holds the files beside its logs."""
+        return _folder(self, self.generation)
+
+    @property
+    def own_folder(self) -> str:
+        """Folder below the store that holds its manifest."""
+        return generation_folder(self.topic, self.partition, self.generation, self.run_id)
 
 
 @dataclass(frozen=True)
-class Segment:
-    """`log_segments`: the manifest. The rows of a generation are those with its (generation, run_id)."""
-
+class _OfGeneration:
     topic: str
     partition: int
     generation: int
     run_id: str
-    base_offset: int
-    root: str  # store or archive
-    path: str  # of the .log, relative to its root
-    size_bytes: int  # bytes of the .log that belong to it: an archived active segment may grow later
-    next_offset: int  # end of the range that this segment covers
-    last_offset: int  # -1 when empty
-    batches: int
-    records: int
-    tombstones: int
-    max_timestamp_ms: int
-    mtime_ms: int
-    codecs: str  # comma list
-    checksum: int  # CRC-32C of the first size_bytes of the .log
-    source_bytes: int  # what the group held before this cleaning
-    source_records: int
-    dead_records: int
-    dead_bytes: int
-    cleaned: bool
-    txn_index_bytes: int
-    offset_index_bytes: int
-    time_index_bytes: int
-    min_timestamp_ms: int = -1  # of its records; 2**63 - 1: none has a timestamp; -1: not known
-    side_files: str | None = None  # JSON {name: CRC-32C}: indexes, snapshot; last row: others of the generation
+
+
+@dataclass(frozen=True)
+class Segment(OutputSegment, _OfGeneration):
+    """Row of `log_segments`, the manifest. The rows of a generation are those with its (generation, run_id)."""
 
 
 @dataclass(frozen=True)
 class PartitionState:
-    """`cleaner_state`: how a partition stands after the last run that looked at it, and why."""
+    """Row of `cleaner_state`: the state of a partition after the last run that looked at it, and the reason."""
 
     topic: str
     partition: int
@@ -103,7 +98,7 @@ class PartitionState:
 
 @dataclass(frozen=True)
 class RunRow:
-    """`cleaner_runs`: append only, before the switch. Rows off the chain of parents belong to runs that died."""
+    """Row of `cleaner_runs`, appended before the switch. Rows off the chain of parents belong to runs that died."""
 
     run_id: str
     topic: str
@@ -142,43 +137,45 @@ class RunRow:
     bytes_written: int
     seconds: str  # JSON: phase -> seconds
     splits: int
-    versions: str  # JSON: what ran
+    versions: str  # JSON: versions of the software that ran
     anew: bool = False  # --reset: made of the archive alone; the generation before may be the only copy of its records
-    expired: str | None = None  # JSON [[reason, first, until, segments, records, bytes], ...]: what went by retention
-    compacted: bool = True  # else retention alone was done
+    expired: str | None = None  # JSON an Expired each: what retention deleted
+    compacted: bool = True  # False: retention alone ran
     dropped_expired: int = 0  # records older than retention.ms inside segments that stay, by retention.exact
+    back_to: int = 0  # of a rollback: the generation whose files it uses; 0: it is a compaction
+    back_to_run_id: str | None = None
 
     @property
-    def began_anew(self) -> bool:
-        """Whether nothing of the generation before is in it. Runs of before the column `anew` named no parent then."""
-        return self.anew or (self.parent_run_id is None and self.generation_before > 0)
+    def folder(self) -> str:
+        """Folder below the store that holds the files beside the logs of the generation that it made."""
+        return _folder(self, self.generation_after)
 
     @property
     def went(self) -> list[Expired]:
-        """What went by retention."""
+        """Segments that retention deleted, by rule."""
         return [Expired(*one) for one in json.loads(self.expired or "[]")]
 
     @property
     def records_left(self) -> int:
-        """Of those that were cleaned: what went by retention after it, the oldest of them, is not left."""
+        """Records that are left of those that were kept: retention after the cleaning deleted the oldest of them."""
         return max(self.records_kept - sum(one.records for one in self.went), 0)
 
 
 @dataclass(frozen=True)
 class JobRun:
-    """One run of the job, with its rows of `cleaner_runs`, by topic and partition."""
+    """Run of the job, with its rows of `cleaner_runs`, by topic and partition."""
 
     run_id: str
     now_ms: int
     rows: tuple[RunRow, ...]
 
     def total(self, column: str) -> int:
-        """Sum of a column of all partitions."""
+        """Return the sum of a column over all partitions."""
         return sum(getattr(row, column) for row in self.rows)
 
 
 def by_run(rows: Iterable[RunRow]) -> list[JobRun]:
-    """Rows of runs that committed, put together by run; oldest first."""
+    """Return committed rows of runs, grouped by run, oldest first."""
     of_run: dict[str, list[RunRow]] = {}
     for row in rows:
         of_run.setdefault(row.run_id, []).append(row)
@@ -191,7 +188,7 @@ def by_run(rows: Iterable[RunRow]) -> list[JobRun]:
 
 @dataclass(frozen=True)
 class Commit:
-    """What one partition brings to a wave. `planned_*`: what its checkpoint said to the plan; 0 and None: none."""
+    """Part of one partition in a wave's commit. `planned_*`: its checkpoint at planning time; 0 and None: none."""
 
     topic: str
     partition: int
@@ -216,40 +213,32 @@ _SCHEMAS: dict[type[Any], pa.Schema] = {}  # by kind of row: type hints are read
 def histories(
     checkpoints: Mapping[tuple[str, int], Checkpoint], runs: Iterable[RunRow]
 ) -> dict[tuple[str, int], list[RunRow]]:
-    """The committed runs of every partition, newest first: the chain of parents from its checkpoint, past resets, and
-    past rows that `jobs.store.history` has let go: then with the next older one, which is on the chain too.
+    """Return the committed runs of every partition, newest first: the chain of parents from its checkpoint, past
+    resets. Where `jobs.store.history` has removed a parent's row, the chain continues with the next older row, which is
+    on it too.
     """
-    rows: dict[tuple[str, int, int], dict[str, RunRow]] = {}
+    rows: dict[tuple[str, int], list[RunRow]] = {key: [] for key in checkpoints}
     for row in runs:
-        rows.setdefault((row.topic, row.partition, row.generation_after), {})[row.run_id] = row
-    numbers: dict[tuple[str, int], list[int]] = {}
-    for topic, partition, number in rows:
-        numbers.setdefault((topic, partition), []).append(number)
+        rows.get((row.topic, row.partition), []).append(row)
     chains: dict[tuple[str, int], list[RunRow]] = {}
     for key, checkpoint in checkpoints.items():
-        chain: list[RunRow] = []
-        step = rows.get((*key, checkpoint.generation), {}).get(checkpoint.run_id)
-        while step is not None:
-            chain.append(step)
-            before = _before(step, rows.get((*key, step.generation_before), {}))
-            if before is None and step.parent_run_id is not None:
-                older = [n for n in numbers.get(key, ()) if n < step.generation_before]
-                left = rows[*key, max(older)].values() if older else ()
-                before = min(left, key=lambda row: row.started_ms, default=None)
-            step = before
-        chains[key] = chain
+        chain: list[RunRow] = chains.setdefault(key, [])
+        number, run_id = checkpoint.generation, checkpoint.run_id
+        newest_first = sorted(rows[key], key=lambda row: (-row.generation_after, row.started_ms))
+        for row in newest_first:
+            is_next = row.generation_after == number and row.run_id == run_id
+            if is_next or (chain and row.generation_after < number):
+                chain.append(row)
+                number, run_id = row.generation_before, row.parent_run_id or ""
     return chains
 
 
-def _before(row: RunRow, runs: Mapping[str, RunRow]) -> RunRow | None:
-    """The parent of a run, among the runs by id that made the generation before, committed or not."""
-    if row.parent_run_id is not None:
-        return runs.get(row.parent_run_id)
-    return next(iter(runs.values())) if row.began_anew and len(runs) == 1 else None  # two: one died, which is not known
+def _folder(row: Checkpoint | RunRow, generation: int) -> str:
+    return generation_folder(row.topic, row.partition, row.back_to or generation, row.back_to_run_id or row.run_id)
 
 
 def arrow_schema(kind: type[Any]) -> pa.Schema:
-    """The columns of a row's dataclass."""
+    """Return the columns of a row's dataclass."""
     if kind not in _SCHEMAS:
         fields = []
         for name, hint in get_type_hints(kind).items():
@@ -260,28 +249,23 @@ def arrow_schema(kind: type[Any]) -> pa.Schema:
 
 
 def to_arrow(kind: type[Row], rows: Iterable[Row]) -> pa.Table:
-    """Rows as an Arrow table."""
+    """Return rows as an Arrow table."""
     schema = arrow_schema(kind)
     held = list(rows)
     return pa.table([pa.array([getattr(row, f.name) for row in held], f.type) for f in schema], schema=schema)
 
 
 def checkpoint_schema() -> pa.Schema:
-    """The columns of `compaction_checkpoints`: those of Checkpoint, the manifest, and how the partition stands.
+    """Return the columns of `compaction_checkpoints`: those of Checkpoint, the manifest, and the partition's state.
 
-    Where a partition has no generation yet, `generation` is 0 and the rest of it null. `manifest_of` is the run whose
-    manifest `segments` is, and Delta refuses a row in which that is not `run_id`: an older version, which knows of no
-    manifest here, would move the one and leave the other.
+    For a partition without a generation `generation` is 0 and the rest of it null.
     """
     manifest = [f for f in arrow_schema(Segment) if f.name not in ("topic", "partition", "generation", "run_id")]
     standing = [f for f in arrow_schema(PartitionState) if f.name not in ("topic", "partition")]
-    rule = {"expression": {"expression": "manifest_of IS NOT NULL AND manifest_of = coalesce(run_id, '')"}}
-    told = {"delta.invariants": json.dumps(rule), "lastkey.format": str(FORMAT)}
     return pa.schema(
         [
             *arrow_schema(Checkpoint),
-            pa.field("manifest_of", pa.string(), metadata=told),
-            pa.field("segments", pa.list_(pa.struct(manifest))),
+            pa.field("segments", pa.list_(pa.struct(manifest)), metadata={"lastkey.format": str(FORMAT)}),
             pa.field("standing", pa.struct(standing)),
         ]
     )
@@ -290,7 +274,7 @@ def checkpoint_schema() -> pa.Schema:
 def to_checkpoints(
     decided: Sequence[tuple[Checkpoint, Sequence[Segment], PartitionState | None]],
 ) -> pa.Table:
-    """Rows of `compaction_checkpoints`: each partition's checkpoint, the manifest of its generation, how it stands."""
+    """Return rows of `compaction_checkpoints`: each partition's checkpoint, its generation's manifest, its state."""
     schema = checkpoint_schema()
     manifest = [field.name for field in schema.field("segments").type.value_type]
     standing = [field.name for field in schema.field("standing").type]
@@ -301,7 +285,6 @@ def to_checkpoints(
     ]
     standings = [state and {name: getattr(state, name) for name in standing} for _, _, state in decided]
     columns += [
-        pa.array([checkpoint.run_id for checkpoint, _, _ in decided], pa.string()),
         pa.array(segments, schema.field("segments").type),
         pa.array(standings, schema.field("standing").type),
     ]
@@ -309,7 +292,7 @@ def to_checkpoints(
 
 
 def from_checkpoints(found: pa.Table) -> dict[tuple[str, int], Checkpoint]:
-    """Rows of `compaction_checkpoints`: the current generation of each partition that has one."""
+    """Return the current generation of each partition that has one, from rows of `compaction_checkpoints`."""
     has = found.filter(pc.greater(found["generation"], 0))
     return {(row.topic, row.partition): row for row in from_arrow(Checkpoint, has)}
 
@@ -317,7 +300,7 @@ def from_checkpoints(found: pa.Table) -> dict[tuple[str, int], Checkpoint]:
 def manifests_in(
     found: pa.Table, wanted: Mapping[tuple[str, int], tuple[int, str]]
 ) -> dict[tuple[str, int], list[Segment]]:
-    """The segments of those wanted generations (generation, run id) that are current; found: of the same table."""
+    """Return the segments of wanted generations (generation, run id) that are current in checkpoint rows `found`."""
     names = ["topic", "partition", "generation", "run_id"]
     manifests: dict[tuple[str, int], list[Segment]] = {}
     for row in found.select([*names, "segments"]).to_pylist():
@@ -328,29 +311,24 @@ def manifests_in(
     return manifests
 
 
-def undecided(topic: str, partition: int) -> dict[str, Any]:
-    """The row of `compaction_checkpoints` of a partition that has no generation yet."""
-    found = {"topic": topic, "partition": partition, "generation": 0, "manifest_of": ""}
+def empty_row(topic: str, partition: int) -> dict[str, Any]:
+    """Return the row of `compaction_checkpoints` of a partition that has no generation yet."""
+    found = {"topic": topic, "partition": partition, "generation": 0}
     return dict.fromkeys(checkpoint_schema().names) | found
 
 
 def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:
-    """An Arrow table of these columns, and perhaps others, as rows. Where a column is missing, or null as in rows that
-    are older than it, its default counts. URIs that older versions took with credentials come without them: they are
-    shown, and compared with those that are given now.
+    """Return the rows of an Arrow table with these columns, and perhaps others. A column that is missing or null, as in
+    rows that are older than it, takes its default.
     """
     names = [f.name for f in dataclasses.fields(kind) if f.name in table.column_names]
-    rows = table.select(names).to_pylist()
-    for row in rows:
-        if "archive_uri" in row:
-            row["archive_uri"] = without_secrets(row["archive_uri"])
-    return [row_of(kind, row) for row in rows]
+    return [row_of(kind, row) for row in table.select(names).to_pylist()]
 
 
 def row_of(kind: type[Row], told: Mapping[str, Any]) -> Row:
-    """A row of what a table or a file tells of it: where that is older than a column, or null, its default counts; what
-    is younger than this version is passed over.
+    """Return a row from the values in a table or file. A column that is missing or null, as in older rows, takes its
+    default; columns of newer versions are ignored.
     """
-    fields = dataclasses.fields(kind)
+    fields = [f for f in dataclasses.fields(kind) if f.init]
     late = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING and told.get(f.name) is None}
     return kind(**{f.name: told[f.name] for f in fields if f.name in told} | late)

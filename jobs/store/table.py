@@ -1,21 +1,21 @@
-"""A small Delta table of a store, changed by compare-and-swap and without Spark.
+"""Small Delta table of a store, changed by compare-and-swap and without Spark.
 
-Who changes a table reads its head, version n, plans on what it read, and puts version n + 1. Delta's log lets one
-process put it (a hard link on disks, a conditional PUT in buckets); every other one is refused, reads the new head and
-plans again. Nothing else excludes anybody: there is no lock.
+A writer reads the table's head, version n, plans on it, and puts version n + 1. Delta's log lets one process put it (a
+hard link on disks, a conditional PUT in buckets); every other one is refused, reads the new head and plans again.
+There is no lock.
 
     version = head(root, name)          read once
-    change = plan(version)              what is to be added and removed; raises where it cannot be any more
+    change = plan(version)              rows to add, files to remove; raises if the change is impossible by now
     put(version, change)                new files, flushed; then the commit of version n + 1, never of another
 
-A commit whose answer is lost may have been made, or may be made later. So each carries an id of its own, and after any
-error the versions from n + 1 to the head are searched for it: found is done. An attempt on n that is not found can be
-made again on n, for one of both lands at most; once another's n + 1 is there, it never lands.
+A commit whose answer is lost may have been made, or may be made later. So each commit carries its own id, and after any
+error the versions from n + 1 to the head are searched for that id: if it is found, the commit is done. If not, the
+attempt on n can be repeated, for only one of the two can land; once another writer's n + 1 is there, neither can.
 
-delta-rs commits by a hard link without flushing anything, so what must survive a power cut is flushed here: data before
-the commit, the commit and the folder's names before success is said, and before another commit is built upon it. So
-only the last commit can be empty or torn, of a machine that lost its power; it counts as never made
-(`jobs.store.torn`): each commit says how many actions it holds.
+delta-rs commits by a hard link without flushing anything, so this module flushes: data before the commit; the commit
+and the folder's names before success is reported, and before another commit is built upon it. So a power cut can leave
+only the last commit empty or torn. Each commit says how many actions it holds, and a torn one counts as never made
+(`jobs.store.torn`).
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from pyarrow import fs as pafs
 
-from jobs.errors import ConflictError, DamagedTableError, FileSystemError, UnsureCommitError, UsageError
-from jobs.store.commit_file import (
+from lastkey.jobs.errors import ConflictError, DamagedTableError, FileSystemError, UnsureCommitError, UsageError
+from lastkey.jobs.store.commit_file import (
     ID,
     MARK,
     check_name,
+    commit_metadata,
     is_whole,
-    stated,
     sum_line,
     sum_of,
 )
-from jobs.store.delta import READABLE, opened, storage_options, uri_of
-from jobs.store.old_versions import forget
-from jobs.store.torn import COMMIT, check_made, log_names, torn_set_aside
-from logformat.s3_access import in_one_line
-from udfs.storage import Root, exists, flush, flush_folder, write_file
+from lastkey.jobs.store.delta import READABLE, open_table, storage_options, uri_of
+from lastkey.jobs.store.old_versions import forget
+from lastkey.jobs.store.torn import COMMIT, check_made, log_names, torn_set_aside
+from lastkey.logformat.s3_access import in_one_line
+from lastkey.udfs.storage import Root, exists, flush, flush_folder, write_file
 
-FILE: Final = "_file"  # column: the data file in which a row lies
+FILE: Final = "_file"  # column: the data file that holds the row
 _FILE_FIELD: Final = pa.field(FILE, pa.string())
 _READERS: Final = 8
-Held = dict[str, pa.Table]  # data files never change: what was read of them, by path
-_READER, _WRITER = 1, 2  # Delta's protocol: what delta-rs and delta-spark both read and write
-_ATTEMPTS: Final = 200  # each one lost to another writer's commit
-_UNANSWERED: Final = 5  # attempts without a commit of anybody's: the store cannot be written
-_FILE_ROWS: Final = 256  # of a data file: a change of a few rows rewrites so many
+Held = dict[str, pa.Table]  # rows by path of their data file: these files never change
+_READER, _WRITER = 1, 2  # Delta's protocol, which delta-rs and delta-spark both read and write
+_ATTEMPTS: Final = 200  # each lost to another writer's commit
+_UNANSWERED: Final = 5  # attempts in which nobody committed: the store cannot be written
+_FILE_ROWS: Final = 256  # of a data file: a change of a few rows rewrites a whole file
 _CHECKPOINT_EVERY: Final = 20  # versions
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _OF_THE_DISK: Final = re.compile(r"LocalFileSystem|os error \d|[Tt]able location|No table metadata")
@@ -75,21 +75,21 @@ _UNFIT: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")  # delta-rs tak
 
 @dataclass(frozen=True)
 class Version:
-    """A table at one version; -1: there is no table yet."""
+    """Version of a table; number -1: there is no table yet."""
 
     root: Root
     name: str
     number: int
     delta: DeltaTable | None = None
-    notes: tuple[str, ...] = ()  # what was found torn, and set aside
+    notes: tuple[str, ...] = ()  # about torn files that were set aside
 
     @property
     def folder(self) -> str:
-        """Of the table, below the store."""
+        """Folder of the table, below the store."""
         return f"state/{self.name}"
 
     def files(self) -> list[str]:
-        """Its data files, below the table's folder."""
+        """Return its data files, as paths below the table's folder."""
         if self.delta is None:
             return []
         return [unquote(path) for path in pa.table(self.delta.get_add_actions())["path"].to_pylist()]
@@ -101,12 +101,11 @@ class Change:
 
     added: Sequence[pa.Table]
     removed: Collection[str] = ()
-    whole: bool = False  # nothing that is there stays: `added` is the table, with its schema
     metadata: dict[str, str] = field(default_factory=dict)
 
 
 def check_fit(root: Root) -> None:
-    """That a table can lie there. UsageError: the path has characters that delta-rs takes for others."""
+    """Raise UsageError if no table can lie there: delta-rs would take characters of the path for others."""
     if root.filesystem.type_name == "s3" and "?" in root.uri:
         raise UsageError(
             message=f"{root.uri}: a store's URI cannot have settings in it (?): give them by the environment "
@@ -122,10 +121,10 @@ def check_fit(root: Root) -> None:
 
 
 def head(root: Root, name: str) -> Version:
-    """The newest version there is; on a disk, what a power cut has torn is set aside first.
+    """Return the newest version; on a disk, set aside first what a power cut has torn.
 
-    UsageError: a table of a protocol that is not ours to write; FileSystemError: one on a disk that cannot be read;
-    DamagedTableError: one that delta-rs can read and make nothing of.
+    UsageError: the table has another protocol, which we must not write; FileSystemError: a disk cannot be read;
+    DamagedTableError: delta-rs can read the files and finds no valid table.
     """
     notes = tuple(torn_set_aside(root, name)) if root.is_local else ()
     try:
@@ -151,33 +150,33 @@ def head(root: Root, name: str) -> Version:
 
 
 def _newest(root: Root, name: str) -> DeltaTable:
-    """As delta-rs finds it; on a disk it takes a commit that it may not look at for one that is not there, and would
-    give an older version for the newest.
+    """Open the newest version. On a disk delta-rs treats an unreadable commit as missing, and would return an older
+    version: raise FileSystemError then.
     """
     number = -1
     while True:
-        table = opened(root, name)
+        table = open_table(root, name)
         above = _commit_path(name, table.version() + 1)
         if not root.is_local or not Path(root.full(above)).exists():
             return table
         if table.version() == number:
             raise FileSystemError(path=f"{root.uri}/{above}", found="a commit that could not be read")
-        number = table.version()  # somebody has committed meanwhile, or it can be read now
+        number = table.version()  # another writer has committed meanwhile, or the commit can be read now
 
 
 def _commits_there(root: Root, name: str) -> list[str]:
-    """Names of the commits on a disk, whether delta-rs may look at them or not."""
+    """Return the names of the commits on a disk, also of those that delta-rs may not read."""
     return [found for found in log_names(Path(root.full(f"state/{name}/_delta_log"))) if COMMIT.fullmatch(found)]
 
 
 def _has_no_gap(root: Root, name: str) -> bool:
-    """Whether each commit between two is there: delta-rs leaves out names that it may not look at."""
+    """Return whether the commits on a disk have no gap; delta-rs reports one if it may not read some of them."""
     numbers = sorted(int(found[:20]) for found in _commits_there(root, name))
     return bool(numbers) and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def _refuse_unread(root: Root, name: str) -> None:
-    """Of a table that delta-rs finds none of: it takes names that it may not look at for such as are not there."""
+    """Raise FileSystemError if commits exist where delta-rs found no table: it treats unreadable files as missing."""
     if root.is_local and _commits_there(root, name):
         raise FileSystemError(path=f"{root.uri}/state/{name}", found="commits that could not be read")
 
@@ -185,7 +184,7 @@ def _refuse_unread(root: Root, name: str) -> None:
 def rows(
     version: Version, schema: pa.Schema, held: Held | None = None, files: Collection[str] | None = None
 ) -> pa.Table:
-    """The rows with these columns, null where a file has not the column, and with FILE; files: of these alone."""
+    """Return the rows with these columns, null where a file lacks the column, and with FILE; files: of these alone."""
     held = {} if held is None else held
     wanted = sorted(version.files() if files is None else files)
     absent = [path for path in wanted if path not in held]
@@ -215,7 +214,7 @@ def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
 
 
 def _bytes_of(root: Root, path: str) -> bytes:
-    """In one request, not one a column. FileSystemError: where a file does not close Arrow says no number."""
+    """Read a file in one request, not one a column. Raise FileSystemError if closing fails: Arrow sets no errno."""
     try:
         with root.filesystem.open_input_file(root.full(path)) as file:
             return bytes(file.read())
@@ -228,11 +227,11 @@ def _bytes_of(root: Root, path: str) -> bytes:
 def swap(
     root: Root, name: str, schema: pa.Schema, plan: Callable[[Version], Change | None], at: Version | None = None
 ) -> int:
-    """Change a table: `plan` says what, on the head that it is given, or None for nothing. The version made, or found.
-    at: its head, as far as the caller knows.
+    """Change a table by what `plan` returns for the head that it is given (None: no change). Return the version that
+    was made, or found. at: the head, as far as the caller knows.
 
-    `plan` is called again whenever another writer was first, and raises what is to be raised where the change cannot be
-    any more. ConflictError: the others never stop; UnsureCommitError: the store does not answer.
+    `plan` is called again whenever another writer was first, and raises if the change is impossible by then.
+    ConflictError: other writers were first every time; UnsureCommitError: the store does not answer.
     """
     tried: set[str] = set()
     unanswered = 0
@@ -243,7 +242,7 @@ def swap(
         except Exception as error:
             if not tried:
                 raise
-            now = _head_after(error, version)  # an attempt may have been made after we looked, and been built upon
+            now = _head_after(error, version)  # our attempt may have landed after we looked, and been built upon
             if (found := _search(last, now, tried)) is not None:
                 return _settled(last, found)
             if now.number == last.number:
@@ -255,7 +254,7 @@ def swap(
         tried.add(own := uuid.uuid4().hex)
         added = [_write(version, table) for table in change.added]
         flush_folder(root, version.folder)
-        _flush_commit(version, version.number)  # who put it may have died before that
+        _flush_commit(version, version.number)  # its writer may have died before the flush
         try:
             _commit(version, schema, added, change, own)
         except (DeltaError, OSError) as error:
@@ -267,26 +266,26 @@ def swap(
                 if unanswered >= _UNANSWERED:
                     raise
             else:
-                _remove(last, added)  # it never lands
-                time.sleep(random.uniform(0, 0.05))  # several that lost at once need not meet again
+                _remove(last, added)  # the attempt never lands
+                time.sleep(random.uniform(0, 0.05))  # several losers need not collide again
         else:
             return _settled(last, last.number + 1)
     raise ConflictError(
         path=f"{root.uri}/state/{name}",
-        expected="a commit between those of others",
-        found=f"{_ATTEMPTS} commits of others, one after the other",
+        expected="a turn to commit",
+        found=f"{_ATTEMPTS} commits of other runs in a row",
     )
 
 
 def in_files(table: pa.Table) -> list[pa.Table]:
-    """Rows cut for files of a size that is cheap to write again."""
+    """Return rows cut into files that are cheap to rewrite."""
     return [table.slice(at, _FILE_ROWS) for at in range(0, len(table), _FILE_ROWS)]
 
 
 def replaced(version: Version, keys: Sequence[str], new: pa.Table, held: Held) -> Change:
-    """The change that puts `new` rows in place of those with the same keys.
+    """Return the change that puts `new` rows in place of those with the same keys.
 
-    Files without such a row stay, but for one that is less than half full.
+    Files without such a row stay, except those that are less than half full.
     """
     schema = new.schema
     everything = rows(version, schema, held).select([*keys, FILE])
@@ -301,22 +300,22 @@ def replaced(version: Version, keys: Sequence[str], new: pa.Table, held: Held) -
     return Change(added=in_files(merged), removed=touched)
 
 
-def marks(version: Version, since: int) -> Iterator[str]:
-    """The marks of the commits above version `since`, up to this one. ConflictError: one is not there any more."""
+def announced_deletions(version: Version, since: int) -> Iterator[str]:
+    """Yield the marks of the commits above version `since`, up to this one. Raise ConflictError if a commit is gone."""
     for number in range(since + 1, version.number + 1):
         info = commit_info(version.root, version.name, number)
         if info is None:
             raise ConflictError(
                 path=f"{version.root.uri}/{version.folder}",
-                expected=f"version {number}, which this run must know",
-                found="it was cleaned away; did the run take longer than the history is kept?",
+                expected=f"version {number}, which this run has to check",
+                found="none: its history was deleted; did the run take longer than the history is kept?",
             )
         if MARK in info:
             yield info[MARK]
 
 
 def before_record(version: Version) -> int:
-    """The version before the oldest commit that is still on record."""
+    """Return the version before the oldest commit that is still on record."""
     folder = version.root.full(f"{version.folder}/_delta_log")
     listed = version.root.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
     found = [int(info.base_name[:20]) for info in listed if COMMIT.fullmatch(info.base_name)]
@@ -324,15 +323,15 @@ def before_record(version: Version) -> int:
 
 
 def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
-    """What a version's commit says of itself; None where its file is not there. DamagedTableError."""
+    """Return the commitInfo of a version; None if its file is gone. Raise DamagedTableError if it is not whole."""
     path = _commit_path(name, number)
     try:
         with root.filesystem.open_input_stream(root.full(path), compression=None) as stream:
             commit = stream.read()
     except FileNotFoundError:
         return None
-    if not is_whole(commit, name, number):  # below a checkpoint nobody has looked at it yet
-        raise DamagedTableError(path=f"{root.uri}/{path}", expected="a whole commit", found="one that is not")
+    if not is_whole(commit, name, number):  # commits below a checkpoint were not checked before
+        raise DamagedTableError(path=f"{root.uri}/{path}", expected="a whole commit", found="a damaged one")
     actions = [json.loads(line) for line in commit.splitlines()]
     return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
 
@@ -342,7 +341,7 @@ def _commit_path(name: str, number: int) -> str:
 
 
 def _write(version: Version, table: pa.Table) -> AddAction:
-    """One data file, flushed. Its name says the CRC-32C of its bytes, for Parquet has none of its own."""
+    """Write and flush one data file. Its name holds the CRC-32C of its bytes, for Parquet has none of its own."""
     made = pa.BufferOutputStream()
     pq.write_table(table, made, compression="zstd")
     data = made.getvalue()
@@ -358,11 +357,12 @@ def _write(version: Version, table: pa.Table) -> AddAction:
 
 
 def _commit(version: Version, schema: pa.Schema, added: list[AddAction], change: Change, own: str) -> None:
-    """Put version n + 1, once. Whatever is raised: it may have been put all the same."""
+    """Put version n + 1, once. After any error it may have been put all the same."""
     now_ms = time.time_ns() // 1_000_000
-    removed = [] if change.whole else [RemoveAction(quote(path), True, now_ms) for path in change.removed]
-    gone = version.files() if change.whole else change.removed
-    told = stated(own, version.name, version.number + 1, [each.path for each in added], gone, change.metadata)
+    removed = [RemoveAction(quote(path), True, now_ms) for path in change.removed]
+    told = commit_metadata(
+        own, version.name, version.number + 1, [each.path for each in added], change.removed, change.metadata
+    )
     properties = CommitProperties(custom_metadata=told, max_commit_retries=0)
     delta_schema = Schema.from_arrow(schema)
     if version.delta is None:
@@ -373,7 +373,7 @@ def _commit(version: Version, schema: pa.Schema, added: list[AddAction], change:
         )  # fmt: skip
     else:
         version.delta.create_write_transaction(
-            [*added, *removed], "overwrite" if change.whole else "append", delta_schema, commit_properties=properties,
+            [*added, *removed], "append", delta_schema, commit_properties=properties,
             post_commithook_properties=_NO_HOOKS,
         )  # fmt: skip
 
@@ -386,7 +386,7 @@ def _head_after(error: Exception, version: Version) -> Version:
 
 
 def _search(version: Version, now: Version, tried: set[str]) -> int | None:
-    """The version above `version` that is one of ours."""
+    """Return the version above `version` that is one of our attempts; None if there is none."""
     for number in range(version.number + 1, now.number + 1):
         if (commit_info(version.root, version.name, number) or {}).get(ID) in tried:
             return number
@@ -395,19 +395,19 @@ def _search(version: Version, now: Version, tried: set[str]) -> int | None:
 
 def _remove(version: Version, added: list[AddAction]) -> None:
     for each in added:
-        with contextlib.suppress(OSError):  # it costs its bytes until vacuum comes
+        with contextlib.suppress(OSError):  # a file that stays costs its bytes until vacuum comes
             version.root.filesystem.delete_file(version.root.full(f"{version.folder}/{each.path}"))
 
 
 def _settled(version: Version, made: int) -> int:
-    """Our commit, once that is on the disk; now and then a checkpoint, which spares readers commits, and what is old
-    goes.
+    """Flush and check our commit, and return its version. Now and then write a checkpoint, so that readers need fewer
+    commits, and delete old files.
     """
     root = version.root
     _flush_commit(version, made)
     check_made(root, _commit_path(version.name, made))
     if made and made % _CHECKPOINT_EVERY == 0:
-        with contextlib.suppress(DeltaError, OSError, FileSystemError):  # it costs time alone
+        with contextlib.suppress(DeltaError, OSError, FileSystemError):  # failure costs only time
             checkpoint(version.root, version.name, made)
             now = head(root, version.name)
             forget(root, now.folder, now.files())
@@ -416,21 +416,21 @@ def _settled(version: Version, made: int) -> int:
 
 def _flush_commit(version: Version, number: int) -> None:
     path = _commit_path(version.name, number)
-    if number >= 0 and exists(version.root, path):  # else somebody has checkpointed and cleaned it meanwhile
+    if number >= 0 and exists(version.root, path):  # else another writer has cleaned it up behind a checkpoint
         flush(version.root, path)
         flush_folder(version.root, path.rpartition("/")[0])
 
 
 def checkpoint(root: Root, name: str, number: int) -> None:
-    """Write Delta's checkpoint of a version, on the disk before anything relies on it."""
-    table = opened(root, name, number)
+    """Write and flush Delta's checkpoint of a version, before anything relies on it."""
+    table = open_table(root, name, number)
     table.create_checkpoint()
     log, made = f"state/{name}/_delta_log", f"{number:020}.checkpoint.parquet"
     with root.filesystem.open_input_stream(root.full(f"{log}/{made}"), compression=None) as stream:
         data = stream.read()
     flush(root, f"{log}/{made}")
     said = f"{log}/{sum_of(made)}"
-    if root.is_local:  # whole at once: readers take a checkpoint with half a sum for a torn one
+    if root.is_local:  # atomic: readers take a checkpoint with half a sum for a torn one
         write_file(root, f"{said}.tmp", sum_line(data))
         Path(root.full(f"{said}.tmp")).replace(root.full(said))
     else:

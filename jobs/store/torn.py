@@ -1,4 +1,4 @@
-"""What a power cut has torn of a table's log on a disk: found, and set aside. Damage of other kinds is named."""
+"""Repair of a table's log on a disk: sets torn files aside after a power cut, and refuses any other damage."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from jobs.errors import DamagedTableError, UsageError
-from jobs.store.commit_file import is_torn, is_whole, is_whole_checkpoint, sum_of
-from jobs.store.local_lock import local_lock
-from udfs.storage import Root, flush
+from lastkey.jobs.errors import DamagedTableError, UsageError
+from lastkey.jobs.store.commit_file import is_torn, is_whole, is_whole_checkpoint, sum_of
+from lastkey.jobs.store.local_lock import local_lock
+from lastkey.udfs.storage import Root, flush
 
 COMMIT: Final = re.compile(r"\d{20}\.json")
 _CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
 
 
 def torn_set_aside(root: Root, name: str) -> Iterator[str]:
-    """The newest commit, and the newest checkpoint, under other names where they are not whole: a machine lost its
-    power before they were on its disk, and before anybody was told of them.
+    """Rename the newest commit and the newest checkpoint if they are not whole, and yield a note on each: the machine
+    lost power before they were on its disk, and before anybody was told of them.
     """
     log = Path(root.full(f"state/{name}/_delta_log"))
     for find in (_torn_checkpoint, _torn_commit):
         if not find(log):
             continue
         with local_lock(root):
-            for path in find(log):  # another process may have been at it
+            for path in find(log):  # another process may have renamed it first
                 path.rename(path.with_name(f"{path.name}.torn-{uuid.uuid4().hex[:8]}"))
-                yield f"{path}: not whole, as after a power cut; it was set aside, and counts as never made"
+                yield f"{path}: incomplete, as after a power cut; it was set aside, and counts as never made"
             flush(root, f"state/{name}/_delta_log")
 
 
 def _torn_commit(log: Path) -> list[Path]:
-    """UsageError: one is not whole as no power cut leaves it, or not the last. What a checkpoint holds is not asked."""
+    """Return the last commit if it is torn. Raise UsageError if a commit is damaged as no power cut leaves it, or is
+    not the last. Commits that a checkpoint covers are not checked.
+    """
     names = log_names(log)
     commits = sorted(name for name in names if COMMIT.fullmatch(name))
     since = max((int(name[:20]) for name in names if _CHECKPOINT.fullmatch(name)), default=-1)
@@ -57,7 +59,7 @@ def _torn_commit(log: Path) -> list[Path]:
 
 
 def check_made(root: Root, commit: str) -> None:
-    """That a commit on a disk is what was put; commit: its path below the store. DamagedTableError."""
+    """Raise DamagedTableError unless a commit on a disk is as it was put; commit: its path below the store."""
     if root.is_local and not _is_whole(Path(root.full(commit))):
         raise DamagedTableError(path=f"{root.uri}/{commit}", expected="the commit that was made", found="another")
 
@@ -73,18 +75,20 @@ def _is_whole(commit: Path) -> bool:
     try:
         found = commit.stat()
         return _read_whole(commit, found.st_ino, found.st_size, found.st_mtime_ns)
-    except FileNotFoundError:  # somebody set it aside, or cleaned it, a moment ago
+    except FileNotFoundError:  # another process set it aside, or cleaned it up, a moment ago
         return True
 
 
 @lru_cache(4096)
 def _read_whole(commit: Path, *_: int) -> bool:
-    """Of a file as it is now; `_`: what tells it from another of its name."""
+    """Return whether a commit is whole; `_`: inode, size and time, by which the cache sees that a file changed."""
     return is_whole(commit.read_bytes(), commit.parent.parent.name, int(commit.stem))
 
 
 def _torn_checkpoint(log: Path) -> list[Path]:
-    """Whatever the hint says: readers list checkpoints too."""
+    """Return the newest checkpoints that are not whole, and the hint if it names one of them or none: readers list
+    checkpoints whatever the hint says.
+    """
     checkpoints = sorted(name for name in log_names(log) if _CHECKPOINT.fullmatch(name))
     torn = list(takewhile(lambda path: not _is_whole_checkpoint(path), (log / name for name in checkpoints[::-1])))
     hint = log / "_last_checkpoint"
@@ -109,12 +113,12 @@ def _is_whole_checkpoint(path: Path) -> bool:
 
 @lru_cache(256)
 def _read_whole_checkpoint(path: Path, told: bytes | None, *_: int) -> bool:
-    """Of a file as it is now."""
+    """Return whether a checkpoint is whole; `_`: as in `_read_whole`."""
     return is_whole_checkpoint(path.read_bytes(), told)
 
 
 def log_names(log: Path) -> list[str]:
-    """Of the files of a table's log; none where it is not there."""
+    """Return the names of the files in a table's log; none if the log is missing."""
     try:
         return [entry.name for entry in os.scandir(log)]
     except FileNotFoundError:

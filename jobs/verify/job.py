@@ -1,7 +1,7 @@
-"""`verify ARCHIVE`, `verify --store STORE`: the invariants, checked apart from the code that compacts.
+"""`verify ARCHIVE`, `verify --store STORE`: checks the invariants with code apart from the code that compacts.
 
-An archive, or a restored log directory, is checked for what one side allows. A generation is checked against its
-manifest, and against what it was made of where those files are still there. What could not be checked is said.
+An archive, or a restored log directory, is checked as far as one side allows. A generation is checked against its
+manifest, and against the files it was made of if those are still there. The report lists what could not be checked.
 """
 
 from __future__ import annotations
@@ -10,33 +10,34 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from jobs.archive.listing import Archive, check_holds_partitions, listed
-from jobs.command.options import VerifyOptions
-from jobs.command.progress import BYTES, BySize, Progress
-from jobs.command.typed import check_topics
-from jobs.errors import MissingPathError
-from jobs.spark.each import WITHOUT_SPARK_BYTES, each
-from jobs.store.generations import lost_runs, made_by, manifests_of, nobody_has, open_store, runs_at
-from jobs.store.paths import RUNS, table_folder
-from jobs.store.rows import Checkpoint, RunRow
-from jobs.store.tables import State
-from jobs.topics import Key, of_topics
-from jobs.verify.plan import plan_archived, plan_generation
-from jobs.verify.report import VerifyReport
-from logformat import names
-from logformat.errors import raise_access
-from udfs.problem import Problem
-from udfs.storage import normal_uri
-from udfs.verify.findings import CheckResult
-from udfs.verify.generation import check_generation
-from udfs.verify.partition import check_partition
-from udfs.verify.side_files import check_log_directory
+from lastkey.jobs.archive.listing import Archive, check_holds_partitions, listed
+from lastkey.jobs.command.options import VerifyOptions
+from lastkey.jobs.command.parse import check_topics
+from lastkey.jobs.command.progress import BYTES, Progress
+from lastkey.jobs.errors import ManifestError, MissingPathError
+from lastkey.jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from lastkey.jobs.store.generations import lost_runs, made_by, manifests_of, nobody_has, open_store, runs_at
+from lastkey.jobs.store.manifests import read_manifest
+from lastkey.jobs.store.paths import MANIFEST, RUNS, table_folder
+from lastkey.jobs.store.rows import Checkpoint, RunRow
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import Key, of_topics
+from lastkey.jobs.verify.plan_checks import plan_archived, plan_generation
+from lastkey.jobs.verify.report import VerifyReport
+from lastkey.logformat import names
+from lastkey.logformat.errors import NO_POSITION, raise_access, unreadable
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import Root, normal_uri
+from lastkey.udfs.verify.findings import CheckResult
+from lastkey.udfs.verify.generation import check_generation
+from lastkey.udfs.verify.partition import check_partition
+from lastkey.udfs.verify.side_files import check_log_directory
 
 T = TypeVar("T")
 
 
 def run(options: VerifyOptions, progress: Progress) -> VerifyReport:
-    """Check an archive or a store. What is small is checked without Spark: its start would cost more."""
+    """Check an archive or a store. Small ones are checked without Spark: its start would cost more."""
     started = time.perf_counter()
     if options.store is None:
         report = _verify_archive(options, progress)
@@ -58,13 +59,13 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
     check_holds_partitions(archive)
     check_topics(options.topics, archive.topics, uri)
     report.notes += archive.notes
-    report.problems += archive.unreadable
+    report.other_problems += archive.unreadable
     report.seconds["list"] = time.perf_counter() - at
     plans = []
     for archived in archive.partitions.values():
         report.notes += archived.notes
         if archived.problem is not None:
-            report.problems.append(archived.problem)
+            report.other_problems.append(archived.problem)
         if archived.segments and (archived.problem is None or archived.problem.kind == "duplicate"):
             plans.append(
                 plan_archived(archived, archive.root, options.config, sealed=options.sealed, gaps=options.gaps)
@@ -74,15 +75,17 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
         if archived.high_watermark is not None and archived.held_by_broker:
             report.notes.append(f"{archived.path}: a running broker may be writing to it: run again on a copy")
     for path, (key, end) in sorted(archive.without_segments.items()):
-        if end and key not in archive.partitions:  # else a leftover: the partition lies in another log directory
+        if end and key not in archive.partitions:  # else a leftover of a partition that lies in another log directory
             expected = f"segments up to offset {end}, as {names.HIGH_WATERMARK_CHECKPOINT} says"
-            report.problems.append(Problem("gap", path, 0, expected, "none", state="gap", hint="bring the files back"))
+            report.other_problems.append(
+                Problem("gap", path, NO_POSITION, expected, "none", state="gap", hint="bring the files back")
+            )
         else:
             report.not_checked.append(f"{path}: a partition's folder without a segment")
     for directory in sorted({path.rpartition("/")[0] for path in (a.path for a in archive.partitions.values())}):
         checked = check_log_directory(uri, directory)
         report.side_files += checked.files
-        report.problems += checked.problems
+        report.other_problems += checked.problems
     at = time.perf_counter()
     report.results += _each(check_partition, plans, [sum(s.size for s in p.segments) for p in plans], progress)
     report.seconds["check"] = time.perf_counter() - at
@@ -92,9 +95,9 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
 def _each(
     check: Callable[[T], CheckResult], plans: Sequence[T], sizes: Sequence[int], progress: Progress
 ) -> Iterator[CheckResult]:
-    """Every plan checked."""
+    """Check every plan, and yield the results."""
     progress.start("verify", sum(sizes), BYTES)
-    yield from each(check, plans, BySize(progress, sizes), with_spark=sum(sizes) > WITHOUT_SPARK_BYTES)
+    yield from each(check, plans, progress, with_spark=sum(sizes) > WITHOUT_SPARK_BYTES, sizes=sizes)
     progress.close()
 
 
@@ -110,20 +113,20 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
     checkpoints = of_topics(options.topics, current)
     histories = tables.histories({topic for topic, _ in checkpoints})
-    runs = _runs(options, checkpoints, histories, report)
+    runs = {key: _made_of(store, run) for key, run in _runs(options, checkpoints, histories, report).items()}
     manifests = manifests_of(tables, map(made_by, runs.values()))
     parents = {
         key: (r.generation_before, r.parent_run_id)
         for key, r in runs.items()
-        if r.parent_run_id is not None and not r.began_anew
+        if r.parent_run_id is not None and not r.anew
     }
     before = tables.known_manifests(parents)
-    archives = {uri: _archive_now(uri, options.topics) for uri in {_archive_of(options, r) for r in runs.values()}}
+    uris = {_archive_of(options, r) for r in runs.values()}
+    archives = {uri: _archive_now(uri, options, report) for uri in sorted(uris)}
     report.seconds["state"] = time.perf_counter() - at
     plans = []
     for key, run in sorted(runs.items()):
-        report.generations[key] = run.generation_after
-        if run.began_anew:
+        if run.anew:
             report.notes.append(
                 f"{key[0]}-{key[1]}: generation {run.generation_after} started over (--reset); compared with the "
                 f"archive that it was made from, not with generation {run.generation_before}"
@@ -150,18 +153,34 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     return report
 
 
+def _made_of(store: Root, run: RunRow) -> RunRow:
+    """Return the run whose files a generation has: a rollback's are those of the generation that it goes back to."""
+    if not run.back_to:
+        return run
+    try:
+        return read_manifest(store, run.folder).run
+    except FileNotFoundError:
+        wanted = f"the manifest of generation {run.back_to}, which generation {run.generation_after} goes back to"
+        raise ManifestError(path=f"{run.folder}/{MANIFEST}", expected=wanted, found="no such file") from None
+
+
 def _archive_of(options: VerifyOptions, run: RunRow) -> str:
     return normal_uri(options.archive_moved) if options.archive_moved is not None else run.archive_uri
 
 
-def _archive_now(uri: str, topics: str | None) -> Archive | None:
+def _archive_now(uri: str, options: VerifyOptions, report: VerifyReport) -> Archive | None:
+    """List the archive that generations were made of. Return None if it cannot be read, which is a problem, or is gone,
+    which is none: it may no longer be needed. Raise MissingPathError if it is gone and the user named it.
+    """
     try:
-        return listed(uri, topics)
+        return listed(uri, options.topics)
     except MissingPathError:
-        return None
+        if options.archive_moved is not None:
+            raise
     except OSError as error:
         raise_access(error)
-        return None
+        report.other_problems.append(Problem.of(unreadable(uri, error)))
+    return None
 
 
 def _runs(
@@ -170,13 +189,14 @@ def _runs(
     histories: Mapping[Key, Sequence[RunRow]],
     report: VerifyReport,
 ) -> dict[Key, RunRow]:
-    """The run that made the generation that is asked for, of each partition that has it."""
+    """Return the run that made the wanted generation, of each partition that has it."""
     runs = runs_at(checkpoints, histories, options.generation)
+    report.generations |= {key: run.generation_after for key, run in runs.items()}
     lost = lost_runs(checkpoints, histories)
-    report.problems += [
+    report.other_problems += [
         Problem(
-            "unreadable", table_folder(RUNS), 0, f"the run that made generation {checkpoints[key].generation} of "
-            f"{key[0]}-{key[1]}", "none", hint=error.hint,
+            "unreadable", table_folder(RUNS), NO_POSITION,
+            f"the run that made generation {checkpoints[key].generation} of {key[0]}-{key[1]}", "none", hint=error.hint,
         )
         for key, error in lost.items()
     ]  # fmt: skip

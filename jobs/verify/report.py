@@ -1,21 +1,21 @@
-"""What verify found, as text and as JSON."""
+"""Report of `verify`, as text and as JSON."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobs.command.reporting import JobReport, count, counted, problem_json, said, size, table
-from jobs.topics import Key
-from udfs.problem import Problem
-from udfs.verify.findings import CheckResult
+from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, problem_json, size, table
+from lastkey.jobs.topics import Key
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.verify.findings import CheckResult
 
 _TEXT_PROBLEMS = 200  # listed in text; JSON has all
 
 
 @dataclass
 class VerifyReport(JobReport):
-    """What was checked, what is wrong, what could not be checked."""
+    """Report of what was checked, what is wrong, and what could not be checked."""
 
     side: str  # archive or store
     uri: str
@@ -25,20 +25,20 @@ class VerifyReport(JobReport):
     generations: dict[Key, int] = field(default_factory=dict)
 
     @property
-    def all_problems(self) -> list[Problem]:
-        """Those of partitions that were checked too."""
-        return [*self.problems, *(p for r in self.results for p in r.problems)]
+    def problems(self) -> list[Problem]:
+        """Problems of the report, including those of partitions that were checked."""
+        return [*self.other_problems, *(p for r in self.results for p in r.problems)]
 
     @property
     def all_not_checked(self) -> list[str]:
-        """The same of what could not be checked."""
+        """Items that could not be checked, including those of partitions."""
         return [*self.not_checked, *(n for r in self.results for n in r.not_checked)]
 
     def _total(self, name: str) -> int:
         return sum(getattr(r, name) for r in self.results)
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; every problem."""
+        """Return the report for programs, with every problem."""
         totals = ("segments", "batches", "records", "bytes", "compared_records")
         return {
             "job": "verify",
@@ -50,7 +50,7 @@ class VerifyReport(JobReport):
                 "log_directory_files": self.side_files,
             },
             "partitions": [self._partition(r) for r in self.results],
-            "problems": [problem_json(p) for p in self.problems],
+            "problems": self.problems_json(),
             "notes": self.notes,
             "not_checked": self.all_not_checked,
             "seconds": self.seconds_json(),
@@ -62,7 +62,7 @@ class VerifyReport(JobReport):
         return out
 
     def to_text(self) -> str:
-        """For people: what was checked, then every problem."""
+        """Return the report for people: what was checked, then every problem."""
         header = ("partition", "generation", "problems", "segments", "batches", "records", "bytes", "compared")
         rows = [
             (
@@ -75,17 +75,19 @@ class VerifyReport(JobReport):
                 size(r.bytes),
                 count(r.compared_records) if r.compared_records else "",
             )
-            for r in self.results
+            for r in self.shown(self.results, lambda r: bool(r.problems or r.not_checked))
         ]
-        out = [table(header, rows, left=(0,))] if rows else ["no partition to check"]
-        problems = self.all_problems
-        out += said("problem", problems[:_TEXT_PROBLEMS])
+        out = [table(header, rows, left=(0,))] if rows or self.results else ["no partition to check"]
+        if len(rows) < len(self.results):
+            out.append(f"and {counted(len(self.results) - len(rows), 'partition')} without a problem: --all lists them")
+        problems = self.problems
+        out += labelled("problem", problems[:_TEXT_PROBLEMS])
         if len(problems) > _TEXT_PROBLEMS:
             out.append(f"and {counted(len(problems) - _TEXT_PROBLEMS, 'more problem')}: --json lists all")
-        out += said("note", [*self.notes, *(n for r in self.results for n in r.notes)])
-        out += said("not checked", self.all_not_checked)
+        out += labelled("note", [*self.notes, *(n for r in self.results for n in r.notes)])
+        out += labelled("not checked", self.all_not_checked)
         compared = self._total("compared_records")
-        more = f", {compared:,} of them against what they were made of" if compared else ""
+        more = f", {compared:,} of them compared with their source" if compared else ""
         beside = f", {counted(self.side_files, 'file')} of log directories" if self.side_files else ""
         out.append(
             f"checked {counted(len(self.results), 'partition')}: {counted(self._total('segments'), 'segment')}, "

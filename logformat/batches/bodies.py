@@ -1,7 +1,7 @@
-"""From whole batches to spans: decompress, transcode magic 0 and 1, decode.
+"""Steps from whole batches to spans: decompress, transcode magic 0 and 1, decode.
 
-One `BodyLoader` serves one thread: its scratch arrays are used again for each run of batches, and their memory is
-bounded by `soft_bytes` plus one batch.
+One `BodyLoader` serves one thread: it uses its scratch arrays again for each run of batches, and `soft_bytes` plus one
+batch bounds their memory.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Final
 
 import numpy as np
 
-from logformat.batches import legacy
-from logformat.batches import span_kernels as record_kernels
-from logformat.batches.span_kernels import BODY, MIN_RECORD_SIZE, SPAN
-from logformat.errors import LogFormatError
-from logformat.layout import BATCH_OVERHEAD, CODEC_MASK
-from logformat.primitives.codec import Scratch, decompress_into
+from lastkey.logformat.batches import legacy
+from lastkey.logformat.batches import span_kernels as record_kernels
+from lastkey.logformat.batches.span_kernels import BODY, MIN_RECORD_SIZE, SPAN
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK
+from lastkey.logformat.primitives.codec import Scratch, decompress_into
 
-SOFT_BYTES: Final = 32 << 20  # decompressed bytes worked on at once; tuned: larger falls out of the cache
+SOFT_BYTES: Final = 32 << 20  # decompressed bytes worked on at once; tuned: more do not stay in the cache
 
-_USUAL_RATIO: Final = 8  # bodies decompress to less, mostly
+_USUAL_RATIO: Final = 8  # most bodies decompress to less
 
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive batches with the spans of the wanted ones. The arrays are valid until the next run is asked for."""
+    """Consecutive batches with the spans of the wanted ones. The arrays are valid until the next run is made."""
 
-    first: int  # row of batches[0] among the batches that were given
+    first: int  # row of batches[0] among the caller's batches
     batches: np.ndarray  # BATCH[n]
     wanted: np.ndarray  # bool[n]
-    bodies: np.ndarray  # BODY[n]; of the others only base_offset
+    bodies: np.ndarray  # BODY[n]; unwanted ones have only base_offset
     spans: np.ndarray  # SPAN[records of the wanted batches]
     raw: np.ndarray  # uint8, the bytes of the file
     scratch: np.ndarray  # uint8, decompressed and transcoded bodies
@@ -39,19 +39,19 @@ class Run:
 
 @dataclass(frozen=True)
 class BadBatch:
-    """A batch whose body cannot be read."""
+    """A batch with a body that cannot be read."""
 
-    row: int  # among the batches that were given
+    row: int  # among the caller's batches
     error: LogFormatError
 
 
 class BodyLoader:
-    """Scratch arrays, and the limits that they are used under."""
+    """Scratch arrays for the bodies of batches, and their limits."""
 
     def __init__(
         self, *, max_batch_bytes: int, soft_bytes: int = SOFT_BYTES, secret: tuple[int, int] | None = None
     ) -> None:
-        """max_batch_bytes: a batch that decompresses to more is refused; secret: hash keys with this SipHash key."""
+        """Refuse batches that decompress to more than max_batch_bytes, and hash keys with the SipHash key `secret`."""
         self.max_batch_bytes = max_batch_bytes
         self.soft_bytes = soft_bytes
         self.secret = secret
@@ -70,10 +70,10 @@ class BodyLoader:
         backwards: bool,
         before: int = -1,
     ) -> Iterator[Run]:
-        """All of `batches`, as runs whose decompressed bodies fit; last run first where `backwards`.
+        """Yield all of `batches` in runs whose decompressed bodies fit; the last run first if `backwards`.
 
         raw: uint8, bytes of the file from raw_position on; batches: BATCH[n] within them; wanted: bool[n]; before: last
-        offset of the batch before them, where that is known.
+        offset of the batch before them, -1 if unknown.
         """
         lo, hi = 0, len(batches)
         while lo < hi:
@@ -95,10 +95,11 @@ class BodyLoader:
         *,
         before: int = -1,
     ) -> Iterator[Run | BadBatch]:
-        """As `runs`, first to last, past what cannot be read: a BadBatch, and then the batch in a run as not wanted.
+        """Yield runs as `runs` does, first to last, and read on after damage.
 
-        Each step gives batches out, tries fewer of them, or gives one up. So it ends, whatever an error says of where
-        it is, and a bad batch costs about as much as a good one, however many there are.
+        A batch that cannot be read gives a BadBatch, and is then part of a run as not wanted. Each step yields batches,
+        tries fewer of them, or gives one up. So the walk ends, whatever position an error names, and a bad batch costs
+        about as much as a good one, however many there are.
         """
         wanted = wanted.copy()
         row, step = 0, len(batches)
@@ -113,7 +114,7 @@ class BodyLoader:
                     yield replace(run, first=start + run.first)
                 step *= 2
             except LogFormatError as error:
-                if end - row > 1:  # the error's position only says where to try next
+                if end - row > 1:  # the error's position only tells where to try next
                     bad = int(np.searchsorted(batches["position"], error.position, "right")) - 1
                     step = min(max(bad - row, 1), end - row - 1)
                     continue
@@ -147,7 +148,7 @@ class BodyLoader:
         order = packed[::-1] if backwards else packed
         done, at = self._unpack(raw, raw_position, part, bodies, order, path)
         first, last = 0, hi - lo
-        if done < len(order):  # as much as fits at once; the run ends before the first batch that was not unpacked
+        if done < len(order):  # only part fits at once: the run ends before the first batch that was not unpacked
             first, last = (int(order[done]) + 1, last) if backwards else (first, int(order[done]))
         plain = np.flatnonzero(need[first:last] & legacy_rows[first:last] & (codec[first:last] == 0)) + first
         if len(plain):
@@ -157,10 +158,11 @@ class BodyLoader:
     def _unpack(
         self, raw: np.ndarray, raw_position: int, part: np.ndarray, bodies: np.ndarray, order: np.ndarray, path: str
     ) -> tuple[int, int]:
-        """Decompress batches of `order` (rows of part and bodies) until the scratch is full: (how many, bytes).
+        """Decompress batches of `order` (rows of part and bodies) until the scratch is full; return their number and
+        bytes.
 
-        The one Python loop over batches: the codec libraries take one stream a call. What it needs is taken out of the
-        arrays before, and put back after, all at once.
+        This is the one Python loop over batches, because the codec libraries take one stream a call. It takes its
+        values out of the arrays all at once before, and puts the results back all at once after.
         """
         view, scratch, limit = raw.data, self._scratch, self.max_batch_bytes
         rows = part[order]
@@ -174,7 +176,7 @@ class BodyLoader:
         )
         packed_bytes = int((columns[1] - columns[0]).sum())
         if _USUAL_RATIO * packed_bytes > len(scratch.array):
-            scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages nothing
+            scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages cost nothing
         ends: list[int] = []
         at = 0
         for start, end, position, base, codec, magic in zip(*(c.tolist() for c in columns), strict=True):
@@ -237,7 +239,7 @@ class BodyLoader:
 def _check_first_offsets(
     batches: np.ndarray, wanted: np.ndarray, bodies: np.ndarray, first: int, before: int, path: str
 ) -> None:
-    """That compressed batches of magic 0 and 1, whose headers do not say it, begin behind the batch before them.
+    """Check that compressed batches of magic 0 and 1 begin behind the batch before them. Their headers do not tell.
 
     bodies: BODY[m] of batches[first : first + m].
     """
@@ -260,7 +262,7 @@ def _check_first_offsets(
 
 
 def _problem(path: str, raw_position: int, batch: np.void, body: np.void, status: int, where: int) -> LogFormatError:
-    """What a status of decode_records says of a batch; its position is of a byte of this batch, never behind it."""
+    """Return the error for a status of decode_records; its position is a byte of this batch, never behind it."""
     if status == record_kernels.BAD_COUNT:
         left = int(body["end"]) - where
         return LogFormatError(
@@ -268,17 +270,25 @@ def _problem(path: str, raw_position: int, batch: np.void, body: np.void, status
             path,
             int(batch["position"]),
             f"{int(body['n_records'])} records that fill the batch",
-            f"{left} bytes behind them" if left else "fewer",
+            f"{left} bytes after them" if left else "fewer",
             base_offset=int(batch["base_offset"]),
         )
-    kind, expected = {
-        record_kernels.BAD_VARINT: ("varint", "a varint of at most 5 (varlong: 10) bytes inside the record"),
-        record_kernels.BAD_RECORD: ("record", "fields that fill the record's length"),
-        record_kernels.BAD_OFFSETS: ("offsets", "offset deltas that rise, up to the batch's last"),
+    kind, expected, found = {
+        record_kernels.BAD_VARINT: (
+            "varint",
+            "a varint of at most 5 (varlong: 10) bytes inside the record",
+            "one that is too long, or runs past it",
+        ),
+        record_kernels.BAD_RECORD: ("record", "fields that fill the record's length", "fields that do not"),
+        record_kernels.BAD_OFFSETS: (
+            "offsets",
+            "offset deltas that rise, up to the batch's last",
+            "one that does not rise, or is above it",
+        ),
     }[status]
     if body["in_scratch"]:
         position = int(batch["position"])
-        found = f"a record at byte {where - int(body['start'])} of the decompressed body that does not"
+        found = f"{found}, in the record at byte {where - int(body['start'])} of the decompressed body"
     else:
-        position, found = raw_position + where, "a record that does not"
+        position = raw_position + where
     return LogFormatError(kind, path, position, expected, found, base_offset=int(batch["base_offset"]))

@@ -1,7 +1,7 @@
 """A `.log` file as a stream of chunks: raw bytes with a BATCH row for every batch in them.
 
-A chunk holds whole batches only and is read into one buffer that is used again for the next one, so a segment of any
-size is walked in bounded memory: chunk_bytes, or one batch where that is larger.
+A chunk holds only whole batches. One buffer serves all chunks in turn, so memory is bounded for a segment of any size:
+by chunk_bytes, or by one batch if that is larger.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from logformat.batches import walk_kernels as walk
-from logformat.errors import LogFormatError, unreadable
-from logformat.layout import BATCH, BATCH_OVERHEAD, LOG_OVERHEAD, MAX_LAST_OFFSET, MAX_SEGMENT_BYTES
+from lastkey.logformat import bytes_read
+from lastkey.logformat.batches import walk_kernels as walk
+from lastkey.logformat.errors import LogFormatError, unreadable
+from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, LOG_OVERHEAD, MAX_LAST_OFFSET, MAX_SEGMENT_BYTES
 
-CHUNK_BYTES: Final = 8 << 20  # tuned: 1 to 32 MiB made no difference above 4 MiB (page faults, cache)
+CHUNK_BYTES: Final = 8 << 20  # tuned: from 4 to 32 MiB made no difference (page faults, cache)
 MAX_BATCH_BYTES: Final = 256 << 20  # of a batch, in its file and decompressed: default of max.decompressed.batch.bytes
 NO_END: Final = MAX_LAST_OFFSET + 1  # as end_offset: no batch reaches it
 _SMALLEST_BATCH: Final = 26  # a magic 0 message without key and value
@@ -24,28 +25,28 @@ _SMALLEST_BATCH: Final = 26  # a magic 0 message without key and value
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole batches of a file. `raw` is valid only until the next chunk is asked for."""
+    """Whole batches of a file. `raw` is valid only until the next chunk is read."""
 
     position: int  # of raw[0] in the file
     raw: np.ndarray  # uint8, exactly the bytes of `batches`
     batches: np.ndarray  # BATCH[n]
-    before: int = -1  # last offset of the batch before them; -1: not known
+    before: int = -1  # last offset of the batch before them; -1: unknown
 
 
 @dataclass
 class Tail:
-    """Where a walk ended, and why; filled when the walk is over."""
+    """The end of a walk, and the reason for it; filled when the walk is over."""
 
-    position: int = 0  # first byte that was not given out
+    position: int = 0  # first byte that no chunk holds
     reached_end_offset: bool = False  # stopped because of end_offset
     reached_by: int = -1  # last offset of the batch that reached it
     torn_bytes: int = 0  # incomplete batch, or zeros of a preallocated file, at the very end
 
 
 class ChunkBuffer:
-    """The bytes and rows that consecutive chunks share. One for each thread.
+    """The bytes and rows that consecutive chunks share; each thread needs its own.
 
-    It grows for a larger batch, up to max_batch_bytes: what a length field says is not taken for memory at once.
+    It grows for a larger batch, up to max_batch_bytes, so that a damaged length field cannot take any amount of memory.
     """
 
     def __init__(self, chunk_bytes: int = CHUNK_BYTES, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
@@ -54,24 +55,24 @@ class ChunkBuffer:
         self.rows = np.empty(max(16, chunk_bytes // 512), BATCH)
 
     def grow_raw(self, size: int, path: str, position: int, base_offset: int) -> None:
-        """Room for the batch of `size` bytes at a position. Raises kind "bomb" where it is larger than it may be."""
+        """Make room for a batch of `size` bytes. Raise kind "bomb" if the batch is larger than the limit."""
         check_batch_size(size, self.max_batch_bytes, path, position, base_offset)
-        self.raw = np.empty(0, np.uint8)  # let go before
+        self.raw = np.empty(0, np.uint8)  # frees the old memory first
         self.raw = np.empty(size, np.uint8)
 
     def grow_rows(self) -> None:
-        """Twice as many rows."""
+        """Double the number of rows."""
         self.rows = np.empty(2 * len(self.rows), BATCH)
 
 
 def check_batch_size(size: int, limit: int, path: str, position: int, base_offset: int) -> None:
-    """That a batch of `size` bytes, header included, has a body within the limit; else it raises kind "bomb"."""
+    """Raise kind "bomb" if a batch of `size` bytes, header included, has a body above the limit."""
     if size > limit + BATCH_OVERHEAD:
         raise too_large(size, limit, path, position, base_offset)
 
 
 def too_large(size: int, limit: int, path: str, position: int, base_offset: int) -> LogFormatError:
-    """What is said of a batch above the limit."""
+    """Return the error for a batch above the limit."""
     return LogFormatError(
         "bomb",
         path,
@@ -83,7 +84,7 @@ def too_large(size: int, limit: int, path: str, position: int, base_offset: int)
 
 
 def fitting(batches: np.ndarray, limit: int) -> int:
-    """How many of BATCH[n] come before the first that is larger than the limit."""
+    """Return the number of BATCH[n] before the first that is larger than the limit."""
     over = batches["size"] > limit + BATCH_OVERHEAD
     return int(over.argmax()) if over.any() else len(batches)
 
@@ -91,20 +92,21 @@ def fitting(batches: np.ndarray, limit: int) -> int:
 def read_exactly(file: Any, path: str, position: int, out: np.ndarray) -> None:
     """Fill `out` (uint8) from `position` of an open pyarrow file, or an io.FileIO.
 
-    A file that shrank raises kind "changed", one that cannot be read there "unreadable".
+    Raise LogFormatError kind "changed" if the file ends before, "unreadable" if a read fails.
     """
     filled = 0
     while filled < len(out):
         try:
             file.seek(position + filled)
             n = file.readinto(out.data[filled:])
-        except InterruptedError:  # a signal: Arrow does not try again by itself, as Python does
+        except InterruptedError:  # a signal: unlike Python, Arrow does not try again by itself
             continue
         except OSError as error:
             raise unreadable(path, error, position + filled) from error
         if n <= 0:
             raise LogFormatError("changed", path, position + filled, f"{len(out) - filled} more bytes", "end of file")
         filled += n
+    bytes_read.tell(filled)
 
 
 def read_chunks(
@@ -119,11 +121,11 @@ def read_chunks(
     end_offset: int = NO_END,
     check_crc: int = True,
 ) -> Iterator[Chunk]:
-    """The batches of bytes [start, end) of an open pyarrow file, chunk by chunk; `start` is a batch border.
+    """Yield the batches of bytes [start, end) of an open pyarrow file, chunk by chunk; `start` is a batch border.
 
-    Stops before the first batch whose last offset reaches `end_offset`. An incomplete batch, or zeros, at the end of
-    the range are reported in `tail`, for the caller to judge; every other damage raises LogFormatError. check_crc: as
-    in `walk_batches`.
+    Stops before the first batch whose last offset reaches `end_offset`. `tail` reports an incomplete batch, or zeros,
+    at the end of the range, for the caller to judge; every other damage raises LogFormatError. check_crc: as in
+    `walk_batches`.
     """
     position = start
     previous = previous_last_offset
@@ -183,7 +185,7 @@ def _base_offset(raw: np.ndarray, length: int) -> int:
 
 
 def only_zeros(file: Any, path: str, position: int, end: int, buffer: ChunkBuffer) -> bool:
-    """Whether bytes [position, end) of an open file are zeros, as those of a preallocated one."""
+    """Return whether bytes [position, end) of an open file are zeros, as at the end of a preallocated file."""
     while position < end:
         part = buffer.raw[: min(len(buffer.raw), end - position)]
         read_exactly(file, path, position, part)
@@ -194,7 +196,7 @@ def only_zeros(file: Any, path: str, position: int, end: int, buffer: ChunkBuffe
 
 
 def batch_problem(path: str, position: int, status: int, expected: int, found: int, raw: np.ndarray) -> LogFormatError:
-    """What a status of `walk_batches` says of the batch at `position`; raw: uint8 from its first byte on."""
+    """Return the error for a status of `walk_batches`; raw: uint8 from the first byte of the batch at `position` on."""
     base = int.from_bytes(raw[:8].tobytes(), "big", signed=True)
     kind, want, got = {
         walk.BAD_LENGTH: ("length", f"at least {expected} bytes, at most {MAX_SEGMENT_BYTES}", f"{found}"),
@@ -208,6 +210,6 @@ def batch_problem(path: str, position: int, status: int, expected: int, found: i
             f"a base offset up to {expected}, so that the last one is below 2^63 - 1",
             f"{found}",
         ),
-        walk.BAD_CONTROL: ("transaction", "a control record with a version and a type", "something else"),
+        walk.BAD_CONTROL: ("transaction", "a control record with a version and a type", "other bytes"),
     }[status]
     return LogFormatError(kind, path, position, want, got, base_offset=max(base, -1))

@@ -1,7 +1,7 @@
-"""Kernels from spans to Arrow buffers: find keys, values and headers of decoded records, and copy them (`records`).
+"""Kernels from spans to Arrow buffers: find keys, values and headers of decoded records, and copy them (`columns`).
 
-Nothing is checked here: decode_records has seen to it that every length fits its record. Records of a run lie in one of
-two uint8 arrays, as `span_kernels` says; `body_row` tells the body of each.
+The kernels check nothing, because decode_records has checked that every length fits its record. Records of a run lie in
+one of two uint8 arrays, as `span_kernels` says; `body_row` gives the row of each record's body.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from logformat.jit import inline, kernel
-from logformat.primitives.memory_kernels import copy_bytes
-from logformat.primitives.varint_kernels import read_varint
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.primitives.memory_kernels import copy_bytes
+from lastkey.logformat.primitives.varint_kernels import read_varint
 
 
 @kernel
@@ -30,11 +30,11 @@ def locate_fields(
     header_at: np.ndarray,
     header_ends: np.ndarray,
 ) -> tuple[int, int]:
-    """Where the fields of n records lie, and where Arrow wants them.
+    """Find the fields of n records, and compute their places in Arrow's buffers.
 
     bodies: BODY[]; body_row: int64[n]; spans: SPAN[n]; key_at, value_at, header_at: int64[n], written: first byte of
     the key, of the value, and behind the header count; *_ends: int32[n + 1], written: Arrow's offsets, [0] is 0, for
-    headers counted in headers. Returns the bytes of all header keys and of all header values (0, 0 where not wanted).
+    headers counted in headers. Returns the bytes of all header keys and of all header values (0, 0 if not wanted).
     """
     key_ends[0] = 0
     value_ends[0] = 0
@@ -105,7 +105,7 @@ def copy_fields(
 ) -> None:
     """Copy the bytes of one field of n records, one after the other.
 
-    starts: int64[n], *_at of locate_fields; ends: int32[n + 1], its *_ends; out: uint8[ends[n]], written.
+    starts: int64[n], a *_at of locate_fields; ends: int32[n + 1], its *_ends; out: uint8[ends[n]], written.
     """
     for i in range(starts.shape[0]):
         size = np.int64(ends[i + 1] - ends[i])
@@ -130,10 +130,10 @@ def copy_headers(
     keys: np.ndarray,
     values: np.ndarray,
 ) -> bool:
-    """Copy the h headers of n records.
+    """Copy the h headers of n records; return whether a key has a byte above 127.
 
     header_at, header_ends: of locate_fields; key_ends, value_ends: int32[h + 1], null_value: bool[h], keys, values:
-    uint8 of the sizes that locate_fields gave, all written. Returns whether a key has a byte above 127.
+    uint8 of the sizes that locate_fields returned; all five written.
     """
     key_ends[0] = 0
     value_ends[0] = 0

@@ -1,8 +1,8 @@
-"""Spans to Arrow: the records of a run as record batches in the schema RECORDS, batch headers in that of BATCHES.
+"""Conversion of spans to Arrow: records of a run in the schema RECORDS, batch headers in the schema BATCHES.
 
-An Arrow batch holds at most `max_rows` records and, but for a single record that is larger, `max_bytes` of keys, values
-and headers, so its 32-bit offsets cannot overflow. Only the columns asked for are made. All memory is new: the arrays
-of a run are used again for the next.
+An Arrow batch holds at most `max_rows` records, and at most `max_bytes` of keys, values and headers unless a single
+record is larger, so its 32-bit offsets cannot overflow. Only the requested columns are made. They have memory of their
+own, because the next run uses the arrays of a run again.
 
 Rules: Kafka's DefaultRecord, DefaultRecordBatch, AbstractLegacyRecordBatch and TimestampType (4.3.0).
 """
@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from logformat.batches import column_kernels as kernels
-from logformat.batches.bodies import Run
-from logformat.batches.chunks import NO_END
-from logformat.layout import (
+from lastkey.logformat.batches import column_kernels as kernels
+from lastkey.logformat.batches.bodies import Run
+from lastkey.logformat.batches.chunks import NO_END
+from lastkey.logformat.layout import (
     CODEC_MASK,
     CODEC_NAMES,
     CONTROL_MASK,
@@ -31,18 +31,18 @@ from logformat.layout import (
     TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
 )
-from logformat.schemas import BATCHES, HEADER, HEADERS, RECORDS, TIMESTAMP
+from lastkey.logformat.schemas import BATCHES, HEADER, HEADERS, RECORDS, TIMESTAMP
 
 MAX_ROWS: Final = 1 << 16
 MAX_BYTES: Final = 64 << 20
-_MOST_BYTES: Final = 1 << 30  # above this one Arrow batch could pass 2^31 - 1 bytes of values
-_MAX_MS: Final = (2**63 - 1) // 1000  # what fits in microseconds
+_MOST_BYTES: Final = 1 << 30  # above this one Arrow batch could exceed 2^31 - 1 bytes of values
+_MAX_MS: Final = (2**63 - 1) // 1000  # the largest number of ms that fits in microseconds
 _SEQUENCES: Final = 2**31
 
 
 @dataclass(frozen=True)
 class Place:
-    """What the records' file name says of them."""
+    """Topic and partition of the records, from their file's path."""
 
     topic: str | None = None
     partition: int | None = None
@@ -59,13 +59,14 @@ def record_batches(
     max_bytes: int = MAX_BYTES,
     keep: NDArray[np.bool_] | None = None,
 ) -> Iterator[Any]:
-    """Records of a run's wanted batches with offsets in [start_offset, end_offset), as pa.RecordBatch of `schema`.
+    """Yield records of a run's wanted batches with offsets in [start_offset, end_offset), as pa.RecordBatch of
+    `schema`.
 
-    schema: columns of RECORDS (`schemas.select`). keep: bool[spans of the run], which of them; None: all. Raises
-    ValueError for limits that cannot be.
+    schema: columns of RECORDS (`schemas.select`). keep: bool[spans of the run], the spans to take; None takes all.
+    Raises ValueError for impossible limits.
     """
     if max_rows < 1 or not 1 <= max_bytes <= _MOST_BYTES:
-        raise ValueError(f"no such limits of an Arrow batch: {max_rows} rows, {max_bytes} bytes")
+        raise ValueError(f"impossible limits of an Arrow batch: {max_rows} rows, {max_bytes} bytes")
     body_row = np.repeat(np.arange(len(run.bodies)), run.bodies["n_records"])
     spans = run.spans
     if keep is not None:
@@ -83,14 +84,14 @@ def record_batches(
 
 
 def header_batch(batches: NDArray[np.void], schema: Any, place: Place) -> Any:
-    """layout.BATCH[n] as one pa.RecordBatch of `schema`, columns of BATCHES."""
+    """Return layout.BATCH[n] as one pa.RecordBatch of `schema`, columns of BATCHES."""
     part = _Headers(batches, place)
     return pa.record_batch([part.column(name) for name in schema.names], schema=schema)
 
 
 @dataclass(frozen=True)
 class _Headers:
-    """Columns of batches; those of records are the same, taken by each record's batch."""
+    """Columns of batches. A column of records that repeats its batch's value is made in the same way."""
 
     batches: NDArray[np.void]
     place: Place
@@ -140,7 +141,7 @@ class _Part:
 
     @cached_property
     def timestamps(self) -> NDArray[np.int64]:
-        """int64[n] in ms. Of magic 0 and 1 the loader has seen to LogAppendTime."""
+        """Timestamps in ms, int64[n]. The loader has already applied LogAppendTime to magic 0 and 1."""
         batches, bodies = self.run.batches, self.run.bodies
         append_time = (batches["magic"] == 2) & (batches["attributes"] & TIMESTAMP_TYPE_MASK != 0)
         by_delta: NDArray[np.int64] = bodies["base_timestamp"][self.body_row] + self.spans["timestamp_delta"]
@@ -224,7 +225,7 @@ class _Part:
         )
 
 
-# What stands in the header of a batch as it is, and under which name.
+# Columns that are fields of a batch's header, by the columns' names.
 _FROM_BATCH: Final[dict[str, Callable[[NDArray[np.void]], NDArray[Any]]]] = {
     "size_bytes": lambda b: b["size"],
     "max_timestamp_ms": lambda b: b["max_timestamp"],
@@ -281,12 +282,12 @@ def _from_buffers(kind: Any, null: NDArray[np.bool_], ends: NDArray[np.int32], d
 
 
 def _text(keys: Any) -> Any:
-    """Header keys (pa.binary) as text; malformed UTF-8 becomes U+FFFD, as in Kafka's reader."""
+    """Return header keys (pa.binary) as text; malformed UTF-8 becomes U+FFFD, as in Kafka's reader."""
     text = keys.view(pa.string())
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
-        # A Python loop, but over the different keys only, and only where one is malformed.
+        # A Python loop, but only over distinct keys, and only if one of them is malformed.
         different = pc.dictionary_encode(keys)
         names = [name.decode(errors="replace") for name in different.dictionary.to_pylist()]
         return pa.array(names, pa.string()).take(different.indices)

@@ -1,4 +1,4 @@
-"""The header of a magic 2 batch, written by kernels: the one place that lays out its fields (layout.BATCH_HEADER)."""
+"""Kernel that writes the header of a magic 2 batch: the one place that lays out its fields (layout.BATCH_HEADER)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from logformat.jit import inline
-from logformat.layout import BATCH_HEADER, CRC_START, LOG_OVERHEAD, MAGIC_OFFSET, field_offset
-from logformat.primitives.crc32c import crc32c_range
-from logformat.primitives.memory_kernels import store_i16, store_i32, store_i64
+from lastkey.logformat.jit import inline
+from lastkey.logformat.layout import BATCH_HEADER, CRC_START, LOG_OVERHEAD, MAGIC_OFFSET, field_offset
+from lastkey.logformat.primitives.crc32c import crc32c_range
+from lastkey.logformat.primitives.memory_kernels import store_i16, store_i32, store_i64
 
 LENGTH_OFFSET: Final = field_offset(BATCH_HEADER, "length")
 EPOCH_OFFSET: Final = field_offset(BATCH_HEADER, "partition_leader_epoch")
@@ -40,9 +40,9 @@ def write_header(
     base_sequence: int,
     records_count: int,
 ) -> None:
-    """Write the 61 bytes at out[position]; out[position + 61:end] is the body, there already: the checksum covers it.
+    """Write the 61 bytes at out[position]; the body is already in out[position + 61:end], and the checksum covers it.
 
-    out: uint8[::1]; the other arguments are integers of any width, stored in that of their field.
+    out: uint8[::1]; the other arguments are integers of any width, stored in the width of their field.
     """
     store_i64(out, position, base_offset)
     store_i32(out, position + LENGTH_OFFSET, end - position - LOG_OVERHEAD)

@@ -1,8 +1,7 @@
-"""The batch headers of a `.log`, without the bodies between them: nothing is decompressed, and no checksum is checked
-but those of markers, where that is asked for.
+"""Batch headers of a `.log`, without the bodies: nothing is decompressed, and only markers' checksums on request.
 
-On a local file only the headers are read, one `pread` each, or with all that lies between them where batches are small;
-any other file is read whole. Everything that a header says is checked as `chunks.read_chunks` does.
+A local file is read by headers only, with one `pread` each, or together with all between them where batches are small;
+any other file is read whole. Every field of a header is checked as in `chunks.read_chunks`.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from logformat.batches import walk_kernels as walk
-from logformat.batches.chunks import NO_END, ChunkBuffer, Tail, batch_problem, only_zeros, read_chunks
-from logformat.batches.pread_kernels import SHORT_READ, walk_headers
-from logformat.errors import LogFormatError, unreadable
+from lastkey.logformat.batches import walk_kernels as walk
+from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail, batch_problem, only_zeros, read_chunks
+from lastkey.logformat.batches.pread_kernels import SHORT_READ, walk_headers
+from lastkey.logformat.errors import LogFormatError, unreadable
 
-WINDOW_BYTES: Final = 64 << 10  # tuned: from 16 KiB on it made no difference
-_ROWS: Final = 1 << 14  # a return to Python for so many batches
+WINDOW_BYTES: Final = 64 << 10  # tuned: larger windows than 16 KiB made no difference
+_ROWS: Final = 1 << 14  # batches before control returns to Python
 
 
 @dataclass(frozen=True)
 class Headers:
-    """Consecutive batches of a file. `batches` is valid only until the next ones are asked for."""
+    """Consecutive batches of a file. `batches` is valid only until the next Headers are read."""
 
-    position: int  # of the first in the file
-    size: int  # bytes of them all
+    position: int  # of the first batch in the file
+    size: int  # bytes of all batches
     batches: np.ndarray  # BATCH[n]
     bytes_read: int
 
@@ -46,12 +45,13 @@ def read_headers(
     end_offset: int = NO_END,
     check_markers: bool = False,
 ) -> Iterator[Headers]:
-    """The batches of bytes [start, end) of a file, front to back; `start` is a batch border.
+    """Yield the batches of bytes [start, end) of a file, front to back; `start` is a batch border.
 
-    file: an io.FileIO (`open(path, "rb", buffering=0)`), of which the bodies are skipped, or an open pyarrow file,
-    which is read whole. check_markers: checksums of control batches, and of those that have the size of a marker: one
-    bit makes a COMMIT of an ABORT, or takes a marker away from its producer. The rest, what `tail` says at the end, and
-    the errors are as in `chunks.read_chunks`.
+    file: an io.FileIO (`open(path, "rb", buffering=0)`), whose bodies are skipped, or an open pyarrow file, which is
+    read whole. check_markers: check the CRC of control batches and of batches that have the size of a marker, because
+    one flipped bit turns an ABORT into a COMMIT, or takes a marker away from its producer.
+
+    The other arguments, the state of `tail` at the end, and the errors are as in `chunks.read_chunks`.
     """
     if not isinstance(file, io.FileIO):
         for chunk in read_chunks(
@@ -82,12 +82,12 @@ def read_headers(
             tail.reached_end_offset, tail.reached_by = True, int(found)
             return
         if status == SHORT_READ:
-            again = len(_pread(file, path, stopped, expected))  # raises what the C library only counts
+            again = len(_pread(file, path, stopped, expected))  # raises the error that the C library only counts
             if again < expected:
                 raise LogFormatError("changed", path, stopped, f"{expected} more bytes", f"{again}")
             if failed_at == stopped:
                 raise LogFormatError("unreadable", path, stopped, "a readable file", "reads that fail now and then")
-            failed_at = stopped  # a signal, or a disk that came back: once more from here
+            failed_at = stopped  # a signal, or a disk that came back: try once more from here
             continue
         if status != walk.MORE:
             if status == walk.BAD_LENGTH and found == 0 and only_zeros(file, path, stopped, end, buffer):

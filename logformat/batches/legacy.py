@@ -1,7 +1,7 @@
-"""Batches of magic 0 and 1 to records in the magic 2 encoding, in a scratch buffer (FORMAT.md, "Messages").
+"""Conversion of magic 0 and 1 batches to records in the magic 2 encoding, in a scratch buffer (FORMAT.md, "Messages").
 
 A compressed batch is one message, the wrapper, whose value holds the messages; an uncompressed batch is one message.
-The rules are in legacy_kernels; here wrappers are opened, and what the kernels found becomes an error.
+legacy_kernels has the rules; this module opens wrappers, and turns a kernel's status into an error.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.batches import legacy_kernels
-from logformat.errors import LogFormatError
-from logformat.layout import CODEC_MASK, LOG_OVERHEAD, MESSAGE_V0, MESSAGE_V1
-from logformat.primitives.codec import Scratch, decompress_into
+from lastkey.logformat.batches import legacy_kernels
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import CODEC_MASK, LOG_OVERHEAD, MESSAGE_V0, MESSAGE_V1
+from lastkey.logformat.primitives.codec import Scratch, decompress_into
 
 _I32: Final = struct.Struct(">i")
 _WRAPPER: Final = ">qiIBB"  # offset, size, crc, magic, attributes
@@ -24,12 +24,12 @@ _KEY_LENGTH: Final = (LOG_OVERHEAD + MESSAGE_V0.itemsize, LOG_OVERHEAD + MESSAGE
 # status -> kind, expected, found
 _PROBLEMS: Final = {
     legacy_kernels.BAD_SIZE: ("length", "inner messages of at least 14 bytes", "a smaller one"),
-    legacy_kernels.BAD_MAGIC: ("magic", "inner messages of magic 0 or 1", "another"),
-    legacy_kernels.NESTED: ("codec", "inner messages without a codec", "one inside the other"),
+    legacy_kernels.BAD_MAGIC: ("magic", "inner messages of magic 0 or 1", "another magic"),
+    legacy_kernels.NESTED: ("codec", "inner messages without a codec", "a compressed one"),
     legacy_kernels.BAD_FIELD: ("record", "a key and a value inside the message", "one that runs past its end"),
     legacy_kernels.EMPTY: ("count", "at least one inner message", "none"),
-    legacy_kernels.BAD_WRAPPER_OFFSET: ("offsets", "a wrapper's offset of 0, or its last record's", "a lower one"),
-    legacy_kernels.BAD_OFFSET: ("offsets", "inner offsets from 0 on, within 2^31 of the first", "another"),
+    legacy_kernels.BAD_WRAPPER_OFFSET: ("offsets", "a wrapper offset of 0, or its last record's", "a lower offset"),
+    legacy_kernels.BAD_OFFSET: ("offsets", "inner offsets from 0 on, within 2^31 of the first", "another offset"),
 }
 
 
@@ -38,7 +38,7 @@ class Transcoded(NamedTuple):
 
     n_bytes: int
     n_records: int
-    base_offset: int  # of the first record, what offset deltas are relative to; timestamp deltas are relative to 0
+    base_offset: int  # of the first record; offset deltas are relative to it, timestamp deltas to 0
     last_offset: int
     max_timestamp: int
 
@@ -57,9 +57,9 @@ def transcode_wrapper(
 ) -> Transcoded:
     """Write the records of the compressed batch raw[start:start + size] into `out` from byte `at` on.
 
-    The batch's prefix, magic and checksum have been seen to be right. `inner` holds the messages meanwhile; `limit`:
-    bytes they may decompress to; `path`, `position` (of the batch in the file): for errors. Raises LogFormatError of
-    the kinds in _PROBLEMS and of decompress_into, and "record" where key or value of the wrapper run past it.
+    The batch's prefix, magic and checksum have been checked. `inner` holds the messages meanwhile, at most `limit`
+    bytes decompressed; `path` and `position` (of the batch in the file) are for errors. Raises LogFormatError of the
+    kinds in _PROBLEMS and of decompress_into, and "record" if the wrapper's key or value runs past its end.
     """
     offset, _size, _crc, magic, attributes = struct.unpack_from(_WRAPPER, raw.data, start)
     (timestamp,) = struct.unpack_from(">q", raw.data, start + LOG_OVERHEAD + MESSAGE_V0.itemsize) if magic else (-1,)
@@ -76,7 +76,7 @@ def transcode_wrapper(
 def _decompress(
     raw: NDArray[np.uint8], start: int, size: int, inner: Scratch, limit: int, path: str, position: int
 ) -> int:
-    """The messages of a wrapper into `inner`; how many bytes they are."""
+    """Decompress the messages of a wrapper into `inner`; return their number of bytes."""
     offset, _size, _crc, magic, attributes = struct.unpack_from(_WRAPPER, raw.data, start)
     value, end = _find_value(raw, start + _KEY_LENGTH[magic], start + size, path, position, offset)
     return decompress_into(
@@ -101,9 +101,10 @@ def message_checksums(
     crc: NDArray[np.uint32],
     valid: NDArray[np.bool_],
 ) -> None:
-    """The checksums of a wrapper's messages, uint32[n], and bool[n] whether they fit; both are filled.
+    """Read the checksum of each of a wrapper's n messages, and compare it with the message's bytes.
 
-    raw: uint8, bytes of the file from raw_position on; batch: the wrapper's BATCH row, of n messages.
+    raw: uint8, bytes of the file from raw_position on; batch: the wrapper's BATCH row; crc: uint32[n] and valid:
+    bool[n], written.
     """
     inner, position = Scratch(), int(batch["position"])
     size = _decompress(raw, position - raw_position, int(batch["size"]), inner, limit, path, position)
@@ -120,10 +121,10 @@ def transcode_plain(
     path: str,
     raw_position: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Write the records of n uncompressed batches into `out` from byte `at` on; give where each begins and ends there.
+    """Write the records of n uncompressed batches into `out` from byte `at` on; return their starts and ends there.
 
     starts, sizes: int64[n], of each batch in `raw`, prefix included; raw_position: of raw[0] in the file, for errors.
-    Offset delta 0, timestamp delta relative to 0. Raises LogFormatError "record".
+    Offset deltas are 0, timestamp deltas relative to 0. Raises LogFormatError "record".
     """
     out.reserve(at + int(sizes.sum()))
     out_starts, out_ends = np.empty(len(starts), np.int64), np.empty(len(starts), np.int64)
@@ -146,9 +147,10 @@ def unpack_wrapper(
     limit: int,
     path: str,
 ) -> int:
-    """transcode_wrapper for row `batch` (BATCH) of `raw`, of whose first byte the file's position is raw_position.
+    """Write the records of the wrapper `batch` (a BATCH row) by transcode_wrapper; return the position in `out` after
+    them.
 
-    body: BODY[1], filled. Returns the position in `out` after the records.
+    raw: uint8, bytes of the file from raw_position on; body: BODY[1], written.
     """
     position = int(batch["position"])
     records = transcode_wrapper(
@@ -169,9 +171,9 @@ def transcode_plain_batches(
     at: int,
     path: str,
 ) -> int:
-    """transcode_plain for the given rows of batches (BATCH[n]); the same rows of bodies (BODY[n]) are filled.
+    """Write the records of uncompressed batches by transcode_plain; return the position in `out` after them.
 
-    Returns the position in `out` after the records.
+    batches: BATCH[n], of which `rows` are written; bodies: BODY[n], the same rows are filled.
     """
     starts, ends = transcode_plain(
         raw,
@@ -191,7 +193,7 @@ def transcode_plain_batches(
 def _find_value(
     raw: NDArray[np.uint8], key_length: int, end: int, path: str, position: int, offset: int
 ) -> tuple[int, int]:
-    """Where the wrapper's value begins and ends; its key, null in all that Kafka writes, is passed over."""
+    """Return start and end of the wrapper's value. Its key is skipped; Kafka always writes null there."""
     value = key_length + 8 + max(_I32.unpack_from(raw.data, key_length)[0], 0) if key_length + 8 <= end else end + 1
     if value > end:
         raise _problem(legacy_kernels.BAD_FIELD, path, position, offset, "")

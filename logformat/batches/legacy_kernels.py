@@ -1,11 +1,11 @@
-"""Kernels that write messages of magic 0 and 1 anew as records of magic 2, so that one decoder serves all three.
+"""Kernels that rewrite messages of magic 0 and 1 as records of magic 2, so that one decoder serves all three.
 
-A record's timestamp delta is then relative to 0, that is the timestamp itself, and its offset delta relative to the
-first record of its batch. A record never takes more bytes than the message (prefix included) that it comes from.
+A rewritten record's timestamp delta is relative to 0, so it is the timestamp itself; its offset delta is relative to
+the first record of its batch. A record never takes more bytes than its message, prefix included.
 
-Source: Kafka's AbstractLegacyRecordBatch and LegacyRecord (4.3.0). As there: a message cut short at the end of a
-wrapper's content is passed over, any negative length is null, bytes of a message after its value are passed over, only
-the outer checksum counts.
+Source: Kafka's AbstractLegacyRecordBatch and LegacyRecord (4.3.0). As there, a message cut short at the end of a
+wrapper's content is skipped, any negative length is null, bytes of a message after its value are skipped, and only the
+outer checksum counts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.jit import inline, kernel
-from logformat.layout import (
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.layout import (
     CODEC_MASK,
     LOG_OVERHEAD,
     MAGIC_OFFSET,
@@ -28,9 +28,9 @@ from logformat.layout import (
     TIMESTAMP_TYPE_MASK,
     field_offset,
 )
-from logformat.primitives.crc32 import crc32_kernel
-from logformat.primitives.memory_kernels import copy_bytes, load_i32, load_i64
-from logformat.primitives.varint_kernels import size_of_varlong, write_varlong
+from lastkey.logformat.primitives.crc32 import crc32_kernel
+from lastkey.logformat.primitives.memory_kernels import copy_bytes, load_i32, load_i64
+from lastkey.logformat.primitives.varint_kernels import size_of_varlong, write_varlong
 
 # status of the kernels
 OK: Final = 0
@@ -39,7 +39,7 @@ BAD_MAGIC: Final = 2  # an inner message is neither of magic 0 nor of magic 1
 NESTED: Final = 3  # an inner message is compressed
 BAD_FIELD: Final = 4  # a key or value runs past its message
 EMPTY: Final = 5  # no inner message
-BAD_WRAPPER_OFFSET: Final = 6  # of magic 1: not 0, and below the last inner offset
+BAD_WRAPPER_OFFSET: Final = 6  # magic 1: not 0, and below the last inner offset
 BAD_OFFSET: Final = 7  # an inner offset below 0, or too far from the first for an offset delta
 
 _SIZE: Final = field_offset(PREFIX, "length")
@@ -54,7 +54,9 @@ _MAX_DELTA: Final = 2**31 - 1
 def _write_record(
     src: NDArray[np.uint8], key: int, end: int, timestamp: int, offset_delta: int, out: NDArray[np.uint8], at: int
 ) -> int:
-    """Write the message whose key length is at src[key] and that ends at `end`; position after it, or -1: BAD_FIELD."""
+    """Write the message whose key length is at src[key] and that ends at `end`; return the position after it, or -1 for
+    BAD_FIELD.
+    """
     if key + 4 > end:
         return -1
     key_length: int = max(load_i32(src, key), -1)
@@ -94,13 +96,13 @@ def transcode_messages(
     out: NDArray[np.uint8],
     out_at: int,
 ) -> tuple[int, int, int, int, int, int, int]:
-    """Records of the inner messages in src[start:end], a wrapper's decompressed value.
+    """Write the inner messages in src[start:end], a wrapper's decompressed value, as records.
 
     src, out: uint8[::1], not the same memory; out has end - start bytes from out_at on; wrapper_*: of the wrapper
-    (offset, timestamp: int64; attributes: bits as in layout). Offsets: a wrapper of magic 0 holds absolute ones, one of
-    magic 1 relative ones, of which the last belongs to wrapper_offset; wrapper_offset 0 means base 0. Timestamps: -1
-    for an inner message of magic 0 (also in a wrapper of magic 1, KAFKA-4298), the wrapper's if that is of magic 1 with
-    LogAppendTime, else the message's own.
+    (offset, timestamp: int64; attributes: bits as in layout). Offsets: a wrapper of magic 0 holds absolute ones; one of
+    magic 1 holds relative ones, the last of which belongs to wrapper_offset, but wrapper_offset 0 means base 0.
+    Timestamps: -1 for an inner message of magic 0 (also in a wrapper of magic 1, KAFKA-4298), the wrapper's if it has
+    magic 1 and LogAppendTime, else the message's own.
 
     Returns (status, bytes written, records, offset of the first record, offset of the last, greatest timestamp,
     position in src of the message in error).
@@ -121,7 +123,7 @@ def transcode_messages(
         if n == 0:
             first = offset
         delta = offset - first
-        if offset < 0:  # then neither the delta nor what is made of it can wrap around
+        if offset < 0:  # else the delta, and numbers made of it, could wrap around
             return BAD_OFFSET, 0, 0, 0, 0, 0, pos
         if delta > _MAX_DELTA or delta < -_MAX_DELTA - 1:
             return BAD_OFFSET, 0, 0, 0, 0, 0, pos
@@ -163,11 +165,11 @@ def transcode_plain(
     out_starts: NDArray[np.int64],
     out_ends: NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    """Records of uncompressed messages, each a batch of its own.
+    """Write uncompressed messages, each a batch of its own, as records.
 
-    src, out: uint8[::1], not the same memory; positions, sizes: int64[n], of each message in src, prefix included, the
-    prefix and magic seen to be right; out has sum(sizes) bytes from out_at on; out_starts, out_ends: int64[n], written.
-    Returns (status OK or BAD_FIELD, row in error, position in `out` after the last record).
+    src, out: uint8[::1], not the same memory; positions, sizes: int64[n], of each message in src, prefix included,
+    whose prefix and magic have been checked; out has sum(sizes) bytes from out_at on; out_starts, out_ends: int64[n],
+    written. Returns (status OK or BAD_FIELD, row in error, position in `out` after the last record).
     """
     at = out_at
     for i in range(positions.shape[0]):
@@ -188,9 +190,9 @@ def transcode_plain(
 
 @kernel
 def message_checksums(src: NDArray[np.uint8], end: int, crc: NDArray[np.uint32], valid: NDArray[np.bool_]) -> None:
-    """The stored checksum of each of the n messages in src[:end], and whether it fits its bytes.
+    """Read the stored checksum of each of the n messages in src[:end], and compare it with the message's bytes.
 
-    src: uint8[::1], messages that transcode_messages has taken; crc: uint32[n], valid: bool[n], written.
+    src: uint8[::1], messages that transcode_messages has accepted; crc: uint32[n], valid: bool[n], written.
     """
     position = 0
     for i in range(crc.shape[0]):

@@ -1,4 +1,4 @@
-"""Kernel that walks batch headers of a file without reading the bodies between them: `pread` of the C library."""
+"""Kernel that walks the batch headers of a file by the C library's `pread`, without reading the bodies between them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from logformat.batches.header_kernels import ATTRIBUTES_OFFSET
-from logformat.batches.walk_kernels import CHECK_MARKERS, FRAMED, MORE, frame_batch, read_header
-from logformat.jit import CHECKED, kernel
-from logformat.layout import CONTROL_MASK, MAGIC_OFFSET
+from lastkey.logformat.batches.header_kernels import ATTRIBUTES_OFFSET
+from lastkey.logformat.batches.walk_kernels import CHECK_MARKERS, FRAMED, MORE, frame_batch, read_header
+from lastkey.logformat.jit import CHECKED, kernel
+from lastkey.logformat.layout import CONTROL_MASK, MAGIC_OFFSET
 
-SHORT_READ = 9  # of a walk: fewer bytes came than the file is said to have, or none because of an error
-_HEADER_BYTES = 128  # a header, and the whole of an end-transaction marker (78 bytes)
-_ONE_HEADER = 512  # tuned: read for one header where bodies are skipped
-_SMALL_BATCH = 4096  # tuned: headers nearer than this are read with all that lies between them
+SHORT_READ = 9  # status of a walk: fewer bytes came than the file should have, or none because of an error
+_HEADER_BYTES = 128  # enough for a header, or a whole end-transaction marker (78 bytes)
+_ONE_HEADER = 512  # tuned: bytes to read for one header where bodies are skipped
+_SMALL_BATCH = 4096  # tuned: headers nearer than this are read together with all between them
 
 _pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.int64))
 
@@ -31,12 +31,13 @@ def walk_headers(
     window: np.ndarray,
     out: np.ndarray,
 ) -> tuple[int, int, int, int, int, int]:
-    """Headers of the whole batches in bytes [start, end) of a file; statuses as `walk_batches`, or SHORT_READ.
+    """Walk the headers of the whole batches in bytes [start, end) of a file.
 
-    descriptor: of the file; check_markers: as CHECK_MARKERS, of those that the window holds; window: uint8[>= 4096],
-    scratch; the others as in `walk_batches`. After a return the bytes from the last batch that was looked at are in
-    window[0:].
-    Returns (n, position, status, expected, found, bytes read); for a bad batch `position` is where it begins.
+    descriptor: of the file; check_markers: check CRCs as CHECK_MARKERS does, of batches that the window holds whole;
+    window: uint8[>= 4096], scratch; the others as in `walk_batches`. After a return window[0:] holds the bytes from the
+    last batch looked at.
+    Returns (n, position, status, expected, found, bytes read), with a status of `walk_batches` or SHORT_READ; for a bad
+    batch `position` is its start.
     """
     position = start
     previous = previous_last_offset

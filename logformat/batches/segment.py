@@ -1,11 +1,11 @@
-"""Reads one `.log` file: its batch headers and its records as Arrow, in bounded memory, without Spark.
+"""Reader of one `.log` file: its batch headers and its records as Arrow, in bounded memory, without Spark.
 
     segment = open_segment("orders-0/00000000000000000000.log")
     for batch in segment.records(["key", "value", "offset"]): ...      # pyarrow.RecordBatch
     frame = segment.to_pandas(["key", "offset"], start_offset=1000)
 
-Reading checks the structure, the order of offsets and the checksums, and raises LogFormatError for anything wrong. Each
-walk opens the file again and reads it from front to back, up to the size that it has then.
+Reading checks the structure, the order of offsets and the checksums, and raises LogFormatError for any damage. Each
+walk opens the file again and reads it from front to back, up to its size at that moment.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from logformat.batches import walk_kernels as walk
-from logformat.batches.bodies import SOFT_BYTES, BodyLoader
-from logformat.batches.chunks import (
+from lastkey.logformat.batches import walk_kernels as walk
+from lastkey.logformat.batches.bodies import SOFT_BYTES, BodyLoader
+from lastkey.logformat.batches.chunks import (
     CHUNK_BYTES,
     MAX_BATCH_BYTES,
     NO_END,
@@ -31,15 +31,15 @@ from logformat.batches.chunks import (
     read_chunks,
     read_exactly,
 )
-from logformat.batches.columns import MAX_BYTES, MAX_ROWS, Place, header_batch, record_batches
-from logformat.errors import LogFormatError, readable
-from logformat.layout import BATCH
-from logformat.locations import locate
-from logformat.names import LOG, parse_partition_folder, parse_segment_file
-from logformat.regular_files import opened
-from logformat.schemas import BATCHES, RECORDS, select
+from lastkey.logformat.batches.columns import MAX_BYTES, MAX_ROWS, Place, header_batch, record_batches
+from lastkey.logformat.errors import LogFormatError, readable
+from lastkey.logformat.layout import BATCH
+from lastkey.logformat.locations import locate
+from lastkey.logformat.names import LOG, parse_partition_folder, parse_segment_file
+from lastkey.logformat.regular_files import open_regular
+from lastkey.logformat.schemas import BATCHES, RECORDS, select
 
-_NULLABLE: Final = {"int32": "Int32", "int64": "Int64"}  # Arrow's type -> pandas' that holds null
+_NULLABLE: Final = {"int32": "Int32", "int64": "Int64"}  # Arrow's type -> the pandas type that can hold null
 
 
 def open_segment(
@@ -95,7 +95,7 @@ class Segment:
         self.max_batch_bytes, self.chunk_bytes = max_batch_bytes, chunk_bytes
         name = parse_segment_file(path.rpartition("/")[2])
         self.base_offset = name.base if name is not None and name.kind == LOG else None
-        self.torn_bytes: int | None = None  # incomplete batch, or zeros, at the end; None: nobody got there yet
+        self.torn_bytes: int | None = None  # incomplete batch, or zeros, at the end; None: no walk has reached it yet
         self._places: list[tuple[int, int, int]] | None = None  # first row, position and bytes of each chunk
 
     @property
@@ -113,7 +113,7 @@ class Segment:
 
     def iter_headers(self) -> Iterator[NDArray[np.void]]:
         """Yield batch headers as layout.BATCH[n] arrays, chunk by chunk, without decompressing anything."""
-        with opened(self.filesystem, self.path) as file:
+        with open_regular(self.filesystem, self.path) as file:
             for chunk in self._chunks(file):
                 yield chunk.batches.copy()
 
@@ -141,7 +141,7 @@ class Segment:
         Takes offsets in [start_offset, end_offset) and does not decompress batches outside. Includes control records,
         marked in the column `control`, and records of aborted transactions. max_rows, max_bytes (keys, values and
         headers): limits of one Arrow batch; a single record may exceed them. Memory holds a chunk, about soft_bytes of
-        decompressed batches or one batch, and one Arrow batch. An unknown column raises ValueError at once.
+        decompressed batches or one batch, and one Arrow batch. Raises ValueError for an unknown column at once.
         """
         schema = select(RECORDS, columns)
         if not schema.names:
@@ -152,7 +152,7 @@ class Segment:
         self, schema: Any, start_offset: int, end_offset: int, max_rows: int, max_bytes: int, soft_bytes: int
     ) -> Iterator[Any]:
         loader = BodyLoader(max_batch_bytes=self.max_batch_bytes, soft_bytes=soft_bytes)
-        with opened(self.filesystem, self.path) as file:
+        with open_regular(self.filesystem, self.path) as file:
             for chunk in self._chunks(file):
                 batches = chunk.batches
                 if int(batches["base_offset"][0]) >= end_offset:
@@ -172,7 +172,7 @@ class Segment:
                     )
 
     def raw_batch(self, i: int) -> bytes:
-        """Return the bytes of the batch in row i of `headers()`. IndexError if there is no such row.
+        """Return the bytes of the batch in row i of `headers()`. Raise IndexError if there is no such row.
 
         The first call walks the headers of the whole file, unless an earlier walk has reached the end.
         """
@@ -185,7 +185,7 @@ class Segment:
             raise IndexError(i)
         first, position, size = places[at]
         raw = np.empty(size, np.uint8)
-        with opened(self.filesystem, self.path) as file:
+        with open_regular(self.filesystem, self.path) as file:
             read_exactly(file, self.path, position, raw)
         rows = np.empty(i - first + 1, BATCH)
         n, end, _, _, _ = walk.walk_batches(raw, size, 0, -1, NO_END, False, rows)
@@ -199,7 +199,7 @@ class Segment:
         return pa.Table.from_batches(self.records(names, **limits), schema=select(RECORDS, names))
 
     def to_pandas(self, columns: Iterable[str] | None = None, **limits: int) -> Any:
-        """Return `to_arrow` as a pandas.DataFrame. Keys and values are bytes; nullable numbers have the type Int64."""
+        """Return `to_arrow` as a pandas.DataFrame. Keys and values are bytes; nullable integers are Int64 or Int32."""
         table = self.to_arrow(columns, **limits)
         frame = table.to_pandas()
         for field in table.schema:
@@ -210,7 +210,7 @@ class Segment:
         return frame
 
     def _chunks(self, file: Any) -> Iterator[Chunk]:
-        """Whole batches of the file, checked against its name; at the end it is known what the file ends with."""
+        """Yield the whole batches of the file, checked against its name; set torn_bytes after the last."""
         tail, places, row = Tail(), [], 0
         with readable(self.path):
             size = file.size()
@@ -223,7 +223,7 @@ class Segment:
             yield chunk
         if tail.torn_bytes and self.sealed:
             raise LogFormatError(
-                "torn_tail", self.path, tail.position, "whole batches", f"{tail.torn_bytes} bytes more"
+                "torn_tail", self.path, tail.position, "whole batches", f"{tail.torn_bytes} more bytes"
             )
         self.torn_bytes, self._places = tail.torn_bytes, places
 

@@ -1,15 +1,18 @@
-"""The offsets of a segment's batches against its name and the name of the next segment."""
+"""Check of a segment's offsets against its name and the name of the next segment."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from logformat.errors import LogFormatError
-from logformat.layout import MAX_RELATIVE_OFFSET
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import MAX_RELATIVE_OFFSET
 
 
 def check_offsets(path: str, base: int, next_base: int | None, batches: np.ndarray) -> None:
-    """That the offsets of BATCH[n] lie between a segment's base and the next one's, and fit its index entries."""
+    """Check that the offsets of BATCH[n] lie between a segment's base and the next one's, and fit its index entries.
+
+    Raise LogFormatError kind "name", "overlap" or "relative_offset".
+    """
     first = int(batches["base_offset"][0]) if batches["base_offset"][0] >= 0 else int(batches["last_offset"][0])
     last = int(batches["last_offset"][-1])
     if first < base:
@@ -38,7 +41,7 @@ def check_offsets(path: str, base: int, next_base: int | None, batches: np.ndarr
 
 
 def overlap(path: str, next_base: int, position: int, last: int, base_offset: int = -1) -> LogFormatError:
-    """What to raise for a batch that reaches into the next segment."""
+    """Return the error for a batch that reaches into the next segment."""
     return LogFormatError(
         "overlap",
         path,

@@ -1,8 +1,8 @@
-"""Kernels between record bytes (magic 2 encoding) and spans, and back to batches (FORMAT.md, "Records").
+"""Kernel from record bytes (magic 2 encoding) to spans (FORMAT.md, "Records").
 
-A span says where a record lies and what its varints say; keys, values and headers stay where they are. Bodies lie in
-one of two uint8 arrays: the bytes of the file (uncompressed batches), or a scratch array (decompressed ones, and magic
-0 and 1 after `legacy` has transcoded them).
+A span holds a record's place and the numbers in its varints; keys, values and headers stay in their array. Bodies lie
+in one of two uint8 arrays: the bytes of the file (uncompressed batches), or a scratch array (decompressed ones, and
+magic 0 and 1 after `legacy` has transcoded them).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Final
 
 import numpy as np
 
-from logformat.jit import inline, kernel
-from logformat.layout import CONTROL_MASK
-from logformat.primitives.siphash_kernels import siphash128
-from logformat.primitives.varint_kernels import read_varint, read_varlong
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.layout import CONTROL_MASK
+from lastkey.logformat.primitives.siphash_kernels import siphash128
+from lastkey.logformat.primitives.varint_kernels import read_varint, read_varlong
 
 SPAN = np.dtype(
     [
-        ("key_low", "u8"),  # SipHash of the key; 0 where the key is null, or hashes were not asked for
+        ("key_low", "u8"),  # SipHash of the key; 0 if the key is null, or hashes are off
         ("key_high", "u8"),
         ("start", "i8"),  # of the record (its length varint) in its array
-        ("rest", "i8"),  # of the key length: what is copied as it is when the deltas change
+        ("rest", "i8"),  # of the key length; bytes from here on stay when the deltas change
         ("end", "i8"),
         ("timestamp_delta", "i8"),
         ("offset_delta", "i4"),
@@ -32,15 +32,15 @@ SPAN = np.dtype(
 )
 MIN_RECORD_SIZE: Final = 7  # seven one-byte fields
 
-# Where the body of each batch lies.
+# The place of each batch's body.
 BODY = np.dtype(
     [
         ("start", "i8"),
         ("end", "i8"),
         ("first_span", "i8"),  # row of its first record in the spans
         ("n_records", "i8"),
-        ("base_offset", "i8"),  # what offset deltas are relative to
-        ("base_timestamp", "i8"),  # what timestamp deltas are relative to
+        ("base_offset", "i8"),  # offset deltas are relative to it
+        ("base_timestamp", "i8"),  # timestamp deltas are relative to it
         ("in_scratch", "?"),
     ],
     align=True,
@@ -66,10 +66,10 @@ def decode_records(
     hash_keys: bool,
     spans: np.ndarray,
 ) -> tuple[int, int, int]:
-    """Spans of the records of the `wanted` batches.
+    """Decode the records of the `wanted` batches into spans.
 
-    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans: SPAN[], rows first_span.. of each wanted batch are
-    filled. Returns (status, batch row, position in its body's array).
+    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans: SPAN[], written: rows from first_span on of each wanted
+    batch. Returns (status, batch row, position in its body's array).
     """
     for i in range(batches.shape[0]):
         if not wanted[i]:

@@ -1,7 +1,7 @@
-"""Kernel that walks batch headers, all three magics (FORMAT.md, "Batches").
+"""Kernel that walks batch headers of all three magics (FORMAT.md, "Batches").
 
-Differences from Kafka's own walk: CRCs and the order of offsets are checked here, before anything is decided or copied;
-Kafka's cleaner checks neither.
+Difference from Kafka: this walk checks CRCs and the order of offsets before anything is decided or copied; Kafka's
+cleaner checks neither.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from logformat.batches.header_kernels import (
+from lastkey.logformat.batches.header_kernels import (
     ATTRIBUTES_OFFSET,
     BASE_SEQUENCE_OFFSET,
     BASE_TIMESTAMP_OFFSET,
@@ -22,8 +22,8 @@ from logformat.batches.header_kernels import (
     PRODUCER_EPOCH_OFFSET,
     PRODUCER_ID_OFFSET,
 )
-from logformat.jit import inline, kernel
-from logformat.layout import (
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.layout import (
     BATCH_OVERHEAD,
     CODEC_MASK,
     CODEC_ZSTD,
@@ -36,15 +36,15 @@ from logformat.layout import (
     MIN_LEGACY_SIZE,
     TIMESTAMP_TYPE_MASK,
 )
-from logformat.primitives.crc32 import crc32_kernel
-from logformat.primitives.crc32c import crc32c_range
-from logformat.primitives.memory_kernels import load_i16, load_i32, load_i64
-from logformat.primitives.varint_kernels import read_varint
+from lastkey.logformat.primitives.crc32 import crc32_kernel
+from lastkey.logformat.primitives.crc32c import crc32c_range
+from lastkey.logformat.primitives.memory_kernels import load_i16, load_i32, load_i64
+from lastkey.logformat.primitives.varint_kernels import read_varint
 
-CHECK_ALL: Final = 1  # for check_crc, as True
-CHECK_MARKERS: Final = 2  # for check_crc: of control batches, and of what has the size of a marker
+CHECK_ALL: Final = 1  # for check_crc, the same as True
+CHECK_MARKERS: Final = 2  # for check_crc: only control batches, and batches that have the size of a marker
 # status of a walk
-FRAMED: Final = -1  # of one batch: nothing is wrong
+FRAMED: Final = -1  # of one batch: it is sound
 MORE: Final = 0  # stopped before an incomplete batch, or at the end, or `out` is full
 BAD_LENGTH: Final = 1
 BAD_MAGIC: Final = 2
@@ -67,12 +67,12 @@ def walk_batches(
     check_crc: int,
     out: np.ndarray,
 ) -> tuple[int, int, int, int, int]:
-    """Headers of the whole batches in `buf[:length]`.
+    """Walk the headers of the whole batches in `buf[:length]`.
 
     buf: uint8; file_position: of buf[0]; previous_last_offset: offsets must rise above it; end_offset: stop before the
     first batch whose last offset reaches it; check_crc: of all batches (true), none (false), or CHECK_MARKERS; out:
-    BATCH[capacity].
-    Returns (n, consumed bytes, status, expected, found); for a bad batch, `consumed` is where it begins.
+    BATCH[capacity], written.
+    Returns (n, consumed bytes, status, expected, found); for a bad batch, `consumed` is its start.
     """
     position = 0
     n = 0
@@ -96,9 +96,10 @@ def walk_batches(
 
 @inline
 def frame_batch(buf: np.ndarray, position: int, length: int) -> tuple[int, int, int, int]:
-    """Size and magic of the batch that begins at buf[position], of which buf[:length] is there.
+    """Read the size of the batch that begins at buf[position], and check size and magic; buf holds only buf[:length].
 
-    Returns (FRAMED, 0, 0, its bytes), or (status, expected, found, 0): MORE where its first 17 bytes are not there.
+    Returns (FRAMED, 0, 0, its bytes), or (status, expected, found, 0), with MORE if the first 17 bytes are not all
+    there.
     """
     if length - position < LOG_OVERHEAD:
         return MORE, 0, 0, 0
@@ -120,9 +121,10 @@ def frame_batch(buf: np.ndarray, position: int, length: int) -> tuple[int, int, 
 def read_header(
     buf: np.ndarray, position: int, end: int, previous: int, end_offset: int, check_crc: int, row: Any
 ) -> tuple[int, int, int]:
-    """Header of the framed batch buf[position:end] into `row`, a BATCH without its position; (FRAMED, 0, 0), or
-    (status, expected, found). check_crc: as in `walk_batches`; where it is not checked, the body of a batch that is no
-    control batch is not looked at. (A marker that is no longer one, by its attributes, still has the size of one.)
+    """Read the header of the framed batch buf[position:end] into `row`, a BATCH without its position.
+
+    Returns (FRAMED, 0, 0), or (status, expected, found). check_crc: as in `walk_batches`; without the check, only a
+    control batch's body is read. (A marker whose damaged attributes hide it still has the size of a marker.)
     """
     size = end - position
     first = load_i64(buf, position)
@@ -199,10 +201,10 @@ def read_header(
 
 @inline
 def check_range(first: int, last_delta: int) -> tuple[int, int, int]:
-    """Whether a batch can have these offsets, whatever lies before it: (FRAMED, 0, 0), or (status, expected, found).
+    """Check that a batch can have these offsets, whatever lies before it: (FRAMED, 0, 0), or (status, expected, found).
 
-    The base offset lies outside of the checksum. One that leads above MAX_LAST_OFFSET is refused here, for every walk:
-    so NO_END and its like (2^63 - 1) are never an offset of data, and last offset + 1 never wraps around.
+    The checksum does not cover the base offset. Every walk refuses one here that leads above MAX_LAST_OFFSET, so no
+    offset of data equals NO_END and its like (2^63 - 1), and last offset + 1 never wraps around.
     """
     if last_delta < 0 or first < 0:
         return BAD_OFFSETS, np.int64(0), min(last_delta, first)
@@ -213,8 +215,10 @@ def check_range(first: int, last_delta: int) -> tuple[int, int, int]:
 
 @kernel
 def _control_record(buf: np.ndarray, start: int, end: int) -> tuple[int, int]:
-    """(type, coordinator epoch) of the one record of a control batch; (-1, -1) where it cannot be (FORMAT.md,
-    "Records": key of i16 version and i16 type; the value of ABORT and COMMIT is i16 version and i32 coordinator epoch).
+    """Read (type, coordinator epoch) of the one record of a control batch; (-1, -1) if it is not valid.
+
+    The key is i16 version and i16 type; the value of ABORT and COMMIT is i16 version and i32 coordinator epoch
+    (FORMAT.md, "Records").
     """
     length, position = read_varint(buf, start, end)
     if position < 0 or length < 0 or position + length > end:
@@ -232,7 +236,7 @@ def _control_record(buf: np.ndarray, start: int, end: int) -> tuple[int, int]:
         return -1, -1
     kind = np.int64(load_i16(buf, position + 2))
     if kind < 0:
-        kind = np.int64(127)  # unknown to Kafka too: ignored
+        kind = np.int64(127)  # unknown to Kafka too, so ignored
     position += key_length
     value_length, position = read_varint(buf, position, end)
     if kind > 1:
@@ -244,7 +248,7 @@ def _control_record(buf: np.ndarray, start: int, end: int) -> tuple[int, int]:
 
 @kernel
 def checksums_fit(buf: np.ndarray, file_position: int, batches: np.ndarray, fit: np.ndarray) -> None:
-    """Whether the bytes of each batch have the checksum that its header says.
+    """Compare the bytes of each batch with the checksum in its header.
 
     buf: uint8, bytes of the file from file_position on; batches: BATCH[n] within them; fit: bool[n], written.
     """

@@ -1,1 +1,1 @@
-"""Any of these files as lines of text, as kafka-dump-log prints them."""
+"""Dump of log files, and of the files beside them, as lines of text in the form of kafka-dump-log."""

@@ -1,4 +1,4 @@
-"""What is said of control records: markers of transactions, and those of a KRaft log."""
+"""Text for control records: markers of transactions, and control records of a KRaft log."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from logformat.dump.joined_text import joined, names_of
-from logformat.messages.control_records import control_record_text
-from logformat.primitives.binary_arrays import spans_of
+from lastkey.logformat.dump.joined_text import joined, names_of
+from lastkey.logformat.messages.control_records import control_record_text
+from lastkey.logformat.primitives.binary_arrays import spans_of
 
 END_TXN_MARKERS: Final = ("ABORT", "COMMIT")  # by control type
 _CONTROL_TYPES: Final = ("ABORT", "COMMIT", "LEADER_CHANGE", "SNAPSHOT_HEADER", "SNAPSHOT_FOOTER", "KRAFT_VERSION",
@@ -19,7 +19,7 @@ _CONTROL_TYPES: Final = ("ABORT", "COMMIT", "LEADER_CHANGE", "SNAPSHOT_HEADER", 
 
 
 def markers_of(records: Any) -> tuple[Any, Any]:
-    """Of each record the control type's name and the coordinator's epoch; null where there is none."""
+    """Return each record's control type by name, and its coordinator's epoch; null where there is none."""
     control = np.asarray(records.column("control"))
     kinds, _ = _number_at(records.column("key"), 2, ">i2")
     epochs, known = _number_at(records.column("value"), 2, ">i4")
@@ -31,7 +31,7 @@ def markers_of(records: Any) -> tuple[Any, Any]:
 
 
 def _number_at(values: Any, first: int, kind: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(int64[n], bool[n]): the number that stands from byte `first` on in each value, else -1; whether there is one."""
+    """Return (int64[n], bool[n]): the number at byte `first` of each value, or -1, and whether it is there."""
     data, at = spans_of(values)
     size = np.dtype(kind).itemsize
     there = (np.diff(at) >= first + size) & np.asarray(values.is_valid())
@@ -42,7 +42,7 @@ def _number_at(values: Any, first: int, kind: str) -> tuple[NDArray[np.int64], N
 
 
 def control_text(records: Any) -> Any:
-    """Behind the line of each record, where it is one; of others it means nothing."""
+    """Return the text after the line of each control record; for other records it means nothing."""
     kind, epoch = markers_of(records)
     marker = joined(" endTxnMarker: ", pc.fill_null(kind, ""), " coordinatorEpoch: ", pc.fill_null(epoch, -1))
     other = pc.coalesce(_kraft_records(records), joined(" controlType: ", pc.fill_null(kind, "")))
@@ -50,7 +50,7 @@ def control_text(records: Any) -> Any:
 
 
 def _kraft_records(records: Any) -> Any:
-    """Of the control records of a KRaft log what they say; null elsewhere. A Python loop, over those records only."""
+    """Return the text of a KRaft log's control records; null elsewhere. A Python loop, over those records only."""
     said = np.full(len(records), None, object)
     kinds, _ = _number_at(records.column("key"), 2, ">i2")
     rows = np.flatnonzero(np.asarray(records.column("control")) & (kinds >= len(END_TXN_MARKERS)))

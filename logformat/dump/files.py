@@ -1,8 +1,8 @@
-"""Prints log files and side files as kafka-dump-log does: text on stdout, findings on stderr. Without Spark.
+"""Printer of log files and side files in the form of kafka-dump-log: text on stdout, findings on stderr; without Spark.
 
 The lines, and the findings at the end, are those of kafka-dump-log 4.3.0 for the same options. These differences are on
 purpose: a file may be a URI or a folder; the checkpoints of a log directory are printed too; and damage is a line on
-stderr and exit code 3, followed by what can be read after it, where the tool ends with a stack trace.
+stderr and exit code 3, followed by everything readable after it, where the tool ends with a stack trace.
 
 Source: Kafka's DumpLogSegments (4.3.0).
 """
@@ -20,34 +20,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs as pafs
 
-from logformat import names
-from logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
-from logformat.dump import indexes as dump_indexes
-from logformat.dump import lines as text
-from logformat.dump.findings import Findings
-from logformat.dump.indexes import IndexFindings
-from logformat.dump.log import log_lines
-from logformat.dump.log_options import LogFindings, LogOptions
-from logformat.errors import LogFormatError, readable, stopped, without_frames
-from logformat.locations import locate, text_entries
-from logformat.primitives.java_text import bytes_of
-from logformat.regular_files import files_below, open_input
-from logformat.s3_access import check_bucket
-from logformat.side_files import producer_snapshot
-from logformat.side_files.small_files import read_small_file
+from lastkey.logformat import names
+from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
+from lastkey.logformat.dump import indexes as dump_indexes
+from lastkey.logformat.dump import lines as text
+from lastkey.logformat.dump.findings import Findings
+from lastkey.logformat.dump.indexes import IndexFindings
+from lastkey.logformat.dump.log import log_lines
+from lastkey.logformat.dump.log_options import LogFindings, LogOptions
+from lastkey.logformat.errors import LogFormatError, readable, stopped, without_frames
+from lastkey.logformat.locations import canonical, locate, text_entries
+from lastkey.logformat.primitives.java_text import bytes_of
+from lastkey.logformat.regular_files import files_below, open_input
+from lastkey.logformat.s3_access import check_bucket
+from lastkey.logformat.side_files import producer_snapshot
+from lastkey.logformat.side_files.small_files import read_small_file
 
-_CHECKPOINT_SUFFIX: Final = "checkpoint"  # of KRaft's snapshots: batches, as in a log
+_CHECKPOINT_SUFFIX: Final = "checkpoint"  # of KRaft's snapshots: they hold batches, as a log does
 _KINDS: Final = (*names.KINDS, _CHECKPOINT_SUFFIX)
 
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """The tool's options: what to print of a log; whether only to verify indexes, or check them as a broker does."""
+    """Options of the tool: the contents of logs to print, and the checks of indexes."""
 
     log: LogOptions = field(default_factory=LogOptions)
     verify_index_only: bool = False
     index_sanity_check: bool = False
-    as_json: bool = False  # an object a line, instead of the tool's lines
+    as_json: bool = False  # one JSON object a line, instead of the tool's lines
 
 
 @dataclass(frozen=True)
@@ -55,45 +55,48 @@ class DumpFile:
     """A file to print."""
 
     filesystem: Any
-    path: str  # on it
-    shown: str  # as it is called in what is printed
+    path: str  # on that file system
+    shown: str  # its name in the output
     size: int  # bytes when it was listed; -1: there is no such file
-    named: bool = True  # by itself; else it was found in a folder
+    named: bool = True  # by the user; else it was found in a folder
     max_batch_bytes: int = MAX_BATCH_BYTES
 
     @property
     def located(self) -> str:
-        """As it is called in findings: an absolute path, as in the tool, or a URI."""
+        """The file's name in findings: an absolute path, as in the tool, or a URI."""
         return self.shown if "://" in self.shown else self.path
 
 
 def list_files(
     paths: Iterable[str | Path], filesystem: Any = None, ignored: list[str] | None = None
 ) -> Iterator[DumpFile]:
-    """Files, and what is in folders, at any depth, in order of names; in `ignored`: what was left out for its name. A
-    folder that has several names counts once.
+    """Yield the named files, and the files in named folders at any depth, sorted by path.
+
+    `ignored` gets a line for names that are not UTF-8 and are left out. A folder that has several names counts once.
     """
-    for given in paths:
+    for named in paths:
+        given = canonical(str(named)) if filesystem is None else str(named)
         found, path = locate(given, filesystem)
         info = found.get_file_info(path)
         if info.type == pafs.FileType.NotFound:
-            check_bucket(str(given), found)
+            check_bucket(given, found)
         if info.type != pafs.FileType.Directory:
-            yield DumpFile(found, path, str(given), -1 if info.type == pafs.FileType.NotFound else info.size or 0)
+            yield DumpFile(found, path, given, -1 if info.type == pafs.FileType.NotFound else info.size or 0)
             continue
         infos, others = text_entries(files_below(found, path))
         if others and ignored is not None:
-            ignored.append(f"{given}: {others:,} files and folders whose names are no UTF-8")
+            ignored.append(f"{given}: {others:,} files and folders whose names are not UTF-8")
         for info in sorted(infos, key=lambda info: info.path):
             if info.type == pafs.FileType.File and kind_of(info.path) is not None:
-                shown = str(given).rstrip("/") + info.path[len(path.rstrip("/")) :]
+                shown = given.rstrip("/") + info.path[len(path.rstrip("/")) :]
                 yield DumpFile(found, info.path, shown, info.size, named=False)
 
 
 def asked_for(files: Sequence[DumpFile], options: DumpOptions) -> list[DumpFile]:
-    """The files that were named, and of what was found in folders: indexes alone where only they are to be checked;
-    with limits of records logs alone, without those that lie outside of the offsets by their names and those of the
-    logs behind them.
+    """Return the files to print: all named files, and a choice of those found in folders.
+
+    To verify or check indexes, the choice is the indexes. With limits on records, it is the logs, except those whose
+    offsets, by their name and the next log's, lie outside of the limits.
     """
     wanted = options.log.wanted
     if options.verify_index_only or options.index_sanity_check:
@@ -123,7 +126,7 @@ def _base(path: str, unknown: int = NO_END) -> int:
 
 
 def kind_of(path: str) -> str | None:
-    """What a file is by its name: one of names.KINDS, "checkpoint" (KRaft's), or the name of a text checkpoint."""
+    """Return a file's kind by its name: one of names.KINDS, "checkpoint" (KRaft's), or a text checkpoint's name."""
     name = path.rpartition("/")[2]
     if name in (names.LEADER_EPOCH_CHECKPOINT, *names.OFFSET_CHECKPOINTS):
         return name
@@ -134,7 +137,7 @@ def kind_of(path: str) -> str | None:
 def dump(
     paths: Iterable[str | Path], options: DumpOptions, write: Callable[[Any], object], filesystem: Any = None
 ) -> Findings:
-    """Print files, and files in folders: `dump_files` of those of `list_files` that are `asked_for`."""
+    """Print files, and files in folders: list them by `list_files`, choose by `asked_for`, print by `dump_files`."""
     return dump_files(asked_for(list(list_files(paths, filesystem)), options), options, write)
 
 
@@ -151,7 +154,7 @@ def dump_files(files: Iterable[DumpFile], options: DumpOptions, write: Callable[
 
 
 def _file(file: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[Any]:
-    """Lines of a file; what is wrong with it, and what stopped the reading of it, is among the findings."""
+    """Yield the lines of a file; damage, and any error that stops the reading, becomes a finding."""
     try:
         with readable(file.located):
             yield from _file_lines(file, options, findings)
@@ -160,7 +163,7 @@ def _file(file: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[
 
 
 def _as_bytes(lines: Any) -> memoryview:
-    """Lines of a pa.StringArray, each with its end."""
+    """Return the lines of a pa.StringArray as bytes, with line ends."""
     return bytes_of(pc.binary_join_element_wise(lines, "\n", "")) if len(lines) else memoryview(b"")
 
 
@@ -187,7 +190,7 @@ def _file_lines(file: DumpFile, options: DumpOptions, findings: Findings) -> Ite
 
 
 def json_of(shown: str, kind: str, columns: Mapping[str, Any]) -> Any:
-    """JSON objects of entries, with the file that they are of and what they are."""
+    """Return entries as JSON objects, each with its file and type."""
     return text.json_lines({"file": shown, "type": kind, **columns})
 
 
@@ -196,13 +199,13 @@ def _entries(shown: str, kind: str, columns: Mapping[str, Any], options: DumpOpt
 
 
 def _said(line: str, options: DumpOptions) -> Iterator[Any]:
-    """A line of the tool about a file; JSON has none."""
+    """Yield one of the tool's lines about a file; JSON output has none."""
     if not options.as_json:
         yield pa.array([line], pa.string())
 
 
 def _headed(head: str, lines: Iterator[Any], options: DumpOptions) -> Iterator[Any]:
-    """Lines behind their head, which with limits of records is only said where there are some."""
+    """Yield the head and then the lines; with limits on records, no head without lines."""
     said = _said(head, options)
     if options.log.wanted.everything:
         yield from said
@@ -217,7 +220,7 @@ def _read(file: DumpFile, log_bytes: int) -> bytes:
 
 
 def _log_bytes(file: DumpFile) -> int:
-    """Of the `.log` beside an index; 0: there is none."""
+    """Return the size of the `.log` beside an index, 0 if there is none."""
     info = file.filesystem.get_file_info(f"{file.path.rpartition('.')[0]}.{names.LOG}")
     return int(info.size or 0) if info.type == pafs.FileType.File else 0
 
@@ -276,7 +279,7 @@ def _index_file(file: DumpFile, kind: str, options: DumpOptions, findings: Findi
 
 @contextmanager
 def _log_of(file: DumpFile, findings: IndexFindings) -> Iterator[Any]:
-    """The `.log` beside an index; None, and a problem, where there is none."""
+    """Open the `.log` beside an index. If there is none, report a problem and yield None."""
     log, shown = (f"{path.rpartition('.')[0]}.{names.LOG}" for path in (file.path, file.located))
     if file.filesystem.get_file_info(log).type != pafs.FileType.File:
         findings.problems.append(LogFormatError("unreadable", shown, 0, "the log of the index", "no such file"))

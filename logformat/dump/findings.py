@@ -1,4 +1,4 @@
-"""What kafka-dump-log says at its end of all files, on stderr, and damage.
+"""Findings that kafka-dump-log prints at its end for all files, and damage.
 
 Source: Kafka's DumpLogSegments (4.3.0).
 """
@@ -14,17 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from logformat.dump.indexes import IndexFindings, Pairs
-from logformat.dump.log_options import LogFindings
-from logformat.errors import LogFormatError
-from logformat.primitives.java_text import bytes_of
+from lastkey.logformat.dump.indexes import IndexFindings, Pairs
+from lastkey.logformat.dump.log_options import LogFindings
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.primitives.java_text import bytes_of
 
-_LINES: Final = 1 << 16  # of findings made at once
+_LINES: Final = 1 << 16  # of findings, made at once
 
 
 @dataclass
 class Findings:
-    """What is said at the end, by path."""
+    """Findings of a whole dump, by path."""
 
     logs: dict[str, LogFindings] = field(default_factory=dict)
     indexes: dict[str, IndexFindings] = field(default_factory=dict)
@@ -49,16 +49,16 @@ class Findings:
         )
 
     def add(self, other: Findings) -> None:
-        """What was found in other files."""
+        """Add the findings of other files."""
         self.logs |= other.logs
         self.indexes |= other.indexes
         self.problems += other.problems
         self.unknown += other.unknown
 
     def text(self) -> Iterator[str]:
-        """Whole lines, many at a time: as the tool prints them, then damage.
+        """Yield whole lines, many at a time: first the tool's findings, then damage.
 
-        The tool has mismatches of offset indexes and gaps of offsets in the order of a hash map, each first offset
+        The tool prints mismatches of offset indexes and gaps of offsets in the order of a hash map, each first offset
         once; here they rise.
         """
         for title, form, pairs in self._pairs():
@@ -68,7 +68,7 @@ class Findings:
         yield from (f"problem: {problem}\n" for problem in self.all_problems)
 
     def summary(self, most: int) -> tuple[str, ...]:
-        """At most so many lines of each kind, and how many more there are."""
+        """Return at most `most` lines of each kind, and the number of those left out."""
         said = [f"unknown: {path}" for path in self.unknown]
         for title, form, pairs in self._pairs():
             if len(pairs):
@@ -98,13 +98,13 @@ def _array(pairs: Pairs) -> NDArray[np.int64]:
 
 
 def _rising(pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """By the first number; of equal ones the last pair."""
+    """Return pairs sorted by the first number; of pairs with the same one only the last."""
     _, last = np.unique(pairs[::-1, 0], return_index=True)
     return pairs[::-1][last]
 
 
 def _lines(form: str, pairs: NDArray[np.int64]) -> Iterator[str]:
-    """Pairs as lines, with their ends."""
+    """Yield pairs as lines, with their line ends."""
     head, middle, tail = form.split("{}")
     for first in range(0, len(pairs), _LINES):
         left, right = (pa.array(column).cast(pa.string()) for column in pairs[first : first + _LINES].T)

@@ -1,9 +1,9 @@
-"""Entries of index files and checkpoints as columns, by kafka-dump-log's names, and held against their log as it does.
+"""Entries of index files and checkpoints as columns, by kafka-dump-log's names, compared with their log as it does.
 
 Source: Kafka's DumpLogSegments (4.3.0): dumpIndex, dumpTimeIndex, dumpTxnIndex, dumpProducerIdSnapshot. Differences:
-the log's headers are walked once, and an entry whose position is no batch's is a mismatch, where the tool reads
-whatever stands there; one behind the log's end, where the tool ends with a stack trace, is a problem; a time index is
-held against the log alone, the tool needs the offset index too.
+the log's headers are walked once; an entry whose position is no batch's start is a mismatch, where the tool reads
+whatever stands there; an entry behind the log's end is a problem, where the tool ends with a stack trace; a time index
+is compared with the log alone, where the tool needs the offset index too.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from logformat.batches.bodies import BodyLoader
-from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
-from logformat.batches.columns import Place, record_batches
-from logformat.errors import LogFormatError
-from logformat.layout import BATCH, NO_TIMESTAMP, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
-from logformat.names import LOG
-from logformat.schemas import RECORDS, select
-from logformat.side_files import checkpoints, offset_index, time_index, transaction_index
+from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH, NO_TIMESTAMP, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from lastkey.logformat.names import LOG
+from lastkey.logformat.schemas import RECORDS, select
+from lastkey.logformat.side_files import checkpoints, offset_index, time_index, transaction_index
 
 Pairs = list[tuple[int, int]]
 Columns = dict[str, Any]  # numpy or Arrow
@@ -31,20 +31,22 @@ _TIME: Final = select(RECORDS, ["timestamp_ms"])
 
 @dataclass
 class IndexFindings:
-    """What the tool says at its end of one index; pairs as it prints them."""
+    """Findings that the tool prints at its end for one index; pairs are in its order."""
 
-    mismatches: Pairs = field(default_factory=list)  # offset by the index, by the log (-1: no batch begins there)
-    wrong_timestamps: Pairs = field(default_factory=list)  # by the index, by the log
-    out_of_order: Pairs = field(default_factory=list)  # timestamp, the one before
-    not_found: Pairs = field(default_factory=list)  # offset by the index, by the log (-1: behind its end)
+    mismatches: Pairs = field(default_factory=list)  # offset in the index, in the log (-1: no batch begins there)
+    wrong_timestamps: Pairs = field(default_factory=list)  # in the index, in the log
+    out_of_order: Pairs = field(default_factory=list)  # timestamp, the one before it
+    not_found: Pairs = field(default_factory=list)  # offset in the index, in the log (-1: behind its end)
     problems: list[LogFormatError] = field(default_factory=list)
 
 
 def offset_index_columns(
     data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings, max_batch_bytes: int
 ) -> Columns:
-    """Of a `.index`: zeros at its end are left out, but for a first entry of zeros; so are entries that point behind
-    the log's end, as a problem. log: open pyarrow file of the `.log`; None: not verified.
+    """Return the columns of a `.index`, compared with its log.
+
+    Zeros at the end are left out, except a first entry of zeros. With a log, entries that point behind its end are left
+    out too, as a problem. log: open pyarrow file of the `.log`; None skips the comparison.
     """
     stored = _stored(_whole(data, OFFSET_INDEX_ENTRY.itemsize, path, findings), OFFSET_INDEX_ENTRY)
     entries = np.empty(len(stored), offset_index.ENTRY)
@@ -60,19 +62,19 @@ def offset_index_columns(
 
 
 def _stored(data: bytes, dtype: Any) -> NDArray[np.void]:
-    """The entries that the tool looks at: up to one of relative offset 0 other than the first."""
+    """Return the entries that the tool reads: those before the first of relative offset 0, other than entry 0."""
     stored = np.frombuffer(data, dtype)
     stop = np.flatnonzero(stored["relative_offset"][1:] == 0)
     return stored[: stop[0] + 1] if len(stop) else stored
 
 
 def _within(entries: NDArray[np.void], log_bytes: int, path: str, findings: IndexFindings) -> NDArray[np.void]:
-    """offset_index.ENTRY[n] without those whose position is not in the log; of the first of these a problem."""
+    """Return offset_index.ENTRY[n] without positions behind the log's end; report the first of those as a problem."""
     behind = np.flatnonzero(entries["position"] >= log_bytes)
     if len(behind):
         first = int(behind[0])
         found = f"the end of the log at byte {log_bytes}"
-        found += f", by {len(behind)} entries" if len(behind) > 1 else ""
+        found += f"; {len(behind)} entries point past it" if len(behind) > 1 else ""
         findings.problems.append(
             LogFormatError(
                 "index",
@@ -86,7 +88,7 @@ def _within(entries: NDArray[np.void], log_bytes: int, path: str, findings: Inde
 
 
 def _log_offsets(headers: NDArray[np.void], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[n]: last offset of the batch at each position, -1 where none begins."""
+    """Return int64[n], the last offset of the batch at each position; -1 if none begins there."""
     if not len(headers):
         return np.full(len(positions), -1)
     at = np.minimum(np.searchsorted(headers["position"], positions), len(headers) - 1)
@@ -96,7 +98,7 @@ def _log_offsets(headers: NDArray[np.void], positions: NDArray[np.int64]) -> NDA
 def time_index_columns(
     data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings, max_batch_bytes: int
 ) -> Columns:
-    """Of a `.timeindex`, as `offset_index_columns`."""
+    """Return the columns of a `.timeindex`, as `offset_index_columns` does."""
     stored = _stored(_whole(data, TIME_INDEX_ENTRY.itemsize, path, findings), TIME_INDEX_ENTRY)
     entries = np.empty(len(stored), time_index.ENTRY)
     entries["timestamp"] = stored["timestamp"]
@@ -124,8 +126,9 @@ def _verify_times(
 def _largest_timestamps(
     log: Any, path: str, offsets: NDArray[np.int64], findings: IndexFindings, max_batch_bytes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of every batch its last offset, and of those that end at one of `offsets` the largest timestamp of its records,
-    decoded; -1 for a batch without records, and for the others.
+    """Return the last offset of every batch, and the largest timestamp of its records.
+
+    Only batches that end at one of `offsets` are decoded; others, and batches without records, have timestamp -1.
     """
     ends, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     loader, buffer = BodyLoader(max_batch_bytes=max_batch_bytes), ChunkBuffer(max_batch_bytes=max_batch_bytes)
@@ -151,7 +154,7 @@ def _largest_timestamps(
 
 
 def transaction_index_columns(data: bytes, path: str) -> Columns:
-    """Of a `.txnindex`; a torn last entry is passed over, as by the tool."""
+    """Return the columns of a `.txnindex`; like the tool, skip a torn last entry."""
     e = transaction_index.read(data, path, allow_torn=True)
     return {
         "version": e["version"], "producerId": e["producer_id"], "firstOffset": e["first_offset"],
@@ -160,13 +163,13 @@ def transaction_index_columns(data: bytes, path: str) -> Columns:
 
 
 def leader_epoch_columns(data: bytes, path: str) -> Columns:
-    """Of a `leader-epoch-checkpoint`, which the tool does not know."""
+    """Return the columns of a `leader-epoch-checkpoint`, which the tool does not support."""
     epochs = np.array(checkpoints.read_leader_epochs(data, path), np.int64).reshape(-1, 2)
     return {"epoch": epochs[:, 0], "startOffset": epochs[:, 1]}
 
 
 def offset_checkpoint_columns(data: bytes, path: str) -> Columns:
-    """Of an offset checkpoint of a log directory, which the tool does not know."""
+    """Return the columns of a log directory's offset checkpoint, which the tool does not support."""
     offsets = sorted(checkpoints.read_offset_checkpoint(data, path).items())
     return {
         "topic": pa.array([topic for (topic, _), _ in offsets], pa.string()),
@@ -176,9 +179,9 @@ def offset_checkpoint_columns(data: bytes, path: str) -> Columns:
 
 
 def sanity_check(kind: str, data: bytes, base_offset: int, path: str) -> None:
-    """The check by which a broker decides at its start that an index is to be rebuilt; raises kind "index".
+    """Raise kind "index" if a broker would rebuild this index at its start.
 
-    Rule: OffsetIndex.sanityCheck and TimeIndex.sanityCheck, over all entries of the file, zeros at the end included.
+    Rule: OffsetIndex.sanityCheck and TimeIndex.sanityCheck, over all entries of the file, including zeros at the end.
     """
     dtype = OFFSET_INDEX_ENTRY if kind == "index" else TIME_INDEX_ENTRY
     n, torn = divmod(len(data), dtype.itemsize)
@@ -209,12 +212,12 @@ def _whole(data: bytes, entry: int, path: str, findings: IndexFindings) -> bytes
 
 
 def _log_of(path: str) -> str:
-    """The `.log` beside an index: what is wrong with it lies there."""
+    """Return the path of the `.log` beside an index, for errors in the log itself."""
     return f"{path.rpartition('.')[0]}.{LOG}"
 
 
 def _headers(log: Any, path: str, findings: IndexFindings, max_batch_bytes: int) -> NDArray[np.void]:
-    """BATCH[n] of the whole log, up to where it can be read; path: of the index, as everywhere here."""
+    """Return BATCH[n] of the whole log, as far as it can be read; path: of the index, as everywhere in this module."""
     rows, buffer = [np.empty(0, BATCH)], ChunkBuffer(max_batch_bytes=max_batch_bytes)
     try:
         for chunk in read_chunks(log, _log_of(path), 0, log.size(), buffer, Tail(), check_crc=False):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 def joined(*parts: Any) -> Any:
-    """Scalars, numpy and Arrow arrays joined element by element."""
+    """Join scalars, numpy and Arrow arrays element by element."""
     return pc.binary_join_element_wise(*(_text(part) for part in parts), "")
 
 
@@ -23,10 +23,10 @@ def _text(part: Any) -> Any:
 
 
 def names_of(names: tuple[str, ...], numbers: NDArray[Any]) -> Any:
-    """pa.StringArray: the name of each number, which must have one."""
+    """Return pa.StringArray, the name of each number; every number must have one."""
     return pa.array(names).take(pa.array(np.ascontiguousarray(numbers, np.int64)))
 
 
 def where(mask: Any, text: Any) -> Any:
-    """The text where the mask is true, else none."""
+    """Return the text where the mask is true, else an empty one."""
     return pc.if_else(mask, text, "")

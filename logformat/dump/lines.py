@@ -1,7 +1,7 @@
 """Batches, records and entries of side files as the lines that kafka-dump-log prints, or as JSON.
 
-A line is made by joining columns in Arrow, never one by one in Python. Every function of lines gives a
-pyarrow.StringArray, a line an entry, without the line's end.
+Arrow joins columns to lines; Python makes none one by one. Every function of lines returns a pyarrow.StringArray, one
+line an entry, without line ends.
 
 Source: Kafka's DumpLogSegments (4.3.0).
 """
@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from logformat.dump.control_text import control_text, markers_of
-from logformat.dump.joined_text import _text, joined, names_of, where
-from logformat.layout import (
+from lastkey.logformat.dump.control_text import control_text, markers_of
+from lastkey.logformat.dump.joined_text import _text, joined, names_of, where
+from lastkey.logformat.layout import (
     CODEC_MASK,
     CODEC_NAMES,
     CONTROL_MASK,
@@ -28,8 +28,8 @@ from logformat.layout import (
     TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
 )
-from logformat.primitives.java_text import rewritten, text_of
-from logformat.primitives.text_kernels import escape_json
+from lastkey.logformat.primitives.java_text import rewritten, text_of
+from lastkey.logformat.primitives.text_kernels import escape_json
 
 TIMESTAMP_TYPES: Final = ("NoTimestampType", "CreateTime", "LogAppendTime")  # by timestampType + 1
 _SEQUENCES: Final = 2**31
@@ -37,7 +37,7 @@ _EMPTY: Final = "OptionalLong.empty"
 
 
 def batch_lines(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> Any:
-    """layout.BATCH[n]; valid: bool[n], whether its checksum fits."""
+    """Return the lines of layout.BATCH[n]; valid: bool[n], whether the checksum fits."""
     b = batches
     v2 = b["magic"] == 2
     attributes = b["attributes"]
@@ -62,7 +62,7 @@ def batch_lines(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> Any:
 
 
 def field_lines(columns: Mapping[str, Any]) -> Any:
-    """Lines of index entries and the like: `name: value name: value`."""
+    """Return lines of the form `name: value name: value`, for index entries and the like."""
     parts: list[Any] = []
     for name, column in columns.items():
         parts += [f"{' ' if parts else ''}{name}: ", column]
@@ -70,7 +70,7 @@ def field_lines(columns: Mapping[str, Any]) -> Any:
 
 
 def snapshot_columns(entries: NDArray[np.void]) -> dict[str, Any]:
-    """producer_snapshot.ENTRY[n], by the tool's names; null: none."""
+    """Return the columns of producer_snapshot.ENTRY[n], by the tool's names; null stands for none."""
     e = entries
     last = e["last_sequence"].astype(np.int64)
     no_batch = e["last_offset"] < 0
@@ -90,7 +90,7 @@ def snapshot_columns(entries: NDArray[np.void]) -> dict[str, Any]:
 
 
 def snapshot_lines(entries: NDArray[np.void]) -> Any:
-    """producer_snapshot.ENTRY[n]; of a producer without a batch the line ends early."""
+    """Return the lines of producer_snapshot.ENTRY[n]; the line of a producer without a batch ends early."""
     columns = snapshot_columns(entries)
     first = columns["currentTxnFirstOffset"]
     opened = joined("OptionalLong[", pc.fill_null(first, 0), "]")
@@ -109,11 +109,11 @@ def record_lines(
     key: Any = None,
     payload: Any = None,
 ) -> Any:
-    """Lines of records, without those of control records where `metadata` is off.
+    """Return the lines of records. With `metadata` off, control records have empty lines.
 
-    records: pa.RecordBatch with the columns RECORD_COLUMNS. legacy_checksums: of each record uint32[n] and whether it
-    fits, where any is of magic 0 or 1. metadata: offsets, sizes and so on. key, payload: pa.StringArray[n], null where
-    there is none to be shown.
+    records: pa.RecordBatch with the columns RECORD_COLUMNS. legacy_checksums: of each record uint32[n], and whether it
+    fits; needed if any has magic 0 or 1. metadata: show offsets, sizes and so on. key, payload: pa.StringArray[n], null
+    where nothing is to be shown.
     """
     control = records.column("control")
     parts: list[Any] = []
@@ -149,10 +149,10 @@ RECORD_COLUMNS: Final = (
 
 
 def json_lines(columns: Mapping[str, Any]) -> Any:
-    """A JSON object for each row: name -> value of int, bool, text, lists and structs of them, in Arrow or numpy; null
-    stays so.
+    """Return a JSON object for each row, from name -> column: int, bool, text, lists and structs of them, in Arrow or
+    numpy.
 
-    A plain str is the same in every row.
+    A null becomes null; a plain str stands in every row.
     """
     parts: list[Any] = []
     for name, column in columns.items():
@@ -177,7 +177,7 @@ def _json(column: Any) -> Any:
 
 
 def batch_columns(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> dict[str, Any]:
-    """What `batch_lines` says, by the names there, for `json_lines`."""
+    """Return the content of `batch_lines` as columns for `json_lines`, with the same names."""
     b, attributes = batches, batches["attributes"]
     base, last = _sequences(b)
     return {
@@ -193,8 +193,9 @@ def batch_columns(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> dict[s
 
 
 def record_columns(records: Any, key: Any = None, payload: Any = None) -> dict[str, Any]:
-    """What `record_lines` says, for `json_lines`; of a control record its type and coordinator epoch. With a key or
-    payload the headers' values too.
+    """Return the content of `record_lines` as columns for `json_lines`.
+
+    Control records have their type and coordinator epoch. With a key or payload the values of headers are included.
     """
     kind, epoch = markers_of(records)
     out = {
@@ -210,7 +211,7 @@ def record_columns(records: Any, key: Any = None, payload: Any = None) -> dict[s
 
 
 def _sequences(b: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First and last sequence of batches; of magic 0 and 1 both -1."""
+    """Return first and last sequence of batches; both are -1 for magic 0 and 1."""
     base = b["base_sequence"].astype(np.int64)
     last = base + b["last_offset"] - b["base_offset"]
     last[last >= _SEQUENCES] -= _SEQUENCES
@@ -226,15 +227,15 @@ def _size(records: Any, name: str) -> Any:
 
 
 def _header_key_lists(records: Any) -> Any:
-    """list<string>[n], empty where there are none."""
+    """Return list<string>[n] of each record's header keys, empty if it has none."""
     headers = records.column("headers")
-    offsets = np.asarray(headers.offsets)  # of a null: no elements
+    offsets = np.asarray(headers.offsets)  # a null has no elements
     keys = headers.values.field("key")
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), keys)
 
 
 def _headers(records: Any) -> Any:
-    """list<struct<key: string, value: string>>[n], empty where there are none."""
+    """Return list<struct<key: string, value: string>>[n] of each record's headers, empty if it has none."""
     headers = records.column("headers")
     values = headers.values
     pairs = pa.StructArray.from_arrays([values.field("key"), text_of(values.field("value"))], ["key", "value"])

@@ -1,7 +1,6 @@
-"""The batches and records of a `.log` as lines of text, chunk by chunk: what kafka-dump-log prints between its header
-and its findings.
+"""Lines of a `.log`'s batches and records, chunk by chunk: the part of kafka-dump-log between its header and findings.
 
-Damage does not end it: a batch that cannot be read is passed over and told of, as long as its size can be believed.
+Damage does not end the dump: a batch that cannot be read is reported and skipped, as long as its size is plausible.
 
 Source: Kafka's DumpLogSegments (4.3.0).
 """
@@ -17,27 +16,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from logformat.batches import legacy
-from logformat.batches.bodies import BadBatch, BodyLoader, Run
-from logformat.batches.chunks import Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
-from logformat.batches.columns import Place, record_batches
-from logformat.batches.walk_kernels import checksums_fit
-from logformat.dump.lines import RECORD_COLUMNS
-from logformat.dump.log_options import NO_LIMIT, LogFindings, LogOptions, Wanted
-from logformat.errors import LogFormatError, without_frames
-from logformat.layout import CODEC_MASK, LOG_OVERHEAD, MIN_LEGACY_SIZE
-from logformat.schemas import RECORDS, select
+from lastkey.logformat.batches import legacy
+from lastkey.logformat.batches.bodies import BadBatch, BodyLoader, Run
+from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
+from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.batches.walk_kernels import checksums_fit
+from lastkey.logformat.dump.lines import RECORD_COLUMNS
+from lastkey.logformat.dump.log_options import NO_LIMIT, LogFindings, LogOptions, RecordLimits
+from lastkey.logformat.errors import LogFormatError, without_frames
+from lastkey.logformat.layout import CODEC_MASK, LOG_OVERHEAD, MIN_LEGACY_SIZE
+from lastkey.logformat.schemas import RECORDS, select
 
-_PART_ROWS, _PART_BYTES = 1 << 20, 128 << 20  # made to text at once: of Arrow's 2 GiB, at six bytes for one in JSON
+_PART_ROWS, _PART_BYTES = 1 << 20, 128 << 20  # text made at once: Arrow takes 2 GiB, JSON up to six bytes for one
 
-_SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of what is only looked at
+_SEARCH_BYTES: Final = 1 << 30  # of an Arrow batch that is only searched
 _SHOWN: Final = select(RECORDS, RECORD_COLUMNS)
 
 
 def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
-    """pa.StringArray after pa.StringArray of the lines of a `.log`; `findings` is filled on the way.
+    """Yield the lines of a `.log` as one pa.StringArray after another; fill `findings` on the way.
 
-    file: open pyarrow file; size: bytes of it that are looked at, `options.max_bytes` at most.
+    file: open pyarrow file; size: number of its bytes to read, at most `options.max_bytes`.
     """
     loader, last = BodyLoader(max_batch_bytes=options.max_batch_bytes), np.full(1, -1, np.int64)
     for chunk in _chunks(file, path, min(size, options.max_bytes), options.max_batch_bytes, findings):
@@ -56,7 +55,7 @@ def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: Lo
 
 
 def _chunks(file: Any, path: str, end: int, max_batch_bytes: int, findings: LogFindings) -> Iterator[Chunk]:
-    """All batches whose size can be believed, whatever else is wrong with them."""
+    """Yield all batches with a plausible size, whatever else is wrong with them."""
     buffer, position, previous = ChunkBuffer(max_batch_bytes=max_batch_bytes), 0, -1
     while True:
         tail = Tail(position)
@@ -68,9 +67,9 @@ def _chunks(file: Any, path: str, end: int, max_batch_bytes: int, findings: LogF
                 at, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
                 yield chunk
         except LogFormatError as error:
-            if [str(error)] != [str(problem) for problem in findings.problems[-1:]]:  # else it was read once more
+            if [str(error)] != [str(problem) for problem in findings.problems[-1:]]:  # else the same batch came again
                 findings.problems.append(without_frames(error))
-            if error.kind == "offsets" and previous >= 0:  # the batch by itself may be whole
+            if error.kind == "offsets" and previous >= 0:  # the batch by itself may be sound
                 position, previous = at, -1
                 continue
             step = _size(file, path, at, end)
@@ -84,7 +83,7 @@ def _chunks(file: Any, path: str, end: int, max_batch_bytes: int, findings: LogF
 
 
 def _size(file: Any, path: str, position: int, end: int) -> int | None:
-    """Bytes of the batch at a position, by its length field; None where that cannot be."""
+    """Return the bytes of the batch at a position, by its length field; None if that is not plausible."""
     prefix = np.empty(LOG_OVERHEAD, np.uint8)
     read_exactly(file, path, position, prefix)
     length = int.from_bytes(prefix[8:].tobytes(), "big", signed=True)
@@ -93,7 +92,7 @@ def _size(file: Any, path: str, position: int, end: int) -> int | None:
 
 
 def _fit(chunk: Chunk, batches: NDArray[np.void]) -> NDArray[np.bool_]:
-    """bool[n]: which of some batches of the chunk have the checksum of their bytes."""
+    """Return bool[n], whether each of these batches of the chunk has the checksum of its bytes."""
     fit = np.empty(len(batches), np.bool_)
     checksums_fit(chunk.raw, chunk.position, batches, fit)
     return fit
@@ -154,24 +153,24 @@ def _run_lines(run: Run, chunk: Chunk, path: str, options: LogOptions, findings:
         yield options.batches(batches, fit)
 
 
-def _keep(run: Run, wanted: Wanted) -> NDArray[np.bool_]:
-    """bool[records of the run]: those that are wanted; of the others no other column is made."""
+def _keep(run: Run, wanted: RecordLimits) -> NDArray[np.bool_]:
+    """Return bool[records of the run], whether each record is wanted. Only the columns that decide are made."""
     parts = record_batches(run, wanted.searched, Place(), max_rows=_PART_ROWS, max_bytes=_SEARCH_BYTES)
     return np.concatenate([np.empty(0, np.bool_), *(np.asarray(wanted.records(records)) for records in parts)])
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Batches and their records; of the first batch perhaps only the rest, its line has been shown."""
+    """Batches and their records. The line of the first records' batch may have been shown before."""
 
     records: Any
-    row_of: NDArray[np.int64]  # of each record: row of its batch, -1 where that was shown before
+    row_of: NDArray[np.int64]  # row of each record's batch; -1: that batch was shown before
     batches: NDArray[np.void]
     fit: NDArray[np.bool_]
     checksums: tuple[NDArray[np.uint32], NDArray[np.bool_]] | None
 
     def lines(self, options: LogOptions) -> Any:
-        """Of the batches, each before its records."""
+        """Return the lines of the batches, each followed by its records."""
         records, n = self.records, len(self.batches)
         data = pc.invert(records.column("control"))
         key = payload = None
@@ -195,9 +194,10 @@ class _Part:
 def legacy_checksums(
     run: Run, chunk: Chunk, path: str, max_batch_bytes: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Of each record of a run the checksum of its message, and whether it fits; of magic 2: 0 and True.
+    """Return the checksum of each record's message, and whether it fits; 0 and True for magic 2.
 
-    A Python loop over compressed batches of magic 0 and 1: they are decompressed again, for their messages' bytes.
+    This is a Python loop over compressed batches of magic 0 and 1. It decompresses them again for their messages'
+    bytes.
     """
     n = int(run.bodies["n_records"].sum())
     crc, valid = np.zeros(n, np.uint32), np.ones(n, np.bool_)

@@ -10,13 +10,13 @@
 
     key, payload = decode_records("offsets", keys, values, offsets)
 
-A key is its type (int16) and a message of version 0; a value is its version (int16) and a message. The type says which
-messages. Records of the last two topics are entirely in their value: frame version, type and version as unsigned
-varints, then the message. For a group with the consumer protocol, the text also shows what members subscribed to and
-were assigned. Source: DumpLogSegments, CoordinatorRecordSerde, AbstractApiMessageSerde and RemoteLogMetadataSerde of
-Kafka 4.3.0; errors use their words.
+A key is its type (int16) and a message of version 0; a value is its version (int16) and a message. The type decides
+which messages they are. Records of the last two topics are entirely in their value: frame version, type and version as
+unsigned varints, then the message. For a group with the consumer protocol, the text also shows the subscriptions and
+assignments of members. Source: DumpLogSegments, CoordinatorRecordSerde, AbstractApiMessageSerde and
+RemoteLogMetadataSerde of Kafka 4.3.0; errors use their words.
 
-Each distinct key and value is decoded once, in Python: 180,000 committed offsets a second on one core, measured.
+Each distinct key and value is decoded once, in Python. Measured on one core: 180,000 committed offsets a second.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from logformat.messages.integers import MessageError, varint
-from logformat.messages.reader import reader
-from logformat.messages.remote_log_records import REMOTE_RECORDS, remote_metadata_text
-from logformat.messages.table import messages, versions_of
+from lastkey.logformat.messages.integers import MessageError, varint
+from lastkey.logformat.messages.reader import reader
+from lastkey.logformat.messages.remote_log_records import REMOTE_RECORDS, remote_metadata_text
+from lastkey.logformat.messages.table import messages, versions_of
 
 _TOMBSTONE: Final = "<DELETE>"
 _EMBEDDED: Final = (("subscription", "ConsumerProtocolSubscription"), ("assignment", "ConsumerProtocolAssignment"))
@@ -46,7 +46,7 @@ _TYPE: Final = struct.Struct(">h")
 _TYPES: Final = 2**16
 _MAX_SHORT: Final = 2**15 - 1
 
-# Record type -> name of its messages, without Key and Value
+# Record type -> name of its messages, without Key and Value.
 GROUP_RECORDS: Final = {
     0: "LegacyOffsetCommit",
     1: "OffsetCommit",
@@ -105,7 +105,7 @@ METADATA_RECORDS: Final = {
 
 @dataclass(frozen=True)
 class Shown:
-    """The text of a distinct key or value, or what is wrong with it; that is reported with a record's offset."""
+    """The text of a distinct key or value, or its problem, which is reported with a record's offset."""
 
     text: str | None = None
     problem: str | None = None
@@ -118,7 +118,7 @@ def decoder_names() -> tuple[str, ...]:
 
 
 def decode_records(name: str, keys: Any, values: Any, offsets: Any) -> tuple[Any, Any]:
-    """Return (key, payload), what kafka-dump-log prints for each record: pa.StringArray, null if it prints nothing.
+    """Return (key, payload), the texts that kafka-dump-log prints for each record: pa.StringArray, null for none.
 
     keys, values: pa.BinaryArray; offsets: int64[n] of the records, for messages. If a coordinator's record has no key,
     kafka-dump-log ends; here the key's text says so. Raises ValueError for a name that is not in decoder_names().
@@ -146,7 +146,7 @@ def _coordinator(records: dict[int, str], keys: Any, values: Any, offsets: NDArr
     key_text, key_problem = _taken(shown_keys, key_codes)
     payload, value_problem = _taken(shown_values, pair_codes)
     problem = pc.coalesce(key_problem, value_problem)
-    if problem.null_count < len(problem):  # what is wrong stands in the key's place, and there is no payload
+    if problem.null_count < len(problem):  # the problem takes the key's place, and there is no payload
         wrong = problem.is_valid()
         told = [
             text.format(offset) if text is not None else None
@@ -194,7 +194,7 @@ def _value(data: bytes | None, record_type: int, record: str) -> Shown:
 
 
 def _protocol_type(data: bytes, version: int) -> bytes:
-    """The first field of GroupMetadataValue."""
+    """Return the protocol type, the first field of GroupMetadataValue, if it is "consumer"; else empty bytes."""
     flexible = version in (messages()["GroupMetadataValue"].flexible or ())
     at = _TYPE.size + (1 if flexible else 2)
     size = len(_CONSUMER_PROTOCOL)
@@ -271,13 +271,13 @@ def _cluster_metadata(record_type: int, version: int, text: str) -> str:
 
 
 def _distinct(column: Any) -> tuple[NDArray[np.int64], list[bytes | None]]:
-    """(codes, values): row i holds values[codes[i]]."""
+    """Return (codes, values): row i holds values[codes[i]]."""
     encoded = column.dictionary_encode(null_encoding="encode")
     return np.asarray(encoded.indices).astype(np.int64), encoded.dictionary.to_pylist()
 
 
 def _taken(shown: list[Shown], codes: NDArray[np.int64]) -> tuple[Any, Any]:
-    """(texts, problems) of the rows."""
+    """Return (texts, problems) of the rows."""
     texts = pa.array([one.text for one in shown], pa.string())
     problems = pa.array([one.problem for one in shown], pa.string())
     return texts.take(pa.array(codes)), problems.take(pa.array(codes))

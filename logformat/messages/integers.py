@@ -1,4 +1,4 @@
-"""Numbers and lengths in a message, as Kafka's ByteUtils reads them, and what it says of those that cannot be."""
+"""Numbers and lengths in a message as Kafka's ByteUtils reads them, and its errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import struct
 
 
 class MessageError(ValueError):
-    """Bytes that are no such message; the text is that of Kafka's exception ("null" where it has none)."""
+    """Bytes that are no such message; the text is that of Kafka's exception ("null" if it has none)."""
 
 
 def int16_at(data: bytes, at: int) -> tuple[int, int]:
-    """(number, where the next field begins)."""
+    """Read an int16; return it and the position of the next field."""
     return struct.unpack_from(">h", data, at)[0], at + 2
 
 
 def int32_at(data: bytes, at: int) -> tuple[int, int]:
-    """(number, where the next field begins)."""
+    """Read an int32; return it and the position of the next field."""
     return struct.unpack_from(">i", data, at)[0], at + 4
 
 
 def compact_length(data: bytes, at: int) -> tuple[int, int]:
-    """A length of the flexible versions, stored as one more; -1: null."""
+    """Read a length of the flexible versions, which is stored as one more; return -1 for null."""
     n, at = varint(data, at)
     return _signed(n - 1), at
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """ByteUtils.readUnsignedVarint, whose result is a Java int."""
+    """Read a varint as ByteUtils.readUnsignedVarint does; its result is a Java int."""
     byte = data[at]
     at += 1
     if byte < 0x80:
@@ -51,7 +51,7 @@ def _signed(number: int) -> int:
 
 
 def end_of(data: bytes, at: int, size: int) -> int:
-    """The end of so many bytes from `at` on."""
+    """Return the end of `size` bytes from `at` on. Raise MessageError if they are not all there."""
     left = len(data) - at
     if size > left:
         raise MessageError(f"Error reading byte array of {size} byte(s): only {left} byte(s) available")

@@ -1,4 +1,4 @@
-"""Records of __remote_log_metadata as their Java objects print themselves, which is what kafka-dump-log shows.
+"""Records of __remote_log_metadata in the form of their Java objects' toString, which kafka-dump-log shows.
 
 Source: RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate, RemotePartitionDeleteMetadata and
 RemoteLogSegmentMetadataSnapshot of Kafka 4.3.0.
@@ -10,7 +10,7 @@ import base64
 import json
 from typing import Any, Final
 
-from logformat.messages.integers import MessageError
+from lastkey.logformat.messages.integers import MessageError
 
 _SEGMENT, _UPDATE, _DELETE, _SNAPSHOT = range(4)
 REMOTE_RECORDS: Final = {
@@ -26,7 +26,7 @@ PARTITION_STATES: Final = ("DELETE_PARTITION_MARKED", "DELETE_PARTITION_STARTED"
 
 
 def remote_metadata_text(record_type: int, version: int, message: str) -> str:
-    """A record as text; `message`: its JSON text. MessageError for one that Kafka's class refuses."""
+    """Return a record as text, from the JSON text of its message. Raise MessageError if Kafka's class refuses it."""
     data = json.loads(message)
     name = REMOTE_RECORDS[record_type]
     if record_type == _DELETE:
@@ -51,7 +51,7 @@ def remote_metadata_text(record_type: int, version: int, message: str) -> str:
 
 def _segment(record_type: int, data: Any) -> dict[str, Any]:
     start, end, epochs = data["startOffset"], data["endOffset"], data["segmentLeaderEpochs"]
-    if record_type == _SNAPSHOT:  # the order of Kafka's checks
+    if record_type == _SNAPSHOT:  # keeps the order of Kafka's checks
         _segment_state(data)
     if record_type != _SNAPSHOT and start < 0:
         raise MessageError(f"Unexpected start offset = {start}. StartOffset for a remote segment cannot be negative")

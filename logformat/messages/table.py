@@ -1,4 +1,4 @@
-"""Kafka's generated messages: fields, types and versions, from the table kafka_messages.txt, which explains itself."""
+"""Table of Kafka's generated messages: fields, types and versions, from kafka_messages.txt, which explains itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FOREVER: Final = 2**15 - 1
 
 @dataclass(frozen=True)
 class Versions:
-    """From `low` to `high`, both in it."""
+    """Versions from `low` to `high`, both included."""
 
     low: int
     high: int
@@ -24,15 +24,15 @@ class Versions:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a message; `fields` of a struct, or of the structs in an array."""
+    """A field of a message; a struct, or an array of structs, has `fields` of its own."""
 
     name: str
-    kind: str  # of an array: of its items
+    kind: str  # of an array: the kind of its items
     versions: Versions
     array: bool = False
     null: Versions | None = None
     tag: int | None = None
-    default: str = ""  # as JSON text; only where there is a tag
+    default: str = ""  # as JSON text; set only where there is a tag
     fields: tuple[Field, ...] = ()
 
 
@@ -48,7 +48,7 @@ class Message:
 
 @lru_cache(maxsize=1)
 def messages() -> dict[str, Message]:
-    """The table, by name."""
+    """Return all messages of the table, by name."""
     lines = [line for line in _TABLE.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     found = {}
     at = 0
@@ -61,7 +61,7 @@ def messages() -> dict[str, Message]:
 
 
 def versions_of(name: str) -> Versions:
-    """Those that are known of a message."""
+    """Return the known versions of a message."""
     return messages()[name].versions
 
 
@@ -78,7 +78,7 @@ def _versions(text: str) -> Versions:
 
 
 def _fields(lines: list[str], at: int, indent: int) -> tuple[tuple[Field, ...], int]:
-    """The fields from line `at` on that stand at this indent, and the line after them."""
+    """Parse the fields from line `at` on that have this indent; return them and the next line's number."""
     fields = []
     while at < len(lines) and lines[at].startswith(" " * indent):
         name, kind, *rest = lines[at].split()

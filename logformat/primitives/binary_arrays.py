@@ -12,7 +12,7 @@ _NOTHING = np.zeros(0, np.uint8)
 
 
 def is_bytes(kind: Any) -> bool:
-    """Whether values of an Arrow type are bytes, or text, which is its UTF-8."""
+    """Return whether values of an Arrow type are bytes, or text, which is bytes of UTF-8."""
     t = pa.types
     return bool(
         t.is_binary(kind)
@@ -26,16 +26,17 @@ def is_bytes(kind: Any) -> bool:
 
 
 def whole_array(values: Any) -> Any:
-    """A table's column (pa.ChunkedArray) in one pa.Array, and a dictionary's values in place; others are given back."""
+    """Return a column as one pa.Array: join the parts of a pa.ChunkedArray, and decode a dictionary."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
 
 
 def spans_of(values: Any) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """(data, at): value i of a pa.Array of bytes or text is data[at[i]:at[i + 1]]; int32 or int64 [n + 1].
+    """Return (data, at): value i of a pa.Array of bytes or text is data[at[i]:at[i + 1]]; at is int32 or int64 [n + 1].
 
-    Not copied, except views and bytes of a fixed size. What a null holds is not said: look at the array's validity.
+    Copies nothing, except views and bytes of a fixed size. The bytes of a null value mean nothing: use the array's
+    validity.
     """
     kind = values.type
     wide = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)

@@ -1,18 +1,18 @@
-"""A batch's compressed body to bytes and back, framed as Kafka frames it.
+"""Compression and decompression of a batch's body, framed as Kafka frames it.
 
 Sources: Kafka's compress package (4.3.0), with Lz4BlockInputStream and Lz4BlockOutputStream; SnappyInputStream of
 snappy-java; RFC 1952 (gzip); RFC 8878 (zstd); the LZ4 frame format 1.6.
 
-Different from Kafka's reader: it leaves bytes after the end of a gzip or lz4 stream, and up to three after the last
-snappy block, unseen; here they are an error. As there: an lz4 content checksum is passed over, an lz4 frame of magic 0
-may have any descriptor checksum (KAFKA-3160), gzip may have several members and zstd several frames.
+Differences from Kafka's reader: Kafka ignores bytes after the end of a gzip or lz4 stream, and up to three after the
+last snappy block; here they are an error. As in Kafka, an lz4 content checksum is skipped, an lz4 frame of magic 0 may
+have any descriptor checksum (KAFKA-3160), gzip may have several members and zstd several frames.
 
-Different from Kafka's writer: zstd is written in one call, so that its window fits the body (one header byte); for
-small bodies a tenth faster and up to 1 % smaller. gzip and lz4 come out byte for byte as Kafka's.
+Difference from Kafka's writer: zstd is written in one call, so that its window fits the body (one header byte); this is
+a tenth faster for small bodies, and up to 1 % smaller. gzip and lz4 come out byte for byte as Kafka's.
 
-Libraries chosen by time for a body of 1 and of 64 KiB, in microseconds: zstd by a context of zstandard that is used
-again 4.9 and 78 (cramjam 13.2, 86); gzip by zlib 6.0 and 205 (cramjam 14.4, 194); lz4 block by block 0.6 and 24, as a
-frame 3.7 and 31 (cramjam both); snappy 0.4 and 39 (cramjam).
+Libraries chosen by time for a body of 1 and of 64 KiB, in microseconds: zstd by a reused context of zstandard 4.9 and
+78 (cramjam 13.2, 86); gzip by zlib 6.0 and 205 (cramjam 14.4, 194); lz4 block by block 0.6 and 24, as a frame 3.7 and
+31 (cramjam both); snappy 0.4 and 39 (cramjam).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from logformat.errors import LogFormatError
-from logformat.layout import CODEC_GZIP, CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
-from logformat.primitives.xxhash_kernels import xxh32
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import CODEC_GZIP, CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
+from lastkey.logformat.primitives.xxhash_kernels import xxh32
 
 Source: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 
@@ -40,15 +40,15 @@ _I32: Final = struct.Struct(">i")
 GZIP_HEADER: Final = bytes.fromhex(
     "1f8b08 00 00000000 00 ff"
 )  # no name, no time; "unknown" system, as Java 16 and later
-GZIP_STEP: Final = 1 << 20  # bytes decompressed by one call of zlib; bounds what stands beside our buffer
-_GZIP_PIECE: Final = 1 << 16  # of the input
+GZIP_STEP: Final = 1 << 20  # bytes decompressed by one call of zlib; bounds the memory beside our buffer
+_GZIP_PIECE: Final = 1 << 16  # bytes of the input
 _GZIP_SMALLEST_PIECE: Final = 1 << 9
 _GZIP_TRAILER: Final = struct.Struct("<II")  # CRC-32 and size of the content
 
 XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 XERIAL_HEADER: Final = struct.Struct(">8sii")  # magic, version, oldest version that can read it
 XERIAL_BLOCK: Final = 1 << 15
-_XERIAL_WORD: Final = _I32.unpack_from(XERIAL_MAGIC)[0]  # where a block's size should be: another header
+_XERIAL_WORD: Final = _I32.unpack_from(XERIAL_MAGIC)[0]  # another header begins where a block's size should be
 
 LZ4_MAGIC: Final = 0x184D2204
 LZ4_HEADER: Final = bytes.fromhex("04224d18 60 40 82")  # version 1, independent blocks, no checksums; 64 KiB; checksum
@@ -59,15 +59,15 @@ ZSTD_MAGIC: Final = 0xFD2FB528
 ZSTD_LEVEL: Final = 3
 _ZSTD_SKIPPABLE: Final = 0x184D2A50  # and the 15 after it
 _ZSTD_START: Final = struct.Struct("<IBBBH")  # magic, descriptor, window, and a block's 3 bytes
-_ZSTD_BLOCK: Final = 1 << 17  # most that one block gives
+_ZSTD_BLOCK: Final = 1 << 17  # most bytes that one block gives
 _ZSTD_CONTENT_SIZE_BYTES: Final = (0, 2, 4, 8)
 _ZSTD_DICTIONARY_BYTES: Final = (0, 1, 2, 4)
 
 
 class Scratch:
-    """A growing byte buffer with the decompression context that fills it, kept from batch to batch; for one thread.
+    """A growing byte buffer and the decompression context that fills it, reused from batch to batch; for one thread.
 
-    `array` (uint8) and `view` (over the same bytes) are replaced when the buffer grows: take them after each call.
+    A growing buffer replaces `array` (uint8) and `view` (over the same bytes): take them again after each call.
     """
 
     __slots__ = ("array", "view", "zstd")
@@ -78,7 +78,7 @@ class Scratch:
         self.zstd = zstandard.ZstdDecompressor()
 
     def reserve(self, size: int) -> None:
-        """Make the buffer at least `size` bytes; what it holds stays."""
+        """Make the buffer at least `size` bytes long; its contents stay."""
         if size > len(self.view):
             grown = np.empty(max(size, len(self.view) * 3 // 2), np.uint8)
             grown[: len(self.array)] = self.array
@@ -86,11 +86,11 @@ class Scratch:
 
 
 class _BrokenError(Exception):
-    """The stream cannot be read; the text says what was found."""
+    """A stream that cannot be read; the text says why."""
 
 
 class _BombError(Exception):
-    """The stream gives more than the limit."""
+    """A stream that decompresses to more than the limit."""
 
 
 def decompress_into(
@@ -105,12 +105,12 @@ def decompress_into(
     base_offset: int = -1,
     magic: int = 2,
 ) -> int:
-    """Decompress the body `source` of one batch into `out` from byte `at` on; give the number of bytes written.
+    """Decompress the body `source` of one batch into `out` from byte `at` on; return the number of bytes written.
 
     `out` grows as needed. `magic` is the batch's; `path`, `position` and `base_offset` only go into errors. A body of
     codec 0 is copied. Raises LogFormatError: "codec" (unknown, or zstd before magic 2), "bomb" (more than `limit`
-    bytes; no more than the limit and one block was then allocated), "compressed" (broken, cut short, or with bytes
-    left over).
+    bytes; it allocated no more than the limit and one block), "compressed" (broken, cut short, or with bytes left
+    over).
     """
     if not CODEC_NONE <= codec <= CODEC_ZSTD or (codec == CODEC_ZSTD and magic < 2):
         found = CODEC_NAMES[codec] if 0 <= codec < len(CODEC_NAMES) else f"codec {codec}"
@@ -157,7 +157,7 @@ def _append(chunk: bytes | memoryview, out: Scratch, at: int, written: int, limi
 
 
 def _read_gzip(view: memoryview, out: Scratch, at: int, limit: int) -> int:
-    # In pieces: zlib copies what it leaves of each at every step, so a whole body would cost its square.
+    # In pieces: at every step zlib copies the rest of its input, so a whole body would cost its square.
     written, pos, end, piece = 0, 0, len(view), _GZIP_PIECE
     while True:
         member = zlib.decompressobj(31)
@@ -182,7 +182,7 @@ def _read_gzip(view: memoryview, out: Scratch, at: int, limit: int) -> int:
 def _read_snappy(view: memoryview, out: Scratch, at: int, limit: int) -> int:
     end = len(view)
     if end < XERIAL_HEADER.size or not _is_xerial_header(view, 0):
-        return _read_snappy_block(view, out, at, 0, limit)  # the whole body, as clients other than Java's write it
+        return _read_snappy_block(view, out, at, 0, limit)  # one block, as clients other than Java's write it
     pos, written = XERIAL_HEADER.size, 0
     while pos < end:
         (size,) = _I32.unpack_from(view, pos)
@@ -208,7 +208,7 @@ def _is_xerial_header(view: memoryview, pos: int) -> bool:
 
 def _read_snappy_block(block: memoryview, out: Scratch, at: int, written: int, limit: int) -> int:
     size = cramjam.snappy.decompress_raw_len(block)
-    if size > 32 * len(block):  # three bytes give at most 64
+    if size > 32 * len(block):  # three bytes decompress to 64 at most
         raise _BrokenError(f"a block of {len(block)} bytes that says it holds {size}")
     after = written + size
     if after > limit:
@@ -246,7 +246,7 @@ def _read_lz4(view: memoryview, out: Scratch, at: int, limit: int, magic: int) -
         else:
             start = at + written
             out.reserve(start + largest)
-            # Without output_len cramjam takes a block's first four bytes for its size where they could be one.
+            # Without output_len cramjam takes a block's first four bytes for its size if they could be one.
             written += cramjam.lz4.decompress_block_into(block, out.view[start : start + largest], output_len=largest)
             if written > limit:
                 raise _BombError
@@ -261,9 +261,9 @@ def _read_lz4(view: memoryview, out: Scratch, at: int, limit: int, magic: int) -
 
 
 def _read_lz4_header(view: memoryview, magic: int) -> tuple[int, int, int]:
-    """Flags, bytes of the largest block, and where the first block is."""
+    """Parse an lz4 header: return its flags, the bytes of the largest block, and the first block's position."""
     if _U32_LE.unpack_from(view)[0] != LZ4_MAGIC:
-        raise _BrokenError("no lz4 frame")
+        raise _BrokenError("not an lz4 frame")
     if len(view) < 15:  # descriptor with content size; a shorter frame can hold nothing but its end mark
         view = memoryview(bytes(view) + bytes(15))
     flags, size_code = view[4], view[5]
@@ -271,7 +271,7 @@ def _read_lz4_header(view: memoryview, magic: int) -> tuple[int, int, int]:
         raise _BrokenError(f"flags {flags:#04x}: Kafka reads version 1 with independent blocks only")
     if size_code & 0x8F or size_code < 0x40:
         raise _BrokenError(f"a block size code of {size_code:#04x}")
-    end = 14 if flags & 0x08 else 6  # after the content's size, which nobody reads
+    end = 14 if flags & 0x08 else 6  # after the content's size, which is not needed
     if magic > 0 and view[end] != _lz4_descriptor_checksum(bytes(view[4:end])):
         raise _BrokenError("a wrong descriptor checksum")
     return flags, 1 << (2 * (size_code >> 4) + 8), end + 1
@@ -281,19 +281,19 @@ def _read_zstd(view: memoryview, out: Scratch, at: int, limit: int) -> int:
     pos, written, end = 0, 0, len(view)
     if end >= _ZSTD_START.size:
         word, descriptor, _window, low, high = _ZSTD_START.unpack_from(view)
-        size, repeated = low >> 3 | high << 5, low >> 1 & 3 == 1  # of one byte repeated the size is of what it gives
+        size, repeated = low >> 3 | high << 5, low >> 1 & 3 == 1  # size then counts decompressed bytes
         if word == ZSTD_MAGIC and descriptor == 0 and not repeated and size == end - (9 if low & 1 else 12):
-            # A header, one block and perhaps an empty last one, as nearly all are. Copied, yet faster than a reader,
-            # but it would leave unseen what lies behind the frame.
+            # A header, one block and perhaps an empty last one, as nearly all are. One call copies, yet is faster than
+            # a reader; but it would not notice bytes after the frame.
             return _append(out.zstd.decompress(view, max_output_size=_ZSTD_BLOCK), out, at, 0, limit)
     while True:
         after, most = _measure_zstd_frame(view, pos)
-        # One byte more than there can be: the library looks at the frame's end only while there is room.
+        # One byte more than needed: the library checks the frame's end only while there is room.
         room = min(most, limit - written) + 1
         start = at + written
         out.reserve(start + room)
         if most >= 0:
-            # Reads one frame to its end: nothing of the frame is missing, and the room is not filled.
+            # It reads one frame to its end: the whole frame is there, and the room is not filled.
             written += out.zstd.stream_reader(view[pos:after]).readinto(out.view[start : start + room])
         if written > limit:
             raise _BombError
@@ -303,7 +303,7 @@ def _read_zstd(view: memoryview, out: Scratch, at: int, limit: int) -> int:
 
 
 def _measure_zstd_frame(view: memoryview, pos: int) -> tuple[int, int]:
-    """Position after the frame at `pos`, and the most bytes it can give (-1: a skippable frame). RFC 8878, 3.1."""
+    """Return the position after the frame at `pos`, and the most bytes it can give (-1: skippable). RFC 8878, 3.1."""
     end = len(view)
     (word,) = _U32_LE.unpack_from(view, pos)
     if word & ~0xF == _ZSTD_SKIPPABLE:
@@ -330,7 +330,7 @@ def _measure_zstd_frame(view: memoryview, pos: int) -> tuple[int, int]:
 
 
 class _Writers(threading.local):
-    """What compress() keeps between calls."""
+    """Compressors and buffers that compress() keeps between calls, for each thread."""
 
     def __init__(self) -> None:
         self.scratch = Scratch()
@@ -341,9 +341,9 @@ _WRITERS: Final = _Writers()
 
 
 def compress(codec: int, source: Source) -> bytes:
-    """Compress a batch's records as Kafka's writer does at its default level; magic 2. Codec 0 gives a copy.
+    """Compress a batch's records as Kafka's writer does at its default level, for magic 2. Codec 0 returns a copy.
 
-    Raises ValueError for an unknown codec: what is written is ours.
+    Raises ValueError for an unknown codec, because the caller chose it.
     """
     view = _view(source)
     if codec == CODEC_ZSTD:
@@ -353,7 +353,7 @@ def compress(codec: int, source: Source) -> bytes:
     if codec == CODEC_SNAPPY:
         return _write_snappy(view)
     if codec == CODEC_GZIP:
-        member = zlib.compressobj(wbits=-15)  # header and trailer are ours
+        member = zlib.compressobj(wbits=-15)  # the header and trailer above are written instead of zlib's
         trailer = _GZIP_TRAILER.pack(zlib.crc32(view), len(view) & 0xFFFFFFFF)
         return b"".join((GZIP_HEADER, member.compress(view), member.flush(), trailer))
     if codec == CODEC_NONE:

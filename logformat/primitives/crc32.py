@@ -1,7 +1,7 @@
 """CRC-32 (IEEE, as zlib's) of byte ranges inside kernels; the checksum of magic 0 and 1 messages.
 
-An uncompressed log of those formats has one checksum a message, so no Python call may stand between two of them.
-Slicing by eight: one table a byte of an 8-byte word (Kounavis and Berry, 2005), 8 KiB in all.
+An uncompressed log of those formats has one checksum a message, too many for a Python call each. The method is slicing
+by eight: one table a byte of an 8-byte word (Kounavis and Berry, 2005), 8 KiB in all.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.jit import inline
-from logformat.primitives.memory_kernels import load_u64_le
+from lastkey.logformat.jit import inline
+from lastkey.logformat.primitives.memory_kernels import load_u64_le
 
 _POLYNOMIAL: Final = 0xEDB88320  # bits reversed
 
 
 def _make_tables() -> NDArray[np.uint32]:
-    """[k, byte]: what `byte` adds to the checksum when k bytes follow it; uint32[8, 256]."""
+    """Return uint32[8, 256]: [k, byte] is the part of `byte` in the checksum when k bytes follow it."""
     tables = np.zeros((8, 256), np.uint32)
     tables[0] = np.arange(256)
     for _ in range(8):
@@ -33,7 +33,7 @@ _TABLES: Final = _make_tables()
 
 @inline
 def crc32_kernel(buf: NDArray[np.uint8], start: int, end: int) -> int:
-    """CRC-32 of buf[start:end] as uint32. buf: uint8[::1], read only or not; 0 <= start <= end <= len(buf)."""
+    """Return the CRC-32 of buf[start:end], uint32. buf: uint8[::1], read only or not; 0 <= start <= end <= len(buf)."""
     crc = np.uint64(0xFFFFFFFF)
     byte = np.uint64(0xFF)
     pos = start

@@ -1,9 +1,9 @@
 """CRC-32C (Castagnoli) of byte ranges, callable inside kernels; the checksum of magic 2 batches and of snapshots.
 
-The work is done by the C library that comes inside the google-crc32c wheel, with the processor's own instruction: its
-`crc32c_extend(crc, data, count)` is made known to LLVM by name when this module is imported. Kernels refer to the name
-only, so they stay valid in numba's disk cache; but this module must be imported before such a kernel runs, as it is by
-every module that calls crc32c_range.
+The C library inside the google-crc32c wheel does the work, with the processor's own instruction. Importing this module
+makes its `crc32c_extend(crc, data, count)` known to LLVM by name. Kernels refer to the name only, so they stay valid in
+numba's disk cache; but this module must be imported before such a kernel runs, as every module does that calls
+crc32c_range.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from llvmlite import binding
 from numba import types
 from numpy.typing import NDArray
 
-from logformat.jit import CHECKED, inline, kernel
+from lastkey.logformat.jit import CHECKED, inline, kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SYMBOL: Final = "crc32c_extend"
 
-# Where the wheels put the library, from site-packages: Linux, macOS, Windows.
+# The library's place in the wheels, from site-packages: Linux, macOS, Windows.
 _PLACES: Final = (
     ("google_crc32c.libs", "libcrc32c*.so*"),
     ("google_crc32c/.dylibs", "libcrc32c*.dylib"),
@@ -39,7 +39,7 @@ def _candidates() -> Iterator[str]:
     site_packages = Path(google_crc32c.__file__).parent.parent
     for folder, pattern in _PLACES:
         yield from (str(path) for path in sorted((site_packages / folder).glob(pattern)))
-    system = ctypes.util.find_library("crc32c")  # where google-crc32c was built from source, it links to this one
+    system = ctypes.util.find_library("crc32c")  # google-crc32c built from source links to this one
     if system is not None:
         yield system
 
@@ -61,14 +61,14 @@ def _load() -> ctypes.CDLL:
     )
 
 
-_LIBRARY: Final = _load()  # kept, so that the address stays valid
+_LIBRARY: Final = _load()  # keeps the address valid
 binding.add_symbol(SYMBOL, ctypes.cast(getattr(_LIBRARY, SYMBOL), ctypes.c_void_p).value)
 _extend: Any = types.ExternalFunction(SYMBOL, types.uint32(types.uint32, types.uintp, types.uintp))
 
 
 @inline
 def crc32c_range(buf: NDArray[np.uint8], start: int, end: int) -> int:
-    """CRC-32C of buf[start:end] as uint32. buf: uint8[::1], read only or not; 0 <= start <= end <= len(buf)."""
+    """Return the CRC-32C of buf[start:end], uint32. buf: uint8[::1], maybe read only; 0 <= start <= end <= len(buf)."""
     if CHECKED and not 0 <= start <= end <= buf.shape[0]:
         raise IndexError("bytes outside of the array")
     crc: int = _extend(np.uint32(0), np.uintp(buf.ctypes.data) + np.uintp(start), np.uintp(end - start))
@@ -82,5 +82,5 @@ def _extend_range(crc: int, buf: NDArray[np.uint8]) -> int:
 
 
 def crc32c_extend(crc: int, data: NDArray[np.uint8]) -> int:
-    """CRC-32C of what `crc` is the checksum of (0: of nothing), followed by `data` (uint8, C-contiguous)."""
+    """Extend the CRC-32C `crc` (0: of no bytes) by `data` (uint8, C-contiguous)."""
     return int(_extend_range(crc, data))

@@ -1,4 +1,4 @@
-"""Text as Java has it: what it makes of bytes that are no UTF-8, and the way back."""
+"""Text as Java makes it of bytes that are not UTF-8, and the bytes of text."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logformat.primitives.text_kernels import replace_malformed
+from lastkey.logformat.primitives.text_kernels import replace_malformed
 
 _MAX_TEXT: Final = 2**31 - 2  # bytes of a pa.StringArray
 
 
 def bytes_of(texts: Any) -> memoryview:
-    """The bytes of a pa.StringArray, one text after the other."""
+    """Return the bytes of a pa.StringArray, one text after the other."""
     _, ends, data = texts.buffers()
     first, last = (memoryview(ends).cast("i")[texts.offset + i] for i in (0, len(texts)))
     return memoryview(data)[first:last]
 
 
 def text_of(values: Any) -> Any:
-    """pa.BinaryArray as text; malformed UTF-8 becomes U+FFFD as Java's String makes it."""
+    """Return pa.BinaryArray as text; malformed UTF-8 becomes U+FFFD as in Java's String."""
     text = values.view(pa.string())
     try:
         text.validate(full=True)
@@ -37,7 +37,10 @@ def _mended(values: Any) -> Any:
 
 
 def rewritten(values: Any, kernel: Callable[..., int], most: int) -> Any:
-    """pa.StringArray of what a kernel of text_kernels makes of binary or text without nulls; most: bytes for one."""
+    """Return pa.StringArray of binary or text without nulls, rewritten by a kernel of text_kernels.
+
+    most: bytes that one byte may become. Raises pa.ArrowCapacityError if the text is too large for one array.
+    """
     _, ends, data = values.buffers()
     first, n = values.offset, len(values)
     at = np.frombuffer(ends, np.int32)[first : first + n + 1].astype(np.int64)

@@ -1,8 +1,8 @@
 """Unaligned loads, stores and copies inside kernels.
 
-Byte-wise loops for these are several times slower: the compiler cannot join single-byte accesses of an array that may
-alias another one. Positions are byte indexes into C-contiguous uint8 arrays. Nothing is checked here, except under
-NUMBA_BOUNDSCHECK=1 (`jit.CHECKED`): what lies outside the array is an IndexError then. A prefetch reads nothing.
+Byte-wise loops would be several times slower, because the compiler cannot join single-byte accesses of an array that
+may alias another one. Positions are byte indexes into C-contiguous uint8 arrays. Nothing is checked, except under
+NUMBA_BOUNDSCHECK=1 (`jit.CHECKED`): then bytes outside of the array raise IndexError. A prefetch reads nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from numba import types
 from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic
 
-from logformat.jit import CHECKED
+from lastkey.logformat.jit import CHECKED
 
 cgutils: Any = untyped_cgutils
 _BYTES = ir.IntType(8).as_pointer()
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, position: Any, count: Any) -> Any:
-    """Of `count` bytes from `position`."""
+    """Generate the address of `count` bytes from `position` on, with a check of bounds if CHECKED."""
     proxy = cgutils.create_struct_proxy(array_type)(context, builder, value=array)
     if CHECKED:
         end = builder.mul(proxy.nitems, proxy.itemsize)
@@ -81,7 +81,7 @@ store_i16 = _storer(16, types.int16)
 
 
 def _copy(typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any, count: Any) -> Any:
-    """(target, target_position, source, source_position, count): memcpy; the ranges must not overlap."""
+    """Copy by memcpy: (target, target_position, source, source_position, count); the ranges must not overlap."""
     signature = types.void(target, types.int64, source, types.int64, types.int64)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -97,7 +97,7 @@ copy_bytes: Any = intrinsic(_copy)
 
 
 def _prefetch(typing_context: Any, array: Any, i: Any) -> Any:
-    """(array, i): have array[i] brought into the cache, where it is soon to be read or written. Never fails."""
+    """Bring array[i] into the cache, for a read or write soon: (array, i). Never fails."""
     signature = types.void(array, types.int64)
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.jit import inline, kernel
-from logformat.primitives.memory_kernels import load_u64_le
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.primitives.memory_kernels import load_u64_le
 
 _SEED = np.uint32(0x9747B28C)
 _M = np.uint32(0x5BD1E995)
@@ -27,7 +27,7 @@ def _mixed(h: np.uint32, word: np.uint32) -> np.uint32:
 
 @inline
 def murmur2(data: NDArray[np.uint8], start: int, end: int) -> np.uint32:
-    """Hash of data[start:end] (uint8); the bits of Java's int, unsigned."""
+    """Hash data[start:end] (uint8); the result has the bits of Java's int, unsigned."""
     h = np.uint32(_SEED ^ np.uint32(end - start))
     position = start
     while position + 8 <= end:  # two words of four bytes a load
@@ -55,7 +55,7 @@ def murmur2(data: NDArray[np.uint8], start: int, end: int) -> np.uint32:
 
 @kernel
 def murmur2_of_all(data: NDArray[np.uint8], at: NDArray[np.int32], out: NDArray[np.int32]) -> None:
-    """out[i] (int32[n], written): hash of data[at[i]:at[i + 1]]. data: uint8; at: int32 or int64, [n + 1]."""
+    """Hash data[at[i]:at[i + 1]] into out[i] (int32[n], written). data: uint8; at: int32 or int64, [n + 1]."""
     for i in range(out.shape[0]):
         out[i] = np.int32(murmur2(data, at[i], at[i + 1]))
 
@@ -64,10 +64,9 @@ def murmur2_of_all(data: NDArray[np.uint8], at: NDArray[np.int32], out: NDArray[
 def partitions_of_all(
     data: NDArray[np.uint8], at: NDArray[np.int32], n_partitions: NDArray[np.int32], out: NDArray[np.int32]
 ) -> None:
-    """out[i] (int32[n], written): partition of the key data[at[i]:at[i + 1]].
+    """Write the partition of the key data[at[i]:at[i + 1]] to out[i] (int32[n]).
 
-    data: uint8; at: int32 or int64, [n + 1]; n_partitions: int32[n], or int32[1] for all; where it is below 1, -1 comes
-    out.
+    data: uint8; at: int32 or int64, [n + 1]; n_partitions: int32[n], or int32[1] for all; a value below 1 gives -1.
     """
     each = n_partitions.shape[0] > 1
     for i in range(out.shape[0]):

@@ -1,13 +1,15 @@
-"""128-bit SipHash-2-4 of byte ranges (Aumasson and Bernstein, "SipHash: a fast short-input PRF", and its reference code
-for 128-bit output). The hash of a record key, under a random secret of each run, so that nobody can aim collisions.
+"""128-bit SipHash-2-4 of byte ranges: the hash of a record key, under a random secret of each run.
+
+The secret keeps anybody from aiming collisions. Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF", and
+its reference code for 128-bit output.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from logformat.jit import inline
-from logformat.primitives.memory_kernels import load_u64_le
+from lastkey.logformat.jit import inline
+from lastkey.logformat.primitives.memory_kernels import load_u64_le
 
 _V0 = np.uint64(0x736F6D6570736575)
 _V1 = np.uint64(0x646F72616E646F6D)
@@ -43,7 +45,7 @@ def _round(
 
 @inline
 def siphash128(buf: np.ndarray, start: int, end: int, k0: np.uint64, k1: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """(low, high) 64-bit halves of the hash of `buf[start:end]` (uint8) under the 128-bit key (k0, k1)."""
+    """Return the (low, high) 64-bit halves of the hash of `buf[start:end]` (uint8) under the 128-bit key (k0, k1)."""
     v0 = _V0 ^ k0
     v1 = _V1 ^ k1 ^ _EE
     v2 = _V2 ^ k0

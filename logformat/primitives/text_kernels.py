@@ -1,23 +1,23 @@
-"""Kernel that makes text of bytes that are no UTF-8, as Java's String does."""
+"""Kernels that turn bytes into text: malformed UTF-8 replaced as Java's String does, and text escaped for JSON."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.jit import inline, kernel
+from lastkey.logformat.jit import inline, kernel
 
 
 @kernel
 def replace_malformed(
     data: NDArray[np.uint8], at: NDArray[np.int64], out: NDArray[np.uint8], out_at: NDArray[np.int32]
 ) -> int:
-    """Each value data[at[i]:at[i + 1]] as well-formed UTF-8: what is malformed becomes U+FFFD (EF BF BD).
+    """Copy each value data[at[i]:at[i + 1]] as well-formed UTF-8, with U+FFFD (EF BF BD) for malformed pieces.
 
-    data: uint8; at: int64[n + 1]; out: uint8[>= 3 x the bytes of all values]; out_at: int32[n + 1], written.
-    Returns the bytes written. How many bytes one replacement stands for is as in Java's `new String(bytes, UTF_8)`: one
-    for a byte that begins nothing; a sequence as far as it is right; three for a surrogate (Unicode has three
-    replacements there); and an unfinished sequence at the end with all that is left.
+    data: uint8; at: int64[n + 1]; out: uint8[>= 3 x the bytes of all values], written; out_at: int32[n + 1], written.
+    Returns the bytes written. A replacement stands for as many bytes as in Java's `new String(bytes, UTF_8)`: one byte
+    that begins nothing; a sequence as far as it is right; three bytes of a surrogate (Unicode has three replacements
+    there); and all that is left of an unfinished sequence at the end.
     """
     n = 0
     out_at[0] = 0
@@ -39,7 +39,7 @@ def replace_malformed(
 
 @inline
 def _next(data: NDArray[np.uint8], at: int, end: int) -> tuple[int, bool]:
-    """Bytes of the next character or malformed piece in data[at:end], and whether it is a character."""
+    """Return the bytes of the next character or malformed piece in data[at:end], and whether it is a character."""
     first = data[at]
     left = end - at
     if first < 0x80:
@@ -82,10 +82,11 @@ def _continues(byte: int) -> bool:
 def escape_json(
     data: NDArray[np.uint8], at: NDArray[np.int64], out: NDArray[np.uint8], out_at: NDArray[np.int32]
 ) -> int:
-    """Each text data[at[i]:at[i + 1]] as it stands between the quotes of a JSON string (RFC 8259, section 7).
+    """Copy each text data[at[i]:at[i + 1]] as the inside of a JSON string (RFC 8259, section 7).
 
-    data: uint8, UTF-8; at: int64[n + 1]; out: uint8[>= 6 x the bytes of all texts]; out_at: int32[n + 1], written.
-    Returns the bytes written. Escaped are quote, backslash, what `control_characters` names, tab and newline.
+    data: uint8, UTF-8; at: int64[n + 1]; out: uint8[>= 6 x the bytes of all texts], written; out_at: int32[n + 1],
+    written. Returns the bytes written. It escapes quote, backslash, the characters of `control_characters`, tab and
+    newline.
     """
     n = 0
     out_at[0] = 0
@@ -93,7 +94,7 @@ def escape_json(
         position, end = at[i], at[i + 1]
         while position < end:
             byte = data[position]
-            if byte >= 0x20 and byte not in (0x22, 0x5C, 0x7F, 0xC2, 0xD8, 0xE2):  # nearly all
+            if byte >= 0x20 and byte not in (0x22, 0x5C, 0x7F, 0xC2, 0xD8, 0xE2):  # nearly all bytes
                 out[n] = byte
                 n += 1
                 position += 1
@@ -117,7 +118,7 @@ def escape_json(
 
 @inline
 def _active(data: NDArray[np.uint8], at: int, end: int) -> tuple[int, int]:
-    """(bytes, character) of a control character in data[at:end]; (1, -1) where there is another."""
+    """Return (bytes, character) of a control character in data[at:end]; (1, -1) for any other character."""
     byte = data[at]
     if byte < 0x20 or byte == 0x7F:
         return 1, np.int64(byte)

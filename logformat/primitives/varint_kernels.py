@@ -1,11 +1,11 @@
-"""Zig-zag varints of Kafka's magic 2 records: read, write, size. Kernels to be called from other kernels.
+"""Kernels that read, write and measure zig-zag varints of Kafka's magic 2 records, for calls from other kernels.
 
-Seven bits a byte, low bits first, top bit set on all bytes but the last; at most 5 bytes for a varint (int32) and 10
-for a varlong (int64). Source: Kafka's ByteUtils.readVarint, readVarlong, sizeOfVarlong (4.3.0). As there, a number is
-in error only if its 5th (10th) byte still has the top bit set; bits of that byte beyond the type's width are dropped
-unseen, and longer forms than needed ("80 00" for 0) are read. The writers give the shortest form.
+A varint has seven bits a byte, low bits first, with the top bit set on all bytes but the last; at most 5 bytes for a
+varint (int32) and 10 for a varlong (int64). Source: Kafka's ByteUtils.readVarint, readVarlong, sizeOfVarlong (4.3.0).
+As there, a number is wrong only if its 5th (10th) byte still has the top bit set; bits of that byte beyond the type's
+width are dropped, and forms longer than needed ("80 00" for 0) are read. The writers use the shortest form.
 
-A varint and a varlong of the same value have the same bytes, so there is one writer for both.
+A varint and a varlong of the same value have the same bytes, so one writer serves both.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.jit import inline
+from lastkey.logformat.jit import inline
 
-# For int64, where >> copies the sign: what is left of the bits after a shift that fills with zeros.
+# For int64, where >> copies the sign: masks for the bits that a shift filling with zeros would leave.
 _AFTER_SHIFT_1: Final = (1 << 63) - 1
 _AFTER_SHIFT_7: Final = (1 << 57) - 1
 
 
 @inline
 def read_varint(buf: NDArray[np.uint8], pos: int, end: int) -> tuple[int, int]:
-    """Read an int32 at `pos`; give its value and the position after it, or (0, -1).
+    """Read an int32 at `pos`; return its value and the position after it, or (0, -1).
 
     buf: uint8[:], read only; pos: int64 >= 0; end: int64, first byte not to be read, <= len(buf).
     Position -1: the number runs past `end`, or its 5th byte has the top bit set. Check before reading on.
@@ -47,7 +47,7 @@ def read_varint(buf: NDArray[np.uint8], pos: int, end: int) -> tuple[int, int]:
 
 @inline
 def read_varlong(buf: NDArray[np.uint8], pos: int, end: int) -> tuple[int, int]:
-    """Read an int64 at `pos`; give its value and the position after it, or (0, -1).
+    """Read an int64 at `pos`; return its value and the position after it, or (0, -1).
 
     buf: uint8[:], read only; pos: int64 >= 0; end: int64, first byte not to be read, <= len(buf).
     Position -1: the number runs past `end`, or its 10th byte has the top bit set. Check before reading on.
@@ -69,9 +69,9 @@ def read_varlong(buf: NDArray[np.uint8], pos: int, end: int) -> tuple[int, int]:
 
 @inline
 def write_varlong(buf: NDArray[np.uint8], pos: int, value: int) -> int:
-    """Write `value` (int64, or an int32 as varint) at `pos`, in the shortest form; give the position after it.
+    """Write `value` (int64, or an int32 as varint) at `pos`, in the shortest form; return the position after it.
 
-    buf: uint8[:], written; the caller has seen to it that size_of_varlong(value) bytes are free.
+    buf: uint8[:], written; the caller must leave size_of_varlong(value) bytes free.
     """
     raw = (value << 1) ^ (value >> 63)
     while raw & ~0x7F != 0:
@@ -84,7 +84,7 @@ def write_varlong(buf: NDArray[np.uint8], pos: int, value: int) -> int:
 
 @inline
 def size_of_varlong(value: int) -> int:
-    """Bytes that write_varlong gives for `value` (int64): 1..10; for an int32 1..5."""
+    """Return the number of bytes that write_varlong writes for `value` (int64): 1..10; for an int32 1..5."""
     raw = (value << 1) ^ (value >> 63)
     size = 1
     while raw & ~0x7F != 0:

@@ -1,6 +1,7 @@
-"""xxHash32 with seed 0, for the checksums of an LZ4 frame (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md).
+"""Kernel of xxHash32 with seed 0, for the checksums of an LZ4 frame.
 
-Every frame has one byte of its descriptor's hash. Kafka writes no block checksums, but reads them.
+Source: https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md. Every frame holds one byte of its descriptor's hash.
+Kafka writes no block checksums, but reads them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.jit import inline, kernel
+from lastkey.logformat.jit import inline, kernel
 
 # All arithmetic is in int64 and cut to 32 bits: the low half of a product does not depend on the high halves.
 _M32: Final = 0xFFFFFFFF
@@ -40,7 +41,7 @@ def _round(lane: int, word: int) -> int:
 
 @kernel
 def xxh32(buf: NDArray[np.uint8], start: int, end: int) -> int:
-    """XxHash32 (seed 0) of buf[start:end], as int64 in 0..2**32-1. buf: uint8[:], read only."""
+    """Return xxHash32 (seed 0) of buf[start:end], as int64 in 0..2**32-1. buf: uint8[:], read only."""
     pos = start
     if end - start >= 16:
         lane1, lane2, lane3, lane4 = (_P1 + _P2) & _M32, _P2, 0, -_P1 & _M32

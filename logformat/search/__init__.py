@@ -1,1 +1,1 @@
-"""A partition searched by offset and by time."""
+"""Search of a partition by offset and by time."""

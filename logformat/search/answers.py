@@ -1,4 +1,4 @@
-"""Questions and answers of a search: special targets, statuses, rows, and their table."""
+"""Targets and answers of a search: special targets, statuses, rows, and their table."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from logformat.search import offset_kernels as k
-from logformat.search.offset_kernels import LOCATION
+from lastkey.logformat.search import offset_kernels as k
+from lastkey.logformat.search.offset_kernels import LOCATION
 
 FOUND: Final = k.FOUND  # status of a LOCATION
-END: Final = 7  # the target is in the log, or its end, and nothing can be read from there (yet)
+END: Final = 7  # the target is in the log, or is its end, but nothing can be read there (yet)
 OUT_OF_RANGE: Final = 8  # below the log start, or above the log end
 STATUS_NAMES: Final = {FOUND: "found", END: "end", OUT_OF_RANGE: "out_of_range"}
-EARLIEST: Final = -2  # targets of offsets_for_times that are no timestamps (ListOffsetsRequest)
+EARLIEST: Final = -2  # targets of offsets_for_times that are not timestamps (ListOffsetsRequest)
 LATEST: Final = -1
 MAX_TIMESTAMP: Final = -3
 TIME_ANSWER: Final = np.dtype(
     [
         ("offset", "i8"),  # of the record; -1: none
-        ("timestamp", "i8"),  # its own, ms; -1: none, and of EARLIEST and LATEST
-        ("leader_epoch", "i4"),  # of its batch; -1: not known
-        ("segment_base_offset", "i8"),  # -1: none, and of EARLIEST and LATEST
-        ("position", "i8"),  # of its batch in the segment's .log; -1 likewise
+        ("timestamp", "i8"),  # of the record, ms; -1: none, also for EARLIEST and LATEST
+        ("leader_epoch", "i4"),  # of the record's batch; -1: unknown
+        ("segment_base_offset", "i8"),  # -1: none, also for EARLIEST and LATEST
+        ("position", "i8"),  # of the batch in the segment's .log; -1: the same
     ],
     align=True,
 )
@@ -44,15 +44,15 @@ class Location(NamedTuple):
 
 
 class TimestampAndOffset(NamedTuple):
-    """A record by its time. Kafka's FileRecords.TimestampAndOffset."""
+    """A record found by its time, as Kafka's FileRecords.TimestampAndOffset."""
 
     timestamp: int  # ms; -1 none
     offset: int  # -1 none
-    leader_epoch: int  # -1 not known
+    leader_epoch: int  # -1 unknown
 
 
 def to_arrow(answers: NDArray[np.void]) -> Any:
-    """Convert LOCATION[n] or TIME_ANSWER[n] to a pyarrow.Table, a column a field; -1 becomes null, the status text.
+    """Convert LOCATION[n] or TIME_ANSWER[n] to a pyarrow.Table, one column a field; -1 becomes null, the status text.
 
     Numbers are int64, except leader_epoch (int32); timestamps are ms.
     """

@@ -1,12 +1,13 @@
 """Kernels of the search in one segment: sparse index, then a walk over batch headers (FORMAT.md, "Searching").
 
-The bytes of a `.log` come as a window of it: of a mapped file that is the whole file. A kernel that needs bytes outside
-the window, or meets what it cannot trust, returns a status and keeps its state; the caller sees to it and calls again.
+The bytes of a `.log` come as a window of it; the window of a mapped file is the whole file. A kernel that needs bytes
+outside the window, or finds bytes or entries that it cannot trust, returns a status and keeps its state; the caller
+solves the problem and calls again.
 
-Nothing that an index says is taken on trust: where an entry points, there must be a batch that ends at the entry's
-offset, or one before it from which the walk comes to such a batch (an older broker's entry holds the last offset of a
-whole append, and where that begins). All batches before one that ends at or below the target end below it too, so the
-walk from there finds the first one that does not.
+The kernels trust no entry of an index: it must point at a batch that ends at the entry's offset, or at an earlier one
+from which the walk comes to such a batch (an older broker's entry holds the last offset of a whole append, and the
+append's start). All batches before one that ends at or below the target end below the target too, so the walk from
+there finds the first one that does not.
 """
 
 from __future__ import annotations
@@ -16,49 +17,49 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.batches.header_kernels import LAST_DELTA_OFFSET
-from logformat.batches.walk_kernels import BAD_OFFSETS, FRAMED, check_range, frame_batch
-from logformat.jit import inline, kernel
-from logformat.layout import BATCH_OVERHEAD, CODEC_MASK, MAGIC_OFFSET
-from logformat.primitives.memory_kernels import load_i32, load_i64
+from lastkey.logformat.batches.header_kernels import LAST_DELTA_OFFSET
+from lastkey.logformat.batches.walk_kernels import BAD_OFFSETS, FRAMED, check_range, frame_batch
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, MAGIC_OFFSET
+from lastkey.logformat.primitives.memory_kernels import load_i32, load_i64
 
 # status of a search
 FOUND: Final = 0
 NONE: Final = 1  # no such batch up to the end of the log
-NEED: Final = 2  # bytes outside the window: from the position in state[NEEDED] on
-WRONG_INDEX: Final = 3  # where an entry of the offset index points, its batch is not
+NEED: Final = 2  # bytes outside the window, from the position in state[NEEDED] on, are needed
+WRONG_INDEX: Final = 3  # an entry of the offset index does not point at its batch
 WRONG_TIMES: Final = 4  # the batch of an entry of the time index has another timestamp, or is not there
-LONG_WALK: Final = 5  # over more batches than lie between two entries
-BAD_BATCH: Final = 6  # state[PROBLEM] as of `walk_batches`, with EXPECTED and FOUND_VALUE, at state[POSITION]
+LONG_WALK: Final = 5  # a walk over more batches than lie between two entries
+BAD_BATCH: Final = 6  # state[PROBLEM] as in `walk_batches`, with EXPECTED and FOUND_VALUE, at state[POSITION]
 
 # state of a search, int64[STATE_SIZE]
-ROW: Final = 0  # targets before it are answered
+ROW: Final = 0  # targets before this one are answered
 POSITION: Final = 1  # in the .log: a batch begins there, or the log ends
-PREVIOUS: Final = 2  # last offset before that batch; base offset - 1: not known
+PREVIOUS: Final = 2  # last offset before that batch; base offset - 1: unknown
 NEEDED: Final = 3
 PROBLEM: Final = 4
 EXPECTED: Final = 5
 FOUND_VALUE: Final = 6
-ENTRY: Final = 7  # offset of the offset index's entry whose batch is still to be seen; or -1
-PENDING: Final = 8  # of a search by time: offset of the time index's entry whose batch is still to be seen; or -1
+ENTRY: Final = 7  # offset of the offset index's entry whose batch has not been reached yet; or -1
+PENDING: Final = 8  # in a search by time: the same of the time index; or -1
 PENDING_TIMESTAMP: Final = 9
 STATE_SIZE: Final = 10
 
 OFFSET_ENTRY: Final = 8  # bytes of an entry as stored: i32 relative offset, i32 position
 TIME_ENTRY: Final = 12  # i64 timestamp, i32 relative offset
-WIDE_ENTRY: Final = 16  # of either, made anew in memory: two i64, the offset absolute
+WIDE_ENTRY: Final = 16  # of either index, made in memory: two i64, the offset absolute
 
-# What a search by offset finds, a row for each target.
+# Result of a search by offset, one row a target.
 LOCATION = np.dtype(
     [
-        ("status", "i1"),  # FOUND; the others are given by partition_log
+        ("status", "i1"),  # FOUND; partition_log sets the others
         ("segment_base_offset", "i8"),
         ("position", "i8"),  # of the batch in the segment's .log
         ("size", "i8"),  # of the batch, bytes
         (
             "base_offset",
             "i8",
-        ),  # of the batch; -1: magic 0 or 1, compressed: known by decompression only
+        ),  # of the batch; -1: magic 0 or 1, compressed, known only after decompression
         ("last_offset", "i8"),
     ],
     align=True,
@@ -66,7 +67,7 @@ LOCATION = np.dtype(
 
 
 def new_state(base_offset: int, position: int = 0) -> NDArray[np.int64]:
-    """State of a search that begins at a batch border, by default at the first batch."""
+    """Return the state of a search that begins at a batch border, by default at the first batch."""
     state = np.zeros(STATE_SIZE, np.int64)
     state[POSITION] = position
     state[PREVIOUS] = base_offset - 1
@@ -76,10 +77,10 @@ def new_state(base_offset: int, position: int = 0) -> NDArray[np.int64]:
 
 @inline
 def read_batch(buf: np.ndarray, origin: int, end: int, position: int, previous: int) -> tuple[Any, ...]:
-    """The batch at `position`: (status, first offset, last offset, size, problem, expected, found).
+    """Read the batch at `position`: (status, first offset, last offset, size, problem, expected, found).
 
-    The first offset of a wrapper (magic 0 and 1, compressed) is given as its last one: what is in it is not known.
-    Status FOUND, NONE (the log ends, or an incomplete batch does), NEED or BAD_BATCH.
+    A wrapper (magic 0 and 1, compressed) has its last offset as its first, because its contents are unknown. The status
+    is FOUND, NONE (the log ends, maybe with an incomplete batch), NEED or BAD_BATCH.
     """
     none = np.int64(0)
     there = end - position
@@ -110,7 +111,7 @@ def _is_wrapper(buf: np.ndarray, at: int) -> bool:
 
 @inline
 def entry_offset_of(index: np.ndarray, entry_size: int, slot: int, base: int) -> int:
-    """Absolute offset of an entry of the offset index."""
+    """Return the absolute offset of an entry of the offset index."""
     if entry_size == OFFSET_ENTRY:
         return base + np.int64(load_i32(index, slot * OFFSET_ENTRY))
     return np.int64(load_i64(index, slot * WIDE_ENTRY))
@@ -118,7 +119,7 @@ def entry_offset_of(index: np.ndarray, entry_size: int, slot: int, base: int) ->
 
 @inline
 def entry_position_of(index: np.ndarray, entry_size: int, slot: int) -> int:
-    """Position in the .log that an entry of the offset index points at."""
+    """Return the position in the .log that an entry of the offset index points at."""
     if entry_size == OFFSET_ENTRY:
         return np.int64(load_i32(index, slot * OFFSET_ENTRY + 4))
     return np.int64(load_i64(index, slot * WIDE_ENTRY + 8))
@@ -126,9 +127,9 @@ def entry_position_of(index: np.ndarray, entry_size: int, slot: int) -> int:
 
 @inline
 def entry_floor(index: np.ndarray, entry_size: int, n: int, base: int, target: int, hint: int) -> int:
-    """Entry with the greatest offset <= target, -1: none; looked for from entry `hint` (or -1) on, ever wider.
+    """Return the entry with the greatest offset <= target, or -1; the search widens from entry `hint` (or -1) on.
 
-    In entries that do not rise it is any of them.
+    If the entries do not rise, the result may be any of them.
     """
     low = np.int64(-1)
     high = np.int64(n)
@@ -152,9 +153,9 @@ def entry_floor(index: np.ndarray, entry_size: int, n: int, base: int, target: i
 def jump(
     buf: np.ndarray, origin: int, end: int, index: np.ndarray, entry_size: int, base: int, slot: int, previous: int
 ) -> tuple[Any, ...]:
-    """The batch that an entry of the offset index points at: (status, position, first, last, size).
+    """Read the batch that an entry of the offset index points at: (status, position, first, last, size).
 
-    Status FOUND, NEED, or WRONG_INDEX where there is none that the entry can mean.
+    The status is FOUND, NEED, or WRONG_INDEX if the entry cannot mean any batch there.
     """
     position = entry_position_of(index, entry_size, slot)
     status, first, last, size, _, _, _ = read_batch(buf, origin, end, position, previous)
@@ -176,13 +177,14 @@ def find_offset(
     budget: int,
     target: int,
 ) -> tuple[int, int, int, int, int]:
-    """The first batch whose last offset is >= target: (status, position, size, base offset or -1, last offset).
+    """Find the first batch whose last offset is >= target: (status, position, size, base offset or -1, last offset).
 
-    One target, a mapped file; else as find_offsets. Any status but FOUND and NONE: ask find_offsets, which says more.
+    This serves one target in a mapped file; the rest is as in find_offsets. After any status but FOUND and NONE ask
+    find_offsets, which says more.
     """
     position = np.int64(0)
     previous = np.int64(base - 1)
-    entry = np.int64(-1)  # offset of the entry whose batch is still to be seen
+    entry = np.int64(-1)  # offset of the entry whose batch has not been reached yet
     slot = entry_floor(index, entry_size, n_entries, base, target, -1)
     if slot >= 0:
         entry = entry_offset_of(index, entry_size, slot, base)
@@ -219,13 +221,14 @@ def find_offsets(
     state: np.ndarray,
     out: np.ndarray,
 ) -> int:
-    """For each target the first batch whose last offset is >= it. Returns a status; FOUND: all are answered.
+    """Find for each target the first batch whose last offset is >= it; return a status. FOUND: all are answered.
 
-    buf: uint8[], read only, bytes of the .log from position `origin` on; end: where the log ends, in the file.
+    buf: uint8[], read only, bytes of the .log from position `origin` on; end: of the log, in the file.
     index: uint8[n_entries * entry_size], of OFFSET_ENTRY or WIDE_ENTRY bytes each; base: of the segment.
-    budget: batches to walk over for one target before LONG_WALK. targets: int64[n], not falling; rows: int64[n], which
-    row of `out` is a target's. out: LOCATION[], written.
-    state: of new_state, or of an earlier call; NONE, WRONG_INDEX, LONG_WALK: as far as state[ROW] says.
+    budget: batches to walk over for one target before LONG_WALK. targets: int64[n], not falling; rows: int64[n], row of
+    `out` for each target. out: LOCATION[], written.
+    state: of new_state, or of an earlier call. After NONE, WRONG_INDEX or LONG_WALK targets before state[ROW] are
+    answered.
     """
     i = state[ROW]
     position = state[POSITION]

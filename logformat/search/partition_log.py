@@ -1,10 +1,11 @@
-"""Searches the log of one partition by offset and by time, without a broker.
+"""Search in the log of one partition by offset and by time, without a broker.
 
-    from logformat.search.partition_log import open_partition
+    from lastkey.logformat.search.partition_log import open_partition
 
     log = open_partition("archive/orders-0")
     log.lookup_offset(1234)                                # Location: segment, position, size and offsets of the batch
     log.offsets_for_times([1_700_000_000_000, LATEST])     # TIME_ANSWER[2]; answers.to_arrow makes a table of it
+    for batch in log.records(["offset", "key"]): ...       # pyarrow.RecordBatch, over all segments
 
 By offset: take the segment with the greatest base offset <= the target, and in it the greatest entry of the sparse
 offset index <= the target. Walk from there to the first batch whose last offset is >= the target. If the segment has
@@ -16,7 +17,7 @@ the target and an offset >= the log start. A segment without timestamps has the 
 such record there is no answer; like a broker, the search does not try later segments. With timestamps out of order the
 answer is the first such record in the log, not the one with the smallest timestamp.
 
-segment_search says what the search trusts of a segment's indexes. `notes` says what it skipped.
+segment_search explains how far the search trusts a segment's indexes. `notes` says what it skipped.
 
 Sources: Kafka's LocalLog.read, LogSegment.translateOffset and findOffsetByTimestamp, FileRecords.searchForTimestamp,
 UnifiedLog.fetchOffsetByTimestamp (4.3.0). Difference: the search leaves out segments that lie entirely below the log
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import bisect
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -35,12 +36,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from logformat.batches.chunks import MAX_BATCH_BYTES
-from logformat.errors import LogFormatError
-from logformat.listing import ListedSegment, list_partition
-from logformat.locations import file_system
-from logformat.search import offset_kernels as k
-from logformat.search.answers import (
+from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.listing import ListedSegment, list_partition
+from lastkey.logformat.locations import file_system
+from lastkey.logformat.schemas import RECORDS, select
+from lastkey.logformat.search import offset_kernels as k
+from lastkey.logformat.search.answers import (
     EARLIEST,
     END,
     END_ROW,
@@ -53,11 +56,11 @@ from logformat.search.answers import (
     Location,
     TimestampAndOffset,
 )
-from logformat.search.offset_kernels import LOCATION
-from logformat.search.record_search import RecordSearch
-from logformat.search.segment_search import SearchableSegment
-from logformat.search.windows import Place, located
-from logformat.side_files import checkpoints
+from lastkey.logformat.search.offset_kernels import LOCATION
+from lastkey.logformat.search.record_search import RecordSearch
+from lastkey.logformat.search.segment_search import SearchableSegment
+from lastkey.logformat.search.windows import Place, located
+from lastkey.logformat.side_files import checkpoints
 
 MAX_OPEN: Final = 256  # segments kept open: up to three maps each
 
@@ -70,11 +73,11 @@ def open_partition(
     max_open: int = MAX_OPEN,
     max_batch_bytes: int = MAX_BATCH_BYTES,
 ) -> PartitionLog:
-    """Return the log in a partition's folder. For now this reads only the names of files, and the small text files.
+    """Return the log in a partition's folder. This reads only the names of files and the small text files.
 
     path_or_uri, filesystem: see `locations.locate`. The log start comes from `log-start-offset-checkpoint` beside the
-    folder, if there is one. For the other arguments see PartitionLog. Raises FileNotFoundError, and LogFormatError as
-    list_partition does.
+    folder, if there is one. It looks for no gap between segments: `lastkey.open_partition` does. For the other
+    arguments see PartitionLog. Raises FileNotFoundError, and LogFormatError as list_partition does.
     """
     listing = list_partition(path_or_uri, filesystem)
     log = PartitionLog(
@@ -94,13 +97,13 @@ def open_partition(
 
 
 class PartitionLog:
-    """Segments of one partition; a search opens those that it needs. Use it from one thread at a time.
+    """Segments of one partition; a search opens only those that it needs. Use it from one thread at a time.
 
     log_start_offset: the first offset that can be read; None: the first segment's base. leader_epochs: (epoch, its
-    start), rising, for the answers EARLIEST and LATEST. end_offset: nothing at or above it is an answer (a high
-    watermark, or last stable offset); None: the log end. log_end_offset: where the log ends; None: ask the last
-    segment. max_open: how many segments to keep mapped. max_batch_bytes: refuse a batch that is larger, stored or
-    decompressed. place: the file system of a segment's root, and the root's path on it.
+    start), rising, for the answers EARLIEST and LATEST. end_offset: answers lie below it (a high watermark, or last
+    stable offset); None: the log end. log_end_offset: the end of the log; None: ask the last segment. max_open: number
+    of segments to keep mapped. max_batch_bytes: refuse a batch that is larger, stored or decompressed. place: the file
+    system of a segment's root, and the root's path on it.
 
     Raises LogFormatError with path and position for an impossible batch on the way, a file that is gone or shorter than
     listed, and a log start above the log end. A search by time checks the checksum of batches whose records it reads; a
@@ -126,7 +129,7 @@ class PartitionLog:
         if len(set(bases)) != len(bases):
             raise ValueError(f"two segments with the same base offset: {bases}")
         start = max(log_start_offset or 0, bases[0] if bases else 0)
-        below = max(bisect.bisect_right(bases, start) - 1, 0)  # those whose next one begins at the log start or below
+        below = max(bisect.bisect_right(bases, start) - 1, 0)  # segments that end at or below the log start
         self.topic, self.partition = topic, partition
         self.segments = tuple(ordered[below:])
         self.leader_epochs = tuple(leader_epochs)
@@ -136,8 +139,9 @@ class PartitionLog:
         self._open: OrderedDict[int, SearchableSegment] = OrderedDict()
         self._max_open = max(max_open, 1)
         self._place = cache(place)
-        self._timestamps: list[int] = []  # the largest of each segment, as far as a search came
-        self._running: list[int] = []  # the largest up to and with each segment, file times counted
+        self._timestamps: list[int] = []  # the largest of each segment, as far as a search has come
+        self._running: list[int] = []  # the largest up to and including each segment, file times counted
+        self._max_batch_bytes = max_batch_bytes
         self._records = RecordSearch(max_batch_bytes)
         self._notes: dict[str, None] = {}
 
@@ -158,11 +162,11 @@ class PartitionLog:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the search skipped or had to read in another way so far: bad indexes, an incomplete end."""
+        """The parts that the search skipped, or had to read in another way, so far: bad indexes, an incomplete end."""
         return tuple(self._notes)
 
     def note(self, text: str) -> None:
-        """Add to `notes`, once."""
+        """Add a note to `notes`, once."""
         self._notes.setdefault(text)
 
     @property
@@ -172,7 +176,7 @@ class PartitionLog:
 
     @property
     def latest(self) -> int:
-        """Where reading ends: the log end offset, or end_offset if that is lower."""
+        """The end of reading: the log end offset, or end_offset if that is lower."""
         return self._ends()[1]
 
     @property
@@ -180,10 +184,38 @@ class PartitionLog:
         """The offset that the next record would get; never below the log start."""
         return self._ends()[0]
 
-    def lookup_offset(self, offset: int) -> Location | None:
-        """Return the batch where a fetch from `offset` begins: the first whose last offset is >= it.
+    def records(
+        self, columns: Iterable[str] | None = None, *, start_offset: int | None = None, end_offset: int | None = None
+    ) -> Iterator[Any]:
+        """Yield records as pyarrow.RecordBatch with the schema RECORDS, or only the named columns, in the log's order.
 
-        None at the end of the log and outside it; `lookup_offsets` says which.
+        Takes offsets in [start_offset, end_offset); None: from the log start, up to `latest`. Includes control records
+        and records of aborted transactions, as Segment.records does, and checks what that checks. ValueError for an
+        unknown column, LogFormatError for damage.
+        """
+        schema = select(RECORDS, columns)
+        start = self._log_start if start_offset is None else max(start_offset, self._log_start)
+        end = self.latest if end_offset is None else min(end_offset, self.latest)
+        first = max(bisect.bisect_right(self._bases, start) - 1, 0)
+        until = bisect.bisect_left(self._bases, end)
+        return self._records_of(self.segments[first:until], schema.names, start, end)
+
+    def _records_of(self, segments: Sequence[ListedSegment], columns: list[str], start: int, end: int) -> Iterator[Any]:
+        for listed in segments:
+            filesystem, path = located(self._place, listed.root, listed.path)
+            segment = open_segment(
+                path, filesystem, topic=self.topic, partition=self.partition, max_batch_bytes=self._max_batch_bytes
+            )
+            yield from segment.records(columns, start_offset=start, end_offset=end)
+
+    def segment_end(self, number: int) -> int:
+        """Return the last offset + 1 of one of `segments`, or its base offset if it is empty."""
+        return self._segment(number).next_offset()
+
+    def lookup_offset(self, offset: int) -> Location | None:
+        """Return the batch at which a fetch from `offset` begins: the first whose last offset is >= it.
+
+        Return None at the end of the log and outside it; `lookup_offsets` tells them apart.
         """
         log_end, end = self._end or self._ends()
         if not self._log_start <= offset < end:
@@ -213,10 +245,10 @@ class PartitionLog:
         return None
 
     def lookup_offsets(self, offsets: ArrayLike) -> NDArray[np.void]:
-        """Return LOCATION[n] for int64[n] offsets in any order. TypeError for anything but whole numbers.
+        """Return LOCATION[n] for int64[n] offsets in any order. Raise TypeError for anything but whole numbers.
 
-        Status FOUND; END: nothing to read there, or not yet; OUT_OF_RANGE: a broker answers with that error. With the
-        last two, all other fields are -1.
+        The status is FOUND; END if there is nothing to read there (yet); or OUT_OF_RANGE if a broker would answer with
+        that error. For the last two, all other fields are -1.
         """
         targets = _whole_numbers(offsets)
         out = np.full(len(targets), OUT_OF_RANGE_ROW)
@@ -231,7 +263,7 @@ class PartitionLog:
         borders = first + np.append(np.flatnonzero(np.diff(numbers, prepend=-1)), len(numbers))
         for at, until in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
             number = int(numbers[at - first])
-            while at < until and number < len(self._bases):  # what one segment has no batch for, the next one has
+            while at < until and number < len(self._bases):  # targets without a batch in one segment go to the next
                 at += self._segment(number).find_offsets(ordered[at:until], rows[at:until], out)  # noqa: PLW2901
                 number += 1
         if end < log_end:
@@ -248,7 +280,7 @@ class PartitionLog:
     def offsets_for_times(self, timestamps: ArrayLike) -> NDArray[np.void]:
         """Return TIME_ANSWER[n] for int64[n] timestamps in ms in any order, and for EARLIEST, LATEST, MAX_TIMESTAMP.
 
-        ValueError for other negative numbers, TypeError for anything but whole numbers.
+        Raise ValueError for other negative numbers, TypeError for anything but whole numbers.
         """
         targets = _whole_numbers(timestamps)
         if len(targets) and targets.min() < MAX_TIMESTAMP:
@@ -273,12 +305,12 @@ class PartitionLog:
 
     def _find(self, number: int, targets: NDArray[np.int64], rows: NDArray[np.int64], out: NDArray[np.void]) -> None:
         """Answer targets (not falling) whose segment is `number`, into rows of `out` (TIME_ANSWER)."""
-        if self._timestamps[number] >= int(targets[0]):  # else it is the file's time that is large enough
+        if self._timestamps[number] >= int(targets[0]):  # else only the file's time is large enough
             found = self._records.find(self._segment(number), targets, self._log_start)
             self._put(number, found, rows, out)
 
     def _put(self, number: int, found: NDArray[np.void], rows: Any, out: NDArray[np.void]) -> None:
-        """Write RECORD[m] into m rows of `out` (TIME_ANSWER); what cannot be read yet is no answer."""
+        """Write RECORD[m] into m rows of `out` (TIME_ANSWER); a record that cannot be read yet is no answer."""
         there = found["offset"] >= 0
         if self._end_offset is not None:
             there &= found["offset"] < self.latest
@@ -289,14 +321,14 @@ class PartitionLog:
         out[rows] = answer
 
     def _first_with(self, timestamp: int) -> int | None:
-        """Number of the first segment whose largest timestamp is >= this one."""
+        """Return the number of the first segment whose largest timestamp is >= this one."""
         while len(self._running) < len(self._bases) and (not self._running or self._running[-1] < timestamp):
             self._look_at_next()
         number = bisect.bisect_left(self._running, timestamp)
         return number if number < len(self._running) else None
 
     def _look_at_next(self) -> None:
-        """Note the largest timestamp of one segment more."""
+        """Note the largest timestamp of one more segment."""
         number = len(self._running)
         largest = self._segment(number).largest()[0]
         counts = largest if largest >= 0 else self.segments[number].mtime_ms
@@ -304,12 +336,12 @@ class PartitionLog:
         self._running.append(max(counts, self._running[-1]) if self._running else counts)
 
     def _edges(self) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        """Target, answer, and the leader epochs of which the last one is the answer's, of EARLIEST and LATEST."""
+        """Yield target, answer and leader epochs, the last of which is the answer's, for EARLIEST and LATEST."""
         yield EARLIEST, self._log_start, [entry for entry in self.leader_epochs if entry[1] <= self._log_start]
         yield LATEST, self.latest, checkpoints.truncate_from_end(self.leader_epochs, self.latest)
 
     def _at_largest(self) -> NDArray[np.void]:
-        """The answer to MAX_TIMESTAMP, TIME_ANSWER[1]."""
+        """Return the answer to MAX_TIMESTAMP, TIME_ANSWER[1]."""
         out = np.full(1, NO_ANSWER)
         while len(self._running) < len(self._bases):
             self._look_at_next()
@@ -322,7 +354,7 @@ class PartitionLog:
         return out
 
     def _ends(self) -> tuple[int, int]:
-        """The log end offset, and where reading ends."""
+        """Return the log end offset, and the end of reading."""
         if self._end is None:
             found = self._known_end
             if found is None:
@@ -334,8 +366,8 @@ class PartitionLog:
                     "side_file",
                     path,
                     0,
-                    f"a log start up to the log end, {found}",
-                    f"{self._log_start}, by its checkpoint",
+                    f"a log start of at most {found}, the log end",
+                    f"{self._log_start} in its checkpoint",
                     hint="the checkpoint belongs to another log",
                 )
             log_end = max(found, self._log_start)
@@ -355,7 +387,7 @@ class PartitionLog:
 
 
 def _whole_numbers(values: ArrayLike) -> NDArray[np.int64]:
-    """int64[n], a copy: kernels are compiled for arrays that can be written to."""
+    """Return int64[n], a copy, because kernels are compiled for writable arrays. Raise TypeError for other types."""
     given = np.asarray(values)
     if given.size and given.dtype.kind not in "iu":
         raise TypeError(f"expected offsets, or timestamps in ms, as whole numbers, found {given.dtype}")
@@ -363,5 +395,5 @@ def _whole_numbers(values: ArrayLike) -> NDArray[np.int64]:
 
 
 def _order(targets: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Rows of targets by their size; None: as they are."""
+    """Return the rows of targets in rising order; None if they rise already."""
     return None if (targets[1:] >= targets[:-1]).all() else np.argsort(targets)

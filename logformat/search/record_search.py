@@ -1,6 +1,6 @@
-"""The first record of a segment from a timestamp on: batches that may hold it by their headers, then their records.
+"""Search for a segment's first record from a timestamp on: candidate batches by their headers, then their records.
 
-A batch is read, its checksum checked, and decompressed once, however many targets lie in it.
+A batch is read, checked and decompressed once, however many targets lie in it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.batches import walk_kernels as walk
-from logformat.batches.bodies import BodyLoader
-from logformat.batches.chunks import NO_END, batch_problem, check_batch_size
-from logformat.errors import LogFormatError
-from logformat.layout import BATCH
-from logformat.search.segment_search import SearchableSegment
-from logformat.search.time_kernels import CANDIDATE, first_records
-from logformat.search.windows import Bytes
+from lastkey.logformat.batches import walk_kernels as walk
+from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.chunks import NO_END, batch_problem, check_batch_size
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH
+from lastkey.logformat.search.segment_search import SearchableSegment
+from lastkey.logformat.search.time_kernels import CANDIDATE, first_records
+from lastkey.logformat.search.windows import Bytes
 
 RECORD: Final = np.dtype(
     [
@@ -27,17 +27,18 @@ RECORD: Final = np.dtype(
         ("position", "i8"),  # of its batch in the .log
     ]
 )
-_CHUNK_BYTES: Final = 8 << 20  # of batches worked on at once, or one batch
+_CHUNK_BYTES: Final = 8 << 20  # of batches worked on at once; one batch may be larger
 
 
 class RecordSearch:
-    """Buffers that are used again from segment to segment. For one thread at a time."""
+    """Search whose buffers are used again from segment to segment. For one thread at a time."""
 
     def __init__(self, max_batch_bytes: int) -> None:
         self._loader = BodyLoader(max_batch_bytes=max_batch_bytes)
 
     def find(self, segment: SearchableSegment, targets: NDArray[np.int64], start_offset: int) -> NDArray[np.void]:
-        """RECORD[n]: the first one with a timestamp >= each target (int64[n] ms, not falling), offset >= start_offset.
+        """Return RECORD[n]: the first with a timestamp >= each target (int64[n] ms, not falling), offset >=
+        start_offset.
 
         Raises LogFormatError for a batch that cannot be read.
         """
@@ -48,13 +49,13 @@ class RecordSearch:
             asked = asked[: len(candidates)]
             found = self._first(segment, candidates, targets[asked], start_offset, exact=False)
             out[asked] = found
-            # A header may promise a timestamp that no record has, or only one below the start: on behind that batch
+            # A header may promise a timestamp that no record has, or only one below the start: go on behind that batch.
             missed = found["offset"] < 0
             asked, after = asked[missed], (candidates["position"] + candidates["size"])[missed]
         return out
 
     def find_exact(self, segment: SearchableSegment, position: int, size: int, timestamp: int) -> NDArray[np.void]:
-        """RECORD[1]: the first one with this timestamp in the batch at `position`."""
+        """Return RECORD[1]: the first one with this timestamp in the batch at `position`."""
         candidate = np.array([(position, size)], CANDIDATE)
         return self._first(segment, candidate, np.full(1, timestamp), 0, exact=True)
 
@@ -67,7 +68,7 @@ class RecordSearch:
         *,
         exact: bool,
     ) -> NDArray[np.void]:
-        """RECORD[n] of each target in its own candidate (CANDIDATE[n], positions not falling)."""
+        """Return RECORD[n], the answer to each target in its own candidate (CANDIDATE[n], positions not falling)."""
         out = np.full(len(targets), np.array((-1, -1, -1, -1), RECORD))
         positions, first_rows, which = np.unique(candidates["position"], return_index=True, return_inverse=True)
         sizes = candidates["size"][first_rows]
@@ -116,7 +117,9 @@ class RecordSearch:
         exact: bool,
         out: NDArray[np.void],
     ) -> None:
-        """Fill RECORD[n]. Errors have positions in the copied bytes, which begin at starts[i] for positions[i]."""
+        """Fill RECORD[n]. Errors have positions in the copied bytes, in which the batch of positions[i] begins at
+        starts[i].
+        """
         path = segment.path
         raw = segment.copy(positions, starts)
         batches = _headers(raw, len(positions), path)
@@ -133,7 +136,7 @@ class RecordSearch:
 
 
 def _headers(raw: Bytes, n: int, path: str) -> NDArray[np.void]:
-    """BATCH[n] of n batches, with their checksums checked."""
+    """Return BATCH[n] of n batches, and check their checksums."""
     rows = np.empty(n, BATCH)
     seen, at, status, expected, found = walk.walk_batches(raw, len(raw), 0, -1, NO_END, walk.CHECK_ALL, rows)
     if seen < n:

@@ -1,19 +1,19 @@
-"""One segment that can be searched: its log, its two indexes, and what has been found wrong with them.
+"""Searchable segment: its log, its two indexes, and the faults found in them.
 
-What is trusted. The log, as far as its headers hold together. Of an index nothing that is not seen to be so:
+The search trusts the log as far as its headers hold together. It trusts an index only as far as it can check it:
 
-  .index      the batch that an entry points at has to be there, and the walk from it to come to one that ends at the
-              entry's very offset (see offset_kernels). So a wrong index is noticed before it answers, unless it points
-              at bytes inside a record that are themselves a batch with these offsets.
-  .timeindex  its entries have to rise, and the batch that an entry names has to have exactly its timestamp as its
-              largest one. That no batch before it has a larger one is taken from the index, as a broker takes it: to
-              see it would cost the headers of all that the index is there to pass over. The largest timestamp of the
-              segment is never taken from the last entry alone: the headers from its batch to the end of the log are
-              read too, so an index that is cut off, or older than the log, gives no other answer than a whole one (it
-              is how LogSegment.readLargestTimestamp goes about it).
+  .index      The batch that an entry points at must exist, and the walk from it must come to a batch that ends at
+              exactly the entry's offset (see offset_kernels). So a wrong index is noticed before it answers, unless it
+              points at bytes inside a record that are themselves a batch with these offsets.
+  .timeindex  Its entries must rise, and the batch that an entry names must have exactly its timestamp as its largest
+              one. Like a broker, the search takes from the index that no earlier batch has a larger one: a check would
+              read all the headers that the index exists to skip. The largest timestamp of the segment never comes from
+              the last entry alone: the headers from its batch to the end of the log are read too, so an index that is
+              cut off, or older than the log, gives the same answer as a whole one (LogSegment.readLargestTimestamp does
+              the same).
 
-Where an index is missing, torn, or does not stand up to this, the headers of the segment are read once and indexed
-anew in memory; `notes` says so. An index whose entries lie too far apart is passed over in the same way.
+If an index is missing, torn or fails these checks, the search reads the segment's headers once and indexes them in
+memory; `notes` says so. It does the same if an index has entries too far apart.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.batches import walk_kernels as walk
-from logformat.batches.chunks import NO_END, ChunkBuffer, Tail, batch_problem, only_zeros
-from logformat.batches.headers import read_headers
-from logformat.errors import LogFormatError
-from logformat.layout import TIME_INDEX_ENTRY
-from logformat.listing import ListedSegment
-from logformat.locations import file_system
-from logformat.regular_files import opened
-from logformat.search import offset_kernels as k
-from logformat.search.memory_index import MOST_ENTRIES, NO_LIMIT, Largest, index_entries, joined_entries, larger
-from logformat.search.offset_kernels import LOCATION
-from logformat.search.time_kernels import CANDIDATE, find_times
-from logformat.search.windows import Bytes, Place, before_zeros, located, open_window, read_index
-from logformat.side_files import index_kernels
-from logformat.side_files.index_builder import INDEX_INTERVAL_BYTES
+from lastkey.logformat.batches import walk_kernels as walk
+from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail, batch_problem, only_zeros
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import TIME_INDEX_ENTRY
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.locations import file_system
+from lastkey.logformat.regular_files import open_regular
+from lastkey.logformat.search import offset_kernels as k
+from lastkey.logformat.search.memory_index import MOST_ENTRIES, NO_LIMIT, Largest, index_entries, joined_entries, larger
+from lastkey.logformat.search.offset_kernels import LOCATION
+from lastkey.logformat.search.time_kernels import CANDIDATE, find_times
+from lastkey.logformat.search.windows import Bytes, Place, before_zeros, located, open_window, read_index
+from lastkey.logformat.side_files import index_kernels
+from lastkey.logformat.side_files.index_builder import INDEX_INTERVAL_BYTES
 
 BUDGET: Final = 4096  # batches to walk over from an entry: more than 4 KiB of the smallest hold, or 1 MiB of usual ones
-SMALL_BUDGET: Final = 256  # where there are no entries
+SMALL_BUDGET: Final = 256  # without entries
 _SMALLEST_BATCH: Final = 26
 _BUFFER_BYTES: Final = 1 << 20
 
@@ -49,11 +49,11 @@ Note = Callable[[str], object]
 
 
 class SearchableSegment:
-    """Maps its files when it is made; they are let go of with it. For one thread at a time."""
+    """A segment whose files are mapped as long as this object lives. For one thread at a time."""
 
     def __init__(self, listed: ListedSegment, note: Note, place: Place = file_system) -> None:
         self.listed, self.base_offset = listed, listed.base_offset
-        self.end = listed.size  # of the log; lower once an incomplete batch, or zeros, have been seen behind it
+        self.end = listed.size  # of the log; lower once an incomplete batch, or zeros, have been found at the end
         self._note, self._place = note, place
         self._filesystem, self.path = located(place, listed.root, listed.path)
         self._window = open_window(self._filesystem, self.path, listed.size)
@@ -63,33 +63,34 @@ class SearchableSegment:
         self._times: tuple[Bytes, int, int] | None = None
         self._largest: Largest | None = None
         self._made_anew = False
-        self._damage: LogFormatError | None = None  # what ended the reading of headers
+        self._damage: LogFormatError | None = None  # the error that ended the reading of headers
 
     def find_offsets(self, targets: NDArray[np.int64], rows: NDArray[np.int64], out: NDArray[np.void]) -> int:
-        """Answer as many of the targets (int64[n], not falling) as there are batches for; how many that is.
+        """Answer targets (int64[n], not falling) in order as long as there are batches for them; return their number.
 
-        rows, out: see offset_kernels.find_offsets. Raises LogFormatError for a batch on the way that cannot be.
+        rows, out: see offset_kernels.find_offsets. Raises LogFormatError for an impossible batch on the way.
         """
         return int(self._find_offsets(targets, rows, out)[k.ROW])
 
     def next_offset(self) -> int:
-        """Last offset + 1; the base offset of an empty segment."""
+        """Return the last offset + 1, or the base offset of an empty segment."""
         beyond, row = np.full(1, NO_END), np.zeros(1, np.int64)
         return int(self._find_offsets(beyond, row, np.empty(1, LOCATION))[k.PREVIOUS]) + 1
 
     def find_times(
         self, targets: NDArray[np.int64], start_offset: int, after: NDArray[np.int64] | None = None
     ) -> NDArray[np.void]:
-        """CANDIDATE[m] of the first m targets (int64[n] ms, not falling); the others have none.
+        """Return CANDIDATE[m] for the first m targets (int64[n] ms, not falling); the others have none.
 
-        See time_kernels.find_times. after: int64[n], not falling: begin behind these positions, batch borders.
+        See time_kernels.find_times. after: int64[n], not falling: for each target begin at this position, a batch
+        border.
         """
         out = np.empty(len(targets), CANDIDATE)
         begin = np.zeros(len(targets), np.int64) if after is None else after
         state = k.new_state(self.base_offset)
         window, origin = self.whole, 0
         while True:
-            # Behind a batch that was not it, an entry's own batch may have been passed: no way to see it
+            # With `after` a search may start behind an entry's own batch, and could then not check the entry.
             times, entry_size, n_times = self.times if after is None else (self.whole[:0], k.TIME_ENTRY, 0)
             status = find_times(
                 window,
@@ -115,28 +116,28 @@ class SearchableSegment:
             window, origin = self._go_on(status, state)
 
     def copy(self, positions: NDArray[np.int64], starts: NDArray[np.int64]) -> Bytes:
-        """n batches one after the other: from positions (int64[n], in the file) to starts (int64[n + 1])."""
+        """Copy n batches one after the other: from positions (int64[n], in the file) to starts (int64[n + 1])."""
         return self._window.copy(positions, starts)
 
     @property
     def times(self) -> tuple[Bytes, int, int]:
-        """Entries of the time index, bytes of one, and how many; opened when they are first asked for."""
+        """Entries of the time index, bytes of one, and their number; opened on first use."""
         if self._times is None:
             self._times = self._rising(*self._open(self.listed.time_index, k.TIME_ENTRY))
         return self._times
 
     def largest(self) -> Largest:
-        """The largest timestamp of any batch in ms; position and size of the first batch that carries it.
+        """Return the largest timestamp of any batch in ms, with position and size of the first batch that carries it.
 
-        -1, and the first batch, where none has one; -1, 0, 0 in an empty segment. It is what
-        LogSegment.maxTimestampSoFar is after a segment was recovered.
+        Return -1 and the first batch if none has a timestamp; -1, 0, 0 for an empty segment. The result equals
+        LogSegment.maxTimestampSoFar after a recovery of the segment.
         """
         if self._largest is None:
             times, entry_size, n = self.times
             behind = self._largest_behind(times, entry_size, n) if n else None
             if behind is None and not self._made_anew:
                 self._make_anew(self.listed.time_index, "the last entry does not fit the log" if n else "")
-            self._largest = self._largest or behind  # made anew, it is known, unless the headers do not go that far
+            self._largest = self._largest or behind  # _make_anew set it, unless the headers end before
         if self._largest is None:
             raise self._damage or self._moved()
         return self._largest
@@ -169,7 +170,9 @@ class SearchableSegment:
             window, origin = self._go_on(status, state)
 
     def _largest_behind(self, times: Bytes, entry_size: int, n: int) -> Largest | None:
-        """By the last entry and the headers from its batch on; None: it has another timestamp, or is not there."""
+        """Return the largest by the last entry and the headers from its batch on; None if the entry does not fit its
+        batch.
+        """
         entry = times[(n - 1) * entry_size : n * entry_size].tobytes()
         timestamp, offset = (int.from_bytes(part, "big", signed=True) for part in (entry[:8], entry[8:]))
         offset += self.base_offset if entry_size == k.TIME_ENTRY else 0
@@ -178,7 +181,7 @@ class SearchableSegment:
             return None
         start, largest = int(found["position"][0]), Largest(timestamp, int(found["position"][0]), int(found["size"][0]))
         tail = Tail(start)
-        with opened(self._filesystem, self.path) as file:
+        with open_regular(self._filesystem, self.path) as file:
             for headers in read_headers(file, self.path, start, self.end, ChunkBuffer(_BUFFER_BYTES), tail):
                 if headers.position == start and headers.batches["max_timestamp"][0] != timestamp:
                     return None
@@ -187,7 +190,9 @@ class SearchableSegment:
         return largest
 
     def _open(self, path: str | None, entry_size: int) -> tuple[Bytes, int, int]:
-        """Entries of an index file, bytes of one, and how many there are before zeros; none where it is of no use."""
+        """Return the entries of an index file, bytes of one, and their number before zeros; none if the file is of no
+        use.
+        """
         nothing = np.empty(0, np.uint8)
         nothing.flags.writeable = False
         if path is None:
@@ -211,7 +216,9 @@ class SearchableSegment:
         return entries, entry_size, n
 
     def _rising(self, entries: Bytes, entry_size: int, n: int) -> tuple[Bytes, int, int]:
-        """The entries of a time index; none if they do not rise, for then no search by halves finds the right one."""
+        """Return a time index's entries; none if they do not rise, because a binary search could then miss the right
+        one.
+        """
         stored = entries[: n * entry_size].view(TIME_INDEX_ENTRY)
         timestamps, offsets = stored["timestamp"], stored["relative_offset"]
         if (timestamps[1:] > timestamps[:-1]).all() and (offsets[1:] >= offsets[:-1]).all():
@@ -220,7 +227,7 @@ class SearchableSegment:
         return entries[:0], entry_size, 0
 
     def _go_on(self, status: int, state: NDArray[np.int64]) -> tuple[Bytes, int]:
-        """Let a search go on that stopped with `status`: the window for it, or an index made anew. Or raise."""
+        """Prepare a search that stopped with `status` to go on: return its window, or make an index anew, or raise."""
         if status == k.NEED:
             return self._window.at(int(state[k.NEEDED]))
         if status == k.BAD_BATCH:
@@ -240,29 +247,33 @@ class SearchableSegment:
                 k.WRONG_INDEX: "an entry does not fit the log",
                 k.WRONG_TIMES: "an entry does not fit the log",
                 k.LONG_WALK: "entries lie far apart" if self.n_entries else "",
-                k.BAD_BATCH: "no batch behind one that an entry points at" if self.n_entries else "",
+                k.BAD_BATCH: "no batch after one that an entry points at" if self.n_entries else "",
             }[status],
         )
         row = int(state[k.ROW])
-        state[:] = k.new_state(self.base_offset)  # what was walked by a wrong index may lie anywhere
+        state[:] = k.new_state(self.base_offset)  # a walk by a wrong index may have led anywhere
         state[k.ROW] = row
         return self.whole, 0
 
     def _pair(self, index: str | None) -> str:
-        """An index file and the log: either may be the wrong one, and the log the archive's, its index a store's."""
+        """Name an index file and its log for a note: either may be wrong, and they may lie in the store and the
+        archive.
+        """
         return self.path if index is None else f"{located(self._place, self.listed.beside, index)[1]} of {self.path}"
 
     def _make_anew(self, index: str | None, why: str) -> None:
-        """Index the segment in memory, as far as its headers hold together; what ends it is kept for who gets there."""
+        """Index the segment in memory as far as its headers hold together. Remember the error for the first search that
+        reaches it.
+        """
         if why:
             self._note(f"{self._pair(index)}: {why}; headers are read instead")
-        # Near enough for a short walk between two entries, far enough for an index that stays small
+        # Near enough for a short walk between two entries, far enough apart for a small index.
         interval = max(INDEX_INTERVAL_BYTES, self.listed.size // MOST_ENTRIES)
         state = index_kernels.new_state(self.base_offset, interval, NO_LIMIT, NO_LIMIT)
         offsets, times = [], []
         tail: Tail = Tail()
         largest: Largest | None = None
-        with opened(self._filesystem, self.path) as file:
+        with open_regular(self._filesystem, self.path) as file:
             try:
                 for headers in read_headers(
                     file,
@@ -290,12 +301,12 @@ class SearchableSegment:
     def _end_at(self, position: int) -> None:
         if position < self.end:
             rest = self.end - position
-            self._note(f"{self.path}: the last {rest} bytes, from byte {position} on, are no whole batch")
+            self._note(f"{self.path}: the last {rest} bytes, from byte {position} on, are not a whole batch")
             self.end = position
 
     def _only_zeros(self, position: int) -> bool:
-        with opened(self._filesystem, self.path) as file:
+        with open_regular(self._filesystem, self.path) as file:
             return only_zeros(file, self.path, position, self.end, ChunkBuffer(_BUFFER_BYTES))
 
     def _moved(self) -> LogFormatError:
-        return LogFormatError("changed", self.path, 0, "a log that stays as it is", "other batches than before")
+        return LogFormatError("changed", self.path, 0, "an unchanged log", "other batches than before")

@@ -1,19 +1,19 @@
-"""Kernels of the search by time: which batch may hold the answer, and which of its records is it.
+"""Kernels of the search by time: they find the batches that may hold the answers, and the records in them.
 
-Built as `offset_kernels`. An entry of the time index says that no batch up to its creation has a larger timestamp, and
-which is the first that has this one. That the batch is there and has it is seen on the way; that none before it has a
-larger one is what is taken from the index, as a broker takes it.
+They work like `offset_kernels`. An entry of the time index says that no batch before its creation has a larger
+timestamp, and names the first batch with this one. The walk checks that the batch is there and has the timestamp; like
+a broker, it takes from the index that no earlier batch has a larger one.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from logformat.batches.header_kernels import COUNT_OFFSET, MAX_TIMESTAMP_OFFSET
-from logformat.jit import inline, kernel
-from logformat.layout import MAGIC_OFFSET, TIMESTAMP_TYPE_MASK
-from logformat.primitives.memory_kernels import copy_bytes, load_i32, load_i64
-from logformat.search.offset_kernels import (
+from lastkey.logformat.batches.header_kernels import COUNT_OFFSET, MAX_TIMESTAMP_OFFSET
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.layout import MAGIC_OFFSET, TIMESTAMP_TYPE_MASK
+from lastkey.logformat.primitives.memory_kernels import copy_bytes, load_i32, load_i64
+from lastkey.logformat.search.offset_kernels import (
     ENTRY,
     EXPECTED,
     FOUND,
@@ -36,7 +36,7 @@ from logformat.search.offset_kernels import (
     read_batch,
 )
 
-# What a search by time finds, a row for each target.
+# Result of a search by time, one row a target.
 CANDIDATE = np.dtype(
     [
         ("position", "i8"),  # of the batch
@@ -55,13 +55,13 @@ def _max_timestamp(buf: np.ndarray, at: int) -> int:
 
 @inline
 def _is_empty(buf: np.ndarray, at: int) -> bool:
-    """Whether compaction left only the header: it still has its largest timestamp."""
+    """Return whether compaction left only the batch's header, which keeps its largest timestamp."""
     return buf[at + MAGIC_OFFSET] == 2 and load_i32(buf, at + COUNT_OFFSET) == 0
 
 
 @inline
 def _floor(times: np.ndarray, entry_size: int, n: int, target: int, hint: int) -> int:
-    """As entry_floor, by the timestamp, which stands first in both kinds of entry."""
+    """Find an entry as entry_floor does, by the timestamp, which comes first in both kinds of entry."""
     low = np.int64(-1)
     high = np.int64(n)
     if hint >= 0 and load_i64(times, hint * entry_size) <= target:
@@ -98,12 +98,12 @@ def find_times(
     state: np.ndarray,
     out: np.ndarray,
 ) -> int:
-    """For each target timestamp the first batch that may hold a record with it or a later one. Returns a status.
+    """Find for each target timestamp the first batch that may hold a record with it or a later one; return a status.
 
-    That is the first batch whose largest timestamp is >= target and whose last offset is >= start_offset.
+    This is the first batch whose largest timestamp is >= target and whose last offset is >= start_offset.
     times: uint8[n_times * time_entry_size], of TIME_ENTRY or WIDE_ENTRY bytes; targets: int64[n] ms, not falling;
-    after: int64[n], not falling: look no earlier than at this position, a batch border. out: CANDIDATE[n]; the rest as
-    in find_offsets. NONE: those from state[ROW] on have none.
+    after: int64[n], not falling: begin no earlier than at this position, a batch border. out: CANDIDATE[n], written;
+    the rest as in find_offsets. Status NONE: targets from state[ROW] on have none.
     """
     i = state[ROW]
     position = state[POSITION]
@@ -122,14 +122,14 @@ def find_times(
             previous = np.int64(base - 1)
             size = np.int64(0)
             entry = np.int64(-1)
-        # An entry with the very timestamp is passed by: another batch with it may come before the one that it names
+        # Skip an entry with exactly this timestamp: another batch with it may precede the one that the entry names.
         floor = _floor(times, time_entry_size, n_times, target - 1, time_slot)
         offset = start_offset
         if floor != time_slot:
             time_slot = floor
             at = floor * time_entry_size + 8
             stored = np.int64(load_i64(times, at)) if time_entry_size == WIDE_ENTRY else base + load_i32(times, at)
-            if stored > previous and stored >= start_offset:  # else its batch is not passed any more
+            if stored > previous and stored >= start_offset:  # else the walk does not pass its batch
                 offset = stored
                 pending = stored
                 state[PENDING_TIMESTAMP] = load_i64(times, floor * time_entry_size)
@@ -169,7 +169,7 @@ def find_times(
                     break
                 pending = np.int64(-1)
             if largest >= target and last >= start_offset and not _is_empty(buf, position - origin):
-                if pending >= 0:  # before the batch that the entry says is the first with so large a timestamp
+                if pending >= 0:  # yet the entry names a later batch as the first with so large a timestamp
                     status = WRONG_TIMES
                 break
             position += size
@@ -194,7 +194,7 @@ def find_times(
 
 @kernel
 def copy_batches(buf: np.ndarray, positions: np.ndarray, starts: np.ndarray, out: np.ndarray) -> None:
-    """Batches one after the other: buf (uint8[]) from positions[i] (int64[n]) on to out[starts[i]:starts[i + 1]].
+    """Copy batches one after the other: buf (uint8[]) from positions[i] (int64[n]) on to out[starts[i]:starts[i + 1]].
 
     starts: int64[n + 1]; out: uint8[starts[n]], written.
     """
@@ -215,7 +215,7 @@ def first_records(
     out_offset: np.ndarray,
     out_timestamp: np.ndarray,
 ) -> None:
-    """For each target the first record of its batch with a timestamp >= it (exact: equal) and offset >= start_offset.
+    """Find for each target its batch's first record with timestamp >= it (exact: equal) and offset >= start_offset.
 
     batches: BATCH[n], bodies: BODY[n], spans: SPAN[] of all their records. which: int64[m], not falling: the target's
     batch; targets: int64[m] ms, not falling within one batch. out_offset, out_timestamp: int64[m], written; -1: none.
@@ -228,7 +228,7 @@ def first_records(
         if which[i] != row:
             row = np.int64(which[i])
             span = np.int64(body.first_span)
-            # A message of magic 0 is not "the one with timestamp -1" (RecordBatch.offsetOfMaxTimestamp)
+            # A message of magic 0 never counts as having timestamp -1 (RecordBatch.offsetOfMaxTimestamp).
             end = span if exact and batch.magic == 0 else span + body.n_records
         append_time = batch.magic == 2 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
         out_offset[i] = -1

@@ -1,7 +1,7 @@
-"""The bytes of a segment's files for the kernels of a search: mapped into memory where the file is local.
+"""Bytes of a segment's files for the kernels of a search: mapped into memory if the file is local.
 
-A mapped file must not be cut while it is in use: the process that reads beyond its end is killed by the system. An
-archive's are not; of a live broker's folder only the segments below the active one are safe.
+Nobody may cut a mapped file while it is in use: the system kills a process that reads beyond its end. Files of an
+archive are not cut; in a live broker's folder only the segments below the active one are safe.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pyarrow import fs as pafs
 
-from logformat.batches.chunks import read_exactly
-from logformat.errors import LogFormatError, readable
-from logformat.layout import BATCH_OVERHEAD, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
-from logformat.regular_files import open_input, open_local
-from logformat.search.offset_kernels import OFFSET_ENTRY, TIME_ENTRY
-from logformat.search.time_kernels import copy_batches
+from lastkey.logformat.batches.chunks import read_exactly
+from lastkey.logformat.errors import LogFormatError, readable
+from lastkey.logformat.layout import BATCH_OVERHEAD, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from lastkey.logformat.regular_files import open_input, open_local
+from lastkey.logformat.search.offset_kernels import OFFSET_ENTRY, TIME_ENTRY
+from lastkey.logformat.search.time_kernels import copy_batches
 
-WINDOW_BYTES: Final = 128 << 10  # read at once where a file cannot be mapped: a request costs more than its bytes
+WINDOW_BYTES: Final = 128 << 10  # read at once if a file cannot be mapped: a request costs more than its bytes
 MOST_WINDOW_BYTES: Final = 8 << 20
 Bytes = NDArray[np.uint8]
 Place = Callable[[str], tuple[Any, str]]  # root of a ListedSegment -> file system, and the root's path on it
@@ -34,13 +34,13 @@ _ENTRY: Final = {OFFSET_ENTRY: OFFSET_INDEX_ENTRY, TIME_ENTRY: TIME_INDEX_ENTRY}
 class LogWindow(Protocol):
     """Bytes of a `.log`."""
 
-    whole: Bytes  # all of it, read only, where it is mapped; else none
+    whole: Bytes  # the whole log, read only, if it is mapped; else empty
 
     def at(self, position: int) -> tuple[Bytes, int]:
-        """Read-only bytes that hold `position` and, as far as the log goes, the header there; where they begin."""
+        """Return read-only bytes that hold `position` and, within the log, the header there; and where they begin."""
 
     def copy(self, positions: NDArray[np.int64], starts: NDArray[np.int64]) -> Bytes:
-        """n batches one after the other: from positions (int64[n], in the file) to starts (int64[n + 1])."""
+        """Copy n batches one after the other: from positions (int64[n], in the file) to starts (int64[n + 1])."""
 
 
 class MappedLog:
@@ -50,18 +50,18 @@ class MappedLog:
         self.whole = mapped
 
     def at(self, position: int) -> tuple[Bytes, int]:
-        """The whole file."""
+        """Return the whole file."""
         return self.whole, 0
 
     def copy(self, positions: NDArray[np.int64], starts: NDArray[np.int64]) -> Bytes:
-        """See LogWindow."""
+        """Copy batches as LogWindow says."""
         out = np.empty(int(starts[-1]), np.uint8)
         copy_batches(self.whole, positions, starts, out)
         return out
 
 
 class WindowedLog:
-    """Any other file: a window of it is read when it is needed, a larger one while the search goes forward."""
+    """A file that cannot be mapped: windows of it are read on demand, larger ones while the search goes forward."""
 
     def __init__(self, filesystem: Any, path: str, size: int) -> None:
         self._path, self._size = path, size
@@ -72,7 +72,7 @@ class WindowedLog:
         self._window, self._origin, self._next_bytes = self.whole, 0, WINDOW_BYTES
 
     def at(self, position: int) -> tuple[Bytes, int]:
-        """A window that begins at `position`, unless the last one will do."""
+        """Return a window that begins at `position`, unless the last window will do."""
         end = self._origin + len(self._window)
         inside = self._origin <= position < end
         if not inside or (position + BATCH_OVERHEAD > end and end < self._size):
@@ -83,7 +83,7 @@ class WindowedLog:
         return self._window, self._origin
 
     def copy(self, positions: NDArray[np.int64], starts: NDArray[np.int64]) -> Bytes:
-        """See LogWindow; batches that lie near each other are read at once."""
+        """Copy batches as LogWindow says; batches that lie near each other are read at once."""
         out = np.empty(int(starts[-1]), np.uint8)
         ends = positions + np.diff(starts)
         apart = (positions[1:] - ends[:-1] > WINDOW_BYTES) | (np.diff(positions // MOST_WINDOW_BYTES) > 0)
@@ -102,15 +102,13 @@ class WindowedLog:
 
 
 def open_window(filesystem: Any, path: str, size: int) -> LogWindow:
-    """The log of a segment, `size` bytes of it. Kind "changed" where it is shorter, "unreadable" where it cannot be
-    opened.
-    """
+    """Open `size` bytes of a log. Raise kind "changed" if it is shorter, "unreadable" if it cannot be opened."""
     mapped = _map(path, size) if _is_local(filesystem) else None
     return WindowedLog(filesystem, path, size) if mapped is None else MappedLog(mapped)
 
 
 def read_index(filesystem: Any, path: str, most: int) -> tuple[Bytes, int]:
-    """Up to `most` bytes of an index file, and its size; mapped if it is local. Kind "unreadable"."""
+    """Return up to `most` bytes of an index file, mapped if it is local, and its size. Raise kind "unreadable"."""
     with readable(path):
         if _is_local(filesystem):
             size = Path(path).stat().st_size
@@ -125,12 +123,12 @@ def read_index(filesystem: Any, path: str, most: int) -> tuple[Bytes, int]:
 
 
 def _is_local(filesystem: Any) -> bool:
-    """Whether its files can be mapped."""
+    """Return whether the file system's files can be mapped."""
     return isinstance(filesystem, pafs.LocalFileSystem)
 
 
 def _map(path: str, size: int) -> Bytes | None:
-    """The first `size` bytes of a local file; None where the file system cannot map files, or memory has a limit."""
+    """Map the first `size` bytes of a local file. Return None if the file system, or a limit of memory, forbids it."""
     with readable(path), open_local(path) as file:
         _check_size(path, size, os.fstat(file.fileno()).st_size)
         if size == 0:
@@ -148,20 +146,22 @@ def _check_size(path: str, listed: int, size: int) -> None:
 
 
 def _fixed(window: Bytes) -> Bytes:
-    """Read only as a mapped file is: kernels are compiled for one kind of array."""
+    """Make an array read only, as a mapped file is: kernels are compiled for one kind of array."""
     window.flags.writeable = False
     return window
 
 
 def located(place: Place, root: str, path: str) -> tuple[Any, str]:
-    """The file system of a file of a ListedSegment, and the path as that wants it."""
+    """Return the file system of a ListedSegment's file, and the path there."""
     filesystem, base = place(root)
     return filesystem, f"{base.rstrip('/')}/{path}"
 
 
 def before_zeros(entries: Bytes, entry_size: int) -> int:
-    """How many entries there are before the zeros that a preallocated index ends with, as offset_index and time_index
-    say. Looked for by halves: in a file with zeros in the middle it is one border of several.
+    """Return the number of entries before the zeros that a preallocated index ends with; see offset_index and
+    time_index.
+
+    The search is binary: in a file with zeros in the middle it finds one border of several.
     """
     relative = entries.view(_ENTRY[entry_size])["relative_offset"]
     n = len(relative)

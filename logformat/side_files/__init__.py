@@ -1,1 +1,1 @@
-"""What lies beside a log: indexes, producer snapshots, checkpoints."""
+"""Files beside a log: indexes, producer snapshots, checkpoints."""

@@ -1,8 +1,8 @@
-"""The small text files of a log directory and of a partition's folder: parsed, written, and the leader epochs' rules.
+"""Small text files of a log directory and of a partition's folder, parsed and written, and the leader epochs' rules.
 
 A checkpoint is lines: the version (0), the number of entries, the entries; an empty file has none. Kafka writes the
-entries of an offset checkpoint in the order of a hash map: compare them as maps. The callers read and write the files;
-a broker replaces one by writing `<name>.tmp` and renaming it.
+entries of an offset checkpoint in the order of a hash map, so compare them as maps. The callers read and write the
+files; a broker replaces one by writing `<name>.tmp` and renaming it.
 
 Source: Kafka's CheckpointFile, OffsetCheckpointFile, LeaderEpochCheckpointFile, LeaderEpochFileCache,
 PartitionMetadataFile, MetaProperties and CleanShutdownFileHandler (4.3.0).
@@ -21,19 +21,19 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.errors import LogFormatError
+from lastkey.logformat.errors import LogFormatError
 
 EpochEntry = tuple[int, int]  # leader epoch, its start offset
 
 _VERSION: Final = "0"
 _UUID_CHARACTERS: Final = 22  # url-safe base64 of 16 bytes, without padding
-_SPACE: Final = re.compile(r"\s+", re.ASCII)  # Java's \s: none of the other spaces that Python knows
+_SPACE: Final = re.compile(r"\s+", re.ASCII)  # Java's \s, without the other spaces that Python knows
 _INTEGER: Final = re.compile(r"\s*-?[0-9]{1,19}\s*", re.ASCII)
 _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
 
 
 def read_offset_checkpoint(data: bytes, path: str) -> dict[tuple[str, int], int]:
-    """(topic, partition) -> offset, of any of names.OFFSET_CHECKPOINTS; kind "side_file" if it is not one."""
+    """Parse any of names.OFFSET_CHECKPOINTS to (topic, partition) -> offset. Raise kind "side_file" on failure."""
     offsets: dict[tuple[str, int], int] = {}
     for position, fields in _entries(data, path, 3):
         topic, partition, offset = fields
@@ -42,14 +42,15 @@ def read_offset_checkpoint(data: bytes, path: str) -> dict[tuple[str, int], int]
 
 
 def write_offset_checkpoint(offsets: Mapping[tuple[str, int], int]) -> bytes:
-    """Bytes of an offset checkpoint, by topic and partition."""
+    """Return the bytes of an offset checkpoint, sorted by topic and partition."""
     return _write(f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items()))
 
 
 def read_leader_epochs(data: bytes, path: str) -> list[EpochEntry]:
-    """(epoch, start offset) of a `leader-epoch-checkpoint`, rising in both; kind "side_file" if it is not one.
+    """Parse a `leader-epoch-checkpoint` to (epoch, start offset), rising in both. Raise kind "side_file" if it is not
+    one.
 
-    Entries that contradict an earlier one replace it, as when a broker loads the file: each goes through `assign`.
+    An entry that contradicts earlier ones replaces them, as when a broker loads the file: each goes through `assign`.
     """
     epochs: list[EpochEntry] = []
     for position, (epoch, start) in _entries(data, path, 2):
@@ -61,12 +62,12 @@ def read_leader_epochs(data: bytes, path: str) -> list[EpochEntry]:
 
 
 def write_leader_epochs(epochs: Sequence[EpochEntry]) -> bytes:
-    """Bytes of a `leader-epoch-checkpoint`."""
+    """Return the bytes of a `leader-epoch-checkpoint`."""
     return _write(f"{epoch} {start}" for epoch, start in epochs)
 
 
 def assign(epochs: Sequence[EpochEntry], epoch: int, start_offset: int) -> list[EpochEntry]:
-    """Epochs with a new one that begins at `start_offset`: later entries that contradict it are dropped.
+    """Return the epochs with a new one that begins at `start_offset`, without later entries that contradict it.
 
     Rule: LeaderEpochFileCache.assign. Nothing changes if `epoch` is the latest one and does not begin earlier now.
     """
@@ -83,11 +84,11 @@ def assign(epochs: Sequence[EpochEntry], epoch: int, start_offset: int) -> list[
 def assign_batches(
     epochs: Sequence[EpochEntry], leader_epochs: NDArray[np.int32], base_offsets: NDArray[np.int64]
 ) -> list[EpochEntry]:
-    """Epochs after batches as LogSegment.recover takes them: each epoch above the latest begins with its first batch.
+    """Return the epochs after batches as LogSegment.recover takes them: each new epoch begins with its first batch.
 
-    leader_epochs: int[n], partition leader epoch of each batch in offset order (-1, as in legacy ones: passed over);
-    base_offsets: int64[n]. In a compacted log the first batch that is left of an epoch can lie behind its true start,
-    and epochs may be missing: keep the archived file where there is one.
+    leader_epochs: int[n], partition leader epoch of each batch in offset order; -1, as in legacy batches, is skipped.
+    base_offsets: int64[n]. In a compacted log the first remaining batch of an epoch can lie behind its true start, and
+    epochs may be missing: keep the archived file if there is one.
     """
     latest = epochs[-1][0] if epochs else -1
     before = np.maximum.accumulate(np.concatenate([[latest], leader_epochs]))[:-1]
@@ -98,29 +99,29 @@ def assign_batches(
 
 
 def truncate_from_start(epochs: Sequence[EpochEntry], start_offset: int) -> list[EpochEntry]:
-    """Epochs of a log that begins at `start_offset` now: the one that covers it begins there, older ones go."""
+    """Return the epochs of a log that now begins at `start_offset`: the epoch there begins at it, older ones go."""
     older = [epoch for epoch, start in epochs if start <= start_offset]
     kept = [entry for entry in epochs if entry[1] > start_offset]
     return [(older[-1], start_offset), *kept] if older else kept
 
 
 def truncate_from_end(epochs: Sequence[EpochEntry], end_offset: int) -> list[EpochEntry]:
-    """Epochs of a log that ends at `end_offset` now: those that begin there or later are dropped."""
+    """Return the epochs of a log that now ends at `end_offset`, without those that begin there or later."""
     return [entry for entry in epochs if entry[1] < end_offset]
 
 
 def with_earlier(epochs: Sequence[EpochEntry], earlier: Sequence[EpochEntry]) -> list[EpochEntry]:
-    """Epochs of a log that may have given up its beginning since `earlier` was known, with what that says of it."""
+    """Return the epochs completed from `earlier` ones, known before the log may have given up its beginning."""
     if not epochs:
         return list(earlier)
     first, start = epochs[0]
-    began = [begin for epoch, begin in earlier if epoch == first and begin < start]  # it moved up with the log start
+    began = [begin for epoch, begin in earlier if epoch == first and begin < start]  # moved by the log start
     older = [entry for entry in earlier if entry[0] < first and entry[1] < start]
     return [*older, (first, began[0] if began else start), *epochs[1:]]
 
 
 def read_partition_metadata(data: bytes, path: str) -> UUID:
-    """The topic id in a `partition.metadata`; kind "side_file" if there is none."""
+    """Read the topic id in a `partition.metadata`. Raise kind "side_file" if there is none."""
     lines = dict(line.split(": ", 1) for line in _text(data, path).splitlines() if ": " in line)
     if lines.get("version") != _VERSION:
         raise LogFormatError("side_file", path, 0, "version: 0", str(lines.get("version")))
@@ -128,12 +129,12 @@ def read_partition_metadata(data: bytes, path: str) -> UUID:
 
 
 def write_partition_metadata(topic_id: UUID) -> bytes:
-    """Bytes of a `partition.metadata`; the last line does not end, as Kafka writes it."""
+    """Return the bytes of a `partition.metadata`; as in Kafka, its last line has no line end."""
     return f"version: {_VERSION}\ntopic_id: {format_uuid(topic_id)}".encode()
 
 
 def parse_uuid(text: str, path: str) -> UUID:
-    """A Kafka id, 22 characters of url-safe base64; kind "side_file" if it is not one."""
+    """Parse a Kafka id, 22 characters of url-safe base64. Raise kind "side_file" if it is not one."""
     try:
         raw = base64.b64decode(text + "==", altchars=b"-_", validate=True)
     except ValueError:  # binascii.Error too
@@ -144,13 +145,13 @@ def parse_uuid(text: str, path: str) -> UUID:
 
 
 def format_uuid(value: UUID) -> str:
-    """A Kafka id as text."""
+    """Return a Kafka id as text."""
     return base64.urlsafe_b64encode(value.bytes).decode()[:_UUID_CHARACTERS]
 
 
 @dataclass(frozen=True)
 class MetaProperties:
-    """Which broker and cluster a log directory belongs to."""
+    """The broker and cluster that a log directory belongs to."""
 
     version: int  # 0: of a ZooKeeper cluster; 1
     node_id: int  # -1: none
@@ -159,7 +160,7 @@ class MetaProperties:
 
 
 def read_meta_properties(data: bytes, path: str) -> MetaProperties:
-    """A `meta.properties` of version 0 or 1; kind "side_file" if it is not one."""
+    """Parse a `meta.properties` of version 0 or 1. Raise kind "side_file" if it is not one."""
     found: dict[str, str] = {}
     for line in _text(data, path).splitlines():
         stripped = line.strip()
@@ -177,12 +178,14 @@ def read_meta_properties(data: bytes, path: str) -> MetaProperties:
 
 
 def write_clean_shutdown(broker_epoch: int = -1) -> bytes:
-    """Bytes of a `.kafka_cleanshutdown`, which tells a broker that the logs need no recovery; -1: epoch not known."""
+    """Return the bytes of a `.kafka_cleanshutdown`, which tells a broker that the logs need no recovery; -1: unknown
+    epoch.
+    """
     return json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":")).encode()
 
 
 def _entries(data: bytes, path: str, n_fields: int) -> list[tuple[int, list[str]]]:
-    """Byte position and fields of each entry of a checkpoint."""
+    """Return the byte position and the fields of each entry of a checkpoint."""
     lines = _text(data, path).split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -203,7 +206,7 @@ def _entries(data: bytes, path: str, n_fields: int) -> list[tuple[int, list[str]
         entries.append((position, fields))
         position += len(line.encode()) + 1
     if count != len(entries):
-        position = min(position, len(data))  # the last line may have no end
+        position = min(position, len(data))  # the last line may have no line end
         raise LogFormatError("side_file", path, position, f"{count} entries", f"{len(entries)}")
     return entries
 
@@ -221,14 +224,14 @@ def _text(data: bytes, path: str) -> str:
 
 
 def _integer(text: str, position: int, path: str, bits: int = 64) -> int:
-    """A number that Java's long or, of 32 bits, int can hold."""
+    """Parse a number that fits Java's long or, with 32 bits, its int. Raise kind "side_file" if it does not."""
     if _INTEGER.fullmatch(text) is None or not -(2 ** (bits - 1)) <= int(text) < 2 ** (bits - 1):
         raise LogFormatError("side_file", path, position, f"an integer of {bits} bits", repr(text[:40]))
     return int(text)
 
 
 def _unescape(text: str) -> str:
-    """Java properties' escapes, of which Kafka's own files hold only those of ":" and "="."""
+    """Resolve Java properties' escapes; in Kafka's own files only ":" and "=" are escaped."""
     named = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
     def character(found: re.Match[str]) -> str:

@@ -1,9 +1,9 @@
-"""The offset index and the time index of a segment, built from its batches while they are read or written.
+"""Builder of a segment's offset index and time index, from its batches while they are read or written.
 
-The bytes are those that Kafka 4.3 makes: by appending batches, when the segment is rolled; by its cleaner, for the
-segments that it writes; and by LogSegment.recover, from the log alone. An archived index can differ from them, and be
-right: an older broker made an entry for each append and not for each batch, and a broker that was started anew or
-truncated the log while the segment was active counted from 0 again.
+Kafka 4.3 makes the same bytes in three ways: when it rolls a segment after appends, when its cleaner writes a segment,
+and by LogSegment.recover from the log alone. An archived index can differ and still be right: an older broker made an
+entry for each append and not for each batch, and a broker that restarted or truncated the log while the segment was
+active counted from 0 again.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from logformat.errors import LogFormatError
-from logformat.layout import MAX_RELATIVE_OFFSET, MAX_SEGMENT_BYTES, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
-from logformat.side_files import index_kernels as k
-from logformat.side_files import offset_index, time_index
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import MAX_RELATIVE_OFFSET, MAX_SEGMENT_BYTES, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from lastkey.logformat.side_files import index_kernels as k
+from lastkey.logformat.side_files import offset_index, time_index
 
 INDEX_INTERVAL_BYTES: Final = 4096  # index.interval.bytes, Kafka's default
 MAX_INDEX_BYTES: Final = 10 * 1024 * 1024  # segment.index.bytes, Kafka's default
 
 
 class IndexBuilder:
-    """Takes a segment's batches in order, in any number of calls, and gives its two index files.
+    """Builder of a segment's two index files from its batches, which come in order in any number of calls.
 
-    max_index_bytes (segment.index.bytes) limits both: to max // 8 offset entries, and max // 12 time entries of which
-    one is kept for the final entry. Kafka rolls a segment before that (`full`) and fails to recover one beyond; here
-    the index then ends early, which makes look-ups slower and nothing wrong.
+    max_index_bytes (segment.index.bytes) limits both files: to max // 8 offset entries, and to max // 12 time entries,
+    one of which is reserved for the final entry. Kafka rolls a segment before that (`full`) and fails to recover a
+    segment beyond it; here the index then ends early, which makes look-ups slower, but not wrong.
 
-    time_index_interval_ms (time.index.interval.ms, ours): a time index entry is made only where the timestamp has risen
-    into another interval since the last one, 60000: another minute. 0: as Kafka does. Look-ups stay right.
+    time_index_interval_ms (time.index.interval.ms, ours) makes a time index entry only if the timestamp has risen into
+    another interval since the last entry; 60000 stands for another minute, 0 for Kafka's rule. Look-ups stay right.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class IndexBuilder:
         time_index_interval_ms: int = 0,
     ) -> None:
         if min(index_interval_bytes, time_index_interval_ms) < 0 or max_index_bytes < TIME_INDEX_ENTRY.itemsize:
-            raise ValueError(f"no such index limits: {index_interval_bytes}, {max_index_bytes}")
+            raise ValueError(f"impossible index limits: {index_interval_bytes}, {max_index_bytes}")
         self.base_offset, self.path = base_offset, path
         self._state = k.new_state(
             base_offset,
@@ -76,10 +76,10 @@ class IndexBuilder:
     def append(self, last_offsets: ArrayLike, sizes: ArrayLike, max_timestamps: ArrayLike) -> None:
         """Take the next batches: last offset, bytes and largest timestamp (ms, -1 none) of each; int64[n].
 
-        Raises kind "relative_offset" for an offset that an index entry could not hold, whether or not the batch would
-        get one; kind "length" where the segment grows past 2^31 - 1 bytes. Nothing is taken then.
+        Raises kind "relative_offset" for an offset that does not fit an index entry, even if its batch would get none,
+        and kind "length" if the segment grows past 2^31 - 1 bytes. It takes nothing then.
         """
-        last = np.ascontiguousarray(last_offsets, np.int64)  # fields of rows are not: one form to compile for
+        last = np.ascontiguousarray(last_offsets, np.int64)  # fields of rows have gaps
         size = np.ascontiguousarray(sizes, np.int64)
         timestamp = np.ascontiguousarray(max_timestamps, np.int64)
         self.check(last, size)
@@ -102,9 +102,9 @@ class IndexBuilder:
             self._time_entries.append(time_entries[:n_time])
 
     def finish(self) -> tuple[bytes, bytes]:
-        """Bytes of the `.index` and the `.timeindex`, as they are when the segment is no longer written to.
+        """Return the bytes of the finished `.index` and `.timeindex`.
 
-        The time index ends with an entry for the largest timestamp, also where the limit was reached.
+        The time index ends with an entry for the largest timestamp, even if the limit was reached.
         """
         final = np.empty(int(self._state[k.MAX_TIMESTAMP] > self._state[k.LAST_TIME_ENTRY]), time_index.ENTRY)
         final["timestamp"] = self._state[k.MAX_TIMESTAMP]
@@ -117,7 +117,7 @@ class IndexBuilder:
         )
 
     def check(self, last_offsets: ArrayLike, sizes: ArrayLike) -> None:
-        """Raise what `append` would raise of the next batches; nothing is taken."""
+        """Raise the errors that `append` would raise for the next batches; take nothing."""
         last, size = np.asarray(last_offsets, np.int64), np.asarray(sizes, np.int64)
         relative = last - self.base_offset
         wrong = (relative < 0) | (relative > MAX_RELATIVE_OFFSET)

@@ -1,9 +1,9 @@
-"""Which batches get an entry in the offset index and the time index, decided in one pass that may stop and go on.
+"""Kernel that decides which batches get an offset index and a time index entry, in one pass over any number of calls.
 
-Rules: Kafka's LogSegment.append and LogSegment.recover (KAFKA.md, "Indexes"; for each batch, KAFKA-806). Before a
-batch is counted: if more than index.interval.bytes were appended since the last entry, the batch gets one. A time
-index entry goes with it if the largest timestamp so far, this batch's included, has risen since the last one; with a
-time index interval (ours, after the KIP-33 draft): if it has risen into another interval.
+Rules: Kafka's LogSegment.append and LogSegment.recover (KAFKA.md, "Indexes"; for each batch, KAFKA-806). A batch gets
+an offset index entry if more than index.interval.bytes were appended between the last entry and this batch. A time
+index entry goes with it if the largest timestamp so far, including this batch's, has risen since the last one; with a
+time index interval (ours, after the KIP-33 draft), if it has risen into another interval.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.jit import kernel
-from logformat.layout import NO_TIMESTAMP
+from lastkey.logformat.jit import kernel
+from lastkey.logformat.layout import NO_TIMESTAMP
 
-# Slots of the state that is carried over calls: int64[STATE_SIZE].
+# Slots of the state that is kept between calls: int64[STATE_SIZE].
 INTERVAL: Final = 0  # index.interval.bytes
-MAX_OFFSET_ENTRIES: Final = 1  # limit of the offset index; beyond it no entries are made
-MAX_TIME_ENTRIES: Final = 2  # limit of the time index, the slot that is kept for the final entry not counted
+MAX_OFFSET_ENTRIES: Final = 1  # limit of the offset index; no entries are made beyond it
+MAX_TIME_ENTRIES: Final = 2  # limit of the time index, not counting the slot for the final entry
 POSITION: Final = 3  # of the next batch in the .log
 SINCE_ENTRY: Final = 4  # bytes appended since the last offset index entry
 MAX_TIMESTAMP: Final = 5  # largest so far, ms
@@ -38,7 +38,7 @@ def new_state(
     max_time_entries: int,
     time_index_interval_ms: int = 0,
 ) -> NDArray[np.int64]:
-    """State at the begin of a segment."""
+    """Return the state at the beginning of a segment."""
     state = np.zeros(STATE_SIZE, np.int64)
     state[INTERVAL] = index_interval_bytes
     state[MAX_OFFSET_ENTRIES] = max_offset_entries
@@ -60,13 +60,13 @@ def build_index_entries(
     out_ts: NDArray[np.int64],
     out_ts_offset: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Feed the next batches of a segment; give how many offset index and time index entries they made.
+    """Take the next batches of a segment; return the numbers of offset index and time index entries that they made.
 
-    last_offset, size (bytes), max_timestamp (ms; -1 none): int64[n], a batch each, in file order, read only.
+    last_offset, size (bytes), max_timestamp (ms; -1 none): int64[n], one batch each, in file order, read only.
     state: int64[STATE_SIZE] of new_state or an earlier call, updated.
     out_offset, out_position: int64[m], written: offset index entries. out_ts, out_ts_offset: int64[m], written: time
-    index entries. m at least min(n, (state[SINCE_ENTRY] + sum(size)) // (state[INTERVAL] + 1)): not checked.
-    The final time index entry is not made here, since it needs to be known that the segment ends.
+    index entries. m must be at least min(n, (state[SINCE_ENTRY] + sum(size)) // (state[INTERVAL] + 1)), unchecked.
+    The caller makes the final time index entry, because only the caller knows where the segment ends.
     """
     interval = state[INTERVAL]
     position = state[POSITION]

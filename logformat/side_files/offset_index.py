@@ -1,7 +1,7 @@
-"""The sparse offset index of a segment: `.index`, 8 bytes an entry.
+"""Sparse offset index of a segment: `.index`, 8 bytes an entry.
 
-An entry says: the batch whose LAST offset is `offset` begins at byte `position` of the .log. The first batch is never
-indexed, so neither offset - base nor position is 0 in an entry; which entries there are is decided in index_builder.
+An entry says that the batch whose LAST offset is `offset` begins at byte `position` of the .log. The first batch is
+never indexed, so neither offset - base nor position is 0 in an entry; index_builder decides which entries there are.
 
 Source: Kafka's OffsetIndex and AbstractIndex (4.3.0).
 """
@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.errors import LogFormatError
-from logformat.layout import MAX_RELATIVE_OFFSET, OFFSET_INDEX_ENTRY
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import MAX_RELATIVE_OFFSET, OFFSET_INDEX_ENTRY
 
 ENTRY: Final = np.dtype(
     [
@@ -26,9 +26,9 @@ _SIZE: Final = OFFSET_INDEX_ENTRY.itemsize
 
 
 def read(data: bytes, base_offset: int, path: str) -> NDArray[np.void]:
-    """Entries of a `.index` as ENTRY[n], without the zeros that a preallocated file ends with.
+    """Read a `.index` as ENTRY[n], without the zeros at the end of a preallocated file.
 
-    A torn file (length no multiple of 8) raises kind "index". Nothing else is checked.
+    Raises kind "index" for a torn file (length no multiple of 8). Nothing else is checked.
     """
     if len(data) % _SIZE:
         whole = len(data) - len(data) % _SIZE
@@ -44,9 +44,9 @@ def read(data: bytes, base_offset: int, path: str) -> NDArray[np.void]:
 
 
 def write(entries: NDArray[np.void], base_offset: int, path: str) -> bytes:
-    """Bytes of a `.index` of ENTRY[n].
+    """Return ENTRY[n] as the bytes of a `.index`.
 
-    An offset that does not fit raises kind "relative_offset", a position that does not fit kind "index".
+    Raises kind "relative_offset" for an offset that does not fit, kind "index" for a position that does not.
     """
     relative = entries["offset"] - base_offset
     check_relative(relative, base_offset, path, _SIZE)

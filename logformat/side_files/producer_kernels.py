@@ -1,8 +1,8 @@
-"""What a run of batches does to the producers' state, whatever that state was before: one pass over the batches.
+"""Kernel that summarizes a run of batches in one pass: its effect on the producers' state, whatever that was before.
 
-Rules: Kafka's ProducerAppendInfo and ProducerStateEntry (4.3.0; KAFKA.md, "Producers"), as a replica applies them:
-epochs and sequences are taken as they come. What depends on the state before the run is left open: see ProducerSummary
-in producer_state.
+Rules: Kafka's ProducerAppendInfo and ProducerStateEntry (4.3.0; KAFKA.md, "Producers"), as a replica applies them: it
+accepts epochs and sequences as they come. The kernel leaves open everything that depends on the state before the run:
+see ProducerSummary in producer_state.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.jit import kernel
-from logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
+from lastkey.logformat.jit import kernel
+from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
 
 OK: Final = 0
-NOT_A_MARKER: Final = 1  # a control batch of a producer that is neither COMMIT nor ABORT
+NOT_A_MARKER: Final = 1  # a control batch with a producer that is neither COMMIT nor ABORT
 PLAIN_IN_TRANSACTION: Final = 2  # a batch outside of a transaction while its producer's transaction is open
 
-# One row a producer: what a run of batches did to it. All offsets are absolute; -1 none.
+# One row a producer: the effect of a run of batches on it. All offsets are absolute; -1 none.
 PRODUCER_SUMMARY: Final = np.dtype(
     [
         ("producer_id", "i8"),
-        ("last_offset", "i8"),  # of the last data batch; -1 also if an epoch change behind it made it forgotten
+        ("last_offset", "i8"),  # of the last data batch; -1 also after a later change of epoch
         ("timestamp", "i8"),  # ms, of the last data batch or marker
         ("current_txn_first_offset", "i8"),  # of the transaction open at the end, as far as the run knows
         ("first_marker", "i8"),  # offset of the first marker
         ("plain_offset", "i8"),  # base offset of the first data batch outside of a transaction, before any marker
         ("plain_position", "i8"),  # its byte in the file
-        ("last_sequence", "i4"),  # of the last data batch, as last_offset
+        ("last_sequence", "i4"),  # of the last data batch, like last_offset
         ("offset_delta", "i4"),  # last_offset - base offset of that batch
         ("coordinator_epoch", "i4"),  # of the last marker
         ("producer_epoch", "i2"),  # of the last data batch or marker
-        ("first_epoch", "i2"),  # of the first one
-        ("changes", "?"),  # whether there was a data batch or marker at all (else empty control batches only)
+        ("first_epoch", "i2"),  # of the first data batch or marker
+        ("changes", "?"),  # there was a data batch or marker, not only empty control batches
         ("has_data", "?"),
-        ("epoch_changed", "?"),  # whether two of them differ in epoch
+        ("epoch_changed", "?"),  # two data batches or markers differ in epoch
     ],
     align=True,
 )
-# One row a marker that closes, or may close, a transaction.
+# One row a marker that closes a transaction, or may close one.
 MARKER: Final = np.dtype(
     [
         ("producer_id", "i8"),
@@ -62,12 +62,12 @@ def summarize(
     out: NDArray[np.void],
     markers: NDArray[np.void],
 ) -> tuple[int, int, int]:
-    """Fill `out` and `markers`; give (status, batch in error, number of markers).
+    """Fill `out` and `markers`; return (status, batch in error, number of markers).
 
-    batches: BATCH[n] in offset order, read only; those with a producer_id below 0 are passed over.
-    row: int64[n], the row of `out` for each batch's producer; anything where it has none.
+    batches: BATCH[n] in offset order, read only; those with a producer_id below 0 are skipped.
+    row: int64[n], the row of `out` for each batch's producer; any value for a batch without one.
     newer, older: int64[len(out)], scratch: a list of the producers with an open transaction, oldest first.
-    out: PRODUCER_SUMMARY[p], one row a producer of `batches`, written (producer_id is the caller's).
+    out: PRODUCER_SUMMARY[p], one row a producer of `batches`, written; the caller sets producer_id.
     markers: MARKER[m], written; m at least the number of control batches.
     """
     for p in range(len(out)):
@@ -119,7 +119,7 @@ def summarize(
             sequence = -1
             if batch["base_sequence"] != -1:
                 sequence = batch["base_sequence"] + delta
-                if sequence > 0x7FFFFFFF:  # goes on at 0 behind 2^31 - 1
+                if sequence > 0x7FFFFFFF:  # continues at 0 after 2^31 - 1
                     sequence -= 1 << 31
             producer["last_sequence"] = sequence
             transactional = batch["attributes"] & TRANSACTIONAL_MASK != 0

@@ -1,7 +1,7 @@
-"""The state of a partition's producers at an offset: `<offset>.snapshot`, valid for all data below that offset.
+"""State of a partition's producers at an offset: `<offset>.snapshot`, valid for all data below that offset.
 
-Entries are in no order (Kafka writes them in that of a hash map): two snapshots are compared as maps. Of the batches
-that a broker remembers for each producer only the last one is stored.
+Entries are in no order (Kafka writes them in that of a hash map), so compare snapshots as maps. A broker remembers
+several batches of each producer, but stores only the last one.
 
 Source: Kafka's ProducerStateManager.writeSnapshot, readSnapshot and ProducerSnapshot.json (4.3.0).
 """
@@ -14,17 +14,17 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.errors import LogFormatError
-from logformat.layout import SNAPSHOT_CRC_START, SNAPSHOT_ENTRY, SNAPSHOT_HEADER, field_offset
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import SNAPSHOT_CRC_START, SNAPSHOT_ENTRY, SNAPSHOT_HEADER, field_offset
 
 ENTRY: Final = SNAPSHOT_ENTRY.newbyteorder("=")
 _VERSION: Final = 1
 
 
 def read(data: bytes, path: str) -> NDArray[np.void]:
-    """Entries of a snapshot as ENTRY[n] in native byte order, in the file's order.
+    """Read a snapshot as ENTRY[n] in native byte order, in the file's order.
 
-    Raises kind "side_file" if it is cut, of another version, its CRC does not fit, or a producer stands in it twice.
+    Raises kind "side_file" if the file is cut, has another version or a wrong CRC, or holds a producer twice.
     """
     if len(data) < SNAPSHOT_HEADER.itemsize:
         raise LogFormatError(
@@ -50,12 +50,12 @@ def read(data: bytes, path: str) -> NDArray[np.void]:
         )
     entries = np.frombuffer(data, SNAPSHOT_ENTRY, int(header["count"]), SNAPSHOT_HEADER.itemsize).astype(ENTRY)
     if len(np.unique(entries["producer_id"])) != len(entries):
-        raise LogFormatError("side_file", path, SNAPSHOT_HEADER.itemsize, "each producer once", "one twice")
+        raise LogFormatError("side_file", path, SNAPSHOT_HEADER.itemsize, "each producer once", "a producer twice")
     return entries
 
 
 def write(entries: NDArray[np.void]) -> bytes:
-    """Bytes of a snapshot of ENTRY[n], in the order given."""
+    """Return ENTRY[n] as the bytes of a snapshot, in the given order."""
     header = np.zeros((), SNAPSHOT_HEADER)
     header["version"] = _VERSION
     header["count"] = len(entries)
@@ -65,7 +65,7 @@ def write(entries: NDArray[np.void]) -> bytes:
 
 
 def same_entries(left: NDArray[np.void], right: NDArray[np.void]) -> bool:
-    """Whether two snapshots, ENTRY[n] in any order, hold the same producers in the same state."""
+    """Return whether two snapshots, ENTRY[n] in any order, hold the same producers in the same state."""
     left, right = left[np.argsort(left["producer_id"])], right[np.argsort(right["producer_id"])]
     return bool(np.array_equal(left, right))
 

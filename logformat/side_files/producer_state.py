@@ -1,18 +1,19 @@
-"""What a partition knows of its producers, from its batches: for snapshots, aborted transactions, last stable offsets.
+"""State of a partition's producers, derived from its batches: for snapshots, aborted transactions, last stable offsets.
 
-`ProducerState` is what a broker holds after reading a log from its begin, or from a snapshot on. `ProducerSummary` is
-what a stretch of the log does to any state, so that segments can be read in parallel: `summarize` each, then `apply`
-the summaries in order, or `merge` them in any grouping first. `ProducerState.append` is `apply(summarize(...))`: there
-is one set of rules. A summary leaves open what depends on the state before it:
+`ProducerState` is a broker's state after it has read a log from its beginning, or from a snapshot on. `ProducerSummary`
+is the effect of a stretch of the log on any state, so that segments can be read in parallel: `summarize` each, then
+`apply` the summaries in order, or `merge` them in any grouping first. `ProducerState.append` is
+`apply(summarize(...))`, so there is one set of rules. A summary leaves open everything that depends on the state before
+it:
 
-- A transaction that is open at the begin. Until a producer's first marker its own transactional batches only tell
-  where a transaction would begin if none was open; a first marker without any may close one, or close nothing.
-- The last stable offset of a marker. Any transaction that was open before the stretch began is older than those in
-  it, so it comes first until the producer's first marker closes it.
-- Which batch is the last one. A change of epoch forgets it, and the first batch or marker may be such a change.
+- A transaction that is open at the beginning. Until a producer's first marker, its own transactional batches only tell
+  where a transaction would begin if none was open; a first marker without such batches may close one, or nothing.
+- The last stable offset of a marker. Any transaction that was open before the stretch is older than those in it, so it
+  comes first until its producer's first marker closes it.
+- The last batch. A change of epoch forgets it, and the first batch or marker may be such a change.
 
 Source of the rules: Kafka's ProducerStateManager, ProducerStateEntry and ProducerAppendInfo (4.3.0), as at recovery.
-A producer's last batch is kept, not its last five: nothing that is written depends on the others.
+Only a producer's last batch is kept, not its last five, because no file depends on the others.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.errors import LogFormatError
-from logformat.layout import CONTROL_MASK, MAX_LAST_OFFSET
-from logformat.side_files import producer_kernels as kernels
-from logformat.side_files import producer_snapshot, transaction_index
-from logformat.side_files.producer_kernels import MARKER, PRODUCER_SUMMARY
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import CONTROL_MASK, MAX_LAST_OFFSET
+from lastkey.logformat.side_files import producer_kernels as kernels
+from lastkey.logformat.side_files import producer_snapshot, transaction_index
+from lastkey.logformat.side_files.producer_kernels import MARKER, PRODUCER_SUMMARY
 
-_NEVER: Final = MAX_LAST_OFFSET + 1  # offset behind all of data
+_NEVER: Final = MAX_LAST_OFFSET + 1  # an offset behind all data
 _LAST_BATCH: Final = ["last_offset", "last_sequence", "offset_delta"]
 _EMPTY: Final = np.empty(0, PRODUCER_SUMMARY)
 
 
 @dataclass(frozen=True)
 class ProducerSummary:
-    """What a stretch of a log does to the producers' state."""
+    """Effect of a stretch of a log on the producers' state."""
 
     producers: NDArray[np.void]  # PRODUCER_SUMMARY[p], by producer_id, each once
-    markers: NDArray[np.void]  # MARKER[m], by offset: those that close a transaction, or may
+    markers: NDArray[np.void]  # MARKER[m], by offset: those that close a transaction, or may close one
 
 
 def summarize(batches: NDArray[np.void], path: str = "") -> ProducerSummary:
-    """Summary of consecutive batches: layout.BATCH[n] in offset order, legacy ones allowed (they have no producer).
+    """Summarize consecutive batches: layout.BATCH[n] in offset order; legacy ones are allowed, and have no producer.
 
     Raises kind "transaction" for a marker that is neither COMMIT nor ABORT, and for a batch outside of a transaction
     while its producer has one open.
@@ -80,7 +81,7 @@ def summarize(batches: NDArray[np.void], path: str = "") -> ProducerSummary:
 
 
 def merge(earlier: ProducerSummary, later: ProducerSummary, path: str = "") -> ProducerSummary:
-    """Summary of two stretches of which the second follows the first; the order of merging does not matter.
+    """Merge the summaries of two consecutive stretches; any grouping of merges gives the same result.
 
     path: for messages, the file of `later`. Raises kind "transaction" as `summarize` does.
     """
@@ -89,7 +90,7 @@ def merge(earlier: ProducerSummary, later: ProducerSummary, path: str = "") -> P
 
 
 class ProducerState:
-    """The state of all producers at an offset of the log. Without a snapshot: at its begin, nothing is known."""
+    """The state of all producers at an offset of the log; a new one, without a snapshot, knows no producers."""
 
     def __init__(self) -> None:
         self._producers: NDArray[np.void] = _EMPTY  # PRODUCER_SUMMARY[p], by producer_id
@@ -98,10 +99,10 @@ class ProducerState:
     def from_snapshot(
         cls, entries: NDArray[np.void], now_ms: int = 0, expiration_ms: int | None = None
     ) -> ProducerState:
-        """State of producer_snapshot.ENTRY[n], without the producers that a broker drops when it loads it.
+        """Return the state of producer_snapshot.ENTRY[n], without the producers that a broker drops when it loads it.
 
-        Those: without an open transaction, and idle for producer.id.expiration.ms (86400000 by default) at `now_ms`.
-        None: no producer is dropped.
+        A broker drops a producer that has no open transaction and has been idle for producer.id.expiration.ms (86400000
+        by default) at `now_ms`. With expiration_ms None no producer is dropped.
         """
         kept = entries
         if expiration_ms is not None:
@@ -121,11 +122,13 @@ class ProducerState:
         return state
 
     def append(self, batches: NDArray[np.void], path: str = "") -> NDArray[np.void]:
-        """Take the next batches (layout.BATCH[n]); give the transactions that their markers complete, as `apply`."""
+        """Take the next batches (layout.BATCH[n]); return the transactions that their markers complete, as `apply`
+        does.
+        """
         return self.apply(summarize(batches, path), path)
 
     def apply(self, summary: ProducerSummary, path: str = "") -> NDArray[np.void]:
-        """Take the next stretch of the log; give the transactions that it completes as MARKER[m], by marker offset.
+        """Take the next stretch of the log; return the transactions that it completes as MARKER[m], by marker offset.
 
         All fields are final. A marker without a transaction completes none. Raises kind "transaction" as `summarize`
         does, and takes nothing then.
@@ -134,22 +137,22 @@ class ProducerState:
         return completed
 
     def entries(self) -> NDArray[np.void]:
-        """What a snapshot at this offset holds: producer_snapshot.ENTRY[p], by producer_id."""
+        """Return the entries of a snapshot at this offset: producer_snapshot.ENTRY[p], by producer_id."""
         entries = np.empty(len(self._producers), producer_snapshot.ENTRY)
         for name in entries.dtype.names or ():
             entries[name] = self._producers[name]
         return entries
 
     def open_transactions(self) -> NDArray[np.int64]:
-        """First offsets of the open transactions, rising."""
+        """Return the first offsets of the open transactions, rising."""
         first: NDArray[np.int64] = self._producers["current_txn_first_offset"]
         return np.sort(first[first >= 0])
 
     def last_stable_offset(self, log_end: int, completed: NDArray[np.void] | None = None) -> int:
-        """First offset that is not decided yet, at most `log_end`: what readers of committed data may see ends there.
+        """Return the first undecided offset, at most `log_end`; a reader of committed data sees only offsets below it.
 
-        log_end: the log end offset, or the high watermark if that is known; then `completed`, MARKER[m] of what was
-        appended so far, counts as not decided where the marker is not below the high watermark.
+        log_end: the log end offset, or the high watermark if it is known. With a high watermark pass `completed`, the
+        MARKER[m] of all appends so far: a transaction counts as undecided until its marker is below the high watermark.
         """
         undecided = self.open_transactions()[:1]
         if completed is not None:
@@ -158,7 +161,7 @@ class ProducerState:
 
 
 def aborted_transactions(completed: NDArray[np.void]) -> NDArray[np.void]:
-    """The entries that the completed transactions, MARKER[m], have in the transaction index of their segment."""
+    """Return the transaction index entries of completed transactions, MARKER[m], for the segment of their markers."""
     aborted = completed[completed["aborted"]]
     entries = np.zeros(len(aborted), transaction_index.ENTRY)
     for name in ("producer_id", "first_offset", "last_offset", "last_stable_offset"):
@@ -167,7 +170,7 @@ def aborted_transactions(completed: NDArray[np.void]) -> NDArray[np.void]:
 
 
 def merge_all(summaries: Iterable[ProducerSummary]) -> ProducerSummary:
-    """Summary of any number of consecutive stretches, in order; of none: nothing happens."""
+    """Merge the summaries of any number of consecutive stretches, in order; without any, return an empty summary."""
     merged = ProducerSummary(_EMPTY, np.empty(0, MARKER))
     for summary in summaries:
         merged = merge(merged, summary)
@@ -177,9 +180,10 @@ def merge_all(summaries: Iterable[ProducerSummary]) -> ProducerSummary:
 def _combine(
     earlier: NDArray[np.void], later: ProducerSummary, complete: bool, path: str
 ) -> tuple[NDArray[np.void], NDArray[np.void]]:
-    """PRODUCER_SUMMARY of both in order, and the markers of `later` as far as `earlier` decides them.
+    """Return PRODUCER_SUMMARY of both in order, and the markers of `later` as far as `earlier` decides them.
 
-    complete: `earlier` is a state and not a summary: what it does not know is not. Then it may be written to.
+    complete: `earlier` is a state, not a summary, so a producer that it does not know did not exist; it may be
+    overwritten.
     """
     producers = later.producers
     at = np.searchsorted(earlier["producer_id"], producers["producer_id"])
@@ -211,7 +215,7 @@ def _combine(
 
 
 def _compose(before: NDArray[np.void], after: NDArray[np.void]) -> NDArray[np.void]:
-    """PRODUCER_SUMMARY[p] of what happened to each producer before, then after."""
+    """Return PRODUCER_SUMMARY[p], the effect of `before` and then `after` on each producer."""
     out = np.where(after["changes"], _rows(after), _rows(before)).view(PRODUCER_SUMMARY)
     both = before["changes"] & after["changes"]
     epoch_changed = before["producer_epoch"] != after["first_epoch"]
@@ -236,9 +240,9 @@ def _compose(before: NDArray[np.void], after: NDArray[np.void]) -> NDArray[np.vo
 def _resolve(
     earlier: NDArray[np.void], later: ProducerSummary, at: NDArray[np.int64], known: NDArray[np.bool_], complete: bool
 ) -> NDArray[np.void]:
-    """Markers of `later`, as MARKER[<= m], with what `earlier` says of them; those that close nothing are left out.
+    """Return the markers of `later`, MARKER[<= m], completed from `earlier`, without those that close nothing.
 
-    at, known: the row of `earlier` for each producer of `later`, where it has one.
+    at, known: the row of `earlier` for each producer of `later`, if there is one.
     """
     markers = _rows(later.markers).copy().view(MARKER)
     if not len(markers):
@@ -251,7 +255,7 @@ def _resolve(
     continues = is_first & (began[row] >= 0)
     markers["first_offset"][continues] = began[row][continues]
 
-    # The oldest transaction open before `later` that is still open behind each marker: its closing marker lies further.
+    # The oldest transaction from before `later` that is still open behind each marker: its closing marker comes later.
     closed_at = np.full(len(earlier), _NEVER, np.int64)
     first_marker = producers["first_marker"][known]
     closed_at[at[known]] = np.where(first_marker >= 0, first_marker, _NEVER)
@@ -269,7 +273,7 @@ def _resolve(
 
 
 def _rows(table: NDArray[np.void]) -> NDArray[np.void]:
-    """The same rows without fields: numpy moves those as bytes, 15 times as fast as field by field."""
+    """Return the same rows without fields: numpy moves them as bytes, 15 times as fast as field by field."""
     return table.view(f"V{table.dtype.itemsize}")
 
 
@@ -284,7 +288,7 @@ def _outside_transaction(
         "transaction",
         path,
         position,
-        f"one of the transaction that producer {producer_id} began at {first_offset}",
+        f"a batch of the transaction that producer {producer_id} began at offset {first_offset}",
         "a batch outside of any transaction",
         base_offset=base_offset,
     )

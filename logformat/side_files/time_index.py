@@ -1,8 +1,8 @@
-"""The sparse time index of a segment: `.timeindex`, 12 bytes an entry.
+"""Sparse time index of a segment: `.timeindex`, 12 bytes an entry.
 
-An entry says: up to and with the batch that ends at `offset`, no timestamp is larger than `timestamp`; the earliest
-batch that carries it ends at `offset`. So a larger timestamp can only be found behind that offset. A segment whose
-timestamps are all -1 has no entries. Which entries there are is decided in index_builder.
+An entry says that no timestamp is larger than `timestamp`, up to and including the batch that ends at `offset`, and
+that this batch is the earliest one that carries it. So a larger timestamp can only follow that offset. A segment whose
+timestamps are all -1 has no entries. index_builder decides which entries there are.
 
 Source: Kafka's TimeIndex and TimestampOffset (4.3.0).
 """
@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.errors import LogFormatError
-from logformat.layout import TIME_INDEX_ENTRY
-from logformat.side_files.offset_index import check_relative
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import TIME_INDEX_ENTRY
+from lastkey.logformat.side_files.offset_index import check_relative
 
 ENTRY: Final = np.dtype(
     [
@@ -28,11 +28,11 @@ _SIZE: Final = TIME_INDEX_ENTRY.itemsize
 
 
 def read(data: bytes, base_offset: int, path: str) -> NDArray[np.void]:
-    """Entries of a `.timeindex` as ENTRY[n], without the zeros that a preallocated file ends with.
+    """Read a `.timeindex` as ENTRY[n], without the zeros at the end of a preallocated file.
 
-    The zeros begin at the first entry, other than the very first, whose relative offset is 0; a first entry of zeros
-    is kept only where it is the whole file, or another entry follows. A torn file (length no multiple of 12) raises
-    kind "index". Nothing else is checked.
+    The zeros begin at the first entry, other than entry 0, whose relative offset is 0. Entry 0 may be zeros only if it
+    is the whole file, or another entry follows. Raises kind "index" for a torn file (length no multiple of 12). Nothing
+    else is checked.
     """
     if len(data) % _SIZE:
         whole = len(data) - len(data) % _SIZE
@@ -51,7 +51,7 @@ def read(data: bytes, base_offset: int, path: str) -> NDArray[np.void]:
 
 
 def write(entries: NDArray[np.void], base_offset: int, path: str) -> bytes:
-    """Bytes of a `.timeindex` of ENTRY[n]; kind "relative_offset" if an offset does not fit."""
+    """Return ENTRY[n] as the bytes of a `.timeindex`. Raise kind "relative_offset" if an offset does not fit."""
     relative = entries["offset"] - base_offset
     check_relative(relative, base_offset, path, _SIZE)
     stored = np.empty(len(entries), TIME_INDEX_ENTRY)

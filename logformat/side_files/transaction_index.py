@@ -1,11 +1,11 @@
-"""The aborted transactions of a segment: `.txnindex`, 34 bytes an entry.
+"""Aborted transactions of a segment: `.txnindex`, 34 bytes an entry.
 
-An entry stands in the segment that holds its ABORT marker; a segment without one usually has no file. Entries are in
-the order of the markers. They are decided in producer_state.
+The segment with a transaction's ABORT marker holds its entry; a segment without such a marker usually has no file.
+Entries are in the order of the markers; producer_state decides them.
 
-Source: Kafka's TransactionIndex and AbortedTxn (4.3.0). Differences: Kafka ignores a torn last entry, here that is an
-error unless asked for, since a lost entry would bring aborted records back to life; Kafka looks at one byte of the
-version, here at both.
+Source: Kafka's TransactionIndex and AbortedTxn (4.3.0). Differences: Kafka ignores a torn last entry; here it is an
+error unless the caller allows it, because a lost entry would bring aborted records back to life. Kafka reads one byte
+of the version; here both count.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.errors import LogFormatError
-from logformat.layout import TXN_INDEX_ENTRY
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import TXN_INDEX_ENTRY
 
 ENTRY: Final = TXN_INDEX_ENTRY.newbyteorder("=")  # version, producer_id, first_, last_ and last_stable_offset
 _SIZE: Final = TXN_INDEX_ENTRY.itemsize
@@ -24,10 +24,10 @@ _VERSION: Final = 0
 
 
 def read(data: bytes, path: str, *, allow_torn: bool = False) -> NDArray[np.void]:
-    """Entries of a `.txnindex` as ENTRY[n] in native byte order.
+    """Read a `.txnindex` as ENTRY[n] in native byte order.
 
-    A torn last entry raises kind "index", or is left out as the broker does (`allow_torn`); an unknown version raises
-    kind "index".
+    Raises kind "index" for an unknown version, and for a torn last entry, unless `allow_torn` leaves it out as a broker
+    does.
     """
     torn = len(data) % _SIZE
     if torn and not allow_torn:
@@ -38,12 +38,12 @@ def read(data: bytes, path: str, *, allow_torn: bool = False) -> NDArray[np.void
 
 
 def write(entries: NDArray[np.void]) -> bytes:
-    """Bytes of a `.txnindex` of ENTRY[n]. Of no entries there is no file: the caller writes none."""
+    """Return ENTRY[n] as the bytes of a `.txnindex`. Without entries the caller should write no file."""
     return entries.astype(TXN_INDEX_ENTRY).tobytes()
 
 
 def wrong_entry(path: str, row: int, expected: str, entry: np.void) -> LogFormatError:
-    """What is wrong with an entry (a row of ENTRY[n]), kind "index"."""
+    """Return the error, kind "index", for a wrong entry (a row of ENTRY[n])."""
     found = (
         f"producer {entry['producer_id']}, offsets {entry['first_offset']} to {entry['last_offset']}, "
         f"last stable {entry['last_stable_offset']}"

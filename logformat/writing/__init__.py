@@ -1,1 +1,1 @@
-"""Columns of records written as a segment."""
+"""Encoder of records' columns, and writer of a segment."""

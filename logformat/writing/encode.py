@@ -1,8 +1,8 @@
-"""Encodes Arrow columns as batches of magic 2, like Kafka's MemoryRecordsBuilder and DefaultRecordBatch (4.3.0).
+"""Encoder of Arrow columns as batches of magic 2, like Kafka's MemoryRecordsBuilder and DefaultRecordBatch (4.3.0).
 
 Kernels make two passes over the records: one measures them and cuts them into batches, one writes the bodies. Then each
-body is compressed and gets its header. Differences from Kafka: this takes any timestamp (Kafka refuses negative ones
-other than -1), and it limits a batch by its exact size before compression, where Kafka estimates.
+body is compressed and gets its header. Differences from Kafka: this encoder takes any timestamp (Kafka refuses negative
+ones other than -1), and it limits a batch by its exact size before compression, where Kafka estimates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from logformat.layout import (
+from lastkey.logformat.layout import (
     BATCH,
     BATCH_OVERHEAD,
     CODEC_NAMES,
@@ -27,16 +27,16 @@ from logformat.layout import (
     TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
 )
-from logformat.primitives.codec import compress
-from logformat.schemas import HEADERS
-from logformat.writing import encode_kernels as kernels
+from lastkey.logformat.primitives.codec import compress
+from lastkey.logformat.schemas import HEADERS
+from lastkey.logformat.writing import encode_kernels as kernels
 
 _SEQUENCES: Final = 2**31
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """Header fields of the batches that do not come from the records. Times in ms, -1: none."""
+    """Header fields of the batches that do not come from the records. Times are in ms, -1 for none."""
 
     codec: str = "none"
     producer_id: int = NO_PRODUCER
@@ -69,7 +69,7 @@ def encode_batches(records: Any, next_offset: int, options: BatchOptions) -> NDA
 
     records: pa.RecordBatch with any of the columns key, value, headers, offset (rising; default: from next_offset on)
     and timestamp_ms or timestamp (-1, none, if null or missing); other columns are ignored. No rows give one empty
-    batch, and `options` has its last offset. Raises ValueError for what no batch can hold.
+    batch; its last offset comes from `options`. Raises ValueError for records or options that no batch can hold.
     """
     codec = _codec(options.codec)
     n = records.num_rows
@@ -113,7 +113,7 @@ class _Bodies(NamedTuple):
 
 
 class _Variable(NamedTuple):
-    """A column of variable size, as encode_kernels wants it; read only, all of them, so that kernels compile once."""
+    """A column of variable size, as encode_kernels take it; its arrays are read only, so that kernels compile once."""
 
     ends: NDArray[np.int32]
     data: NDArray[np.uint8]
@@ -123,7 +123,7 @@ class _Variable(NamedTuple):
 def _bodies(
     records: Any, offsets: NDArray[np.int64], timestamps: NDArray[np.int64], first: int, options: BatchOptions
 ) -> tuple[_Bodies, NDArray[np.int64], NDArray[np.void]]:
-    """Uncompressed bodies, first row of each batch, and BATCH[m] with its offsets, count and base timestamp."""
+    """Return uncompressed bodies, first row of each batch, and BATCH[m] with its offsets, count and base timestamp."""
     n = len(offsets)
     horizon = options.delete_horizon_ms
     if n == 0:
@@ -223,7 +223,7 @@ def _named(records: Any, name: str, n: int) -> Any:
 
 
 def _variable(column: Any) -> _Variable:
-    """Views of the buffers of a pa.BinaryArray, which may be a slice of another."""
+    """Return views of the buffers of a pa.BinaryArray, which may be a slice of another."""
     n = len(column)
     _, ends, data = column.buffers()
     variable = _Variable(
@@ -239,12 +239,12 @@ def _variable(column: Any) -> _Variable:
 
 
 def _headers(records: Any, n: int) -> tuple[NDArray[np.int32], _Variable, _Variable]:
-    """Arrow's offsets of the headers of each record, their keys and values."""
+    """Return Arrow's offsets of the headers of each record, their keys and their values."""
     none = pa.nulls(0, pa.binary())
     if "headers" not in records.schema.names or records.column("headers").null_count == n:
         return np.zeros(n + 1, np.int32), _variable(none), _variable(none)
     column = records.column("headers").cast(HEADERS)
-    pairs = column.flatten()  # without what null lists and slices leave in the child
+    pairs = column.flatten()  # leaves out child values of null lists and outside of slices
     if pairs.null_count:
         raise ValueError("a header that is null")
     ends = np.zeros(n + 1, np.int32)

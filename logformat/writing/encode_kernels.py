@@ -1,6 +1,6 @@
-"""Kernels from Arrow columns to batches of magic 2: the way back of `batches.column_kernels` (`encode`).
+"""Kernels from Arrow columns to batches of magic 2, the reverse of `batches.column_kernels` (`encode`).
 
-Columns come as arrays without gaps: of variable size as `ends` (int32[n + 1], Arrow's offsets: field i is
+Columns come as arrays without gaps: one of variable size as `ends` (int32[n + 1], Arrow's offsets: field i is
 data[ends[i]:ends[i + 1]]) with `data` (uint8) and `null` (bool[n]).
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from logformat.batches.header_kernels import write_header
-from logformat.jit import inline, kernel
-from logformat.layout import BATCH_OVERHEAD
-from logformat.primitives.memory_kernels import copy_bytes
-from logformat.primitives.varint_kernels import size_of_varlong, write_varlong
+from lastkey.logformat.batches.header_kernels import write_header
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.layout import BATCH_OVERHEAD
+from lastkey.logformat.primitives.memory_kernels import copy_bytes
+from lastkey.logformat.primitives.varint_kernels import size_of_varlong, write_varlong
 
 MAX_DELTA = 2**31 - 1
 
@@ -49,7 +49,9 @@ def measure_records(
     header_key_null: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """Bytes of each record from its key length to its end: out int64[n], written. header_key_null is all False."""
+    """Measure each record from its key length to its end, in bytes: out int64[n], written. header_key_null is all
+    False.
+    """
     for i in range(out.shape[0]):
         size = _field_size(key_ends, key_null, i) + _field_size(value_ends, value_null, i)
         size += size_of_varlong(header_ends[i + 1] - header_ends[i])
@@ -75,10 +77,10 @@ def plan_batches(
     """Cut n records into batches, each as large as the limits allow, of at least one record.
 
     offsets (rising), timestamps (ms), rest_bytes (of measure_records): int64[n]; first_base_offset: base offset of the
-    first batch, others begin at their first record; fixed_base_timestamp: deltas count from base_timestamp and not from
-    the batch's first record; max_bytes: of a batch before compression, header included. A batch also ends where an
-    offset delta would not fit. starts: int64[n + 1], written: first row of each batch, and n; body_bytes: int64[n],
-    written: uncompressed body of each batch. Returns the number of batches.
+    first batch, the others begin at their first record; fixed_base_timestamp: deltas count from base_timestamp, not
+    from the batch's first record; max_bytes: of a batch before compression, header included. A batch also ends before a
+    record whose offset delta would not fit. starts: int64[n + 1], written: first row of each batch, and n; body_bytes:
+    int64[n], written: uncompressed body of each batch. Returns the number of batches.
     """
     n = offsets.shape[0]
     batch = -1
@@ -133,7 +135,7 @@ def encode_records(
     header_key_null: np.ndarray,
     out: np.ndarray,
 ) -> int:
-    """Write the bodies of m batches one after the other, uncompressed; give the bytes written.
+    """Write the bodies of m batches one after the other, uncompressed; return the bytes written.
 
     starts: int64[m + 1] of plan_batches; base_offsets, base_timestamps: int64[m]; out: uint8, sum(body_bytes) or more.
     """
@@ -158,10 +160,10 @@ def encode_records(
 
 @kernel
 def write_batches(batches: np.ndarray, payload: np.ndarray, payload_ends: np.ndarray, out: np.ndarray) -> int:
-    """Write whole batches one after the other; give the bytes written.
+    """Write whole batches one after the other; return the bytes written.
 
-    batches: BATCH[m], of which position, size, crc, magic and the fields of markers are not read; payload: uint8, final
-    bodies, ending at payload_ends (int64[m]); out: uint8[61 * m + payload_ends[-1]].
+    batches: BATCH[m], whose position, size, crc, magic and marker fields are not read; payload: uint8, final bodies,
+    ending at payload_ends (int64[m]); out: uint8[61 * m + payload_ends[-1]], written.
     """
     at = 0
     start = 0

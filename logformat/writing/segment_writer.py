@@ -1,11 +1,11 @@
-"""Writes one segment: `.log`, `.index`, `.timeindex`, `.snapshot`, and `.txnindex` if a transaction was aborted.
+"""Writer of one segment: `.log`, `.index`, `.timeindex`, `.snapshot`, and `.txnindex` if a transaction was aborted.
 
     with SegmentWriter("orders-0", 0) as writer:
         writer.append_records(arrow_batch, codec="zstd")
         writer.append_marker(producer_id=7, producer_epoch=0, commit=True, timestamp=now_ms)
 
 The writer streams the `.log`. It writes the other files when you close it, as a broker leaves them when it rolls the
-segment. It reads what you append as it would read a file: what a reader would refuse raises LogFormatError and is not
+segment. It checks appended bytes as a reader would: bytes that a reader would refuse raise LogFormatError and are not
 written. It does not flush to the disk or rename; the caller does that if needed.
 """
 
@@ -20,16 +20,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from logformat.batches import walk_kernels as walk
-from logformat.batches.chunks import NO_END, batch_problem
-from logformat.errors import LogFormatError
-from logformat.layout import BATCH, CONTROL_ABORT, CONTROL_COMMIT, MIN_LEGACY_SIZE, PREFIX
-from logformat.locations import locate
-from logformat.names import INDEX, LOG, SNAPSHOT, TIME_INDEX, TXN_INDEX, segment_file
-from logformat.side_files import producer_snapshot, transaction_index
-from logformat.side_files.index_builder import INDEX_INTERVAL_BYTES, MAX_INDEX_BYTES, IndexBuilder
-from logformat.side_files.producer_state import ProducerState, aborted_transactions
-from logformat.writing.encode import BatchOptions, encode_batches
+from lastkey.logformat.batches import walk_kernels as walk
+from lastkey.logformat.batches.chunks import NO_END, batch_problem
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH, CONTROL_ABORT, CONTROL_COMMIT, MIN_LEGACY_SIZE, PREFIX
+from lastkey.logformat.locations import locate
+from lastkey.logformat.names import INDEX, LOG, SNAPSHOT, TIME_INDEX, TXN_INDEX, segment_file
+from lastkey.logformat.side_files import producer_snapshot, transaction_index
+from lastkey.logformat.side_files.index_builder import INDEX_INTERVAL_BYTES, MAX_INDEX_BYTES, IndexBuilder
+from lastkey.logformat.side_files.producer_state import ProducerState, aborted_transactions
+from lastkey.logformat.writing.encode import BatchOptions, encode_batches
 
 _SMALLEST_BATCH: Final = PREFIX.itemsize + MIN_LEGACY_SIZE
 _MARKER_KEY: Final = struct.Struct(">hh")  # version, type
@@ -37,7 +37,7 @@ _MARKER_VALUE: Final = struct.Struct(">hi")  # version, coordinator epoch
 
 
 class SegmentWriter:
-    """Writes one segment. Close it with `close`, or use it in `with`. After an error only the `.log` is there."""
+    """Writer of one segment. Close it with `close`, or use it in `with`. After an error only the `.log` is there."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class SegmentWriter:
         max_index_bytes: int = MAX_INDEX_BYTES,
         producers: ProducerState | None = None,
     ) -> None:
-        """folder: path or URI of the partition's folder (`locations.locate`); made if it is missing.
+        """Open the `.log` in `folder`, a path or URI (`locations.locate`), which is made if it is missing.
 
         index_interval_bytes, max_index_bytes: see IndexBuilder. producers: the state at base_offset. The writer updates
         it, so pass the same object to the writer of the next segment. None: no producer is known.
@@ -71,8 +71,8 @@ class SegmentWriter:
     def append_raw(self, data: bytes | memoryview | NDArray[np.uint8]) -> NDArray[np.void]:
         """Append whole batches of any magic as they are, and return their headers as layout.BATCH[n].
 
-        Raises LogFormatError for what a reader would refuse (bad checksums included), "length" for an incomplete batch
-        at the end, "offsets" if offsets do not rise, and whatever IndexBuilder and ProducerState raise.
+        Raises LogFormatError for batches that a reader would refuse (bad checksums included), "length" for an
+        incomplete batch at the end, "offsets" if offsets do not rise, and the errors of IndexBuilder and ProducerState.
         """
         raw = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         rows = np.empty(len(raw) // _SMALLEST_BATCH + 1, BATCH)
@@ -82,7 +82,7 @@ class SegmentWriter:
         if status != walk.MORE:
             raise batch_problem(self.path, self.size + end, status, expected, found, raw[end:])
         if end < len(raw):
-            raise LogFormatError("length", self.path, self.size + end, "whole batches", f"{len(raw) - end} bytes more")
+            raise LogFormatError("length", self.path, self.size + end, "whole batches", f"{len(raw) - end} more bytes")
         rows = rows[:n].copy()
         if n:
             self._indexes.check(rows["last_offset"], rows["size"])  # before the producers know of them
@@ -97,11 +97,11 @@ class SegmentWriter:
         """Append records (a pyarrow.RecordBatch: see encode_batches) as batches of magic 2, and return their headers.
 
         Pass options, or its fields by name: codec, producer_id, base_sequence, max_batch_bytes and the others of
-        encode.BatchOptions. Without limits all records become one batch. Raises ValueError for what no batch can hold,
-        and whatever `append_raw` raises.
+        encode.BatchOptions. Without limits all records become one batch. Raises ValueError for records that no batch
+        can hold, and the errors of `append_raw`.
         """
         if options is not None and fields:
-            raise TypeError("either options, or its fields by name")
+            raise TypeError("expected either options or its fields by name, found both")
         return self.append_raw(encode_batches(records, self.next_offset, options or BatchOptions(**fields)))
 
     def append_marker(

@@ -42,12 +42,12 @@ class Holder:
 
 
 def bag() -> BundleDagBag:
-    """The DAGs folder, as Airflow reads it."""
+    """Return the DAGs folder, as Airflow reads it."""
     return BundleDagBag(dag_folder=DAGS, bundle_path=DAGS, bundle_name="dags-folder")
 
 
 def structure(bag: BundleDagBag) -> dict[str, Any]:
-    """What the DAG looks like to Airflow."""
+    """Return the DAG as Airflow sees it."""
     (dag,) = bag.dags.values()
     return {
         "import_errors": bag.import_errors,

@@ -42,7 +42,9 @@ def _commands() -> tuple[list[str], list[str]]:
 
 
 def _said(words: list[object], cwd: Path, env: Mapping[str, str], given: str = "") -> str:
-    """What a process says, to its good end. How long it takes is the machine's; one that says nothing more hangs."""
+    """Return the output of a process that ends well. It may take any time, but fails after SILENT_SECONDS without
+    output.
+    """
     out = b""
     with tempfile.TemporaryFile("w+") as told:
         told.write(given)
@@ -93,7 +95,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def _break_indexes(archive: Path) -> Path:
-    """A copy of the example archive with an index that is missing, one torn, one padded, one with a wrong entry."""
+    """Copy the example archive, with one index missing, one torn, one padded, and one with a wrong entry."""
     shutil.copytree(ROOT / "examples" / "archive", archive)
     (archive / "users-0" / f"{0:020}.index").unlink()
     torn = archive / "users-1" / f"{0:020}.timeindex"
@@ -146,11 +148,12 @@ def test_readme_from_the_first_command_to_a_run(environment, tmp_path):
 
 STUB = """#!/usr/bin/env bash
 # Stands for a job that ends in a way that no real one can be asked for. The endless one rings Airflow's own alarm, once
-# more was read than a pipe holds: Airflow knows the job then, however long both took to start
+# more was read than a pipe holds: Airflow knows the job then, however long both took to start. It rings until somebody
+# ends it: what Python raises in a callback is lost
 echo "called with $*" >&2
 case "$CODE" in
   killed) kill -9 $$ ;;
-  endless) echo "process $$" >&2 && printf '%200000s\\n' '' >&2 && kill -ALRM $PPID && exec sleep 1000 ;;
+  endless) echo "process $$" >&2 && printf '%200000s\\n' '' >&2 && while kill -ALRM $PPID; do sleep 10; done ;;
   *) exit "$CODE" ;;
 esac
 """
@@ -176,7 +179,7 @@ class Runs:
         self.log = dict(zip(self.told, parts[2::2], strict=False))
 
     def archive(self, name: str) -> Path:
-        """A new archive with broken indexes."""
+        """Make a new archive with broken indexes."""
         return _break_indexes(self.folder / name)
 
     def _plan(self) -> None:
@@ -188,7 +191,8 @@ class Runs:
         }  # a path is taken as any other process takes it
         run["output"] = {"conf": {"archive": str(self.archive("kept")), "output": str(self.folder / "rebuilt")}}
         run["default"] = {"conf": {"archive": str(self.archive("alone"))}}
-        run["topics"] = {"conf": {"archive": str(self.archive("some")), "topics": "users", "in_place": True}}
+        some = {"topics": "users,o*", "exclude": "orders"}
+        run["topics"] = {"conf": {"archive": str(self.archive("some")), **some, "in_place": True}}
         run["usage"] = {"conf": {"archive": str(self.folder / "nowhere"), "in_place": True}}
         damaged = self.archive("damaged")
         _flip(damaged / "orders-0" / f"{0:020}.log", 5000)

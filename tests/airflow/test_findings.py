@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jobs.command import cli
+from lastkey.jobs.command import cli
 from tests.builders.logs import write_partition
 
 OPERATOR = Path(__file__).resolve().parents[2] / "examples" / "airflow" / "dags" / "lastkey_operator.py"
@@ -21,7 +21,7 @@ Summarize = Callable[[Mapping[str, Any], int], dict[str, Any]]
 
 @pytest.fixture
 def summarize(monkeypatch: pytest.MonkeyPatch) -> Summarize:
-    """The operator's, with names in place of Airflow's classes."""
+    """Return the operator's function, imported with stand-ins for Airflow's classes."""
     names = ("SparkSubmitOperator", "AirflowException", "AirflowFailException", "AirflowSkipException")
     module = ModuleType("airflow")
     for name in names:

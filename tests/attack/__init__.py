@@ -1,1 +1,1 @@
-"""Attacks: what is tried is drawn and counted, and one summary says how much it was. See `summary`."""
+"""Attacks: they draw and count their cases, and one summary shows how many they tried. See `summary`."""

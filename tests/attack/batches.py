@@ -1,12 +1,11 @@
 """Damaged archives by the dozen for jobs that need Spark: each is a log directory of one archive, which one run reads.
 
-A batch that ends as none may, or does not end, is halved until the case is found.
+A batch that fails or hangs is halved until the case is found.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,11 +19,10 @@ from tests.attack.damages import Case, case_named, damaged
 from tests.attack.forked import MOST_FAILURES, Failed, Tried
 from tests.attack.judge import EQUAL, VERDICTS
 from tests.attack.specimens import Specimen, put
-from tests.attack.summary import judged
+from tests.attack.summary import chosen, judged
 
-HANG_SECONDS: Final = 120.0  # a batch
-_A_SECOND: Final = 2  # cases that a run gets through, at least
-_FEW, _MANY = 4, 32  # cases of a batch
+HANG_SECONDS: Final = 120.0  # for a batch
+_MANY: Final = 32  # cases in a batch
 T = TypeVar("T")
 
 
@@ -34,16 +32,16 @@ class Member:
 
     topic: str
     specimen: Specimen
-    case: Case | None  # None: it is whole
+    case: Case | None  # None: undamaged
 
     @property
     def folder(self) -> str:
-        """Of the partition, below the archive."""
+        """Folder of the partition, below the archive."""
         return f"{self.topic}/{self.topic}-0"
 
 
 def lay_out(root: Path, specimens: dict[str, Specimen], cases: list[Case]) -> list[Member]:
-    """Write the archive: a log directory for each case, and one that is whole for the first case's specimen."""
+    """Write the archive: a log directory for each case, and an undamaged one with the first case's specimen."""
     whole = Member("whole", specimens[cases[0].specimen], None)
     members = [whole, *(Member(f"c{i}", specimens[case.specimen], case) for i, case in enumerate(cases))]
     for member in members:
@@ -58,30 +56,24 @@ def _moved(path: str, topic: str) -> str:
 
 
 def _renamed(path: str, data: bytes, topic: str) -> bytes:
-    """A checkpoint of the log directory speaks of the topic by its name."""
+    """Return a file with the topic's new name, which only checkpoints of the log directory contain."""
     return data if path.startswith("t-0/") else data.replace(b"t 0 ", f"{topic} 0 ".encode())
 
 
 Work = Callable[[list[Case]], list[str | Failed]]  # the verdict on each case
 
 
-def attack(request: pytest.FixtureRequest, group: str, cases: Iterator[Case], of: int, work: Work) -> Tried:
-    """Batch after batch until the time is over; small ones where there is little of it."""
-    option = request.config.getoption
-    if option("--attack-case"):
-        cases, of = iter([case_named(option("--attack-case"))]), 1
+def attack(request: pytest.FixtureRequest, group: str, cases: Iterator[Case], of: int, few: int, work: Work) -> Tried:
+    """Try a few of them, or those that the options ask for, batch after batch."""
+    some = chosen(request, cases, few, case_named)
     tried = Tried(dict.fromkeys(VERDICTS, 0))
-    end = time.monotonic() + option("--attack-seconds")
-    while (left := end - time.monotonic()) > 0 and len(tried.failures) < MOST_FAILURES:
-        batch = list(islice(cases, min(max(int(left * _A_SECOND), _FEW), _MANY)))
-        if not batch:
-            break
+    while len(tried.failures) < MOST_FAILURES and (batch := list(islice(some, _MANY))):
         _try(batch, work, tried)
     return judged(request, f"corruption, {group}", tried, of)
 
 
 def judge_each(members: list[Member], verdict: Callable[[Member], str]) -> list[str | Failed]:
-    """The verdict on each case; raises Failed where one stopped the partition that is whole."""
+    """Return the verdict on each case. Raises Failed if one stopped the undamaged partition."""
     out: list[str | Failed] = []
     for member in members:
         try:
@@ -115,13 +107,13 @@ def _try(batch: list[Case], work: Work, tried: Tried) -> None:
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """What work gives. TimeoutError where it takes longer; nothing waits for its thread then."""
+    """Return the result of the work. Raises TimeoutError if it takes longer, and leaves its thread running."""
     done: list[T | BaseException] = []
 
     def run() -> None:
         try:
             done.append(work())
-        except BaseException as error:  # raised again where it is waited for
+        except BaseException as error:  # raised again in the waiting thread
             done.append(error)
 
     thread = threading.Thread(target=run, daemon=True)

@@ -1,4 +1,4 @@
-"""What several attacks begin with: specimens, and a process in which all is loaded."""
+"""Fixtures of several attacks: specimens, and a process in which everything is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def specimens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Specimen]:
     return {name: make(name, work) for name in NAMES}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")  # loading and compiling takes ten seconds
 def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     with warm(tmp_path_factory.mktemp("attacker")) as started:
         yield started

@@ -1,4 +1,4 @@
-"""One group of damage: which cases, how long, what is said of them."""
+"""One group of damage: its cases, their number, and the line about them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.attack.damages import Case, Stream, case_named, shuffled, streams
 from tests.attack.forked import Tried, in_turn, try_all
 from tests.attack.judge import VERDICTS
 from tests.attack.specimens import Specimen
-from tests.attack.summary import judged
+from tests.attack.summary import chosen, judged
 
-MEMORY_BYTES = 160 << 20  # above what the process had: chunks, key tables, a few batches of up to 1 MiB
+MEMORY_BYTES = 160 << 20  # beyond the memory of the process before: chunks, key tables, a few batches of up to 1 MiB
 
 
 def all_cases(specimens: dict[str, Specimen], seed: int) -> tuple[Iterator[Case], int]:
-    """Every damage of every specimen, kinds in turn, and how many there are."""
+    """Return every damage of every specimen, kinds in turn, and their number."""
     kinds: dict[tuple[str, bool], list[Stream]] = {}
     for specimen in specimens.values():
         for one in streams(specimen):
@@ -32,13 +32,12 @@ def attack(
     group: str,
     cases: Iterator[Case],
     of: int,
+    few: int,
     work: Callable[[Case], str],
     folder: Path,
     look_each: int = 1,
 ) -> Tried:
-    """Try them as the options say; a failure says how to make it happen again."""
-    option = request.config.getoption
-    if option("--attack-case"):
-        cases, of = iter([case_named(option("--attack-case"))]), 1
-    tried = try_all(cases, work, VERDICTS, option("--attack-seconds"), MEMORY_BYTES, folder, look_each)
+    """Try a few of them, or those that the options ask for; a failure says how to repeat it."""
+    some = chosen(request, cases, few, case_named)
+    tried = try_all(some, work, VERDICTS, MEMORY_BYTES, folder, look_each)
     return judged(request, f"corruption, {group}", tried, of)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from logformat.layout import (
+from lastkey.logformat.layout import (
     BATCH_HEADER,
     MESSAGE_V0,
     MESSAGE_V1,
@@ -51,7 +51,7 @@ OF_VARINT: Final = (0, 1, -1, 2, 63, 2**31 - 1, -(2**31), 2**31, 2**63 - 1, -(2*
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One damage of one file; `at` says where and what, as its kind has it."""
+    """One damage of one file; `at` holds its place and value, as its kind defines them."""
 
     specimen: str
     path: str
@@ -69,7 +69,7 @@ def case_named(name: str) -> Case:
 
 @dataclass(frozen=True)
 class Stream:
-    """Cases of one kind in one file: how many there are, and the n-th."""
+    """Cases of one kind in one file: their number, and the n-th case."""
 
     specimen: str
     path: str
@@ -82,7 +82,7 @@ class Stream:
 
 
 def streams(specimen: Specimen, *, logs: bool = True, sides: bool = True) -> Iterator[Stream]:
-    """All of them."""
+    """Yield the streams of all damages of a specimen."""
     for path, data in specimen.files.items():
         is_log = path.endswith(".log")
         if not (logs if is_log else sides) or not data:
@@ -128,14 +128,14 @@ def streams(specimen: Specimen, *, logs: bool = True, sides: bool = True) -> Ite
 
 
 def shuffled(of: list[Stream], rng: random.Random) -> Iterator[Case]:
-    """The cases of some streams, each once."""
+    """Return the cases of some streams in random order, each once."""
     at = [(s, i) for s in of for i in range(s.n)]
     rng.shuffle(at)
     return (s.case(i) for s, i in at)
 
 
 def damaged(specimen: Specimen, case: Case) -> dict[str, bytes | None]:
-    """The files that a case changes; None: it is gone."""
+    """Return the files that a case changes; None: the file is gone."""
     data = specimen.files[case.path]
     kind, at = case.kind, case.at
     if kind in ("flip", "flip+crc"):
@@ -158,7 +158,7 @@ def damaged(specimen: Specimen, case: Case) -> dict[str, bytes | None]:
 
 
 def is_noticed(specimen: Specimen, case: Case) -> bool:
-    """Whether a checksum tells: the damage lies in bytes that one covers, and it is not right again."""
+    """Return whether a checksum reveals the damage: it covers the damaged bytes, and was not made right again."""
     if not case.path.endswith(".log") or case.kind not in ("flip", "field"):
         return False
     data = specimen.files[case.path]
@@ -174,13 +174,13 @@ def is_noticed(specimen: Specimen, case: Case) -> bool:
 
 
 def _indexes(specimen: Specimen, path: str) -> list[str]:
-    """Of a log in which positions moved."""
+    """Return the indexes of a log whose positions moved."""
     names = [f"{path.removesuffix('.log')}.{kind}" for kind in ("index", "timeindex")]
     return [name for name in names if name in specimen.files]
 
 
 def _covered(data: bytes, at: int, size: int) -> range:
-    """Positions that the batch's checksum covers."""
+    """Return the positions that the batch's checksum covers."""
     return range(at + (21 if data[at + 16] == 2 else 16), at + size)
 
 
@@ -189,7 +189,7 @@ def _resigned(path: str, before: bytes, data: bytes, position: int) -> bytes:
         return data[:2] + struct.pack(">I", crc32c(data[SNAPSHOT_CRC_START:])) + data[SNAPSHOT_CRC_START:]
     at, size = next((at, size) for at, size in batches_of(before) if at <= position < at + size)
     said = 12 + struct.unpack_from(">i", data, at + 8)[0]
-    if 61 <= said <= len(data) - at:  # a length that leads elsewhere: over the bytes that it says now
+    if 61 <= said <= len(data) - at:  # a changed length: sign the bytes that it covers now
         size = said
     return signed(data, at, size)
 
@@ -204,7 +204,7 @@ def _fields(dtype: np.dtype[Any], at: int) -> Fields:
 
 @cache
 def _header(data: bytes, batch: int) -> Fields:
-    """Position and type of each field of a batch's header, or of a message's."""
+    """Return position and type of each field of a batch's header, or of a message's."""
     at, _ = list(batches_of(data))[batch]
     magic = data[at + 16]
     if magic == 2:
@@ -217,7 +217,7 @@ def _header(data: bytes, batch: int) -> Fields:
 
 
 def _entries(path: str, data: bytes) -> Fields:
-    """The same of all entries of a binary side file."""
+    """Return position and type of each field in all entries of a binary side file."""
     kind = path.rpartition(".")[2]
     head = _fields(SNAPSHOT_HEADER, 0) if kind == "snapshot" else []
     dtype = {
@@ -241,7 +241,7 @@ def _field_cases(fields: Fields) -> Iterator[tuple[int, int]]:
 
 
 def _numbers(data: bytes) -> list[tuple[int, int]]:
-    """Where the numbers of a text file are."""
+    """Return the places of the numbers in a text file: (start, end)."""
     return [m.span() for m in re.finditer(rb"-?\d+", data)]
 
 
@@ -259,7 +259,7 @@ def _body_start(data: bytes, at: int) -> int:
 
 @cache
 def _body(data: bytes, batch: int) -> bytes:
-    """A batch's records, or a wrapper's messages, not compressed; of a plain message nothing."""
+    """Return a batch's records, or a wrapper's messages, decompressed; nothing for a plain message."""
     at, size = list(batches_of(data))[batch]
     codec, magic = _codec(data, batch), data[at + 16]
     if magic < 2 and not codec:
@@ -270,8 +270,8 @@ def _body(data: bytes, batch: int) -> bytes:
 
 @cache
 def _spans(data: bytes, batch: int) -> list[tuple[int, int, int, int]]:
-    """Of each field of each record: start, end, where the record's length begins, its value. Varints, and the byte of
-    attributes; of messages their big-endian fields.
+    """Return for each field of each record: start, end, position of the record's length, value. Fields are varints, and
+    the byte of attributes; in messages their big-endian fields.
     """
     at, _ = list(batches_of(data))[batch]
     body, magic, out = _body(data, batch), data[at + 16], []
@@ -294,7 +294,7 @@ def _spans(data: bytes, batch: int) -> list[tuple[int, int, int, int]]:
             out.append((pos, after, start, value))
             pos = after
         left = 2
-        while left:  # key, value; then their number, and two of each header
+        while left:  # key, value; then the number of headers, and two fields of each
             value, after = varint.read(body, pos, end, bits=32)
             out.append((pos, after, start, value))
             pos, left = after + max(value, 0), left - 1
@@ -320,7 +320,7 @@ def _body_cases(data: bytes, batch: int) -> Iterator[tuple[int, int]]:
 
 
 def _other_body(data: bytes, kind: str, at: tuple[int, ...]) -> bytes:
-    """The log with another body in a batch, whose length and checksum fit."""
+    """Return the log with another body in a batch, whose length and checksum fit."""
     start, size = list(batches_of(data))[at[0]]
     codec, magic = _codec(data, at[0]), data[start + 16]
     if kind == "bomb":
@@ -374,7 +374,9 @@ def _bomb_cases(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _bomb(data: bytes, batch: int, what: int) -> bytes:
-    """0: a body that becomes 16 MiB; 1: as many records as there can be; 2: both, and offsets for them."""
+    """Return the log with a bomb. what: 0: a body that expands to 16 MiB; 1: the highest possible count of records; 2:
+    both, and offsets for them.
+    """
     start, size = list(batches_of(data))[batch]
     codec, magic = _codec(data, batch), data[start + 16]
     if codec and what != 1:

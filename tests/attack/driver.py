@@ -1,6 +1,6 @@
 """A process that runs the command line's jobs one after the other, and may be killed in the middle of one.
 
-What it needs is loaded once: a job on a small archive then takes a fraction of a second. It is a process of its own
+It imports everything once: a job on a small archive then takes a fraction of a second. It is a process of its own
 because the libraries that talk to a bucket do not survive a fork, and because a job may hang.
 """
 
@@ -23,7 +23,7 @@ _SERVE = """
 import contextlib, io, json, os, sys
 told = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
-from jobs.command.cli import main
+from lastkey.jobs.command.cli import main
 for line in sys.stdin:
     words, environment = json.loads(line)
     os.environ.update(environment)
@@ -40,7 +40,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended. `code`: its exit code; None: the process was killed; `hung`: it had to be."""
+    """The end of a job. `code`: its exit code; None: the process was killed; `hung`: because it hung."""
 
     code: int | None
     out: str = ""
@@ -49,7 +49,7 @@ class Ended:
 
 
 class Driver:
-    """Starts with its first job, and again with the next one after it was killed."""
+    """A process that starts with its first job, and again with the next job after it was killed."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
@@ -58,7 +58,7 @@ class Driver:
         """Run a job to its end; `environment`: variables that hold from here on."""
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it is killed already
+        with contextlib.suppress(BrokenPipeError):  # already killed
             process.stdin.write(json.dumps([list(words), dict(environment or {})]) + "\n")
             process.stdin.flush()
         told, _, _ = select.select([process.stdout], [], [], HANG_SECONDS)
@@ -70,7 +70,7 @@ class Driver:
         return Ended(None, hung=not told)
 
     def kill(self) -> None:
-        """As the system does where memory is short; from any thread."""
+        """Kill the process, as the system does if memory is short; any thread may call this."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()

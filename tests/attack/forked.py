@@ -1,7 +1,7 @@
-"""Cases one after the other in a forked process, which may die or hang: whoever started it sees at which case.
+"""Cases one after the other in a forked process, which may die or hang: its parent knows which case caused that.
 
-What a case ends with is counted in memory that both share. A case that ends the process (a signal), or that does not
-end, is a failure of its own, and another process goes on behind it.
+Both processes share the memory that counts the ends of cases. A case that ends the process (a signal), or that does not
+end, is a failure of its own, and another process continues behind it.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from typing import TypeVar
 
 C = TypeVar("C")
 
-HANG_SECONDS = 20.0  # that one of its processes works on a case, or that none of them does anything
-LOOK_SECONDS = 0.5  # between two looks at which case is being worked on
+HANG_SECONDS = 20.0  # limit for one process working on a case, or for all of them being idle
+LOOK_SECONDS = 0.5  # between two looks at the number of the current case
 MOST_FAILURES = 25
-LEAK_BYTES = 1 << 30  # that what came before may leave in memory, however many cases it was
-_AT_ONCE = 1 << 12  # cases that a process is given
+LEAK_BYTES = 1 << 30  # limit for the memory that all earlier cases together leave
+_AT_ONCE = 1 << 12  # cases for one process
 _TICKS = os.sysconf("SC_CLK_TCK")
-_HEAD = struct.Struct("=qq")  # number of the case at work, most bytes that one took
+_HEAD = struct.Struct("=qq")  # number of the current case, most bytes that a case took
 
 
 class Failed(Exception):
-    """A case that ended as none may."""
+    """A case that ended in a forbidden way."""
 
 
 @dataclass
 class Tried:
-    """What became of a group's cases."""
+    """Result of a group's cases."""
 
     counts: dict[str, int] = field(default_factory=dict)  # verdict -> cases
     failures: list[tuple[str, str]] = field(default_factory=list)  # name of the case, what happened
     crashes: int = 0
     hangs: int = 0
-    peak_bytes: int = 0  # of resident memory, that one case took
+    peak_bytes: int = 0  # most resident memory that a case took
 
     @property
     def total(self) -> int:
         return sum(self.counts.values()) + self.crashes + self.hangs
 
     def add(self, other: Tried) -> None:
-        """What became of more cases."""
+        """Add the result of more cases."""
         for verdict, n in other.counts.items():
             self.counts[verdict] += n
         self.failures += other.failures
@@ -64,34 +64,28 @@ def try_all(
     cases: Iterable[C],
     work: Callable[[C], str],
     verdicts: tuple[str, ...],
-    seconds: float,
     memory_bytes: int,
     folder: Path,
     look_each: int = 1,
 ) -> Tried:
-    """Try cases until the time is over or they are. work: gives a verdict, or raises Failed or anything else.
+    """Try all cases, or stop after many failures. work: returns a verdict, or raises Failed or anything else.
 
-    look_each: the memory of so many cases together is looked at, where one takes less time than the look.
+    look_each: measure the memory of so many cases together, for cases that are quicker than the measuring.
     """
     tried = Tried(dict.fromkeys(verdicts, 0))
     first, left = 0, iter(cases)
     rest = list(islice(left, _AT_ONCE))
-    end = time.monotonic() + seconds
-
-    def goes_on() -> bool:
-        return not tried.total or (time.monotonic() < end and len(tried.failures) < MOST_FAILURES)
-
-    while rest and goes_on():
-        while first < len(rest) and goes_on():
-            first += _one_process(rest[first:], work, tried, end, memory_bytes, folder, look_each)
+    while rest and len(tried.failures) < MOST_FAILURES:
+        while first < len(rest) and len(tried.failures) < MOST_FAILURES:
+            first += _one_process(rest[first:], work, tried, memory_bytes, folder, look_each)
         first, rest = 0, list(islice(left, _AT_ONCE))
     return tried
 
 
 def _one_process(
-    cases: list[C], work: Callable[[C], str], tried: Tried, end: float, memory_bytes: int, folder: Path, look_each: int
+    cases: list[C], work: Callable[[C], str], tried: Tried, memory_bytes: int, folder: Path, look_each: int
 ) -> int:
-    """How many cases were tried by one process."""
+    """Try cases in one process; return how many it tried."""
     verdicts = tuple(tried.counts)
     shared = mmap.mmap(-1, _HEAD.size + 8 * len(verdicts))
     said = folder / "failures"
@@ -99,7 +93,7 @@ def _one_process(
     pid = os.fork()
     if pid == 0:
         try:
-            _child(cases, work, verdicts, shared, said, end, memory_bytes, look_each)
+            _child(cases, work, verdicts, shared, said, memory_bytes, look_each)
         except BaseException:
             traceback.print_exc()
             os._exit(2)
@@ -129,7 +123,9 @@ def _one_process(
 
 
 def _wait(pid: int, shared: mmap.mmap) -> tuple[int, bool]:
-    """Its status, and whether it hung: by what it works, for a busy machine lets any case wait."""
+    """Return the status of a process, and whether it hung. Processor time decides, because a busy machine lets any case
+    wait.
+    """
     number, since = -1, time.monotonic()
     begun: dict[int, float] = {}
     before: dict[int, float] = {}
@@ -155,8 +151,8 @@ def _wait(pid: int, shared: mmap.mmap) -> tuple[int, bool]:
 
 
 def _worked(pid: int) -> dict[int, float]:
-    """Seconds that a process and each of those below it has had of a processor."""
-    told: dict[int, tuple[int, float]] = {}  # its parent too
+    """Return the seconds of processor time that a process and each of its descendants have had."""
+    told: dict[int, tuple[int, float]] = {}  # pid -> parent, seconds
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
             fields = stat.read_text(errors="replace").rpartition(")")[2].split()
@@ -173,7 +169,6 @@ def _child(
     verdicts: tuple[str, ...],
     shared: mmap.mmap,
     said: Path,
-    end: float,
     memory_bytes: int,
     look_each: int,
 ) -> None:
@@ -183,7 +178,7 @@ def _child(
     with said.open("a") as file:
         for number, case in enumerate(cases):
             _HEAD.pack_into(shared, 0, number, most)
-            if number and (time.monotonic() > end or failures >= MOST_FAILURES):  # to fork may take all the time
+            if failures >= MOST_FAILURES:
                 return
             if number % look_each == 0:
                 before = _forget_peak()
@@ -208,7 +203,7 @@ def _child(
 
 
 def _forget_peak() -> int:
-    """Let the largest resident size be what it is now; bytes."""
+    """Reset the peak of resident memory to the present size; return it in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return _resident("VmRSS")
 
@@ -220,7 +215,9 @@ def _resident(name: str) -> int:
 
 
 def in_turn(streams: list[Iterator[C]]) -> Iterator[C]:
-    """One of each, as long as there are any: rare kinds of damage come as often as frequent ones."""
+    """Yield one case of each stream in turn, as long as there are any: rare kinds of damage come as often as frequent
+    ones.
+    """
     while streams:
         left = []
         for stream in streams:

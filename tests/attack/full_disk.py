@@ -1,7 +1,7 @@
-"""A job whose disk has so much room and no more: a small file system is mounted for it, in a namespace of its own.
+"""A job whose disk has only so much room: a small file system is mounted for it, in a namespace of its own.
 
-`mishaps` has a full disk too, from any operation on, which `preload.c` makes up. Here the kernel says what is full, and
-what a write leaves of a file that has no room.
+`mishaps` has a full disk too, from any operation on, which `preload.c` simulates. Here the kernel decides when the disk
+is full, and how much a write leaves of a file that has no room.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tests.attack.preload import Control
 
 FULL, ROOM = "said that the disk is full", "had room"
 VERDICTS: Final = (FULL, ROOM)
-# what becomes full: the store, a task's temporary folder, the archive itself, the output
+# these fill the store, a task's temporary folder, the archive itself, the output
 JOBS: Final = ("compact", "first compact", "compact by blocks", "compact that spills", "reindex", "restore", "vacuum",
                "rollback")  # fmt: skip
-PAGE_BYTES: Final = 4096  # tmpfs gives room by them
+PAGE_BYTES: Final = 4096  # tmpfs allots room in pages
 _LARGE: Final = {"bytes": 1 << 30, "files": 1 << 20}
 _KINDS: Final = {"DiskFullError", "RestoreFullError", "OutputFullError"}
 
 
 @cache
 def own_mounts() -> tuple[tuple[str, ...], str]:
-    """(a command in which a command can mount what nobody else sees; "", or why the kernel has none for us)."""
+    """Return (a command whose child can mount for itself alone, ""), or ((), the reason why the kernel refuses)."""
     said = []
     for options in ("--mount", "--map-root-user --mount"):
         command = ("unshare", *options.split())
@@ -48,7 +48,7 @@ def own_mounts() -> tuple[tuple[str, ...], str]:
 
 @dataclass(frozen=True)
 class Left:
-    """How much room there is when the job begins. of: "bytes", in pages, or "files"."""
+    """The room that is left when the job begins. of: "bytes", in pages, or "files"."""
 
     of: str
     room: int
@@ -63,7 +63,7 @@ class Left:
 
 
 class Disk:
-    """A file system that is made larger and smaller."""
+    """A file system that grows and shrinks."""
 
     def __init__(self, at: Path) -> None:
         self.at = at
@@ -72,7 +72,7 @@ class Disk:
             _run("mount", "-t", "tmpfs", "-o", _options(_LARGE), "none", str(at))
 
     def leave(self, left: Left | None) -> None:
-        """So much room and no more; None: plenty."""
+        """Leave only so much room; None: plenty."""
         sizes = dict(_LARGE)
         if left is not None:
             found = os.statvfs(self.at)
@@ -99,7 +99,7 @@ class Filled:
         self.history = History(KINDS[job], work, control, self.disk.at / "root")
 
     def cases(self, seed: int) -> list[Left]:
-        """Every room that is not enough, spread, of bytes and of files in turn; and the least that is."""
+        """Return every room up to one that is enough, spread, of bytes and of files in turn."""
         rng = random.Random(seed)
         of = {kind: _spread(self._enough(kind), rng) for kind in _LARGE}
         return [
@@ -107,17 +107,10 @@ class Filled:
         ]
 
     def _enough(self, of: str) -> int:
-        """The least room with which the job ends well."""
+        """Return a power of two as room: the job succeeds with it, and fails with half of it."""
         enough = 1
         while self._said(Left(of, enough)).code:
             enough *= 2
-        too_little = -1
-        while too_little + 1 < enough:
-            middle = (too_little + enough) // 2
-            if self._said(Left(of, middle)).code:
-                too_little = middle
-            else:
-                enough = middle
         return enough
 
     def _said(self, left: Left) -> Said:
@@ -131,7 +124,7 @@ class Filled:
         return said
 
     def verdict(self, left: Left) -> str:
-        """One of VERDICTS; raises Failed."""
+        """Run a case; return one of VERDICTS. Raises Failed."""
         said = self._said(left)
         self.history.check(said)
         if said.code == 0:
@@ -143,7 +136,7 @@ class Filled:
 
 
 def _spread(n: int, rng: random.Random) -> list[int]:
-    """0 to n; halves first, quarters next, so that few of them lie apart."""
+    """Return 0 to n; halves first, quarters next, so that any first few lie far apart."""
     found: dict[int, None] = dict.fromkeys((n // 2, 0, n))
     parts = 4
     while parts <= 2 * n:

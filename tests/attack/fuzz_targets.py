@@ -1,7 +1,7 @@
-"""What is fuzzed: bytes of anybody -> what was said, and what came out. The corpus is in `corpus/<target>/`; it grew
-out of files of undamaged specimens.
+"""The targets of the fuzzer: bytes of any origin -> problems and output. The corpus is in `corpus/<target>/`; it grew
+from files of undamaged specimens.
 
-The first bytes choose (a codec, whether checksums are made to fit), so that any change of any byte is a case.
+The first bytes choose options (a codec, whether to make checksums fit), so that any change of any byte is a case.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
-from jobs.command import typed
-from jobs.errors import JobError
-from logformat.errors import LogFormatError
-from logformat.layout import CODEC_NAMES
-from logformat.messages.coordinator_records import decode_records, decoder_names
-from logformat.primitives.codec import Scratch, decompress_into
-from logformat.writing.encode import BatchOptions, encode_batches
+from lastkey.jobs.command import parse as typed
+from lastkey.jobs.errors import JobError
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import CODEC_NAMES
+from lastkey.logformat.messages.coordinator_records import decode_records, decoder_names
+from lastkey.logformat.primitives.codec import Scratch, decompress_into
+from lastkey.logformat.writing.encode import BatchOptions, encode_batches
+from lastkey.udfs.decode.decoders import DECODERS, problems_of
 from tests.attack.forked import Failed
 from tests.attack.judge import decoded
 from tests.attack.parsers import Parsed, parse
@@ -32,7 +33,6 @@ from tests.attack.specimens import crc32c, pack, signed
 from tests.builders.damage import BOMB_LIMIT
 from tests.builders.logs import Row, arrow_records
 from tests.reference.log import GZIP, LZ4, NONE, SNAPPY, ZSTD, Batch, Record, decompress, encode_batch
-from udfs.decode.decoders import DECODERS, problems_of
 
 CORPUS: Final = Path(__file__).parent / "corpus"
 MOST_BYTES: Final = 1 << 11  # of an input
@@ -42,7 +42,7 @@ _FIELD_BYTES: Final = 50
 
 
 def _log(data: bytes) -> Parsed:
-    """A `.log`, whose checksums fit where the first byte is odd."""
+    """Parse a `.log`; make its checksums fit if the first byte is odd."""
     if not data:
         return parse(data, _LOG)
     return parse(_with_checksums(data[1:]) if data[0] & 1 else data[1:], _LOG)
@@ -60,7 +60,7 @@ def _with_checksums(data: bytes) -> bytes:
 
 
 def _body(data: bytes) -> Parsed:
-    """Records in a batch that is right: codec and flags, their number, the last one's offset."""
+    """Parse records in a valid batch. The first bytes hold codec and flags, their number, the last one's offset."""
     flags, count, last = data[:3].ljust(3, b"\0")
     codec = (flags & 7) % 5
     batch = Batch(
@@ -78,7 +78,9 @@ def _body(data: bytes) -> Parsed:
 
 
 def _messages(data: bytes) -> Parsed:
-    """Messages in a wrapper of magic 0 or 1 that is right, with checksums that fit: magic and codec, its offset."""
+    """Parse messages in a valid wrapper of magic 0 or 1, with checksums that fit. The first bytes hold magic and codec,
+    its offset.
+    """
     flags, offset = data[:2].ljust(2, b"\0")
     magic, codec = flags & 1, (GZIP, SNAPPY, LZ4, GZIP)[flags >> 1 & 3]
     content, at = bytearray(data[2:]), 0
@@ -99,7 +101,7 @@ def _side_file(name: str) -> Target:
 
 
 def _snapshot(data: bytes) -> Parsed:
-    """A `.snapshot`, whose checksum fits where the first byte is odd."""
+    """Parse a `.snapshot`; make its checksum fit if the first byte is odd."""
     content = data[1:]
     if data and data[0] & 1 and len(content) > 6:
         content = content[:2] + struct.pack(">I", crc32c(content[6:])) + content[6:]
@@ -108,7 +110,7 @@ def _snapshot(data: bytes) -> Parsed:
 
 def _codec(codec: int) -> Target:
     def target(data: bytes) -> Parsed:
-        """A stream of a codec: what comes out is what the library alone makes of it, and can be packed again."""
+        """Decompress a stream: the output must equal that of the library alone, and survive compression."""
         out = Scratch(1 << 6)
         try:
             n = decompress_into(codec, data, out, 0, BOMB_LIMIT, path=_LOG, position=0)
@@ -117,7 +119,7 @@ def _codec(codec: int) -> Target:
         found = bytes(out.view[:n])
         try:
             expected = _by_the_library(codec, data)
-        except Exception:  # stricter than Kafka, in whatever words
+        except Exception:  # the library is stricter than Kafka
             expected = found
         if found != expected:
             raise Failed(f"{CODEC_NAMES[codec]}: {found[:40]!r}, expected {expected[:40]!r}")
@@ -139,7 +141,7 @@ def _by_the_library(codec: int, data: bytes) -> bytes:
 
 
 def _topics(data: bytes) -> Parsed:
-    """A key and a value of an internal topic: always text, whatever they are."""
+    """Decode a key and a value of an internal topic: the result is text for any bytes."""
     which, size = data[:2].ljust(2, b"\0")
     name = decoder_names()[which % len(decoder_names())]
     key = None if size == 255 else data[2 : 2 + size]
@@ -151,7 +153,7 @@ def _topics(data: bytes) -> Parsed:
 
 
 def _decoders(data: bytes) -> Parsed:
-    """A value through each decoder of columns: a value, or what is wrong with it."""
+    """Decode a value by each decoder of columns: into a value, or a reason why not."""
     values = pa.array([data, None, b""], pa.binary())
     out = {}
     for name, one in DECODERS.items():
@@ -165,7 +167,7 @@ def _decoders(data: bytes) -> Parsed:
     return Parsed([], out)
 
 
-_TYPED: Final[tuple[tuple[Callable[[str], Any], type[Exception]], ...]] = (  # and what each says of a mistake
+_TYPED: Final[tuple[tuple[Callable[[str], Any], type[Exception]], ...]] = (  # parser -> error for a mistake
     (typed.parse_time, JobError), (typed.parse_numbers, ValueError), (typed.parse_partitions, JobError),
     (typed.parse_key, JobError), (typed.parse_filter, JobError),
     (lambda text: typed.parse_span("--span", text, typed.parse_time), JobError),
@@ -173,7 +175,7 @@ _TYPED: Final[tuple[tuple[Callable[[str], Any], type[Exception]], ...]] = (  # a
 
 
 def _words(data: bytes) -> Parsed:
-    """What a user types: a value, or the mistake."""
+    """Parse words as a user types them: into a value, or an error."""
     parse_text, mistake = _TYPED[(data or b"\0")[0] % len(_TYPED)]
     try:
         return Parsed([], str(parse_text(data[1:].decode(errors="replace"))))
@@ -182,7 +184,7 @@ def _words(data: bytes) -> Parsed:
 
 
 def _written(data: bytes) -> Parsed:
-    """Records out of bytes, written and read by a slow reader and by ours."""
+    """Write records made of bytes; read them by a slow reader and by ours."""
     codec, flags, *rest = data.ljust(2, b"\0")
     rows, at, offset = [], 0, 0
     while at + 4 <= len(rest) and len(rows) < 40:
@@ -229,10 +231,10 @@ TARGETS: Final[dict[str, Target]] = {
 
 
 def digest(seen: Parsed) -> str:
-    """Of what was said and what came out: the same for compiled kernels and for plain ones."""
+    """Return a digest of problems and output: the same for compiled kernels and for plain ones."""
     return hashlib.sha256(repr(([str(p) for p in seen.problems], seen.output)).encode()).hexdigest()[:16]
 
 
 def corpus(target: str) -> dict[str, bytes]:
-    """Name -> input, of what is kept."""
+    """Return the kept inputs of a target by name."""
     return {f"{target}/{path.name}": path.read_bytes() for path in sorted((CORPUS / target).iterdir())}

@@ -1,10 +1,9 @@
-"""A fuzzer's process: it makes inputs of others by the lines that they reach, in kernels too, plain Python here.
-
-    NUMBA_DISABLE_JIT=1 python -m tests.attack.fuzzer fuzz OLD NEW SECONDS SEED    inputs that reach more come into NEW
+"""A fuzzer's process: it makes new inputs from old ones by the lines that they reach, also in kernels (plain Python).
+    NUMBA_DISABLE_JIT=1 python -m tests.attack.fuzzer fuzz OLD NEW CASES SEED    inputs that reach more come into NEW
     NUMBA_DISABLE_JIT=1 python -m tests.attack.fuzzer smallest FOLDER              names of those that reach all
-    NUMBA_DISABLE_JIT=1 python -m tests.attack.fuzzer digests FOLDER               what each one gives
+    NUMBA_DISABLE_JIT=1 python -m tests.attack.fuzzer digests FOLDER               the output of each one
 
-A file's first byte is the number of its target. atheris (libFuzzer) leads; where there is no wheel of it, chance does.
+A file's first byte is the number of its target. atheris (libFuzzer) leads; without a wheel of it, chance does.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import json
 import os
 import random
 import sys
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.util import find_spec
@@ -22,19 +20,20 @@ from types import FrameType
 from typing import Any
 
 LEAD = find_spec("atheris") is not None
-_SEEN = ("/logformat/", "/udfs/decode/", "/jobs/command/typed.py")
+_SEEN = ("/logformat/", "/udfs/decode/", "/jobs/command/parse.py")
 _TIMEOUT_SECONDS = 20
 _MOST_MIB = 1024
 
 
 def _run_one() -> Callable[[bytes], str]:
-    """The targets, imported so that atheris sees their lines."""
+    """Import the targets so that atheris sees their lines; return a function that runs one input."""
     context: Any = nullcontext()
     if LEAD and "fuzz" in sys.argv:
         import atheris
 
         context = atheris.instrument_imports(
-            include=["logformat", "udfs.decode", "jobs.command.typed"], enable_loader_override=False
+            include=["lastkey.logformat", "lastkey.udfs.decode", "lastkey.jobs.command.parse"],
+            enable_loader_override=False,
         )
     with context:
         from tests.attack import plain_kernels
@@ -50,17 +49,17 @@ def _run_one() -> Callable[[bytes], str]:
     return run
 
 
-def _fuzz(old: Path, new: Path, seconds: float, seed: int) -> None:
+def _fuzz(old: Path, new: Path, n: int, seed: int) -> None:
     run = _run_one()
     from tests.attack.fuzz_targets import MOST_BYTES
 
     if not LEAD:
-        _by_chance(run, old, new, seconds, seed)
+        _by_chance(run, old, new, n, seed)
         return
     import atheris
 
     options = {
-        "max_total_time": max(1, round(seconds)), "seed": seed, "max_len": MOST_BYTES, "timeout": _TIMEOUT_SECONDS,
+        "runs": n + len(list(old.iterdir())), "seed": seed, "max_len": MOST_BYTES, "timeout": _TIMEOUT_SECONDS,
         "rss_limit_mb": _MOST_MIB, "len_control": 20, "artifact_prefix": f"{new.parent}/failed-",
         "print_final_stats": 1,
     }  # fmt: skip
@@ -69,17 +68,15 @@ def _fuzz(old: Path, new: Path, seconds: float, seed: int) -> None:
     atheris.Fuzz()
 
 
-def _by_chance(run: Callable[[bytes], str], old: Path, new: Path, seconds: float, seed: int) -> None:
-    rng, inputs, n = random.Random(seed), [path.read_bytes() for path in sorted(old.iterdir())], 0
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+def _by_chance(run: Callable[[bytes], str], old: Path, new: Path, n: int, seed: int) -> None:
+    rng, inputs = random.Random(seed), [path.read_bytes() for path in sorted(old.iterdir())]
+    for _ in range(n):
         data = _changed(rng.choice(inputs), rng)
         try:
             run(data)
         except Exception:
             (new.parent / "failed-crash").write_bytes(data)
             raise
-        n += 1
     print(f"stat::number_of_executed_units: {n}\nstat::new_units_added: 0", file=sys.stderr)
 
 
@@ -98,7 +95,7 @@ def _changed(data: bytes, rng: random.Random) -> bytes:
 
 
 def _smallest(folder: Path) -> list[str]:
-    """Smallest first, each that reaches a line by a way that none before it did."""
+    """Return the names of inputs, smallest first, that each reach a line by a way that none before did."""
     run = _run_one()
     reached: set[Any] = set()
     kept = []
@@ -112,7 +109,7 @@ def _smallest(folder: Path) -> list[str]:
 
 
 def _ways(work: Callable[[], object]) -> set[Any]:
-    """From which line to which one it went."""
+    """Return the steps from line to line that the work takes."""
     ways: set[Any] = set()
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -140,10 +137,10 @@ def _ways(work: Callable[[], object]) -> set[Any]:
 if __name__ == "__main__":
     what, folder, *rest = sys.argv[1:]
     if what == "fuzz":
-        # libFuzzer bounds ru_maxrss, which a started process takes over from its starter and a forked one does not
+        # libFuzzer bounds ru_maxrss: a started process inherits it, a forked one does not
         if pid := os.fork():
             sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        _fuzz(Path(folder), Path(rest[0]), float(rest[1]), int(rest[2]))
+        _fuzz(Path(folder), Path(rest[0]), int(rest[1]), int(rest[2]))
     elif what == "smallest":
         json.dump(_smallest(Path(folder)), sys.stdout)
     else:

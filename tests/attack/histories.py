@@ -1,7 +1,7 @@
-"""Stores and archives of a few records, the jobs that change them, and what must hold of them whatever happened.
+"""Stores and archives of a few records, the jobs that change them, and checks of what must hold after any mishap.
 
-All of it runs in forked children of a process in which everything is imported and compiled, and which never touches
-delta-rs itself: its threads do not survive a fork. A job takes 50 to 100 milliseconds so.
+Everything runs in forked children of a process that has imported and compiled everything, and that never touches
+delta-rs itself, whose threads do not survive a fork. So a job takes 50 to 100 milliseconds.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from jobs.command import cli
-from jobs.errors import JobError
-from jobs.store.tables import open_state
-from logformat.names import CLEAN_SHUTDOWN
+from lastkey.jobs.command import cli, job_modules
+from lastkey.jobs.errors import JobError
+from lastkey.jobs.store.tables import open_state
+from lastkey.logformat.names import CLEAN_SHUTDOWN
 from tests.attack.forked import Failed
 from tests.attack.preload import Control, Noted, Order
 from tests.builders.damage import NOW_MS, SEGMENT_OFFSETS, START_MS, batch_at, build
@@ -34,6 +34,7 @@ from tests.reference.log import data_batch
 
 KILLED: Final = -9
 MANIFEST: Final = "manifest of the tables"
+OF_THE_COMMIT: Final = ("manifest.json", "committed")
 TEMPORARY: Final = "tmp"
 _CODES: Final = {0, 2, 3, 4, 5}
 _TOML: Final = """
@@ -47,16 +48,16 @@ _TOML: Final = """
 "task.memory.bytes" = {memory}
 """
 _KEY = tuple[str, int]
-_LARGE_BYTES: Final = 7 << 19  # six of them are more than the quarter of task.memory.bytes that may wait in memory
+_LARGE_BYTES: Final = 7 << 19  # six exceed the quarter of task.memory.bytes that may wait in memory
 
 
 class Named(Failed):
-    """A run that should have ended well said what is wrong, as it should where the disk has lied."""
+    """A run failed and named the problem, as it should after the disk has lied."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """How a run ended. code: its exit code, less than 0 for a signal."""
+    """The end of a run. code: its exit code, less than 0 for a signal."""
 
     code: int
     report: dict[str, Any]
@@ -69,7 +70,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Stands:
-    """A store as it is: generation of each partition, and the files of its folder without the manifest."""
+    """The state of a store: the generation of each partition, and the files of its folder without the manifest."""
 
     generations: dict[_KEY, int]
     files: dict[_KEY, dict[str, bytes]]
@@ -78,7 +79,7 @@ class Stands:
 
 
 def run(words: list[str]) -> Said:
-    """A command, in this process."""
+    """Run a command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli.main(words)
@@ -87,7 +88,7 @@ def run(words: list[str]) -> Said:
 
 
 def stands(store: Path) -> Stands:
-    """In a process of its own: it asks delta-rs."""
+    """Return the state of a store. Call it in a process of its own, because it asks delta-rs."""
     state = open_state(str(store))
     try:
         rows, manifests = state.current()
@@ -95,8 +96,7 @@ def stands(store: Path) -> Stands:
         raise Named(error.line()) from error
     files = {}
     for key, row in rows.items():
-        folder = store / "segments" / f"{key[0]}-{key[1]}" / f"{row.generation}-{row.run_id}"
-        files[key] = {name: data for name, data in files_of(folder).items() if name != "manifest.json"}
+        files[key] = {name: data for name, data in files_of(store / row.folder).items() if name not in OF_THE_COMMIT}
         files[key][MANIFEST] = repr([astuple(row) for row in manifests[key]]).replace(row.run_id, "RUN").encode()
     return Stands(
         {key: row.generation for key, row in rows.items()}, files, {key: row.run_id for key, row in rows.items()},
@@ -105,13 +105,13 @@ def stands(store: Path) -> Stands:
 
 
 def restored(output: Path) -> dict[str, tuple[str, int]]:
-    """Files of a log directory: SHA-256, and the time of those that have one of their own."""
+    """Return the files of a log directory: SHA-256, and mtime for those that keep theirs (0 for others)."""
     found = tree(output) if output.exists() else {}
     return {p: (sha, at if p.endswith(".log") else 0) for p, (sha, at) in found.items() if sha != "folder"}
 
 
 class Child:
-    """Work in a forked process. Whoever asks for its result gets what it gave, or what it raised as Failed."""
+    """Work in a forked process; `result` returns its result, or raises its error as Failed."""
 
     def __init__(self, work: Callable[[], Any], folder: Path) -> None:
         self.answer = folder / f"answer-{os.getpid()}-{id(self)}"
@@ -130,7 +130,7 @@ class Child:
             os._exit(code)
 
     def ended(self) -> bool:
-        """Whether it has; asks without waiting."""
+        """Return whether the process has ended, without waiting."""
         return self.status is not None or self._wait(os.WNOHANG)
 
     def _wait(self, how: int) -> bool:
@@ -140,7 +140,7 @@ class Child:
         return bool(pid)
 
     def result(self) -> Any:
-        """None: it was killed."""
+        """Wait for the result of the work; None if the process was killed."""
         if self.status is None:
             self._wait(0)
         status = self.status
@@ -155,20 +155,22 @@ class Child:
 
 @dataclass(frozen=True)
 class Kind:
-    """A job that is attacked. words: its command line; before: what makes the store it begins on."""
+    """A job under attack. words: its command line; the other fields describe the store and archive that it starts
+    with.
+    """
 
     name: str
     words: Callable[[Path], list[str]]
     grown: bool = True  # the archive has more than the store's generation
-    damaged: bool = False  # indexes of the archive
-    generations: int = 1  # that the store has
-    keeps: bool = False  # all that is below segments/
-    only: str = ""  # mishaps of names that begin so: of all others it is like a kind without it
-    spills: bool = False  # more output waits than a task may hold
+    damaged: bool = False  # indexes of the archive are damaged
+    generations: int = 1  # generations in the store
+    keeps: bool = False  # the job must keep everything below segments/
+    only: str = ""  # only mishaps whose names begin so; with others it acts as another kind does
+    spills: bool = False  # more output waits than fits in a task's memory
 
     @property
     def below(self) -> str:
-        """Where the operations are that are attacked: one that spills does all others as one that does not."""
+        """Folder of the attacked operations: a job that spills does all others as a job that does not."""
         return TEMPORARY if self.spills else ""
 
 
@@ -214,7 +216,7 @@ COMPACTIONS: Final = ("compact", "first compact", "compact by blocks", "compact 
 
 
 def grow(archive: Path, number: int) -> None:
-    """Two segments more in one partition, one in the other."""
+    """Add two segments to one partition, one to the other."""
     last = 4 + 2 * number
     for partition, n in ((0, 2), (1, 1)):
         folder = archive / f"t-{partition}"
@@ -225,7 +227,7 @@ def grow(archive: Path, number: int) -> None:
 
 
 def write_settings(work: Path) -> None:
-    """Of the engines that `compact` may be told."""
+    """Write settings for the engines of `compact`."""
     for name, engine, split, memory in (
         ("auto", "auto", 1 << 30, 1 << 30), ("blocks", "blocks", 500, 1 << 30),
         ("spilling", "auto", 1 << 30, 64 << 20),
@@ -234,12 +236,12 @@ def write_settings(work: Path) -> None:
 
 
 class History:
-    """One kind of job: the trees that it begins with, and what it makes of them undisturbed."""
+    """One kind of job: the trees that it begins with, and its results undisturbed."""
 
-    thorough = True  # ask verify and vacuum too, also of what is byte for byte as it was when they were asked before
+    thorough = True  # run verify and vacuum too, even on a store that is byte for byte as they saw it before
 
     def __init__(self, kind: Kind, work: Path, control: Control, root: Path | None = None) -> None:
-        """root: where all lies that is attacked, of a file system of its own."""
+        """Run the job undisturbed. root: the attacked tree, on a file system of its own."""
         self.kind, self.work, self.control = kind, work, control
         self.root, self.base = root or work / "root", work / f"base {kind.name}"
         self.trash = work / "trash"
@@ -278,7 +280,9 @@ class History:
         shutil.copytree(self.root, self.base)
 
     def _grow_large(self) -> None:
-        """A segment of more than a task may hold, of which each batch is rewritten without a record; one behind it."""
+        """Add a segment larger than a task's memory, in which each batch loses a record and is rewritten; and one
+        behind it.
+        """
         folder = self.root / "archive" / "t-0"
         base = 4 * SEGMENT_OFFSETS
         with (folder / f"{base:020}.log").open("wb") as file:
@@ -289,7 +293,7 @@ class History:
         (folder / f"{base:020}.log").write_bytes(batch_at(base).data)
 
     def reset(self) -> None:
-        """All as it was before the job."""
+        """Restore everything as it was before the job."""
         for path in (self.root, self.trash):
             shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(self.base, self.root)
@@ -299,17 +303,17 @@ class History:
         return Child(work, self.work).result()
 
     def ended(self, words: list[str]) -> Said:
-        """An undisturbed run."""
+        """Run a command undisturbed to its end."""
         said: Said | None = self.child(lambda: run(words))
         assert said is not None
         return said
 
     def start(self, order: Order | None, *, noting: bool = False, trash: bool = False) -> Child:
-        """The job, attacked."""
+        """Start the job under attack."""
 
         def work() -> Said:
             tempfile.tempdir = str(self.root / TEMPORARY)
-            secrets.randbits = lambda bits: (1 << bits) // 3  # by which keys go to files: the same operations each time
+            secrets.randbits = lambda bits: (1 << bits) // 3  # key hashes decide the files: the same each time
             self.control.begin(order, noting=noting, trash=self.trash if trash else None)
             try:
                 return run(self.kind.words(self.root))
@@ -325,7 +329,7 @@ class History:
     # -- what must hold
 
     def check(self, said: Said) -> None:
-        """After a run that was attacked."""
+        """Check everything after a run under attack."""
         check_said(said)
         self.check_archive()
         if self.kind.keeps and files_of(self.root / "store" / "segments") != files_of(self.base / "store" / "segments"):
@@ -356,7 +360,7 @@ class History:
         if of in COMPACTIONS:
             self._check_committed(said, now)
         elif of == "rollback":
-            wanted = dict.fromkeys(now.generations, 1)
+            wanted = dict.fromkeys(now.generations, 3)  # with the files of generation 1
             if said.code == 0 and now.generations != wanted:
                 raise Failed(f"said done, and {now.generations}")
             behind = "/cleaner_state/" in said.report.get("error", {}).get("path", "")  # written after the commit
@@ -369,7 +373,9 @@ class History:
         self._check_next(said)
 
     def check_beside(self, said: Said, other: Said) -> None:
-        """After two jobs at once: what both say is so, and all is whole; what is next leaves what it would have."""
+        """Check after two jobs at once: both reports are true, everything is whole, and the next run leaves the usual
+        logs.
+        """
         self.child(lambda: self._check_beside_in_child(said, other))
         self.check_archive()
 
@@ -387,7 +393,7 @@ class History:
         for one in (said, other):
             for p in one.report.get("partitions", ()) if one.report.get("job") == "compact" else ():
                 key = p["topic"], p["partition"]
-                undone = back.get(key) == p["generation"] is not None  # by the other one, which came behind it
+                undone = back.get(key) == p["generation"] is not None  # by the other job, which came later
                 if p["generation"] is not None and now.generations.get(key, 0) < p["generation"] and not undone:
                     raise Failed(f"{key}: said generation {p['generation']}, is {now.generations.get(key)}")
         if now.generations:
@@ -404,17 +410,17 @@ class History:
             raise Failed(f"vacuum took {gone}")
 
     def _clean(self) -> dict[_KEY, dict[str, bytes]]:
-        """Logs of the generations when all that the archive holds is compacted, undisturbed."""
+        """Compact everything in the archive, undisturbed; return the logs of the generations."""
         well("compact", run(compact(self.root)))
         return {key: _logs(found) for key, found in stands(self.root / "store").files.items()}
 
     def _exact(self) -> dict[str, bytes]:
-        """Index files as they are made: what takes the place of one that could not be read."""
+        """Return index files as reindex --exact makes them: they may replace unreadable ones."""
         self.ended([*self.kind.words(self.root), "--exact"])
         return files_of(self.root / "archive")
 
     def _goal(self) -> Any:
-        """What an undisturbed next run leaves, after an undisturbed run."""
+        """Return the result of an undisturbed next run, after an undisturbed run."""
         return self.child(self._next)
 
     def _next(self) -> Any:
@@ -430,7 +436,9 @@ class History:
         if of == "reindex":
             return files_of(root / "archive")
         now = stands(root / "store")
-        if of in ("vacuum", "vacuum with a grace", "rollback"):
+        if of == "rollback":
+            return now.generations, now.files
+        if of in ("vacuum", "vacuum with a grace"):
             return now.generations, now.files, now.run_ids
         if not self.thorough:
             return now.generations, now.files, None
@@ -477,13 +485,15 @@ class History:
                 raise Failed(f"{key}: generation {now.generations[key]} was committed; said {p['status']}")
 
     def _made_again(self, said: Said, files: dict[str, bytes]) -> dict[str, bytes]:
-        """Without a file that is taken from the batches where the archive's could not be read, and a note says so."""
+        """Return the files without the leader epochs if a note says that they come from the batches, because the
+        archive's file could not be read.
+        """
         again = EPOCHS in json.dumps(said.report.get("notes", ()))
         return {name: data for name, data in files.items() if name != EPOCHS or not again}
 
     def check_lied(self, said: Said) -> None:
-        """After a disk lied: a job may be deceived, but whoever looks finds it: `verify` names what is wrong with a
-        store. A restored folder is looked at by `verify` too, which has nothing to compare small side files with.
+        """Check after a disk lied. The job may be deceived, but `verify` must find and name the damage in a store.
+        `verify` also checks a restored folder, but cannot compare its small side files with anything.
         """
         try:
             if self.kind.name == "restore" and said.code == 0:
@@ -502,7 +512,7 @@ class History:
             raise Failed(f"other logs, and verify says nothing: {wrong}")
 
     def _restored_now(self, said: Said) -> dict[str, tuple[str, int]]:
-        """What is to be restored, if a run that was first has committed the generation that was restored."""
+        """Return the files to restore, also if the other run came first and committed the restored generation."""
         if all(p["generation"] == self.kind.generations for p in said.report.get("partitions", ())):
             return self.restored
         again = self.root / "restored again"
@@ -545,7 +555,7 @@ class History:
 
 
 def _shas(files: dict[str, tuple[str, int]]) -> dict[str, str]:
-    """Of all but the file that says of all others that they are whole: a broker looks whether it is there."""
+    """Return SHA-256 by path, without the file whose presence tells a broker that all others are whole."""
     return {path: found[0] for path, found in files.items() if path != CLEAN_SHUTDOWN}
 
 
@@ -554,7 +564,7 @@ def _logs(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def check_said(said: Said) -> None:
-    """That a run ended as one may: no defect, and a report."""
+    """Check that a run ended in an allowed way: no defect, and a report."""
     if said.killed:
         return
     if said.code not in _CODES:
@@ -566,7 +576,7 @@ def check_said(said: Said) -> None:
 
 
 def well(what: str, said: Said) -> None:
-    """That a run that nobody disturbed ended well. Named: it says why it did not."""
+    """Check that an undisturbed run ended well. Raises Named if it says why it did not."""
     check_said(said)
     if said.code:
         raise Named(f"{what}: {shown(said)}")
@@ -588,14 +598,14 @@ def differs(found: Any, expected: Any) -> str:
 
 
 def warm() -> None:
-    """Import and compile what jobs need, in the process that forks. Nothing of delta-rs."""
+    """Import and compile everything that jobs need, in the process that forks. Leave out delta-rs."""
     import importlib
 
     import pandas  # noqa: F401 - pyarrow imports it with the first table
 
     from tests.attack import readers
 
-    for module in cli.JOBS.values():
+    for module in job_modules.JOBS.values():
         importlib.import_module(module)
     import pyarrow as pa
 
@@ -606,4 +616,4 @@ def warm() -> None:
             readers.JOBS[job](part.root, Path(folder))
     sys.stdout.flush()
     gc.collect()
-    gc.freeze()  # else each fork's collector touches, and so copies, all that is here
+    gc.freeze()  # otherwise each fork's collector touches, and so copies, all of this

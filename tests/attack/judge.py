@@ -1,4 +1,6 @@
-"""What a job made of a damaged archive, judged: by what it made of the undamaged one, and by slow readers."""
+"""The judge of a job on a damaged archive: it compares the output with that of the undamaged archive, and with slow
+readers.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from logformat.errors import LogFormatError
-from logformat.layout import BATCH_HEADER
-from logformat.side_files import producer_snapshot
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH_HEADER
+from lastkey.logformat.side_files import producer_snapshot
 from tests.attack.damages import Case, damaged, is_noticed
 from tests.attack.forked import Failed
 from tests.attack.readers import Seen, check_named
@@ -36,7 +38,7 @@ Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[bytes, bytes | Non
 
 
 class Judge:
-    """One job and all specimens. Archives lie in folders of their own, and are as they were after each case."""
+    """One job and all specimens. Archives lie in folders of their own, and are restored after each case."""
 
     def __init__(self, job: str, run: Callable[[Path, Path], Seen], specimens: dict[str, Specimen], work: Path) -> None:
         self.job, self.run, self.specimens, self.work = job, run, specimens, work
@@ -48,7 +50,7 @@ class Judge:
             self.healthy[name] = self.comparable(seen)
 
     def verdict(self, case: Case) -> str:
-        """One of VERDICTS; raises Failed."""
+        """Run a case; return one of VERDICTS. Raises Failed."""
         specimen = self.specimens[case.specimen]
         root = self.work / "archives" / case.specimen
         changes = damaged(specimen, case)
@@ -67,7 +69,9 @@ class Judge:
             put({path: specimen.files[path] for path in changes}, root)
 
     def _says_invalid(self, seen: Seen) -> bool:
-        """Whether a wrong checksum is told without a problem: headers are read without, and inspect prints it."""
+        """Return whether the job reports no problem for a wrong checksum: some jobs read headers without checking it,
+        and inspect prints it.
+        """
         return self.job in ("lookup", "time index") or (
             self.job == "inspect" and b"isvalid: false" in seen.output[0][0]
         )
@@ -97,7 +101,9 @@ class Judge:
         return TWIN if self.job.startswith("data source") else REPORTED
 
     def _check_sources(self, case: Case, specimen: Specimen, files: dict[str, bytes], seen: Seen) -> None:
-        """Rows are those of the undamaged archive, or the twin's; of undamaged segments all are there."""
+        """Check that rows are those of the undamaged archive, or the twin's, and that no row of an undamaged segment is
+        missing.
+        """
         healthy = self.healthy[case.specimen]
         if "records" not in seen.output:
             return
@@ -118,14 +124,14 @@ class Judge:
 
 
 def row_of(row: dict[str, Any]) -> Row:
-    """A row of the data source, comparable with the twin's."""
+    """Return a row of the data source, comparable with the twin's."""
     headers = tuple((h["key"].encode(), h["value"]) for h in row.get("headers") or ())
     at = row["timestamp"]
     return row["offset"], -1 if at is None else at // 1000, row["key"], row["value"], headers
 
 
 def rows_of(batches: list[Batch]) -> list[Row]:
-    """Data records of decoded batches."""
+    """Return the data records of decoded batches."""
     return [(r.offset, r.timestamp, r.key, r.value, r.headers) for b in batches if not b.control for r in b.records]
 
 
@@ -133,7 +139,7 @@ Cleaned = tuple[list[Row], list[tuple[int, int]]]  # records of cleaned segments
 
 
 def records_of_outcome(seen: Seen) -> Cleaned | str:
-    """What a compaction left, by a reader that is not the product's."""
+    """Return the records that a compaction left, by a reader that is not the product's."""
     assert seen.outcome is not None
     result = seen.outcome.result
     if result.status != "cleaned":
@@ -146,7 +152,7 @@ def records_of_outcome(seen: Seen) -> Cleaned | str:
 
 
 def decoded(data: bytes) -> list[Batch]:
-    """Batches up to a torn end. One that a slow reader refuses has no records."""
+    """Return batches up to a torn end. A batch that a slow reader refuses has no records."""
     out, at = [], 0
     while at + 12 <= len(data):
         size = 12 + struct.unpack_from(">i", data, at + 8)[0]
@@ -161,13 +167,13 @@ def decoded(data: bytes) -> list[Batch]:
 def _decoded(part: bytes) -> Batch:
     readable = part
     try:
-        if part[16] == 0 and part[17] & 7 == LZ4:  # no other library takes its frame
+        if part[16] == 0 and part[17] & 7 == LZ4:  # no other library reads its frame
             key_end = sized(part, 18)[1]
             value = compress(GZIP, unpack(LZ4, 0, sized(part, key_end)[0] or b""))
             readable = part[:17] + bytes([GZIP]) + part[18:key_end] + struct.pack(">i", len(value)) + value
             readable = readable[:8] + struct.pack(">i", len(readable) - 12) + readable[12:]
         return replace(decode_any(readable)[0], data=part)
-    except Exception:  # the slow readers check by assertions, and their codecs raise what they like
+    except Exception:  # the slow readers check by assertions, and their codecs raise anything
         if part[16] < 2:
             offset = struct.unpack_from(">q", part)[0]
             return Batch(offset, offset, magic=part[16], data=part)
@@ -186,12 +192,12 @@ def logs_in(files: dict[str, bytes]) -> list[tuple[int, bytes]]:
 
 def read_by_the_twin(files: dict[str, bytes]) -> list[Row]:
     rows = rows_of([b for _, data in logs_in(files) for b in decoded(data)])
-    return [(r[0], r[1] if -(2**63) <= 1000 * r[1] < 2**63 else -1, *r[2:]) for r in rows]  # as microseconds can hold
+    return [(r[0], r[1] if -(2**63) <= 1000 * r[1] < 2**63 else -1, *r[2:]) for r in rows]  # in microseconds' range
 
 
 def cleaned_by_the_twin(files: dict[str, bytes], seen: Seen) -> list[Cleaned | str]:
-    """What the slow twin of the cleaner leaves of an archive: by the log alone, or with what its last snapshot tells of
-    producers, most of whom have expired.
+    """Return the archives that the slow twin of the cleaner may leave: from the log alone, or with the producers in the
+    last snapshot, most of which have expired.
     """
     plan = seen.plan
     assert plan is not None
@@ -215,7 +221,7 @@ def cleaned_by_the_twin(files: dict[str, bytes], seen: Seen) -> list[Cleaned | s
 
 
 def _loaded(files: dict[str, bytes], now_ms: int) -> State:
-    """Producers by the last snapshot that can be read."""
+    """Return producers from the last readable snapshot."""
     state = State()
     for path in sorted((path for path in files if path.endswith(".snapshot")), reverse=True):
         try:

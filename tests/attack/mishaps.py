@@ -1,7 +1,7 @@
-"""What may happen to an operation, each case of it, and how a case is judged.
+"""The mishaps of an operation, all cases of them, and how a case is judged.
 
-A case is told as `compact/EIO/write/3/store/state/cleaner_runs/*.parquet`: the job, the mishap, the kind of operation,
-which of those on paths of this pattern, and the pattern.
+A case has a name like `compact/EIO/write/3/store/state/cleaner_runs/*.parquet`: the job, the mishap, the kind of
+operation, its number among those on paths of this pattern, and the pattern.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ON, SAID, KILLED, LIED, MISSED = (
     "went on and did all", "named errors", "killed", "lies of the disk", "came no more"
 )  # fmt: skip
 VERDICTS: Final = (ON, SAID, KILLED, LIED, MISSED)
-CAME_NO_MORE: Final = "came-no-more"  # the file that names those cases
+CAME_NO_MORE: Final = "came-no-more"  # file with the names of those cases
 _WRITES: Final = ("create", "write", "truncate", "fsync", "rename", "link", "delete", "mkdir", "times", "chmod")
 _NAMES: Final = ("rename", "link", "delete", "mkdir")
 _READS: Final = ("open", "read", "stat", "list", "readdir", "map")
@@ -38,13 +38,13 @@ _CLOCKS: Final = {
 }  # fmt: skip
 _OTHERS: Final[dict[str, Callable[..., list[str]]]] = {"compact": compact, "vacuum": VACUUM, "restore": restore}
 PATIENCE: Final = (
-    3.0  # seconds that another job has before the delayed one goes on: it may hold what that one waits for
+    3.0  # seconds for another job before the delayed one continues, which may hold a lock that the other waits for
 )
 
 
 @dataclass(frozen=True)
 class Mishap:
-    """What happens, and to which kinds of operations."""
+    """A mishap, and the kinds of operations that it may happen to."""
 
     name: str
     kinds: tuple[str, ...]
@@ -52,9 +52,9 @@ class Mishap:
     error: int = 0
     times: int = 1
     clock_ns: int = 0
-    loss: str = ""  # of power
-    meanwhile: str = ""  # the job that runs
-    below: str = ""  # which paths alone
+    loss: str = ""  # after a power cut: one of power.LOSSES
+    meanwhile: str = ""  # job that runs while the operation waits
+    below: str = ""  # only paths below this one
 
 
 def _errors() -> Iterator[Mishap]:
@@ -115,8 +115,8 @@ class Case:
 
 
 def cases(history: History, seed: int) -> list[Case]:
-    """All there are for a job. First one of each operation, mishaps in turn; then the others, in turn one of each
-    mishap and kind of operation: rare ones come as often as frequent ones.
+    """Return all cases of a job. First comes one for each operation, mishaps in turn; then the others, one of each
+    mishap and kind of operation in turn, so that rare ones come as often as frequent ones.
     """
     made = Counter((one.kind, pattern_of(one.other or one.path)) for one in history.noted)
     job, rng = history.kind.name, random.Random(seed)
@@ -124,7 +124,7 @@ def cases(history: History, seed: int) -> list[Case]:
     drawn = [mishap for mishap in MISHAPS.values() if mishap.name.startswith(history.kind.only)]
     for mishap in drawn:
         if history.kind.damaged and mishap.meanwhile:
-            continue  # no other job takes an archive whose files are replaced; reindex holds Kafka's lock
+            continue  # reindex holds Kafka's lock, so no other job reads the archive meanwhile
         for kind in mishap.kinds:
             of = [
                 Case(job, mishap.name, kind, nth, pattern)
@@ -142,7 +142,7 @@ def cases(history: History, seed: int) -> list[Case]:
 
 
 def _new(of_each: list[Case]) -> Iterator[Case]:
-    """One case of each operation, mishaps in turn."""
+    """Yield one case for each operation, mishaps in turn."""
     by_operation: dict[tuple[str, str, int], list[Case]] = {}
     for case in of_each:
         by_operation.setdefault(case.operation, []).append(case)
@@ -154,12 +154,12 @@ def _new(of_each: list[Case]) -> Iterator[Case]:
 
 
 def operations(of: Iterable[Case], missed: Container[str] = ()) -> int:
-    """To how many operations something happens. missed: cases whose operation did not come."""
+    """Return the number of operations that something happens to. missed: cases whose operation did not come."""
     return len({case.operation for case in of if case.nth and str(case) not in missed})
 
 
 def verdict(history: History, case: Case) -> str:
-    """Let it happen; one of VERDICTS, or raises Failed."""
+    """Run a case; return one of VERDICTS. Raises Failed."""
     mishap = MISHAPS[case.mishap]
     history.reset()
     history.thorough = zlib.crc32(str(case).encode()) % 4 == 0
@@ -187,15 +187,15 @@ def verdict(history: History, case: Case) -> str:
 
 
 def _lied_to(history: History, said: Said) -> str:
-    """A disk that says that it wrote what it did not: nobody promises more than that it is found, and named."""
+    """Check a run on a disk that lied about its writes: verify must find and name the damage; nobody promises more."""
     history.check_lied(said)
     return LIED
 
 
 def _beside(history: History, child: Child, job: str) -> str:
-    """Another job runs while an operation waits; the first may then end as if it had been alone, or say why not.
+    """Run another job while an operation waits; the first may then end as if it had been alone, or say why not.
 
-    Where the delayed job holds what the other one waits for, it goes on first.
+    If the delayed job holds a lock that the other one waits for, it continues first.
     """
     end = time.monotonic() + PATIENCE
     while not history.control.reached and not child.ended():

@@ -1,7 +1,7 @@
-"""What `logformat` makes of the bytes of one file: in memory, no folder and no job. Judged by slow readers.
+"""The output of `logformat` for the bytes of one file: in memory, without folder or job. Slow readers judge it.
 
-A parser is for bytes of anybody: those of a damaged specimen, and those that a fuzzer makes up. It gives what it said
-and what came out, and raises Failed where the two do not fit what a slow reader sees in the same bytes.
+A parser takes bytes of any origin: those of a damaged specimen, and those that a fuzzer makes up. It returns the
+problems and the output, and raises Failed if the two do not fit what a slow reader sees in the same bytes.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from logformat.batches.bodies import BadBatch, BodyLoader
-from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
-from logformat.batches.columns import Place, record_batches
-from logformat.batches.headers import read_headers
-from logformat.batches.walk_kernels import checksums_fit
-from logformat.errors import LogFormatError
-from logformat.layout import BATCH
-from logformat.names import parse_segment_file
-from logformat.primitives.codec import Scratch
-from logformat.schemas import RECORDS, select
-from logformat.side_files import checkpoints, offset_index, producer_snapshot, time_index, transaction_index
-from logformat.side_files.index_builder import IndexBuilder
-from logformat.side_files.producer_state import ProducerState
+from lastkey.logformat.batches.bodies import BadBatch, BodyLoader
+from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.walk_kernels import checksums_fit
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH
+from lastkey.logformat.names import parse_segment_file
+from lastkey.logformat.primitives.codec import Scratch
+from lastkey.logformat.schemas import RECORDS, select
+from lastkey.logformat.side_files import checkpoints, offset_index, producer_snapshot, time_index, transaction_index
+from lastkey.logformat.side_files.index_builder import IndexBuilder
+from lastkey.logformat.side_files.producer_state import ProducerState
 from tests.attack.forked import Failed
 from tests.attack.judge import decoded, rows_of
 from tests.builders.damage import BOMB_LIMIT
@@ -40,23 +40,23 @@ from tests.reference.producer_state import BadTransactionError, State
 
 _COLUMNS: Final = select(RECORDS, ["offset", "timestamp_ms", "key", "value", "headers", "control"])
 _CHUNK_BYTES: Final = 1 << 12
-_STALE: Final = 0xA5  # what lies in memory that is used again: a read of it shows in a record
+_STALE: Final = 0xA5  # fills memory that is reused, so that a read of it shows in a record
 
 
 @dataclass
 class Parsed:
-    """What was said of some bytes, and what came out."""
+    """Problems found in some bytes, and the output."""
 
     problems: list[LogFormatError] = field(default_factory=list)
     output: Any = None
 
 
 def parse_log(data: bytes, path: str) -> Parsed:
-    """A `.log`: headers by both walks, records around damage, indexes and producers."""
+    """Parse a `.log`: headers by both walks, records around damage, indexes and producers."""
     headers, wrong = _walked(data, path)
     seen = _records(data, path, check_crc=True)
     if any(p.kind == "crc" for p in seen.problems):
-        _records(data, path, check_crc=False)  # what its maker would have signed
+        _records(data, path, check_crc=False)  # as if the damage had a right checksum
     if wrong is not None and not seen.problems:
         raise Failed(f"a walk of headers says {wrong}, a reader nothing")
     for check in (_indexes, _producers):
@@ -68,7 +68,7 @@ def parse_log(data: bytes, path: str) -> Parsed:
 
 
 def _records(data: bytes, path: str, *, check_crc: bool) -> Parsed:
-    """Rows; of a batch that cannot be read none, of others all."""
+    """Read the rows: none of an unreadable batch, all of the others."""
     seen, tail = Parsed(), Tail()
     buffer = ChunkBuffer(_CHUNK_BYTES, BOMB_LIMIT)
     buffer.raw[:] = _STALE
@@ -120,7 +120,7 @@ def _rows(table: Any) -> list[Any]:
 
 
 def _by_the_twin(data: bytes, end: int, bad: frozenset[int]) -> list[Any]:
-    """Rows of the batches that begin before `end`, but for those at the positions `bad`."""
+    """Return the rows of the batches that begin before `end`, except those at the positions `bad`."""
     batches, at = [], 0
     for batch in decoded(data[:end]):
         if at not in bad:
@@ -135,7 +135,9 @@ def _difference(rows: list[Any], expected: list[Any], seen: Parsed) -> str:
 
 
 def _walked(data: bytes, path: str) -> tuple[np.ndarray, LogFormatError | None]:
-    """Headers, and what stopped the walk: the same whether bodies are read, or skipped by `pread`."""
+    """Return the headers, and the error that stopped the walk. Raises Failed if reading bodies and skipping them by
+    `pread` differ.
+    """
     by_chunks = _headers(pa.BufferReader(data), data, path)
     by_pread = _headers(_in_memory(data), data, path)
     if by_chunks[1:3] != by_pread[1:3] or not np.array_equal(by_chunks[0], by_pread[0]):
@@ -155,14 +157,14 @@ def _headers(file: Any, data: bytes, path: str) -> tuple[np.ndarray, Tail, str, 
 
 @cache
 def _memory_file() -> io.FileIO:
-    """A file without a folder, one for the process."""
+    """Return a file without a folder, one for the process."""
     file = io.FileIO(os.memfd_create("log"), "r+b")
     atexit.register(file.close)
     return file
 
 
 def _in_memory(data: bytes) -> io.FileIO:
-    """A file of these bytes, until the next call."""
+    """Return a file of these bytes, valid until the next call."""
     file = _memory_file()
     os.ftruncate(file.fileno(), len(data))
     os.pwrite(file.fileno(), data, 0)
@@ -175,7 +177,7 @@ def _base(path: str) -> int:
 
 
 def _indexes(headers: np.ndarray, path: str) -> None:
-    """Index entries of these batches, as a broker would recover them."""
+    """Check the index entries of these batches against those that a broker would recover."""
     base = _base(path)
     builder = IndexBuilder(base, index_interval_bytes=0, path=path)
     columns = [headers[name] for name in ("last_offset", "size", "max_timestamp")]
@@ -191,7 +193,7 @@ def _indexes(headers: np.ndarray, path: str) -> None:
 
 
 def _producers(headers: np.ndarray, path: str) -> None:
-    """Producers after these batches, as a broker would recover them."""
+    """Check the producers after these batches against those that a broker would recover."""
     twin, state = State(), ProducerState()
     try:
         for row in headers:
@@ -212,7 +214,7 @@ def _producers(headers: np.ndarray, path: str) -> None:
 
 
 def _parsed(read: Callable[[], Any], expected: Callable[[], Any]) -> Parsed:
-    """What a parser gives, which a slow one gives too; of a problem nothing comes."""
+    """Return a parser's output, or its problem. Raises Failed if a slow parser's output differs."""
     try:
         found = read()
     except LogFormatError as error:
@@ -224,7 +226,7 @@ def _parsed(read: Callable[[], Any], expected: Callable[[], Any]) -> Parsed:
 
 
 def parse_index(data: bytes, path: str) -> Parsed:
-    """An `.index`."""
+    """Parse an `.index`."""
     base = _base(path)
 
     def slowly() -> list[Any]:
@@ -235,7 +237,7 @@ def parse_index(data: bytes, path: str) -> Parsed:
 
 
 def parse_time_index(data: bytes, path: str) -> Parsed:
-    """A `.timeindex`."""
+    """Parse a `.timeindex`."""
     base = _base(path)
 
     def slowly() -> list[Any]:
@@ -251,30 +253,30 @@ def parse_time_index(data: bytes, path: str) -> Parsed:
 
 
 def parse_txn_index(data: bytes, path: str) -> Parsed:
-    """A `.txnindex`."""
+    """Parse a `.txnindex`."""
     return _parsed(lambda: transaction_index.read(data, path).tolist(), lambda: [*struct.iter_unpack(">hqqqq", data)])
 
 
 def parse_snapshot(data: bytes, path: str) -> Parsed:
-    """A `.snapshot`."""
+    """Parse a `.snapshot`."""
     return _parsed(
         lambda: producer_snapshot.read(data, path).tolist(), lambda: [*struct.iter_unpack(">qhiqiqiq", data[10:])]
     )
 
 
 def parse_offset_checkpoint(data: bytes, path: str) -> Parsed:
-    """Any of names.OFFSET_CHECKPOINTS; written and read again it is the same."""
+    """Parse any of names.OFFSET_CHECKPOINTS; written and read again it must be the same."""
     read = checkpoints.read_offset_checkpoint
     return _again(read, checkpoints.write_offset_checkpoint, data, path)
 
 
 def parse_leader_epochs(data: bytes, path: str) -> Parsed:
-    """A leader-epoch-checkpoint."""
+    """Parse a leader-epoch-checkpoint."""
     return _again(checkpoints.read_leader_epochs, checkpoints.write_leader_epochs, data, path)
 
 
 def parse_metadata(data: bytes, path: str) -> Parsed:
-    """A partition.metadata."""
+    """Parse a partition.metadata."""
     return _again(checkpoints.read_partition_metadata, checkpoints.write_partition_metadata, data, path)
 
 
@@ -289,7 +291,7 @@ def _again(read: Callable[[bytes, str], Any], write: Callable[[Any], bytes], dat
 
 
 def parse_properties(data: bytes, path: str) -> Parsed:
-    """A meta.properties."""
+    """Parse a meta.properties."""
     try:
         return Parsed([], checkpoints.read_meta_properties(data, path))
     except LogFormatError as error:
@@ -305,7 +307,7 @@ PARSERS: Final[dict[str, Callable[[bytes, str], Parsed]]] = {  # by the end of a
 
 
 def parse(data: bytes, path: str) -> Parsed:
-    """By its name; problems are checked: each names this file and a byte of it, or of where it should go on."""
+    """Parse a file by its name. Raises Failed unless each problem names this file and a byte in it, or at its end."""
     parser = next(parser for name, parser in PARSERS.items() if path.endswith(name))
     seen = parser(data, path)
     for problem in seen.problems:

@@ -1,8 +1,8 @@
 """Kernels of `logformat` as the plain Python that they are written in: slow, but a fuzzer sees which lines ran.
 
-For a process of its own with NUMBA_DISABLE_JIT=1. `install` comes before any kernel is imported. Numba's types are kept
-where they matter: what is read out of an array is a whole number that does not wrap around at 8 or 32 bits, for a
-kernel's numbers are of 64.
+This needs a process of its own with NUMBA_DISABLE_JIT=1, and `install` before the import of any kernel. Numba's types
+are kept where they matter: a number read from an array does not wrap around at 8 or 32 bits, because a kernel's numbers
+have 64.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Numbers:
 
 
 class _Rows:
-    """An array of rows: by number a row, by name a column."""
+    """An array of rows: a number selects a row, a name a column."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array, self.shape = array, array.shape
@@ -50,7 +50,7 @@ class _Rows:
 
 
 class _Row:
-    """A row, whose fields are written through."""
+    """A row that writes its fields through to the array."""
 
     def __init__(self, array: np.ndarray, at: int) -> None:
         object.__setattr__(self, "_place", (array, at))
@@ -73,7 +73,7 @@ def _seen(value: Any) -> Any:
 
 
 class _Wrapping:
-    """A type of numbers, that cuts as a kernel's does; numpy takes it for the type that it stands for."""
+    """A type of numbers that wraps around as a kernel's does; numpy takes it for the type that it stands for."""
 
     def __init__(self, name: str) -> None:
         self.dtype = np.dtype(name)
@@ -85,7 +85,7 @@ class _Wrapping:
 
 
 class _Numpy:
-    """numpy, whose conversions cut as a kernel's do."""
+    """numpy, with conversions that wrap around as a kernel's do."""
 
     int8, int16, int32, int64 = map(_Wrapping, ("int8", "int16", "int32", "int64"))
     uint8, uint16, uint32, uintp = map(_Wrapping, ("uint8", "uint16", "uint32", "uintp"))
@@ -145,18 +145,18 @@ def _pread(descriptor: int, address: int, count: int, position: int) -> int:
 
 
 def install() -> None:
-    """Have kernels imported as plain functions from now on."""
+    """Make all later imports of kernels yield plain functions."""
     assert os.environ.get("NUMBA_DISABLE_JIT") == "1", "NUMBA_DISABLE_JIT=1"
-    from logformat import jit
+    from lastkey.logformat import jit
 
     jit.kernel, jit.inline = _kernel, _inline  # type: ignore[assignment]
-    from logformat.primitives import memory_kernels as memory
+    from lastkey.logformat.primitives import memory_kernels as memory
 
     memory.load_u64_le = _load(8, "little", np.uint64, signed=False)
     memory.load_i64, memory.load_i32, memory.load_i16 = (_load(n, "big", int, signed=True) for n in (8, 4, 2))
     memory.store_i64, memory.store_i32, memory.store_i16 = map(_store, (8, 4, 2))
     memory.copy_bytes, memory.prefetch = _copy, lambda array, i: None
-    from logformat.batches import pread_kernels
-    from logformat.primitives import crc32c
+    from lastkey.logformat.batches import pread_kernels
+    from lastkey.logformat.primitives import crc32c
 
     crc32c._extend, pread_kernels._pread = _crc32c, _pread

@@ -1,8 +1,8 @@
-"""What a disk may hold after its machine lost power: a model of what was flushed, by the operations that were noted.
+"""The possible contents of a disk after a power cut: a model of flushed data, from the noted operations.
 
-A file keeps the bytes that it had when it was flushed last, a folder the names. What was not flushed may be there or
-not: `lost` takes all of it away, or only the bytes of files whose names are there (as a journal that orders names, not
-data). What was there at first, is.
+A file keeps the bytes that it had at its last flush, a folder its names. Unflushed data may be there or not:
+`lose_power` removes all of it, or only the bytes of files whose names are there (as a journal does that orders names,
+not data). Everything from the beginning stays.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ LOSSES: Final = (ALL, BYTES)
 
 @dataclass
 class Names:
-    """Which file or folder has which name. Folders are told by their path: none is ever moved."""
+    """Names of files and folders. A path identifies a folder, because none is ever moved."""
 
     of: dict[str, dict[str, int]] = field(default_factory=dict)  # folder -> name -> inode, 0: a folder
 
 
 def before(root: Path) -> tuple[Names, dict[int, int]]:
-    """Names below a root, and sizes by inode."""
+    """Return the names below a root, and sizes by inode."""
     names, sizes = Names(), {}
     for folder, folders, files in os.walk(root):
         below = os.path.relpath(folder, root).removeprefix(".").removeprefix("/")
@@ -43,7 +43,10 @@ def before(root: Path) -> tuple[Names, dict[int, int]]:
 def lose_power(
     root: Path, at_first: tuple[Names, dict[int, int]], noted: Sequence[Noted], trash: Path, loss: str
 ) -> None:
-    """Make what lies below a root what is left. trash: every file that lost a name, by inode."""
+    """Reduce the files below a root to those that a power cut leaves.
+
+    trash: every file that lost a name, by inode.
+    """
     names, sizes = at_first
     durable = {folder: dict(there) for folder, there in names.of.items()}
     now = {folder: dict(there) for folder, there in names.of.items()}

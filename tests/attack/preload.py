@@ -1,9 +1,9 @@
-"""The other side of `preload.c`: compiles it, and says what is to happen to which operation of which process.
+"""The Python side of `preload.c`: it compiles the library, and orders a mishap for an operation of a process.
 
-An operation is told by its kind, its path (below one root, by a pattern, for names of runs are drawn) and its number
-among those. That is the same in each run, which the number among all operations is not: threads take turns.
+An operation is identified by its kind, its path (below one root, by a pattern, because names of runs are drawn) and its
+number among those. This is the same in each run; the number among all operations is not, because threads take turns.
 
-No compiler on the machine: the test run fetches one, which is a package (ziglang, 100 MB, by its hash).
+If the machine has no compiler, the test run fetches one as a package (ziglang, 100 MB, by its hash).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Control(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Noted:
-    """One operation that was made. path, other: below the root; inode, size: of creates, renames, links and flushes."""
+    """One noted operation. path, other: below the root; inode, size: of creates, renames, links and flushes."""
 
     kind: str
     path: str
@@ -80,9 +80,10 @@ class Noted:
 
 @dataclass(frozen=True)
 class Order:
-    """What is to happen: to the nth operation of a kind on paths of a pattern, and so many from there (-1: all).
+    """An order for a mishap: to the nth operation of a kind on paths of a pattern, and to `times` operations from there
+    (-1: all).
 
-    nth 0: to none, but the clock is off from the beginning.
+    nth 0: to no operation, but the clock is off from the beginning.
     """
 
     kind: str
@@ -105,14 +106,14 @@ class Control:
 
     @staticmethod
     def environment(library: Path, file: Path) -> dict[str, str]:
-        """Of a process in which the library is to be, and whose children share one block."""
+        """Return the environment of a process that loads the library and shares one block with its children."""
         file.write_bytes(bytes(ctypes.sizeof(_Control)))
         return {**os.environ, "LD_PRELOAD": str(library), VARIABLE: str(file)}
 
     def begin(
         self, order: Order | None = None, *, noting: bool = False, trash: Path | None = None, everyone: bool = False
     ) -> None:
-        """From now on this process is touched, and no other; everyone: all of this environment, and their children."""
+        """Begin to affect this process only; everyone: all processes of this environment, and their children."""
         block = self._block
         ctypes.memset(ctypes.byref(block), 0, _Control.log.offset)
         block.root = self.root
@@ -128,25 +129,25 @@ class Control:
         block.pid = -1 if everyone else os.getpid()
 
     def end(self) -> None:
-        """Nobody is touched any more."""
+        """Stop affecting any process."""
         self._block.pid = 0
 
     @property
     def done(self) -> int:
-        """To how many operations it happened."""
+        """Number of operations that the mishap happened to."""
         return int(self._block.done)
 
     @property
     def reached(self) -> bool:
-        """Whether an operation that is delayed waits."""
+        """Whether a delayed operation is waiting."""
         return bool(self._block.reached)
 
     def go(self) -> None:
-        """It waits no more."""
+        """Let the delayed operation continue."""
         self._block.go = 1
 
     def noted(self) -> list[Noted]:
-        """What was done, in order."""
+        """Return the operations in order."""
         n = int(self._block.rows)
         assert n <= _ROWS, f"{n} operations: more than there is room for"
         return [
@@ -157,13 +158,13 @@ class Control:
 
 
 def pattern_of(path: str) -> str:
-    """A path without what is drawn anew in each run."""
+    """Return a path without the parts that are drawn in each run."""
     return _DRAWN.sub("*", path)
 
 
 @contextmanager
 def library(folder: Path) -> Iterator[Path]:
-    """The library, compiled."""
+    """Compile the library and yield its path."""
     made = folder / "preload.so"
     command = [*_compiler(folder), "-O1", "-fPIC", "-shared", "-o", str(made), str(_HERE / "preload.c"), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
-"""Every job that reads an archive, as a function: a folder in, what it said and what came out of it.
+"""Every job that reads an archive, as a function: it takes a folder, and returns the job's problems and output.
 
-Whole jobs where they need neither Spark nor a store, else the function that Spark would run. Reports are written out
-too, as text and as JSON: names and numbers out of damaged files get there.
+They are whole jobs if these need neither Spark nor a store, otherwise the function that Spark would run. Reports are
+also formatted as text and as JSON: they contain names and numbers from damaged files.
 """
 
 from __future__ import annotations
@@ -18,21 +18,28 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from jobs.archive.listing import ArchivedPartition, list_archive
-from jobs.command.options import InspectOptions, LookupOptions, ReindexOptions, ReportOptions, VerifyOptions
-from jobs.command.progress import Silent
-from jobs.compact.plan import RunPlan, inputs_from_archive, plan_partition
-from jobs.data_source.source import KafkaLog, columns_of
-from jobs.data_source.stream import StreamReader
-from jobs.errors import JobError
-from jobs.inspect_log import run as inspect
-from jobs.lookup.job import run as lookup
-from jobs.reindex.job import run as reindex
-from jobs.report.job import profile_archive
-from jobs.report.job import run as write_report
-from jobs.restore.copy_files import Made, copy_log, copy_small
-from jobs.verify.job import run as verify
-from logformat.errors import KINDS, LogFormatError
+from lastkey.jobs.archive.listing import ArchivedPartition, list_archive
+from lastkey.jobs.command.options import InspectOptions, LookupOptions, ReindexOptions, ReportOptions, VerifyOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact.plan_partition import RunPlan, inputs_from_archive, plan_partition
+from lastkey.jobs.data_source.source import KafkaLog, columns_of
+from lastkey.jobs.data_source.stream import StreamReader
+from lastkey.jobs.errors import JobError
+from lastkey.jobs.inspect_log import run as inspect
+from lastkey.jobs.lookup.job import run as lookup
+from lastkey.jobs.reindex.job import run as reindex
+from lastkey.jobs.report.job import profile_archive
+from lastkey.jobs.report.job import run as write_report
+from lastkey.jobs.restore.copy_files import Made, copy_log, copy_small
+from lastkey.jobs.verify.job import run as verify
+from lastkey.logformat.errors import KINDS, LogFormatError
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.compact.one_task import compact_partition
+from lastkey.udfs.compact.plan import NotDue, PartitionPlan
+from lastkey.udfs.compact.split.key_files import remove_key_files
+from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import open_root
 from tests.attack.specimens import CONFIG, crc32c
 from tests.builders.damage import BOMB_LIMIT, NOW_MS, START_MS
 from tests.builders.folders import Outcome
@@ -40,20 +47,13 @@ from tests.builders.pages import needs_nothing_else
 from tests.builders.sources import options_of, read
 from tests.builders.splits import compact_in_blocks
 from tests.builders.trees import files_of
-from udfs.attempt import attempt
-from udfs.compact.key_files import remove_key_files
-from udfs.compact.one_task import compact_partition
-from udfs.compact.plan import NotDue, PartitionPlan
-from udfs.lookup.minutes import TimedSegment, time_index_rows
-from udfs.problem import Problem
-from udfs.storage import open_root
 
 SECRET = (11, 12)
 
 
 @dataclass
 class Seen:
-    """What a job said of an archive, and made of it."""
+    """Problems that a job found in an archive, and its output."""
 
     problems: list[Problem] = field(default_factory=list)
     output: Any = None  # comparable: equal for equal archives
@@ -66,7 +66,7 @@ def _listed(root: Path) -> ArchivedPartition:
 
 
 def _planned(archived: ArchivedPartition, root: Path, store: Path) -> PartitionPlan | Problem:
-    """As the job plans it."""
+    """Return a partition's plan, as the job makes it, or the problem that prevents one."""
     problem = archived.problem or archived.high_watermark_problem or archived.unread
     if problem is not None:
         return problem
@@ -76,12 +76,12 @@ def _planned(archived: ArchivedPartition, root: Path, store: Path) -> PartitionP
 
 
 def compact(root: Path, work: Path) -> Seen:
-    """In one task."""
+    """Compact in one task."""
     return _compacted(root, work, compact_partition)
 
 
 def compact_blocks(root: Path, work: Path) -> Seen:
-    """By blocks, a split each few bytes."""
+    """Compact by blocks, with a split every few bytes."""
 
     def run(plan: PartitionPlan) -> Any:
         try:
@@ -108,7 +108,7 @@ def _compacted(root: Path, work: Path, run: Callable[[PartitionPlan], Any]) -> S
 def compact_listed(
     archived: ArchivedPartition, root: Path, store: Path, run: Callable[[PartitionPlan], Any] = compact_partition
 ) -> Seen:
-    """One partition of an archive, into a store of its own."""
+    """Compact one partition of an archive, into a store of its own."""
     plan = _planned(archived, root, store)
     if isinstance(plan, Problem):
         return Seen([plan])
@@ -125,7 +125,7 @@ def compact_listed(
 def verify_archive(root: Path, work: Path) -> Seen:
     report = verify(VerifyOptions(archive=str(root), config=CONFIG), Silent())
     shown = _written(report)
-    return Seen([*report.problems, *(p for r in report.results for p in r.problems)], shown)
+    return Seen(report.problems, shown)
 
 
 def reindex_check(root: Path, work: Path) -> Seen:
@@ -149,7 +149,7 @@ def _reindexed(root: Path, options: ReindexOptions) -> Seen:
 
 
 def look_up(root: Path, work: Path) -> Seen:
-    """Offsets and times all over the log, and what its indexes cost."""
+    """Look up offsets and times all over the log, and the cost of its indexes."""
     offsets = (*range(0, 26, 3), 25, 26, 2**63 - 1)
     times = ("earliest", "latest", "max-timestamp", "1970-01-01T00:00:01Z", str(START_MS + 12), "9999-01-01T00:00:00Z")
     seen = Seen()
@@ -167,7 +167,7 @@ def look_up(root: Path, work: Path) -> Seen:
 
 
 def dump(root: Path, work: Path) -> Seen:
-    """Every file with its records, as text and as JSON, and a search for a key and a time."""
+    """Print every file with its records, as text and as JSON, and search for a key and a time."""
     seen, shown = Seen(), []
     everything = InspectOptions((str(root),), CONFIG, deep_iteration=True, print_data_log=True)
     for options in (
@@ -195,7 +195,7 @@ _SAID = re.compile(
 
 
 def _said(line: str) -> Problem:
-    """A problem of a line that says one."""
+    """Return the problem that a line states."""
     found = _SAID.fullmatch(line)
     assert found is not None and found[3] in KINDS, line
     return Problem(found[3], found[1], int(found[2]), found[4], found[5])
@@ -205,21 +205,21 @@ def report_profile(root: Path, work: Path) -> Seen:
     options = ReportOptions(str(root), str(work / "page.html"), NOW_MS, CONFIG)
     report = profile_archive(options, Silent())
     shown = _written(report)
-    return Seen(list(report.all_problems), shown)
+    return Seen(list(report.problems), shown)
 
 
 def report_page(root: Path, work: Path) -> Seen:
-    """The whole job: figures, and a page on which nothing out of the archive is markup."""
+    """Run the whole report job: figures, and a page on which nothing from the archive is markup."""
     page = work / "page.html"
     page.unlink(missing_ok=True)
     report = write_report(ReportOptions(str(root), str(page), NOW_MS, CONFIG), Silent())
     shown = _written(report)
     needs_nothing_else(page.read_text(encoding="utf-8"))
-    return Seen(list(report.all_problems), shown)
+    return Seen(list(report.problems), shown)
 
 
 def time_index(root: Path, work: Path) -> Seen:
-    """Rows of the table `time_index`, and why they end early."""
+    """Make rows of the table `time_index`, with the problems that end them early."""
     archived = _listed(root)
     segments = [TimedSegment("t", 0, segment, BOMB_LIMIT) for segment in archived.segments]
     rows = _rows(time_index_rows(segments))
@@ -228,7 +228,7 @@ def time_index(root: Path, work: Path) -> Seen:
 
 
 def data_source(root: Path, work: Path) -> Seen:
-    """All three sources, committed and uncommitted; what stops them is their problem."""
+    """Read all three sources, committed and uncommitted; an error that stops one is its problem."""
     seen = Seen(output={})
     for name, options in SOURCES.items():
         try:
@@ -249,7 +249,7 @@ SOURCES: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def data_source_set_aside(root: Path, work: Path) -> Seen:
-    """The same where bad records are rows: what could be read comes beside what could not."""
+    """Read the sources with bad records as rows: readable records come beside unreadable ones."""
     seen = Seen(output={})
     for name, options in SOURCES.items():
         try:
@@ -267,13 +267,13 @@ STREAMED = {"startingOffsets": "earliest", "includeHeaders": "true"}
 
 
 def stream(root: Path, work: Path) -> Seen:
-    """What a stream gives of the whole log, from its first offset on; what stops it is its problem."""
+    """Stream the whole log from its first offset on; an error that stops the stream is its problem."""
     return _streamed(root, "fail")
 
 
 def stream_set_aside(root: Path, work: Path) -> Seen:
-    """The same where bad records are rows. The log ends where damage hides the batches behind it (udfs.data_source
-    .log_end): nothing is said of that yet, and a stream that fails names it.
+    """Stream the log with bad records as rows. The log ends where damage hides the batches behind it
+    (udfs.data_source.log_end) without a problem row, so name the problem that a failing stream names.
     """
     seen = _streamed(root, "set_aside")
     return seen if seen.problems else replace(seen, problems=_streamed(root, "fail").problems)
@@ -288,7 +288,7 @@ def _streamed(root: Path, bad_records: str) -> Seen:
 
 
 def rows_streamed(root: Path, bad_records: str = "set_aside") -> list[dict[str, Any]]:
-    """Rows of micro-batches until nothing comes any more, problems among them; without Spark."""
+    """Return rows of micro-batches until no more come, problems among them; without Spark."""
     options = options_of("kafka_log", root, **STREAMED, badRecords=bad_records)
     schema = columns_of(KafkaLog.columns, options)
     reader, found = StreamReader(options, schema), []
@@ -300,7 +300,7 @@ def rows_streamed(root: Path, bad_records: str = "set_aside") -> list[dict[str, 
 
 
 def _taken_out(rows: list[dict[str, Any]]) -> list[Problem]:
-    """The problems of rows, which do not have them any more."""
+    """Remove the problems from rows and return them."""
     told = [row.pop("problem", None) for row in rows]
     return [Problem(p["kind"], p["path"], p["position"], p["expected"], p["found"]) for p in told if p is not None]
 
@@ -309,7 +309,7 @@ _MANIFESTS: dict[Path, dict[str, tuple[int, int]]] = {}  # archive -> path of ea
 
 
 def restore_copies(root: Path, work: Path) -> Seen:
-    """What `restore` does with files that a manifest names; it is that of the first call, of the undamaged archive."""
+    """Copy the files of a manifest as `restore` does; the first call, on the undamaged archive, makes the manifest."""
     logs = sorted(path.relative_to(root).as_posix() for path in root.glob("t-0/*.log"))
     manifest = _MANIFESTS.setdefault(
         root, {path: (len(data := (root / path).read_bytes()), crc32c(data)) for path in logs}
@@ -331,7 +331,7 @@ def restore_copies(root: Path, work: Path) -> Seen:
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:
-    """Rows, with times as microseconds: Python's own end with the year 9999."""
+    """Return rows, with times as microseconds, because Python's own times end with the year 9999."""
     for i, column in enumerate(table.schema):
         if pa.types.is_timestamp(column.type):
             table = table.set_column(i, column.name, table.column(i).cast(pa.int64()))
@@ -345,21 +345,21 @@ def problem_of(error: Exception) -> Problem:
 
 
 def _written(report: Any) -> str:
-    """A report as a user and as a program get it, without times."""
+    """Format a report as a user and as a program get it, without times."""
     told = report.to_json()
     report.to_text()
     return json.dumps(without(told, "seconds"), default=str)
 
 
 def without(told: Any, *names: str) -> Any:
-    """A report without the fields of these names, at any depth."""
+    """Return a report without the fields of these names, at any depth."""
     if isinstance(told, dict):
         return {k: without(v, *names) for k, v in told.items() if k not in names}
     return [without(one, *names) for one in told] if isinstance(told, list | tuple) else told
 
 
 def check_named(problems: Iterable[Problem]) -> None:
-    """Each problem is of a kind of the project's own, and says where it is and what was found."""
+    """Check that each problem has one of the project's kinds, a place, and the bytes found there."""
     for p in problems:
         assert p.kind not in ("defect", "memory"), f"{p.kind}: {p}"
         assert p.path and p.position >= 0, f"no path or position: {p!r}"

@@ -1,8 +1,9 @@
 """Small partitions that hold every kind of batch and side file: a few batches of each codec and magic.
 
-`t-0` of magic 2 is three segments: what a broker's cleaner left (headers, a tombstone, LogAppendTime, a delete horizon,
-an aborted transaction and its marker); producers, a committed transaction, holes and an empty batch; and the active
-one, in which a transaction is open. Of magic 0 and 1: wrappers and plain messages, then a segment of magic 2.
+With magic 2, `t-0` has three segments. A broker's cleaner left the first (headers, a tombstone, LogAppendTime, a delete
+horizon, an aborted transaction and its marker); the second has producers, a committed transaction, holes and an empty
+batch; the active one has an open transaction. With magic 0 and 1: wrappers and plain messages, then a segment of magic
+2.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from pathlib import Path
 
 import google_crc32c
 
-from jobs.command.config import parse_config
-from logformat.names import segment_file
-from logformat.primitives import codec as product_codec
-from logformat.side_files import checkpoints
+from lastkey.jobs.command.config import parse_config
+from lastkey.logformat.names import segment_file
+from lastkey.logformat.primitives import codec as product_codec
+from lastkey.logformat.side_files import checkpoints
 from tests.builders.damage import BOMB_LIMIT, START_MS
 from tests.builders.logs import TOPIC_ID
 from tests.builders.reindexed import run as reindex
@@ -48,7 +49,7 @@ NAMES = (
     *(f"v1-{c}" for c in ("none", "gzip", "snappy", "lz4")),
     *(f"v2-{c}" for c in CODECS),
 )
-CHECKPOINT = 10  # below it a cleaner was
+CHECKPOINT = 10  # a cleaner was here below this offset
 CONFIG = parse_config(
     {
         "defaults": {
@@ -70,12 +71,12 @@ class Specimen:
         return [path for path in self.files if path.endswith(".log")]
 
     def segment_of(self, path: str) -> str:
-        """The `.log` beside which a file of a segment lies."""
+        """Return the `.log` that a segment's file belongs to."""
         return f"{path.partition('.')[0]}.log"
 
 
 def make(name: str, work: Path) -> Specimen:
-    """A specimen, built below a folder that is there."""
+    """Build a specimen below an existing folder."""
     magic, _, codec = name.partition("-")
     root = work / name
     folder = root / "t-0"
@@ -99,7 +100,7 @@ def make(name: str, work: Path) -> Specimen:
 
 
 def put(files: dict[str, bytes], root: Path) -> None:
-    """Files below a root, which is made, all of one time."""
+    """Write files below a root, creating folders, all with one mtime."""
     for path, data in files.items():
         target = root / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +153,7 @@ def _data(base: int, *rows: tuple[bytes | None, bytes | None], **fields: object)
 
 
 def _encoded(batch: Batch) -> Batch:
-    """With its bytes; the reference writes no lz4."""
+    """Return the batch with its bytes; the reference writes no lz4."""
     batch = with_timestamps(batch)
     if batch.codec != LZ4:
         return batch.encoded()
@@ -194,24 +195,24 @@ def _legacy(magic: int, codec: int) -> dict[int, list[Batch]]:
 
 
 def pack(codec: int, magic: int, body: bytes) -> bytes:
-    """A compressed body, as Kafka would have it."""
+    """Return a body compressed as Kafka does."""
     if codec != LZ4:
         return compress(codec, body)
     packed = bytearray(product_codec.compress(LZ4, body))
-    if magic == 0:  # KAFKA-3160: the descriptor's checksum takes in the frame's magic
+    if magic == 0:  # KAFKA-3160: the descriptor's checksum includes the frame's magic
         packed[6] = xxh32(bytes(packed[:6])) >> 8 & 0xFF
     return bytes(packed)
 
 
 def unpack(codec: int, magic: int, body: bytes) -> bytes:
-    """What `pack` packed."""
+    """Return a body that `pack` compressed."""
     if codec == LZ4 and magic == 0:
         body = body[:6] + bytes([xxh32(body[4:6]) >> 8 & 0xFF]) + body[7:]
     return decompress(codec, body)
 
 
 def batches_of(data: bytes) -> Iterator[tuple[int, int]]:
-    """Position and size of each batch of a healthy log."""
+    """Yield position and size of each batch of a healthy log."""
     at = 0
     while at < len(data):
         size = 12 + int(struct.unpack_from(">i", data, at + 8)[0])
@@ -220,7 +221,7 @@ def batches_of(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def signed(data: bytes, at: int = 0, size: int | None = None) -> bytes:
-    """The batch or message at a position with a checksum that is right."""
+    """Return the data with a right checksum in the batch or message at a position."""
     end = len(data) if size is None else at + size
     out = bytearray(data)
     if out[at + 16] >= 2:

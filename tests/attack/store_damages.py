@@ -20,14 +20,14 @@ from tests.attack.damages import Case, Stream, shuffled
 from tests.attack.forked import in_turn
 
 _COMMIT: Final = re.compile(r"_delta_log/\d{20}\.json$")
-GONE: Final = object()  # a field that is not there
+GONE: Final = object()  # stands for a removed field
 VALUES: Final[tuple[Any, ...]] = (
     0, 1, -1, 2**31, 2**63 - 1, -(2**63), 2**64, 1.5, "", "x", "0", "\x00", None, True, [], {}, [[]], GONE,
 )  # fmt: skip
 
 
 def of_store(files: dict[str, bytes]) -> list[Stream]:
-    """All of them; files: path below the store -> bytes."""
+    """Return the streams of all damages. files: path below the store -> bytes."""
     found = []
 
     def stream(path: str, kind: str, cases: list[tuple[int, ...]]) -> None:
@@ -39,7 +39,7 @@ def of_store(files: dict[str, bytes]) -> list[Stream]:
     for path, data in files.items():
         found.append(Stream("store", path, "flip", 8 * len(data), lambda i: (i >> 3, i & 7)))
         found.append(Stream("store", path, "cut", len(data), lambda i: (i,)))
-        if path not in newest:  # without it nothing tells that there was another
+        if path not in newest:  # without it nothing shows that this commit existed
             stream(path, "gone", [(0,)])
         stream(path, "swapped", [(i,) for i in range(len(_others(files, path)))])
         stream(path, "emptied", [(0,)])
@@ -52,7 +52,7 @@ def of_store(files: dict[str, bytes]) -> list[Stream]:
 
 
 def cases_of(files: dict[str, bytes], seed: int) -> tuple[Iterator[Case], int]:
-    """Kinds of damage in turn, and among them kinds of files; and how many there are."""
+    """Return the cases, with kinds of damage in turn and kinds of files in turn within them, and their number."""
     kinds: dict[tuple[str, str], list[Stream]] = {}
     for one in of_store(files):
         kinds.setdefault((one.kind, _sort_of(one.path)), []).append(one)
@@ -63,7 +63,7 @@ def cases_of(files: dict[str, bytes], seed: int) -> tuple[Iterator[Case], int]:
 
 
 def damaged(files: dict[str, bytes], case: Case) -> dict[str, bytes | None]:
-    """The files that a case changes; None: it is gone."""
+    """Return the files that a case changes; None: the file is gone."""
     data, at = files[case.path], case.at
     if case.kind == "flip":
         out = bytearray(data)
@@ -100,20 +100,20 @@ def put(changes: dict[str, bytes | None], store: Path) -> None:
 
 
 def _sort_of(path: str) -> str:
-    """Files of one sort are damaged as often as those of another."""
+    """Return the sort of a file; cases damage each sort equally often."""
     folder, _, name = path.rpartition("/")
     parts = folder.split("/")
     return f"{parts[1] if parts[0] == 'state' else ''}{'log' if parts[-1] == '_delta_log' else ''}{Path(name).suffix}"
 
 
 def _others(files: dict[str, bytes], path: str) -> list[str]:
-    """Files of the same ending, of other bytes."""
+    """Return files with the same ending and other bytes."""
     end = "".join(Path(path).suffixes) or path.rpartition("/")[2]
     return [p for p, data in files.items() if p != path and p.endswith(end) and data != files[path]]
 
 
 def _documents(data: bytes) -> list[Any]:
-    """Those of a file of JSON, a line each; none of another file."""
+    """Return the documents of a file of JSON, a line each; [] for another file."""
     try:
         told = [json.loads(line) for line in data.splitlines()]
     except ValueError:
@@ -122,7 +122,7 @@ def _documents(data: bytes) -> list[Any]:
 
 
 def _fields(holder: Any) -> Iterator[tuple[Any, Any]]:
-    """Every field of documents, those that hold others too: what holds it, and its name there."""
+    """Yield every field of documents, also those that hold other fields: (its holder, its name there)."""
     names = list(holder) if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
     for name in names:
         yield holder, name

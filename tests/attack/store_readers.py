@@ -1,7 +1,7 @@
-"""Every job on a store of which a file is damaged: it names the problem, or does what it does on the undamaged store.
+"""Every job on a store with one damaged file: it names the problem, or does the same as on the undamaged store.
 
-A job gives how it ended and what came of it: logs, rows, a report. Other logs than those that were committed are never
-right, whatever it says; nor is a vacuum right that takes what is needed.
+A job returns its end and its output: logs, rows, a report. Logs other than the committed ones are always wrong,
+whatever the job says; so is a vacuum that deletes needed files.
 """
 
 from __future__ import annotations
@@ -15,21 +15,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from jobs.errors import JobError
-from jobs.store import table
-from jobs.store.paths import TABLES
-from logformat.errors import LogFormatError
+from lastkey.jobs.errors import JobError
+from lastkey.jobs.store import table
+from lastkey.jobs.store.paths import TABLES
+from lastkey.logformat.errors import LogFormatError
+from lastkey.udfs.storage import open_root
 from tests.attack import histories, store_damages
 from tests.attack.damages import Case
 from tests.attack.forked import Failed
-from tests.attack.histories import VACUUM, Child, Said, Stands, check_said, differs, grow, run, shown, stands
+from tests.attack.histories import (
+    OF_THE_COMMIT,
+    VACUUM,
+    Child,
+    Said,
+    Stands,
+    check_said,
+    differs,
+    grow,
+    run,
+    shown,
+    stands,
+)
 from tests.attack.judge import EQUAL, NAMED
 from tests.attack.races import rows_of
 from tests.attack.readers import without
 from tests.builders.damage import build
 from tests.builders.sources import read
 from tests.builders.trees import files_of
-from udfs.storage import open_root
 
 NOTED, AS_IT_LIES, OLDER, OTHER, UNKNOWN = (
     "equal, and a note", "as it lies, which restore names", "the last commit as never made, and a note",
@@ -42,7 +54,7 @@ SMALL: Final = (".snapshot", "leader-epoch-checkpoint", "partition.metadata")
 
 @dataclass(frozen=True)
 class Seen:
-    """What a job said, and what came of it."""
+    """The report of a job, and its output."""
 
     said: Said
     output: Any
@@ -52,7 +64,7 @@ Job = Callable[[Path], Seen]
 
 
 def _command(*words: str) -> Job:
-    """One that says what it has to say."""
+    """Return a job whose output is its report."""
 
     def job(root: Path) -> Seen:
         said = run([words[0], "--store", str(root / "store"), *words[1:], "--json"])
@@ -68,13 +80,13 @@ def _restore(root: Path, *more: str) -> Seen:
 
 
 def _changes(words: Callable[[Path], list[str]]) -> Job:
-    """One that changes the store: what stands then."""
+    """Return a job that changes the store; its output is the store's state afterwards."""
 
     def job(root: Path) -> Seen:
         said = run(words(root))
         try:
             now = stands(root / "store")
-        except Exception as error:  # a store that cannot be read: it was damaged
+        except Exception as error:  # the damaged store cannot be read
             return Seen(said, error)
         return Seen(said, now)
 
@@ -115,7 +127,7 @@ JOBS: Final[dict[str, Job]] = {
 
 
 class Attacked:
-    """One job and a store, which is whole again before each case."""
+    """One job and a store, which is restored before each case."""
 
     def __init__(self, name: str, work: Path) -> None:
         self.name, self.job, self.work = name, JOBS[name], work
@@ -130,7 +142,7 @@ class Attacked:
         self.older = Child(self._older, work).result()
 
     def _older(self) -> Any:
-        """What comes of the job where the last commit counts as never made."""
+        """Return the job's output if the last commit counts as never made."""
         self.reset()
         if self.name == "restore":
             return _restore(self.root, "--generation", "1").output
@@ -140,7 +152,7 @@ class Attacked:
         return self.job(self.root).output
 
     def _build(self) -> None:
-        """With names that are the same in each run, so that cases have names."""
+        """Build the store with the same names in each run, so that cases have names."""
         drawn = random.Random(0)
         uuid.uuid4 = lambda: uuid.UUID(int=drawn.getrandbits(128), version=4)
         shutil.rmtree(self.root, ignore_errors=True)
@@ -162,7 +174,7 @@ class Attacked:
         shutil.copytree(self.base, self.root)
 
     def verdict(self, case: Case) -> str:
-        """One of VERDICTS; raises Failed."""
+        """Run a case; return one of VERDICTS. Raises Failed."""
         self.reset()
         changes = store_damages.damaged(self.files, case)
         store_damages.put(changes, self.root / "store")
@@ -188,9 +200,9 @@ class Attacked:
             self._check_named(changes, seen.said)
         if found == expected:
             return NOTED if told else EQUAL
-        if self.name == "verify" and told:  # what could not be compared is named as not checked
+        if self.name == "verify" and told:  # verify names files that it could not compare as not checked
             return NOTED
-        if self.name == "vacuum" and any("left alone" in note for note in told):  # what is needed is there
+        if self.name == "vacuum" and any("left alone" in note for note in told):  # all needed files are there
             return NOTED
         if self.name == "runs" and any("rebuild-state brings it back" in note for note in told):
             return NOTED
@@ -210,7 +222,7 @@ class Attacked:
         raise Failed(f"said done ({told}), and {differs(found, expected)}")
 
     def _check_named(self, changes: dict[str, bytes | None], said: Said) -> None:
-        """That a damaged file is named, or what it belongs to, and not another file."""
+        """Check that the job names a damaged file, or its table or generation, and no other file."""
         told = " ".join([*_told(said.report), said.stderr])
         if not any(_names(told, path) for path in changes):
             raise Failed(f"no word of {sorted(changes)}: {shown(said)}")
@@ -223,7 +235,7 @@ class Attacked:
             raise Failed(f"vacuum took {sorted(lost)}: {shown(seen.said)}")
 
     def _check_committed(self, changes: dict[str, bytes | None], seen: Seen) -> None:
-        """Each partition at the old generation or at the new one, whatever is said."""
+        """Check that each partition is at the old generation or at the new one, whatever the job says."""
         if not isinstance(seen.output, Stands):
             return
         for key, files in seen.output.files.items():
@@ -232,7 +244,7 @@ class Attacked:
                 raise Failed(f"{key}: another generation: {differs(files, whole)}: {shown(seen.said)}")
 
     def _restore_names(self) -> bool:
-        """Whether a log of a generation that is not what was committed is found where all of it is read."""
+        """Return whether restore, which reads everything, finds a log that differs from the committed one."""
         return any(_restore(self.root, *more).said.code for more in ((), ("--generation", "1")))
 
 
@@ -240,7 +252,7 @@ _TELLING: Final = ("error", "problem", "problems", "notes", "not_checked", "left
 
 
 def _told(report: Any) -> Iterator[str]:
-    """What a report says of things that are not as they should be."""
+    """Yield the parts of a report about things that are not as they should be."""
     if isinstance(report, dict):
         for name, value in report.items():
             if name in _TELLING:
@@ -253,8 +265,8 @@ def _told(report: Any) -> Iterator[str]:
 
 
 def _told_by(path: str) -> tuple[str, ...]:
-    """The files by which another is spoken of: an index by its log, Delta's checkpoint by the hint that names it, its
-    checksum by both.
+    """Return the files that messages may name instead of another: an index's log; for Delta's checkpoint the hint that
+    names it; for its checksum both.
     """
     stem, hint = path.rpartition(".")[0], f"{path.rpartition('/')[0]}/_last_checkpoint"
     if path.endswith(".lastkey-crc32c"):
@@ -265,7 +277,7 @@ def _told_by(path: str) -> tuple[str, ...]:
 
 
 def _names(told: str, path: str) -> bool:
-    """Whether a file of the store is named, or the table or generation that it belongs to."""
+    """Return whether a text names a file of the store, or its table or generation."""
     room, name, *below = path.split("/")
     if room == "state":
         return name in told
@@ -282,13 +294,13 @@ def _logs_of(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _as_damaged(output: Any, changes: dict[str, bytes | None]) -> Any:
-    """What stands in the store, if it holds what was damaged as it lies."""
+    """Return the expected output if the store has these changes and a job copies damaged files as they are."""
     if isinstance(output, Stands):
         files = {}
         for key, of in output.files.items():
             folder = f"segments/{key[0]}-{key[1]}/{output.generations[key]}-{output.run_ids[key]}/"
             here = {p.removeprefix(folder): data for p, data in changes.items() if p.startswith(folder)}
-            here.pop("manifest.json", None)
+            here = {name: data for name, data in here.items() if name not in OF_THE_COMMIT}
             files[key] = {name: data for name, data in (of | here).items() if data is not None}
         return output.generations, files
     if isinstance(output, set):
@@ -297,7 +309,7 @@ def _as_damaged(output: Any, changes: dict[str, bytes | None]) -> Any:
 
 
 def _without_small(output: Any) -> Any:
-    """Without what small side files say."""
+    """Return an output without the contents of small side files."""
     if isinstance(output, dict):
         left = {k: v for k, v in output.items() if not str(k).endswith((*SMALL, "leader_epoch"))}
         return {k: _without_small(v) for k, v in left.items()}

@@ -1,34 +1,42 @@
-"""Options of the attacks, and what is printed of them at the end of a run: a line a group, counted by what ran.
+"""Options of the attacks, and the lines about them at the end of a run: one for each group. README.md tells more.
 
-./spark-submit.sh test -m attack                                    a small share, as in CI
-./spark-submit.sh test -m attack --attack-seconds 600 --attack-seed 7
-./spark-submit.sh test -m attack --attack-case 'v2-gzip/t-0/00000000000000000000.log/flip/61.3'
+./spark-submit.sh test -m attack                                    each group's own few cases, as in CI
+./spark-submit.sh test -m attack --attack-cases 1000 --attack-seed 7
+./spark-submit.sh test tests/attack/test_corruption.py -k lookup --attack-case 'v2-gzip/t-0/...0.log/flip/61.3'
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import TypeVar
 
 import pytest
 
 from tests.attack.forked import Tried
 
-SECONDS = 2.0  # a group: all of them take less than a minute of CI
 PROPERTY = "attack"
+C = TypeVar("C")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attack")
-    group.addoption(
-        "--attack-seconds", type=float, default=SECONDS, help="how long each group of attacks goes on (default: 2)"
-    )
-    group.addoption("--attack-seed", type=int, default=1, help="decides in which order cases are tried (default: 1)")
+    group.addoption("--attack-cases", type=number_of_cases, help="so many cases in each group (default: its own few)")
+    group.addoption("--attack-seed", type=int, default=1, help="decides which cases these are (default: 1)")
     group.addoption("--attack-case", help="try this case alone, by the name that a failure prints")
+    group.addoption("--attack-known", action="store_true", help="the model fails at what is known to be wrong too")
     group.addoption("--attack-keep", action="store_true", help="add to the corpus what fuzzing finds")
 
 
+def number_of_cases(word: str) -> int:
+    """Return a number of cases; a group that tries none would prove nothing."""
+    if (n := int(word)) < 1:
+        raise ValueError
+    return n
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Counts come with the reports of the tests, from other processes too."""
+    """Print the lines of all groups, which come with the reports of the tests, from other processes too."""
     lines = [
         told
         for reports in terminalreporter.stats.values()
@@ -39,10 +47,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     ]
     if not lines:
         return
-    seconds, seed = config.getoption("--attack-seconds"), config.getoption("--attack-seed")
-    terminalreporter.section(f"attacks: seed {seed}, {seconds:g} s a group")
+    terminalreporter.section(f"attacks: seed {config.getoption('--attack-seed')}")
     for line in sorted(lines):
         terminalreporter.write_line(line)
+
+
+def n_cases(request: pytest.FixtureRequest, few: int) -> int:
+    """Return how many cases a group tries: as many as the command line says, or its own few."""
+    n: int = request.config.getoption("--attack-cases") or few
+    return n
+
+
+def chosen(request: pytest.FixtureRequest, cases: Iterable[C], few: int, named: Callable[[str], C]) -> Iterator[C]:
+    """Yield the first cases of a group, or the one that the command line names."""
+    name = request.config.getoption("--attack-case")
+    return iter([named(name)]) if name else islice(cases, n_cases(request, few))
 
 
 def line_of(
@@ -54,7 +73,9 @@ def line_of(
     peak_bytes: int = 0,
     what: str = "damaged inputs",
 ) -> str:
-    """The summary of one group. counts: verdict -> how many; of: how many cases there are (0: no end), and `what`."""
+    """Return the summary of one group. counts: verdict -> number; of: number of all cases (0: no end); what: their
+    name.
+    """
     tried = sum(counts.values()) + crashes + hangs
     ended = ", ".join(f"{n:,} {verdict}" for verdict, n in counts.items() if n)
     peak = f", peak {peak_bytes / (1 << 20):,.0f} MiB" if peak_bytes else ""
@@ -68,7 +89,7 @@ def tell(request: pytest.FixtureRequest, line: str) -> None:
 
 
 def again(request: pytest.FixtureRequest, case: str) -> str:
-    """The command that tries one case of the test alone."""
+    """Return the command that tries one case of the test alone."""
     file = request.node.path.relative_to(request.config.rootpath)
     return f"./spark-submit.sh test '{file}::{request.node.name}' --attack-case '{case}'"
 
@@ -76,7 +97,7 @@ def again(request: pytest.FixtureRequest, case: str) -> str:
 def judged(
     request: pytest.FixtureRequest, group: str, tried: Tried, of: int, what: str = "damaged inputs", more: str = ""
 ) -> Tried:
-    """Tell what became of a group's cases, and fail where one of them failed. of: how many there are (0: no end)."""
+    """Report a group's result, and fail if one of its cases failed. of: number of all cases (0: no end)."""
     line = line_of(group, tried.counts, of, tried.crashes, tried.hangs, tried.peak_bytes, what) + more
     tell(request, line)
     said = "".join(f"\n{again(request, case)}\n    {found}" for case, found in tried.failures)

@@ -1,7 +1,7 @@
 """Rounds of real processes on one store: drivers, vacuum, restore, rollback and readers, started together.
 
-`races` says who is in a round and what must hold after it. `tests/jobs/store/test_commit_model.py` walks through every
-order of the commit's steps; here real drivers take those that the machine gives them.
+`races` has the parties of a round and the checks after it. `tests/jobs/store/test_commit_model.py` walks through every
+order of the commit's steps; here real drivers take the orders that the machine gives them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from tests.attack.warm import Warm
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
+FEW = 4  # rounds
+
 
 @pytest.mark.parametrize("who", PARTIES)
 def test_rounds(request: pytest.FixtureRequest, attacker: Warm, who: str) -> None:
-    attacker.attack(request, f"concurrency, {who}", who, "rounds")
+    attacker.attack(request, f"concurrency, {who}", who, FEW, "rounds")

@@ -1,6 +1,6 @@
-"""The same damage through what only Spark runs: the engine `window`, and the streaming source.
+"""The same damage through code that only Spark runs: the engine `window`, and the streaming source.
 
-Each case is a partition of one archive beside others and a whole one: what is wrong with one stops no other.
+Each case is a partition of one archive beside others and an undamaged one: a problem in one stops no other.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from jobs.archive.listing import list_archive
-from jobs.command.options import CompactOptions
-from jobs.command.progress import Silent
-from jobs.compact import job as compact
+from lastkey.jobs.archive.listing import list_archive
+from lastkey.jobs.command.options import CompactOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact import job as compact
+from lastkey.udfs.compact.plan import PartitionResult
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import open_root
 from tests.attack.batches import HANG_SECONDS, Member, attack, judge_each, lay_out
 from tests.attack.corrupting import all_cases
 from tests.attack.damages import Case, is_noticed
@@ -30,21 +33,19 @@ from tests.attack.readers import compact as compact_one
 from tests.attack.specimens import CONFIG, Specimen, put
 from tests.builders.damage import NOW_MS
 from tests.builders.trees import files_of
-from udfs.compact.plan import PartitionResult
-from udfs.problem import Problem
-from udfs.storage import open_root
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow, pytest.mark.spark]
 
 T = TypeVar("T")
 
+FEW = 8  # damages: partitions of one archive
 _WINDOW = replace(CONFIG, job=replace(CONFIG.job, engine="window"))
 
 
 def test_window(
     request: pytest.FixtureRequest, spark: SparkSession, specimens: dict[str, Specimen], tmp_path: Path
 ) -> None:
-    """A problem, or byte for byte what one task makes of the same files."""
+    """Each partition gives a problem, or byte for byte the files that one task makes."""
     healthy = _of_each(specimens, tmp_path / "healthy", lambda folder: _left_by(compact_one(folder, tmp_path)))
 
     def work(cases: list[Case]) -> list[str | Failed]:
@@ -66,13 +67,15 @@ def test_window(
         return judge_each(members, verdict)
 
     cases, of = all_cases(specimens, request.config.getoption("--attack-seed"))
-    attack(request, "engine window", cases, of, work)
+    attack(request, "engine window", cases, of, FEW, work)
 
 
 def test_stream(
     request: pytest.FixtureRequest, spark: SparkSession, specimens: dict[str, Specimen], tmp_path: Path
 ) -> None:
-    """Spark's own stream gives, partition by partition, what the reader gives here, which `test_corruption` judges."""
+    """Spark's own stream gives the same rows, partition by partition, as our reader without Spark, which
+    `test_corruption` judges.
+    """
     healthy = _of_each(specimens, tmp_path / "healthy", lambda folder: _records(rows_streamed(folder), "t"))
 
     def work(cases: list[Case]) -> list[str | Failed]:
@@ -93,11 +96,11 @@ def test_stream(
         return judge_each(members, verdict)
 
     cases, of = all_cases(specimens, request.config.getoption("--attack-seed"))
-    attack(request, "Spark's stream", cases, of, work)
+    attack(request, "Spark's stream", cases, of, FEW, work)
 
 
 def _of_each(specimens: dict[str, Specimen], folder: Path, work: Callable[[Path], T]) -> dict[str, T]:
-    """What is made of each specimen that nothing damaged."""
+    """Return the result of the work on each undamaged specimen."""
     made = {}
     for name, specimen in specimens.items():
         put(specimen.files, folder / name)
@@ -106,7 +109,7 @@ def _of_each(specimens: dict[str, Specimen], folder: Path, work: Callable[[Path]
 
 
 def _by_spark(spark: SparkSession, root: Path, work: Path) -> list[dict[str, Any]]:
-    """All rows that a stream gives until there is no more."""
+    """Return all rows of a stream."""
     source = spark.readStream.format("kafka_log").options(**STREAMED, badRecords="set_aside").load(str(root))
     query = (
         source.withColumn("timestamp", F.unix_micros("timestamp"))
@@ -161,7 +164,8 @@ def _left_by(seen: Seen) -> Left:
 
 def _left(result: PartitionResult, store: Path) -> Left:
     files = files_of(store / result.folder) if result.status == "cleaned" else {}
-    files.pop("manifest.json", None)  # the job writes it
+    for name in ("manifest.json", "committed"):  # the job writes them, not the task
+        files.pop(name, None)
     return result.status, [(s.root, s.base_offset, s.size_bytes) for s in result.segments], files
 
 

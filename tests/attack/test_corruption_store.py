@@ -1,6 +1,6 @@
 """Every damage of every file of a store: its tables, their log, the manifests, logs and side files of generations.
 
-./spark-submit.sh test tests/attack/test_corruption_store.py --attack-seconds 600
+./spark-submit.sh test tests/attack/test_corruption_store.py --attack-cases 10000
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import pytest
 from tests.attack import store_damages
 from tests.attack.store_readers import JOBS
 from tests.attack.warm import Warm
+
+FEW = 8  # damages
 
 
 def test_each_damage_can_be_done() -> None:
@@ -30,4 +32,4 @@ def test_each_damage_can_be_done() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
 def test_job(request: pytest.FixtureRequest, attacker: Warm, job: str) -> None:
-    attacker.attack(request, f"corruption of a store, {job}", f"store/{job}", "damaged stores")
+    attacker.attack(request, f"corruption of a store, {job}", f"store/{job}", FEW, "damaged stores")

@@ -1,9 +1,9 @@
 """Logs that Kafka's own UnifiedLog writes, by operations drawn from a seed, cleaned by its cleaner and by ours.
 
-Three passes: the first from a drawn checkpoint; the second, 25 hours later, from where the first ended, after more was
-appended to both; the third from the log start. After each, every record and every batch is equal, and so is the offset
-up to which it is clean. Every second log is cleaned in blocks. A log that differs is made again of fewer operations
-until none can go.
+There are three passes: the first from a drawn checkpoint; the second, 25 hours later, from the end of the first, after
+both logs have grown; the third from the log start. After each, every record and every batch is equal, and so is the
+offset up to which the log is clean. Every second log is cleaned in blocks. A log that differs is made again with fewer
+operations until none can go.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import random
 import shutil
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,8 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from logformat.side_files.checkpoints import read_leader_epochs
-from tests.attack.summary import tell
+from lastkey.logformat.side_files.checkpoints import read_leader_epochs
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
+from lastkey.udfs.problem import Problem
+from tests.attack.summary import chosen, tell
 from tests.builders.folders import Archived, Outcome, archived_at, compact, plan_of
 from tests.builders.splits import compact_in_blocks
 from tests.kafka_lab import (
@@ -34,9 +36,6 @@ from tests.kafka_lab import (
     without_segments,
 )
 from tests.reference.cleaner import Settings
-from udfs.attempt import attempt
-from udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
-from udfs.problem import Problem
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow, pytest.mark.kafka]
 
@@ -44,8 +43,8 @@ PASSES = (1, 2, 3)
 HOURS_25_MS = 90_000_000
 OPERATIONS, MORE = 60, 12  # at most
 MORE_FROM = 1000  # numbers of the operations of the second pass
-SHRINK_SECONDS = 60.0
-LEAST, MOST_DIFFERENT = 20, 3  # logs: so many however short the time; and so many that differ end it
+FEW, MOST_DIFFERENT = 20, 3  # logs; so many differing logs end the test
+MOST_SHRUNK = 200  # attempts to make a log that differs smaller
 EQUAL = "equal"
 REFUSED, GONE, UNDECIDED = (
     "refused by Kafka's cleaner", "cut off below their log start", "with a transaction that may have ended in a gap",
@@ -65,11 +64,11 @@ class Case:
 
 @dataclass
 class Cleaned:
-    """What became of one log, or of all."""
+    """Results of one log, or of all."""
 
-    logs: Counter[str] = field(default_factory=Counter)  # by how they ended
+    logs: Counter[str] = field(default_factory=Counter)  # how they ended -> number
     passes: int = 0
-    seen_only: int = 0  # logs of which what a consumer sees was compared, and no more
+    seen_only: int = 0  # logs of which only a consumer's view was compared
     records: int = 0
     segments: int = 0
     operations: Counter[str] = field(default_factory=Counter)
@@ -89,17 +88,10 @@ def case_named(name: str) -> Case:
 def test_what_kafka_writes_both_clean_alike(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     option = request.config.getoption
     first = option("--attack-seed") * 1_000_000
-    cases = (case_of(seed) for seed in itertools.count(first))
-    if option("--attack-case"):
-        cases = iter([case_named(option("--attack-case"))])
+    cases = chosen(request, map(case_of, itertools.count(first)), FEW, case_named)
     different(Case(first, (0, 1)), tmp_path, Cleaned())  # the JVM starts, kernels are compiled
     done, found = Cleaned(), []
-    end = time.monotonic() + option("--attack-seconds")
-
-    def goes_on(_: Case) -> bool:
-        return len(found) < MOST_DIFFERENT and (time.monotonic() < end or done.logs.total() < LEAST)
-
-    for case in itertools.takewhile(goes_on, cases):
+    for case in itertools.takewhile(lambda _: len(found) < MOST_DIFFERENT, cases):
         if (said := different(case, tmp_path, done)) is not None:
             least = case if option("--attack-case") else shrunk(case, tmp_path)
             found.append(f"--attack-case '{least}': {different(least, tmp_path, Cleaned()) or said}")
@@ -111,7 +103,7 @@ def test_what_kafka_writes_both_clean_alike(request: pytest.FixtureRequest, tmp_
 
 
 def line_of(done: Cleaned, differ: int) -> str:
-    """The summary."""
+    """Return the summary."""
     ended = "all equal" if not differ else f"{differ} differ"
     if done.seen_only:  # a transaction began below the log start
         ended += f", {done.seen_only:,} of them as a consumer sees them"
@@ -124,12 +116,12 @@ def line_of(done: Cleaned, differ: int) -> str:
 
 
 def shrunk(case: Case, work: Path) -> Case:
-    """The smallest case that still differs: operations are left out in halves, then in smaller pieces."""
-    end = time.monotonic() + SHRINK_SECONDS
-    size = len(case.operations) // 2
+    """Return the smallest case that still differs: leave out operations in halves, then in smaller pieces."""
+    size, left = len(case.operations) // 2, MOST_SHRUNK
     while size:
         at = 0
-        while at < len(case.operations) and time.monotonic() < end:
+        while at < len(case.operations) and left:
+            left -= 1
             fewer = Case(case.seed, case.operations[:at] + case.operations[at + size :])
             if different(fewer, work, Cleaned()) is not None:
                 case = fewer
@@ -140,17 +132,17 @@ def shrunk(case: Case, work: Path) -> Case:
 
 
 def different(case: Case, work: Path, done: Cleaned) -> str | None:
-    """How the two differ after some pass, or None; what was tried is counted in `done`."""
+    """Return the difference after some pass, or None; count the work in `done`."""
     shutil.rmtree(work, ignore_errors=True)
     theirs, ours = work / "kafka" / "t-0", work / "ours0"
     first = tuple(i for i in case.operations if i < MORE_FROM)
     [drawn] = draw_logs([DrawSpec(theirs, case.seed, first)])
     if drawn.log_start == 0:
         shutil.copytree(theirs, ours / "t-0")
-    if not drawn.closed:  # as a crash leaves it: a broker recovers it, we take it as it is
+    if not drawn.closed:  # as after a crash: a broker recovers it, we take it as it is
         going_on = DrawSpec(theirs, case.seed, (), True, drawn.log_start, drawn.now_ms, drawn.leader_epoch, clean=False)
         draw_logs([going_on])
-    if drawn.log_start > 0:  # of a transaction that is open below the log start a recovered broker knows nothing
+    if drawn.log_start > 0:  # a recovered broker does not know a transaction that is open below the log start
         shutil.copytree(theirs, ours / "t-0")
     rng = random.Random(case.seed)
     bases = [int(path.stem) for path in theirs.glob("*.log")]
@@ -158,7 +150,7 @@ def different(case: Case, work: Path, done: Cleaned) -> str | None:
     counted = Cleaned(segments=len(bases))
     now_ms = drawn.now_ms
     if max(bases) < drawn.log_start and end_of(theirs) < drawn.log_start:
-        done.logs[GONE] += 1  # a broker begins it anew, and we name a problem
+        done.logs[GONE] += 1  # a broker starts this log over, and we name a problem
         return None
     kinds = "D" if begun_below(theirs, drawn.log_start) else "BR"
     for number in PASSES:
@@ -174,7 +166,7 @@ def different(case: Case, work: Path, done: Cleaned) -> str | None:
             end = cleaned_by_kafka(theirs, drawn, now_ms, start)
         except LabError as error:
             if number == 1:
-                counted = Cleaned()  # nothing of it was compared
+                counted = Cleaned()  # this log was not compared
             counted.logs[REFUSED] += 1
             add(done, counted)
             return None if "Exception" in str(error) else str(error)
@@ -184,7 +176,7 @@ def different(case: Case, work: Path, done: Cleaned) -> str | None:
         if (problem := result.result.problem) is not None:
             if problem.kind != "gap" or "the end of the transaction" not in problem.expected:
                 return f"pass {number}: {problem}"
-            done.logs[UNDECIDED] += 1  # Kafka takes it for open, and cleans nothing from there on
+            done.logs[UNDECIDED] += 1  # Kafka takes the transaction for open, and cleans nothing from there on
             return None
         archive = work / f"archive{number}"
         if result.result.status == "cleaned":
@@ -229,10 +221,10 @@ def appended(
     kinds: str,
     counted: Cleaned,
 ) -> tuple[int, str | None]:
-    """The same operations on both: what a broker knows of the two logs has to be the same too.
+    """Append the same operations to both logs: a broker's knowledge of the two must be the same too.
 
-    Both begin with one snapshot of the log end, that of Kafka's: it has dropped producers that were idle for a day,
-    which a log that is read does not drop.
+    Both begin with one snapshot of the log end, Kafka's: it has dropped producers that were idle for a day, which
+    reading a log does not drop.
     """
     active = max(int(path.stem) for path in folders[0].glob("*.log"))
     for folder in folders[1:]:
@@ -252,7 +244,7 @@ def appended(
 
 
 def cleaned_by_kafka(folder: Path, drawn: DrawnLog, now_ms: int, start: int) -> int:
-    """Where the clean part ends."""
+    """Clean a log with Kafka's cleaner; return the end of the clean part."""
     spec = CleanSpec(
         folder, now_ms, segment_bytes=drawn.segment_bytes, first_dirty_offset=start, log_start=drawn.log_start,
         delete_retention_ms=drawn.delete_retention_ms, segment_index_bytes=drawn.segment_index_bytes,
@@ -275,7 +267,7 @@ def plan_for(archived: Archived, store: Path, drawn: DrawnLog, now_ms: int, star
 
 
 def compact_blocks(plan: PartitionPlan) -> Outcome:
-    """As `compact`: whatever stops it becomes a result."""
+    """Compact in blocks, as `compact`: every error becomes a result."""
 
     def run() -> PartitionResult:
         try:
@@ -290,20 +282,22 @@ def compact_blocks(plan: PartitionPlan) -> Outcome:
 
 
 def lines(folder: Path, log_start: int, kinds: str = "BR") -> list[str]:
-    """Records and batches from the log start on. What lies below it no consumer sees, and is cleaned otherwise."""
+    """Return records and batches from the log start on. No consumer sees those below it, and they are cleaned
+    differently.
+    """
     return [line for line in without_segments(dump([folder], kinds)[folder]) if int(line.split("\t")[1]) >= log_start]
 
 
 def begun_below(folder: Path, log_start: int) -> bool:
-    """Whether a transaction began below the log start: a broker that has recovered the log does not know how it began,
-    nor that it was aborted, and so not for how long markers are needed. Only what a consumer sees is compared then.
+    """Return whether a transaction began below the log start. A broker that has recovered the log does not know how it
+    began, nor that it was aborted, and so not how long its markers are needed; then only a consumer's view is compared.
     """
     records = (line.split("\t") for line in dump([folder], "R")[folder])
     return any(fields[10] == "1" and fields[11] == "-" and int(fields[1]) < log_start for fields in records)
 
 
 def end_of(folder: Path) -> int:
-    """The offset behind the last batch."""
+    """Return the offset behind the last batch."""
     return max((int(line.split("\t")[2]) + 1 for line in dump([folder], "B")[folder]), default=0)
 
 

@@ -1,7 +1,8 @@
-"""Each operation of a run fails, tears, lies, waits or is the last one: drawn from all there are, and counted.
+"""Mishaps of each operation of a run: it fails, tears, lies, waits or is the last one. Cases are drawn from all, and
+counted.
 
-`preload.c` has the operations, below Python; `mishaps` what happens to them, and `histories` what must hold after it:
-the archive as it was, a generation whole, the next run as if nothing had been, and nothing said that is not so.
+`preload.c` has the operations, below Python; `mishaps` has the mishaps, and `histories` the checks after them: the
+archive is unchanged, a generation is whole, the next run works as if nothing had been, and all reports are true.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from tests.attack.warm import Warm
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
+FEW = 4  # mishaps
+
 
 @pytest.mark.parametrize("job", KINDS)
 def test_job(request: pytest.FixtureRequest, attacker: Warm, job: str) -> None:
-    tried = attacker.attack(request, f"faults, {job}", job, "mishaps")
+    tried = attacker.attack(request, f"faults, {job}", job, FEW, "mishaps")
     assert tried.total > 20 * tried.counts[MISSED], "a run makes the same operations each time"

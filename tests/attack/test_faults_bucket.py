@@ -1,10 +1,10 @@
-"""Every request of a run on a bucket, and everything that can become of it.
+"""Every request of a run on a bucket, with every mishap.
 
 Archive and store lie in a bucket behind a proxy, the job is a process of its own. Its n-th request is cut, refused,
 done without an answer, done twice or done when the run is over; from the n-th on all are refused; or the process is
-killed there. Then: the archive's objects are as they were, the store holds the old generation or the new one, what the
-exit code says is so, and an undisturbed run ends with the bytes of an undisturbed history. Nothing is left that vacuum
-does not take.
+killed there. Afterwards the archive's objects must be unchanged, the store must hold the old generation or the new one,
+the exit code must be true, an undisturbed run must end with the bytes of an undisturbed history, and vacuum must leave
+nothing behind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import random
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,35 +51,36 @@ CONFIG = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" 
 NOW = "1800000000000"
 ARCHIVE = f"{BUCKET}/archive"
 _ARCHIVED = "logs/archive"
+FEW = 1  # requests: six runs against a bucket each
 
 
 @dataclass
 class World:
-    """A bucket with an archive that has grown since `logs/templates/old` was made of it."""
+    """A bucket with an archive that has grown since `logs/templates/old` was made from it."""
 
     driver: Driver
     proxy: S3Proxy
     files: pafs.FileSystem  # past the proxy
-    direct: dict[str, str]  # the environment that leads past it
+    direct: dict[str, str]  # environment variables for access past the proxy
     config: Path
     work: Path
-    archive: dict[str, str]  # of each object a digest of bytes and time
+    archive: dict[str, str]  # object -> digest of bytes and time
     expected: dict[str, dict[str, str]] = field(default_factory=dict)  # job -> restored file -> digest
-    left: dict[str, list[str]] = field(default_factory=dict)  # job -> files of segments, behind a vacuum
-    requests: dict[str, int] = field(default_factory=dict)  # job -> how many it makes
+    left: dict[str, list[str]] = field(default_factory=dict)  # job -> files of segments after a vacuum
+    requests: dict[str, int] = field(default_factory=dict)  # job -> number of its requests
     number: Iterator[int] = field(default_factory=itertools.count)
 
     def run(self, *words: str, proxied: bool = False) -> Ended:
         return self.driver.run(words, {"AWS_ENDPOINT_URL": self.proxy.url} if proxied else self.direct)
 
     def well(self, *words: str) -> str:
-        """Run a job undisturbed: its output."""
+        """Run a job undisturbed; return its output."""
         ended = self.run(*words)
         assert ended.code == 0, f"an undisturbed {words[0]} ended with {ended}"
         return ended.out
 
     def store_for(self, job: str) -> str:
-        """A store of its own for one run, in the state that the job needs."""
+        """Make a store for one run, in the state that the job needs."""
         name = f"stores/{next(self.number)}"
         template = {"compact what has grown": "old", "vacuum": "new", "restore": "new"}.get(job)
         if template is not None:
@@ -104,12 +104,12 @@ class World:
         return digests(self.work / "restored")
 
     def segments(self, store: str) -> list[str]:
-        """Files of its generations, without the folders that the runs gave names to."""
+        """Return the files of its generations, without their folders, whose names the runs draw."""
         found = self.objects(f"{store.removeprefix('s3://')}/segments")
         return sorted(path.rpartition("/")[2] for path in found)
 
     def objects(self, folder: str) -> dict[str, str]:
-        """Of each object a digest of its bytes and time."""
+        """Return a digest of bytes and time for each object."""
         infos = self.files.get_file_info(pafs.FileSelector(folder, recursive=True, allow_not_found=True))
         files = [info for info in infos if info.type == pafs.FileType.File]
         return {f.path: digest(self.files.open_input_stream(f.path).read()) + str(f.mtime_ns) for f in files}
@@ -168,12 +168,12 @@ class Case:
 
 
 def disturbed(world: World, case: Case, store: str) -> tuple[Ended, int]:
-    """How the job ended, and how many requests it made."""
+    """Run the job with a mishap; return its end, and the number of its requests."""
     lock, seen, over = threading.Lock(), 0, False
 
     def decide(method: str, path: str) -> Fault | None:
         nonlocal seen
-        with lock:  # also while it is killed: a kill that comes late must not end the next job
+        with lock:  # hold the lock during a kill: a late one must not end the next job
             seen += 1
             at = seen - 1
             if over or at < case.n or (at > case.n and case.mishap != "denied from here on"):
@@ -193,7 +193,7 @@ def disturbed(world: World, case: Case, store: str) -> tuple[Ended, int]:
 
 
 def prepare(world: World, job: str) -> None:
-    """What an undisturbed history gives, and how many requests the job makes."""
+    """Record the result of an undisturbed history, and the number of the job's requests."""
     store = world.store_for(job)
     ended, world.requests[job] = disturbed(world, Case(job, "cut", 1 << 30), store)
     assert ended.code == 0, ended
@@ -203,7 +203,7 @@ def prepare(world: World, job: str) -> None:
 
 
 def judged(world: World, case: Case) -> str:
-    """One of VERDICTS. AssertionError: what may not be."""
+    """Run a case; return one of VERDICTS. Raises AssertionError for a forbidden end."""
     store = world.store_for(case.job)
     ended, _ = disturbed(world, case, store)
     assert not ended.hung, "hung"
@@ -234,18 +234,13 @@ def judged(world: World, case: Case) -> str:
 
 @pytest.mark.parametrize("job", JOBS)
 def test_faults_in_a_bucket(request: pytest.FixtureRequest, world: World, job: str) -> None:
-    option = request.config.getoption
     prepare(world, job)
     cases = [Case(job, mishap, n) for mishap in MISHAPS for n in range(world.requests[job])]
     of = len(cases)
-    random.Random(option("--attack-seed")).shuffle(cases)
-    if option("--attack-case"):
-        cases = [case for case in cases if str(case) == option("--attack-case")]
+    random.Random(request.config.getoption("--attack-seed")).shuffle(cases)
     tried = Tried(dict.fromkeys(VERDICTS, 0))
-    end = time.monotonic() + option("--attack-seconds")
-    for number, case in enumerate(cases):
-        if number and time.monotonic() > end:
-            break
+    by_name = {str(case): case for case in cases}
+    for case in summary.chosen(request, cases, FEW, by_name.__getitem__):
         try:
             tried.counts[judged(world, case)] += 1
         except AssertionError as error:

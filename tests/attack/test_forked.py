@@ -1,4 +1,4 @@
-"""What the attacks are run in: a case that hangs is found, one that a busy machine lets wait is none."""
+"""The runner of the attacks: it finds a case that hangs, and tolerates a case that a busy machine lets wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.attack import forked
 
 
 def _in_turns() -> None:
-    """A little work now and then, as on a machine with a lot to do."""
+    """Work a little now and then, as on a busy machine."""
     for _ in range(25):
         time.sleep(0.1)
         end = time.process_time() + 0.02
@@ -36,11 +36,6 @@ def test_a_hang_is_told_by_work_and_not_by_the_clock(tmp_path: Path, monkeypatch
         WORK[case]()
         return "done"
 
-    tried = forked.try_all(list(WORK), work, ("done",), float("inf"), 1 << 30, tmp_path)
+    tried = forked.try_all(list(WORK), work, ("done",), 1 << 30, tmp_path)
     assert [name for name, _ in tried.failures] == ["for ever", "asleep"]
     assert (tried.hangs, tried.counts) == (2, {"done": 2})
-
-
-def test_one_case_is_tried_however_little_time_there_is(tmp_path: Path) -> None:
-    tried = forked.try_all(["a", "b"], lambda _: "done", ("done",), 0, 1 << 30, tmp_path)
-    assert tried.total >= 1

@@ -12,6 +12,8 @@ from tests.attack.warm import Warm, warm
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
+FEW = 4  # sizes of a disk: half of enough, and none, of bytes and of files
+
 
 @pytest.fixture(scope="module")
 def on_small_disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm | None]:
@@ -25,11 +27,11 @@ def on_small_disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm | 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_job(request: pytest.FixtureRequest, on_small_disks: Warm | None, job: str) -> None:
-    """Where nothing can be mounted, the faults' "full" of each operation holds the same."""
+    """If nothing can be mounted, the faults' "full" of each operation tests the same."""
     name = f"full disk, {job}"
     if on_small_disks is None:
         refused = f"nothing can be mounted here: {own_mounts()[1]}"
         tell(request, f"{name}: not tried: {refused}")
         pytest.skip(refused)
-    tried = on_small_disks.attack(request, name, f"full disk/{job}", "sizes of a disk")
+    tried = on_small_disks.attack(request, name, f"full disk/{job}", FEW, "sizes of a disk")
     assert tried.counts[FULL], "it was never full"

@@ -1,9 +1,9 @@
-"""Fuzzing of readers, codecs, side files and what users type: by coverage, from a corpus that is kept.
+"""Fuzzing of readers, codecs, side files and typed words: by coverage, from a corpus that is kept.
 
-    ./spark-submit.sh test tests/attack/test_fuzz.py --attack-seconds 3600 --attack-keep    longer; keeps what it finds
+    ./spark-submit.sh test tests/attack/test_fuzz.py --attack-cases 1000000 --attack-keep    more; keeps what it finds
 
-The fuzzer runs in a process of its own, in which kernels are plain Python: so it sees which of their lines ran. What it
-keeps is tried with compiled kernels too, which must give the same.
+The fuzzer runs in a process of its own with kernels as plain Python, so that it sees which of their lines ran. Its kept
+inputs are tried with compiled kernels too, which must give the same.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from tests.attack.corrupting import MEMORY_BYTES
 from tests.attack.forked import try_all
 from tests.attack.fuzz_targets import CORPUS, MOST_BYTES, TARGETS, corpus, digest
 from tests.attack.judge import VERDICTS
-from tests.attack.summary import again, tell
+from tests.attack.summary import again, n_cases, tell
 
+FEW = 300  # inputs beyond the corpus
 _MOST_KEPT_BYTES = 400 << 10
 _NAMES = list(TARGETS)
 
@@ -36,7 +37,7 @@ def _child(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def _flat(inputs: dict[str, bytes], folder: Path) -> Path:
-    """Inputs as the fuzzer has them: files that begin with the number of their target."""
+    """Write inputs in the fuzzer's form: files that begin with the number of their target."""
     folder.mkdir()
     for name, data in inputs.items():
         (folder / name.replace("/", "-")).write_bytes(bytes([_NAMES.index(name.partition("/")[0])]) + data)
@@ -53,7 +54,7 @@ def _verdict(name: str, data: bytes) -> str:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_corpus(target: str) -> None:
-    """What was found before stays found; each input ends as its target says that any may."""
+    """Known inputs stay: each ends as its target allows."""
     inputs = corpus(target)
     assert inputs
     for data in inputs.values():
@@ -89,14 +90,13 @@ def test_fuzz(request: pytest.FixtureRequest, tmp_path: Path) -> None:
         return
     old, new = _flat(_whole_corpus(), tmp_path / "old"), tmp_path / "new"
     new.mkdir()
-    done = _child("fuzz", old, new, option("--attack-seconds"), option("--attack-seed"))
+    done = _child("fuzz", old, new, n_cases(request, FEW), option("--attack-seed"))
     failed = [_named(path.read_bytes()) for path in sorted(tmp_path.glob("failed-*"))]
     found = dict(_named(path.read_bytes()) for path in sorted(new.iterdir()) if path.stat().st_size)
     tried = try_all(
         found,
         lambda name: _verdict(name.partition("/")[0], found[name]),
         VERDICTS,
-        float("inf"),
         MEMORY_BYTES,
         tmp_path,
     )
@@ -119,7 +119,7 @@ def test_fuzz(request: pytest.FixtureRequest, tmp_path: Path) -> None:
 
 
 def case_of(input_name: str, data: bytes) -> str:
-    """What `--attack-case` takes: target, and the input in hexadecimal."""
+    """Return an argument for `--attack-case`: target, and the input in hexadecimal."""
     return f"{input_name.partition('/')[0]}/{data.hex()}"
 
 
@@ -133,7 +133,7 @@ def _name_of(data: bytes) -> str:
 
 
 def _keep(inputs: dict[str, bytes], work: Path) -> None:
-    """The smallest that reach all lines: the corpus from now on."""
+    """Make the smallest inputs that reach all lines the new corpus."""
     done = _child("smallest", _flat(inputs, work / "all"))
     assert done.returncode == 0, done.stderr
     kept = set(json.loads(done.stdout))

@@ -1,4 +1,4 @@
-"""A process under `preload.c` in which all is imported and compiled, and which forks a child for each attack.
+"""A process under `preload.c` that imports and compiles everything once, and forks a child for each attack.
 
 `Warm` starts it and asks it; each question is a line of JSON, and so is the answer.
 """
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ from tests.attack import full_disk, histories, mishaps, races, store_damages, st
 from tests.attack.damages import case_named
 from tests.attack.forked import Tried, try_all
 from tests.attack.preload import VARIABLE, Control, library
-from tests.attack.summary import judged
+from tests.attack.summary import judged, n_cases
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY_BYTES = 1 << 30
-Answer = tuple[Tried, int, str]  # what became of a group's cases, how many there are, what else is to be said
+Answer = tuple[Tried, int, str]  # result of a group's cases, how many cases there are, more to report
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Warm:
     process: subprocess.Popen[str]
 
     def ask(self, **question: Any) -> Answer:
-        """What became of a group's cases."""
+        """Ask the process to try a group's cases; return the result."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{json.dumps(question)}\n")
         self.process.stdin.flush()
@@ -45,18 +46,18 @@ class Warm:
         told = json.loads(line)
         return Tried(**told["tried"]), told["of"], told["more"]
 
-    def attack(self, request: pytest.FixtureRequest, name: str, group: str, what: str) -> Tried:
-        """As the options say."""
+    def attack(self, request: pytest.FixtureRequest, name: str, group: str, few: int, what: str) -> Tried:
+        """Try a few of the group's cases, or those that the options ask for."""
         option = request.config.getoption
         tried, of, more = self.ask(
-            group=group, seed=option("--attack-seed"), seconds=option("--attack-seconds"), case=option("--attack-case")
+            group=group, seed=option("--attack-seed"), n=n_cases(request, few), case=option("--attack-case")
         )
         return judged(request, name, tried, of, what, more)
 
 
 @contextmanager
 def warm(folder: Path, within: Sequence[str] = ()) -> Iterator[Warm]:
-    """within: the command that starts it, as `full_disk.own_mounts`."""
+    """Start the process. within: a command to start it with, as `full_disk.own_mounts` returns."""
     with library(folder) as made:
         environment = Control.environment(made, folder / "control") | {"PYTHONPATH": str(ROOT)}
         with subprocess.Popen(
@@ -71,7 +72,7 @@ def main(folder: Path) -> None:
     control = Control(Path(os.environ[VARIABLE]), folder / "root")
     for line in sys.stdin:
         asked = json.loads(line)
-        options = asked["seed"], asked["case"], asked["seconds"]
+        options = asked["seed"], asked["case"], asked["n"]
         kind, _, job = asked["group"].partition("/")
         if kind == "store":
             tried, of, more = _damages(store_readers.Attacked(job, folder), *options, folder)
@@ -87,33 +88,35 @@ def main(folder: Path) -> None:
         sys.__stdout__.flush()
 
 
-def _mishaps(history: histories.History, seed: int, case: str | None, seconds: float, folder: Path) -> Answer:
-    todo = [mishaps.Case.named(case)] if case else mishaps.cases(history, seed)
+def _mishaps(history: histories.History, seed: int, case: str | None, n: int, folder: Path) -> Answer:
+    found = [mishaps.Case.named(case)] if case else mishaps.cases(history, seed)
+    todo = found[:n]
     work = partial(mishaps.verdict, history)
     missed = folder / mishaps.CAME_NO_MORE
     missed.write_text("")
-    tried = try_all(todo, work, mishaps.VERDICTS, seconds, MEMORY_BYTES, folder)
+    tried = try_all(todo, work, mishaps.VERDICTS, MEMORY_BYTES, folder)
     names = missed.read_text().splitlines()
-    n, of = mishaps.operations(todo[: tried.total], set(names)), mishaps.operations(todo)
-    return tried, len(todo), f"; {n:,} of {of:,} operations{'; came no more: ' if names else ''}{', '.join(names[:3])}"
+    met, of = mishaps.operations(todo[: tried.total], set(names)), mishaps.operations(found)
+    more = f"; {met:,} of {of:,} operations{'; came no more: ' if names else ''}{', '.join(names[:3])}"
+    return tried, len(found), more
 
 
-def _damages(attacked: store_readers.Attacked, seed: int, case: str | None, seconds: float, folder: Path) -> Answer:
+def _damages(attacked: store_readers.Attacked, seed: int, case: str | None, n: int, folder: Path) -> Answer:
     todo, of = store_damages.cases_of(attacked.files, seed)
     if case:
         todo, of = iter([case_named(case)]), 1
-    return try_all(todo, attacked.verdict, store_readers.VERDICTS, seconds, MEMORY_BYTES, folder), of, ""
+    return try_all(islice(todo, n), attacked.verdict, store_readers.VERDICTS, MEMORY_BYTES, folder), of, ""
 
 
-def _full_disks(filled: full_disk.Filled, seed: int, case: str | None, seconds: float, folder: Path) -> Answer:
+def _full_disks(filled: full_disk.Filled, seed: int, case: str | None, n: int, folder: Path) -> Answer:
     todo = [full_disk.Left.named(case)] if case else filled.cases(seed)
-    return try_all(todo, filled.verdict, full_disk.VERDICTS, seconds, MEMORY_BYTES, folder), len(todo), ""
+    return try_all(todo[:n], filled.verdict, full_disk.VERDICTS, MEMORY_BYTES, folder), len(todo), ""
 
 
-def _races(history: histories.History, who: str, seed: int, case: str | None, seconds: float, folder: Path) -> Answer:
+def _races(history: histories.History, who: str, seed: int, case: str | None, n: int, folder: Path) -> Answer:
     work = partial(races.verdict, history, races.known(history))
-    todo = [races.Round.named(case)] if case else races.rounds(who, seed)
-    return try_all(todo, work, races.VERDICTS, seconds, MEMORY_BYTES, folder), 0, ""
+    todo = iter([races.Round.named(case)]) if case else races.rounds(who, seed)
+    return try_all(islice(todo, n), work, races.VERDICTS, MEMORY_BYTES, folder), 0, ""
 
 
 if __name__ == "__main__":

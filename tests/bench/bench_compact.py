@@ -20,13 +20,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.archive.listing import list_archive
-from jobs.compact.plan import inputs_from_archive
+from lastkey.jobs.archive.listing import list_archive
+from lastkey.jobs.compact.plan_partition import inputs_from_archive
+from lastkey.udfs.compact.one_task import compact_partition
+from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
+from lastkey.udfs.storage import open_root
 from tests.bench.make_log import KEYS, RECORDS, SEGMENT_BYTES, make_partition
 from tests.kafka_lab import oracle
-from udfs.compact.one_task import compact_partition
-from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
-from udfs.storage import open_root
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOW_MS = 1_800_000_000_000
@@ -45,7 +45,7 @@ def _plan(archive: Path, store: Path) -> PartitionPlan:
 
 
 def ours(archive: Path, work: Path) -> tuple[PartitionResult, float, float]:
-    """(result, wall seconds, CPU seconds) of the whole work on one partition in this process."""
+    """Compact one partition in this process; return (result, wall seconds, CPU seconds)."""
     store = work / "store"
     plan = _plan(archive, store)
     before = resource.getrusage(resource.RUSAGE_SELF)
@@ -59,7 +59,7 @@ def ours(archive: Path, work: Path) -> tuple[PartitionResult, float, float]:
 
 
 def kafkas(archive: Path, work: Path) -> float:
-    """Seconds of the broker's cleaner, in-process, on a copy."""
+    """Return the seconds of the broker's cleaner, in-process, on a copy."""
     copy = work / "kafka"
     shutil.copytree(archive, copy, copy_function=shutil.copy2)
     spec = oracle.CleanSpec(next(copy.iterdir()), NOW_MS, segment_bytes=SEGMENT_BYTES, dedupe_buffer_bytes=128 << 20)
@@ -69,7 +69,7 @@ def kafkas(archive: Path, work: Path) -> float:
 
 
 def against_kafka(archive: Path, work: Path, codec: str, repeat: int) -> None:
-    """The comparison, in turn, with medians."""
+    """Print the comparison, in turn, with medians."""
     ratios, seconds = [], []
     ours(archive, work)  # page cache, compiled kernels
     for i in range(repeat):
@@ -93,11 +93,11 @@ def against_kafka(archive: Path, work: Path, codec: str, repeat: int) -> None:
 
 _RUN = """
 import json, sys
-from jobs.compact import job as compact
+from lastkey.jobs.compact import job as compact
 from pyspark import SparkContext
-from jobs.command.config import parse_config
-from jobs.command.options import CompactOptions
-from jobs.command.progress import Silent
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.options import CompactOptions
+from lastkey.jobs.command.progress import Silent
 archive, store, engine, without_spark = sys.argv[1:]
 job = {"engine": engine, "without.spark.bytes": int(without_spark)}
 tables = {"defaults": {"cleanup.policy": "compact", "segment.bytes": %d}, "job": job}
@@ -114,7 +114,7 @@ print(json.dumps(out))
 
 
 def whole_runs(archive: Path, work: Path, codec: str, engines: Sequence[str], *, with_spark: bool) -> None:
-    """All ways of finding the last offset, as whole runs of the job in processes of their own."""
+    """Print whole runs of the job, in processes of their own, for each way of finding the last offset."""
     for engine in engines:
         store = work / "store"
         code = _RUN % (SEGMENT_BYTES, NOW_MS)

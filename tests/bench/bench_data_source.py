@@ -90,7 +90,7 @@ def _quietly(command: list[str]) -> None:
 
 
 def minute_of_a_day(partition: Path) -> None:
-    """A day of a record each 10 ms, timestamps by the producers: what is read for one minute of it."""
+    """Print what is read for one minute of a day with a record each 10 ms, timestamps by the producers."""
     folder = partition / "day-0"
     if not folder.exists():
         make_log.make_partition(folder, "none", records=8_640_000)
@@ -107,7 +107,7 @@ def minute_of_a_day(partition: Path) -> None:
 
 
 def read_bytes() -> int:
-    """Bytes that this process asked the kernel for, from files and all else; what is mapped does not count."""
+    """Return the bytes that this process asked the kernel for, from files and all else; mapped files do not count."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 

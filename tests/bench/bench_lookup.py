@@ -1,8 +1,8 @@
 """Look-ups by offset and by time a second: `python -m tests.bench.bench_lookup [FOLDER]`.
 
-The log is one of tests/bench/make_log.py, in one segment of about 1 GiB (left in FOLDER where one is given), its pages
-in memory: it is read once before. One process, one thread. Each figure is the median of five runs. Bytes touched are
-counted by what the algorithm has to look at: cache lines of the index and of headers, of 64 bytes each.
+The log is one of tests/bench/make_log.py, in one segment of about 1 GiB (kept in FOLDER if that is given). One read
+before puts its pages into memory. One process, one thread. Each figure is the median of five runs. Bytes touched are
+the cache lines, of 64 bytes each, of the index and of headers that the algorithm has to look at.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from logformat.search.partition_log import PartitionLog, open_partition
+from lastkey.logformat.search.partition_log import PartitionLog, open_partition
 from tests.bench import make_log
 
 SINGLE, BATCHED, TIMES = 200_000, 4_000_000, 1_000_000

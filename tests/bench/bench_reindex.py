@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from logformat.listing import ListedSegment
+from lastkey.logformat.listing import ListedSegment
+from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
+from lastkey.udfs.reindex.write import Target
 from tests.bench import make_log
 from tests.kafka_lab import recover_segments
 from tests.kafka_lab.jvm import lab
-from udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
-from udfs.reindex.write import Target
 
 _MB = 1e6
 
@@ -99,7 +99,7 @@ def _task(folder: Path, logs: list[Path], output: Path) -> ReindexTask:
 
 
 def ours(task: ReindexTask) -> tuple[int, int]:
-    """Rebuild all, anew; bytes read and written."""
+    """Rebuild all indexes anew; return bytes read and written."""
     shutil.rmtree(task.target.output_uri, ignore_errors=True)
     outcomes = reindex_segments(task)
     assert all(outcome.problem is None for outcome in outcomes)

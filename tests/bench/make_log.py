@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from logformat.writing.segment_writer import SegmentWriter
+from lastkey.logformat.writing.segment_writer import SegmentWriter
 
 RECORDS = 8_600_000
 KEYS = 1_000_000

@@ -33,10 +33,10 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from pyarrow import fs as pafs
 
-from jobs.errors import ConflictError, StorageError, UnsureCommitError
-from jobs.store import commit_file, table
-from jobs.store.rows import Checkpoint, Commit, RunRow, Segment, arrow_schema
-from jobs.store.tables import CHECKPOINTS, State, open_state
+from lastkey.jobs.errors import ConflictError, StorageError, UnsureCommitError
+from lastkey.jobs.store import commit_file, table, writing
+from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow, Segment, arrow_schema
+from lastkey.jobs.store.tables import CHECKPOINTS, State, open_state
 from tests.builders.s3_proxy import COMMITS, LOSE, every, s3_proxy
 from tests.builders.s3_server import environment
 
@@ -46,7 +46,7 @@ TOPIC = "t"
 
 @dataclass
 class Race:
-    """What came of it: run id -> what its writer said of it (done, conflict, unsure, error); nothing of one killed."""
+    """Result of a race: what each run's writer said of it (done, conflict, unsure, error); nothing for a killed one."""
 
     said: dict[str, str] = field(default_factory=dict)
     tried: dict[str, int] = field(default_factory=dict)  # run id -> partition
@@ -55,13 +55,13 @@ class Race:
     seconds: float = 0
 
     def to_text(self) -> str:
-        """One line."""
+        """Return the result in one line."""
         counts = Counter(self.said.get(run_id, "killed") for run_id in self.tried)
         return f"{self.commits} commits; of {len(self.tried)} tries {dict(counts)}; {self.seconds:.1f} s"
 
 
 def race(store: str, writers: int, rounds: int, *, kill: int = 0, seed: int = 0) -> Race:
-    """Let them race, and check what is there in the end. AssertionError: a generation or a file was lost."""
+    """Let writers race, and check the store at the end. Raises AssertionError if a generation or a file was lost."""
     chance, out, started = random.Random(seed), Race(), time.perf_counter()
     with contextlib.ExitStack() as stack:
         seats = [stack.enter_context(_Seat(store, number)) for number in range(writers)]
@@ -109,7 +109,7 @@ def _check(state: State, out: Race, writers: int) -> None:
 
 
 class _Seat:
-    """A writer, and whoever takes its place once it is killed."""
+    """Seat of a writer, and of the one that takes its place after it was killed."""
 
     def __init__(self, store: str, number: int) -> None:
         self.store, self.number = store, number
@@ -171,7 +171,7 @@ class _Seat:
 
 
 def write(store: str, number: int, orders: IO[str]) -> None:
-    """One writer: reads and commits as it is told, line by line."""
+    """Run one writer, which reads and commits as the lines of orders say."""
     while orders.readline():
         state = open_state(store)
         checkpoints = state.checkpoints()
@@ -183,7 +183,7 @@ def write(store: str, number: int, orders: IO[str]) -> None:
             try:
                 for row in wave.segments:
                     _put(state, row.path)
-                state.commit_wave([wave], partial(_there, state, wave))
+                writing.commit_wave(state, [wave], partial(_there, state, wave))
             except ConflictError:
                 said = "conflict"
             except UnsureCommitError:
@@ -228,7 +228,7 @@ def _row(kind: Any, **values: object) -> Any:
 
 @contextlib.contextmanager
 def losing(n: int) -> Iterator[list[str]]:
-    """Every n-th commit through AWS_ENDPOINT_URL is made, and its answer lost; which they were. 0: none is."""
+    """Make every n-th commit through AWS_ENDPOINT_URL, but lose its answer; yield the list of these. 0: lose none."""
     if not n:
         yield []
         return
@@ -239,7 +239,7 @@ def losing(n: int) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", nargs="?", default=tempfile.mkdtemp())
     for name in ("--writers", "--rounds", "--kill", "--lose", "--seed"):

@@ -1,7 +1,7 @@
 """Seconds of full reads by our data source and by Spark's own Kafka source on one core: `python -m ... JSON`.
 
-Rows go into Spark's noop sink, so every one reaches the JVM. What is printed last is JSON: what was done -> seconds,
-the best of some runs after one that does not count.
+Rows go into Spark's noop sink, so every one reaches the JVM. The last line printed is JSON: task -> seconds, the best
+of some runs after one that does not count.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def found_or_installed() -> tuple[str, str]:
 
 @contextmanager
 def chromium() -> Iterator[Chrome]:
-    """A browser; `look` shows it pages."""
+    """Yield a browser; `look` shows it pages."""
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.command.config import load_config
-from jobs.command.options import ReportOptions
-from jobs.command.progress import Silent
-from jobs.report import job as archive_report
+from lastkey.jobs.command.config import load_config
+from lastkey.jobs.command.options import ReportOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.report import job as archive_report
 from tests.browser.chromium import chromium, look
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.profiles import HOSTILE, large
@@ -68,8 +68,8 @@ def chrome():
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, Path]:
-    """The example archive; one with hostile keys; a large one with damage."""
-    from jobs.report.page import page_of  # the plot library: not where this file is only collected
+    """Make pages of the example archive, of one with hostile keys, and of a large one with damage."""
+    from lastkey.jobs.report.page import page_of  # the plot library: not where this file is only collected
 
     folder = tmp_path_factory.mktemp("pages")
     settings = load_config(str(ROOT / "examples/topics.toml"))

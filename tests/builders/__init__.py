@@ -1,1 +1,1 @@
-"""What tests are made of: logs, archives, stores, damage, faults and limits. No tests lie here."""
+"""Building blocks of tests: logs, archives, stores, damage, faults and limits. No tests lie here."""

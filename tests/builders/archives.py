@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.command.config import parse_config
-from jobs.command.options import CompactOptions
-from jobs.command.progress import Silent
-from jobs.compact import job as compact
-from jobs.compact.report import CompactReport
-from jobs.store.generations import current_generation
-from jobs.store.rows import Segment
-from jobs.store.tables import State, open_state
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.options import CompactOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact import job as compact
+from lastkey.jobs.compact.report import CompactReport
+from lastkey.jobs.store.generations import current_generation
+from lastkey.jobs.store.rows import Segment
+from lastkey.jobs.store.tables import State, open_state
+from lastkey.udfs.compact.plan import PartitionResult
 from tests.builders.trees import files_in
 from tests.golden import Case
 from tests.reference.log import Batch, decode_log
-from udfs.compact.plan import PartitionResult
 
 HOUR = 3_600_000
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0}
 
 
 def borders(data: bytes) -> list[int]:
-    """Positions where a batch ends, of any magic."""
+    """Return the positions at which batches end, of any magic."""
     out, at = [], 0
     while at < len(data):
         at += 12 + struct.unpack_from(">i", data, at + 8)[0]
@@ -36,8 +36,9 @@ def borders(data: bytes) -> list[int]:
 
 
 def put(source: Path, target: Path, *, segments: int | None = None, batches: int = 0) -> Path:
-    """Copy a partition's folder; with `segments`: only the first of them, and `batches` of the one after, which is then
-    the active segment. Times are kept. A target that is there grows, as the log of a running broker does.
+    """Copy a partition's folder; a target that exists grows, as the log of a running broker does. Keeps file times.
+
+    segments: copy only the first of them, and `batches` of the next one, which is then the active segment.
     """
     target.mkdir(parents=True, exist_ok=True)
     kept = files_in(source) if segments is None else files_in(source)[: segments + bool(batches)]
@@ -68,19 +69,19 @@ def cut(log: Path, batches: int, *, torn: int = 0) -> None:
 
 
 def offset_checkpoint(path: Path, entries: dict[str, int]) -> None:
-    """One of the offset checkpoints: partition's folder name -> offset."""
+    """Write one of the offset checkpoints: partition's folder name -> offset."""
     lines = [f"{name.rpartition('-')[0]} {name.rpartition('-')[2]} {offset}\n" for name, offset in entries.items()]
     path.write_text(f"0\n{len(lines)}\n" + "".join(lines))
 
 
 def contents(batches: list[Batch]) -> list[tuple[Any, ...]]:
-    """What a reader sees: batches that hold records, with the range of offsets that each one covers."""
+    """Return what a reader sees: batches that hold records, with the range of offsets that each one covers."""
     return [(b.base_offset, b.last_offset, b.control, b.records) for b in batches if b.records]
 
 
 @dataclass
 class Lab:
-    """An archive and a store of a test."""
+    """Archive and store of a test."""
 
     spark: Any
     root: Path
@@ -97,9 +98,9 @@ class Lab:
         return self.store_at or self.root / "store"
 
     def run(self, now_ms: int, *, settings: dict[str, Any] | None = None, **options: Any) -> CompactReport:
-        """One run in the session of the tests."""
+        """Run the job once in the session of the tests."""
         given = settings or self.settings
-        job = {"without.spark.bytes": 0} | given.get("job", {})  # in tasks, as a large archive is
+        job = {"without.spark.bytes": 0} | given.get("job", {})  # run in tasks, as for a large archive
         config = parse_config(given | {"job": job})
         made = CompactOptions(archive=str(self.archive), store=str(self.store), now_ms=now_ms, config=config, **options)
         return compact.run(made, Silent())
@@ -108,18 +109,22 @@ class Lab:
         return open_state(str(self.store))
 
     def folder(self, key: tuple[str, int] = ("t", 0)) -> Path:
-        """Where the files of a partition's current generation lie."""
+        """Return the folder of a partition's current generation."""
         return self.store / current_generation(self.state().checkpoints()[key]).folder
+
+    def folder_of(self, generation: int) -> Path:
+        """Return a generation's own folder, of t-0."""
+        return next((self.store / "segments" / "t-0").glob(f"{generation}-*"))
 
     def path(self, segment: Segment) -> Path:
         return (self.store if segment.root == "store" else self.archive) / segment.path
 
     def batches(self, segments: list[Segment]) -> list[Batch]:
-        """A generation's batches."""
+        """Return a generation's batches."""
         return [b for s in segments for b in decode_log(self.path(s).read_bytes()[: s.size_bytes])]
 
     def check_whole(self, segments: list[Segment]) -> None:
-        """That a manifest is whole: files, sizes, side files, ranges without gap or overlap."""
+        """Check that a manifest is whole: files, sizes, side files, ranges without gap or overlap."""
         assert segments
         for segment, after in zip(segments, [*segments[1:], None], strict=True):
             assert self.path(segment).stat().st_size >= segment.size_bytes
@@ -139,10 +144,10 @@ class Lab:
 
 
 def by_topic(report: CompactReport) -> dict[str, PartitionResult]:
-    """Results of the partitions numbered 0."""
+    """Return the results of the partitions numbered 0."""
     return {r.topic: r for r in report.results if r.partition == 0}
 
 
 def only_input(case: Case) -> Path:
-    """The first partition of a case."""
+    """Return the input folder of a case's first partition."""
     return case.input(case.partitions[0])

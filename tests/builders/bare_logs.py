@@ -1,4 +1,4 @@
-"""Logs whose side files are lost: reindexed by us, and compared with what Kafka makes of them.
+"""Logs whose side files are lost: rebuilt by our reindex, and compared with the files that Kafka makes.
 
 Snapshots are compared by their entries: Kafka writes them in the order of a hash map.
 """
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from jobs.command.config import parse_config
-from jobs.command.options import ReindexOptions
-from jobs.command.progress import Silent
-from jobs.reindex.job import run
-from logformat.batches.segment import open_segment
-from logformat.side_files import checkpoints, producer_snapshot
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.options import ReindexOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.reindex.job import run
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.side_files import checkpoints, producer_snapshot
 from tests.builders.trees import files_in
 
 EXPIRATION_MS = 2**31 - 1  # producer.id.expiration.ms: as long as it may be, 24 days
@@ -34,7 +34,7 @@ class BareLog:
 
 
 def copy_logs(logs, target):
-    """An archive of the `.log` files alone."""
+    """Make an archive of the `.log` files alone."""
     for log in logs:
         (target / log.name).mkdir(parents=True)
         for path in files_in(log.source):
@@ -60,7 +60,7 @@ def side_files(folder):
 
 
 def differences(theirs, ours, *, clock_ms=None, all_snapshots=True):
-    """Names of side files that are not alike, and how. clock_ms: a broker that dropped idle producers at that time."""
+    """Return the names of side files that differ, and how. clock_ms: time at which a broker dropped idle producers."""
     found = []
     kafka, mine = side_files(theirs), side_files(ours)
     if clock_ms is not None:
@@ -88,8 +88,10 @@ def differences(theirs, ours, *, clock_ms=None, all_snapshots=True):
 
 
 def without_its_own_epoch(folder, kafkas, ours):
-    """(Kafka's leader epochs, ours) as far as they can be compared: the broker began an epoch of its own at the log end
-    when it became the leader, which took the place of those in the log that are not below it.
+    """Return (Kafka's leader epochs, ours) as far as they can be compared.
+
+    The broker began an epoch of its own at the log end when it became the leader; that one replaced the epochs in the
+    log that are not below it.
     """
     last = max(folder.glob("*.log"))
     headers = open_segment(last).headers()

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import google_crc32c
 
-from jobs.archive.listing import ArchivedPartition, list_archive
-from jobs.command.config import Config
-from jobs.compact.plan import inputs_from_archive
-from jobs.verify.plan import plan_archived
-from logformat.names import segment_file
-from logformat.side_files.index_builder import IndexBuilder
+from lastkey.jobs.archive.listing import ArchivedPartition, list_archive
+from lastkey.jobs.command.config import Config
+from lastkey.jobs.compact.plan_partition import inputs_from_archive
+from lastkey.jobs.verify.plan_checks import plan_archived
+from lastkey.logformat.names import segment_file
+from lastkey.logformat.side_files.index_builder import IndexBuilder
+from lastkey.udfs.compact.one_task import compact_partition
+from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
+from lastkey.udfs.storage import open_root
+from lastkey.udfs.verify.findings import CheckResult
+from lastkey.udfs.verify.partition import check_partition
 from tests.builders.trees import files_of
 from tests.reference.log import NONE, Batch, data_batch
-from udfs.compact.one_task import compact_partition
-from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
-from udfs.storage import open_root
-from udfs.verify.findings import CheckResult
-from udfs.verify.partition import check_partition
 
 NOW_MS = 1_800_000_000_000
 START_MS = 1_700_000_000_000
@@ -31,7 +31,7 @@ SEGMENT_OFFSETS = BATCHES * RECORDS
 
 
 def build(root: Path, codec: int = NONE) -> Partition:
-    """`t-0` below root: dense offsets, keys that come again, an index entry for each batch but the first."""
+    """Build `t-0` below root: dense offsets, keys that come again, an index entry for each batch but the first."""
     part = Partition(root, root.parent / "store")
     part.folder.mkdir(parents=True)
     for number in range(SEGMENTS):
@@ -66,7 +66,7 @@ class Partition:
         return self.folder / segment_file(base, "log")
 
     def write(self, base: int, batches: list[Batch], *, active: bool = False) -> None:
-        """A segment with its indexes; the active one has no last entry in its time index yet."""
+        """Write a segment with its indexes; the active one has no last entry in its time index yet."""
         self.log(base).write_bytes(b"".join(b.data for b in batches))
         builder = IndexBuilder(base, 0)
         for b in batches:
@@ -76,7 +76,7 @@ class Partition:
         (self.folder / segment_file(base, "timeindex")).write_bytes(time_index[:-12] if active else time_index)
 
     def positions(self, base: int) -> list[int]:
-        """Where the batches of a healthy segment begin."""
+        """Return the positions at which the batches of a healthy segment begin."""
         data, out = self.log(base).read_bytes(), []
         while sum(out[-1:]) < len(data):
             at = out[-1] + 12 + struct.unpack_from(">i", data, out[-1] + 8)[0] if out else 0
@@ -90,7 +90,7 @@ class Partition:
         return Partition(root, root.parent / "store")
 
     def listed(self) -> ArchivedPartition:
-        """As the archive's listing has it."""
+        """Return the partition as the archive's listing has it."""
         return list_archive(open_root(str(self.root)), lambda _: True).partitions["t", 0]
 
     def plan(self, *, sealed: bool = False) -> PartitionPlan:
@@ -104,7 +104,7 @@ class Partition:
         )  # fmt: skip
 
     def compact(self, *, sealed: bool = False, plan: PartitionPlan | None = None) -> PartitionResult:
-        """Compact it; the archive must be as it was, and a partition that is set aside must leave nothing behind."""
+        """Compact the partition. The archive must not change, and a partition set aside must leave nothing behind."""
         plan = plan or self.plan(sealed=sealed)
         before = files_of(self.root)
         shutil.rmtree(self.store, ignore_errors=True)
@@ -116,7 +116,7 @@ class Partition:
         return result
 
     def verify(self, *, sealed: bool = False, chunk_bytes: int = 8 << 20) -> CheckResult:
-        """Verify it; no byte may change."""
+        """Verify the partition; no byte may change."""
         before = files_of(self.root)
         plan = plan_archived(self.listed(), open_root(str(self.root)), Config(), sealed=sealed)
         result = check_partition(
@@ -126,7 +126,7 @@ class Partition:
         return result
 
     def cleaned_bytes(self, result: PartitionResult) -> bytes:
-        """What the compaction kept, the active segment left out."""
+        """Return what the compaction kept, without the active segment."""
         return b"".join((self.store / s.path).read_bytes() for s in result.segments if s.root == "store")
 
 
@@ -143,14 +143,14 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
 
 
 def resign(path: Path, position: int) -> None:
-    """Give the batch at `position` a checksum that fits what it says now."""
+    """Give the batch at `position` a checksum that fits its present bytes."""
     data = path.read_bytes()
     size = 12 + struct.unpack_from(">i", data, position + 8)[0]
     edit(path, position + 17, struct.pack(">I", google_crc32c.value(data[position + 21 : position + size])))
 
 
 def replace_body(path: Path, position: int, body: bytes) -> None:
-    """Another body for the batch at `position`, with length and checksum that fit; what follows moves."""
+    """Replace the body of the batch at `position`, with length and checksum that fit; later bytes move."""
     data = path.read_bytes()
     end = position + 12 + struct.unpack_from(">i", data, position + 8)[0]
     head = data[position : position + 8] + struct.pack(">i", 49 + len(body)) + data[position + 12 : position + 61]

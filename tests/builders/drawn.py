@@ -21,7 +21,7 @@ KEYS = [b"a", b"b", b"c", b"d", b""]
 
 @dataclass
 class Drawn:
-    """A log with all that a run of the cleaner is told about it."""
+    """A log with all that a run of the cleaner needs to know about it."""
 
     segments: tuple[Segment, ...]
     settings: Settings
@@ -36,7 +36,7 @@ class Drawn:
 
 @dataclass
 class _Writer:
-    """Turns events into batches, as a partition's leader would."""
+    """Writer that turns events into batches, as a partition's leader would."""
 
     draw: st.DrawFn
     null_keys: bool
@@ -50,7 +50,7 @@ class _Writer:
         return NOW + self.draw(st.sampled_from([0, 1, -5, -3000, 2500, -1 - NOW]))
 
     def records(self, headers: bool) -> list[Record]:
-        """One to six records, with the holes that earlier compactions leave."""
+        """Draw one to six records, with the holes that earlier compactions leave."""
         deltas = self.draw(st.lists(st.integers(0, 6), min_size=1, max_size=6, unique=True).map(sorted))
         keys = [*KEYS, None] if self.null_keys else KEYS
         values = [None, None, b"", b"x", b"value " * 5]
@@ -120,7 +120,7 @@ class _Writer:
 
     def end_of(self, pid: int) -> Batch:
         self.open.discard(pid)
-        if self.draw(st.integers(0, 3)) == 0:  # fenced, as since KIP-890
+        if self.draw(st.integers(0, 3)) == 0:  # fenced: the epoch rises with each transaction since KIP-890
             self.epochs[pid] = self.epochs.get(pid, 0) + 1
         return marker_batch(
             self.offset, pid, self.draw(st.sampled_from([ABORT, COMMIT])), timestamp=self.timestamp(),
@@ -157,11 +157,11 @@ def logs(draw: st.DrawFn) -> Drawn:
         writer.offset = base + draw(st.sampled_from([0, 0, 0, 1]))
         batches = tuple(writer.event() for _ in range(n))
         segments.append(Segment(base, batches, NOW + draw(st.sampled_from([0, -1, -RETENTION, 5000]))))
-    if draw(st.booleans()):  # decide what is open, so that the whole log can be cleaned
+    if draw(st.booleans()):  # end open transactions, so that the whole log can be cleaned
         writer.offset = max(writer.offset, segments[-1].base_offset)
         markers = tuple(writer.marker_of(pid) for pid in sorted(writer.open))
         segments[-1] = replace(segments[-1], batches=segments[-1].batches + markers)
-    if draw(st.integers(0, 3)) == 0:  # everything but this one may be cleaned
+    if draw(st.integers(0, 3)) == 0:  # everything below this segment may be cleaned
         segments.append(Segment(writer.offset + 1, (), NOW))
     first, end = segments[0].base_offset, log_end(segments)
     offsets = st.integers(first, end)

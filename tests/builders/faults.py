@@ -3,16 +3,16 @@
     with faults(tmp_path, Fault("read", "*/t-0/*.log", nth=2, flip=(1000, 0x40))): ...        # in this process
     subprocess.run([...], env=faulty_environment(tmp_path, Fault("fsync", "*/segments/*", error="EIO")))   # in a child
 
-A `Fault` names a kind of operation, a pattern of paths (fnmatch on the absolute path) and which of the operations that
-match it means: the `nth` and so many `times` from there (None: for ever). What happens then is one of
+A `Fault` names a kind of operation, a pattern of paths (fnmatch on the absolute path), and which of the matching
+operations it means: the `nth` and so many `times` from there on (None: for ever). It does one of
 
     error="EIO"          the operation fails with this errno
-    flip=(1000, 0x40)    before the operation byte 1000 of the file is XORed with 0x40
-    truncate=500         before it the file is cut to 500 bytes
-    replace=b"..."       before it another file of these bytes takes the file's name
+    flip=(1000, 0x40)    before the operation, byte 1000 of the file is XORed with 0x40
+    truncate=500         before it, the file is cut to 500 bytes
+    replace=b"..."       before it, another file of these bytes takes the file's name
 
-and then the operation goes through to the real file. `at=1000` narrows `read` to reads that cover byte 1000, so that
-"the second read of this batch" can be said without knowing how many reads there are.
+After all but an error, the operation goes through to the real file. `at=1000` narrows `read` to reads that cover byte
+1000, so that a test can mean "the second read of this batch" without knowing how many reads there are.
 
 Operations, and where they are caught:
 
@@ -25,19 +25,19 @@ Operations, and where they are caught:
     rename    os.rename, os.replace, Path.replace
     delete    pyarrow.fs and os.remove, os.unlink
 
-How. `logformat.locations` is the one place that makes a file system; in it `pyarrow.fs.LocalFileSystem` becomes a
-subclass, so all that asks whether a root is local still sees a local one, with real paths, locks, fsync and mmap.
-Opens, lists, renames and deletes by Python itself are audit events (PEP 578), which may raise; os.pread and os.fsync
-are wrapped. The C library's pread is one symbol that LLVM looks up when a kernel is loaded: in a child it is bound to a
-function that counts and then calls the real one. In a process that has loaded its kernels already it is not: what is to
-fail in a read of headers alone (batches/headers.py), is tested in a child. No C compiler is needed.
+The means: `logformat.locations` is the one place that makes a file system. In it `pyarrow.fs.LocalFileSystem` becomes a
+subclass, so every check for a local root still sees a local one, with real paths, locks, fsync and mmap. Opens, lists,
+renames and deletes by Python itself are audit events (PEP 578), which may raise; os.pread and os.fsync are wrapped. The
+C library's pread is one symbol that LLVM looks up when a kernel is loaded: a child binds it to a function that counts
+and then calls the real one. A process that has loaded its kernels already cannot; faults in a read of headers alone
+(batches/headers.py) are therefore tested in a child. No C compiler is needed.
 
-Spark's workers and all other children of a child inherit it, by a `sitecustomize` on PYTHONPATH. Operations are counted
-in files of a folder, under a lock: the n-th operation is the n-th of all processes together. Those files also say
-whether a fault came to pass: `happened(folder)`; a test that does not look there may test nothing.
+Spark's workers and all other children of a child inherit the faults, by a `sitecustomize` on PYTHONPATH. Operations are
+counted in files of a folder, under a lock: the n-th operation is the n-th of all processes together. Those files also
+say whether a fault came to pass: `happened(folder)`; a test that does not look there may test nothing.
 
-Not caught: what is read through a memory map (a search's windows), other FileIO's reads, what the JVM does, S3. A
-map of a file that is cut ends the process by SIGBUS, which is no exception.
+Not caught: reads through a memory map (a search's windows), other FileIO's reads, the JVM's operations, S3. A map of a
+file that is cut ends the process by SIGBUS, which is no exception.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from typing import Any, Literal
 
 from pyarrow import fs as pafs
 
-from logformat import locations, regular_files
+from lastkey.logformat import locations, regular_files
 
 Operation = Literal["open", "read", "list", "create", "write", "fsync", "rename", "delete"]
 VARIABLE = "LASTKEY_TEST_FAULTS"
@@ -91,8 +91,8 @@ class Fault:
 
 @contextmanager
 def faults(folder: Path, *given: Fault) -> Iterator[None]:
-    """Let faults happen in this process, as long as the block runs. `folder`: where they are counted."""
-    from udfs.storage import cached_root
+    """Let faults happen in this process while the block runs. `folder`: keeps their counts."""
+    from lastkey.udfs.storage import cached_root
 
     plan = _Plan(_folder(folder), given)
     before = locations.pafs
@@ -114,7 +114,7 @@ def faults(folder: Path, *given: Fault) -> Iterator[None]:
 
 
 def faulty_environment(folder: Path, *given: Fault, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a child in which, and in whose children, faults happen."""
+    """Return the environment of a child in which, and in whose children, faults happen."""
     counted = _folder(folder)
     site = counted / "site"
     site.mkdir()
@@ -127,14 +127,14 @@ def faulty_environment(folder: Path, *given: Fault, base: Mapping[str, str] = os
 
 
 def happened(folder: Path) -> list[int]:
-    """How many operations each fault has changed or failed, in all processes, in the order in which they were given."""
+    """Return how many operations each fault has changed or failed, in all processes, in the order of the faults."""
     counted = folder / "faults"
     n = len(list(counted.glob("*.seen")))
     return [_size(counted / f"{i}.done") for i in range(n)]
 
 
 def install_from_environment() -> None:
-    """For good, in a child: what `sitecustomize` calls."""
+    """Install the faults of the environment for good, in a child: `sitecustomize` calls this."""
     said = os.environ.get(VARIABLE)
     if not said:
         return
@@ -170,7 +170,7 @@ def _size(path: Path) -> int:
 
 
 class _State(threading.local):
-    """`inside`: this thread is at work for a fault, what it does counts for none."""
+    """Thread's state; while `inside`, it works for a fault, and its operations do not count."""
 
     inside = False
 
@@ -187,7 +187,7 @@ class _Plan:
             (folder / f"{i}.seen").touch()
 
     def meet(self, on: Operation, path: str, start: int | None = None, size: int | None = None) -> None:
-        """An operation is about to happen: change the file, or raise, where a fault says so."""
+        """Change the file or raise, if a fault says so, before an operation happens."""
         for i, fault in enumerate(self.faults):
             if fault.on != on or not fnmatch.fnmatch(path, fault.path):
                 continue
@@ -244,11 +244,11 @@ def _meet(on: Operation, path: Any, start: int | None = None, size: int | None =
 def _hook_once() -> None:
     if not _state.hooked:
         _state.hooked = True
-        sys.addaudithook(_audit)  # there is no way to take one away: without a plan it does nothing
+        sys.addaudithook(_audit)  # hooks cannot be removed: without a plan this one does nothing
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if _state is None or _state.plan is None:  # no module any more: the interpreter ends
+    if _state is None or _state.plan is None:  # the interpreter ends, and the module is gone already
         return
     if event == "open":
         path, mode, flags = arguments
@@ -355,7 +355,7 @@ _RealRegular = regular_files.RegularFile
 
 
 class _Regular(_RealRegular):
-    """A local file that is opened for reading. Opening it is two audit events, and one operation."""
+    """A local file opened for reading. Opening it is two audit events, and one operation."""
 
     def __init__(self, path: str, opener: Any) -> None:
         _meet("open", path)
@@ -382,7 +382,7 @@ class _FromUri:
 
 
 class _File:
-    """An open file of pyarrow's. What it is asked for is done by the real one."""
+    """An open pyarrow file that passes every call on to the real one."""
 
     def __init__(self, real: Any, path: str) -> None:
         self._real, self._path = real, path

@@ -7,22 +7,22 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from logformat.listing import ListedSegment
-from logformat.names import segment_file
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.names import segment_file
+from lastkey.udfs.compact.one_task import compact_partition
+from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
+from lastkey.udfs.segments import SegmentInput, SideFile
 from tests.golden import Case
 from tests.reference.cleaner import AbortedTxn, Log, Segment, Settings, replay
 from tests.reference.log import Batch, decode_log
 from tests.reference.producer_state import State
-from udfs.compact.one_task import compact_partition
-from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
-from udfs.segments import SegmentInput, SideFile
 
 _TXN_ENTRY = struct.Struct(">hqqqq")
 
 
 @dataclass
 class Archived:
-    """What lies in an archive's folder, as the listing would tell it."""
+    """Content of an archive's folder, as the listing would have it."""
 
     root: Path
     segments: list[SegmentInput] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Archived:
 
 
 def lay_out(root: Path, segments: list[Segment] | tuple[Segment, ...]) -> Archived:
-    """Write the `.log` files of a partition; nothing else: all that is beside them can be rebuilt."""
+    """Write the `.log` files of a partition and nothing else: everything beside them can be rebuilt."""
     out = Archived(root)
     (root / "t-0").mkdir(parents=True, exist_ok=True)
     for s in segments:
@@ -43,7 +43,7 @@ def lay_out(root: Path, segments: list[Segment] | tuple[Segment, ...]) -> Archiv
 
 
 def archived_at(root: Path, partition: str) -> Archived:
-    """A folder as the archive's listing would tell it."""
+    """Return a folder as the archive's listing would have it."""
     out = Archived(root)
     for path in sorted((root / partition).iterdir()):
         relative, stat = f"{partition}/{path.name}", path.stat()
@@ -98,7 +98,7 @@ def plan_of(
 
 @dataclass
 class Outcome:
-    """A compaction's result with its files read again."""
+    """Result of a compaction with its files read again."""
 
     result: PartitionResult
     plan: PartitionPlan
@@ -109,7 +109,7 @@ class Outcome:
         return Path(root) / segment.path
 
     def side_file(self, number: int, kind: str) -> Path:
-        """Beside segment `number`, in the generation's folder."""
+        """Return the path beside segment `number` in the generation's folder."""
         return (
             Path(self.plan.store_uri) / self.plan.folder / segment_file(self.result.segments[number].base_offset, kind)
         )
@@ -129,12 +129,12 @@ class Outcome:
         return tuple(out)
 
     def files(self) -> dict[str, bytes]:
-        """Every file of the generation."""
+        """Return every file of the generation."""
         folder = Path(self.plan.store_uri) / self.plan.folder
         return {p.name: p.read_bytes() for p in sorted(folder.iterdir())} if folder.exists() else {}
 
     def as_archive(self, root: Path, *, snapshots: bool) -> Archived:
-        """The generation laid out as a folder of its own, as `restore` does it."""
+        """Lay the generation out as a folder of its own, as `restore` does it."""
         folder = root / "t-0"
         folder.mkdir(parents=True)
         out = Archived(root)
@@ -156,7 +156,9 @@ class Outcome:
 
 
 def golden_plan(case: Case, partition: str, number: int, archived: Archived, store: Path) -> PartitionPlan:
-    """Pass 1 from the checkpoint that the broker had; later ones from the log start. Null keys go, as in the broker."""
+    """Return the plan of a golden pass: pass 1 begins at the broker's checkpoint, later ones at the log start. Null
+    keys are dropped, as by the broker.
+    """
     settings = Settings(
         delete_retention_ms=case.settings["delete.retention.ms"],
         min_compaction_lag_ms=case.settings["min.compaction.lag.ms"],
@@ -175,7 +177,7 @@ def compact(plan: PartitionPlan) -> Outcome:
 
 
 def log_end(segments: list[Segment] | tuple[Segment, ...]) -> int:
-    """The offset after the last batch."""
+    """Return the offset after the last batch."""
     last = segments[-1]
     return last.batches[-1].last_offset + 1 if last.batches else last.base_offset
 
@@ -188,7 +190,7 @@ def load(
     aborted: tuple[AbortedTxn, ...] | None = None,
     producers: State | None = None,
 ) -> Log:
-    """What a broker knows after it loaded these segments: from their files alone, or with what lay beside them."""
+    """Return what a broker knows after it loaded these segments: from the files alone, or with what lay beside them."""
     state = State()
     replayed = replay([b for s in segments for b in s.batches], state)
     return Log(

@@ -1,4 +1,4 @@
-"""Limits that tests hold code to: of time, and of what it may read."""
+"""Limits on tested code: its time, and what it may read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOBODY = 65534
 
 @contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """What does not end fails instead of hanging; in a kernel, which no signal reaches, it ends the test run."""
+    """Fail code that does not end instead of hanging; in a kernel, which no signal reaches, end the test run."""
 
     def stop(*_: object) -> None:
         raise TimeoutError(f"still going after {seconds} s")
@@ -33,7 +33,7 @@ def within(seconds: int) -> Iterator[None]:
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Without root's right to read everything: the whole process is somebody else for a while, if it is root."""
+    """Take root's right to read everything away: a process of root's is another user while the block runs."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(NOBODY)
@@ -46,7 +46,7 @@ def as_nobody() -> Iterator[None]:
 
 @contextmanager
 def open_to_all() -> Iterator[Path]:
-    """A folder where anybody may read and write; those of pytest are its user's alone."""
+    """Make a folder in which anybody may read and write; those of pytest are for their user alone."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         yield Path(folder)

@@ -28,12 +28,12 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from logformat.batches.segment import open_segment
-from logformat.names import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, segment_file
-from logformat.schemas import HEADERS
-from logformat.side_files import checkpoints, producer_snapshot
-from logformat.side_files.producer_state import ProducerState
-from logformat.writing.segment_writer import SegmentWriter
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, segment_file
+from lastkey.logformat.schemas import HEADERS
+from lastkey.logformat.side_files import checkpoints, producer_snapshot
+from lastkey.logformat.side_files.producer_state import ProducerState
+from lastkey.logformat.writing.segment_writer import SegmentWriter
 
 START_MS = 1_700_000_000_000
 TOPIC_ID = UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
@@ -64,14 +64,14 @@ class Row:
 
 @dataclass(frozen=True)
 class BatchText:
-    """A batch as the text has it."""
+    """A batch of the text."""
 
     rows: tuple[Row, ...]
     options: dict[str, Any] = field(default_factory=dict)
 
 
 def parse(text: str) -> list[BatchText]:
-    """The batches of a text without `||`."""
+    """Return the batches of a text without `||`."""
     return [_parse_batch(part) for part in text.split("|") if part.strip()]
 
 
@@ -100,7 +100,7 @@ def _parse_record(word: str) -> Row:
 
 
 def arrow_records(rows: Iterable[Row], next_offset: int = 0, ts: int | None = None) -> Any:
-    """Records as the writer wants them; ts: as the option."""
+    """Return records as the writer wants them; ts: as the option."""
     rows = list(rows)
     offsets: list[int] = []
     for row in rows:
@@ -123,13 +123,13 @@ def arrow_records(rows: Iterable[Row], next_offset: int = 0, ts: int | None = No
 
 
 class TextWriter:
-    """Appends batches of text to a SegmentWriter, and remembers each producer's next sequence."""
+    """Writer of batches of text to a SegmentWriter, which remembers each producer's next sequence."""
 
     def __init__(self, sequences: dict[int, int] | None = None) -> None:
         self.sequences = {} if sequences is None else sequences
 
     def append(self, writer: SegmentWriter, batch: BatchText) -> np.ndarray:
-        """The headers of what was written, layout.BATCH[n]."""
+        """Append a batch; return the headers of what was written, layout.BATCH[n]."""
         options = dict(batch.options)
         ts, coordinator = options.pop("ts", None), options.pop("coordinator", 0)
         commit, abort = options.pop("commit", False), options.pop("abort", False)
@@ -155,7 +155,7 @@ class TextWriter:
 
 
 def write_segment(folder: Path | str, text: str, base_offset: int = 0, **options: Any) -> Path:
-    """One segment with all the files that SegmentWriter makes (whose options these are); the path of its `.log`."""
+    """Write one segment with all files of SegmentWriter, whose options these are; return the path of its `.log`."""
     texts = TextWriter()
     with SegmentWriter(folder, base_offset, **options) as writer:
         for batch in parse(text):
@@ -165,7 +165,7 @@ def write_segment(folder: Path | str, text: str, base_offset: int = 0, **options
 
 @dataclass(frozen=True)
 class PartitionFiles:
-    """What `write_partition` made."""
+    """Files that `write_partition` made."""
 
     folder: Path
     bases: tuple[int, ...]
@@ -186,12 +186,11 @@ def write_partition(
     topic_id: UUID = TOPIC_ID,
     **options: Any,
 ) -> PartitionFiles:
-    """A partition's folder as a broker leaves it at a clean stop, by a text with `||` between segments.
+    """Write a partition's folder as a broker leaves it at a clean stop, by a text with `||` between segments.
 
-    A segment begins where the one before it ends, or at bases[its number]; an empty text is an empty segment,
-    of whose offsets there is then at least one. Snapshots
-    at the base of each but a first one at 0 and at the end; leader-epoch-checkpoint, partition.metadata. options: of
-    SegmentWriter.
+    A segment begins where the one before it ends, or at bases[its number]; an empty text is an empty segment with at
+    least one offset of its own. Makes snapshots at the base of each segment, but none at 0 for the first one, and at
+    the end; leader-epoch-checkpoint, partition.metadata. options: of SegmentWriter.
     """
     texts, producers, next_offset = TextWriter(), ProducerState(), base_offset
     epochs: list[tuple[int, int]] = []
@@ -199,7 +198,7 @@ def write_partition(
     for number, segment in enumerate(text.split("||")):
         base = (bases or {}).get(number, max([next_offset, *(begin + 1 for begin in begun)]))
         begun.append(base)
-        if begun[0] < base != next_offset:  # the writer before made the one at its end
+        if begun[0] < base != next_offset:  # the previous writer made the one at its end
             snapshot = producer_snapshot.write(producers.entries())
             (folder / segment_file(base, "snapshot")).write_bytes(snapshot)
         with SegmentWriter(folder, base, producers=producers, **options) as writer:
@@ -213,9 +212,10 @@ def write_partition(
 
 
 def log_text(*paths: Path) -> str:
-    """The records of `.log` files, control records left out, as "0:a=1 1:b=2 | 2:a=-": offset, key, value; by batch.
+    """Return the records of `.log` files, without control records, as "0:a=1 1:b=2 | 2:a=-": offset, key, value.
 
-    A batch without records is "[base-last]", a marker "COMMIT" or "ABORT"; `||` stands between files.
+    Bars separate batches. A batch without records is "[base-last]", a marker "COMMIT" or "ABORT"; `||` stands between
+    files.
     """
     return " || ".join(_segment_text(path) for path in paths)
 

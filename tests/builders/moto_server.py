@@ -1,10 +1,10 @@
 """moto's S3 server, whose conditional puts are as atomic as S3's: `python moto_server.py`.
 
-moto looks whether the key is there, and puts it later; of two threads between the two, both are told that they were
-first. S3 promises that one is refused, and every commit relies on it.
+moto checks whether the key exists, and puts it later. Two threads between these steps are both told that they were
+first. S3 promises to refuse one of them, and every commit relies on it.
 
-It takes a free port of the loopback itself, and says which once it listens: one that was looked for before may be
-somebody else's by then.
+The server takes a free port of the loopback itself, and prints it once it listens: a port that was found before may
+belong to another process by then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ONE_AT_A_TIME: Final = threading.Lock()
 
 
 def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """The WSGI application: only what has a condition waits."""
+    """Serve a request as the WSGI application; only requests with a condition wait for each other."""
     if "HTTP_IF_NONE_MATCH" not in environ:
         return _MOTO(environ, start_response)
     with _ONE_AT_A_TIME:

@@ -1,4 +1,4 @@
-"""The pages of `report`, as a browser takes them."""
+"""The pages of `report`, as a browser reads them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 
 class Page(HTMLParser):
-    """Elements and whatever could ask for something else."""
+    """Elements of a page, and every attribute that could make it load something else."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Page(HTMLParser):
 
 
 def needs_nothing_else(text: str) -> None:
-    """A page that loads nothing and runs nothing."""
+    """Check that a page loads nothing and runs nothing."""
     page = Page(text)
     assert "script" not in page.tags and "iframe" not in page.tags
     assert [link for link in page.links if not link.startswith(("#", "data:,"))] == []

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from logformat.layout import BATCH, CONTROL_MASK, TRANSACTIONAL_MASK
+from lastkey.logformat.layout import BATCH, CONTROL_MASK, TRANSACTIONAL_MASK
 
 
 def log(events):
-    """BATCH[n] of (producer, kind, epoch, offsets, base sequence, timestamp).
+    """Return BATCH[n] of (producer, kind, epoch, offsets, base sequence, timestamp).
 
     Kinds: "t" transactional data, "d" other data, "a" and "c" markers, "e" an empty marker, "x" an unknown one, "l" a
     legacy batch.

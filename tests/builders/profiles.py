@@ -1,12 +1,12 @@
-"""Profiles of partitions: real ones, whose sums are checked, and large ones made up, for pages."""
+"""Profiles of partitions: real ones, whose sums are checked, and large invented ones, for pages."""
 
 from __future__ import annotations
 
-from jobs.report.archive_report import ArchiveReport
+from lastkey.jobs.report.archive_report import ArchiveReport
+from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
+from lastkey.udfs.report.partition_profile import DAY_MS, Codec, HotKey, PartitionProfile, SegmentProfile, Times
 from tests.builders.logs import START_MS
-from udfs.compact.plan import PartitionPlan
-from udfs.report.measure_partition import ProfilePlan, profile_partition
-from udfs.report.partition_profile import DAY_MS, Codec, HotKey, PartitionProfile, SegmentProfile, Times
 
 DROPPED = ("superseded", "aborted", "expired_tombstones")
 HOSTILE = "<script>alert('&\"$x^$')</script>"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jobs.command.config import parse_config
-from jobs.command.options import ReindexOptions
-from jobs.command.progress import Silent
-from jobs.reindex import job as reindex
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.options import ReindexOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.reindex import job as reindex
 
 EACH_BATCH = parse_config({"defaults": {"index.interval.bytes": 0}})
 

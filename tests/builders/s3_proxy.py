@@ -1,10 +1,10 @@
 """A proxy before a server that speaks S3, with faults on purpose: answers that are late, refused, cut or lost.
 
-    with s3_proxy(port, every(3, LOSE, on=COMMITS)) as proxy:        # one thread a connection, on the loopback
+    with s3_proxy(port, every(3, LOSE, on=COMMITS)) as proxy:  # one thread a connection, on the loopback
         os.environ["AWS_ENDPOINT_URL"] = proxy.url
 
-A fault is what a function of (method, path) answers; None lets the request through. `LOSE` does what was asked and
-closes the connection without a word: who asked cannot know. `CUT` closes it before anything was done.
+A function of (method, path) decides on the fault of each request; None lets it through. `LOSE` carries the request out
+and closes the connection without an answer, so the client cannot know. `CUT` closes it before anything was done.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one request, in this order."""
+    """Fault of one request; its parts happen in this order."""
 
     delay_seconds: float = 0
     status: int = 0  # answered in place of the server
@@ -49,7 +49,7 @@ _HOP: Final = {"connection", "transfer-encoding", "keep-alive", "expect", "conte
 
 
 def every(n: int, fault: Fault, on: re.Pattern[str] = ANYTHING) -> Decide:
-    """The n-th, the 2n-th, ... of the requests `METHOD path` that match, of all clients together."""
+    """Return a decision for the n-th, 2n-th, ... of the requests `METHOD path` that match, of all clients together."""
     lock, seen = threading.Lock(), 0
 
     def decide(method: str, path: str) -> Fault | None:
@@ -64,13 +64,13 @@ def every(n: int, fault: Fault, on: re.Pattern[str] = ANYTHING) -> Decide:
 
 
 def each(*given: Decide) -> Decide:
-    """The first fault that one of them says; each sees every request."""
+    """Return a decision that takes the first fault of those given; each of them sees every request."""
     return lambda method, path: next((f for f in [decide(method, path) for decide in given] if f is not None), None)
 
 
 @dataclass
 class S3Proxy:
-    """A proxy that runs; `decide` may be replaced at any time."""
+    """A running proxy; `decide` may be replaced at any time."""
 
     url: str
     decide: Decide
@@ -79,14 +79,14 @@ class S3Proxy:
     late: list[Callable[[], None]] = field(default_factory=list)
 
     def deliver(self) -> None:
-        """Let the server see what came late."""
+        """Send the server the requests that were held back."""
         while self.late:
             self.late.pop(0)()
 
 
 @contextmanager
 def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Iterator[S3Proxy]:
-    """A proxy on a free port of the loopback before the server on port `upstream` there, for as long as the block."""
+    """Run a proxy on a free port of the loopback before the server on port `upstream` there, while the block runs."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -132,7 +132,7 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
             length = len(answer)
             for name, value in headers:
                 if name.lower() == "content-length" and self.command == "HEAD":
-                    length = int(value)  # of what is not sent
+                    length = int(value)  # the size of a body that is not sent
                 elif name.lower() not in _HOP:
                     self.send_header(name, value)
             self.send_header("Content-Length", str(length))

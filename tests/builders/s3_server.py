@@ -1,4 +1,4 @@
-"""A server that speaks S3, moto's, on the loopback, with a bucket and the environment that leads to it."""
+"""moto's S3 server on the loopback, with a bucket and the environment that leads to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CREDENTIALS = {
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[int]:
-    """Its port on 127.0.0.1, with the empty bucket `logs`; the environment leads there as long as the block runs."""
+    """Yield the server's port on 127.0.0.1, with the empty bucket `logs`; meanwhile the environment leads there."""
     command = [sys.executable, str(Path(__file__).with_name("moto_server.py"))]
     with (
         tempfile.TemporaryFile("w+") as log,
@@ -29,7 +29,7 @@ def s3_server() -> Iterator[int]:
     ):
         try:
             assert server.stdout is not None
-            port = server.stdout.readline()  # it listens there; none: it has ended
+            port = server.stdout.readline()  # the server listens there; empty: it has ended
             if not port:
                 server.wait()
                 log.seek(0)
@@ -46,7 +46,7 @@ def s3_server() -> Iterator[int]:
 
 @contextlib.contextmanager
 def environment(given: Mapping[str, str | None]) -> Iterator[None]:
-    """These variables, None: unset, as long as the block runs."""
+    """Set these variables (None: unset) while the block runs."""
     before = {name: os.environ.get(name) for name in given}
     _set(given)
     try:

@@ -1,4 +1,4 @@
-"""A data source without Spark: what the driver plans and the workers read, one after the other in this process."""
+"""A data source without Spark: the driver's plan, and the workers' reads, one after the other in this process."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.data_source.options import parse
-from jobs.data_source.plan import plan
-from jobs.data_source.read import read_task
-from jobs.data_source.read_options import Pushed, ReadOptions
-from jobs.data_source.source import SOURCES, columns_of
-from udfs.data_source.plan import Task
+from lastkey.jobs.data_source.options import parse
+from lastkey.jobs.data_source.plan_tasks import plan
+from lastkey.jobs.data_source.read import read_task
+from lastkey.jobs.data_source.read_options import Pushed, ReadOptions
+from lastkey.jobs.data_source.source import SOURCES, columns_of
+from lastkey.udfs.data_source.pieces import Task
 
 BY_NAME = {source.source: source for source in SOURCES}
 
@@ -39,7 +39,7 @@ def tasks_of(name: str, path: Path | str | list[str] | None, **given: Any) -> li
 
 
 def read(name: str, path: Path | str | list[str] | None, **given: Any) -> pa.Table:
-    """All rows; every batch has exactly the schema that is declared."""
+    """Return all rows; every batch must have exactly the declared schema."""
     options = options_of(name, path, **given)
     schema = columns_of(BY_NAME[name].columns, options)
     batches = [batch for task in plan(options) for batch in read_task(options, schema, _Partition(task))]
@@ -50,7 +50,7 @@ def read(name: str, path: Path | str | list[str] | None, **given: Any) -> pa.Tab
 
 
 def read_only(name: str, path: Path | str | list[str] | None, **given: Any) -> int:
-    """The number of rows; none is kept."""
+    """Return the number of rows; keeps none."""
     options = options_of(name, path, **given)
     schema = columns_of(BY_NAME[name].columns, options)
     return sum(batch.num_rows for task in plan(options) for batch in read_task(options, schema, _Partition(task)))

@@ -1,5 +1,5 @@
-"""A compaction over several tasks, without Spark, both ways: by blocks; and `scan_keys` over splits, a window in plain
-Python for Spark's, `rewrite_group`. Then `join_empty_groups`.
+"""A compaction over several tasks, without Spark, both ways: by blocks; and by `scan_keys` over splits, a window in
+plain Python for Spark's, and `rewrite_group`. Both end with `join_empty_groups`.
 """
 
 from __future__ import annotations
@@ -11,39 +11,41 @@ from typing import TypeVar
 
 import numpy as np
 
-from logformat.batches.chunks import ChunkBuffer
+from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
+from lastkey.udfs.compact.clean.winners import check_versions
+from lastkey.udfs.compact.one_task import check_null_keys
+from lastkey.udfs.compact.output.generation import write_generation
+from lastkey.udfs.compact.output.place_segments import join_empty_groups
+from lastkey.udfs.compact.output.result import result_of
+from lastkey.udfs.compact.output.segment_output import manifest_row
+from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.compact.scan.analyse import Analysis, analyse
+from lastkey.udfs.compact.scan.scan_partition import scan_all, scan_identity
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.compact.split.key_files import remove_key_files
+from lastkey.udfs.compact.split.rewrite_group import rewrite_group
+from lastkey.udfs.compact.split.rewrite_split import RewrittenSplit, join_pieces, rewrite_split
+from lastkey.udfs.compact.split.scan_keys import KEY_OFFSETS, scan_keys
+from lastkey.udfs.compact.split.scan_versions import KEY_VERSIONS, scan_versions
+from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, settle, share_out
+from lastkey.udfs.compact.split.splits import Split, cut_between_groups, make_splits, number_of_splits
+from lastkey.udfs.compact.split.walk_split import WalkedSplit, buckets_for, walk_split
+from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from tests.builders.folders import Outcome
-from udfs.compact.analyse import Analysis, analyse, result_of
-from udfs.compact.clean_batches import OUT_BATCH, Tally
-from udfs.compact.decide_kernels import COUNTER_NAMES
-from udfs.compact.generation import write_generation
-from udfs.compact.key_files import remove_key_files
-from udfs.compact.one_task import check_null_keys
-from udfs.compact.place_segments import join_empty_groups
-from udfs.compact.plan import PartitionPlan
-from udfs.compact.rewrite_group import rewrite_group
-from udfs.compact.rewrite_split import RewrittenSplit, join_pieces, rewrite_split
-from udfs.compact.scan_keys import KEY_OFFSETS, scan_keys
-from udfs.compact.scan_partition import scan_all, scan_identity
-from udfs.compact.segment_output import manifest_row
-from udfs.compact.settle import Buckets, SettledBuckets, settle, share_out
-from udfs.compact.sources import Source
-from udfs.compact.splits import Split, cut_between_groups, make_splits, number_of_splits
-from udfs.compact.walk_split import WalkedSplit, buckets_for, walk_split
-from udfs.compact.winners import KEY_VERSIONS, check_versions, scan_versions
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def splits_of(plan: PartitionPlan, analysis: Analysis, split_bytes: int, cores: int = 1) -> list[Split]:
-    scans = [s.scan for s in analysis.sources]
+    scans = analysis.sources
     n = number_of_splits(scans, analysis.groups, split_bytes, plan.limits.task_memory_bytes, cores)
     return make_splits(scans, analysis.groups, n)
 
 
 def window(plan: PartitionPlan, analysis: Analysis, split_bytes: int) -> dict[int, list[int]]:
-    """Surviving offsets by group: of each key the last dirty one, or all clean ones where none is dirty."""
+    """Return surviving offsets by group: of each key the last dirty one, or all clean ones if none is dirty."""
     if not plan.settings.by_offset:
         return _winners(plan, analysis, split_bytes)
     rows: dict[tuple[int, int], list[tuple[int, bool, int]]] = {}
@@ -64,8 +66,8 @@ def window(plan: PartitionPlan, analysis: Analysis, split_bytes: int) -> dict[in
 
 
 def _winners(plan: PartitionPlan, analysis: Analysis, split_bytes: int) -> dict[int, list[int]]:
-    """The same by `compaction.strategy`: of each key the one of the highest version, of these the last."""
-    bases = [analysis.sources[numbers.start].scan.base_offset for numbers in analysis.groups]
+    """Return surviving offsets by group for `compaction.strategy`: of each key the highest version, then the last."""
+    bases = [analysis.sources[numbers.start].base_offset for numbers in analysis.groups]
     best: dict[tuple[int, int], tuple[int, int, int]] = {}
     for split in splits_of(plan, analysis, split_bytes):
         sources = [analysis.sources[part.number] for part in split.parts]
@@ -82,7 +84,7 @@ def _winners(plan: PartitionPlan, analysis: Analysis, split_bytes: int) -> dict[
 
 
 def compact_in_splits(plan: PartitionPlan, *, split_bytes: int = 1, part: int = 3) -> Outcome:
-    """As `jobs.compact.splits`, with the window in plain Python; `part`: offsets that come in one array."""
+    """Compact as `jobs.compact.splits`, with the window in plain Python. part: offsets that come in one array."""
     buffer = ChunkBuffer(plan.limits.chunk_bytes)
     analysis = analyse(plan, scan_all(plan, buffer), scan_identity(plan, buffer))
     surviving = window(plan, analysis, split_bytes)
@@ -95,7 +97,7 @@ def compact_in_splits(plan: PartitionPlan, *, split_bytes: int = 1, part: int = 
 
     tally, written = Tally(), []
     for number, members in enumerate(analysis.groups):
-        group = analysis.group(members, None)
+        group = analysis.group(members)
         sources = [analysis.sources[i] for i in members]
         done = rewrite_group(plan, number, group, sources, analysis.rules, analysis.kept_aborts, arrays(number))
         tally.counters += done.counters
@@ -115,8 +117,8 @@ def compact_in_blocks(
     shares: int = 2,
     shuffled: random.Random | None = None,
 ) -> Outcome:
-    """As `jobs.compact.blocks`, in this process. shares: tasks that settle; shuffled: each stage's tasks run in an
-    order that is drawn, and some of them twice, as where Spark tries again.
+    """Compact as `jobs.compact.blocks`, in this process. shares: tasks that settle; shuffled: draws the order of each
+    stage's tasks, and runs some of them twice, as Spark's retries do.
     """
 
     def run(tasks: Sequence[T], work: Callable[[T, str], R]) -> list[R]:
@@ -129,13 +131,13 @@ def compact_in_blocks(
     buffer = ChunkBuffer(plan.limits.chunk_bytes)
     analysis = analyse(plan, scan_all(plan, buffer), scan_identity(plan, buffer))
     splits = splits_of(plan, analysis, split_bytes)
-    n = n_buckets or buckets_for(sum(s.scan.most_records for s in analysis.sources))
+    n = n_buckets or buckets_for(sum(s.most_records for s in analysis.sources))
     rules, aborts = analysis.rules, analysis.kept_aborts
-    groups = {g: analysis.group(numbers, None) for g, numbers in enumerate(analysis.groups)}
+    groups = {g: analysis.group(numbers) for g, numbers in enumerate(analysis.groups)}
     of = {g: [s.number for s in splits if any(p.group == g for p in s.parts)] for g in groups}
     shared = frozenset(g for g, numbers in of.items() if len(numbers) > 1)
 
-    def sources(split: Split) -> list[Source]:
+    def sources(split: Split) -> list[SegmentScan]:
         return [analysis.sources[part.number] for part in split.parts]
 
     def walk(split: Split, name: str) -> WalkedSplit:
@@ -152,7 +154,7 @@ def compact_in_blocks(
 
     walked = run(splits, walk)
     settled = run(share_out(walked, n, plan.limits.task_memory_bytes, shares), settled_by)
-    scans = {number: source.scan for number, source in enumerate(analysis.sources)}
+    scans = dict(enumerate(analysis.sources))
     done = run([piece for split in splits for piece in cut_between_groups(split, scans, 1)], rewrite)
     tally, segments = (
         Tally(),

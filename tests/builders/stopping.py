@@ -1,6 +1,6 @@
-"""Real runs of the command line that stop at a step, to be killed there: processes, nothing in the product knows of it.
+"""Real runs of the command line that stop at a step, to be killed there: in processes, unknown to the product.
 
-A `sitecustomize` on the PYTHONPATH of the run, and so of its Python workers, wraps one function: at a certain call the
+A `sitecustomize` on the PYTHONPATH of the run, and so of its Python workers, wraps one function. At a certain call the
 process writes its id into a pipe and waits, for a word in another pipe or for its end.
 """
 
@@ -85,17 +85,27 @@ class Run:
     _descriptor: int = -1
 
     def wait_until_reached(self) -> int:
-        """Id of the process that stands at the step."""
+        """Wait, and return the id of the process that stands at the step."""
         readable, _, _ = select.select([self._descriptor], [], [], PATIENCE)
         if not readable:
             self.kill()
             raise AssertionError(f"the step was never reached:\n{self.process.communicate()}")
         return int(os.read(self._descriptor, 100).split()[0])
 
+    def wait_until_said(self, text: str) -> None:
+        """Read stderr until it holds the text."""
+        assert self.process.stderr is not None
+        said = b""
+        while text.encode() not in said:
+            readable, _, _ = select.select([self.process.stderr], [], [], PATIENCE)
+            more = os.read(self.process.stderr.fileno(), 1) if readable else b""
+            assert more, f"it was never said: {said!r}"
+            said += more
+
     def jvm(self) -> int:
-        """Its id: the first, for what it has forked bears its name until it is another program."""
+        """Return the id of the JVM: the first one, since its forks bear its name until they run another program."""
         for pid in descendants(self.process.pid):
-            with suppress(OSError):  # one that has ended since
+            with suppress(OSError):  # the process has ended since
                 if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "java\n":
                     return pid
         raise AssertionError("no JVM runs")
@@ -105,13 +115,13 @@ class Run:
         self.go.write_text("go")
 
     def kill(self) -> None:
-        """SIGKILL to every process of the run: driver, JVM, daemon, workers."""
+        """Send SIGKILL to every process of the run: driver, JVM, daemon, workers."""
         for pid in [self.process.pid, *descendants(self.process.pid)]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def finish(self, seconds: float = PATIENCE) -> tuple[int, str, str]:
-        """Exit code, stdout, stderr. What has not ended by then is killed: subprocess.TimeoutExpired."""
+        """Return exit code, stdout and stderr. Kills a run that does not end in time: subprocess.TimeoutExpired."""
         try:
             out, err = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -126,11 +136,20 @@ class Run:
 
 
 def start(
-    folder: Path, arguments: list[str], step: str = "", *, nth: int = 1, held: bool = False, constant: str = ""
+    folder: Path,
+    arguments: list[str],
+    step: str = "",
+    *,
+    nth: int = 1,
+    held: bool = False,
+    constant: str = "",
+    cores: int = 2,
 ) -> Run:
-    """`python -m jobs ARGUMENTS`. `step`: "before module:function" or "after module:Class.method", at its nth call in
-    a process; `held`: it goes on after `let_go`. `folder`: for what this needs, absent or empty. `constant`:
-    "module:NAME", which is 0 in the run: how much is too little for Spark.
+    """Start `python -m lastkey ARGUMENTS`.
+
+    step: "before module:function" or "after module:Class.method", at its nth call in a process; held: the run goes on
+    after `let_go`; folder: for files of this module, absent or empty; constant: "module:NAME", which is 0 in the run:
+    the size below which Spark is not used.
     """
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
@@ -153,14 +172,14 @@ def start(
         )  # fmt: skip
         (folder / "sitecustomize.py").write_text(site)
     process = subprocess.Popen(
-        [sys.executable, "-m", "jobs", "--master", "local[2]", *arguments], cwd=folder, env=environment,
+        [sys.executable, "-m", "lastkey", "--master", f"local[{cores}]", *arguments], cwd=folder, env=environment,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     return Run(process, reached, go, descriptor)
 
 
 def wait_until_gone(pid: int) -> None:
-    """A process that is nobody's child here, or has ended already."""
+    """Wait for the end of a process that is nobody's child here, or has ended already."""
     with suppress(ProcessLookupError):
         process = os.pidfd_open(pid)
         try:
@@ -171,7 +190,7 @@ def wait_until_gone(pid: int) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes below a process."""
+    """Return the processes below a process."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

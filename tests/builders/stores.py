@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import google_crc32c
 import pyarrow as pa
-from deltalake import write_deltalake
 
-from jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment, arrow_schema, to_arrow
-from jobs.store.tables import open_state
-from logformat.names import segment_file
+from lastkey.jobs.store import writing
+from lastkey.jobs.store.coverage import read_with
+from lastkey.jobs.store.manifests import folder_of, say_committed, write_manifests
+from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment, arrow_schema
+from lastkey.jobs.store.tables import open_state
+from lastkey.logformat.names import segment_file
 
 MTIME_MS = 1_700_000_000_123
 
 
 def row(kind, **values):
-    """A row of a state table with these values, and zeros; what was added to it later has its default."""
+    """Return a row of a state table with these values, defaults for fields that have one, and zeros for the rest."""
     empty = {pa.string(): "x", pa.int64(): 0, pa.int32(): 0, pa.float64(): 0.0, pa.bool_(): False}
     types = {f.name: f.type for f in arrow_schema(kind)}
-    zeros = {f.name: empty[types[f.name]] for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}
+    needed = [f.name for f in dataclasses.fields(kind) if f.init and f.default is dataclasses.MISSING]
+    zeros = {name: empty[types[name]] for name in needed}
     return kind(**zeros | {name: value for name, value in values.items() if name in types})
 
 
 def run_id(generation, other=0):
-    """32 hex digits."""
+    """Return a run id: 32 hex digits."""
     return f"{generation:016x}{other:016x}"
 
 
 def make_commit(partition, generation, run_id, parent=None, segments=2, planned=None, topic="t"):
-    """Generation `generation` of one partition, planned on the one before (or on `planned`)."""
+    """Return the commit of generation `generation` of one partition, planned on the one before (or on `planned`)."""
     shared = {"topic": topic, "partition": partition, "generation": generation, "run_id": run_id}
     run = {"generation_before": generation - 1, "generation_after": generation, "parent_run_id": parent}
     return Commit(
@@ -43,34 +47,27 @@ def make_commit(partition, generation, run_id, parent=None, segments=2, planned=
     )  # fmt: skip
 
 
+def manifest_of(state, topic, partition, generation=None):
+    """Return the segments of one generation (None: the current one), by base offset; empty if there is none."""
+    key, current = (topic, partition), state.checkpoints().get((topic, partition))
+    if current is None:
+        return []
+    made = {run.generation_after: run.run_id for run in state.history(*key)} | {current.generation: current.run_id}
+    number = generation or current.generation
+    return state.manifests({key: (number, made[number])})[key]
+
+
 def standing_of(commit, state="clean"):
-    """How a partition stands with its commit."""
+    """Return the row of `cleaner_state` that goes with a commit."""
     at = commit.checkpoint
     return row(
         PartitionState, topic=at.topic, partition=at.partition, state=state, generation=at.generation, run_id=at.run_id
     )
 
 
-def write_format_1(store, commits, states=()):
-    """The tables of a store as an older version left them: no manifest, and no standing, beside the checkpoints.
-
-    `commits`: in their order; the last one of a partition is its current generation.
-    """
-    current = {commit.key: commit.checkpoint for commit in commits}
-    tables = {
-        "compaction_checkpoints": to_arrow(Checkpoint, current.values()),
-        "log_segments": to_arrow(Segment, (row for commit in commits for row in commit.segments)),
-        "cleaner_runs": to_arrow(RunRow, (commit.run for commit in commits)),
-        "cleaner_state": to_arrow(PartitionState, states),
-    }
-    for name, rows in tables.items():
-        if len(rows):
-            write_deltalake(store / "state" / name, rows)
-
-
 @dataclass
 class StoreMaker:
-    """Writes an archive and generations of a store, as compact leaves them."""
+    """Maker of an archive and of a store's generations, as compact leaves them."""
 
     folder: Path
 
@@ -82,7 +79,7 @@ class StoreMaker:
         self.state = open_state(str(self.store))
 
     def archived(self, topic, partition, base, data):
-        """A segment in the archive."""
+        """Make a segment in the archive."""
         path = self.archive / f"{topic}-{partition}" / segment_file(base, "log")
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
@@ -90,13 +87,13 @@ class StoreMaker:
 
     def generation(
         self, topic, partition, generation, written, kept=(), archived=(), end=300, start=0, anew=False, run=None,
-        names_parent=True,
+        gaps=(), log_start=None, dies=False,
     ):  # fmt: skip
         """Commit a generation.
 
-        `written`: base -> bytes, in this run's folder; `kept`: segments of an earlier one; `archived`: base -> bytes
-        that belong to the generation, of a file that `archived()` made. `names_parent`: not, as in a reset by an older
-        version.
+        written: base -> bytes, in this run's folder; kept: segments of an earlier one; archived: base -> bytes that
+        belong to the generation, of a file that `archived()` made; gaps: [first, last] that it skips; log_start: the
+        one before its retention; dies: before its commit.
         """
         run, name = run or run_id(generation), f"{topic}-{partition}"
         folder = self.store / "segments" / name / f"{generation}-{run}"
@@ -106,10 +103,12 @@ class StoreMaker:
         def segment(base, data, root, path):
             return row(
                 Segment, **shared, base_offset=base, root=root, path=path, size_bytes=len(data),
+                next_offset=next((b for b in bases if b > base), end),
                 mtime_ms=MTIME_MS + base, checksum=google_crc32c.value(data),
                 offset_index_bytes=len(f"index {generation}"), time_index_bytes=len(f"timeindex {generation}"),
             )  # fmt: skip
 
+        bases = sorted([*written, *(s.base_offset for s in kept), *dict(archived), end])
         segments = [dataclasses.replace(s, **shared) for s in kept]
         for base, data in written.items():
             (folder / segment_file(base, "log")).write_bytes(data)
@@ -122,23 +121,35 @@ class StoreMaker:
         (folder / "leader-epoch-checkpoint").write_text("0\n1\n0 0\n")
         (folder / "partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
         facts = {"log_start_offset": start, "next_offset": end, "archive_uri": str(self.archive)}
-        parent = run_id(generation - 1) if generation > 1 else None
-        checkpoint = row(Checkpoint, **shared, **facts, first_dirty_offset=end - 10)
+        before = self.state.checkpoints().get((topic, partition))
+        parent = before.run_id if before else None
+        chain = before.chain if before and not anew else run
+        checkpoint = row(
+            Checkpoint, **shared, **facts, first_dirty_offset=end - 10, gaps=json.dumps(gaps), chain=chain,
+            topic_id=None,
+        )  # fmt: skip
+        read = read_with(None if anew else before, checkpoint, segments, start if log_start is None else log_start)
         run_row = row(
             RunRow, **shared, **facts, generation_before=generation - 1, generation_after=generation,
-            parent_run_id=parent if names_parent else None, end_offset=end - 10, anew=anew,
+            parent_run_id=parent, end_offset=end - 10, anew=anew, settings=json.dumps({}), topic_id=None,
         )  # fmt: skip
-        commit = Commit(topic, partition, generation - 1, parent, checkpoint, segments, run_row)
-        self.state.commit_wave([commit])
+        planned = (generation - 1, parent) if generation > 1 else (0, None)
+        commit = Commit(topic, partition, *planned, dataclasses.replace(checkpoint, read=read), segments, run_row)
+        write_manifests(self.state.root, [commit])
+        if not dies:
+            writing.commit_wave(self.state, [commit])
+            say_committed(self.state.root, [folder_of(commit)])
         return segments
 
     def age(self, hours, *folders):
-        """Make the files of run folders so old."""
+        """Make the files of run folders `hours` older."""
         for folder in folders:
             for path in folder.iterdir():
                 at = path.stat().st_mtime - hours * 3600
                 os.utime(path, (at, at))
 
     def run_folder(self, topic, partition, generation):
-        """Path of a run's folder."""
-        return self.store / "segments" / f"{topic}-{partition}" / f"{generation}-{run_id(generation)}"
+        """Return the path of a run's folder."""
+        folder = self.store / "segments" / f"{topic}-{partition}"
+        mine = folder / f"{generation}-{run_id(generation)}"
+        return mine if mine.exists() else next(iter(folder.glob(f"{generation}-*")), mine)

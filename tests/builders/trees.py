@@ -1,4 +1,4 @@
-"""Folders as they are: to be compared before and after."""
+"""Contents of folders, to be compared before and after."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 
 def files_in(folder: Path, pattern: str = "*.log") -> list[Path]:
-    """Files that match, in order of their names. There must be some: a loop over none would hold nothing to account."""
+    """Return the files that match, by name. There must be some: a loop over none would check nothing."""
     found = sorted(folder.glob(pattern))
     assert found, f"{folder}: no {pattern}"
     return found
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    """Every file below: its bytes."""
+    """Return the bytes of every file below, by path."""
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
 def tree(root: Path) -> dict[str, tuple[str, int]]:
-    """Every file and folder below: SHA-256 and mtime."""
+    """Return SHA-256 and mtime of every file and folder below, by path."""
     out = {}
     for path in sorted(root.rglob("*")):
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"

@@ -1,4 +1,4 @@
-"""Logs whose records have versions, and which of them stay: a plain twin of KIP-280's rules."""
+"""Logs whose records have versions, and the records that stay: a plain twin of KIP-280's rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ NAME = "version"
 
 
 def version_of(record: Record, strategy: str) -> int:
-    """KIP-280: the last header of that name counts; eight bytes, not negative; else the record has none."""
+    """Return a record's version by KIP-280: its timestamp, or its last header of that name; -1 if it has none.
+
+    Such a header has eight bytes, and is not negative.
+    """
     if strategy == "timestamp":
         return max(record.timestamp, -1)
     found = [value for name, value in record.headers if name == NAME.encode()]
@@ -25,7 +28,7 @@ def version_of(record: Record, strategy: str) -> int:
 
 
 def twin(records: list[Record], strategy: str) -> list[int]:
-    """Offsets of what stays of committed records with a key."""
+    """Return the offsets that stay of committed records with a key."""
     best: dict[bytes, tuple[int, int]] = {}
     for r in records:
         assert r.key is not None
@@ -43,7 +46,9 @@ def long(value: int) -> bytes:
 
 
 def drawn(rng: random.Random, root: Path) -> tuple[Archived, list[Batch]]:
-    """Ties, versions that go down, no version, malformed ones, twice the header, tombstones, aborted transactions."""
+    """Draw a log with ties, falling versions, no version, malformed ones, double headers, tombstones, aborted
+    transactions.
+    """
     segments, batches, offset = [], [], 0
     for _ in range(rng.randint(2, 6)):
         base, of_segment = offset, []

@@ -66,44 +66,44 @@ class Case:
         return self.folder / "input" / partition
 
     def expected(self, number: int, partition: str) -> Path:
-        """After pass `number`, 1 to 3."""
+        """Return the folder after pass `number`, 1 to 3."""
         return self.folder / f"expected{number}" / partition
 
     def before(self, number: int, partition: str) -> Path:
-        """What pass `number` begins with."""
+        """Return the folder that pass `number` begins with."""
         return self.input(partition) if number == 1 else self.expected(number - 1, partition)
 
     def now_ms(self, number: int, partition: str) -> int:
-        """The clock of pass `number`."""
+        """Return the clock of pass `number`."""
         return self.meta["partitions"][partition]["now_ms"][number - 1]
 
     def first_dirty_offset(self, number: int, partition: str) -> int:
         return self.meta["partitions"][partition]["first_dirty_offset"][number - 1]
 
     def log_start(self, partition: str) -> int:
-        """Where DeleteRecords has put it, else 0."""
+        """Return the log start that DeleteRecords has set, else 0."""
         return self.meta["partitions"][partition].get("log_start", 0)
 
     def dumps(self) -> dict[Path, Path]:
-        """File -> the text that kafka-dump-log prints of it, where there is one; paths in it begin below the case."""
+        """Return file -> the text that kafka-dump-log prints of it, if any; paths in the text begin below the case."""
         root = self.folder / "dump"
         return {self.folder / text.relative_to(root).with_suffix(""): text for text in sorted(root.rglob("*.txt"))}
 
 
 def case_names() -> list[str]:
-    """All cases, for parametrize; known without unpacking."""
+    """Return the names of all cases, for parametrize; known without unpacking."""
     topics = {name: list(dict.fromkeys(line["topic"] for line in spec_lines(name))) for name in SPECS}
     return sorted([*topics["new"], *topics["old"], *(f"{topic}-more" for topic in topics["more"])])
 
 
 def spec_lines(name: str) -> list[dict[str, str]]:
-    """Options of each line of a spec file; without its comments."""
+    """Return the options of each line of a spec file, without its comments."""
     lines = [line.partition("#")[0].split() for line in SPECS[name].read_text().splitlines()]
     return [dict(word.split("=", 1) for word in words) for words in lines if words]
 
 
 def golden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    """All cases by name, unpacked once a session. Read only: copy what a test changes (shutil.copytree keeps times)."""
+    """Return all cases by name, unpacked once a session. Read only: copy what a test changes (copytree keeps times)."""
     folder = tmp_path_factory.getbasetemp() / "golden"
     if not folder.exists():
         unpack(folder)
@@ -111,12 +111,12 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
 
 
 def client_names() -> list[str]:
-    """All cases of other clients."""
+    """Return the names of all cases of other clients."""
     return sorted(json.loads(CLIENTS_ABOUT.read_text())["cases"])
 
 
 def clients(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    """The same of other clients: only `input` lies there, and meta.json."""
+    """Return the cases of other clients by name; only `input` lies there, and meta.json."""
     folder = tmp_path_factory.getbasetemp() / "clients"
     if not folder.exists():
         unpack(folder, CLIENTS)
@@ -124,12 +124,12 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
 
 
 def digest_of_logs(logs: Iterable[bytes]) -> str:
-    """SHA-256 of all batches, header fields and records, however they are compressed; by the tests' own reader."""
+    """Return the SHA-256 of all batches, header fields and records, however compressed; by the tests' own reader."""
     return hashlib.sha256("\n".join(repr(batch) for log in logs for batch in decode_log(log)).encode()).hexdigest()
 
 
 def unpack(folder: Path, packed: Path = ARCHIVE) -> None:
-    """Unpacks an archive with its file times into a new folder."""
+    """Unpack an archive with its file times into a new folder."""
     with tarfile.open(packed) as archive:
         archive.extractall(folder, filter="data")
         for member in archive:

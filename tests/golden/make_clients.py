@@ -1,4 +1,4 @@
-"""Makes clients.tar.xz and clients.json: `python -m tests.golden.make_clients`, about three minutes.
+"""The script that makes clients.tar.xz and clients.json: `python -m tests.golden.make_clients`, about three minutes.
 
 Logs that other clients wrote, and a broker's own topics: librdkafka, kafka-python, aiokafka, a Kafka Streams
 application that died twice in mid-transaction, groups of all kinds, of which some expired or were deleted. Nothing has
@@ -38,7 +38,7 @@ STREAMED = ("totals", "windows")
 HELPERS = ("orders", "orders-in", *(f"{client}-in" for client in CLIENTS_OF))  # written by Kafka's own producer
 FIGURES = ("segments", "batches", "records", "tombstones", "markers", "log_start")
 COMMITS = 60
-DIES_AFTER = (700, 600)  # records, of 1500; the rest it does not get to
+DIES_AFTER = (700, 600)  # records, of 1500; the application never reaches the others
 BROKER = {
     "log.cleaner.enable": "false",
     "offsets.retention.minutes": 1, "offsets.retention.check.interval.ms": 5000,
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def environment() -> Path:
-    """The clients' Python; made anew when its requirements change."""
+    """Return the clients' Python; made anew when its requirements change."""
     wanted = WRITERS / "requirements.txt"
     target = cache_dir() / f"clients-{hashlib.sha256(wanted.read_bytes()).hexdigest()[:16]}"
     if not target.exists():
@@ -88,7 +88,7 @@ def environment() -> Path:
 
 
 def write(work: Path) -> tuple[Broker, dict[str, str]]:
-    """A stopped broker with all topics, and the versions of who wrote them."""
+    """Write all topics; return the stopped broker, and the versions of their writers."""
     python, versions = environment(), {"broker": Broker.version, "kafka-streams": Broker.version}
     with Broker(work / "broker", BROKER) as broker:
         delete = "config.cleanup.policy=delete"
@@ -111,7 +111,7 @@ def write(work: Path) -> tuple[Broker, dict[str, str]]:
 
 
 def configs(topic: str) -> dict[str, object]:
-    """Settings of a topic, by its name."""
+    """Return the settings of a topic, by its name."""
     return {
         "cleanup.policy": "delete" if topic.endswith("-nokeys") else "compact",
         "message.timestamp.type": "LogAppendTime" if topic.endswith("-append") else "CreateTime",
@@ -121,7 +121,7 @@ def configs(topic: str) -> dict[str, object]:
 
 
 def segment_bytes(topic: str) -> int:
-    """So small that there are several segments."""
+    """Return a size so small that a topic has several segments."""
     if topic.endswith("-out"):
         return 1024
     if topic.startswith(tuple(f"{client}-{plain}" for client in CLIENTS_OF for plain in ("none", "in"))):
@@ -141,7 +141,7 @@ def ran(python: Path, script: str, given: dict[str, Any]) -> dict[str, str]:
 
 
 def topics_for(client: str, seed: int) -> list[dict[str, Any]]:
-    """Each codec alone and in transactions; log append time; records without keys."""
+    """Return a client's topics: each codec alone and in transactions; log append time; records without keys."""
     out = []
     for number, codec in enumerate(CODECS):
         one = {"codec": codec, "seed": seed + number, "null_keys": False}
@@ -171,7 +171,7 @@ def topics_for(client: str, seed: int) -> list[dict[str, Any]]:
 
 
 def stream(broker: Broker, work: Path) -> None:
-    """The application, which dies twice: its last transaction stays open."""
+    """Run the application, which dies twice: its last transaction stays open."""
     for topic in STREAMED:
         create_topics(broker.bootstrap, {topic: 1}, configs(topic))
     line = "topic=orders-in records=1500 keys=300 t0=now tsstep=700 roll=false vmin=10 vmax=30"
@@ -190,12 +190,12 @@ def stream(broker: Broker, work: Path) -> None:
 
 
 def expired(broker: Broker) -> bool:
-    """Whether the broker has put tombstones into both topics."""
+    """Return whether the broker has put tombstones into both topics."""
     return all(tombstones(broker.data / f"{topic}-0") >= LEAST_EXPIRED for topic in INTERNAL[:2])
 
 
 def tombstones(folder: Path) -> int:
-    """Keys of which nothing but a tombstone is left: of what has expired or was deleted."""
+    """Return the number of keys of which only a tombstone is left, because they expired or were deleted."""
     records = [line.split("\t") for line in dump([folder], "D")[folder]]
     last = {line[3]: line[4] for line in records}
     return sum(value == "-" for value in last.values())
@@ -211,7 +211,7 @@ def topics_of(data: Path) -> list[str]:
 
 
 def meta_of(case: str, out: Path, start: int, now_ms: int, work: Path) -> dict[str, Any]:
-    """What is known of a partition, with digests of what Kafka's cleaner leaves of it in each pass."""
+    """Return the facts of a partition, with digests of what Kafka's cleaner leaves of it in each pass."""
     [source] = (out / case / "input").iterdir()
     size = segment_bytes(case)
     figures = digest([source])[source]

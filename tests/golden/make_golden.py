@@ -1,4 +1,4 @@
-"""Makes golden.tar.xz: `python -m tests.golden.make_golden`, about three minutes.
+"""The script that makes golden.tar.xz: `python -m tests.golden.make_golden`, about three minutes.
 
 Real brokers write, the real 4.3.0 broker cleans (expected1). The clock of that pass is read off the delete horizons
 that it left, or else off the cleaner's log. At that clock the in-process cleaner has to give the same bytes, or nothing
@@ -37,7 +37,7 @@ CLEANING = {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": 100, "log.cl
 
 @dataclass(frozen=True)
 class Job:
-    """A partition of a case, on its way."""
+    """A partition of a case in the making."""
 
     case: str
     partition: str
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def broker_runs(work: Path) -> list[Job]:
-    """Writes and cleans with real brokers: the first round of all topics, then the second of those in more.spec."""
+    """Write and clean with real brokers: the first round of all topics, then the second of those in more.spec."""
     source, old = write(work)
     put_under(old, source)
     topics = {line["topic"] for name in ("new", "old") for line in spec_lines(name)}
@@ -95,7 +95,7 @@ def broker_runs(work: Path) -> list[Job]:
 
 
 def write(work: Path) -> tuple[Broker, OldBroker]:
-    """The inputs: the new broker also makes the old topics, empty."""
+    """Write the inputs: the new broker also makes the old topics, empty."""
     empty = [f"topic={line['topic']} records=0 roll=false segment={line['segment']}" for line in spec_lines("old")]
     with Broker(work / "new") as new:
         make_logs(new.bootstrap, texts("new") + empty)
@@ -105,7 +105,7 @@ def write(work: Path) -> tuple[Broker, OldBroker]:
 
 
 def put_under(old: OldBroker, new: Broker) -> None:
-    """Moves the old broker's files into the new one's empty partitions."""
+    """Move the old broker's files into the new one's empty partitions."""
     for partition in partitions(old.data, {line["topic"] for line in spec_lines("old")}):
         target = new.data / partition
         for path in target.iterdir():
@@ -119,14 +119,14 @@ def put_under(old: OldBroker, new: Broker) -> None:
 
 
 def copied(broker: Broker, target: Path) -> Path:
-    """A copy of a stopped broker, with its file times."""
+    """Copy a stopped broker, with its file times; return the target."""
     for name in ("data", "meta"):
         shutil.copytree(broker.directory / name, target / name)
     return target
 
 
 def broker_clean(source: Broker, target: Path, wanted: set[str]) -> Broker:
-    """Lets the broker's cleaner run over a copy until it has cleaned all of `wanted` and written its checkpoint."""
+    """Let the broker's cleaner run over a copy until it has cleaned all of `wanted` and written its checkpoint."""
     broker = Broker(copied(source, target), CLEANING)
     with broker:
         wait_until(lambda: wanted <= cleaned_now(broker), f"the cleaner to clean {sorted(wanted)}", seconds=120)
@@ -136,7 +136,7 @@ def broker_clean(source: Broker, target: Path, wanted: set[str]) -> Broker:
 
 
 def cleaned_now(broker: Broker) -> set[str]:
-    """Partitions that the cleaner reports as done, and whose end its checkpoint holds."""
+    """Return the partitions that the cleaner reports as done, and whose end its checkpoint holds."""
     text = broker.cleaner_log.read_text()
     if "Unexpected exception" in text or "uncleanable" in text:
         raise RuntimeError(f"the cleaner failed:\n{text[-3000:]}")
@@ -182,7 +182,7 @@ def case_meta(job: Job) -> dict[str, Any]:
 
 
 def clock(job: Job, out: Path) -> int:
-    """When the broker cleaned: off the horizons that it set, else off its log, which is late by some milliseconds."""
+    """Return when the broker cleaned (ms): by the horizons that it set, else by its log, which is a little late."""
     before, after = (horizons(out / job.case / kind / job.partition) for kind in ("input", "expected1"))
     if new := after - before:
         [horizon] = new
@@ -199,7 +199,7 @@ def horizons(folder: Path) -> set[int]:
 
 
 def in_process(jobs: Iterable[Job], metas: dict[str, dict[str, Any]], out: Path, number: int, work: Path) -> None:
-    """Pass `number` by the in-process cleaner. Pass 1 is done aside, and has to agree with the broker's."""
+    """Run pass `number` of the in-process cleaner. Pass 1 runs aside, and has to agree with the broker's."""
     specs, folders = [], {}
     for job in jobs:
         meta = metas[job.case]["partitions"][job.partition]
@@ -233,7 +233,7 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def describe(jobs: Iterable[Job], metas: dict[str, dict[str, Any]], out: Path) -> None:
-    """Digests and checksums of every folder into meta.json."""
+    """Write digests and checksums of every folder into meta.json."""
     for job in jobs:
         for kind in ("input", *(f"expected{number}" for number in PASSES)):
             folder = out / job.case / kind / job.partition
@@ -245,7 +245,7 @@ def describe(jobs: Iterable[Job], metas: dict[str, dict[str, Any]], out: Path) -
 
 
 def dump_texts(case: Path) -> None:
-    """kafka-dump-log over the first segment of input and expected1, and all their snapshots and transaction indexes."""
+    """Keep kafka-dump-log's text of the first segments of input and expected1, their snapshots and .txnindex files."""
     for folder in (path for kind in ("input", "expected1") for path in sorted((case / kind).iterdir())):
         first = min(folder.glob("*.log")).stem
         for path in sorted(folder.iterdir()):
@@ -258,7 +258,7 @@ def dump_texts(case: Path) -> None:
 
 
 def pack(out: Path, into: Path) -> None:
-    """Everything into an archive, in order, with file times and without owners."""
+    """Pack everything into an archive, in order, with file times and without owners."""
     with tarfile.open(into, "w:xz", format=tarfile.PAX_FORMAT, preset=9) as archive:
         archive.add(out, arcname=".", filter=anonymous)
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from jobs import vacuum
-from jobs.command.cli import main
-from jobs.command.options import VacuumOptions
-from jobs.command.progress import Silent
-from jobs.store import table
-from jobs.store.old_versions import forget
-from jobs.store.tables import open_state
+from lastkey.jobs import vacuum
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.command.options import VacuumOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.store import table, writing
+from lastkey.jobs.store.old_versions import forget
+from lastkey.jobs.store.tables import open_state
 from tests.builders.damage import START_MS, build
 from tests.builders.stores import StoreMaker, make_commit, run_id
 from tests.builders.trees import files_of
@@ -49,7 +49,7 @@ def test_one_run_with_a_wrong_clock_stops_none_after_it(
         run("compact", str(part.root), "--config", str(tmp_path / "settings.toml"), "--now", str(now_ms), *more)
         run("verify")
         (row,) = open_state(store).checkpoints().values()
-        found = files_of(part.store / "segments" / "t-0" / f"{row.generation}-{row.run_id}")
+        found = files_of(part.store / row.folder)
         return {name: data for name, data in found.items() if name.endswith(".log")}
 
     right_ms = START_MS + DAY_MS
@@ -87,7 +87,7 @@ def test_tables_keep_what_is_young_by_the_store(tmp_path: Path, years: int, monk
     """Commits, and data files of a version that was replaced, or that a run has written and not committed yet."""
     state = open_state(str(tmp_path))
     for generation in range(1, 45):
-        state.commit_wave([make_commit(0, generation, run_id(generation), parent=run_id(generation - 1))])
+        writing.commit_wave(state, [make_commit(0, generation, run_id(generation), parent=run_id(generation - 1))])
     (tmp_path / "state" / "compaction_checkpoints" / "not-committed-yet.parquet").write_bytes(b"")
     before = {path for path in (tmp_path / "state").rglob("*") if path.is_file()}
     _ahead(monkeypatch, years)
@@ -108,4 +108,4 @@ def test_files_of_a_time_to_come_stay_and_stop_nobody(tmp_path: Path) -> None:
     vacuum.run(VacuumOptions(str(maker.store)), Silent())
     assert maker.run_folder("t", 0, 1).exists()
     assert not maker.run_folder("t", 0, 2).exists()
-    maker.state.commit_wave([make_commit(0, 4, run_id(4), parent=run_id(3))])
+    writing.commit_wave(maker.state, [make_commit(0, 4, run_id(4), parent=run_id(3))])

@@ -12,13 +12,13 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.command.cli import main
-from jobs.command.options import RestoreOptions
-from jobs.command.progress import Silent
-from jobs.errors import DamagedTableError, FileSystemError
-from jobs.restore import job as restore
-from jobs.store import delta, table
-from jobs.store.tables import State, open_state
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.command.options import RestoreOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import DamagedTableError, FileSystemError
+from lastkey.jobs.restore import job as restore
+from lastkey.jobs.store import delta, table, writing
+from lastkey.jobs.store.tables import State, open_state
 from tests.builders.damage import Partition, build
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.stores import StoreMaker, make_commit, run_id
@@ -54,7 +54,7 @@ def test_an_archive_that_cannot_be_listed_is_a_problem(
 @pytest.mark.parametrize("size", [None, 0, 100])
 def test_a_damaged_file_of_a_table_is_named(tmp_path: Path, name: str, size: int | None) -> None:
     state = open_state(str(tmp_path))
-    state.commit_wave([make_commit(0, 1, run_id(1))])
+    writing.commit_wave(state, [make_commit(0, 1, run_id(1))])
     (file,) = (tmp_path / "state" / name).glob("*.parquet")
     if size is None:
         file.unlink()
@@ -96,7 +96,7 @@ def _footer_bytes(parquet: bytes) -> int:
 
 def _good(folder: Path, name: str) -> Path:
     state = open_state(str(folder / "good"))
-    state.commit_wave([make_commit(0, 1, run_id(1))])
+    writing.commit_wave(state, [make_commit(0, 1, run_id(1))])
     return next((folder / "good" / "state" / name).glob("*.parquet"))
 
 
@@ -104,7 +104,7 @@ def test_a_table_whose_commits_cannot_be_read_is_not_taken_for_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """delta-rs says of names that it may not look at that there are none."""
-    open_state(str(tmp_path)).commit_wave([make_commit(0, 1, run_id(1))])
+    writing.commit_wave(open_state(str(tmp_path)), [make_commit(0, 1, run_id(1))])
 
     def nothing(*_: object, **__: object) -> None:
         raise TableNotFoundError("no log files")
@@ -120,15 +120,15 @@ def test_a_vacuum_goes_on_where_a_file_is_gone_already(tmp_path: Path, monkeypat
     for generation in (1, 2, 3):
         maker.generation("t", 0, generation, {0: b"a"})
     maker.age(400, *(maker.run_folder("t", 0, generation) for generation in (1, 2, 3)))
-    real = State.mark
+    real = writing.announce_deletions
 
-    def mark(self: State, folders: list[str], seen: int) -> bool:
+    def announce_deletions(self: State, folders: list[str], seen: int) -> bool:
         done = real(self, folders, seen)
         (maker.run_folder("t", 0, 1) / f"{0:020}.log").unlink()
         shutil.rmtree(maker.run_folder("t", 0, 2))
         return done
 
-    monkeypatch.setattr(State, "mark", mark)
+    monkeypatch.setattr(writing, "announce_deletions", announce_deletions)
     assert main(["vacuum", "--store", str(maker.store)]) == 0
     assert not maker.run_folder("t", 0, 1).exists()
 
@@ -143,7 +143,7 @@ def _flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_names_of_a_new_store_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a power cut takes the store away after its first run has said that it is done."""
     flushed = _flushed(monkeypatch)
-    open_state(str(tmp_path / "new" / "store")).commit_wave([make_commit(0, 1, run_id(1))])
+    writing.commit_wave(open_state(str(tmp_path / "new" / "store")), [make_commit(0, 1, run_id(1))])
     assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "store")} <= set(flushed)
 
 
@@ -175,8 +175,8 @@ def test_a_commit_that_cannot_be_looked_at_is_not_one_that_is_not_there(
 ) -> None:
     """delta-rs gives the version before it; a rollback to that one had nothing to do then, and said done."""
     state = open_state(str(tmp_path))
-    state.commit_wave([make_commit(0, 1, run_id(1))])
-    state.commit_wave([make_commit(0, 2, run_id(2), run_id(1))])
+    writing.commit_wave(state, [make_commit(0, 1, run_id(1))])
+    writing.commit_wave(state, [make_commit(0, 2, run_id(2), run_id(1))])
     real, failed = delta.DeltaTable, []
 
     def older(uri: str, version: int | None, **given: Any) -> DeltaTable:

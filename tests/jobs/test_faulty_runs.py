@@ -30,7 +30,7 @@ TOML = """
 # each command line given, one after the other, in one process: imports and kernels take longer than the jobs
 _RUN = """
 import json, sys
-from jobs.command.cli import main
+from lastkey.jobs.command.cli import main
 for arguments in json.loads(sys.argv[1]):
     code = main(arguments)
     print(json.dumps({"code": code}), flush=True)

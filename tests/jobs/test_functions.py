@@ -14,10 +14,10 @@ import pytest
 from chispa import assert_df_equality
 from py4j.protocol import Py4JJavaError
 
-from jobs.functions import functions, register, register_avro
+from lastkey.jobs.functions import functions, register, register_avro
+from lastkey.udfs.decode.avro import decode_avro, read_avro
+from lastkey.udfs.decode.avro_types import AvroSchemaError
 from tests.reference import murmur2 as twin
-from udfs.decode.avro import decode_avro, read_avro
-from udfs.decode.avro_types import AvroSchemaError
 
 pytestmark = pytest.mark.spark
 
@@ -44,7 +44,7 @@ ORDER = {
 
 @pytest.fixture(scope="module")
 def topic(spark):
-    """A topic as kafka_log gives it: keys and values as bytes; also a view."""
+    """Return a topic as kafka_log gives it, with keys and values as bytes; also make a view of it."""
     order = b"\0\0\0\0\7" + java_avro(spark, SCHEMA, ORDER)
     rows = [(b"key", order), ("schlüssel".encode(), struct.pack(">q", 42)), (None, None), (b"\xff", b"\0\0\0\0\7\0")]
     frame = spark.createDataFrame(rows, "key binary, value binary").coalesce(1)
@@ -54,7 +54,7 @@ def topic(spark):
 
 
 def java_avro(spark, schema, datum):
-    """A datum, as Avro's JSON encoding has it, in binary: by the Avro library that Spark ships."""
+    """Encode a datum, given in Avro's JSON encoding, in binary with the Avro library that Spark ships."""
     jvm = spark._jvm
     avro = jvm.org.apache.avro
     parsed = avro.Schema.Parser().parse(schema)
@@ -68,7 +68,7 @@ def java_avro(spark, schema, datum):
 
 
 def java_resolved(spark, written, read, value):
-    """A value of one schema, read as another one by Avro's Java library, in binary again; None: it refuses."""
+    """Read a value of one schema as another one with Avro's Java library, and return it in binary; None: it refuses."""
     avro = spark._jvm.org.apache.avro
     old, new = avro.Schema.Parser().parse(written), avro.Schema.Parser().parse(read)
     try:
@@ -84,7 +84,7 @@ def java_resolved(spark, written, read, value):
 
 
 def random_type(drawn, depth=0):
-    """A schema and a value of it."""
+    """Return a schema and a value of it."""
     number = drawn.randrange(-100, 100)
     names = drawn.choice("AB")
     simple = [
@@ -140,7 +140,7 @@ def column(frame):
 
 
 @pytest.mark.slow
-def test_sql(spark, topic):
+def test_decoders_work_in_sql(spark, topic):
     found = spark.sql(
         "SELECT kafka_string(key) k, kafka_long(value) l, kafka_schema_id(value) id, kafka_partition(key, 12) p,"
         " kafka_problem(value, 'long') IS NULL fine FROM topic"
@@ -155,7 +155,7 @@ def test_sql(spark, topic):
 
 
 @pytest.mark.slow
-def test_dataframes(topic):
+def test_decoders_work_on_dataframes(topic):
     made = functions()
     longs = topic.select(made["kafka_long"]("value").alias("l"))
     assert_df_equality(longs, topic.sparkSession.createDataFrame([(None,), (42,), (None,), (None,)], "l bigint"))
@@ -212,9 +212,9 @@ def check_order(order):
 
 
 @pytest.mark.slow
-def test_failing(spark, topic):
+def test_decoders_told_to_fail_raise_at_the_first_bad_row(spark, topic):
     made = functions("fail")
-    with pytest.raises(Exception, match="row 0 is no long: expected 8 bytes, found 2 bytes"):
+    with pytest.raises(Exception, match="row 0 cannot be decoded as long: expected 8 bytes, found 2 bytes"):
         spark.createDataFrame([(b"ab",)], "value binary").select(made["kafka_long"]("value")).collect()
     assert column(topic.limit(1).select(made["kafka_schema_id"]("value"))) == [7]
 
@@ -225,7 +225,7 @@ def test_failing(spark, topic):
         ("kafka_problem(value, 'lnog')", "did you mean long"),
         ("kafka_problem(value, NULL)", "the decoder's name is NULL; there are string"),
         ("kafka_partition(key, 0)", "number of partitions: expected 1 or more, found 0"),
-        ("kafka_avro(value, '{')", "no Avro schema"),
+        ("kafka_avro(value, '{')", "not an Avro schema"),
         ("kafka_long(5)", "expected a column of bytes, found int32"),
     ],
 )

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from jobs.command import cli
+from lastkey.jobs.command import cli
+from tests.builders.damage import build
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.trees import files_in
 from tests.golden import golden
@@ -46,7 +47,7 @@ def test_topics_of_a_folder(archive):
     assert "users" not in out
 
 
-def test_filters(archive):
+def test_filters_choose_records_by_key_offset_and_time(archive):
     code, out, _ = inspect(archive / "users-0" / "00000000000000000000.log", "--print-data-log", "--filter", "key=a")
     assert code == 0
     assert [line.split()[2] for line in out.splitlines() if line.startswith("| ")] == ["0", "2"]
@@ -100,10 +101,10 @@ def test_a_search_finds_what_a_whole_dump_holds(tmp_path, monkeypatch, limits, a
         assert re.findall("Dumping (.*)", one_by_one[1]) == list(dict.fromkeys(file for file, _ in expected))
         assert len(re.findall(r"(?m)^\| offset", one_by_one[1])) == len(expected)
     assert one_by_one[2] == ""
-    monkeypatch.setattr("jobs.inspect_log._SEARCH_BYTES", 0)
+    monkeypatch.setattr("lastkey.jobs.inspect_log._SEARCH_BYTES", 0)
     for task, most in ((0, 4 << 20), (1 << 20, 4 << 20), (300, 0)):
-        monkeypatch.setattr("udfs.dump_files._TASK_BYTES", task)
-        monkeypatch.setattr("udfs.dump_files._MOST_FOUND", most)
+        monkeypatch.setattr("lastkey.udfs.dump_files._TASK_BYTES", task)
+        monkeypatch.setattr("lastkey.udfs.dump_files._MOST_FOUND", most)
         assert inspect(tmp_path, *flags, *limits) == one_by_one
 
 
@@ -126,9 +127,9 @@ def test_a_search_in_spark(spark, tmp_path, monkeypatch):
     for number in range(3):
         write_partition(tmp_path / f"t-{number}", "a=1 b=2 || a=3")
     alone = inspect(tmp_path, "--print-data-log", "--filter", "key=a")
-    monkeypatch.setattr("jobs.inspect_log._SEARCH_BYTES", 0)
-    monkeypatch.setattr("jobs.inspect_log._SEARCH_WITHOUT_SPARK_BYTES", 0)
-    monkeypatch.setattr("jobs.spark.session.start", lambda: spark)
+    monkeypatch.setattr("lastkey.jobs.inspect_log._SEARCH_BYTES", 0)
+    monkeypatch.setattr("lastkey.jobs.inspect_log._SEARCH_WITHOUT_SPARK_BYTES", 0)
+    monkeypatch.setattr("lastkey.jobs.spark.session.start", lambda: spark)
     assert inspect(tmp_path, "--print-data-log", "--filter", "key=a") == alone
 
 
@@ -228,9 +229,9 @@ def test_of_a_folder_only_indexes_are_verified(archive):
     assert "baseOffset: 0" in inspect(log, "--verify-index-only")[1]
 
 
-def test_nobody_reads_on(archive):
+def test_inspect_ends_silently_when_its_reader_closes_the_pipe(archive):
     """As `inspect ... | head` ends: no words, and the code of a closed pipe."""
-    command = [sys.executable, "-m", "jobs", "inspect", str(archive)]
+    command = [sys.executable, "-m", "lastkey", "inspect", str(archive)]
     root = Path(__file__).resolve().parents[2]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root) as process:
         process.stdout.close()
@@ -250,3 +251,29 @@ def test_records_of_kafkas_own_topics():
     assert code == 0
     assert re.search(r'key: \{"type":"0","data":\{"transactionalId":"\w+', out)
     assert inspect(folder, "--json", "--transaction-log-decoder")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "passes"),
+    [
+        (("--offsets", "..30"), True), (("--offsets", "13.."), True), (("--offsets", "..12"), False),
+        (("--offsets", "24.."), False), (("--filter", "key=key-1"), True), (("--times", "2023-01-01.."), True),
+        ((), False),
+    ],
+)  # fmt: skip
+def test_a_segment_that_is_missing_in_what_is_searched(tmp_path, capsys, limits, passes):
+    """A folder of a partition, or above it; files that are named are what was asked for, and so is a whole folder."""
+    part = build(tmp_path / "archive")
+    for path in files_in(part.folder, f"{12:020d}.*"):
+        path.unlink()
+    for folder in (part.root, part.folder):
+        assert cli.main(["inspect", str(folder), *limits]) == (3 if passes else 0)
+        said = f"problem: {part.log(24)} at byte 0: gap: expected a segment that begins at offset 12"
+        assert (said in capsys.readouterr().err) == passes
+        assert cli.main(["inspect", str(folder), *limits, "--gaps", "accept"]) == 0
+    assert cli.main(["inspect", *map(str, files_in(part.folder)), *limits]) == 0
+    (part.folder / f"{0:020d}.log").rename(tmp_path / "first")
+    assert cli.main(["inspect", str(part.root), "--offsets", "..5"]) == 3  # nothing that is there is asked for
+    (tmp_path / "first").rename(part.folder / f"{0:020d}.log")
+    texts = tmp_path / "texts"
+    assert cli.main(["inspect", str(part.root), *limits, "--output", str(texts)]) == (3 if passes else 0)

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import logformat
-from jobs import inspect_log, vacuum
-from jobs.archive.listing import listed
-from jobs.command.options import (
+from lastkey.jobs import inspect_log, vacuum
+from lastkey.jobs.archive.listing import listed
+from lastkey.jobs.command.options import (
     InspectOptions,
     LookupOptions,
     ReindexOptions,
@@ -22,14 +21,15 @@ from jobs.command.options import (
     RestoreOptions,
     VacuumOptions,
 )
-from jobs.command.progress import Silent
-from jobs.data_source.files import find_partitions
-from jobs.data_source.read_options import Selection
-from jobs.errors import NotEmptyError
-from jobs.lookup import job as lookup
-from jobs.reindex import job as reindex
-from jobs.report import job as archive_report
-from jobs.restore import job as restore
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.data_source.files import find_partitions
+from lastkey.jobs.data_source.read_options import Selection
+from lastkey.jobs.errors import NotEmptyError
+from lastkey.jobs.lookup import job as lookup
+from lastkey.jobs.reindex import job as reindex
+from lastkey.jobs.report import job as archive_report
+from lastkey.jobs.restore import job as restore
+from lastkey.logformat.search.partition_log import open_partition
 from tests.builders.stores import StoreMaker, run_id
 from tests.builders.trees import files_of
 
@@ -38,7 +38,7 @@ NAMES = [os.fsdecode(name) for name in (b"\xff-0", b"caf\xe9", b"\xff.log")]
 
 
 def spoil(*folders: Path) -> None:
-    """A folder, a folder with a file, and a file of such names."""
+    """Make a folder, a folder with a file, and a file of such names."""
     for folder in folders:
         (folder / NAMES[0]).mkdir()
         (folder / NAMES[1]).mkdir()
@@ -54,13 +54,13 @@ def archive(tmp_path: Path) -> Path:
 
 
 def test_an_archive_says_what_it_leaves_out(archive):
-    found = listed(str(archive), None)
+    found = listed(str(archive))
     assert list(found.partitions) == [("users", 0)]
-    assert found.notes == [f"{archive}: 3 names that are no UTF-8; left out"]
+    assert found.notes == [f"{archive}: 3 names that are not UTF-8; left out"]
 
 
 def test_jobs_that_read_an_archive(archive, tmp_path):
-    said = "3 names that are no UTF-8"
+    said = "3 names that are not UTF-8"
     checked = reindex.run(ReindexOptions(str(archive), "check"), Silent())
     assert (checked.exit_code, said in checked.to_text()) == (0, True)
     page = archive_report.run(ReportOptions(str(archive), str(tmp_path / "page.html"), 1_790_000_000_000), Silent())
@@ -69,18 +69,18 @@ def test_jobs_that_read_an_archive(archive, tmp_path):
     assert (looked.exit_code, said in looked.to_text()) == (0, True)
     assert len(find_partitions([f"{archive}/*/*.log"], Selection())) == 1
     assert len(find_partitions([str(archive)], Selection())) == 1
-    assert logformat.open_partition(archive / "users-0").segments
+    assert open_partition(archive / "users-0").segments
 
 
 @pytest.mark.parametrize("below", ["", "users-0"])
-def test_inspect(archive, tmp_path, below):
+def test_inspect_shows_the_others_and_counts_names_that_are_no_utf8(archive, tmp_path, below):
     shown: list[bytes] = []
     report = inspect_log.run(InspectOptions((str(archive / below),)), Silent(), shown.append)
     want: list[bytes] = []
     inspect_log.run(InspectOptions((str(EXAMPLE / "users-0"),)), Silent(), want.append)
     assert b"".join(shown).count(b"\n") == b"".join(want).count(b"\n")
     left_out = 3 * (1 if below else 2)  # what is in a folder of such a name is not looked at
-    assert f"Ignoring {archive / below}: {left_out} files and folders whose names are no UTF-8\n" in "".join(
+    assert f"Ignoring {archive / below}: {left_out} files and folders whose names are not UTF-8\n" in "".join(
         report.said
     )
     written = inspect_log.run(InspectOptions((str(archive),), output=str(tmp_path / "out")), Silent(), shown.append)
@@ -99,11 +99,11 @@ def test_an_output_that_holds_such_a_name(archive, tmp_path):
         lambda: inspect_log.run(InspectOptions((str(archive),), output=out), Silent(), print),
         lambda: restore.run(RestoreOptions(str(maker.store), out), Silent()),
     ):
-        with pytest.raises(NotEmptyError, match="a name that is no UTF-8 and 0 more"):
+        with pytest.raises(NotEmptyError, match="a name that is not UTF-8 and 0 more"):
             job()
 
 
-def test_a_store(tmp_path):
+def test_vacuum_deletes_nothing_in_a_folder_that_it_cannot_list_and_restore_works(tmp_path):
     """Nothing is deleted with a folder of which not all is seen; a restore does not mind it."""
     maker = StoreMaker(tmp_path)
     maker.archived("t", 0, 0, b"x")
@@ -116,7 +116,7 @@ def test_a_store(tmp_path):
     report = vacuum.run(VacuumOptions(str(maker.store), grace_hours=0), Silent())
     assert files_of(segments) == before
     assert [note for note in report.notes if "UTF-8" in note] == [
-        f"{path}: 3 names that are no UTF-8; left alone"
+        f"{path}: 3 names that are not UTF-8; left alone"
         for path in ("segments", "segments/t-0", f"segments/t-0/1-{run_id(1)}", f"segments/t-0/{dead.name}")
     ]
     assert "\udcff" not in report.to_text()

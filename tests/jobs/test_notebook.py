@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.compact.report import CompactReport
-from jobs.errors import MissingPathError
-from jobs.notebook import open_archive
-from logformat.locations import SecretInUriError
+from lastkey.jobs.compact.report import CompactReport
+from lastkey.jobs.errors import MissingPathError, UsageError
+from lastkey.jobs.notebook import open_archive
+from lastkey.udfs.report.partition_profile import DAY_MS
 from tests.builders.logs import START_MS, write_partition
-from udfs.report.partition_profile import DAY_MS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks/inspect.ipynb"
@@ -49,9 +48,19 @@ def test_a_misspelt_partition_gets_the_nearest(archive):
 
 
 def test_credentials_are_refused_and_not_repeated():
-    with pytest.raises(SecretInUriError) as refused:
+    with pytest.raises(UsageError, match="without credentials") as refused:
         open_archive("s3://AKIA:hush@bucket/a")
     assert "hush" not in str(refused.value)
+
+
+def test_a_profile_of_some_topics(archive):
+    def names(*topics, **exclude):
+        return [found.name() for found in archive.profile(*topics, **exclude).profiles]
+
+    assert names("t,other") == ["other-0", "t-0", "t-1"]
+    assert names("*", exclude="t") == ["other-0"]
+    with pytest.raises(UsageError, match=r"no topic of .* matches ohter; did you mean other"):
+        archive.profile("t,ohter")
 
 
 def test_a_profile_and_its_tables(archive):

@@ -16,10 +16,11 @@ import pytest
 from click.testing import CliRunner
 from pyarrow import fs as pafs
 
-import logformat
-from jobs.command import cli
-from logformat.errors import LogFormatError
-from logformat.locations import file_system
+from lastkey import logformat
+from lastkey.jobs.command import cli
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.locations import file_system
+from lastkey.logformat.search.partition_log import open_partition
 from tests.builders.logs import write_partition
 from tests.builders.s3_server import BUCKET, s3_server
 from tests.builders.sources import read, tasks_of
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", autouse=True)
 def bucket() -> Iterator[str]:
-    """The example archive in s3://logs/archive; a process that the tests start and stop."""
+    """Serve the example archive as s3://logs/archive from a process that the tests start and stop."""
     with s3_server():
         put(EXAMPLE, f"{BUCKET}/archive")
         yield BUCKET
@@ -108,7 +109,7 @@ def test_a_key_with_dots_for_a_name_leads_nowhere(tmp_path, part):
     boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"]).put_object(Bucket="logs", Key=key, Body=b"")
     code, said, _ = run("reindex", f"{BUCKET}/dots{len(part)}", "--output", tmp_path / "written" / "here")
     assert code == 3
-    assert f"note: {part} at byte 0: unreadable: expected a folder with a name" in said
+    assert f"note: {part}: unreadable: expected object keys without . or .. between slashes" in said
     assert [path.name for path in (tmp_path / "written").iterdir()] == ["here"]
     assert [path.name for path in (tmp_path / "written" / "here").iterdir()] == ["t-0"]
 
@@ -157,13 +158,13 @@ def test_a_segment_and_a_partition():
     segment = logformat.open_segment(f"{BUCKET}/archive/{path}")
     assert segment.to_arrow().equals(logformat.open_segment(EXAMPLE / path).to_arrow())
     archives = f"{BUCKET}/archive", EXAMPLE
-    remote, local = (logformat.open_partition(f"{archive}/orders-0") for archive in archives)
+    remote, local = (open_partition(f"{archive}/orders-0") for archive in archives)
     with remote, local:
         assert remote.lookup_offset(4711) == local.lookup_offset(4711)
         assert remote.offsets_for_times([1795228200000]) == local.offsets_for_times([1795228200000])
 
 
-def test_what_is_not_there(tmp_path):
+def test_a_missing_bucket_or_folder_is_an_error(tmp_path):
     for job, uri, said in (
         ("verify", f"{BUCKET}/nothing", "expected a folder with Kafka log directories, found none"),
         ("verify", "s3://nobody/archive", "there is no such bucket"),
@@ -176,14 +177,62 @@ def test_what_is_not_there(tmp_path):
     planned = tasks_of("kafka_log", f"{BUCKET}/shrinking")
     filesystem, path = file_system(f"{BUCKET}/shrinking/t-0/00000000000000000000.log")
     filesystem.delete_file(path)
-    from jobs.data_source.read import read_task
-    from jobs.data_source.source import columns_of
+    from lastkey.jobs.data_source.read import read_task
+    from lastkey.jobs.data_source.source import columns_of
     from tests.builders.sources import BY_NAME, _Partition, options_of
 
     options = options_of("kafka_log", f"{BUCKET}/shrinking")
     schema = columns_of(BY_NAME["kafka_log"].columns, options)
     with pytest.raises(LogFormatError, match="expected a readable file"):
         [list(read_task(options, schema, _Partition(task))) for task in planned]
+
+
+def test_hadoops_name_of_s3_is_taken_for_it(tmp_path):
+    """By every job that takes a URI; what the store keeps is s3://, and so is what reports say."""
+    archive, store = "s3a://logs/archive", "s3a://logs/by-s3a"
+    topic = ("--topics", "prices")
+    settings = ("--config", "examples/topics.toml", "--now", "1795300000000", *topic)
+    for words in (
+        ("verify", archive, *topic),
+        ("reindex", archive, "--output", "s3a://logs/by-s3a-rebuilt", *topic),
+        ("lookup", archive, "--offset", "1", *topic),
+        ("inspect", archive, "--output", "s3a://logs/by-s3a-dumped", *topic),
+        ("report", archive, "--output", "s3a://logs/by-s3a.html", *topic),
+        ("compact", archive, "--store", store, *settings),
+        ("compact", f"{BUCKET}/archive", "--store", f"{BUCKET}/by-s3a", *settings),
+        ("verify", "--store", store, "--archive", archive),
+        ("restore", "--store", store, "--output", tmp_path / "restored", "--archive", archive),
+        ("runs", "--store", store),
+        ("vacuum", "--store", store, "--dry-run"),
+    ):
+        code, said, errors = run(*words)
+        assert code == 0, (words, errors)
+        assert "s3a://" not in said + errors
+    found, expected = (
+        read("kafka_log", uri, topics="prices", columns="topic,partition,offset")
+        for uri in (archive, f"{BUCKET}/archive")
+    )
+    assert found == expected and found.num_rows > 1000
+
+
+@pytest.mark.spark
+def test_a_table_that_spark_cannot_reach_is_one_line(spark, tmp_path, capsys):
+    """`lookup --at` and `--queries`: Spark's own code reads and writes these, and needs a connector of its own."""
+    words = ("lookup", f"{BUCKET}/archive", "--store", f"{BUCKET}/unreached", "--at", "2026-11-21T02:30Z")
+    (tmp_path / "q.csv").write_text("topic,partition,offset\norders,0,1\n")
+    put(tmp_path, f"{BUCKET}/queries")
+    queries = (
+        "lookup",
+        f"{BUCKET}/archive",
+        "--queries",
+        f"{BUCKET}/queries/q.csv",
+        "--output",
+        str(tmp_path / "a.csv"),
+    )
+    for given in (words, queries):
+        assert cli.main([*given]) == 5
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith("error: s3a://logs/") and "org.apache.hadoop:hadoop-aws:" in line
 
 
 @pytest.mark.spark

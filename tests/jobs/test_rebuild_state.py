@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,19 +9,26 @@ from typing import Any
 
 import pytest
 
-from jobs import rebuild_state, rollback, vacuum
-from jobs.command.options import RebuildStateOptions, RestoreOptions, RollbackOptions, VacuumOptions, VerifyOptions
-from jobs.command.progress import Silent
-from jobs.errors import ConflictError, MissingPathError, UndecidedError, UsageError
-from jobs.rebuild_state import RebuildReport
-from jobs.restore import job as restore
-from jobs.store import manifests
-from jobs.store.manifests import mark_rolled_back, read_mark
-from jobs.store.paths import MANIFEST
-from jobs.store.rows import Segment
-from jobs.store.tables import State
-from jobs.verify import job as verify
+from lastkey.jobs import rebuild_state, rollback, vacuum
+from lastkey.jobs.command.options import (
+    RebuildStateOptions,
+    RestoreOptions,
+    RollbackOptions,
+    VacuumOptions,
+    VerifyOptions,
+)
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import ConflictError, MissingPathError, UndecidedError, UsageError
+from lastkey.jobs.rebuild_state import RebuildReport
+from lastkey.jobs.restore import job as restore
+from lastkey.jobs.store import manifests, writing
+from lastkey.jobs.store.paths import COMMITTED, MANIFEST
+from lastkey.jobs.store.rows import Segment
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import TopicFilter
+from lastkey.jobs.verify import job as verify
 from tests.builders.archives import Lab, only_input, put
+from tests.builders.stores import manifest_of
 from tests.builders.trees import files_of, tree
 from tests.golden import golden
 
@@ -114,7 +120,13 @@ def _second(lab: Lab) -> Path:
     return new
 
 
-def test_two_of_one_number_are_a_question(lab: Lab) -> None:
+def _at(lab: Lab) -> tuple[int, int, str | None]:
+    """Return the number of the current generation, and the generation and run whose files it uses."""
+    row = lab.state().checkpoints()[KEY]
+    return row.generation, row.back_to, row.back_to_run_id
+
+
+def test_two_of_one_number_that_were_committed_are_a_question(lab: Lab) -> None:
     mine, second = lab.folder(), _second(lab)
     want = lab.state().current()
     _lose(lab)
@@ -129,10 +141,11 @@ def test_two_of_one_number_are_a_question(lab: Lab) -> None:
     with pytest.raises(UsageError, match="of a partition of the store"):
         _rebuild(lab, "u-0=none")
     _rebuild(lab, f"t-0={mine.name.partition('-')[2]}")
-    assert lab.state().current() == want
+    assert _at(lab) == (3, 2, mine.name.partition("-")[2])
+    assert [s.path for s in manifest_of(lab.state(), *KEY)] == [s.path for s in want[1][KEY]]
     _lose(lab)
     _rebuild(lab, f"t-0={'f' * 32}")
-    assert lab.state().checkpoints()[KEY].run_id == "f" * 32
+    assert _at(lab) == (4, 2, "f" * 32)
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
 
 
@@ -148,7 +161,7 @@ def test_one_that_is_not_whole_is_a_question(lab: Lab, damage: str) -> None:
     with pytest.raises(UndecidedError, match=r"generation 1 of run .*whole"):
         _rebuild(lab)
     _rebuild(lab, f"t-0={first.run_id}")
-    assert lab.state().checkpoints()[KEY].generation == 1
+    assert _at(lab) == (3, 1, first.run_id), "above the one that is not whole"
 
 
 def test_a_generation_without_a_manifest_is_listed(lab: Lab) -> None:
@@ -157,41 +170,48 @@ def test_a_generation_without_a_manifest_is_listed(lab: Lab) -> None:
     _lose(lab)
     with pytest.raises(UndecidedError, match=r"t-0: generation 2 of run \w+ \(no manifest\.json\), generation 1 "):
         _rebuild(lab)
+    (lab.folder_of(1) / "committed").unlink()
     report = _rebuild(lab, "t-0=none")
     assert report.left_out == ["t-0"]
-    assert len(report.notes) == 2
+    assert [note.partition(":")[0] for note in report.notes] == [f"segments/t-0/{lab.folder_of(1).name}"]
 
 
-def test_what_was_rolled_back_does_not_come_back(lab: Lab) -> None:
-    second = lab.folder()
+def test_a_rollback_comes_back_as_it_was(lab: Lab) -> None:
     rollback.run(RollbackOptions(str(lab.store), 1), Silent())
-    want = lab.state().current()
+    before = _rows(lab)
     _lose(lab)
     _rebuild(lab)
-    assert lab.state().current() == want
+    assert _rows(lab) == before
+    assert _at(lab)[:2] == (3, 1)
 
-    root = lab.state().root
-    mark = read_mark(root, f"segments/t-0/{second.name}")
-    assert mark is not None
-    assert json.loads((second / "rolled-back.json").read_text())["made"] is True
-    mark_rolled_back(root, [replace(mark, made=False)])  # as after a crash in the middle
+
+@pytest.mark.parametrize("healed_by", ["nobody", "a run", "vacuum", "rollback"])
+def test_a_crash_behind_the_commit_is_a_question_until_somebody_says_that_it_was_made(lab: Lab, healed_by: str) -> None:
+    second = lab.folder()
+    (second / COMMITTED).unlink()
+    if healed_by == "a run":
+        assert lab.run(lab.now_ms, force=True).exit_code == 0
+    elif healed_by == "vacuum":
+        vacuum.run(VacuumOptions(str(lab.store)), Silent())
+    elif healed_by == "rollback":
+        rollback.run(RollbackOptions(str(lab.store), 1), Silent())
+    want = lab.state().checkpoints()[KEY].generation
+    assert (second / COMMITTED).exists() == (healed_by != "nobody")
     _lose(lab)
-    with pytest.raises(UndecidedError, match="perhaps rolled back to 1"):
-        _rebuild(lab)
+    assert _decided(lab) == (None if healed_by == "nobody" else want)
+    if healed_by == "nobody":
+        _rebuild(lab, f"t-0={second.name.partition('-')[2]}")
+        assert _at(lab) == (2, 0, None)
+        assert (second / COMMITTED).exists()
 
 
-def test_what_may_be_the_only_copy_stays_where_the_chain_is_cut(lab: Lab) -> None:
-    """Generation 1 was before a --reset that made 2; 3 came after it, and vacuum took 2 with its manifest."""
-    first = lab.store / "segments" / "t-0" / f"1-{lab.state().history(*KEY)[1].run_id}"
+def test_the_history_goes_on_where_the_chain_is_cut(lab: Lab) -> None:
+    """Vacuum took generation 2 with its manifest."""
     assert lab.run(lab.now_ms, force=True).exit_code == 0
-    second = next((lab.store / "segments" / "t-0").glob("2-*"))
-    (second / "manifest.json").unlink()
+    shutil.rmtree(lab.folder_of(2))
     _lose(lab)
     _rebuild(lab)
-    assert [run.generation_after for run in lab.state().history(*KEY)] == [3, 2, 1]
-    report = vacuum.run(VacuumOptions(str(lab.store), grace_hours=0), Silent())
-    assert [g["generation"] for g in report.kept_before_reset] == [1]
-    assert first.exists()
+    assert [run.generation_after for run in lab.state().history(*KEY)] == [3, 1]
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
 
 
@@ -199,18 +219,18 @@ def test_what_there_is_not(tmp_path: Path) -> None:
     with pytest.raises(MissingPathError):
         rebuild_state.run(RebuildStateOptions(str(tmp_path)), Silent())
     with pytest.raises(UsageError, match="--topics"):
-        rebuild_state.run(RebuildStateOptions(str(tmp_path), topics="t"), Silent())
+        rebuild_state.run(RebuildStateOptions(str(tmp_path), topics=TopicFilter(("t",))), Silent())
 
 
 def _dies_before_its_commit(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(State, "commit_wave", lambda *given: 1 / 0)
+        patch.setattr(writing, "commit_wave", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             lab.run(lab.now_ms, force=True)
 
 
 def _decided(lab: Lab) -> int | None:
-    """The generation of the partition after a rebuild; None: it asks, and nothing is written."""
+    """Return the partition's generation after a rebuild; None if it asks, and nothing is written."""
     try:
         return _rebuild(lab).decided[0].checkpoint.generation
     except UndecidedError:
@@ -222,19 +242,19 @@ def test_a_run_that_died_is_not_brought_forward_over_a_rollback(lab: Lab, monkey
     _dies_before_its_commit(lab, monkeypatch)
     assert lab.run(lab.now_ms, force=True).exit_code == 0
     rollback.run(RollbackOptions(str(lab.store), 2), Silent())
-    assert lab.state().checkpoints()[KEY].generation == 2
     _lose(lab)
-    assert _decided(lab) in (2, None)
+    assert _decided(lab) == 4
+    assert _at(lab)[1] == 2
 
 
-def test_what_was_chosen_in_spite_of_its_mark_is_not_lost_the_next_time(lab: Lab) -> None:
-    second = lab.state().checkpoints()[KEY].run_id
-    rollback.run(RollbackOptions(str(lab.store), 1), Silent())
-    _lose(lab)
-    _rebuild(lab, f"t-0={second}")
-    assert lab.state().checkpoints()[KEY].generation == 2
-    _lose(lab)
-    assert _decided(lab) in (2, None)
+def test_a_lone_run_that_died_before_its_commit_is_a_question(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(lab.store)
+    _dies_before_its_commit(lab, monkeypatch)
+    shutil.rmtree(lab.store / "state", ignore_errors=True)
+    assert _decided(lab) is None
+    (folder,) = (lab.store / "segments" / "t-0").iterdir()
+    _rebuild(lab, f"t-0={folder.name.partition('-')[2]}")
+    assert _at(lab) == (1, 0, None)
 
 
 def test_a_generation_whose_manifest_is_lost_is_not_passed_over_for_an_older_one(lab: Lab) -> None:
@@ -246,7 +266,7 @@ def test_a_generation_whose_manifest_is_lost_is_not_passed_over_for_an_older_one
 def test_two_at_once_leave_no_row_of_history_twice(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(_segments(lab.state()))
     _lose(lab)
-    real, calls = State.rebuild, []
+    real, calls = writing.rebuild, []
 
     def rebuild(self: State, *given: Any) -> None:
         calls.append(True)
@@ -255,10 +275,10 @@ def test_two_at_once_leave_no_row_of_history_twice(lab: Lab, monkeypatch: pytest
         real(self, *given)
 
     def _other(lab: Lab) -> None:
-        monkeypatch.setattr(State, "rebuild", real)
+        monkeypatch.setattr(writing, "rebuild", real)
         _rebuild(lab)
 
-    monkeypatch.setattr(State, "rebuild", rebuild)
+    monkeypatch.setattr(writing, "rebuild", rebuild)
     with pytest.raises(ConflictError):
         _rebuild(lab)
     assert len(_segments(lab.state())) == before

@@ -13,18 +13,26 @@ from typing import Any
 
 import pytest
 
-from jobs import rebuild_state, rollback, vacuum
-from jobs.command.options import RebuildStateOptions, RestoreOptions, RollbackOptions, VacuumOptions, VerifyOptions
-from jobs.command.progress import Silent
-from jobs.errors import ConflictError, MissingPathError, NoGenerationError, UndecidedError, UsageError
-from jobs.restore import job as restore
-from jobs.rollback import RollbackReport
-from jobs.store import manifests, table
-from jobs.store.manifests import read_manifest, read_mark
-from jobs.store.paths import MANIFEST
-from jobs.store.tables import State
-from jobs.verify import job as verify
+from lastkey.jobs import rebuild_state, rollback, vacuum
+from lastkey.jobs.command.options import (
+    RebuildStateOptions,
+    RestoreOptions,
+    RollbackOptions,
+    VacuumOptions,
+    VerifyOptions,
+)
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import ConflictError, MissingPathError, NoGenerationError, UndecidedError, UsageError
+from lastkey.jobs.restore import job as restore
+from lastkey.jobs.rollback import RollbackReport
+from lastkey.jobs.store import manifests, table, writing
+from lastkey.jobs.store.manifests import read_manifest
+from lastkey.jobs.store.paths import COMMITTED, MANIFEST
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import TopicFilter
+from lastkey.jobs.verify import job as verify
 from tests.builders.archives import Lab, only_input, put
+from tests.builders.stores import manifest_of
 from tests.builders.trees import files_in, files_of, tree
 from tests.golden import golden
 
@@ -35,9 +43,9 @@ def _rollback(lab: Lab, generation: int, **options: Any) -> RollbackReport:
     return rollback.run(RollbackOptions(str(lab.store), generation, **options), Silent())
 
 
-def _restored(lab: Lab, name: str) -> dict[str, Any]:
+def _restored(lab: Lab, name: str, generation: int | None = None) -> dict[str, Any]:
     output = lab.root / name
-    restore.run(RestoreOptions(str(lab.store), str(output)), Silent())
+    restore.run(RestoreOptions(str(lab.store), str(output), generation=generation), Silent())
     timed = (".log", ".index", ".timeindex")
     return {path: of if path.endswith(timed) else (of[0], 0) for path, of in tree(output).items() if of[0] != "folder"}
 
@@ -58,9 +66,18 @@ def lab(spark, tmp_path, tmp_path_factory) -> Lab:
         put(only_input(case), made.archive / "t-0", segments=segments)
         assert made.run(made.now_ms, force=True).exit_code == 0
         if segments == 3:
-            made.first = (made.state().current(), made.state().states(), _restored(made, "first"), made.folder())
+            made.first = (_content(made), _restored(made, "first"), made.folder())
     assert made.state().checkpoints()["t", 0].generation == 3
     return made
+
+
+def _content(lab: Lab) -> tuple[Any, ...]:
+    """Return the current generation's content, without its number and its run."""
+    checkpoints, manifests = lab.state().current()
+    of = {"generation": 0, "run_id": "", "back_to": 0, "back_to_run_id": None}
+    (checkpoint,), (segments,), (standing,) = checkpoints.values(), manifests.values(), lab.state().states().values()
+    number = {"generation": 0, "run_id": ""}
+    return replace(checkpoint, **of), [replace(s, **number) for s in segments], replace(standing, **number)
 
 
 def test_an_older_generation_is_current_and_the_next_run_goes_on_from_it(lab: Lab) -> None:
@@ -69,43 +86,80 @@ def test_an_older_generation_is_current_and_the_next_run_goes_on_from_it(lab: La
     assert files_of(lab.store) == before
     third = lab.folder()
     report = _rollback(lab, 1)
-    assert report.partitions == dry.partitions
-    assert [(p["generation_before"], p["generation"]) for p in report.partitions] == [(3, 1)]
-    assert "3 -> 1" in report.to_text()
+    assert [p | {"run_id": ""} for p in report.partitions] == [p | {"run_id": ""} for p in dry.partitions]
+    assert [(p["generation_before"], p["generation"], p["back_to"], p["lost"]) for p in report.partitions] == [
+        (3, 4, 1, [])
+    ]
+    assert "3 -> 4, as 1" in report.to_text()
 
-    current, states, files, folder = lab.first
-    assert lab.state().current() == current
-    assert lab.state().states() == states
-    assert [run.generation_after for run in lab.state().history("t", 0)] == [1]
+    content, files, folder = lab.first
+    assert _content(lab) == content
+    assert [(run.generation_after, run.back_to) for run in lab.state().history("t", 0)] == [
+        (4, 1), (3, 0), (2, 0), (1, 0),
+    ]  # fmt: skip
+    assert sorted(path.name for path in (lab.store / "segments" / "t-0").glob("4-*/*")) == [COMMITTED, MANIFEST]
     assert _restored(lab, "again") == files
-    assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
+    assert _restored(lab, "by number", 4) == _restored(lab, "by the other", 1) == files
+    assert _restored(lab, "the third", 3) != files
+    for generation in (None, 1, 3, 4):
+        verified = verify.run(VerifyOptions(store=str(lab.store), generation=generation), Silent())
+        assert verified.exit_code == 0, verified.to_text()
+        assert verified.generations == {("t", 0): generation or 4}
     assert _rollback(lab, 1).partitions == []
 
-    _age(lab)  # the marks too: then only what it reaches keeps the third
+    _age(lab)
     kept = vacuum.run(VacuumOptions(str(lab.store)), Silent())
     assert third.exists() and folder.exists()
-    assert [g["generation"] for g in kept.kept_rolled_back] == [2, 3]
-    assert "it was rolled back" in kept.to_text()
+    assert [g["generation"] for g in kept.kept] == [2, 3]
 
     assert lab.run(lab.now_ms, force=True).exit_code == 0
     rows = lab.state().history("t", 0)
-    assert [(run.generation_after, run.generation_before) for run in rows] == [(2, 1), (1, 0)]
+    assert [(run.generation_after, run.generation_before) for run in rows[:2]] == [(5, 4), (4, 3)]
     want = read_manifest(lab.state().root, f"segments/t-0/{third.name}").run.next_offset
     assert rows[0].next_offset == want
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
-    lab.check_whole(lab.state().manifest("t", 0))
+    lab.check_whole(manifest_of(lab.state(), "t", 0))
     _age(lab)
     done = vacuum.run(VacuumOptions(str(lab.store)), Silent())
-    assert done.kept_rolled_back == []
+    assert done.kept == []
     assert not third.exists()
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
+
+
+def test_a_rollback_of_a_rollback_goes_forward_again(lab: Lab) -> None:
+    third = _content(lab)
+    _rollback(lab, 1)
+    assert _rollback(lab, 3).partitions[0]["back_to"] == 3
+    assert _content(lab) == third
+    assert _rollback(lab, 4).partitions[0]["back_to"] == 1, "what generation 4 went back to"
+    assert _content(lab) == lab.first[0]
+    assert lab.state().checkpoints()["t", 0].generation == 6
+    assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
+
+
+def test_offsets_that_the_archive_has_lost_are_told_before_and_after(lab: Lab) -> None:
+    state = lab.state()
+    ends = [run.next_offset for run in state.history("t", 0)][::-1]
+    lost = [log for log in files_in(lab.archive / "t-0", "*.log") if ends[0] <= int(log.stem) < ends[1]]
+    after = [log for log in files_in(lab.archive / "t-0", "*.log") if int(log.stem) >= ends[1]]
+    assert lost and after
+    for path in lost:
+        path.unlink()
+    want = [[int(lost[0].stem), int(after[0].stem) - 1]]
+    for dry_run in (True, False):
+        report = _rollback(lab, 1, dry_run=dry_run)
+        assert report.partitions[0]["lost"] == want
+        said = f"offsets {want[0][0]} to {want[0][1]} are in generation 3, and are not in the archive any more"
+        assert said in report.to_text()
+        assert "--generation 3" in report.to_text()
+    assert _rollback(lab, 3).partitions[0]["lost"] == []
 
 
 def test_what_was_rolled_back_stays_for_the_grace_and_can_be_given_up(lab: Lab) -> None:
     third = lab.folder()
     _age(lab)
     _rollback(lab, 2)
-    given_up = VacuumOptions(str(lab.store), before_reset="t")
+    given_up = VacuumOptions(str(lab.store), give_up=TopicFilter(("t",)))
     vacuum.run(given_up, Silent())
     assert third.exists(), "the grace begins with the rollback"
     _age(lab)
@@ -115,29 +169,27 @@ def test_what_was_rolled_back_stays_for_the_grace_and_can_be_given_up(lab: Lab) 
 
 
 def test_a_run_in_between_is_a_conflict(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    third = lab.folder()
-    roll_back = State.roll_back
+    commit_wave = writing.commit_wave
 
-    def later(self: State, *given: Any) -> None:
+    def later(self: State, *given: Any, **how: Any) -> None:
+        monkeypatch.setattr(writing, "commit_wave", commit_wave)
         assert lab.run(lab.now_ms, force=True).exit_code == 0
-        roll_back(self, *given)
+        commit_wave(self, *given, **how)
 
-    monkeypatch.setattr(State, "roll_back", later)
+    monkeypatch.setattr(writing, "commit_wave", later)
     with pytest.raises(ConflictError, match="expected generation 3"):
         _rollback(lab, 1)
-    assert lab.state().checkpoints()["t", 0].generation == 4
-    mark = read_mark(lab.state().root, f"segments/t-0/{third.name}")
-    assert mark is not None
-    assert not mark.made
+    at = lab.state().checkpoints()["t", 0]
+    assert (at.generation, at.back_to) == (4, 0)
 
 
 def test_what_a_vacuum_has_said_that_it_takes_cannot_come_back(lab: Lab) -> None:
     *_, folder = lab.first
     state = lab.state()
-    assert state.mark([f"segments/t-0/{folder.name}"], state.version())
-    with pytest.raises(ConflictError, match="a vacuum that took them"):
+    assert writing.announce_deletions(state, [f"segments/t-0/{folder.name}"], state.version())
+    with pytest.raises(ConflictError, match="a vacuum that deleted them"):
         _rollback(lab, 1)
-    assert _rollback(lab, 2).partitions[0]["generation"] == 2
+    assert _rollback(lab, 2).partitions[0]["generation"] == 4
 
 
 @pytest.mark.parametrize("what", ["*.index", "*.log", "manifest.json", "*"])
@@ -148,7 +200,7 @@ def test_a_generation_whose_files_are_gone_is_refused(lab: Lab, what: str) -> No
     if what == "*":
         folder.rmdir()
     before = lab.state().current()
-    with pytest.raises(NoGenerationError, match=r"generation 1: .*; expected (one that is still there: 2|another)"):
+    with pytest.raises(NoGenerationError, match=r"generation 1: .*; expected (one of: 2|another)"):
         _rollback(lab, 1)
     assert lab.state().current() == before
 
@@ -157,7 +209,7 @@ def test_what_there_is_not(lab: Lab, tmp_path: Path) -> None:
     with pytest.raises(NoGenerationError, match="never committed"):
         _rollback(lab, 9)
     with pytest.raises(UsageError, match=r"no topic of .* matches u"):
-        _rollback(lab, 1, topics="u*")
+        _rollback(lab, 1, topics=TopicFilter(("u*",)))
     with pytest.raises(MissingPathError):
         rollback.run(RollbackOptions(str(tmp_path / "none"), 1), Silent())
 
@@ -167,7 +219,7 @@ class Killed(BaseException):
 
 
 def _killed_at(patch: pytest.MonkeyPatch, n: int) -> list[str]:
-    """What is written, flushed and committed from now on, until the n-th time; then nothing more."""
+    """List the writes, flushes and commits from now on; raise Killed after the first n."""
     steps: list[str] = []
     for module, name in ((table, "flush"), (table, "_write"), (table, "_commit"), (manifests, "write_file"),
                          (manifests, "flush")):  # fmt: skip
@@ -197,24 +249,26 @@ def test_a_rollback_that_is_killed_at_any_step_leaves_one_generation_or_the_othe
             except Killed:
                 assert len(steps) == n
         at = one.state().checkpoints()["t", 0]
-        assert at.generation in (1, 3)
+        assert (at.generation, at.back_to) in ((4, 1), (3, 0))
         seen.add((at.generation, killed))
-        if at.generation == 1:
-            assert one.state().current() == lab.first[0]
-        one.check_whole(one.state().manifest("t", 0))
+        if at.generation == 4:
+            assert _content(one) == lab.first[0]
         lost = replace(lab, store_at=lab.root / f"lost{n}")
         shutil.copytree(one.store, lost.store)
         shutil.rmtree(lost.store / "state")
         with contextlib.suppress(UndecidedError):  # where it is not known whether it was made
             rebuild_state.run(RebuildStateOptions(str(lost.store)), Silent())
             assert lost.state().checkpoints()["t", 0] == at
+        vacuum.run(VacuumOptions(str(one.store)), Silent())
+        assert one.state().checkpoints()["t", 0] == at
+        assert (one.store / f"segments/t-0/{at.generation}-{at.run_id}" / COMMITTED).exists()
         _rollback(one, 1)
-        assert one.state().current() == lab.first[0]
+        assert _content(one) == lab.first[0]
         shutil.rmtree(one.store)
         shutil.rmtree(lost.store)
         n += 1
     assert n > 10
-    assert seen == {(3, True), (1, True), (1, False)}
+    assert seen == {(3, True), (4, True), (4, False)}
 
 
 def test_a_generation_that_reaches_further_and_cannot_be_read_is_left_alone_by_vacuum(lab: Lab) -> None:

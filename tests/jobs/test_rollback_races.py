@@ -7,38 +7,34 @@ from pathlib import Path
 
 import pytest
 
-from jobs import rebuild_state, rollback
-from jobs.command.options import RebuildStateOptions, RollbackOptions
-from jobs.command.progress import Silent
-from jobs.errors import UndecidedError
-from jobs.store.manifests import write_manifests
-from jobs.store.rows import Commit
-from jobs.store.tables import State, open_state
+from lastkey.jobs import rebuild_state, rollback
+from lastkey.jobs.command.options import RebuildStateOptions, RollbackOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import ConflictError, UndecidedError
+from lastkey.jobs.store import writing
+from lastkey.jobs.store.manifests import folder_of, read_manifest, say_committed
+from lastkey.jobs.store.tables import open_state
 from tests.builders.stores import StoreMaker, run_id
 
 A, B, C = b"a" * 1000, b"b" * 2000, b"c" * 3000
-SLOW = run_id(2, 7)
+SLOW = run_id(3, 7)
 
 
 class _Store:
-    """t-0 with two generations, and a slow run of generation 1 that has written its files."""
+    """t-0 with two generations, and a slow run that has planned on the second one and written its files."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.maker = StoreMaker(folder)
-        self._written: list[Commit] = []
-        with patch.context() as context:
-            context.setattr(State, "commit_wave", lambda _, commits, verify=None: self._written.extend(commits))
-            self.maker.generation("t", 0, 1, {0: A}, end=100)
-            self.maker.generation("t", 0, 2, {0: B}, end=200)
-            self.maker.generation("t", 0, 2, {0: C}, end=300, run=SLOW)
-        self.commit()
-        self.commit()
+        self.maker.generation("t", 0, 1, {0: A}, end=100)
+        self.maker.generation("t", 0, 2, {0: B}, end=200)
+        self.maker.generation("t", 0, 3, {0: C}, end=300, run=SLOW, dies=True)
+        self._written = [read_manifest(self.maker.state.root, f"segments/t-0/3-{SLOW}")]
 
     def commit(self) -> None:
-        """That of the next one of whom all is written."""
+        """Commit the next run that has written all its files."""
         done = [self._written.pop(0)]
-        write_manifests(self.maker.state.root, done)
-        open_state(str(self.maker.store)).commit_wave(done)
+        writing.commit_wave(open_state(str(self.maker.store)), done)
+        say_committed(self.maker.state.root, [folder_of(done[0])])
 
     def roll_back(self) -> None:
         rollback.run(RollbackOptions(str(self.maker.store), 1), Silent())
@@ -51,40 +47,26 @@ class _Store:
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
-    return _Store(tmp_path, monkeypatch)
+def store(tmp_path):
+    return _Store(tmp_path)
 
 
-def test_a_run_that_a_rollback_took_for_dead_and_that_commits_behind_it_is_not_passed_over(store):
-    """Its folder was marked when it was at work. Without the tables generation 1 would be current, in silence."""
+def test_a_run_that_was_at_work_when_a_rollback_came_is_second(store):
+    """It had planned on generation 2. Its folder has the number of the rollback's, and is no question."""
     store.roll_back()
-    store.commit()
-    with pytest.raises(UndecidedError, match=rf"run {SLOW} \(whole, perhaps rolled back to 1\)"):
-        store.rebuild()
-    assert store.rebuild(f"t-0={SLOW}") == 300
-    assert store.rebuild() == 300, "asked once"
+    with pytest.raises(ConflictError):
+        store.commit()
+    assert writing.rebuild(store) == 100
+    assert open_state(str(store.maker.store)).checkpoints()["t", 0].back_to == 1
 
 
-def test_what_was_rolled_back_with_nobody_at_work_is_no_question(store):
-    shutil.rmtree(store.maker.run_folder("t", 0, 2).with_name(f"2-{SLOW}"))
+def test_a_run_that_died_above_a_rollback_is_a_question(store):
+    """It had planned on the rollback, and may have committed."""
     store.roll_back()
-    assert store.rebuild() == 100
-
-
-@pytest.mark.parametrize("when", ["before the commit", "after it"])
-def test_a_folder_that_a_run_takes_away_while_a_rollback_marks_it(store, monkeypatch, when):
-    """A run that meets a problem does so. The rollback had been made, and ended as though it had not."""
-    folder = store.maker.run_folder("t", 0, 2).with_name(f"2-{SLOW}")
-    real, calls = rollback.mark_rolled_back, []
-
-    def mark(root, marks):
-        given = list(marks)  # the folders were listed
-        calls.append(given)
-        if len(calls) == (1 if when == "before the commit" else 2):
-            shutil.rmtree(folder)
-        real(root, given)
-
-    monkeypatch.setattr(rollback, "mark_rolled_back", mark)
-    store.roll_back()
-    assert open_state(str(store.maker.store)).checkpoints()["t", 0].generation == 1
-    assert not folder.exists()
+    folder = store.maker.run_folder("t", 0, 3)
+    store.maker.generation("t", 0, 4, {0: C}, end=300, dies=True)
+    assert folder.exists()
+    with pytest.raises(UndecidedError, match=r"\(whole, perhaps never committed\), generation 3 of run \w+ \(whole\)"):
+        writing.rebuild(store)
+    assert writing.rebuild(store, f"t-0={run_id(4)}") == 300
+    assert writing.rebuild(store) == 300, "asked once"

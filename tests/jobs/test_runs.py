@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.command import cli
-from jobs.errors import DONE, PROBLEMS, USAGE
+from lastkey.jobs.command import cli
+from lastkey.jobs.errors import DONE, PROBLEMS, USAGE
+from lastkey.jobs.store import writing
 from tests.builders.stores import StoreMaker, make_commit, run_id
 
 DAY = 86_400_000
@@ -25,9 +26,9 @@ def _commit(partition, generation, *, run=None, now_ms, parent=None, topic="t", 
 def store(tmp_path):
     made = StoreMaker(tmp_path)
     first = {"now_ms": START, "records_read": 1000, "records_kept": 10, "bytes_before": 4096, "bytes_after": 1024}
-    made.state.commit_wave([_commit(0, 1, **first), _commit(1, 1, **first)])
+    writing.commit_wave(made.state, [_commit(0, 1, **first), _commit(1, 1, **first)])
     second = {"now_ms": START + DAY, "records_read": 7, "records_kept": 7, "bytes_before": 10, "bytes_after": 10}
-    made.state.commit_wave([_commit(0, 2, parent=run_id(1), anew=True, **second)])
+    writing.commit_wave(made.state, [_commit(0, 2, parent=run_id(1), anew=True, **second)])
     return str(made.store)
 
 
@@ -85,8 +86,8 @@ def test_no_generation_counts_as_never_made_where_the_runs_are_lost(store, words
 
 def test_verify_says_whose_run_is_lost(tmp_path, capsys):
     made = StoreMaker(tmp_path)
-    made.state.commit_wave([_commit(0, 1, now_ms=START)])
-    made.state.commit_wave([_commit(0, 2, now_ms=START + DAY, parent=run_id(1))])
+    writing.commit_wave(made.state, [_commit(0, 1, now_ms=START)])
+    writing.commit_wave(made.state, [_commit(0, 2, now_ms=START + DAY, parent=run_id(1))])
     (made.store / "state" / "cleaner_runs" / "_delta_log" / f"{1:020}.json").unlink()
     assert cli.main(["verify", "--store", str(made.store), "--json"]) == PROBLEMS
     [problem] = json.loads(capsys.readouterr().out)["problems"]

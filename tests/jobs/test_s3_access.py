@@ -17,22 +17,22 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
 
-from jobs.command.access import job_error
-from jobs.command.cli import main
-from jobs.errors import DamagedTableError, UsageError
-from jobs.store import formats, table
-from jobs.store.table import Change
-from jobs.store.tables import open_state
-from logformat import s3_access
-from logformat.errors import LogFormatError, stopped, unreadable
-from logformat.locations import file_system
-from logformat.s3_access import AccessError, delta_options
+from lastkey.jobs.command.access import job_error
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.errors import DamagedTableError, UnusableError, UsageError
+from lastkey.jobs.store import formats, table, writing
+from lastkey.jobs.store.table import Change
+from lastkey.jobs.store.tables import open_state
+from lastkey.logformat import s3_access
+from lastkey.logformat.errors import LogFormatError, stopped, unreadable
+from lastkey.logformat.locations import file_system
+from lastkey.logformat.s3_access import AccessError, delta_options
+from lastkey.udfs.storage import open_root
 from tests.bench.race_commits import losing, race
 from tests.builders.logs import write_partition
 from tests.builders.s3_proxy import COMMITS, CUT, SLOW_DOWN, Decide, Fault, each, every, s3_proxy
 from tests.builders.s3_server import BUCKET, CREDENTIALS, environment, s3_server
 from tests.builders.stores import make_commit, run_id
-from udfs.storage import open_root
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 20.0
@@ -121,7 +121,7 @@ def test_delta_says_the_same(port, name):
 
 
 @pytest.mark.parametrize("words", [ARCHIVE, STORE, ("inspect", f"{BUCKET}/a/t-0/0.log"), ("verify", *STORE[1:])])
-def test_nobody_listens(port, words, capsys):
+def test_an_endpoint_that_does_not_answer_is_an_error(port, words, capsys):
     with socket.socket() as taken:  # so that nobody else can listen there
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -238,8 +238,40 @@ def test_what_is_one_files_alone_stays_its_problem(port):
     assert str(again) == str(refused.value)
     with pytest.raises(AccessError):
         stopped(again, "x")
-    told = RuntimeError(f"Job aborted\n  logformat.s3_access.AccessError: {again}\n\tat x")  # as Spark tells it
+    told = RuntimeError(f"Job aborted\n  lastkey.logformat.s3_access.AccessError: {again}\n\tat x")  # as Spark tells it
     assert str(job_error(told)) == str(job_error(again)) == str(again)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "where"),
+    [
+        (OSError, "google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of Could not create "
+         "a OAuth2 access token to authenticate the request. The request was not sent error_info={reason=})", "gs"),
+        (OSError, "Kernel error -> Generic GCS error\n \u21b3 Error performing GET x\n \u21b3 403 Forbidden", "gs"),
+        (pa.ArrowException, "Unknown error: Check for Hierarchical Namespace support on 'https://a.blob/c' failed: "
+         "N5Azure4Core11Credentials23AuthenticationExceptionE: Failed to get token.\nSee Azure", "abfss"),
+        (OSError, "Generic MicrosoftAzure error\n \u21b3 Error performing request\n \u21b3 403 Forbidden", "abfss"),
+        (OSError, "Unable to load libjvm\ndlopen(/usr/lib/jvm/libjvm.so) failed: /usr/lib/jvm/libjvm.so", "hdfs"),
+        (OSError, "Prior attempt to load libhdfs failed", "hdfs"),
+    ],
+)  # fmt: skip
+def test_other_object_stores_that_cannot_be_used_are_one_line(kind, said, where):
+    found = job_error(kind(said))
+    assert isinstance(found, UnusableError) and found.exit_code == 5
+    assert str(found).startswith(f"{where}://: cannot be used from here: ") and "\n" not in found.line()
+    assert len(str(found)) < 200
+    in_task = job_error(RuntimeError(f"Job aborted\nAccessError: {found}\n\tat x"))
+    assert in_task is not None and in_task.fields == found.fields
+
+
+def test_a_file_that_is_not_there_is_no_fault_of_googles_store():
+    assert job_error(OSError("google::cloud::Status(NOT_FOUND: no such object b/x)")) is None
+
+
+def test_hdfs_without_hadoop_is_one_line(capsys):
+    code, line, told = said_by(capsys, "verify", "hdfs://127.0.0.1:1/x")
+    assert (code, told["kind"]) == (5, "UnusableError")
+    assert "HADOOP_HOME" in line
 
 
 def test_words_of_other_things_are_not_a_buckets():
@@ -264,7 +296,7 @@ def test_a_slow_and_faulty_server_costs_time_alone(port, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("key", ["a b", "a%b", "a+b", "é", "a=b&c'd~e", "日本"])
-def test_any_key(port, key, tmp_path, capsys):
+def test_a_table_can_lie_under_any_key_of_a_bucket(port, key, tmp_path, capsys):
     """A URI is encoded: `%20` is a space, as pyarrow has it, and Hadoop."""
     uri = f"{BUCKET}/keys/{quote(key)}"
     table.check_fit(open_root(uri))
@@ -308,24 +340,24 @@ def test_a_commit_is_conditional_whatever_the_environment_says(port):
 def test_a_vacuum_does_not_take_the_folder_of_a_run_whose_first_file_is_on_its_way(port: int) -> None:
     """Until all of a file is there, the folder is empty, and a bucket says no time of it: the run lost its work."""
     store = f"{BUCKET}/beginning"
-    open_state(store).commit_wave([make_commit(1, 1, run_id(9))])
+    writing.commit_wave(open_state(store), [make_commit(1, 1, run_id(9))])
     run = open_state(store)
     assert run.checkpoints()
     folder = run.root.full(f"segments/t-0/1-{run_id(1)}")
     run.root.filesystem.create_dir(folder, recursive=True)
     assert main(["vacuum", "--store", store, "--grace-hours", "0"]) == 0
     assert run.root.filesystem.get_file_info(folder).type == pafs.FileType.Directory
-    run.commit_wave([make_commit(0, 1, run_id(1))])
+    writing.commit_wave(run, [make_commit(0, 1, run_id(1))])
 
 
 def test_a_damaged_newest_commit_is_told(port: int) -> None:
     """A name of a removed file that is another: the old row would stay beside the new one, and decide."""
     uri = f"{BUCKET}/damaged"
     state = open_state(uri)
-    state.commit_wave([make_commit(i, 1, run_id(1, i)) for i in range(2)])
-    state.commit_wave([make_commit(0, 2, run_id(2), run_id(1))])
+    writing.commit_wave(state, [make_commit(i, 1, run_id(1, i)) for i in range(2)])
+    writing.commit_wave(state, [make_commit(0, 2, run_id(2), run_id(1))])
     assert {key[1]: row.generation for key, row in open_state(uri).checkpoints().items()} == {0: 2, 1: 1}
-    state.commit_wave([make_commit(0, 3, run_id(3), run_id(2))])
+    writing.commit_wave(state, [make_commit(0, 3, run_id(3), run_id(2))])
     path = state.root.full(f"state/compaction_checkpoints/_delta_log/{2:020}.json")
     with state.root.filesystem.open_input_stream(path, compression=None) as stream:
         data = stream.read()

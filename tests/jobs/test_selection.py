@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from jobs.command import cli
-from jobs.errors import DONE, USAGE
+from lastkey.jobs.command import cli
+from lastkey.jobs.errors import DONE, USAGE
+from lastkey.jobs.store import writing
 from tests.builders.logs import write_partition
 from tests.builders.stores import StoreMaker, make_commit, run_id
 from tests.builders.trees import tree
@@ -40,12 +41,64 @@ def _settings(folder, *globs):
     ids=lambda words: words[0],
 )
 def test_topics_that_match_nothing_are_a_mistake_in_every_job(archive, tmp_path, capsys, words):
+    """One of several too: what was meant would be left undone without a word."""
     before = tree(tmp_path)
     places = {"ARCHIVE": str(archive), "STORE": str(tmp_path / "store"), "PAGE": str(tmp_path / "page.html")}
-    assert cli.main([*(places.get(word, word) for word in words), "--topics", "acounts"]) == USAGE
-    err = capsys.readouterr().err
-    assert "matches acounts; did you mean accounts?" in err
+    words = [places.get(word, word) for word in words]
+    for wrong in (["--topics", "acounts"], ["--topics", "clicks,acounts"], ["--topics=*", "--exclude=acounts"]):
+        assert cli.main([*words, *wrong]) == USAGE
+        err = capsys.readouterr().err
+        assert "matches acounts; did you mean accounts?" in err
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "topics"),
+    [
+        (["--topics", "accounts", "--topics", "clicks"], {"accounts", "clicks"}),
+        (["--topics", "clicks,acc*"], {"accounts", "clicks"}),
+        (["--topics", "*", "--exclude", "acc*"], {"clicks"}),
+        (["--topics-from", "LIST"], {"clicks"}),
+    ],
+    ids=lambda given: " ".join(map(str, given)) if isinstance(given, list) else "",
+)
+def test_topics_and_the_policy_apply_to_what_is_named_and_not_left_out(archive, tmp_path, capsys, words, topics):
+    """To a topic that is left out neither applies: its own table may say another policy."""
+    (tmp_path / "list").write_text("clicks\n")
+    settings = tmp_path / "settings.toml"
+    settings.write_text("".join(f"[topics.{t}]\n'cleanup.policy' = 'delete'\n" for t in {"accounts"} - topics))
+    words = [str(tmp_path / "list") if word == "LIST" else word for word in words]
+    for job in (
+        ["compact", str(archive), "--store", str(tmp_path / "store"), "--cleanup-policy", "compact", "--sealed"],
+        ["verify", str(archive)],
+        ["report", str(archive), "--output", str(tmp_path / "page.html"), "--cleanup-policy", "compact"],
+        ["lookup", str(archive), "--offset", "0"],
+    ):
+        assert cli.main([*job, *words, "--config", str(settings), "--json"]) == DONE
+        assert {p["topic"] for p in json.loads(capsys.readouterr().out)["partitions"]} == topics
+
+
+def test_inspect_leaves_out_topics_and_no_file_of_none(archive, capsys):
+    (archive / "cleaner-offset-checkpoint").write_text("0\n1\nclicks 0 0\n")
+    assert cli.main(["inspect", str(archive), "--exclude", "acc*"]) == DONE
+    shown = capsys.readouterr().out
+    assert "clicks-0/" in shown and "cleaner-offset-checkpoint" in shown and "accounts" not in shown
+    assert cli.main(["inspect", str(archive), "--topics", "clicks"]) == DONE
+    assert "cleaner-offset-checkpoint" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("job", ["compact", "vacuum"])
+def test_a_reset_of_a_topic_that_is_not_there_is_a_mistake(archive, tmp_path, capsys, job):
+    store = ["--store", str(tmp_path / "store")]
+    compact = ["compact", str(archive), *store, "--topics", "*", "--cleanup-policy", "compact", "--sealed"]
+    assert cli.main(compact) == DONE
+    capsys.readouterr()
+    words, option = (compact, "--reset") if job == "compact" else (["vacuum", *store], "--give-up")
+    assert cli.main([*words, option, "clicks,acounts"]) == USAGE
+    where = archive if job == "compact" else tmp_path / "store"
+    said = f"error: {option}: no topic of {where} matches acounts; did you mean accounts?\n"
+    assert capsys.readouterr().err == said
+    assert cli.main([*words, option, "clicks,acc*"]) == DONE
 
 
 @pytest.mark.parametrize(
@@ -61,7 +114,10 @@ def test_a_folder_without_a_partition_is_no_archive(archive, tmp_path, capsys, w
     """A disk that is not mounted, or a partition's own folder: nobody may take it for an archive without a problem."""
     (tmp_path / "empty").mkdir()
     before = tree(tmp_path)
-    for folder, more in ((tmp_path / "empty", ""), (archive / "clicks-0", "; it is one itself: give the folder above")):
+    for folder, more in (
+        (tmp_path / "empty", ""),
+        (archive / "clicks-0", "; this is a partition's folder: give the folder above"),
+    ):
         places = {"ARCHIVE": str(folder), "STORE": str(tmp_path / "store"), "OUT": str(tmp_path / "out")}
         assert cli.main([places.get(word, word) for word in words]) == USAGE
         said = f"{folder}: expected folders <topic>-<partition> of an archive, found none{more}"
@@ -72,9 +128,9 @@ def test_a_folder_without_a_partition_is_no_archive(archive, tmp_path, capsys, w
 @pytest.mark.parametrize(
     "words", [["verify"], ["restore", "--output", "OUT"], ["rollback", "--generation", "1"], ["vacuum", "--dry-run"]]
 )
-def test_of_a_store_too(tmp_path, capsys, words):
+def test_an_unknown_topic_of_a_store_is_refused_with_the_nearest(tmp_path, capsys, words):
     made = StoreMaker(tmp_path)
-    made.state.commit_wave([make_commit(0, 1, run_id(1), topic="accounts")])
+    writing.commit_wave(made.state, [make_commit(0, 1, run_id(1), topic="accounts")])
     words = [str(tmp_path / "out") if word == "OUT" else word for word in words]
     assert cli.main([*words, "--store", str(tmp_path / "store"), "--topics", "acounts"]) == USAGE
     assert "matches acounts; did you mean accounts?" in capsys.readouterr().err
@@ -98,7 +154,7 @@ def test_one_pattern_of_several_that_matches_nothing_is_a_note(archive, tmp_path
     assert cli.main(words) == DONE
     report = json.loads(capsys.readouterr().out)
     assert report["notes"][-1] == f'{settings}: [topics."clik"] matches no topic of the archive; did you mean clicks?'
-    assert "notes" not in report["archive_needed_because"]
+    assert "notes" not in {reason["kind"] for reason in report["archive_needed_because"]}
 
 
 def test_an_archive_without_topics_is_said_to_be_none_whatever_is_asked_for(tmp_path, capsys):

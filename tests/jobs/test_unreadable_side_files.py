@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from jobs.command.cli import main
-from logformat.names import segment_file
-from logformat.side_files import producer_snapshot
-from logformat.side_files.producer_state import ProducerState
+from lastkey.jobs.command.cli import main
+from lastkey.logformat.names import segment_file
+from lastkey.logformat.side_files import producer_snapshot
+from lastkey.logformat.side_files.producer_state import ProducerState
 from tests.builders.damage import NOW_MS, SEGMENT_OFFSETS, Partition, build
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.trees import files_of, tree
@@ -129,5 +129,5 @@ def test_a_lookup_in_a_store_goes_on_without_damaged_epochs(
     notes, without = look()
     assert len(notes) == 1
     assert str(epochs.relative_to(part.store)) in notes[0]
-    assert "leader epochs are not known" in notes[0]
+    assert "leader epochs unknown" in notes[0]
     assert without == [answer | {"leader_epoch": None} for answer in answers]

@@ -1,23 +1,29 @@
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 from dataclasses import replace
 
 import pytest
 
-from jobs import vacuum
-from jobs.command.options import VacuumOptions
-from jobs.command.progress import Silent
-from jobs.errors import ConflictError, MissingPathError
-from jobs.store.manifests import write_manifests
-from jobs.store.rows import Checkpoint, Commit
-from jobs.store.tables import State, open_state
-from tests.builders.stores import StoreMaker, make_commit, row, run_id
+from lastkey.jobs import vacuum
+from lastkey.jobs.command.options import VacuumOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import ConflictError, MissingPathError
+from lastkey.jobs.store import writing
+from lastkey.jobs.store.paths import COMMITTED, MANIFEST
+from lastkey.jobs.store.tables import open_state
+from lastkey.jobs.topics import TopicFilter
+from tests.builders.stores import StoreMaker, make_commit, run_id
 from tests.builders.trees import files_in, files_of
 
 A, B = b"a" * 1000, b"b" * 2000
 WEEK = 168.0
-UNKNOWN = "t-0: not all of its generations are in the tables cleaner_runs and log_segments; left alone"
+UNKNOWN = (
+    ": the files of this generation are not known: neither the table log_segments nor its manifest.json can be read; "
+    "t-0 is left alone"
+)
 
 
 @pytest.fixture
@@ -28,13 +34,13 @@ def maker(tmp_path):
 @pytest.fixture
 def tables_vacuumed(monkeypatch):
     """How the tables themselves were vacuumed: `dry_run` of each time."""
-    real, seen = State.vacuum_state, []
+    real, seen = writing.vacuum_state, []
 
     def vacuum_state(self, *, dry_run=False, **given):
         seen.append(dry_run)
         return real(self, dry_run=dry_run, **given)
 
-    monkeypatch.setattr(State, "vacuum_state", vacuum_state)
+    monkeypatch.setattr(writing, "vacuum_state", vacuum_state)
     return seen
 
 
@@ -45,7 +51,7 @@ def three_generations(maker):
     maker.generation("t", 0, 2, {0: B}, kept=first[1:])
     maker.generation("t", 0, 3, {0: A}, kept=first[1:])
     dead = maker.store / "segments" / "t-0" / f"4-{run_id(9, 9)}"
-    shutil.copytree(maker.run_folder("t", 0, 3), dead)
+    shutil.copytree(maker.run_folder("t", 0, 3), dead, ignore=shutil.ignore_patterns("manifest.json", "committed"))
     (maker.store / "segments" / "t-0" / "mine").mkdir()
     (maker.store / "segments" / "t-0" / "mine" / "notes.txt").write_text("x")
     maker.archived("t", 0, 0, A)
@@ -88,7 +94,7 @@ def test_old_generations_and_dead_runs_go_but_for_files_that_the_current_one_nam
     assert [p.name for p in folders[0].iterdir()] == ["00000000000000000100.log"]
     assert not folders[1].exists()
     assert not maker.dead.exists()
-    assert len(list(folders[2].iterdir())) == 8
+    assert len(list(folders[2].iterdir())) == 10
     assert (maker.store / "segments" / "t-0" / "mine" / "notes.txt").exists()
     gone = {path for path in set(before) - set(files_of(maker.folder)) if not path.startswith("store/state/")}
     assert gone == {f"store/{path}" for path in report.deleted["t", 0]}
@@ -119,16 +125,15 @@ def test_folders_of_tasks_that_were_tried_again(maker):
     first = maker.generation("t", 0, 1, {0: A, 100: B})
     maker.generation("t", 0, 2, {0: B}, kept=first[1:])
     maker.generation("t", 0, 3, {0: A}, kept=first[1:], run=f"{run_id(3)}.17")
-    first_try = maker.run_folder("t", 0, 3)
+    first_try = maker.store / "segments" / "t-0" / f"3-{run_id(3)}"
     retried, died = first_try.with_name(f"3-{run_id(3)}.17"), first_try.with_name(f"3-{run_id(3)}.9")
     waited = first_try.with_name(f"3-{run_id(3)}.17.{10**18}")  # of several tasks: to be moved there
-    shutil.copytree(retried, first_try)
-    shutil.copytree(retried, died)
-    shutil.copytree(retried, waited)
+    for tried in (first_try, died, waited):
+        shutil.copytree(retried, tried, ignore=shutil.ignore_patterns("manifest.json", "committed"))
     maker.age(WEEK + 1, retried, first_try, died, waited, maker.run_folder("t", 0, 2), maker.run_folder("t", 0, 1))
     report = _vacuum(maker)
     assert report.notes == []
-    assert len(list(retried.iterdir())) == 8
+    assert len(list(retried.iterdir())) == 10
     assert not first_try.exists()
     assert not died.exists()
     assert not waited.exists()
@@ -148,7 +153,7 @@ def test_no_grace_and_a_glob(three_generations, tables_vacuumed):
     maker.generation("u", 0, 1, {0: A})
     maker.generation("u", 0, 2, {0: A})
     maker.age(0.001, *(f for t in ("t-0", "u-0") for f in files_in(maker.store / "segments" / t, "*-*")))
-    report = _vacuum(maker, grace_hours=0, topics="u*")
+    report = _vacuum(maker, grace_hours=0, topics=TopicFilter(("u*",)))
     assert list(report.deleted) == [("u", 0)]
     assert not maker.run_folder("u", 0, 1).exists()
     assert maker.run_folder("t", 0, 2).exists()
@@ -173,16 +178,20 @@ def reset_store(maker):
 
 def test_what_was_before_a_reset_stays_until_it_is_given_up(reset_store):
     maker = reset_store
-    report = _vacuum(maker, before_reset="u*")
+    maker.generation("u", 0, 1, {0: A})
+    report = _vacuum(maker, give_up=TopicFilter(("u*",)))
     assert maker.run_folder("t", 0, 2).exists()
-    assert [p.name for p in maker.run_folder("t", 0, 1).iterdir()] == ["00000000000000000100.log"]  # generation 2's too
-    [kept] = report.to_json()["kept_before_reset"]
-    assert kept == {"topic": "t", "partition": 0, "generation": 2, "run_id": run_id(2), "bytes": 2 * len(B)}
+    assert "00000000000000000100.log" in [p.name for p in maker.run_folder("t", 0, 1).iterdir()]  # generation 2's too
+    kept = report.to_json()["kept"]
+    assert [g["generation"] for g in kept] == [1, 2]
+    assert kept[1] == {
+        "topic": "t", "partition": 0, "generation": 2, "run_id": run_id(2), "bytes": 2 * len(B), "offsets": [[0, 299]],
+    }  # fmt: skip
     assert "kept: t-0: generation 2, 3.9 KiB" in report.to_text()
-    assert "--before-reset 't'" in report.to_text()
+    assert "never read its offsets 0 to 299; --give-up 't'" in report.to_text()
 
-    given_up = _vacuum(maker, before_reset="t")
-    assert given_up.kept_before_reset == []
+    given_up = _vacuum(maker, give_up=TopicFilter(("t",)))
+    assert given_up.kept == []
     assert not maker.run_folder("t", 0, 1).exists()
     assert not maker.run_folder("t", 0, 2).exists()
     assert (maker.run_folder("t", 0, 3) / "00000000000000000000.log").exists()  # generation 4 names it
@@ -191,28 +200,40 @@ def test_what_was_before_a_reset_stays_until_it_is_given_up(reset_store):
 def test_giving_up_what_was_before_a_reset_waits_for_the_grace(reset_store):
     maker = reset_store
     maker.age(-WEEK, maker.run_folder("t", 0, 3))  # which replaced generation 2 an hour ago
-    report = _vacuum(maker, before_reset="t")
+    report = _vacuum(maker, give_up=TopicFilter(("t",)))
     assert maker.run_folder("t", 0, 2).exists()
-    assert report.kept_before_reset == []  # the grace keeps it, not the reset
+    assert report.kept == []  # the grace keeps it, not the reset
 
 
-def test_a_reset_by_an_older_version_named_no_parent(maker):
-    first = maker.generation("t", 0, 1, {0: A, 100: B})
-    maker.generation("t", 0, 2, {0: B}, kept=first[1:])
-    third = maker.generation("t", 0, 3, {0: A}, names_parent=False)
-    maker.generation("t", 0, 4, {100: A}, kept=third)
-    maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2, 3, 4)))
-    assert [row.generation_after for row in maker.state.history("t", 0)] == [4, 3, 2, 1]
-    _vacuum(maker)
-    assert maker.run_folder("t", 0, 2).exists()
+@pytest.mark.parametrize("killed_after", range(12))
+def test_a_vacuum_that_is_killed_leaves_nothing_that_is_taken_for_a_generation(maker, monkeypatch, killed_after):
+    """What a killed one has left of generation 1 would be kept for its offsets, or be a question."""
+    maker.generation("t", 0, 1, {0: A})
+    maker.generation("t", 0, 2, {0: A}, anew=True)
+    maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2)))
+    real, unlinked = os.unlink, []
+    store = maker.state.root
 
-    with pytest.raises(ConflictError):  # another run of that number died
-        maker.generation("t", 0, 2, {0: B}, kept=first[1:], run=run_id(2, 9))
-    maker.age(WEEK + 1, maker.store / "segments" / "t-0" / f"2-{run_id(2, 9)}")
-    # which of both was committed is not known: both stay
-    assert [row.generation_after for row in maker.state.history("t", 0)] == [4, 3]
-    assert [g["run_id"] for g in _vacuum(maker).kept_before_reset] == [run_id(2), run_id(2, 9)]
-    assert (maker.run_folder("t", 0, 1) / "00000000000000000100.log").exists()
+    class Disk:
+        def __getattr__(self, name):
+            return getattr(store.filesystem, name)
+
+        def delete_file(self, path):
+            if len(unlinked) == killed_after:
+                raise KeyboardInterrupt
+            if "/segments/" in path:
+                unlinked.append(path)
+            real(path)
+
+    monkeypatch.setattr(vacuum, "open_store", lambda *given: replace(store, filesystem=Disk()))
+    with contextlib.suppress(KeyboardInterrupt):
+        _vacuum(maker, give_up=TopicFilter(("t",)))
+    monkeypatch.undo()
+    names = {p.name for p in maker.run_folder("t", 0, 1).glob("*")}
+    assert (COMMITTED in names) == (killed_after == 0)
+    assert (MANIFEST in names) == (killed_after < 2)
+    assert _vacuum(maker, give_up=None if killed_after > 1 else TopicFilter(("t",))).kept == []
+    assert not maker.run_folder("t", 0, 1).exists()
 
 
 # -- beside runs, and where the tables are not whole
@@ -229,11 +250,11 @@ def test_a_run_that_has_not_committed_cannot_once_its_folder_was_named(three_gen
     assert not maker.dead.exists()
     assert {path.split("/")[2] for path in report.deleted["t", 0]} == {maker.dead.name}
     with pytest.raises(ConflictError, match=f"{maker.dead.name}: expected the files that this run wrote"):
-        run.commit_wave([commit])
+        writing.commit_wave(run, [commit])
     assert maker.state.checkpoints()["t", 0].generation == 3
     other = open_state(str(maker.store))
     other.current()
-    other.commit_wave([make_commit(0, 4, run_id(4), run_id(3))])
+    writing.commit_wave(other, [make_commit(0, 4, run_id(4), run_id(3))])
     assert maker.state.checkpoints()["t", 0].generation == 4
 
 
@@ -243,26 +264,29 @@ def test_a_commit_between_the_look_and_the_mark_is_looked_at(three_generations, 
     run = open_state(str(maker.store))
     run.current()
     maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2, 3)), maker.dead)
-    real, marked = State.mark, []
+    real, marked = writing.announce_deletions, []
 
-    def mark(self, folders, seen):
+    def announce_deletions(self, folders, seen):
         if not marked:
             name = maker.dead.relative_to(maker.store)
             commit = make_commit(0, 4, run_id(9, 9), run_id(3), segments=1)
             [segment] = commit.segments
             log = replace(segment, root="store", path=f"{name}/00000000000000000000.log")
-            run.commit_wave([replace(commit, segments=[log])])
+            before = run.checkpoints()["t", 0]
+            checkpoint = replace(commit.checkpoint, chain=before.chain, read=before.read)
+            writing.commit_wave(run, [replace(commit, checkpoint=checkpoint, segments=[log])])
         marked.append((sorted(folders), real(self, folders, seen)))
         return marked[-1][1]
 
-    monkeypatch.setattr(State, "mark", mark)
+    monkeypatch.setattr(writing, "announce_deletions", announce_deletions)
     _vacuum(maker)
     assert [done for _, done in marked] == [False, True]
     dead = str(maker.dead.relative_to(maker.store))
     assert dead in marked[0][0]
     assert dead not in marked[1][0]
-    assert len(list(maker.dead.iterdir())) == 8
-    assert not maker.run_folder("t", 0, 3).exists()  # which nothing names any more
+    assert len(list(maker.dead.iterdir())) == 9, "vacuum said that it was committed"
+    assert maker.run_folder("t", 0, 3).exists()  # it was replaced a moment ago
+    assert not maker.run_folder("t", 0, 2).exists()
     assert maker.state.checkpoints()["t", 0].generation == 4
 
 
@@ -272,45 +296,50 @@ def test_what_is_current_stays_though_the_history_of_its_segments_is_lost(three_
     shutil.rmtree(maker.store / "state" / "log_segments")
     _vacuum(maker)
     assert (maker.run_folder("t", 0, 1) / "00000000000000000100.log").exists()
-    assert len(list(maker.run_folder("t", 0, 3).iterdir())) == 8
+    assert len(list(maker.run_folder("t", 0, 3).iterdir())) == 10
     assert not maker.run_folder("t", 0, 2).exists()
 
 
-def test_nothing_goes_of_a_partition_whose_runs_are_not_known(three_generations):
-    """One of them may have been before a reset."""
+def test_what_is_old_goes_though_the_table_of_runs_is_lost(three_generations):
+    """The folders say what was committed, and the manifests what it covers."""
     maker = three_generations
     maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2, 3)), maker.dead)
     shutil.rmtree(maker.store / "state" / "cleaner_runs")
-    before = _segments(maker)
-    report = _vacuum(maker)
-    assert _segments(maker) == before
-    assert UNKNOWN in report.notes
+    assert not any(UNKNOWN in note for note in _vacuum(maker).notes)
+    assert not maker.run_folder("t", 0, 2).exists()
+    assert (maker.run_folder("t", 0, 1) / "00000000000000000100.log").exists()
 
 
 @pytest.mark.parametrize("manifests", [True, False])
 def test_a_live_generation_keeps_its_segments_though_their_history_is_lost(maker, manifests):
-    """By the manifest in its folder; where an older version left none, nothing of the partition goes."""
+    """By the manifest in its folder; where that is damaged, nothing of the partition goes."""
     first = maker.generation("t", 0, 1, {0: A, 100: B})
     maker.generation("t", 0, 2, {0: B}, kept=first[1:])
     maker.generation("t", 0, 3, {0: A, 100: A})
     maker.archived("t", 0, 0, A)
+    if not manifests:
+        (maker.run_folder("t", 0, 2) / MANIFEST).write_bytes(b"{")
     maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2)))  # 2 was replaced just now
-    if manifests:
-        (segments,) = maker.state.manifests({("t", 0): (2, run_id(2))}).values()
-        run = next(run for run in maker.state.history("t", 0) if run.generation_after == 2)
-        checkpoint = row(Checkpoint, topic="t", partition=0, generation=2, run_id=run_id(2))
-        write_manifests(maker.state.root, [Commit("t", 0, 1, run_id(1), checkpoint, segments, run)])
-        maker.age(WEEK + 1, maker.run_folder("t", 0, 2))
     shutil.rmtree(maker.store / "state" / "log_segments")
     before = _segments(maker)
     report = _vacuum(maker)
     assert (maker.run_folder("t", 0, 1) / "00000000000000000100.log").exists()
     if manifests:
         assert len(list(maker.run_folder("t", 0, 1).iterdir())) == 1
-        assert UNKNOWN not in report.notes
+        assert not any(UNKNOWN in note for note in report.notes)
     else:
         assert _segments(maker) == before
-        assert UNKNOWN in report.notes
+        assert f"segments/{maker.run_folder('t', 0, 2).relative_to(maker.store / 'segments')}{UNKNOWN}" in report.notes
+
+
+def test_what_the_current_generation_lacks_is_written(maker):
+    """A crash came between its commit and the file."""
+    maker.generation("t", 0, 1, {0: A})
+    (maker.run_folder("t", 0, 1) / COMMITTED).unlink()
+    _vacuum(maker, dry_run=True)
+    assert not (maker.run_folder("t", 0, 1) / COMMITTED).exists()
+    _vacuum(maker)
+    assert (maker.run_folder("t", 0, 1) / COMMITTED).exists()
 
 
 @pytest.mark.parametrize("linked", ["a partition's folder", "a run's folder"])

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 
 import pytest
 
-from jobs import vacuum
-from jobs.command.options import VacuumOptions
-from jobs.command.progress import Silent
-from jobs.errors import ConflictError
-from jobs.store.manifests import Mark, mark_rolled_back, write_manifests
-from jobs.store.rows import Commit
-from jobs.store.tables import State
+from lastkey.jobs import rollback, vacuum
+from lastkey.jobs.command.options import RollbackOptions, VacuumOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import ConflictError
+from lastkey.jobs.store.manifests import write_manifests
+from lastkey.jobs.store.tables import State
 from tests.builders.stores import StoreMaker, make_commit, run_id
 
 A, B = b"a" * 1000, b"b" * 2000
@@ -50,31 +48,17 @@ def test_a_generation_that_is_replaced_after_the_listing_stays_for_the_grace(mak
 def test_a_generation_that_is_rolled_back_after_the_listing_stays(maker, monkeypatch):
     """In a bucket: there is no lock."""
     monkeypatch.setattr(State, "lock", lambda self, seconds=0.0: contextlib.nullcontext())
-    taken = []
-    real = State.commit_wave
-
-    def commit_wave(self, commits, verify_files=None):
-        taken.extend(commits)
-        real(self, commits, verify_files)
-
-    monkeypatch.setattr(State, "commit_wave", commit_wave)
     maker.generation("t", 0, 1, {0: A}, end=200)
     maker.generation("t", 0, 2, {0: B}, end=300)
-    write_manifests(maker.state.root, taken)
     maker.age(400, maker.run_folder("t", 0, 1), maker.run_folder("t", 0, 2))
-    first, second = taken
 
     def roll_back():
-        mark = Mark(f"segments/t-0/2-{run_id(2)}", 300, 1, run_id(1))
-        mark_rolled_back(maker.state.root, [mark])
-        back = dataclasses.replace(first, planned_generation=2, planned_run_id=second.run.run_id)
-        assert isinstance(back, Commit)
-        maker.state.roll_back([back], lambda: None)
-        mark_rolled_back(maker.state.root, [dataclasses.replace(mark, made=True)])
+        rollback.run(RollbackOptions(str(maker.store), 1), Silent())
 
     _between(monkeypatch, roll_back)
     vacuum.run(VacuumOptions(str(maker.store)), Silent())
-    assert (maker.run_folder("t", 0, 2) / "00000000000000000000.log").exists(), "it reaches further"
+    assert (maker.run_folder("t", 0, 2) / "00000000000000000000.log").exists(), "it was replaced a moment ago"
+    assert (maker.run_folder("t", 0, 1) / "00000000000000000000.log").exists()
 
 
 def test_a_vacuum_without_grace_that_took_the_folder_of_a_run_is_a_conflict(maker):

@@ -68,7 +68,7 @@ def written(tmp_path_factory) -> list[Log]:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory) -> tuple[list[Log], list[Log]]:
-    """The golden partitions: cleaned for the first time, and from a checkpoint on."""
+    """Return the golden partitions: cleaned for the first time, and from a checkpoint on."""
     cases = golden(tmp_path_factory)
     logs = [
         Log(c.input(p), c.settings["segment.bytes"], c.first_dirty_offset(1, p), c.now_ms(1, p))
@@ -79,7 +79,7 @@ def kept(tmp_path_factory) -> tuple[list[Log], list[Log]]:
 
 
 def settings_for(logs: list[Log], engine: str):
-    from jobs.command.config import parse_config
+    from lastkey.jobs.command.config import parse_config
 
     job = {"engine": engine, "split.bytes": 1, "chunk.bytes": 1 << 16}  # small splits: a segment each, or 64 KiB of it
     topics = {log.topic: {"segment.bytes": log.segment_bytes} for log in logs}
@@ -103,11 +103,11 @@ def batches_and_records(folder: Path) -> list[str]:
 
 
 def three_passes(logs: list[Log], work: Path, engine: str) -> list[Path]:
-    """The restored log directory of each pass, after each was compared with the broker's cleaner."""
-    from jobs.command.options import CompactOptions, RestoreOptions
-    from jobs.command.progress import Silent
-    from jobs.compact import job as compact
-    from jobs.restore import job as restore
+    """Return the restored log directory of each pass, after comparing it with the broker's cleaner's."""
+    from lastkey.jobs.command.options import CompactOptions, RestoreOptions
+    from lastkey.jobs.command.progress import Silent
+    from lastkey.jobs.compact import job as compact
+    from lastkey.jobs.restore import job as restore
 
     archive, oracle, store = work / "archive", work / "oracle", work / "store"
     lay_out(logs, archive)
@@ -173,7 +173,7 @@ def test_logs_of_a_broker_of_today(engine, written, tmp_path, spark):
 
 
 @pytest.mark.parametrize("engine", ["auto", "blocks"])
-def test_golden_logs(engine, kept, tmp_path, spark):
+def test_golden_logs_are_cleaned_and_served_as_by_kafka(engine, kept, tmp_path, spark):
     first, more = kept
     for name in ("first", "more"):
         (tmp_path / name).mkdir()

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from logformat.dump.files import DumpOptions
-from logformat.dump.files import dump as dump_ours
-from logformat.dump.log_options import LogOptions
-from logformat.messages.coordinator_records import decode_records
+from lastkey.logformat.dump.files import DumpOptions
+from lastkey.logformat.dump.files import dump as dump_ours
+from lastkey.logformat.dump.log_options import LogOptions
+from lastkey.logformat.messages.coordinator_records import decode_records
 from tests.builders.bare_logs import BareLog, copy_logs, differences, reindexed
 from tests.builders.folders import Archived, archived_at, compact, golden_plan
 from tests.builders.splits import compact_in_blocks
@@ -51,7 +51,7 @@ def lines(folder: Path) -> list[str]:
 
 
 def kafkas(case: Case, partition: str, work: Path) -> list[list[str]]:
-    """What Kafka's cleaner leaves in each pass."""
+    """Return the records that Kafka's cleaner leaves in each pass."""
     folder, out = work / partition, []
     shutil.copytree(case.input(partition), folder)
     for number in PASSES:

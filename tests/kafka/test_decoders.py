@@ -9,10 +9,10 @@ import uuid
 import pyarrow as pa
 import pytest
 
+from lastkey.udfs.decode.decoders import decode
+from lastkey.udfs.decode.partitioner import murmur2, partition_of
 from tests.kafka_lab import Broker, create_topics
 from tests.kafka_lab.jvm import lab
-from udfs.decode.decoders import decode
-from udfs.decode.partitioner import murmur2, partition_of
 
 pytestmark = pytest.mark.kafka
 

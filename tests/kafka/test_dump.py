@@ -9,9 +9,9 @@ from collections import Counter
 
 import pytest
 
-from logformat.dump.files import DumpOptions, dump
-from logformat.dump.log_options import LogOptions, as_strings
-from logformat.writing.segment_writer import SegmentWriter
+from lastkey.logformat.dump.files import DumpOptions, dump
+from lastkey.logformat.dump.log_options import LogOptions, as_strings
+from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import Row, arrow_records, write_partition, write_segment
 from tests.golden import case_names, golden
 from tests.kafka_lab import dump_log_findings, dump_log_segments

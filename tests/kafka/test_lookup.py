@@ -10,14 +10,15 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from jobs.lookup.plans import archive_plans
-from logformat.batches.segment import open_segment
-from logformat.search.answers import END, FOUND, OUT_OF_RANGE
-from logformat.search.partition_log import open_partition
+from lastkey.jobs.lookup.plans import archive_plans
+from lastkey.jobs.topics import TopicFilter
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.search.answers import END, FOUND, OUT_OF_RANGE
+from lastkey.logformat.search.partition_log import open_partition
+from lastkey.udfs.lookup.queries import Queries, lookup
 from tests.builders.trees import files_in
 from tests.golden import golden
 from tests.kafka_lab import list_offsets, locate, seek, served_by_broker
-from udfs.lookup.queries import Queries, lookup
 
 pytestmark = pytest.mark.kafka
 
@@ -70,7 +71,7 @@ def ours(folder, offsets, times):
 
 
 @pytest.mark.parametrize("kind", ["input", "expected1", "log-start-raised"])
-def test_as_kafkas_own_log_answers(kind, tmp_path, tmp_path_factory):
+def test_lookups_answer_as_kafkas_own_log(kind, tmp_path, tmp_path_factory):
     rng = random.Random(kind)
     asked = 0
     for name, case in golden(tmp_path_factory).items():
@@ -101,7 +102,7 @@ def test_as_kafkas_own_log_answers(kind, tmp_path, tmp_path_factory):
 
 
 def first_readable(folder, offset):
-    """The first record that a reader from `offset` sees, read from where the look-up says that it begins; -1: none."""
+    """Return the first record that a reader from `offset` sees, starting where the look-up says; -1 for none."""
     with open_partition(folder) as log:
         place = log.lookup_offset(offset)
     if place is None:
@@ -129,7 +130,7 @@ def test_as_a_real_broker_answers(tmp_path_factory):
             with open_partition(folder) as log:
                 offsets[renamed] = [o for o in rng.sample(places, 40) if log.earliest <= o < log.latest]
             parts[renamed] = folder
-            found_plans = archive_plans(str(folder.parent), partition.rpartition("-")[0], [])
+            found_plans = archive_plans(str(folder.parent), TopicFilter((partition.rpartition("-")[0],)), [])
             [plans[renamed]] = [plan for plan in found_plans if plan.name == partition]
     assert sum(map(len, times.values())) > 10_000
     with served_by_broker(parts) as broker:

@@ -11,11 +11,11 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
-from logformat.dump.files import DumpOptions, dump
-from logformat.dump.log_options import LogOptions
-from logformat.messages.coordinator_records import GROUP_RECORDS, decode_records
-from logformat.messages.reader import reader
-from logformat.messages.table import messages, versions_of
+from lastkey.logformat.dump.files import DumpOptions, dump
+from lastkey.logformat.dump.log_options import LogOptions
+from lastkey.logformat.messages.coordinator_records import GROUP_RECORDS, decode_records
+from lastkey.logformat.messages.reader import reader
+from lastkey.logformat.messages.table import messages, versions_of
 from tests.builders.trees import files_in
 from tests.kafka_lab import Broker, dump_log_segments, make_logs
 from tests.kafka_lab.jars import kafka_jars
@@ -57,7 +57,7 @@ def snake(name: str) -> str:
 
 
 def wire(fields, version: int):
-    """A version's fields as Kafka's schema has them, those with a tag last."""
+    """Return a version's fields as Kafka's schema has them, those with a tag last."""
     present = [of for of in fields if version in of.versions]
     ordered = [of for of in present if of.tag is None] + sorted(
         (of for of in present if of.tag is not None), key=lambda of: of.tag
@@ -177,7 +177,7 @@ def test_records_as_the_tool_prints_them_whole_and_damaged(classes, decoder):
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory) -> Broker:
-    """A broker, stopped, that had groups of every kind, transactions, and deleted groups."""
+    """Run a broker until it has had groups of every kind, transactions, and deleted groups; return it stopped."""
     with Broker(tmp_path_factory.mktemp("broker"), {"share.coordinator.state.topic.num.partitions": 1}) as running:
         make_logs(running.bootstrap, ["topic=orders partitions=2 records=300 keys=50 roll=false"])
         lab().call("run_groups", bootstrap=running.bootstrap, topic="orders")

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.kafka
 
 
 def bare(tmp_path_factory, *, cleaned=False):
-    """The partitions of all golden cases, under names that are all different."""
+    """Return the partitions of all golden cases, under different names."""
     logs = []
     for name, case in golden(tmp_path_factory).items():
         for partition in case.partitions:

@@ -6,6 +6,7 @@ cleaned first, as a broker does with `compact,delete`. What is left is loaded by
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import struct
 from collections.abc import Iterator
@@ -14,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs.command.cli import main
+from lastkey.jobs.command.cli import main
+from lastkey.udfs.compact.plan import PartitionPlan
 from tests.builders.folders import Outcome, archived_at, compact, golden_plan
 from tests.builders.trees import files_in, tree
 from tests.golden import Case, case_names
 from tests.kafka_lab import check_served, delete_old_segments, dump, start_restored
 from tests.kafka_lab.loading import partition_dirs
-from udfs.compact.plan import PartitionPlan
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -36,6 +37,7 @@ class Asked:
     retention_bytes: int = MS_OFF
     log_start: int = 0
     now_ms: int | None = None
+    high_watermark: int | None = None  # None: the log end
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def held(folder: Path) -> list[Held]:
 
 
 def timestamps(data: bytes) -> Iterator[int]:
-    """The largest one of each batch, or of each message of magic 1; of magic 0 there is none."""
+    """Return the largest timestamp of each batch, or of each message of magic 1; messages of magic 0 have none."""
     at = 0
     while at < len(data):
         magic = data[at + 16]
@@ -92,7 +94,7 @@ def theirs(folder: Path, asked: Asked, policy: str, now_ms: int, work: Path) -> 
         "retention.bytes": asked.retention_bytes,
         "internal.segment.bytes": 2**31 - 1,
     }
-    found = delete_old_segments(copy, settings, asked.now_ms or now_ms, asked.log_start)
+    found = delete_old_segments(copy, settings, asked.now_ms or now_ms, asked.log_start, asked.high_watermark)
     shutil.rmtree(copy)
     return found
 
@@ -114,6 +116,7 @@ def ours(plan: PartitionPlan, asked: Asked, *, compacts: bool, folder: str, seal
             now_ms=asked.now_ms or plan.now_ms,
             log_start_offset=asked.log_start,
             log_start_checkpoint=asked.log_start or None,
+            high_watermark=asked.high_watermark,
         )
     )
 
@@ -137,6 +140,31 @@ def test_policy_delete(cases: dict[str, Case], name: str, tmp_path: Path) -> Non
             assert [s.base_offset for s in done.result.segments] == bases, asked
             assert done.result.log_start_offset == start, asked
         assert went >= 5
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_below_a_high_watermark(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
+    """All of the log counts for retention.bytes; only what lies below the high watermark goes."""
+    case = cases[name]
+    for partition in case.partitions:
+        folder = case.input(partition)
+        plan = golden_plan(case, partition, 1, archived_at(folder.parent, partition), tmp_path / "store" / partition)
+        plan = replace(plan, checkpoint=None)
+        segments, went = held(folder), 0
+        bases, sizes, middle = [s.base_offset for s in segments], [s.size for s in segments], len(segments) // 2
+        for watermark, first_left in itertools.product((bases[middle], bases[-1]), (1, middle, len(sizes) - 1)):
+            asked = Asked("", retention_bytes=sum(sizes[first_left:]), high_watermark=watermark)
+            start, theirs_left = theirs(folder, asked, "delete", plan.now_ms, tmp_path)
+            done = ours(plan, asked, compacts=False, folder=f"{watermark}-{first_left}", sealed=False).result
+            assert done.problem is None, asked
+            if done.status == "not_due":
+                assert theirs_left == bases, asked
+                continue
+            went += 1
+            left = [s.base_offset for s in done.segments]
+            assert left == [base for base in theirs_left if base <= left[-1]], asked  # what is above is not read
+            assert done.log_start_offset == start, asked
+        assert went >= 3
 
 
 @pytest.mark.parametrize("name", case_names())

@@ -1,10 +1,10 @@
 """A real Kafka for tests: brokers, their cleaner without a broker, their reader, and files loaded under a broker.
 
-Needs Java 17 (a JDK) and, the first time, Maven Central; nothing else. What is fetched and compiled lies in `.kafka/`
-(jars.py).
-A missing Java or a failed fetch raises LabError: tests fail, they do not skip. Tests that use it are marked `kafka`.
+Needs Java 17 (a JDK) and, the first time, Maven Central; nothing else. Fetched and compiled files lie in `.kafka/`
+(jars.py). A missing Java or a failed fetch raises LabError: tests fail, they do not skip. Tests that use the lab are
+marked `kafka`.
 
-| module | what |
+| module | holds |
 |---|---|
 | jars.py | Kafka's jars, by the Ivy that pyspark ships |
 | jvm.py | the Java programs in java/: compiled once, one process that answers commands |

@@ -42,7 +42,7 @@ _COMMON = {
 
 
 class BaseBroker:
-    """What both kinds share: a folder, ports, one process, and a log.
+    """Base of both kinds of broker: a folder, ports, one process, and a log.
 
     `directory/data` is log.dirs, `directory/logs/server.log` the log of the last start. `options` are broker settings.
     """
@@ -76,7 +76,7 @@ class BaseBroker:
         self.stop()
 
     def start(self) -> None:
-        """Starts it on free ports and waits until it serves."""
+        """Start the broker on free ports, and wait until it serves."""
         if self._process:
             raise LabError(f"the broker in {self.directory} runs already")
         for attempt in range(_START_ATTEMPTS):
@@ -90,7 +90,7 @@ class BaseBroker:
                     raise
 
     def stop(self) -> None:
-        """Stops it as SIGTERM would, and waits for its end."""
+        """Stop the broker as SIGTERM would, and wait for its end."""
         if not self._process:
             return
         self._process.stdin.close()
@@ -102,11 +102,11 @@ class BaseBroker:
         self._process = None
 
     def log_text(self) -> str:
-        """The log since the last start."""
+        """Return the log since the last start."""
         return self.server_log.read_text() if self.server_log.exists() else ""
 
     def alerts(self) -> list[str]:
-        """WARN, ERROR and FATAL lines since the last start."""
+        """Return the WARN, ERROR and FATAL lines since the last start."""
         return [line for line in self.log_text().splitlines() if _ALERT.match(line)]
 
     def _launch(self) -> None:
@@ -151,7 +151,7 @@ class BaseBroker:
         raise NotImplementedError
 
     def _prepare(self, properties: Path) -> None:
-        """What has to be done once the settings are written, before the process starts."""
+        """Prepare the start, once the settings are written."""
 
 
 class Broker(BaseBroker):
@@ -218,7 +218,7 @@ class OldBroker(BaseBroker):
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody listens on, all different."""
+    """Return different ports of the loopback that nobody listens on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
         return [s.getsockname()[1] for s in sockets]

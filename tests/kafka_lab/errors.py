@@ -1,8 +1,8 @@
-"""What the lab raises."""
+"""The error of the lab."""
 
 
 class LabError(Exception):
-    """The lab could not do what it was asked: no Java, no jars, a broker that does not start.
+    """Failure of the lab to do what a test asked: no Java, no jars, a broker that does not start.
 
     It fails a test, and never skips it.
     """

@@ -22,7 +22,7 @@ CENTRAL = "https://repo1.maven.org/maven2/"
 _ATTEMPTS = 3
 _FETCH_SECONDS = 900
 
-# What Ivy resolves for each version: (organisation, module, revision), and what it must leave out.
+# Modules that Ivy resolves for each version: (organisation, module, revision), and those it must leave out.
 _MODULES = {
     NEW: [
         ("org.apache.kafka", "kafka_2.13", NEW),
@@ -50,7 +50,7 @@ _SETTINGS = f"""<ivysettings>
 
 
 def cache_dir() -> Path:
-    """The folder that keeps jars and compiled classes; made if there is none."""
+    """Return the folder that keeps jars and compiled classes; make it if there is none."""
     default = Path(__file__).resolve().parents[2] / ".kafka"
     folder = Path(os.environ.get("LASTKEY_KAFKA_DIR") or default).resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def cache_dir() -> Path:
 
 
 def java_tool(name: str) -> str:
-    """Path of `java` or `javac`: JAVA_HOME's, or else the one on PATH."""
+    """Return the path of `java` or `javac`: JAVA_HOME's, or else the one on PATH."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which(name, path=str(Path(home) / "bin")) if home else shutil.which(name)
     if not found:
@@ -67,7 +67,7 @@ def java_tool(name: str) -> str:
 
 
 def kafka_jars(version: str = NEW) -> Path:
-    """Folder of Kafka's jars with all that they need at run time; the first call fetches them (40 s a version)."""
+    """Return the folder of Kafka's jars with all that they need to run; the first call fetches them (40 s each)."""
     libs, wanted = cache_dir() / f"libs-{version}", _ivy_file(version)
     if _is_complete(libs, wanted):
         return libs
@@ -81,7 +81,7 @@ def kafka_jars(version: str = NEW) -> Path:
 
 @contextmanager
 def exclusive(name: str) -> Iterator[None]:
-    """Lets one process at a time do this in the cache folder; the lock goes with the process that holds it."""
+    """Let one process at a time work in the cache folder; the lock ends with the process that holds it."""
     with (cache_dir() / f".{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -89,13 +89,13 @@ def exclusive(name: str) -> Iterator[None]:
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A folder in the cache, removed at the end: on that file system, so that its content can be moved into place."""
+    """Make a folder in the cache, removed at the end: on that file system, because its content is moved into place."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=cache_dir()) as name:
         yield Path(name)
 
 
 def replace_folder(new: Path, target: Path) -> None:
-    """Puts a finished folder into place; what was there is out of date."""
+    """Put a finished folder in the place of an outdated one, if there is one."""
     if target.exists():
         shutil.rmtree(target)
     new.rename(target)
@@ -135,7 +135,7 @@ def _ivy_jar() -> Path:
 
 
 def _fetch(version: str, ivy_file: str, work: Path) -> None:
-    """Resolves and downloads into `work/libs`; what was downloaded before a failure is kept for the next attempt."""
+    """Resolve and download into `work/libs`; the next attempt uses what was downloaded before a failure."""
     (work / "settings.xml").write_text(_SETTINGS)
     (work / "ivy.xml").write_text(ivy_file)
     command = [

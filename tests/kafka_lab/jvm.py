@@ -24,7 +24,7 @@ _HEAP = "2g"
 
 
 def classes() -> Path:
-    """Folder of the compiled programs; its name is the hash of the sources, so a change compiles anew."""
+    """Return the folder of the compiled programs; its name is the hash of the sources, so a change compiles anew."""
     sources = sorted(JAVA_SOURCES.glob("*.java"))
     digest = hashlib.sha256(NEW.encode())
     for source in sources:
@@ -42,7 +42,7 @@ def classes() -> Path:
 
 
 def java_command(main: str, *args: str, jars: Path | None = None, options: tuple[str, ...] = ()) -> list[str]:
-    """The command line that runs a class of the lab, or of Kafka, with `jars` (the new Kafka's) on its path."""
+    """Return the command line that runs a class of the lab, or of Kafka, with `jars` (the new Kafka's) on its path."""
     path = f"{classes()}:{jars or kafka_jars()}/*"
     return [java_tool("java"), "-Duser.timezone=UTC", *options, "-cp", path, main, *args]
 
@@ -67,7 +67,7 @@ class LabJvm:
         )
 
     def call(self, command: str, **args: object) -> Any:
-        """The result of a command; LabError with Java's stack trace when it failed."""
+        """Return the result of a command. Raises LabError with Java's stack trace if it fails."""
         request = json.dumps({"command": command, "args": args}, default=str)
         with self._lock:
             try:
@@ -78,7 +78,7 @@ class LabJvm:
                 line = b""
         if not line:
             self.kill()
-            self._process.wait()  # so that nobody asks it again
+            self._process.wait()  # so that is_alive() is False from now on
             raise LabError(f"the lab's JVM died in {command}:\n{self._printed()[-3000:]}")
         answer = json.loads(line)
         if "error" in answer:
@@ -86,11 +86,11 @@ class LabJvm:
         return answer["result"]
 
     def kill(self) -> None:
-        """Ends the process at once, from any thread: a `call` that waits for its answer raises LabError."""
+        """End the process at once, from any thread: a `call` that waits for its answer raises LabError."""
         self._process.kill()
 
     def close(self) -> None:
-        """Ends the process; a forked child leaves it to its parent."""
+        """End the process; a forked child leaves it to its parent."""
         if self.pid != os.getpid():
             return
         with contextlib.suppress(BrokenPipeError):  # what a dead process did not read
@@ -104,7 +104,7 @@ class LabJvm:
         self._errors.close()
 
     def is_alive(self) -> bool:
-        """Whether it can be asked, by this process."""
+        """Return whether this process can send commands to it."""
         return self.pid == os.getpid() and self._process.poll() is None
 
     def _printed(self) -> str:
@@ -116,7 +116,7 @@ _running: list[LabJvm] = []  # the one of this process, once it was asked for
 
 
 def lab() -> LabJvm:
-    """This process's JVM, started at the first call and ended with the process."""
+    """Return this process's JVM, started at the first call and ended with the process."""
     if not (_running and _running[0].is_alive()):
         if _running and _running[0].pid == os.getpid():
             _running[0].close()

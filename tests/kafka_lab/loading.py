@@ -23,12 +23,12 @@ from .oracle import consume, create_topics, digest_of, dump, index_check, visibl
 
 _NEVER_CLEAN = {"log.cleaner.enable": "false", "log.cleaner.min.compaction.lag.ms": 2**63 - 1}
 _TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.ms": 2**63 - 1, "max.message.bytes": 16 << 20}
-_OWN_FILES = ("meta.properties", "bootstrap.checkpoint")  # who the node is: the new cluster's, never the restored ones
+_OWN_FILES = ("meta.properties", "bootstrap.checkpoint")  # the node's identity: the new cluster's, not the restored one
 _CHECKPOINTS = ("recovery-point-offset-checkpoint", "replication-offset-checkpoint", "log-start-offset-checkpoint",
                 "cleaner-offset-checkpoint")  # fmt: skip
 _SEGMENT_FILE = re.compile(r"(\d{20})\.(log|index|timeindex|txnindex)$")
 
-# What a broker may warn of, whatever it loads: a setting of ours; and of slowness, in parts that know no log files.
+# Warnings that say nothing of the files: of a setting of ours, and of slowness, in parts that know no log files.
 _HARMLESS = re.compile(
     r"log\.cleaner\.enable` is deprecated"
     r"|\((org\.apache\.kafka\.(controller|raft|clients|image|network|common\.network)|kafka\.(raft|network))\.[\w.$]+\)$"
@@ -38,7 +38,7 @@ _HARMLESS = re.compile(
 _NEW_EPOCHS = re.compile(r"caused truncation of conflicting")
 # The clean shutdown file names no broker epoch: the node registers as after a crash, its logs are trusted all the same.
 _NO_EPOCH = re.compile(r"Unable to read the broker epoch")
-# INFO lines of the storage layer that say that it mended or dropped something.
+# INFO lines of the storage layer about something that it mended or dropped.
 _MENDED = re.compile(
     r"orrupt|rebuil|Could not find|Recovering unflushed|Truncat|stray|Inconsistent|Deleting|\bFound (file|log|a|an)\b"
     r"|unclean|non-monotonic|recovery for|Unable to|invalid",
@@ -52,7 +52,7 @@ _SKIPPED = re.compile(r"Skipping recovery of \d+ logs? from|clean shutdown file 
 
 
 class LoadError(LabError):
-    """The broker did not take the files as they are, or serves something else than they hold."""
+    """Error of a broker that did not take the files as they are, or serves something else than they hold."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join([f"{len(problems)} problems under a real broker:", *problems[:40]]))
@@ -61,14 +61,14 @@ class LoadError(LabError):
 
 @dataclass
 class LoadReport:
-    """What was seen beside problems: notes of the broker, and the times that its search by time cannot find."""
+    """Observations beside problems: notes of the broker, and the times that its search by time cannot find."""
 
     notes: list[str] = field(default_factory=list)
     hidden_times: dict[str, int] = field(default_factory=dict)  # partition -> how many of the times that were asked
 
 
 def partition_dirs(folders: Iterable[Path]) -> dict[str, Path]:
-    """`<topic>-<n>` -> directory, of partition directories and of folders that hold some (but internal topics)."""
+    """Return `<topic>-<n>` -> directory, of partition directories and folders that hold some; no internal topics."""
     found: dict[str, Path] = {}
     for folder in folders:
         inner = [folder] if any(folder.glob("*.log")) else sorted(p for p in folder.glob("*-*") if any(p.glob("*.log")))
@@ -86,11 +86,12 @@ def partition_dirs(folders: Iterable[Path]) -> dict[str, Path]:
 def load_under_broker(
     folders: Iterable[Path], *, early: bool = False, times: int = 40, strict_times: bool = False
 ) -> LoadReport:
-    """Puts partition directories under a fresh broker that believes in a clean shutdown, and reads them back.
+    """Put partition directories under a fresh broker that believes in a clean shutdown, and read them back.
 
-    LoadError unless: the broker's log tells of no recovery, rebuild, truncation or warning; a consumer reads in both
-    isolation levels what the files hold; offsetsForTimes follows Kafka's rule; index_check has nothing to say; no
+    Raises LoadError unless the broker's log shows no recovery, rebuild, truncation or warning; a consumer reads in both
+    isolation levels what the files hold; offsetsForTimes follows Kafka's rule; index_check finds nothing; and no
     segment file was changed, made or removed.
+
     early: as in index_check. strict_times: a record that Kafka's search by time misses is a problem too.
     """
     parts = partition_dirs(folders)
@@ -105,7 +106,7 @@ def load_under_broker(
 
 @contextmanager
 def served_by_broker(parts: Mapping[str, Path], *, options: Mapping[str, object] | None = None) -> Iterator[Broker]:
-    """A running broker on copies of partition directories, `<topic>-<n>` -> directory, which it takes as they are."""
+    """Run a broker on copies of partition directories, `<topic>-<n>` -> directory, which it takes as they are."""
     with tempfile.TemporaryDirectory(prefix="kafka-serve-") as work:
         broker = _fresh_cluster(Path(work), parts, options)
         for name in (*_CHECKPOINTS[:2], _CHECKPOINTS[3]):
@@ -118,7 +119,7 @@ def served_by_broker(parts: Mapping[str, Path], *, options: Mapping[str, object]
 
 @contextmanager
 def recovered_by_broker(parts: Mapping[str, Path], *, options: Mapping[str, object] | None = None) -> Iterator[Path]:
-    """The log directory of a broker that found only the logs of partitions, after a crash, and was stopped again.
+    """Yield the log directory of a broker that found only the logs of partitions, after a crash, and was stopped again.
 
     parts: `<topic>-<n>` -> directory, of which the `.log` files alone are copied.
     """
@@ -140,11 +141,12 @@ def recovered_by_broker(parts: Mapping[str, Path], *, options: Mapping[str, obje
 
 @contextmanager
 def start_restored(log_dir: Path, *, options: Mapping[str, object] | None = None) -> Iterator[Broker]:
-    """A running broker on a copy of a restored log directory: partitions, checkpoints and `.kafka_cleanshutdown`.
+    """Run a broker on a copy of a restored log directory: partitions, checkpoints and `.kafka_cleanshutdown`.
 
-    The topics are made in a fresh cluster first; the files then take their place as they are, but for the topic id in
-    partition.metadata, which is that cluster's. LoadError when the broker recovers, rebuilds or warns of anything while
-    it starts, and at the end of the block when it has done so since, or changed a file. `broker.data` is the copy.
+    The topics are made in a fresh cluster first. The files then take their place unchanged, except that
+    partition.metadata keeps that cluster's topic id. Raises LoadError if the broker recovers, rebuilds or warns of
+    anything while it starts; and at the end of the block, if it has done so since, or changed a file. `broker.data` is
+    the copy.
     """
     parts = _all_partitions(log_dir)
     if not (log_dir / ".kafka_cleanshutdown").exists():
@@ -168,7 +170,7 @@ def start_restored(log_dir: Path, *, options: Mapping[str, object] | None = None
 def check_served(
     bootstrap: str, parts: Mapping[str, Path], *, times: int = 40, strict_times: bool = False
 ) -> tuple[list[str], dict[str, int]]:
-    """What a consumer gets from the broker against the files: problems, and the hidden times of each partition."""
+    """Compare what a consumer gets from the broker with the files; return problems, and hidden times by partition."""
     problems: list[str] = []
     hidden: dict[str, int] = {}
     for name, path in parts.items():
@@ -190,10 +192,10 @@ def check_served(
 
 
 def log_problems(broker: Broker) -> tuple[list[str], list[str]]:
-    """Lines of the broker's log that tell of a warning, recovery, rebuild or truncation; and the harmless notes."""
+    """Return the lines of the broker's log about a warning, recovery, rebuild or truncation, and the harmless notes."""
     problems, notes = [], []
     text = broker.log_text()
-    alerts = set(broker.alerts())  # read after the text, which may grow: a line of it that is one is among them
+    alerts = set(broker.alerts())  # read after the text, which may grow, so that every alert in the text is known
     for line in text.splitlines():
         if _NO_EPOCH.search(line):
             notes.append(line)
@@ -210,7 +212,7 @@ def log_problems(broker: Broker) -> tuple[list[str], list[str]]:
 
 
 def changed_files(parts: Mapping[str, Path], data: Path) -> list[str]:
-    """Segment files that are not as they were given, but for the active segment's indexes, which a broker extends."""
+    """Return the segment files that changed, except the active segment's indexes, which a broker extends."""
     problems = []
     for name, source in parts.items():
         given, there = _segment_files(source), _segment_files(data / name)
@@ -241,7 +243,7 @@ def _serve_and_check(
 
 
 def _fresh_cluster(folder: Path, parts: Iterable[str], options: Mapping[str, object] | None = None) -> Broker:
-    """A stopped broker of a new cluster, with empty topics of these names."""
+    """Return a stopped broker of a new cluster, with empty topics of these names."""
     topics: dict[str, int] = {}
     for name in parts:
         topic, _, number = name.rpartition("-")
@@ -254,7 +256,7 @@ def _fresh_cluster(folder: Path, parts: Iterable[str], options: Mapping[str, obj
 
 @cache
 def _cluster_with(topics: tuple[tuple[str, int], ...]) -> Path:
-    """Folder of a stopped broker with empty topics, made once a process: half of the time of a load."""
+    """Return the folder of a stopped broker with empty topics, made once a process: half of the time of a load."""
     folder = tempfile.TemporaryDirectory(prefix="kafka-cluster-")
     atexit.register(folder.cleanup)
     broker = Broker(Path(folder.name), _NEVER_CLEAN)
@@ -268,7 +270,7 @@ def _cluster_with(topics: tuple[tuple[str, int], ...]) -> Path:
 
 
 def _swap_in(source: Path, target: Path) -> None:
-    """Replaces an empty partition by given files, under the topic id of the cluster."""
+    """Replace an empty partition by given files, under the topic id of the cluster."""
     for path in target.iterdir():
         if path.name != "partition.metadata":
             path.unlink()

@@ -32,7 +32,7 @@ class CleanSpec:
 
 @dataclass(frozen=True)
 class CleanRound:
-    """What one round of the cleaner says of itself; a log takes several when its keys do not fit the map."""
+    """Figures of one round, as the cleaner reports them; a log takes several rounds if its keys do not fit the map."""
 
     directory: Path
     first_dirty_offset: int
@@ -80,7 +80,7 @@ class IndexReport:
 
 @dataclass(frozen=True)
 class Consumed:
-    """What the real consumer read; the digest is comparable with Digest.data_sha256."""
+    """Result of the real consumer; the digest is comparable with Digest.data_sha256."""
 
     begin_offset: int
     end_offset: int
@@ -92,8 +92,8 @@ class Consumed:
 
 @dataclass(frozen=True)
 class Located:
-    """A broker's own answers. Of each offset (segment base, position, last offset of the batch), None out of range,
-    (-1, -1, -1) nothing to read; of each time (offset, timestamp, leader epoch), None for none.
+    """A broker's own answers. For each offset: (segment base, position, last offset of the batch), None if out of
+    range, (-1, -1, -1) if there is nothing to read. For each time: (offset, timestamp, leader epoch), None for none.
     """
 
     log_start_offset: int
@@ -104,7 +104,7 @@ class Located:
 
 @dataclass(frozen=True)
 class RecoverSpec:
-    """A partition directory to be loaded as after a crash: indexes, snapshots and epochs are made in it."""
+    """A partition directory to load as after a crash: indexes, snapshots and epochs are made in it."""
 
     directory: Path
     interval: int = 4096  # index.interval.bytes
@@ -112,31 +112,40 @@ class RecoverSpec:
 
 
 def recover(specs: Iterable[RecoverSpec]) -> list[tuple[int, int]]:
-    """Loads directories with UnifiedLog after an unclean shutdown, at a clock at which no producer expires, and closes
-    them; (log start, log end) of each.
+    """Load directories with UnifiedLog after an unclean shutdown, and close them; return (log start, log end) of each.
+
+    The clock is one at which no producer expires.
     """
     done = lab().call("recover", logs=[asdict(spec) for spec in specs])
     return [(one["log_start"], one["log_end"]) for one in done]
 
 
 def delete_old_segments(
-    directory: Path, settings: Mapping[str, object], now_ms: int, log_start: int = 0
+    directory: Path,
+    settings: Mapping[str, object],
+    now_ms: int,
+    log_start: int = 0,
+    high_watermark: int | None = None,
 ) -> tuple[int, list[int]]:
-    """UnifiedLog.deleteOldSegments on a directory, at a clock: (log start then, base offsets of what is left)."""
+    """Run UnifiedLog.deleteOldSegments on a directory at a clock; return (log start then, base offsets that are left).
+
+    high_watermark: None is the log end.
+    """
+    more = {} if high_watermark is None else {"high_watermark": high_watermark}
     done = lab().call(
-        "delete_old_segments", directory=directory, settings=dict(settings), now=now_ms, log_start=log_start
+        "delete_old_segments", directory=directory, settings=dict(settings), now=now_ms, log_start=log_start, **more
     )
     return done["log_start"], done["segments"]
 
 
 def recover_segments(directory: Path, rounds: int, interval: int = 4096) -> tuple[int, list[float]]:
-    """LogSegment.recover of every segment, some rounds: bytes, seconds of each round's recover calls."""
+    """Run LogSegment.recover on every segment, some rounds; return (bytes, seconds of each round's recover calls)."""
     done = lab().call("recover_segments", directory=directory, rounds=rounds, interval=interval)
     return done["bytes"], done["seconds"]
 
 
 def locate(directory: Path, offsets: Sequence[int], times: Sequence[int], log_start: int = 0) -> Located:
-    """A copy of a partition directory, opened with UnifiedLog after a clean shutdown, and searched."""
+    """Search a copy of a partition directory, opened with UnifiedLog after a clean shutdown."""
     found = lab().call("locate", directory=directory, log_start=log_start, offsets=list(offsets), times=list(times))
 
     def tuples(answers: list[list[int]]) -> list[tuple[int, int, int] | None]:
@@ -148,7 +157,7 @@ def locate(directory: Path, offsets: Sequence[int], times: Sequence[int], log_st
 def list_offsets(
     bootstrap: str, queries: Mapping[str, Sequence[int]], isolation: Isolation = "read_uncommitted"
 ) -> dict[str, list[tuple[int, int, int]]]:
-    """Admin.listOffsets: `<topic>-<n>` -> (offset, timestamp, leader epoch) of each time, -1 for none.
+    """Return Admin.listOffsets: `<topic>-<n>` -> (offset, timestamp, leader epoch) of each time, -1 for none.
 
     Times in ms; -1 latest, -2 earliest, -3 the largest timestamp.
     """
@@ -157,18 +166,18 @@ def list_offsets(
 
 
 def seek(bootstrap: str, queries: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """`<topic>-<n>` -> of each offset the first record's that a consumer gets when it seeks there; -1: none came."""
+    """Return `<topic>-<n>` -> offset of the first record that a consumer gets after it seeks each offset; -1: none."""
     return lab().call("seek", bootstrap=bootstrap, queries=dict(queries))
 
 
 @dataclass(frozen=True)
 class DrawSpec:
-    """A partition directory that UnifiedLog writes, by operations that are drawn from a seed: java/DrawnLog.java."""
+    """A partition directory that UnifiedLog writes, by operations drawn from a seed: java/DrawnLog.java."""
 
     directory: Path
     seed: int
     operations: tuple[int, ...]
-    more: bool = False  # goes on in a directory that is there, from what follows
+    more: bool = False  # extends an existing directory; the fields below say from where
     log_start: int = 0
     now_ms: int = 0
     leader_epoch: int = 0
@@ -177,7 +186,7 @@ class DrawSpec:
 
 @dataclass(frozen=True)
 class DrawnLog:
-    """What was written, and how it is to be cleaned."""
+    """A log that was written, and the settings to clean it with."""
 
     log_start: int
     log_end: int
@@ -192,18 +201,18 @@ class DrawnLog:
 
 
 def draw_logs(specs: Iterable[DrawSpec]) -> list[DrawnLog]:
-    """Makes logs, or more of them."""
+    """Make logs, or extend existing ones (`more`)."""
     return [DrawnLog(**one) for one in lab().call("draw_logs", logs=[asdict(spec) for spec in specs])]
 
 
 def clean(specs: Iterable[CleanSpec]) -> list[CleanRound]:
-    """Runs the broker's Cleaner in place over each directory, as a broker that has just started would."""
+    """Run the broker's Cleaner in place over each directory, as a broker that has just started would."""
     rounds = lab().call("clean", logs=[asdict(spec) for spec in specs])
     return [CleanRound(**{**r, "directory": Path(r["directory"])}) for r in rounds]
 
 
 def dump(paths: Iterable[Path], kinds: str = "BR") -> dict[Path, list[str]]:
-    """Canonical lines of partition directories or .log files, of the kinds D (data), R (record), B (batch).
+    """Return canonical lines of partition directories or .log files, of the kinds D (data), R (record), B (batch).
 
     See java/Dump.java for the fields. A batch's line comes after those of its records.
     """
@@ -211,17 +220,17 @@ def dump(paths: Iterable[Path], kinds: str = "BR") -> dict[Path, list[str]]:
 
 
 def digest(paths: Iterable[Path]) -> dict[Path, Digest]:
-    """Counts and digests of partition directories or .log files."""
+    """Return counts and digests of partition directories or .log files."""
     return {path: Digest(**lab().call("dump", path=path, kinds="")["digest"]) for path in paths}
 
 
 def without_segments(lines: Iterable[str]) -> list[str]:
-    """The lines without the base of the segment that a batch lies in, to compare logs that are cut differently."""
+    """Return the lines without the base of a batch's segment, to compare logs that are cut differently."""
     return [line.rpartition("\t")[0] if line.startswith("B\t") else line for line in lines]
 
 
 def visible_lines(record_lines: Iterable[str], isolation: Isolation) -> list[str]:
-    """The D lines that a consumer must get, worked out from the R lines of a log alone."""
+    """Return the D lines that a consumer must get, worked out from the R lines of a log alone."""
     shown: list[tuple[int, str] | None] = []
     open_transactions: dict[str, list[int]] = {}  # producer id -> rows of `shown`
     for line in record_lines:
@@ -244,14 +253,14 @@ def visible_lines(record_lines: Iterable[str], isolation: Isolation) -> list[str
 
 
 def digest_of(lines: Iterable[str]) -> str:
-    """SHA-256 over lines as the lab takes it."""
+    """Return the SHA-256 over lines as the lab takes it."""
     return hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest()
 
 
 def index_check(
     dirs: Iterable[Path], *, early: bool = False, rebuild: bool = False, interval: int = 4096
 ) -> dict[Path, IndexReport]:
-    """Every side file of partition directories against its log; `early` and `rebuild`: see java/IndexCheck.java."""
+    """Check each side file of partition directories against its log. early, rebuild: see java/IndexCheck.java."""
     return {
         path: IndexReport(**lab().call("index_check", directory=path, early=early, rebuild=rebuild, interval=interval))
         for path in dirs
@@ -259,12 +268,12 @@ def index_check(
 
 
 def make_logs(bootstrap: str, specs: Sequence[str]) -> list[dict[str, object]]:
-    """Topics through the real producer, one spec line a topic: see java/MakeLogs.java."""
+    """Make topics through the real producer, one spec line a topic: see java/MakeLogs.java."""
     return lab().call("make_logs", bootstrap=bootstrap, specs=list(specs))
 
 
 def create_topics(bootstrap: str, topics: Mapping[str, int], configs: Mapping[str, object]) -> None:
-    """Makes empty topics: name -> partitions."""
+    """Make empty topics: name -> partitions."""
     texts = {name: str(value) for name, value in configs.items()}
     lab().call("create_topics", bootstrap=bootstrap, topics=dict(topics), configs=texts)
 
@@ -272,18 +281,18 @@ def create_topics(bootstrap: str, topics: Mapping[str, int], configs: Mapping[st
 def consume(
     bootstrap: str, partition: str, isolation: Isolation = "read_uncommitted", *, lines: bool = False
 ) -> Consumed:
-    """Reads `<topic>-<n>` from its beginning to its end with the real consumer."""
+    """Read `<topic>-<n>` from its beginning to its end with the real consumer."""
     read = lab().call("consume", bootstrap=bootstrap, partition=partition, isolation=isolation, lines=lines)
     return Consumed(**{**read, "lines": tuple(read.get("lines", ()))})
 
 
 def dump_log_segments(*args: object) -> str:
-    """What kafka-dump-log prints, for example `dump_log_segments("--deep-iteration", "--files", path)`."""
+    """Return what kafka-dump-log prints, for example `dump_log_segments("--deep-iteration", "--files", path)`."""
     return str(_dumped(args)["out"])
 
 
 def dump_log_findings(*args: object) -> str:
-    """What the same says on stderr: what is wrong with indexes, and gaps of offsets."""
+    """Return what kafka-dump-log prints on stderr: faults of indexes, and gaps of offsets."""
     return str(_dumped(args)["err"])
 
 

@@ -1,14 +1,14 @@
-"""The broker's own topics: which decoder reads them, ours and kafka-dump-log's."""
+"""The broker's own topics and the decoders that read them: ours and kafka-dump-log's."""
 
 from __future__ import annotations
 
-from logformat.messages.coordinator_records import (
+from lastkey.logformat.messages.coordinator_records import (
     GROUP_RECORDS,
     METADATA_RECORDS,
     SHARE_RECORDS,
     TRANSACTION_RECORDS,
 )
-from logformat.messages.remote_log_records import REMOTE_RECORDS
+from lastkey.logformat.messages.remote_log_records import REMOTE_RECORDS
 
 DECODERS = {  # ours -> the tool's class and option, its records, what the names of its messages end with
     "offsets": ("OffsetsMessageParser", "--offsets-decoder", GROUP_RECORDS),

@@ -1,7 +1,7 @@
-"""The jars of Spark's own Kafka source, for the pyspark that is installed, fetched once into the lab's cache.
+"""The jars of Spark's own Kafka source, for the installed pyspark, fetched once into the lab's cache.
 
-spark-token-provider-kafka (delegation tokens, which no test uses) is asked for as 4.0.0: the version that every copy of
-Maven Central holds.
+spark-token-provider-kafka (delegation tokens, which no test uses) has version 4.0.0, the one that every copy of Maven
+Central holds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MODULES = (
 
 
 def spark_kafka_jars() -> list[Path]:
-    """What `spark.jars` needs for spark.read.format("kafka"). LabError where they cannot be fetched."""
+    """Return what `spark.jars` needs for spark.read.format("kafka"). Raises LabError if the jars cannot be fetched."""
     folder = cache_dir() / f"spark-kafka-{pyspark.__version__}"
     if not folder.is_dir():
         with exclusive("fetch"), temporary_folder("spark-kafka-") as work:

@@ -38,7 +38,7 @@ SPECS = [
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A log directory that a stopped broker left, and what its consumers had read."""
+    """Return the log directory that a stopped broker left, and what its consumers had read."""
     with Broker(tmp_path_factory.mktemp("broker")) as broker:
         made = make_logs(broker.bootstrap, SPECS)
         read = {

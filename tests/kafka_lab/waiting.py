@@ -1,4 +1,4 @@
-"""The one way the lab waits: a condition is asked again and again until a deadline."""
+"""The one way the lab waits: it checks a condition again and again until a deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAUSE_SECONDS = 0.05
 
 
 def wait_until(condition: Callable[[], T | None], what: str, *, seconds: float) -> T:
-    """The first value of `condition()` that is true; LabError with `what` when there is none in time."""
+    """Return the first true value of `condition()`. Raises LabError with `what` if there is none in time."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from logformat import cache_folder
+from lastkey.logformat import cache_folder
 
 ROOT = Path(cache_folder.__file__).resolve().parents[1]
 
@@ -22,11 +22,11 @@ ROOT = Path(cache_folder.__file__).resolve().parents[1]
 WAYS = """
 import json, os, sys
 import numpy as np
-from logformat.batches.pread_kernels import walk_headers
-from logformat.jit import kernel
-from logformat.layout import BATCH
-from logformat.primitives import memory_kernels as memory
-from logformat.primitives.crc32c import crc32c_range
+from lastkey.logformat.batches.pread_kernels import walk_headers
+from lastkey.logformat.jit import kernel
+from lastkey.logformat.layout import BATCH
+from lastkey.logformat.primitives import memory_kernels as memory
+from lastkey.logformat.primitives.crc32c import crc32c_range
 
 load_u64, load_i64, load_i32, load_i16 = memory.load_u64_le, memory.load_i64, memory.load_i32, memory.load_i16
 store_i64, store_i32, store_i16, copy = memory.store_i64, memory.store_i32, memory.store_i16, memory.copy_bytes
@@ -75,9 +75,9 @@ json.dump(told, sys.stdout)
 LAST_CHECK = "    if length - position < LOG_OVERHEAD:\n        return MORE, 0, 0, 0\n"
 WALK = """
 import numpy as np
-from logformat.batches.chunks import NO_END
-from logformat.batches.walk_kernels import walk_batches
-from logformat.layout import BATCH
+from lastkey.logformat.batches.chunks import NO_END
+from lastkey.logformat.batches.walk_kernels import walk_batches
+from lastkey.logformat.layout import BATCH
 walk_batches(np.zeros(5, np.uint8), 5, 0, -1, NO_END, True, np.empty(1, BATCH))
 """
 
@@ -112,7 +112,8 @@ def test_every_way_to_memory(cache: Path) -> None:
 @pytest.mark.parametrize("planted", [False, True])
 def test_a_planted_read_is_seen(tmp_path: Path, cache: Path, planted: bool) -> None:
     """A kernel without its check that a length field is there, and a file that is shorter."""
-    shutil.copytree(ROOT / "logformat", tmp_path / "logformat", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("lastkey", "logformat"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     kernels = tmp_path / "logformat" / "batches" / "walk_kernels.py"
     source = kernels.read_text()
     assert source.count(LAST_CHECK) == 1
@@ -122,9 +123,10 @@ def test_a_planted_read_is_seen(tmp_path: Path, cache: Path, planted: bool) -> N
     assert ("IndexError: bytes outside of the array" in done.stderr) == planted
 
 
+@pytest.mark.process
 def test_checked_kernels_are_kept_apart(tmp_path: Path, cache: Path) -> None:
     """Numba's cache does not look whether a kernel was compiled with checks."""
-    told = "from logformat import jit; print(jit.CHECKED, jit._state_of_sources())"
+    told = "from lastkey.logformat import jit; print(jit.CHECKED, jit._state_of_sources())"
     checked = _run(told, ROOT, cache).stdout.split()
     other = subprocess.run(
         [sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True, check=True,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from logformat import layout
+from lastkey.logformat import layout
 
 PAGE = (Path(layout.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
 DTYPES = {name: value for name, value in vars(layout).items() if isinstance(value, np.dtype)}

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from logformat import cache_folder
-from logformat.cache_folder import weakness
+from lastkey.logformat import cache_folder
+from lastkey.logformat.cache_folder import weakness
 from tests.builders.trees import files_in
 
 ROOT = Path(cache_folder.__file__).resolve().parents[1]
 US = frozenset((0, os.getuid()))
 
 KERNELS = """
-from logformat.jit import kernel
+from lastkey.logformat.jit import kernel
 
 @kernel
 def twice(n):
@@ -37,7 +37,7 @@ print(sum(kernels.twice.stats.cache_hits.values()), kernels.twice.stats.cache_pa
 
 @pytest.fixture
 def closed(tmp_path):
-    """A folder of which every part is safe, however the machine's temporary folder stands."""
+    """Make a folder of which every part is safe, whatever rights the machine's temporary folder has."""
     folder = tmp_path / "closed"
     folder.mkdir(mode=0o700)
     assert weakness(folder, US) == ""
@@ -93,7 +93,7 @@ def test_links_are_followed_and_judged_on_the_way(closed):
 
 def test_a_file_is_no_folder(closed):
     (closed / "a").touch()
-    assert weakness(closed / "a", US) == f"{closed / 'a'} is no folder"
+    assert weakness(closed / "a", US) == f"{closed / 'a'} is not a folder"
 
 
 # -- numba, in processes of its own
@@ -145,7 +145,7 @@ def _environment(changed):
 
 @pytest.fixture
 def run(forks, closed):
-    """Runs a kernel in a child."""
+    """Return a function that runs a kernel in a child."""
     (closed / "kernels.py").write_text(KERNELS)
 
     def run(root=ROOT, umask=0o022, **environment):
@@ -173,8 +173,9 @@ def _hits(done) -> tuple[int, str]:
 
 
 def _copy(folder: Path) -> Path:
-    """The sources, in a place of our choice."""
-    shutil.copytree(ROOT / "logformat", folder / "logformat", ignore=shutil.ignore_patterns("__pycache__"))
+    """Copy the sources to a folder of the test."""
+    for name in ("lastkey", "logformat"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
@@ -186,6 +187,7 @@ class _Bomb:
         return Path.touch, (self.told,)
 
 
+@pytest.mark.process
 def test_no_code_of_others_is_run_out_of_a_folder_that_they_made_first(closed, run):
     cache, told = closed / "cache", closed / "told"
     assert _hits(run(NUMBA_CACHE_DIR=str(cache)))[0] == 0
@@ -202,10 +204,11 @@ def test_no_code_of_others_is_run_out_of_a_folder_that_they_made_first(closed, r
     assert told.exists()
 
 
+@pytest.mark.process
 def test_the_command_line_says_it_as_a_mistake_of_use(closed):
     cache = _folder(closed / "cache", 0o777)
     done = subprocess.run(
-        [sys.executable, "-m", "jobs", "inspect", "examples/archive", "--json"], cwd=ROOT, check=False,
+        [sys.executable, "-m", "lastkey", "inspect", "examples/archive", "--json"], cwd=ROOT, check=False,
         env={**os.environ, "NUMBA_CACHE_DIR": str(cache)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2
@@ -213,6 +216,7 @@ def test_the_command_line_says_it_as_a_mistake_of_use(closed):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.process
 def test_beside_the_sources_whatever_the_umask(closed, run):
     root = _copy(closed)
     assert _hits(run(root, umask=0))[1].startswith(str(root / ".numba"))
@@ -220,7 +224,8 @@ def test_beside_the_sources_whatever_the_umask(closed, run):
     assert _hits(run(root))[0] == 1
 
 
-def test_else_in_the_users_own_folder(closed, run):
+@pytest.mark.process
+def test_kernel_cache_falls_back_to_the_users_own_folder(closed, run):
     root = _copy(_folder(closed / "open", 0o777))
     home = _folder(closed / "home", 0o700)
     own = home / ".cache" / "lastkey" / str(os.getuid())
@@ -234,11 +239,12 @@ def test_else_in_the_users_own_folder(closed, run):
     assert other[1].startswith(str(closed / "xdg" / "lastkey"))
 
 
-def test_else_nowhere_which_is_said_once_and_harms_nothing(closed, run):
+@pytest.mark.process
+def test_kernel_cache_falls_back_to_memory_with_one_warning(closed, run):
     root = _copy(_folder(closed / "open", 0o777))
     done = run(root, HOME=str(_folder(closed / "home", 0o777)))
     assert _hits(done) == (0, "None")
-    assert done.stderr.count("compiled kernels are not kept") == 1
+    assert done.stderr.count("no place for compiled kernels") == 1
     assert f"others may write in {closed / 'open'} (mode 0777)" in done.stderr
     assert not list(closed.rglob("*.nbi"))
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import pickle
+from datetime import timedelta
 
 import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
 
-import logformat
-from logformat.dump.files import list_files
-from logformat.locations import SecretInUriError, file_system, has_secret, locate, without_secrets
-from udfs.storage import normal_uri, open_root
+from lastkey import logformat
+from lastkey.logformat.dump.files import list_files
+from lastkey.logformat.locations import (
+    SecretInUriError,
+    as_hadoop_names_it,
+    canonical,
+    file_system,
+    has_secret,
+    locate,
+    without_secrets,
+)
+from lastkey.logformat.search.partition_log import open_partition
+from lastkey.udfs.storage import normal_uri, open_root
 
 SECRETS = {  # URI -> what may be shown of it
     "s3://AKIA:hush@bucket/a": "s3://bucket/a",
@@ -49,7 +59,7 @@ PLAIN = [
 @pytest.mark.parametrize("uri", SECRETS)
 def test_credentials_are_refused_and_not_repeated(uri, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for look in (normal_uri, open_root, file_system, locate, logformat.open_segment, logformat.open_partition):
+    for look in (normal_uri, open_root, file_system, locate, logformat.open_segment, open_partition):
         with pytest.raises(SecretInUriError) as refused:
             look(uri)
         assert "hu" not in str(refused.value)
@@ -130,3 +140,36 @@ def test_a_uri_without_a_bucket():
 @pytest.mark.parametrize("path", ["/archive/100%", "s3://bucket/100%25/a", "s3://b/%2525", "/a%zz"])
 def test_a_percent_sign_is_no_secret(path):
     assert not has_secret(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        ("s3a://Bucket/A", "s3://Bucket/A"), ("S3N://b", "s3://b"), ("S3://b/s3a://x", "s3://b/s3a://x"),
+        ("GS://b/x", "gs://b/x"), ("s3://b", "s3://b"), ("/S/a://b", "/S/a://b"), ("A/s3a", "A/s3a"),
+    ],
+)  # fmt: skip
+def test_schemes_have_one_spelling(given, same):
+    assert canonical(given) == same
+    assert canonical(same) == same
+    assert normal_uri(given) == normal_uri(same)
+    assert as_hadoop_names_it("s3://b/s3://") == "s3a://b/s3://"
+    assert as_hadoop_names_it("/s3://b") == "/s3://b"
+
+
+def test_hadoops_name_of_s3_leads_to_the_same_files(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    for given in ("s3a://b/a%20b", "s3n://b/a%20b", "S3://b/a%20b"):
+        assert file_system(given) == locate(given) == file_system("s3://b/a%20b")
+
+
+def test_google_s_library_does_not_try_for_a_quarter_of_an_hour():
+    found, path = file_system("gs://anonymous@b/x")
+    assert (_retries_for(found), path) == (timedelta(seconds=15), "b/x")
+    given, _ = file_system("gs://anonymous@b/x?retry_limit_seconds=2")
+    assert _retries_for(given) == timedelta(seconds=2)
+
+
+def _retries_for(filesystem):
+    _, (options,) = filesystem.__reduce__()
+    return options["retry_time_limit"]

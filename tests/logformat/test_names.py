@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from logformat import names
-from logformat.names import PartitionFolder, SegmentFile, resolve_leftovers, segment_file
+from lastkey.logformat import names
+from lastkey.logformat.names import PartitionFolder, SegmentFile, resolve_leftovers, segment_file
 
 ID = "0f" * 16
 TOPICS = st.text("abzAZ09._-", min_size=1, max_size=names.MAX_TOPIC).filter(names.is_topic)
@@ -55,7 +55,7 @@ def test_marked_folder_is_cut_to_255(topic, partition, mark):
         ("remote-log-index-cache", None),
     ],
 )
-def test_folder_names(name, expected):
+def test_partition_folders_are_known_by_their_names(name, expected):
     assert names.parse_partition_folder(name) == expected
 
 
@@ -89,7 +89,7 @@ def test_segment_files_that_cannot_be():
             segment_file(*wrong)
 
 
-def test_ignorable():
+def test_kafkas_other_files_may_be_ignored():
     for name in (".lock", "x.tmp", "00000000000000000010-0000000003.checkpoint", "remote-log-index-cache",
                  "00000000000000000010-0000000003.checkpoint.deleted", "quorum-state"):  # fmt: skip
         assert names.is_ignorable(name)

@@ -9,8 +9,8 @@ from tests.reference.log import LZ4, Batch, Record, decode_batch, decompress
 
 
 def decode_any(data: bytes) -> list[Batch]:
-    """All batches. Of a wrapper of magic 0 with lz4 no records are told: no other library takes its frame (KAFKA-3160),
-    and they have no timestamps.
+    """Return all batches. A wrapper of magic 0 with lz4 gives no records, since no other library reads its frame
+    (KAFKA-3160); they have no timestamps anyway.
     """
     out, at = [], 0
     while at < len(data):

@@ -1,7 +1,7 @@
 """Slow twin of the whole compaction: Kafka's log cleaner (4.3.0) on lists of batches, one batch and record at a time.
 
 Read it beside Kafka's Cleaner, LogCleanerManager and MemoryRecords.filterTo: the names and the order of the rules are
-theirs. Where Lastkey differs on purpose the line says OURS; nothing else may differ:
+theirs. A line says OURS if Lastkey differs there on purpose; nothing else may differ:
 
 - records without a key can be kept (`keep_null_keys`); Kafka drops them;
 - an output segment that is empty gives its base to the one after it (`join_empty_segments`); Kafka leaves it;
@@ -49,7 +49,7 @@ class Segment:
         return largest if largest >= 0 else self.mtime_ms
 
     def index_bytes(self, interval: int) -> tuple[int, int]:
-        """Of the offset index and the time index."""
+        """Return the bytes of the offset index and of the time index."""
         rows = [(b.last_offset, len(b.data), b.max_timestamp) for b in self.batches]
         offsets, times = index_entries(rows, self.base_offset, interval)
         return 8 * len(offsets), 12 * len(times)
@@ -91,7 +91,7 @@ class Log:
 
 
 def replay(batches: list[Batch], state: State) -> list[AbortedTxn]:
-    """What loading these batches does to the producers' state; the entries of the transaction index that it makes."""
+    """Load these batches into the producers' state; return the entries of the transaction index that this makes."""
     aborted = []
     for b in batches:
         done = state.append(
@@ -109,7 +109,7 @@ def replay(batches: list[Batch], state: State) -> list[AbortedTxn]:
 
 @dataclass(frozen=True)
 class Range:
-    """What one round cleans."""
+    """Range of offsets that one round cleans."""
 
     first_dirty_offset: int
     first_uncleanable_offset: int
@@ -118,7 +118,7 @@ class Range:
 
 
 def cleanable_range(log: Log, settings: Settings, checkpoint: int | None, now_ms: int) -> Range:
-    """LogCleanerManager.cleanableOffsets and LogToClean."""
+    """Return the range to clean: LogCleanerManager.cleanableOffsets and LogToClean."""
     first_dirty = log.log_start_offset
     if checkpoint is not None and checkpoint > log.log_start_offset:
         first_dirty = checkpoint
@@ -144,11 +144,11 @@ def cleanable_range(log: Log, settings: Settings, checkpoint: int | None, now_ms
 
 
 class Transactions:
-    """CleanedTransactionMetadata."""
+    """State of transactions along the log: CleanedTransactionMetadata."""
 
     def __init__(self) -> None:
-        self.known: list[AbortedTxn] = []  # those that did not begin yet
-        self.open_aborted: dict[int, tuple[AbortedTxn, bool]] = {}  # the bool: a batch of it was seen
+        self.known: list[AbortedTxn] = []  # transactions that have not begun yet
+        self.open_aborted: dict[int, tuple[AbortedTxn, bool]] = {}  # True once one of its batches was seen
         self.open_committed: set[int] = set()
         self.kept: list[AbortedTxn] = []  # the cleaned transaction index
 
@@ -156,7 +156,7 @@ class Transactions:
         self.known = sorted([*self.known, *aborted], key=lambda t: t.first_offset)
 
     def on_batch(self, batch: Batch) -> bool:
-        """Whether the batch can be discarded."""
+        """Return whether the batch can be discarded."""
         while self.known and self.known[0].first_offset <= batch.last_offset:
             txn = self.known.pop(0)
             self.open_aborted.setdefault(txn.producer_id, (txn, False))
@@ -187,7 +187,7 @@ class Transactions:
 
 
 def offset_map(log: Log, first_dirty: int, end: int) -> dict[bytes, int]:
-    """Cleaner.buildOffsetMap, without a limit: the last offset of each key in [first_dirty, end)."""
+    """Return the last offset of each key in [first_dirty, end): Cleaner.buildOffsetMap, without a limit."""
     newest: dict[bytes, int] = {}
     transactions = Transactions()
     transactions.add([t for t in log.aborted if t.last_offset >= first_dirty and t.first_offset < end])
@@ -207,7 +207,7 @@ def offset_map(log: Log, first_dirty: int, end: int) -> dict[bytes, int]:
 
 
 def is_last_of_producer(batch: Batch, producers: State) -> bool:
-    """Cleaner.isBatchLastRecordOfProducer."""
+    """Return whether a batch is the last of its producer: Cleaner.isBatchLastRecordOfProducer."""
     producer = producers.producers.get(batch.producer_id)
     if batch.producer_id < 0 or producer is None:
         return False
@@ -218,7 +218,7 @@ def is_last_of_producer(batch: Batch, producers: State) -> bool:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round decides with."""
+    """Facts by which a round decides."""
 
     log: Log
     settings: Settings
@@ -228,7 +228,7 @@ class Round:
     legacy_horizon_ms: int
 
     def clean_batch(self, batch: Batch, discardable: bool, mtime_ms: int) -> Batch | None:
-        """RecordFilter.checkBatchRetention and MemoryRecords.filterTo for one batch."""
+        """Return what stays of one batch: RecordFilter.checkBatchRetention and MemoryRecords.filterTo."""
         drop_records = discardable
         if batch.control:
             drop_records = discardable and batch.delete_horizon is not None and batch.delete_horizon <= self.now_ms
@@ -251,7 +251,7 @@ class Round:
         return None
 
     def should_retain(self, batch: Batch, record: Record, mtime_ms: int) -> bool:
-        """Cleaner.shouldRetainRecord."""
+        """Return whether a record stays: Cleaner.shouldRetainRecord."""
         if batch.control:
             return True
         if record.offset >= self.range.first_uncleanable_offset:
@@ -267,7 +267,7 @@ class Round:
         return mtime_ms > self.legacy_horizon_ms
 
     def rewrite(self, batch: Batch, kept: list[Record], empty_txn_marker: bool) -> Batch:
-        """A batch of which records stay."""
+        """Return a batch with the records that stay."""
         has_tombstone = any(r.value is None for r in kept)
         set_horizon = (has_tombstone or empty_txn_marker) and batch.delete_horizon is None
         if batch.magic == 2 and len(kept) == len(batch.records) and not set_horizon:
@@ -289,7 +289,7 @@ class Round:
 
 
 def empty_batch(batch: Batch) -> Batch:
-    """DefaultRecordBatch.writeEmptyHeader."""
+    """Return a batch without its records: DefaultRecordBatch.writeEmptyHeader."""
     legacy = batch.magic < 2  # OURS: Kafka throws
     return replace(
         batch, magic=2, base_offset=batch.last_offset if legacy else batch.base_offset, records=(), codec=NONE,
@@ -298,7 +298,7 @@ def empty_batch(batch: Batch) -> Batch:
 
 
 def group_segments_by_size(segments: list[Segment], settings: Settings, end: int) -> list[list[Segment]]:
-    """Cleaner.groupSegmentsBySize."""
+    """Return the groups that become one segment each: Cleaner.groupSegmentsBySize."""
     left, groups = list(segments), []
     while left:
         group = [left.pop(0)]
@@ -324,7 +324,7 @@ def group_segments_by_size(segments: list[Segment], settings: Settings, end: int
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What a round leaves."""
+    """Result of a round."""
 
     range: Range
     segments: tuple[Segment, ...]  # cleaned ones, then untouched ones
@@ -333,7 +333,7 @@ class Cleaned:
 
 
 def clean(log: Log, settings: Settings, checkpoint: int | None, now_ms: int) -> Cleaned:
-    """Cleaner.doClean."""
+    """Clean a log in one round: Cleaner.doClean."""
     cleanable = cleanable_range(log, settings, checkpoint, now_ms)
     end = cleanable.first_uncleanable_offset
     before = [s for s in log.segments if s.base_offset < cleanable.first_dirty_offset]
@@ -363,7 +363,7 @@ def clean(log: Log, settings: Settings, checkpoint: int | None, now_ms: int) -> 
 
 
 def join_empty_segments(segments: list[Segment]) -> list[Segment]:
-    """OURS: each empty segment is joined to the next one, from the last to the first, where the offsets allow it."""
+    """Join each empty segment to the next one, from the last to the first, if the offsets allow it. OURS."""
     out: list[Segment] = []
     for segment in reversed(segments):
         after = out[-1] if out else None

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def index_entries(batches, base_offset, interval, max_offset_entries=10**9, max_time_entries=10**9, interval_ms=1):
-    """batches: (last offset, size, max timestamp). Gives [(offset, position)], [(timestamp, offset)]."""
+    """Return ([(offset, position)], [(timestamp, offset)]). batches: (last offset, size, max timestamp)."""
     offset_entries, time_entries = [], []
     max_timestamp, offset_of_max = -1, base_offset
     valid_bytes = last_index_entry = 0
@@ -30,21 +30,23 @@ def index_entries(batches, base_offset, interval, max_offset_entries=10**9, max_
 
 
 def lawful_offset_index(entries: np.ndarray, base_offset: int, log_size: int = 2**31) -> bool:
-    """Whether a writer can have made them: above the base, inside of the log, rising."""
+    """Return whether a writer can have made the entries: above the base, inside the log, rising."""
     offset, position = entries["offset"], entries["position"]
     inside = (offset > base_offset) & (position > 0) & (position < log_size)
     return bool(inside.all() and (np.diff(offset) > 0).all() and (np.diff(position) > 0).all())
 
 
 def lawful_time_index(entries: np.ndarray, base_offset: int) -> bool:
-    """The same of (timestamp, offset)."""
+    """Return whether a writer can have made the entries (timestamp, offset)."""
     timestamp, offset = entries["timestamp"], entries["offset"]
     inside = (offset >= base_offset) & (timestamp >= 0)
     return bool(inside.all() and (np.diff(timestamp) > 0).all() and (np.diff(offset) > 0).all())
 
 
 def lawful_txn_index(entries: np.ndarray, base_offset: int) -> bool:
-    """Markers rise, lie in the segment and behind the first offset; the last stable offset is not behind them."""
+    """Return whether markers rise, in the segment and behind their first offsets, with last stable offsets up to 1
+    above.
+    """
     first, last, stable = entries["first_offset"], entries["last_offset"], entries["last_stable_offset"]
     inside = (last >= base_offset) & (first >= 0) & (first < last) & (stable <= last + 1)
     return bool(inside.all() and (np.diff(last) > 0).all())

@@ -1,7 +1,7 @@
-"""Java's `new String(bytes, UTF_8)`, plainly: by trying what is right, and counting what one U+FFFD stands for.
+"""Java's `new String(bytes, UTF_8)` in plain steps: decodes valid sequences, counts the bytes that a U+FFFD replaces.
 
-Source: the documentation of CharsetDecoder's malformed-input action REPLACE, and what JDK 17 does where that leaves a
-choice: Unicode's "maximal subpart", but a surrogate is one piece, and so is an unfinished sequence at the end.
+Source: the documentation of CharsetDecoder's malformed-input action REPLACE. It leaves a choice, in which JDK 17
+follows Unicode's "maximal subpart", but takes a surrogate for one piece, and an unfinished sequence at the end too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SEQUENCES = {
 
 
 def decode(data: bytes) -> str:
-    """Text of bytes."""
+    """Return the text of bytes."""
     out, at = [], 0
     while at < len(data):
         size = _piece(data[at:])
@@ -32,7 +32,7 @@ def decode(data: bytes) -> str:
 
 
 def _piece(data: bytes) -> int:
-    """Bytes of the first character, or of what the first replacement stands for."""
+    """Return the number of bytes of the first character, or of the piece that the first U+FFFD replaces."""
     if data[0] not in _SEQUENCES:
         return 1
     length, low, high = _SEQUENCES[data[0]]

@@ -17,7 +17,7 @@ class Record(NamedTuple):
 
 
 class Bad(Exception):
-    """The text is the kind of a LogFormatError."""
+    """Error whose text is the kind of a LogFormatError."""
 
 
 def message(
@@ -31,7 +31,7 @@ def message(
     null: int = -1,
     extra: bytes = b"",
 ) -> bytes:
-    """Bytes of a message; `null` is the length that stands for null, `extra` follows the value."""
+    """Return the bytes of a message. null: the length that stands for null; extra: follows the value."""
     body = struct.pack(">BB", magic, attributes) + (struct.pack(">q", timestamp) if magic == 1 else b"")
     for field in (key, value):
         body += struct.pack(">i", null if field is None else len(field)) + (field or b"")
@@ -52,7 +52,7 @@ def sized(body: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 def parse(body: bytes) -> tuple[int, int, int, bytes | None, bytes | None]:
-    """Magic, attributes, timestamp, key and value of a message without its prefix."""
+    """Return magic, attributes, timestamp, key and value of a message without its prefix."""
     magic, attributes = body[4], body[5]
     if magic > 1:
         raise Bad("magic")
@@ -69,7 +69,7 @@ def parse(body: bytes) -> tuple[int, int, int, bytes | None, bytes | None]:
 def inner_records(
     content: bytes, wrapper_magic: int, wrapper_offset: int, wrapper_timestamp: int, wrapper_attributes: int
 ) -> list[Record]:
-    """Records of a wrapper's decompressed value, as DeepRecordsIterator gives them (KAFKA.md, "Old messages")."""
+    """Return the records of a wrapper's decompressed value, as DeepRecordsIterator does (KAFKA.md, "Old messages")."""
     records = []
     while len(content) >= 12:
         offset, size = struct.unpack_from(">qi", content)
@@ -77,7 +77,7 @@ def inner_records(
             raise Bad("length")
         if size > len(content) - 12:
             break
-        if offset < 0:  # Kafka takes it, and lets numbers wrap around; nobody writes it
+        if offset < 0:  # Kafka accepts it, and lets numbers wrap around; no client writes it
             raise Bad("offsets")
         if records and not -(2**31) <= offset - records[0].offset < 2**31:
             raise Bad("offsets")
@@ -97,7 +97,7 @@ def inner_records(
 
 
 def encode(records: list[Record]) -> bytes:
-    """The records in the magic 2 encoding; timestamp deltas relative to 0, offset deltas to the first record."""
+    """Return the records in the magic 2 encoding; timestamp deltas relative to 0, offset deltas to the first record."""
     out = b""
     for record in records:
         body = b"\0" + varint.write(record.timestamp) + varint.write(record.offset - records[0].offset)
@@ -109,7 +109,7 @@ def encode(records: list[Record]) -> bytes:
 
 
 def decode(data: bytes, base_offset: int) -> list[Record]:
-    """Records of the magic 2 encoding, without headers."""
+    """Return the records of the magic 2 encoding, without headers."""
     records, at = [], 0
     while at < len(data):
         length, at = varint.read(data, at, len(data), bits=32)

@@ -55,14 +55,14 @@ class Batch:
 
     @property
     def marker(self) -> int | None:
-        """ABORT or COMMIT; None where it is no such marker."""
+        """ABORT or COMMIT; None if the batch is no such marker."""
         if not self.control or not self.records:
             return None
         kind = struct.unpack_from(">h", self.records[0].key, 2)[0]
         return kind if kind in (ABORT, COMMIT) else None
 
     def encoded(self) -> Batch:
-        """The same with its bytes."""
+        """Return the batch with its bytes."""
         return replace(self, data=encode_batch(self) if self.magic == 2 else _encode_legacy(self))
 
 
@@ -111,7 +111,7 @@ def encode_record(record: Record, base_offset: int, base_timestamp: int) -> byte
 
 
 def encode_batch(b: Batch) -> bytes:
-    """Bytes of a batch of magic 2."""
+    """Return the bytes of a batch of magic 2."""
     attributes = b.codec | b.append_time << 3 | b.transactional << 4 | b.control << 5
     attributes |= (b.delete_horizon is not None) << 6
     body = b"".join(encode_record(r, b.base_offset, b.base_timestamp) for r in b.records)
@@ -168,7 +168,7 @@ def _decode_record(data: bytes, at: int, b: Batch) -> tuple[Record, int]:
 
 
 def decode_batch(data: bytes) -> Batch:
-    """A batch of magic 2, all of `data`."""
+    """Return the batch of magic 2 that fills `data`."""
     (
         base, length, epoch, magic, crc, attributes, last_delta, base_timestamp, max_timestamp, pid, producer_epoch,
         sequence, count,
@@ -193,7 +193,7 @@ def decode_batch(data: bytes) -> Batch:
 
 
 def decode_log(data: bytes) -> list[Batch]:
-    """All batches of a `.log` of magic 2."""
+    """Return all batches of a `.log` of magic 2."""
     out, at = [], 0
     while at < len(data):
         size = 12 + struct.unpack_from(">i", data, at + 8)[0]
@@ -203,7 +203,7 @@ def decode_log(data: bytes) -> list[Batch]:
 
 
 def data_batch(base_offset: int, records: list[tuple[int, bytes | None, bytes | None]], **fields: object) -> Batch:
-    """A batch of (timestamp, key, value) at consecutive offsets, with the header that a producer's batch has."""
+    """Return a batch of (timestamp, key, value) at consecutive offsets, with the header that a producer's batch has."""
     made = tuple(Record(base_offset + i, t, k, v) for i, (t, k, v) in enumerate(records))
     last = base_offset + len(made) - 1
     batch = Batch(base_offset, last, made, **fields)  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ def data_batch(base_offset: int, records: list[tuple[int, bytes | None, bytes | 
 
 
 def with_timestamps(batch: Batch) -> Batch:
-    """The batch with base and largest timestamp as its records have them (those of LogAppendTime are given)."""
+    """Return the batch with the base and largest timestamp of its records (those of LogAppendTime are given)."""
     if batch.append_time:
         records = tuple(replace(r, timestamp=batch.max_timestamp) for r in batch.records)
         return replace(batch, records=records, base_timestamp=batch.max_timestamp)
@@ -225,7 +225,7 @@ def with_timestamps(batch: Batch) -> Batch:
 def marker_batch(
     offset: int, producer_id: int, kind: int, *, timestamp: int, epoch: int = 0, **fields: object
 ) -> Batch:
-    """An end-transaction marker, 78 bytes."""
+    """Return an end-transaction marker, 78 bytes."""
     record = Record(offset, timestamp, struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 0))
     batch = Batch(
         offset, offset, (record,), transactional=True, control=True, producer_id=producer_id, producer_epoch=epoch,

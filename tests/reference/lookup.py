@@ -45,7 +45,7 @@ class Log:
         return max(end, self.log_start)
 
     def read(self, offset: int, end_offset: int | None = None):
-        """("out_of_range" | "end", None, None), or ("found", the segment, the batch)."""
+        """Return ("out_of_range" | "end", None, None), or ("found", the segment, the batch)."""
         end = self.log_end if end_offset is None else end_offset
         if not self.log_start <= offset <= self.log_end:
             return "out_of_range", None, None
@@ -62,7 +62,7 @@ class Log:
         return "end", None, None
 
     def offset_for_time(self, timestamp: int, end_offset: int | None = None):
-        """(offset, timestamp, leader epoch, segment base, position); None: no such record."""
+        """Return (offset, timestamp, leader epoch, segment base, position); None: no such record."""
         answer = self._max_timestamp() if timestamp == -3 else self._search(timestamp)
         return None if answer is None or (end_offset is not None and answer[0] >= end_offset) else answer
 

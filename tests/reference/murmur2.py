@@ -7,7 +7,7 @@ WORD = 2**32
 
 
 def murmur2(data: bytes) -> int:
-    """As Java's int."""
+    """Return the hash as Java's int."""
     h = 0x9747B28C ^ len(data)
     whole = len(data) // 4 * 4
     for i in range(0, whole, 4):

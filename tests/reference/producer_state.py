@@ -29,7 +29,7 @@ class State:
         self.producers = {}
 
     def load(self, entries, now_ms, expiration_ms):
-        """entries: tuples in the order of the snapshot's fields."""
+        """Load a snapshot's producers that have not expired. entries: tuples in the order of the snapshot's fields."""
         for pid, epoch, sequence, offset, delta, timestamp, coordinator_epoch, open_since in entries:
             if open_since < 0 and now_ms - timestamp >= expiration_ms:
                 continue
@@ -39,10 +39,10 @@ class State:
             self.producers[pid] = producer
 
     def append(self, batch):
-        """A batch as a dict of layout.BATCH's fields.
+        """Append a batch, given as a dict of layout.BATCH's fields.
 
-        Gives the transaction it completes, or None: (producer id, first offset, marker offset, last stable offset,
-        whether aborted).
+        Return the transaction that it completes, or None: (producer id, first offset, marker offset, last stable
+        offset, whether aborted).
         """
         pid = batch["producer_id"]
         if pid < 0:

@@ -1,4 +1,4 @@
-"""What a consumer of committed data sees of a log, said plainly: the specification of read_committed."""
+"""The specification of read_committed in plain code: what a consumer of committed data sees of a log."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ ABORT = 0
 
 
 def last_stable_offset(batches: list[Batch], high_watermark: int | None = None) -> int:
-    """Offset of the first batch of the oldest transaction without a marker below the high watermark; else that, or the
-    log end.
+    """Return the offset of the first batch of the oldest transaction without a marker below the high watermark; if
+    there is none, the high watermark or the log end.
     """
     open_since: dict[int, int] = {}
     end = 0
@@ -24,7 +24,7 @@ def last_stable_offset(batches: list[Batch], high_watermark: int | None = None) 
 
 
 def committed_offsets(batches: list[Batch]) -> list[int]:
-    """Offsets of the records that are delivered: data below the last stable offset, but for aborted transactions."""
+    """Return the offsets of delivered records: data below the last stable offset, without aborted transactions."""
     end = last_stable_offset(batches)
     out = []
     for i, batch in enumerate(batches):

@@ -13,7 +13,7 @@ LAST_TIME = 253_402_300_799_999  # the end of the year 9999
 
 @dataclass
 class SegmentFigures:
-    """What the profile says of a segment, as far as records alone tell it."""
+    """Figures of a segment's profile that follow from records alone."""
 
     records: int = 0
     null_keys: int = 0
@@ -27,7 +27,7 @@ class SegmentFigures:
 
 
 def profile(segments: list[list[Batch]]) -> tuple[list[SegmentFigures], Counter[bytes]]:
-    """Figures of each segment, and the records of each key."""
+    """Return the figures of each segment, and the number of records of each key."""
     out, keys, largest = [], Counter[bytes](), -1
     for batches in segments:
         one = SegmentFigures()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def read(data: bytes, pos: int, end: int, *, bits: int) -> tuple[int, int]:
-    """Value and next position, or (0, -1); bits is 32 (varint) or 64 (varlong)."""
+    """Return value and next position, or (0, -1). bits: 32 (varint) or 64 (varlong)."""
     most = -(-bits // 7)
     groups: list[int] = []
     while True:

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logformat.batches.bodies import BadBatch, BodyLoader
-from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
-from logformat.dump.files import DumpOptions, dump
-from logformat.dump.log_options import LogOptions
-from logformat.errors import LogFormatError
+from lastkey.logformat.batches.bodies import BadBatch, BodyLoader
+from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.dump.files import DumpOptions, dump
+from lastkey.logformat.dump.log_options import LogOptions
+from lastkey.logformat.errors import LogFormatError
 from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, Partition, batch_at, build
 from tests.builders.limits import within
 from tests.builders.sources import read
@@ -30,7 +30,7 @@ INNER = SEGMENT_OFFSETS
 
 
 def sparse(base: int, *, holds: int, says: int, codec: int = NONE) -> Batch:
-    """A batch of RECORDS offsets, as compaction leaves it, that holds `holds` records and says `says`."""
+    """Return a batch of RECORDS offsets, as compaction leaves it, that holds `holds` records and says `says`."""
     batch = batch_at(base, holds, codec=codec)
     data = bytearray(batch.data)
     struct.pack_into(">i", data, 23, RECORDS - 1)
@@ -41,7 +41,7 @@ def sparse(base: int, *, holds: int, says: int, codec: int = NONE) -> Batch:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A whole partition by each way: the seconds below are none of the compiler's."""
+    """Read a whole partition in each way, so that the times measured below do not include compilation."""
     part = build(tmp_path_factory.mktemp("whole") / "archive")
     assert read("kafka_log", part.root).num_rows == 4 * SEGMENT_OFFSETS
     assert part.compact().problem is None
@@ -51,7 +51,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(params=[(2, 3), (2, 1), (3, 4), (1, 4)], ids=lambda p: f"holds {p[0]}, says {p[1]}")
 def counted(request, compiled, tmp_path: Path) -> Partition:
-    """The middle batch of an inner segment states another number of records than it holds."""
+    """Write a partition in which an inner segment's middle batch states another number of records than it holds."""
     holds, says = request.param
     part = build(tmp_path / "archive")
     bases = [INNER, INNER + RECORDS, INNER + 2 * RECORDS]
@@ -134,6 +134,7 @@ class Counting(BodyLoader):
         return super().runs(raw, raw_position, batches, wanted, path, **how)
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(
     st.lists(st.sampled_from((None, None, None, *KINDS)), min_size=1, max_size=60),
@@ -154,6 +155,7 @@ def test_every_bad_batch_once_and_every_other_one(kinds, codec, soft_bytes, bits
     assert offsets == [i * RECORDS + j for i in good for j in range(RECORDS)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.01])
 def test_what_many_bad_batches_cost(share):
     """Not the square of their number: each batch is looked at a few times."""

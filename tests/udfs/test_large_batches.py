@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from logformat.batches.segment import open_segment
-from logformat.errors import LogFormatError
-from logformat.search.partition_log import open_partition
-from logformat.side_files.small_files import MOST_SIDE_BYTES, MOST_TEXT_BYTES, most_side_bytes, read_side_file
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.search.partition_log import open_partition
+from lastkey.logformat.side_files.small_files import MOST_SIDE_BYTES, MOST_TEXT_BYTES, most_side_bytes, read_side_file
 from tests.builders.damage import BOMB_LIMIT, RECORDS, SEGMENT_OFFSETS, START_MS, Partition, batch_at, build
 from tests.builders.sources import read
 from tests.reference.log import data_batch
@@ -22,7 +22,7 @@ LARGE = INNER + RECORDS
 
 @pytest.fixture
 def part(tmp_path: Path) -> Partition:
-    """The middle batch of an inner segment has half as much again as the limit, uncompressed."""
+    """Write a partition in which the middle batch of an inner segment has 1.5 times the limit, uncompressed."""
     part = build(tmp_path / "archive")
     value = bytes(BOMB_LIMIT * 3 // 2 // RECORDS)
     large = data_batch(LARGE, [(START_MS + 10**6 + i, b"large-%d" % i, value) for i in range(RECORDS)], leader_epoch=3)
@@ -68,7 +68,7 @@ def test_search_and_segment(part):
     assert open_segment(part.log(INNER), chunk_bytes=1 << 16).to_arrow().num_rows == 3 * RECORDS
 
 
-def test_side_files():
+def test_side_files_are_read_up_to_their_limit():
     assert most_side_bytes("a/00.snapshot") == most_side_bytes("a/00.txnindex.deleted") == MOST_SIDE_BYTES
     assert most_side_bytes("a/leader-epoch-checkpoint") == most_side_bytes("meta.properties") == MOST_TEXT_BYTES
     assert most_side_bytes("a/00.index") == MOST_SIDE_BYTES < most_side_bytes("a/00.timeindex", 2**31 - 1)

@@ -12,32 +12,32 @@ from pathlib import Path
 import pytest
 from pyarrow import fs as pafs
 
-from jobs.archive.listing import Archive, list_archive
-from jobs.command import cli
-from jobs.command.config import Config
-from jobs.restore.copy_files import copy_log, copy_small
-from jobs.verify.plan import plan_archived
-from logformat.batches.segment import open_segment
-from logformat.errors import LogFormatError
-from logformat.listing import ListedSegment
-from logformat.names import segment_file
-from logformat.regular_files import open_local
-from logformat.search.partition_log import open_partition
-from logformat.search.windows import open_window
+from lastkey.jobs.archive.listing import Archive, list_archive
+from lastkey.jobs.command import cli
+from lastkey.jobs.command.config import Config
+from lastkey.jobs.restore.copy_files import copy_log, copy_small
+from lastkey.jobs.verify.plan_checks import plan_archived
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.names import segment_file
+from lastkey.logformat.regular_files import open_local
+from lastkey.logformat.search.partition_log import open_partition
+from lastkey.logformat.search.windows import open_window
+from lastkey.udfs.reindex.judge_index import read_bounded
+from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
+from lastkey.udfs.reindex.write import Target
+from lastkey.udfs.storage import open_root, opened, read_file
+from lastkey.udfs.verify.partition import check_partition
 from tests.builders.damage import SEGMENT_OFFSETS, Partition, build
 from tests.builders.sources import read, tasks_of
-from udfs.reindex.judge_index import read_bounded
-from udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
-from udfs.reindex.write import Target
-from udfs.storage import open_root, opened, read_file
-from udfs.verify.partition import check_partition
 
 LOG = f"t-0/{segment_file(SEGMENT_OFFSETS, 'log')}"
 
 
 @pytest.fixture(autouse=True)
 def no_waiting() -> Iterator[None]:
-    """A reader that waits for ever fails its test."""
+    """Fail the test of a reader that waits for ever."""
 
     def stop(*_: object) -> None:
         raise TimeoutError("it waits")
@@ -183,7 +183,7 @@ def test_side_files_and_checkpoints_that_are_none_are_noted(part: Partition) -> 
     found = archive.partitions["t", 0]
     assert found.problem is None
     assert f"t-0/{segment_file(SEGMENT_OFFSETS, 'index')}: a named pipe; ignored" in found.notes
-    assert f"t-0/{segment_file(SEGMENT_OFFSETS, 'snapshot')}: a link to nothing; ignored" in found.notes
+    assert f"t-0/{segment_file(SEGMENT_OFFSETS, 'snapshot')}: a broken link; ignored" in found.notes
     assert "t-0/partition.metadata: a named pipe; ignored" in found.notes
     assert cli.main(["verify", str(part.root), "--no-progress"]) == 0
 

@@ -11,28 +11,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.archive import listing as archive
-from jobs.command.options import ReportOptions
-from jobs.command.progress import Silent
-from jobs.lookup.plans import archive_plans
-from jobs.report.job import profile_archive
-from logformat.dump.files import DumpOptions, dump
-from logformat.dump.log_options import LogOptions
-from logformat.errors import KINDS, LogFormatError, stopped
-from logformat.names import segment_file
+from lastkey.jobs.archive import listing as archive
+from lastkey.jobs.command.options import ReportOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.lookup.plans import archive_plans
+from lastkey.jobs.report.job import profile_archive
+from lastkey.jobs.topics import EVERY_TOPIC
+from lastkey.logformat.dump.files import DumpOptions, dump, list_files
+from lastkey.logformat.dump.log_options import LogOptions
+from lastkey.logformat.errors import KINDS, NO_POSITION, LogFormatError, stopped
+from lastkey.logformat.names import segment_file
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.compact.one_task import compact_partition
+from lastkey.udfs.dump_files import DumpSpec, dump_tasks, dump_to_file
+from lastkey.udfs.lookup.index_sizes import IndexSizesPlan, index_sizes
+from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
+from lastkey.udfs.lookup.queries import Queries, lookup
+from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
+from lastkey.udfs.reindex.write import Target
+from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
 from tests.builders.damage import SEGMENT_OFFSETS, Partition, build
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.sources import read
-from udfs.attempt import attempt
-from udfs.compact.one_task import compact_partition
-from udfs.dump_files import DumpSpec, dump_tasks, dump_to_file, list_files
-from udfs.lookup.index_sizes import IndexSizesPlan, index_sizes
-from udfs.lookup.minutes import TimedSegment, time_index_rows
-from udfs.lookup.queries import Queries, lookup
-from udfs.problem import Problem, SetAside
-from udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
-from udfs.reindex.write import Target
-from udfs.report.measure_partition import ProfilePlan, profile_partition
 
 READ_ERRORS = ["EIO", "ESTALE", "EACCES"]
 
@@ -47,7 +48,7 @@ def log_of(part: Partition, number: int = 1) -> Path:
 
 
 def unreadable(problem: Problem | LogFormatError | None, path: str, error: str) -> None:
-    """The problem says path and errno."""
+    """Check that the problem names path and errno."""
     assert problem is not None
     assert (problem.kind, problem.path) == ("unreadable", path)
     assert f"rrno {getattr(errno, error)}]" in problem.found
@@ -124,7 +125,7 @@ def test_a_full_disk_ends_the_job(part: Partition, tmp_path: Path, on: Any, erro
 
 
 @pytest.mark.parametrize("error", READ_ERRORS)
-def test_verify(part: Partition, tmp_path: Path, error: str) -> None:
+def test_an_unreadable_log_is_verifys_problem(part: Partition, tmp_path: Path, error: str) -> None:
     log = log_of(part)
     with faults(tmp_path, Fault("read", str(log), error=error)):
         checked = part.verify()
@@ -146,7 +147,7 @@ def test_verify_side_files(part: Partition, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_report(part: Partition, tmp_path: Path, nth: int) -> None:
+def test_an_unreadable_log_is_the_reports_problem(part: Partition, tmp_path: Path, nth: int) -> None:
     plan = part.plan()
     with faults(tmp_path, Fault("read", str(log_of(part)), nth=nth, error="EIO")):
         profile = profile_partition(ProfilePlan(plan, compacted=True))
@@ -191,8 +192,8 @@ def test_reindex_folder_that_cannot_be_flushed(part: Partition, tmp_path: Path) 
     assert {o.problem.kind for o in outcomes} == {"unwritable"}
 
 
-def test_lookup(part: Partition, tmp_path: Path) -> None:
-    (plan,) = archive_plans(str(part.root), None, [])
+def test_an_unreadable_log_leaves_its_lookups_unanswered(part: Partition, tmp_path: Path) -> None:
+    (plan,) = archive_plans(str(part.root), EVERY_TOPIC, [])
     queries = Queries(np.array([3, 15]), np.zeros(2, np.bool_))
     with faults(tmp_path, Fault("open", str(log_of(part, 3)), error="EIO")):
         found = lookup(plan, queries)
@@ -202,7 +203,7 @@ def test_lookup(part: Partition, tmp_path: Path) -> None:
 
 
 def test_sizing_and_time_index(part: Partition, tmp_path: Path) -> None:
-    (plan,) = archive_plans(str(part.root), None, [])
+    (plan,) = archive_plans(str(part.root), EVERY_TOPIC, [])
     log = log_of(part)
     with faults(tmp_path, Fault("open", str(log), times=2, error="ESTALE")):
         sizes = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
@@ -216,7 +217,7 @@ def test_sizing_and_time_index(part: Partition, tmp_path: Path) -> None:
     assert len({row["segment_base_offset"] for row in rows if row["problem"] is None}) == 3
 
 
-def test_inspect(part: Partition, tmp_path: Path) -> None:
+def test_inspect_names_an_unreadable_log_and_shows_the_others(part: Partition, tmp_path: Path) -> None:
     log, written = log_of(part), bytearray()
     with faults(tmp_path, Fault("read", str(log), error="EIO")):
         findings = dump([part.folder], DumpOptions(LogOptions(deep=True)), written.extend)
@@ -261,12 +262,12 @@ def test_data_source_fails(part: Partition, tmp_path: Path) -> None:
     unreadable(found.value, str(log), "EIO")
 
 
-def test_listing(part: Partition, tmp_path: Path) -> None:
+def test_an_unreadable_folder_is_its_partitions_problem_alone(part: Partition, tmp_path: Path) -> None:
     """A folder that cannot be listed is its partition's problem; the others are there."""
     (part.root / "u-0").mkdir()
     (part.root / "u-0" / segment_file(0, "log")).write_bytes(part.log(0).read_bytes())
     with faults(tmp_path, Fault("list", str(part.folder), error="EIO")):
-        found = archive.listed(str(part.root), None)
+        found = archive.listed(str(part.root))
     unreadable(found.partitions["t", 0].problem, "t-0", "EIO")
     assert found.partitions["u", 0].problem is None
 
@@ -286,7 +287,7 @@ def _profile(part: Partition) -> Any:
 
 
 def _lookup(part: Partition) -> Any:
-    (plan,) = archive_plans(str(part.root), None, [])
+    (plan,) = archive_plans(str(part.root), EVERY_TOPIC, [])
     return lookup(plan, Queries(np.array([3]), np.zeros(1, np.bool_)))
 
 
@@ -301,15 +302,15 @@ def _inspect(part: Partition) -> Any:
 
 
 PLACES = {
-    "compact": ("udfs.compact.one_task.analyse", lambda part: compact_partition(part.plan()).problem),
-    "verify": ("udfs.verify.partition._check_gaps", lambda part: part.verify().problems[-1]),
-    "report": ("udfs.report.measure_partition.Walk", lambda part: _profile(part).problem),
+    "compact": ("lastkey.udfs.compact.one_task.analyse", lambda part: compact_partition(part.plan()).problem),
+    "verify": ("lastkey.udfs.verify.partition._check_gaps", lambda part: part.verify().problems[-1]),
+    "report": ("lastkey.udfs.report.measure_partition.Walk", lambda part: _profile(part).problem),
     "reindex": (
-        "udfs.reindex.segment.scan", lambda part: reindexed(part, Target("check", str(part.root)))[0].problem,
+        "lastkey.udfs.reindex.segment.scan", lambda part: reindexed(part, Target("check", str(part.root)))[0].problem,
     ),
-    "lookup": ("udfs.lookup.queries._answers", lambda part: _lookup(part).problem),
-    "data source": ("udfs.data_source.records.record_batches", _first_problem),
-    "inspect": ("logformat.dump.log_options.batch_lines", _inspect),
+    "lookup": ("lastkey.udfs.lookup.queries._answers", lambda part: _lookup(part).problem),
+    "data source": ("lastkey.udfs.data_source.records.record_batches", _first_problem),
+    "inspect": ("lastkey.logformat.dump.log_options.batch_lines", _inspect),
 }  # fmt: skip
 
 
@@ -324,7 +325,8 @@ def test_a_defect_is_the_partitions_problem(
     assert "t-0" in problem.path
     assert "KeyError" in problem.found
     assert "in fail, line" in problem.found
-    assert "report this" in problem.hint
+    assert "t-0: internal error: KeyError: " in str(problem) or "/" in problem.path
+    assert "at byte" not in str(problem) and "please report this" in str(problem)
     logged = [record.exc_info for record in caplog.records if record.exc_info]  # whatever a handler makes of it
     assert {(str(of[1]), of[2] is not None) for of in logged} == {("'what nobody thought of'", True)}
 
@@ -350,14 +352,15 @@ def test_who_wants_to_stop_is_let_stop(
         run(part)
 
 
-def test_attempt() -> None:
+def test_an_attempt_gives_its_result_or_the_problem_that_stopped_it() -> None:
     assert attempt("t-0", lambda: 7) == 7
     problem = Problem("gap", "t-0", 0, "a", "b", state="gap")
     assert attempt("t-0", boom(SetAside(problem))) is problem
     assert stopped(LogFormatError("crc", "x", 1, "a", "b"), "t-0").kind == "crc"
     for kind in ("defect", "memory", "unwritable", "keys"):
         assert kind in KINDS
-        assert kind in str(Problem(kind, "t-0", 0, "a", "b"))  # a report says it
+        said = str(Problem(kind, "t-0", NO_POSITION, "a", "b"))  # a report says it
+        assert said == ("t-0: internal error: b" if kind == "defect" else f"t-0: {kind}: expected a, found b")
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(OSError, match="No space"):
         attempt("t-0", boom(full))
@@ -367,7 +370,7 @@ def test_report_says_that_keys_do_not_fit(tmp_path: Path) -> None:
     """Its kind of problem was none, so that the report ended where it was to be shown."""
     import dataclasses
 
-    from jobs.command.config import Config
+    from lastkey.jobs.command.config import Config
 
     part = build(tmp_path / "archive")
     config = Config()

@@ -1,7 +1,7 @@
 """Kafka's rules for cleaning as pure functions: what is cleanable, due, grouped, retained (COMPACTION.md, "Rules").
 
-Nothing here reads a file. Segments come as arrays, one element a segment, ascending by base offset; batches as BATCH
-rows. The decision for single records is in `decide_kernels`.
+These functions read no file. They take segments as arrays, one element a segment, ascending by base offset, and batches
+as BATCH rows. `decide_kernels` decides about single records.
 """
 
 from __future__ import annotations
@@ -12,30 +12,33 @@ from typing import Final
 
 import numpy as np
 
-from logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK, MAX_RELATIVE_OFFSET
-from udfs.compact.decide_kernels import DELETE, DELETE_EMPTY, RETAIN_EMPTY
+from lastkey.logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK, MAX_RELATIVE_OFFSET
+from lastkey.udfs.compact.verdicts import DELETE, DELETE_EMPTY, RETAIN_EMPTY
 
-NO_LEGACY_HORIZON: Final = -(2**63)  # no segment is clean yet: no file is so old that its legacy tombstones may go
+NO_LEGACY_HORIZON: Final = -(2**63)  # no segment is clean yet, so legacy tombstones stay in files of any age
 
 
 @dataclass(frozen=True)
 class SegmentFacts:
-    """What the rules ask of the segments of a log; arrays of one element a segment."""
+    """Facts about the segments of a log that the rules need; arrays of one element a segment."""
 
     base_offset: np.ndarray  # int64
     size: np.ndarray  # int64, bytes
     max_timestamp: np.ndarray  # int64, ms; -1: none
-    first_timestamp: np.ndarray  # int64, ms: the largest of its first batch; -1: none
+    first_timestamp: np.ndarray  # int64, ms: the largest of the segment's first batch; -1: none
     mtime_ms: np.ndarray  # int64
+    bytes_above: int = 0  # bytes of the log above the high watermark, which were not read
 
     def largest_timestamp(self) -> np.ndarray:
-        """Kafka's LogSegment.largestTimestamp: the file's mtime where no record has a timestamp."""
+        """Return int64[n] as Kafka's LogSegment.largestTimestamp does: the mtime of a file whose records have no
+        timestamp.
+        """
         return np.where(self.max_timestamp >= 0, self.max_timestamp, self.mtime_ms)
 
 
 @dataclass(frozen=True)
 class CleanableRange:
-    """Where a cleaning begins and ends, and how much it would read (KAFKA.md, "Cleanable range" and "Due")."""
+    """The range of a cleaning, and how many bytes it would read (KAFKA.md, "Cleanable range" and "Due")."""
 
     first_dirty_offset: int
     first_uncleanable_offset: int  # a segment's base, or the log end
@@ -44,14 +47,14 @@ class CleanableRange:
 
     @property
     def ratio(self) -> float:
-        """Dirty part of what would be cleaned."""
+        """Dirty part of the bytes that would be cleaned."""
         total = self.clean_bytes + self.cleanable_bytes
         return self.cleanable_bytes / total if total else 0.0
 
 
 def first_dirty_offset(checkpoint: int | None, log_start_offset: int, log_end_offset: int) -> int:
-    """Where the dirty section begins. A checkpoint beyond the log end is the caller's to refuse (`diverged`): Kafka
-    would begin at the log start, which hides that the log was replaced.
+    """Return the offset at which the dirty section begins. The caller must refuse a checkpoint beyond the log end
+    (`diverged`): Kafka would begin at the log start, which hides that the log was replaced.
     """
     if checkpoint is None or checkpoint < log_start_offset:
         return log_start_offset
@@ -68,8 +71,9 @@ def cleanable_range(
     min_compaction_lag_ms: int,
     now_ms: int,
 ) -> CleanableRange:
-    """KAFKA.md, "Cleanable range". `active_base_offset`: base of the active segment; of a sealed
-    archive the log end.
+    """Return the range that a cleaning may cover (KAFKA.md, "Cleanable range").
+
+    active_base_offset: base of the active segment; for a sealed archive the log end.
     """
     limit = min(last_stable_offset, active_base_offset)
     bases = segments.base_offset
@@ -95,7 +99,7 @@ def cleanable_range(
 def compaction_delay_ms(
     segments: SegmentFacts, first_dirty: int, active_base_offset: int, max_lag_ms: int, now_ms: int
 ) -> int:
-    """How long the oldest dirty record is past max.compaction.lag.ms; 0: not past (KAFKA.md, "Due")."""
+    """Return how long the oldest dirty record is past max.compaction.lag.ms; 0 if it is not (KAFKA.md, "Due")."""
     if max_lag_ms <= 0 or max_lag_ms >= 2**63 - 1:
         return 0
     ends = np.append(segments.base_offset[1:], active_base_offset)
@@ -106,7 +110,9 @@ def compaction_delay_ms(
 
 
 def is_due(cleanable: CleanableRange, delay_ms: int, min_dirty_ratio: float, min_dirty_bytes: int, force: bool) -> bool:
-    """Lag passed, or ratio (strictly) and volume both reached; `--force` takes whatever is cleanable."""
+    """Return whether to clean now: the lag has passed, or both the ratio (strictly) and the volume are reached.
+    `--force` cleans whatever is cleanable.
+    """
     if cleanable.cleanable_bytes <= 0 and not (force and cleanable.clean_bytes > 0):
         return False
     if force or delay_ms > 0:
@@ -124,7 +130,9 @@ def group_segments_by_size(
     max_bytes: int,
     max_index_bytes: int,
 ) -> list[range]:
-    """Segments that become one, as ranges of their numbers, by sizes before cleaning (KAFKA.md, "Segment groups")."""
+    """Return the groups of segments that become one, as ranges of segment numbers, by sizes before cleaning (KAFKA.md,
+    "Segment groups").
+    """
     groups: list[range] = []
     start = 0
     n = len(base_offsets)
@@ -159,7 +167,7 @@ class LastBatches:
 
 
 def is_last_of_producer(batches: np.ndarray, producers: LastBatches) -> np.ndarray:
-    """bool[n]: batches that must leave at least their header (KAFKA.md, "Batches")."""
+    """Return bool[n]: the batches that must leave at least their header (KAFKA.md, "Batches")."""
     if not len(producers.producer_id):
         return np.zeros(len(batches), np.bool_)
     at = np.searchsorted(producers.producer_id, batches["producer_id"])
@@ -175,7 +183,9 @@ def is_last_of_producer(batches: np.ndarray, producers: LastBatches) -> np.ndarr
 def batch_retention(
     batches: np.ndarray, discardable: np.ndarray, producers: LastBatches, first_uncleanable_offset: int, now_ms: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(retention: int8[n], drop_records: bool[n]) of BATCH[n]; with Kafka 4.0's rule for the last batch of a round."""
+    """Return (retention: int8[n], drop_records: bool[n]) for BATCH[n], with Kafka 4.0's rule for the last batch of a
+    round.
+    """
     control = (batches["attributes"] & CONTROL_MASK) != 0
     has_horizon = (batches["magic"] == 2) & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
     drop = discardable & (~control | (has_horizon & (batches["base_timestamp"] <= now_ms)))
@@ -186,32 +196,43 @@ def batch_retention(
 
 @dataclass(frozen=True)
 class Rules:
-    """All that decides about a partition's batches, besides the last offsets; the same for every segment."""
+    """Inputs of all decisions about a partition's batches, except the last offsets; the same for every segment."""
 
     now_ms: int
     delete_retention_ms: int
     first_uncleanable_offset: int
-    legacy_horizon_ms: int  # tombstones of magic 0, 1 go where their segment's mtime is not above it
+    legacy_horizon_ms: int  # drop tombstones of magic 0, 1 if their segment's mtime is not above it
     keep_null_keys: bool
     producers: LastBatches
-    txn_base_offsets: np.ndarray  # int64[m], ascending: the transactional and control batches ...
-    txn_discardable: np.ndarray  # bool[m]: ... and which of them may go
-    oldest_ms: int = -1  # data records with an earlier timestamp go
-    keeps_end: bool = True  # a last batch of magic 0 or 1 keeps its last offset: nothing behind it may say where it was
-    compacts: bool = True  # else nothing goes but those
+    txn_base_offsets: np.ndarray  # int64[m], ascending: bases of transactional and control batches
+    txn_discardable: np.ndarray  # bool[m]: whether each of them may go
+    oldest_ms: int = -1  # drop data records with an earlier timestamp
+    keeps_end: bool = True  # keep the last offset of a last batch of magic 0 or 1: no segment behind may tell it
+    compacts: bool = True  # False: drop only records before oldest_ms
     dry_run: bool = False
 
     @property
     def new_horizon_ms(self) -> int:
-        """Delete horizon given now; -1 where it overflows."""
+        """Delete horizon for batches that get one now; -1 if it overflows."""
         horizon = self.now_ms + self.delete_retention_ms
         return horizon if horizon < 2**63 else -1
 
     def discardable(self, batches: np.ndarray) -> np.ndarray:
-        """bool[n] of BATCH[n]."""
+        """Return bool[n] for BATCH[n]: the transactional and control batches that may go."""
         out = np.zeros(len(batches), np.bool_)
         if len(self.txn_base_offsets):
             at = np.searchsorted(self.txn_base_offsets, batches["base_offset"])
             at = np.minimum(at, len(self.txn_base_offsets) - 1)
             out = (self.txn_base_offsets[at] == batches["base_offset"]) & self.txn_discardable[at]
         return out
+
+
+def key_candidates(batches: np.ndarray, rules: Rules) -> np.ndarray:
+    """Return bool[n] for BATCH[n]: the batches whose records may be the last of their key, so no control or aborted
+    ones.
+    """
+    _, drop = batch_retention(
+        batches, rules.discardable(batches), rules.producers, rules.first_uncleanable_offset, rules.now_ms
+    )
+    candidates: np.ndarray = ~drop & ((batches["attributes"] & CONTROL_MASK) == 0)
+    return candidates

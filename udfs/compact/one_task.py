@@ -1,9 +1,9 @@
 """The whole compaction of one partition in one task: scan, decide, rewrite, read back.
 
-Steps, in the order that a crash allows: read and check everything that will be used; decide; write new segments with
-their side files into a folder that nobody knows; flush; read back. The driver makes it visible (`jobs.store.tables`).
-Each input byte is read twice (headers and checksums; records) and decompressed once; each output byte is written once
-and read once.
+The steps run in an order that survives a crash: read and check all input; decide; write new segments with their side
+files into a folder that nobody knows; flush; read back. The driver makes the folder visible (`jobs.store.tables`). The
+task reads each input byte twice (headers and checksums; records) and decompresses it once; it writes each output byte
+once and reads it once.
 """
 
 from __future__ import annotations
@@ -17,31 +17,34 @@ from functools import partial
 
 import numpy as np
 
-from logformat.batches.bodies import BodyLoader, Run
-from logformat.batches.chunks import ChunkBuffer
-from udfs.attempt import attempt
-from udfs.compact.analyse import Analysis, analyse, result_of
-from udfs.compact.clean_batches import MarkLast, Tally
-from udfs.compact.clean_segment import clean_backwards
-from udfs.compact.decide_kernels import COUNTER_NAMES, NULL_KEYS
-from udfs.compact.expire_records import expire_records, with_what_is_old
-from udfs.compact.generation import remove_folder, write_generation, write_group
-from udfs.compact.key_table import KeyTable, TooManyKeys
-from udfs.compact.piece_stack import Group, PieceStack
-from udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
-from udfs.compact.scan_partition import check_something_expires, scan_all, scan_identity
-from udfs.compact.scan_segment import chunk_buffer
-from udfs.compact.winners import find_winners
-from udfs.problem import Problem, SetAside
-from udfs.segments import OutputSegment
+from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.logformat.errors import NO_POSITION
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.compact.clean.clean_batches import MarkLast, Tally
+from lastkey.udfs.compact.clean.clean_segment import clean_backwards
+from lastkey.udfs.compact.clean.key_table import KeyTable, TooManyKeys
+from lastkey.udfs.compact.clean.winners import find_winners
+from lastkey.udfs.compact.expire_records import expire_records, with_what_is_old
+from lastkey.udfs.compact.output.generation import remove_folder, write_generation, write_group
+from lastkey.udfs.compact.output.piece_stack import PieceStack
+from lastkey.udfs.compact.output.place_segments import begin_at, can_begin_at
+from lastkey.udfs.compact.output.result import result_of
+from lastkey.udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.scan.analyse import Analysis, Group, analyse
+from lastkey.udfs.compact.scan.scan_partition import check_something_expires, scan_all, scan_identity
+from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
+from lastkey.udfs.compact.verdicts import COUNTER_NAMES, NULL_KEYS
+from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.segments import OutputSegment
 
 
 class Clock:
-    """Seconds by phase; a phase inside another one is not counted twice."""
+    """Seconds by phase. The time of a nested phase does not count for the outer one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._inside = 0.0  # of phases within the current one
+        self._inside = 0.0  # seconds of phases within the current one
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -57,7 +60,7 @@ class Clock:
 
 
 def compact_partition(plan: PartitionPlan) -> PartitionResult:
-    """Compact one partition, or say why not: whatever stops it becomes a result. Only a full disk raises OSError."""
+    """Compact one partition, or say why not: every error becomes a result, except OSError for a full disk."""
     clock = Clock()
     done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(plan, clock))
     if isinstance(done, Problem):
@@ -99,16 +102,16 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
 
 
 def check_null_keys(plan: PartitionPlan, tally: Tally) -> None:
-    """Set the partition aside where it holds records without key and nobody said what to do with them."""
+    """Raise SetAside if the partition holds records without key and the setting null_keys is "fail"."""
     found = int(tally.counters[NULL_KEYS])
     if found and plan.settings.null_keys == "fail":
         raise SetAside(
             Problem(
                 "null_key",
                 f"{plan.topic}-{plan.partition}",
-                0,
+                NO_POSITION,
                 "a key in every record",
-                f"{found} records without",
+                f"{found} records without one",
                 hint="compaction would drop them: --null-keys keep or drop, or leave this topic out",
             )
         )
@@ -117,8 +120,8 @@ def check_null_keys(plan: PartitionPlan, tally: Tally) -> None:
 def clean_groups(
     plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer, clock: Clock
 ) -> list[OutputSegment]:
-    """Clean the groups from the last to the first, and write each as soon as its base is certain: a group of which
-    nothing survives gives its base to the one after it. Returns the segments in order.
+    """Clean the groups from last to first, and write each as soon as its base is certain: a group without survivors
+    passes its base to the group after it. Returns the segments in order.
     """
     rules, sources = analysis.rules, analysis.sources
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
@@ -128,25 +131,26 @@ def clean_groups(
     else:
         mark_last = find_winners(plan, analysis, buffer).mark
     out: list[OutputSegment] = []
-    held: Group | None = None
+    held: tuple[Group, PieceStack] | None = None
     fails = plan.settings.null_keys == "fail"
     for numbers in reversed(analysis.groups):
         stack = PieceStack(plan.limits.task_memory_bytes // 4)
         for number in reversed(numbers):
-            clean_backwards(number, sources, stack, rules, loader, mark_last, tally, buffer)
-        group = analysis.group(numbers, stack)
+            for piece, chunk in clean_backwards(sources[number], rules, loader, mark_last, tally, buffer):
+                stack.push(number, piece, chunk)
+        group = analysis.group(numbers)
         if fails and tally.counters[NULL_KEYS]:
-            continue  # nothing of this partition will be committed; go on only to count
-        if held is not None and not len(stack) and held.can_begin_at(group.base_offset):
-            held.take_base_of(group)
+            continue  # this partition will not be committed; go on only to count
+        if held is not None and not len(stack) and can_begin_at(held[1].last_offset, group.base_offset):
+            held = begin_at(held[0], group), held[1]
             continue
         if held is not None:
             with clock.phase("write"):
-                out.append(write_group(plan, analysis, held, buffer))
-        held = group
+                out.append(write_group(plan, analysis, *held, buffer))
+        held = group, stack
     if held is not None and not (fails and tally.counters[NULL_KEYS]):
         with clock.phase("write"):
-            out.append(write_group(plan, analysis, held, buffer))
+            out.append(write_group(plan, analysis, *held, buffer))
     return out[::-1]
 
 

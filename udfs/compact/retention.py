@@ -1,6 +1,6 @@
-"""Kafka's retention: which segments go by log start, size and time, from the oldest on (KAFKA.md, "Retention").
+"""Kafka's retention: the segments that log start, size and time remove, from the oldest on (KAFKA.md, "Retention").
 
-Nothing here reads a file. Whole segments go, and only those at the beginning of the log.
+These functions read no file. Retention removes whole segments, and only at the beginning of the log.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from udfs.compact.cleaner import SegmentFacts
+from lastkey.udfs.compact.cleaner import SegmentFacts
 
 Reason = Literal["log_start", "size", "time"]
 REASONS: Final[tuple[Reason, ...]] = ("log_start", "size", "time")
@@ -19,37 +19,44 @@ REASONS: Final[tuple[Reason, ...]] = ("log_start", "size", "time")
 
 @dataclass(frozen=True)
 class Expired:
-    """What one rule took."""
+    """The segments that one rule removed."""
 
     reason: Reason
-    first: int  # base of the first segment that went
-    until: int  # offset: all from there on below this one is gone
+    first: int  # base of the first removed segment
+    until: int  # offset: the rule removed all in [first, until)
     segments: int
-    records: int  # as far as headers say: a compressed batch of magic 0 or 1 counts as one
+    records: int  # as headers tell: a compressed batch of magic 0 or 1 counts as one
     bytes: int
+    bytes_above: int = 0  # reason size: bytes of the log above the high watermark, which the rule counts too
 
 
-def taken(by_rule: Mapping[Reason, int], segments: Sequence[tuple[int, int, int, int]]) -> tuple[Expired, ...]:
-    """What each rule took; segments: (base offset, end of its range, records, bytes) of those that went, in order."""
+def summarize_expired(
+    by_rule: Mapping[Reason, int], segments: Sequence[tuple[int, int, int, int]], bytes_above: int
+) -> tuple[Expired, ...]:
+    """Return the segments that each rule removed.
+
+    segments: (base offset, end of its range, records, bytes) of the removed ones, in order.
+    """
     out, first = [], 0
     for reason, n in by_rule.items():
         rows = segments[first : first + n]
         first += n
         if rows:
             records, size = sum(row[2] for row in rows), sum(row[3] for row in rows)
-            out.append(Expired(reason, rows[0][0], rows[-1][1], n, records, size))
+            above = bytes_above if reason == "size" else 0
+            out.append(Expired(reason, rows[0][0], rows[-1][1], n, records, size, above))
     return tuple(out)
 
 
 @dataclass(frozen=True)
 class RetentionLimits:
-    """What a topic's settings allow; -1: no limit."""
+    """Limits in a topic's settings; -1: no limit."""
 
     retention_ms: int = -1
     retention_bytes: int = -1
 
     @property
-    def some(self) -> bool:
+    def has_limit(self) -> bool:
         """Whether there is any limit."""
         return self.retention_ms >= 0 or self.retention_bytes >= 0
 
@@ -64,8 +71,8 @@ def may_take_any(
     now_ms: int,
     last_may_go: bool,
 ) -> bool:
-    """Whether any segment goes, which the first one tells; sizes may be too large."""
-    largest = np.full(len(base_offsets), 2**63 - 1, np.int64)  # of the others nothing is known: as if young
+    """Return whether retention may remove any segment, judged by the first one; sizes may be too large."""
+    largest = np.full(len(base_offsets), 2**63 - 1, np.int64)  # times of the others are unknown: assume young
     largest[:1] = first_largest_ms
     facts = SegmentFacts(np.array(base_offsets, np.int64), np.array(sizes, np.int64), largest, largest, largest)
     return any(
@@ -78,19 +85,20 @@ def may_take_any(
 def expired_segments(
     segments: SegmentFacts, limits: RetentionLimits, *, log_start_offset: int, now_ms: int, last_may_go: bool
 ) -> dict[Reason, int]:
-    """How many segments each rule takes, one after the other, as UnifiedLog.deleteOldSegments does. Without a limit
-    none, not even those below the log start: nobody asked for it, and there they do no harm.
+    """Return how many segments each rule removes, one rule after the other, as UnifiedLog.deleteOldSegments does.
+    Without a limit it removes none, not even those below the log start: nobody asked for that, and there they do no
+    harm.
 
-    last_may_go: whether nothing will be appended to the last segment; an empty one stays even then.
+    last_may_go: whether nothing will be appended to the last segment; an empty last segment stays even then.
     """
-    if not limits.some:
+    if not limits.has_limit:
         return dict.fromkeys(REASONS, 0)
     n = len(segments.base_offset)
     may_go = n if last_may_go and n and segments.size[-1] > 0 else max(n - 1, 0)
     by_start = min(int(np.searchsorted(segments.base_offset[1:], log_start_offset, "right")), may_go)
     left = slice(by_start, may_go)
     by_size = 0
-    too_much = int(segments.size[by_start:].sum()) - limits.retention_bytes
+    too_much = int(segments.size[by_start:].sum()) + segments.bytes_above - limits.retention_bytes
     if limits.retention_bytes >= 0 and too_much >= 0:
         by_size = int(np.searchsorted(np.cumsum(segments.size[left]), too_much, "right"))
     left = slice(by_start + by_size, may_go)

@@ -1,35 +1,38 @@
-"""Imported by the process that Python workers are forked from: what every task needs, compiled kernels included.
+"""Everything that a task needs, compiled kernels included, for the process that Python workers are forked from.
 
-A kernel is read from numba's cache at its first call, so each one is called here once, on one empty batch.
+numba reads a kernel from its cache at the first call, so `load_kernels` calls each one once, on one empty batch.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from logformat.batches.bodies import BodyLoader, Run
-from logformat.batches.chunks import NO_END, Chunk
-from logformat.batches.walk_kernels import walk_batches
-from logformat.layout import BATCH, BATCH_OVERHEAD
-from logformat.primitives.crc32c import crc32c_extend
-from logformat.side_files.index_builder import IndexBuilder
-from logformat.side_files.producer_state import ProducerState, merge, merge_all, summarize
-from udfs.compact import one_task, rewrite_group, rewrite_split, scan_keys  # noqa: F401 - so that workers need not
-from udfs.compact.block_kernels import (
+from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.chunks import NO_END, Chunk
+from lastkey.logformat.batches.walk_kernels import walk_batches
+from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD
+from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.logformat.side_files.index_builder import IndexBuilder
+from lastkey.logformat.side_files.producer_state import ProducerState, merge, merge_all, summarize
+from lastkey.udfs.compact import one_task  # noqa: F401 - so that workers need not
+from lastkey.udfs.compact.clean.clean_batches import Tally, clean_chunk
+from lastkey.udfs.compact.clean.key_table import KeyTable
+from lastkey.udfs.compact.clean.last_offset_kernels import mark_last_offsets, mark_survivors
+from lastkey.udfs.compact.clean.rebuild_kernels import CLEANED, assemble_batches, digest_records, encode_bodies
+from lastkey.udfs.compact.clean.slot_kernels import rehash
+from lastkey.udfs.compact.cleaner import LastBatches, Rules
+from lastkey.udfs.compact.scan.transactions import TXN_BATCH, discardable_batches
+from lastkey.udfs.compact.split import rewrite_group, rewrite_split, scan_keys  # noqa: F401 - so that workers need not
+from lastkey.udfs.compact.split.block_kernels import (
+    batch_verdicts,
     checksum_cells,
     collect_leaving,
-    fates_of_batches,
-    hand_out,
     in_order_of_walk,
+    mark_kept,
     settle_cells,
     sort_by_bucket,
 )
-from udfs.compact.clean_batches import Tally, clean_chunk
-from udfs.compact.cleaner import LastBatches, Rules
-from udfs.compact.key_table import KeyTable
-from udfs.compact.last_offset_kernels import mark_last_offsets, mark_survivors, rehash
-from udfs.compact.rebuild_kernels import CLEANED, EMPTIED, assemble_batches, digest_records, encode_bodies
-from udfs.compact.transactions import TXN_BATCH, discardable_batches
+from lastkey.udfs.compact.verdicts import EMPTIED
 
 
 def load_kernels() -> None:
@@ -58,7 +61,7 @@ def load_kernels() -> None:
     def mark_last(run: Run, is_last: np.ndarray) -> None:
         mark_last_offsets(run.batches, run.bodies, run.wanted, run.spans, 0, table.slots, 0, is_last, 0)
         mark_survivors(run.batches, run.bodies, run.wanted, run.spans, offsets, 0, is_last)
-        entries, buckets, fates = np.empty((0, 2), np.uint64), np.empty(0, np.uint8), np.zeros(1, np.int8)
+        entries, buckets, verdicts = np.empty((0, 2), np.uint64), np.empty(0, np.uint8), np.zeros(1, np.int8)
         collect_leaving(
             run.batches, run.bodies, run.wanted, run.spans, is_last, 0, 0, 60, is_last, flags, entries, buckets
         )
@@ -66,8 +69,8 @@ def load_kernels() -> None:
         checksum_cells(raw, offsets[:0], np.empty(0, np.uint32))
         settle_cells(entries, offsets, offsets, table.slots, offsets, offsets, offsets, is_last)
         in_order_of_walk(buckets, offsets, is_last, is_last)
-        fates_of_batches(run.batches, run.wanted, is_last, 0, flags, fates)
-        hand_out(run.batches, run.bodies, run.wanted, fates, is_last, 0, is_last)
+        batch_verdicts(run.batches, run.wanted, is_last, 0, flags, verdicts)
+        mark_kept(run.batches, run.bodies, run.wanted, verdicts, is_last, 0, is_last)
         kept, out = np.empty(0, np.bool_), np.empty(0, np.uint8)
         encode_bodies(run.raw, run.scratch, run.batches, run.bodies, cleaned, run.spans, kept, out, offsets)
         digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, kept, flags)

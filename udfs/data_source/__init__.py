@@ -1,1 +1,1 @@
-"""What the data sources read: plans, pieces, Arrow record batches."""
+"""Reading for the data sources: plans, pieces, Arrow record batches."""

@@ -1,13 +1,15 @@
-"""Which batches belong to aborted transactions: by the next marker of their producer, wherever behind them it lies.
+"""Batches of aborted transactions: the next marker of a batch's producer decides, wherever behind the batch it lies.
 
-A consumer is told by the broker, from the transaction index. Here markers are looked for in the log itself, so an
-archive without `.txnindex` files gives the same: aborted data never lies in a log without its ABORT marker (the cleaner
-drops the data first, and the marker later). The headers ahead of a chunk are read as far as its open transactions go,
+A broker tells consumers from the transaction index. This module looks for markers in the log itself, so an archive
+without `.txnindex` files gives the same result: aborted data never lies in a log without its ABORT marker (the cleaner
+drops the data first, and the marker later). Headers ahead of a chunk are read as far as its open transactions go,
 usually a little, and never twice.
 
-What is above the last stable offset is not read at all: the plan ends there (find_pieces). Below it, a batch without a
-marker is data of a transaction whose marker was cleaned away, which only happens to committed ones; or, where the log
-has damage that is set aside, of one that nobody can tell: it is withheld.
+Nothing above the last stable offset is read at all: the plan ends there (find_pieces). Below it, every transaction has
+its marker, because a cleaner keeps the marker while a batch is left. A transaction without one is open, although the
+snapshot behind the last stable offset denies it. A broker believes the snapshot and serves the batch; here that is an
+error. If the log has damage that is set aside, nobody can tell how the transaction of such a batch ended: the batch is
+withheld.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.batches.chunks import Chunk, ChunkBuffer, Tail
-from logformat.batches.headers import read_headers
-from logformat.errors import LogFormatError
-from logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
-from udfs.data_source.plan import ListedLog, Piece
-from udfs.storage import cached_root, opened
+from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, Tail
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
+from lastkey.udfs.data_source.pieces import ListedLog, Piece
+from lastkey.udfs.storage import cached_root, opened
 
 _BUFFER_BYTES: Final = 1 << 20
 LogsBehind = Callable[[ListedLog], Iterable[ListedLog]]
@@ -31,17 +33,20 @@ _MARKER: Final = np.dtype([("producer_id", "i8"), ("offset", "i8"), ("aborted", 
 
 
 class Outcomes:
-    """Markers of a piece and what lies behind it, read as far as they are asked for. Chunks come in order."""
+    """Markers of a piece and of the log behind it, read as far as needed. Chunks come in order."""
 
     def __init__(self, piece: Piece, logs_behind: LogsBehind | None = None) -> None:
         self._ahead, self._doubtful = _markers(piece, logs_behind), piece.doubtful
+        self._shown, self._to_the_end = piece.shown, logs_behind is not None or not piece.more_later
         self._known = np.empty(0, _MARKER)  # by producer, then offset
-        self._ended: LogFormatError | bool = False  # the log has ended, or its headers cannot be read any further
+        self._ended: LogFormatError | bool = False  # True: the log has ended; else why no header follows
 
     def aborted(self, chunk: Chunk, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], LogFormatError | None]:
-        """bool[n]: which of the chunk's batches are data of aborted transactions; decided for the wanted ones only.
+        """Return (bool[n]: the chunk's batches that are data of aborted transactions, error or None), for the wanted
+        ones only.
 
-        With an error, what lies ahead cannot be read: those that it would have decided are among them.
+        The error says that the log ahead is unreadable, or that a transaction has no marker. The batches that this
+        leaves undecided count as aborted then, and in a doubtful piece.
         """
         batches = chunk.batches
         out = np.zeros(len(batches), np.bool_)
@@ -59,9 +64,25 @@ class Outcomes:
                 at = self._next(producers, offsets)
         known = at >= 0
         out[rows[known]] = self._known["aborted"][at[known]]
-        error = self._ended if isinstance(self._ended, LogFormatError) and not known.all() else None
+        error = None
+        if not known.all() and isinstance(self._ended, LogFormatError):
+            error = self._ended
+        elif not known.all() and self._to_the_end and not self._doubtful:
+            error = self._open(batches[rows[~known][0]])
         out[rows[~known]] = self._doubtful or error is not None
         return out, error
+
+    def _open(self, batch: np.void) -> LogFormatError:
+        return LogFormatError(
+            "transaction",
+            self._shown,
+            int(batch["position"]),
+            f"a marker that ends the transaction of producer {int(batch['producer_id'])}, because the newest .snapshot "
+            "says that it is not open",
+            "none up to the end of the log",
+            base_offset=int(batch["base_offset"]),
+            hint="delete the .snapshot files, so that the log decides; or read with isolationLevel read_uncommitted",
+        )
 
     def _read_on(self) -> NDArray[np.void]:
         try:
@@ -73,7 +94,7 @@ class Outcomes:
         return np.empty(0, _MARKER) if found is None else found
 
     def _next(self, producers: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[n]: row in `_known` of the first marker of a producer behind an offset; -1: not known."""
+        """Return int64[n]: row in `_known` of the first marker of each producer behind each offset; -1: not known."""
         if not len(self._known):
             return np.full(len(producers), -1)
         asked = np.zeros(len(producers), _MARKER)
@@ -81,7 +102,7 @@ class Outcomes:
         both = np.concatenate([self._known, asked])
         order = np.lexsort((np.arange(len(both)) < len(self._known), both["offset"], both["producer_id"]))
         is_marker = order < len(self._known)
-        behind = np.cumsum(is_marker)  # markers up to and with each place; so the next one has this row
+        behind = np.cumsum(is_marker)  # number of markers up to each place: the row of the next one
         at = np.empty(len(producers), np.int64)
         at[order[~is_marker] - len(self._known)] = behind[~is_marker]
         none = at == len(self._known)
@@ -91,7 +112,7 @@ class Outcomes:
 
 
 def _markers(piece: Piece, logs_behind: LogsBehind | None) -> Iterator[NDArray[np.void]]:
-    """_MARKER[m] of the piece's segment from its start on, then of the segments behind it, stretch by stretch."""
+    """Yield _MARKER[m] of the piece's segment, from the piece's start on, then of the segments behind it, in parts."""
     buffer = ChunkBuffer(_BUFFER_BYTES)
     start = piece.start
     for log in _logs(piece, logs_behind):

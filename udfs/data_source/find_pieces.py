@@ -1,16 +1,16 @@
-"""Which stretches of which files hold what is asked for: segments that cannot match are never opened by a task.
+"""Stretches of files that hold the wanted records or batches; no task opens a segment that cannot match.
 
-By offset, stretches begin and end where the offset indexes lead (logformat.search.partition_log, whose answers are held
-against the log: a wrong index costs time, never a record). By time in two ways:
+By offset, stretches begin and end where the offset indexes lead (logformat.search.partition_log checks their answers
+against the log: a wrong index costs time, never a record). By time there are two ways:
 
-- A bound of the log, as Spark's Kafka source has `startingTimestamp` and `endingTimestamp`: the first record with a
-  timestamp at or above it, found as a broker finds it. It is an offset from then on.
-- A limit of records (`Wanted.start_ms`): every segment, and within it every batch, whose largest timestamp is below is
-  passed over. Timestamps may be out of order, so nothing that comes later can be left out for an upper limit.
+- A bound of the log, like `startingTimestamp` and `endingTimestamp` of Spark's Kafka source: the first record with a
+  timestamp at or above it, found as a broker finds it. From then on the bound is an offset.
+- A limit of records (`Wanted.start_ms`): segments, and batches within them, whose largest timestamp is below it are
+  skipped. Timestamps may be out of order, so an upper limit skips nothing that comes later.
 
-Where an index is missing, local segments are searched by their headers, others are read whole by the task. Cost: two
-files mapped for each partition that has a bound, and for each segment with a limit by time; of other file systems a
-few requests each.
+If an index is missing, local segments are searched by their headers; tasks read others whole. Cost: two mapped files
+for each partition that has a bound, and for each segment with a limit by time; on other file systems a few requests
+each.
 """
 
 from __future__ import annotations
@@ -18,39 +18,44 @@ from __future__ import annotations
 import io
 import itertools
 import os
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from logformat.batches.bodies import BodyLoader
-from logformat.batches.chunks import MAX_BATCH_BYTES, NO_END, ChunkBuffer, Tail, read_chunks
-from logformat.errors import LogFormatError, readable, stopped
-from logformat.listing import ListedSegment
-from logformat.search.partition_log import PartitionLog
-from logformat.search.segment_search import SearchableSegment
-from logformat.side_files import offset_index
-from udfs.data_source.log_end import OpenedLog, open_log
-from udfs.data_source.plan import Bound, ListedLog, Piece, Range, SourcePartition, Wanted
-from udfs.problem import Problem
-from udfs.storage import Root, cached_place, cached_root, opened, read_file
+from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END, ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.errors import LogFormatError, readable, stopped
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.search.partition_log import PartitionLog
+from lastkey.logformat.search.segment_search import SearchableSegment
+from lastkey.logformat.side_files import offset_index
+from lastkey.udfs.data_source.gaps import GAP_HINT
+from lastkey.udfs.data_source.log_end import OpenedLog, open_log
+from lastkey.udfs.data_source.pieces import Bound, ListedLog, Piece, Range, SourcePartition, Wanted
+from lastkey.udfs.holes import GapFinder, offsets_behind
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import Behind
+from lastkey.udfs.storage import Root, cached_place, cached_root, opened, read_file
 
 _FIRST_BYTES: Final = 64 << 10
-_LATER: Final = 8  # segments that a piece names; transactions seldom span more, and all of all pieces were quadratic
+_LATER: Final = 8  # segments that a piece names: transactions seldom span more, and naming all in each is quadratic
 
 
 class OutOfRangeError(ValueError):
-    """An offset that was asked for and is not there."""
+    """An offset that was asked for and that the log does not have."""
 
 
 class NoSuchTimeError(ValueError):
-    """A starting timestamp that no record reaches, where that is not to be passed over."""
+    """A starting timestamp that no record reaches, if `Range.need_start_time`."""
 
 
 def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
-    """The stretches to read, in the order of the log. LogFormatError, OutOfRangeError and NoSuchTimeError as `asked`
-    says.
+    """Return the stretches to read, in the order of the log.
+
+    Raises LogFormatError, OutOfRangeError and NoSuchTimeError as `asked` says.
     """
     try:
         if partition.problem is not None:
@@ -60,7 +65,7 @@ def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
             return _pieces(partition, opened, asked)
     except (OutOfRangeError, NoSuchTimeError):
         raise
-    except Exception as found:  # of whatever kind: it is told with the partition
+    except Exception as found:  # of whatever kind: the problem names the partition
         error = stopped(found, partition.name)
         if not asked.set_aside:
             raise error from error.__cause__
@@ -68,16 +73,21 @@ def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
 
 
 def first_to_read(partition: SourcePartition, asked: Range) -> int:
-    """The offset that reading begins with. OutOfRangeError and NoSuchTimeError as `asked` says."""
+    """Return the offset at which reading begins. Raises OutOfRangeError and NoSuchTimeError as `asked` says.
+
+    Raises LogFormatError "gap" if the offset is the first one only because a file is missing in front of it.
+    """
     with open_log(partition, asked).log as log:
-        return _offsets(partition, log, asked)[0]
+        start = _offsets(partition, log, asked)[0]
+        _Gaps(partition, log, replace(asked, set_aside=False)).in_front_of(start)
+        return start
 
 
 def first_offset(root: Root, path: str) -> int:
-    """The offset of a file's first record, whatever the file's name; 0 where there is none.
+    """Return the offset of a file's first record, whatever the file's name; 0 if it has none.
 
-    A compressed batch of magic 0 or 1 has only its last offset in the header, and is decompressed for it; where it is
-    damaged, who reads the file says so.
+    Decompresses a compressed batch of magic 0 or 1, whose header has only its last offset. Damage is reported later, by
+    the read.
     """
     with opened(root, path) as file, readable(path):
         first = file.read(8)
@@ -98,16 +108,21 @@ def first_offset(root: Root, path: str) -> int:
 
 def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list[Piece]:
     log, damage, doubtful = opened
-    if damage is not None:  # no offset is known to be behind the log's end
+    if damage is not None:  # offsets behind the damage are not known
         asked = replace(asked, start=_at_most(asked.start, log.latest), end=_at_most(asked.end, log.latest))
     start, end = _offsets(partition, log, asked)
     start, end = max(start, asked.start_offset), min(end, asked.end_offset)
-    told = []  # where reading ends before the damage, it does not come by itself
+    told = []  # problems that no task meets
     if damage is not None and start <= log.latest <= end < NO_END:
         told = [Piece(partition.topic, partition.partition, problem=Problem.of(damage))]
+    gaps = _Gaps(partition, log, asked)
+    in_front = gaps.in_front_of(start)
+    if in_front is not None:
+        told.insert(0, Piece(partition.topic, partition.partition, problem=in_front))
     if start >= end:
         return told
     segments = list(log.segments)
+    to_the_end = asked.end.kind == "latest" and (end == NO_END or (damage is None and end >= log.log_end_offset))
     first = max(int(np.searchsorted([s.base_offset for s in segments], start, "right")) - 1, 0)
     out = []
     for number, segment in enumerate(segments[first:], first):
@@ -130,9 +145,70 @@ def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list
             later=_later(segments[number:]) if asked.wanted.committed else (),
             more_later=asked.wanted.committed and len(segments) - number > _LATER,
             doubtful=doubtful,
+            behind=gaps.behind(number) if following is not None or to_the_end else None,
         )
-        out += _cut(piece, segment, log, asked)
+        cut = _cut(piece, segment, log, asked)
+        out += gaps.instead_of(piece, number) if cut is None else cut
     return out + told
+
+
+class _Gaps:
+    """Gaps that no task would see: in front of the first offset that is read, and behind segments of which nothing is
+    read. The task that reads a segment finds the gap behind it.
+    """
+
+    def __init__(self, partition: SourcePartition, log: PartitionLog, asked: Range) -> None:
+        self.traces = None if asked.accept_gaps else partition.traces
+        self.log, self.asked, self._finder = log, asked, GapFinder(GAP_HINT)
+
+    def behind(self, number: int) -> Behind | None:
+        """Return what a task needs to know of the offsets behind a segment; None: gaps do not count."""
+        return None if self.traces is None else offsets_behind(self.log.segments, self.traces, number)
+
+    def in_front_of(self, start: int) -> Problem | None:
+        """Return the gap in front of the first offset that is read, unless that offset was asked for by its number.
+
+        It may be the first one of all, or the first one from a time on, only because earlier segments are missing.
+        """
+        log, begins = self.log, self.asked.start
+        if self.traces is None or not log.segments or self.asked.start_offset >= start:
+            return None
+        if begins.kind == "latest" or (begins.kind == "offset" and begins.value >= start):
+            return None
+        bases = [segment.base_offset for segment in log.segments]
+        if start == bases[0]:
+            return self._told(self._finder.below(log.segments, self.traces))
+        number = bisect_left(bases, start)
+        if begins.kind != "timestamp" or number == len(bases) or bases[number] != start:
+            return None
+        try:
+            end = log.segment_end(number - 1)
+        except LogFormatError:
+            return None  # damage in a segment of which nothing is read
+        return self._behind_unread(number - 1, end, 0, start)
+
+    def _behind_unread(self, number: int, end: int, start: int, until: int) -> Problem | None:
+        """Return the gap behind a segment that no task reads to its end, offset `end`."""
+        known = self.behind(number)
+        if known is None:
+            return None
+        return self._told(self._finder.behind(known, end, start, until, lambda: self.log.segments[number + 1 :]))
+
+    def instead_of(self, piece: Piece, number: int) -> list[Piece]:
+        """Return the gap behind a segment without wanted records, as a piece; the piece itself if its end is bad."""
+        if piece.behind is None:
+            return []
+        try:
+            end = self.log.segment_end(number)
+        except LogFormatError:
+            return [piece]  # as in _cut
+        problem = self._behind_unread(number, end, piece.start_offset, piece.end_offset)
+        return [] if problem is None else [Piece(piece.topic, piece.partition, problem=problem)]
+
+    def _told(self, problem: Problem | None) -> Problem | None:
+        if problem is not None and not self.asked.set_aside:
+            raise problem.as_error()
+        return problem
 
 
 def _at_most(bound: Bound, offset: int) -> Bound:
@@ -144,7 +220,7 @@ def _later(segments: Sequence[ListedSegment]) -> tuple[ListedLog, ...]:
 
 
 def _offsets(partition: SourcePartition, log: PartitionLog, asked: Range) -> tuple[int, int]:
-    """[start, end) as offsets; the end is open where nothing bounds it, so that no log has to be opened for it."""
+    """Return [start, end) as offsets; end is NO_END if nothing bounds it, so that no log has to be opened for it."""
     unbounded = asked.as_stored or not (asked.wanted.committed or partition.high_watermark is not None)
     start, end = asked.start, asked.end
     first = _start(partition, log, asked) if start.kind != "earliest" else log.earliest
@@ -168,7 +244,7 @@ def _start(partition: SourcePartition, log: PartitionLog, asked: Range) -> int:
         if found < 0 and asked.need_start_time:
             raise NoSuchTimeError(
                 f"{partition.name}: no record with a timestamp of {start.value} ms or later;"
-                " startingOffsetsByTimestampStrategy=latest passes over such partitions"
+                " startingOffsetsByTimestampStrategy=latest skips such partitions"
             )
         return log.latest if found < 0 else found
     if asked.fail_on_data_loss and not log.earliest <= start.value <= log.latest:
@@ -179,36 +255,36 @@ def _start(partition: SourcePartition, log: PartitionLog, asked: Range) -> int:
 def _out_of_range(partition: SourcePartition, log: PartitionLog, option: str, found: int) -> OutOfRangeError:
     return OutOfRangeError(
         f"{partition.name}: {option}: expected an offset from {log.earliest} to {log.latest}, found {found};"
-        " failOnDataLoss=false reads what there is"
+        " failOnDataLoss=false reads what is left"
     )
 
 
-def _cut(piece: Piece, segment: ListedSegment, log: PartitionLog, asked: Range) -> list[Piece]:
-    """The part of a segment that can match, in stretches of about split_bytes."""
+def _cut(piece: Piece, segment: ListedSegment, log: PartitionLog, asked: Range) -> list[Piece] | None:
+    """Return the part of a segment that can match, in stretches of about split_bytes; None if nothing can."""
     borders = None
     try:
         within = _within(piece, segment, log, asked.wanted)
         if within is None:
-            return []
+            return None
         piece = within
         borders = _borders(piece, segment, log, asked.split_bytes)
     except LogFormatError:
-        pass  # damage on the way of a search: the task that reads the segment says what is wrong with it
+        pass  # damage met by a search: the task that reads the segment reports it
     if not borders:
         return [piece] if piece.end > piece.start or segment.size == 0 else []
     edges = [piece.start, *borders, piece.end]
-    out = [replace(piece, start=a, end=b, torn_tail=False) for a, b in itertools.pairwise(edges)]
-    return [*out[:-1], replace(out[-1], torn_tail=piece.torn_tail)]
+    out = [replace(piece, start=a, end=b, torn_tail=False, behind=None) for a, b in itertools.pairwise(edges)]
+    return [*out[:-1], replace(out[-1], torn_tail=piece.torn_tail, behind=piece.behind)]
 
 
 def _within(piece: Piece, segment: ListedSegment, log: PartitionLog, wanted: Wanted) -> Piece | None:
-    """The piece without what lies before its start and behind its end; None: nothing is left."""
+    """Return the piece without the bytes before its start and behind its end; None if nothing is left."""
     if segment.index is None and not cached_root(segment.root).is_local:
         return piece
     if piece.start_offset > segment.base_offset:
         found = log.lookup_offset(piece.start_offset)
         if found is None or found.segment_base_offset != segment.base_offset:
-            return None  # nothing at or behind the start in this one
+            return None  # nothing at or behind the start lies in this segment
         piece = replace(piece, start=found.position)
     after = NO_END if piece.next_base_offset is None else piece.next_base_offset
     if piece.end_offset <= after and piece.end_offset != NO_END:
@@ -216,7 +292,7 @@ def _within(piece: Piece, segment: ListedSegment, log: PartitionLog, wanted: Wan
         if found is not None and found.segment_base_offset == segment.base_offset:
             inside = found.base_offset < piece.end_offset  # -1, not known: it may begin before
             end = found.position + found.size if inside else found.position
-            piece = replace(piece, end=end, torn_tail=False)
+            piece = replace(piece, end=end, torn_tail=False, behind=None)
     if wanted.start_ms is not None:
         times = SearchableSegment(segment, lambda _: None, cached_place)
         if times.largest().timestamp < wanted.start_ms:
@@ -229,7 +305,7 @@ def _within(piece: Piece, segment: ListedSegment, log: PartitionLog, wanted: Wan
 
 
 def _borders(piece: Piece, segment: ListedSegment, log: PartitionLog, split_bytes: int) -> list[int]:
-    """Positions inside the piece, by entries of the offset index that hold, about split_bytes apart."""
+    """Return positions inside the piece, about split_bytes apart, from index entries that the log confirms."""
     size = piece.end - piece.start
     if size <= split_bytes or segment.index is None:
         return []

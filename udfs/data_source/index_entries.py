@@ -1,4 +1,4 @@
-"""Index entries of every kind as Arrow record batches: what lies in the files beside the logs, as it stands there."""
+"""Index entries of every kind as Arrow record batches: the content of the files beside the logs, unchanged."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from logformat import names
-from logformat.errors import stopped
-from logformat.schemas import INDEX
-from logformat.side_files import checkpoints, offset_index, producer_snapshot, time_index, transaction_index
-from udfs.data_source.plan import Piece, ReadSpec, SourcePartition
-from udfs.data_source.rows import aligned, problem_row
-from udfs.problem import Problem
-from udfs.storage import cached_root, read_file
+from lastkey.logformat import names
+from lastkey.logformat.errors import stopped
+from lastkey.logformat.schemas import INDEX
+from lastkey.logformat.side_files import checkpoints, offset_index, producer_snapshot, time_index, transaction_index
+from lastkey.udfs.data_source.gaps import GAP_HINT
+from lastkey.udfs.data_source.pieces import Piece, ReadSpec, SourcePartition
+from lastkey.udfs.data_source.rows import aligned, problem_row
+from lastkey.udfs.holes import GapFinder
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import cached_root, read_file
 
 _LOG_PER_INDEX: Final = 4096 // 12  # bytes of log for a byte of index: an entry each index.interval.bytes
 _MAX_ROWS: Final = 1 << 16
 Columns = Mapping[str, Any]
 
 
-def index_pieces(partition: SourcePartition, kinds: Sequence[str]) -> list[Piece]:
-    """A piece for each file of the wanted kinds, its size by that of its log: no file is asked for its own."""
+def index_pieces(partition: SourcePartition, kinds: Sequence[str], *, accept_gaps: bool) -> list[Piece]:
+    """Return a piece for each file of the wanted kinds, sized by its log, so that no file is asked for its size.
+
+    No log is opened, so the only gap that is seen is a missing beginning.
+    """
     if partition.problem is not None:
         return [Piece(partition.topic, partition.partition, problem=partition.problem)]
-    files = []
+    files: list[tuple[str, str, int, int]] = []
+    traces = None if accept_gaps else partition.traces
+    below = None if traces is None else GapFinder(GAP_HINT).below(partition.segments, traces)
     for segment in partition.segments:
         beside = {"offset": segment.index, "time": segment.time_index, "transaction": segment.txn_index}
         files += [
@@ -38,20 +45,22 @@ def index_pieces(partition: SourcePartition, kinds: Sequence[str]) -> list[Piece
         files += [(partition.side_root, path, offset, 0) for offset, path in partition.snapshots]
     if "leader_epoch" in kinds and partition.leader_epochs is not None:
         files.append((partition.side_root, partition.leader_epochs, -1, 0))
-    return [Piece(partition.topic, partition.partition, root, path, base, 0, size) for root, path, base, size in files]
+    key = partition.topic, partition.partition
+    told = [] if below is None else [Piece(*key, problem=below)]
+    return [*told, *(Piece(*key, root, path, base, 0, size) for root, path, base, size in files)]
 
 
 def read_index(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
-    """The entries of all files as pa.RecordBatch of spec.schema; zeros behind the last entry are none.
+    """Yield the entries of all files as pa.RecordBatch of spec.schema; zeros behind the last entry are none.
 
-    Raises LogFormatError for a file that cannot be read, unless spec.set_aside; then it is a row that says so.
+    Raises LogFormatError for a file that cannot be read; with spec.set_aside it yields a row with the problem instead.
     """
     for piece in pieces:
         try:
             if piece.problem is not None:
                 raise piece.problem.as_error()
             columns, n = _entries(piece)
-        except Exception as found:  # of whatever kind: it is told with the file it was in
+        except Exception as found:  # of whatever kind: the problem names the file
             error = stopped(found, piece.shown)
             if not spec.set_aside:
                 raise error from error.__cause__
@@ -64,7 +73,7 @@ def read_index(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
 
 
 def _filled(columns: Columns, field: Any, n: int) -> Any:
-    """A column of n rows; null where the kind has none."""
+    """Return a column of n rows; nulls if the kind has no such column."""
     value = columns.get(field.name)
     if value is None or isinstance(value, str | int):
         return pa.repeat(pa.scalar(value, field.type), n)

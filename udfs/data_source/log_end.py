@@ -1,11 +1,10 @@
-"""Up to where a partition's log may be read: its end, the high watermark, the last stable offset, or damage.
+"""The end of what may be read of a partition's log: the log end, the high watermark, the last stable offset, or damage.
 
-Damage that hides the batches behind it (a length that cannot be, and no entry of the index that leads on) hides the
-log's end too. Where what is damaged is set aside, the log then ends there for all that has to know its end: limits by
-offset, committed data, streams. What asks for no end reads on to the last byte, and meets the damage itself.
+Damage hides the log's end if it hides the batches behind it: its length cannot be right, and no index entry leads on.
+If damage is set aside, the log ends there for everything that needs an end: limits by offset, committed data, streams.
+A read without an end goes on to the last byte and meets the damage itself.
 
-Headers are read here, and checksums of markers alone are checked: what is wrong in another header, and yet may be, is
-believed.
+Only headers are read here, and only markers' checksums are checked: a wrong header with possible values is believed.
 """
 
 from __future__ import annotations
@@ -13,32 +12,32 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from logformat.batches.chunks import NO_END, ChunkBuffer, Tail
-from logformat.batches.headers import read_headers
-from logformat.errors import LogFormatError
-from logformat.listing import ListedSegment
-from logformat.search.partition_log import PartitionLog
-from udfs.data_source.plan import LATEST, Piece, Range, SourcePartition, Wanted
-from udfs.data_source.resume import resume_position
-from udfs.lookup.last_stable_offset import damage_at, last_stable_offset
-from udfs.storage import cached_place, cached_root, opened
+from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.search.partition_log import PartitionLog
+from lastkey.udfs.data_source.pieces import LATEST, Piece, Range, SourcePartition, Wanted
+from lastkey.udfs.data_source.resume import resume_position
+from lastkey.udfs.lookup.last_stable_offset import damage_at, last_stable_offset
+from lastkey.udfs.storage import cached_place, cached_root, opened
 
 _BUFFER_BYTES: Final = 1 << 20
 
 
 class OpenedLog(NamedTuple):
-    """A log to be searched, and what of it is not known."""
+    """A log to search, and what is not known of it."""
 
     log: PartitionLog
-    damage: LogFormatError | None = None  # behind its last batch: nobody can say what comes then
-    doubtful: bool = False  # markers may be lost in damage: of a batch that has none it is not known what became of it
+    damage: LogFormatError | None = None  # behind its last known batch; what follows is not known
+    doubtful: bool = False  # markers may be lost in damage: a batch without one may be committed or aborted
 
 
 def open_log(partition: SourcePartition, asked: Range) -> OpenedLog:
-    """The log up to where it may be read; with `asked.wanted.committed` up to the last stable offset.
+    """Open the log up to where it may be read; with `asked.wanted.committed`, up to the last stable offset.
 
-    Raises LogFormatError for damage on the way to its end, unless `asked.set_aside`. Where reading goes on to the last
-    byte, nothing is asked of the end here.
+    Raises LogFormatError for damage on the way to its end, unless `asked.set_aside`. Does not look for the end if
+    reading goes on to the last byte.
     """
     if asked.as_stored:
         return OpenedLog(_log(replace(partition, log_start_offset=None), None))
@@ -60,16 +59,16 @@ def open_log(partition: SourcePartition, asked: Range) -> OpenedLog:
 
 
 class Ends(NamedTuple):
-    """What a stream may read up to now."""
+    """Offsets between which a stream may read now."""
 
     first: int  # log start
     end: int
-    log_end: int  # behind `end` where a high watermark or an open transaction bounds reading, which both may fall
+    log_end: int  # above `end` if the high watermark or an open transaction bounds reading; both may fall
     certain: bool = True  # no damage hides what comes behind the end
 
 
 def ends_of(partition: SourcePartition, *, committed: bool, set_aside: bool = False) -> Ends:
-    """Where reading begins and ends."""
+    """Return the offsets at which reading begins and ends."""
     asked = Range(start=LATEST, wanted=Wanted(committed=committed), set_aside=set_aside)
     log, damage, doubtful = open_log(partition, asked)
     with log:
@@ -77,7 +76,7 @@ def ends_of(partition: SourcePartition, *, committed: bool, set_aside: bool = Fa
 
 
 def bytes_behind(partition: SourcePartition, offset: int, *, set_aside: bool = False) -> int:
-    """Bytes of log from an offset on, about: whole where its segment has no index."""
+    """Return roughly the bytes of log from an offset on; a segment without an index counts whole."""
     with open_log(partition, Range(start=LATEST, set_aside=set_aside)).log as log:
         try:
             found = log.lookup_offset(offset)
@@ -104,7 +103,7 @@ def _log(partition: SourcePartition, end: int | None, known: int | None = None) 
 
 
 def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError | None]:
-    """Offset behind the last batch that can be found, and what hides those behind it; None: nothing does."""
+    """Return (offset behind the last batch that can be found, error that hides later ones; None: nothing does)."""
     last = partition.segments[-1]
     end, position, buffer = last.base_offset, 0, ChunkBuffer(_BUFFER_BYTES)
     while position < last.size:
@@ -130,7 +129,7 @@ def _resume(segment: ListedSegment, error: LogFormatError, position: int) -> int
 
 
 def _last_stable_offset(partition: SourcePartition, asked: Range) -> tuple[int, LogFormatError | None, bool]:
-    """That offset, what hides the batches behind it, and whether damage was met on the way to it."""
+    """Return (last stable offset, error that hides the batches behind it or None, whether the way to it met damage)."""
     segments, met, ends = partition.segments, False, None
 
     def resume(segment: ListedSegment, error: LogFormatError, position: int) -> int | None:

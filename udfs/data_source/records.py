@@ -1,9 +1,9 @@
-"""Pieces of logs to records as Arrow record batches: what a task of the data source does.
+"""Records of pieces of logs as Arrow record batches: the work of a task of the data source.
 
-What is checked on the way is what a consumer checks and more: structure, order of offsets, checksums, the segment's
-name. A batch that cannot be is a LogFormatError, or a row in the column `problem`, and the next batch is read: by the
-length that the bad one states, or, where that cannot be believed, from the next entry of the offset index whose batch
-is there.
+Batches pass the checks of a consumer and more: structure, order of offsets, checksums, the segment's name. A bad batch
+raises LogFormatError, or becomes a row with the column `problem`, and reading goes on at the next batch: the length
+that the bad one states leads there, or, if that cannot be believed, the next entry of the offset index whose batch is
+there.
 
 In memory at a time: a chunk, 32 MiB of decompressed batches or one batch, and one Arrow batch.
 """
@@ -21,26 +21,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from logformat.batches.bodies import BadBatch, BodyLoader, Run
-from logformat.batches.chunks import CHUNK_BYTES, Chunk, ChunkBuffer, Tail, read_chunks
-from logformat.batches.columns import MAX_ROWS, Place, record_batches
-from logformat.batches.segment_bounds import check_offsets
-from logformat.errors import LogFormatError, stopped
-from logformat.schemas import RECORDS, select
-from udfs.data_source.committed import Outcomes
-from udfs.data_source.plan import Piece, ReadSpec, is_past, limited
-from udfs.data_source.resume import next_indexed, resume_position
-from udfs.data_source.rows import aligned, problem_row
-from udfs.problem import Problem
-from udfs.storage import cached_root, opened
+from lastkey.logformat.batches.bodies import BadBatch, BodyLoader, Run
+from lastkey.logformat.batches.chunks import CHUNK_BYTES, Chunk, ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.columns import MAX_ROWS, Place, record_batches
+from lastkey.logformat.batches.segment_bounds import check_offsets
+from lastkey.logformat.errors import LogFormatError, stopped
+from lastkey.logformat.schemas import RECORDS, select
+from lastkey.udfs.data_source.committed import Outcomes
+from lastkey.udfs.data_source.gaps import Gaps
+from lastkey.udfs.data_source.pieces import Piece, ReadSpec, is_past, limited
+from lastkey.udfs.data_source.resume import next_indexed, resume_position
+from lastkey.udfs.data_source.rows import aligned, problem_row
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import cached_root, opened
 
-_SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of what is only looked at
+_SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of the columns that a search compares
 
 
 def read_records(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
-    """The wanted records of all pieces as pa.RecordBatch of spec.schema.
+    """Yield the wanted records of all pieces as pa.RecordBatch of spec.schema.
 
-    Raises LogFormatError for what cannot be read, unless spec.set_aside; then it is a row that says so.
+    Raises LogFormatError for what cannot be read; with spec.set_aside it yields a row with the problem instead.
     """
     reader = _Reader(spec)
     for piece in pieces:
@@ -48,7 +49,7 @@ def read_records(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
 
 
 class _Reader:
-    """Buffers that are used again from piece to piece."""
+    """Reader of pieces that uses its buffers again from piece to piece."""
 
     def __init__(self, spec: ReadSpec) -> None:
         self.spec = spec
@@ -59,17 +60,18 @@ class _Reader:
             RECORDS,
             (["key"] if spec.wanted.keys is not None else []) + (["timestamp_ms"] if spec.wanted.by_time else []),
         )
+        self.gaps = Gaps(spec)
         self.keys = None if spec.wanted.keys is None else pa.array(sorted(set(spec.wanted.keys)), pa.binary())
 
     def read(self, piece: Piece) -> Iterator[Any]:
-        """The records of one piece."""
+        """Yield the records of one piece."""
         if piece.problem is not None:
             if not self.spec.set_aside:
                 raise piece.problem.as_error()
             yield problem_row(self.spec.schema, piece, piece.problem)
             return
         root = cached_root(piece.root)
-        position, previous = piece.start, -1
+        position, previous, ends = piece.start, -1, True
         while position < piece.end:
             tail = Tail(position)
             try:
@@ -89,11 +91,13 @@ class _Reader:
                         yield from self._chunk(within, chunk, outcomes)
                         past = is_past(piece, chunk.batches, previous)
                         position, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
+                        ends = True
                         if past:
-                            return
-                    check_tail(file, piece, tail)
-                return
-            except Exception as found_error:  # of whatever kind: it is told with the file it was in
+                            break
+                    else:
+                        check_tail(file, piece, tail)
+                break
+            except Exception as found_error:  # of whatever kind: the problem names the file
                 error = stopped(found_error, piece.shown)
                 if not self.spec.set_aside:
                     raise error from error.__cause__
@@ -101,16 +105,24 @@ class _Reader:
                 found = resume_position(root, piece, error, position)
                 if found is None:
                     return
-                position = found
+                position, ends = found, False  # the segment may end with the damage
+        gap = self.gaps.behind(piece, previous) if ends else None
+        if gap is not None:
+            if not self.spec.set_aside:
+                raise gap.as_error()
+            yield problem_row(self.spec.schema, piece, gap)
 
     def _outcomes(self, piece: Piece, position: int) -> Outcomes | None:
-        """Of what comes from a position on: behind damage its own, since no marker is looked for across it."""
+        """Return the outcomes of transactions from a position on; None if aborted records are wanted too.
+
+        Behind damage new ones are needed, since no marker is looked for across it.
+        """
         if not self.spec.wanted.committed:
             return None
         return Outcomes(replace(piece, start=position), self.spec.logs_behind)
 
     def _within(self, piece: Piece, chunk: Chunk) -> Generator[Any, None, Piece]:
-        """The piece, cut to its segment's offsets where the chunk has others."""
+        """Return the piece, cut to its segment's offsets if the chunk has others; that raises, or yields a row."""
         try:
             check_offsets(piece.shown, piece.base_offset, piece.next_base_offset, chunk.batches)
         except LogFormatError as error:
@@ -160,7 +172,7 @@ class _Reader:
             yield aligned(batch, self.spec.schema, piece)
 
     def _keep(self, run: Run) -> NDArray[np.bool_]:
-        """bool[spans of the run]: those with a wanted key and time. Of the others no other column is made."""
+        """Return bool[n] for the n spans of the run: those with a wanted key and time. Only these get other columns."""
         limits = self.spec.wanted
         found = []
         for records in record_batches(run, self.searched, Place(), max_rows=len(run.spans), max_bytes=_SEARCH_BYTES):
@@ -177,18 +189,19 @@ class _Reader:
 
 
 def check_size(file: Any, piece: Piece) -> None:
-    """That the file still holds the piece."""
+    """Raise kind "changed" unless the file still holds the piece."""
     size = os.fstat(file.fileno()).st_size if isinstance(file, io.FileIO) else int(file.size())
     if size < piece.end:
         raise LogFormatError("changed", piece.shown, size, f"{piece.end} bytes, as listed", f"{size}")
 
 
 def check_tail(file: Any, piece: Piece, tail: Tail) -> None:
-    """That the piece ends with a whole batch; at the end of a log, that nothing comes behind its torn tail.
+    """Raise kind "torn_tail" unless the piece ends with a whole batch, or in the torn tail of a log still being
+    written.
 
-    Raises kind "torn_tail". A length that leads behind the file's end looks like a torn tail; the index knows better.
+    A length that leads behind the file's end looks like a torn tail, but the index may know a batch behind it.
     """
     if tail.torn_bytes and not (piece.torn_tail and next_indexed(file, piece, tail.position) is None):
         raise LogFormatError(
-            "torn_tail", piece.shown, tail.position, "whole batches up to the end", f"{tail.torn_bytes} bytes more"
+            "torn_tail", piece.shown, tail.position, "whole batches up to the end", f"{tail.torn_bytes} more bytes"
         )

@@ -1,4 +1,4 @@
-"""Where to go on behind bytes that are no batch."""
+"""The position at which reading goes on behind bytes that are no batch."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from typing import Any, Final
 
 import numpy as np
 
-from logformat.batches.chunks import read_exactly
-from logformat.errors import LogFormatError
-from logformat.layout import BATCH_HEADER, LOG_OVERHEAD, MIN_LEGACY_SIZE
-from logformat.side_files import offset_index
-from udfs.data_source.plan import Piece
-from udfs.storage import Root, cached_root, opened, read_file
+from lastkey.logformat.batches.chunks import read_exactly
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH_HEADER, LOG_OVERHEAD, MIN_LEGACY_SIZE
+from lastkey.logformat.side_files import offset_index
+from lastkey.udfs.data_source.pieces import Piece
+from lastkey.udfs.storage import Root, cached_root, opened, read_file
 
-_ENDS: Final = frozenset({"unreadable", "changed", "defect", "memory"})  # nothing behind such a problem can be told
+_ENDS: Final = frozenset({"unreadable", "changed", "defect", "memory"})  # no position behind one is known
 # The walk believed the length before it found these
 _BY_LENGTH: Final = frozenset({"crc", "codec", "bomb", "count", "offsets", "transaction"})
 _MAX_MAGIC: Final = 2
 
 
 def resume_position(root: Root, piece: Piece, error: LogFormatError, position: int) -> int | None:
-    """Position of the next batch behind the bad one at `position`; None: none in this piece can be told.
+    """Return the position of the next batch behind the bad one at `position`; None if this piece shows none.
 
-    By the bad batch's own length, where that was believed and a batch may stand behind it; or by the first entry of the
-    offset index that points at a batch which ends at the entry's offset. The nearer one, since a length may be wrong.
+    The bad batch's own length leads there, if it was believed and a batch may stand behind it; so does the first entry
+    of the offset index that points at a batch which ends at the entry's offset. The nearer one counts, since a length
+    may be wrong.
     """
     if error.kind in _ENDS:
         return None
@@ -38,7 +39,7 @@ def resume_position(root: Root, piece: Piece, error: LogFormatError, position: i
 
 
 def next_indexed(file: Any, piece: Piece, position: int) -> int | None:
-    """Position of the first batch behind `position` that the offset index knows; None: there is none."""
+    """Return the position of the first batch behind `position` that the offset index knows; None if there is none."""
     if piece.index is None:
         return None
     beside, path = piece.index
@@ -55,7 +56,7 @@ def next_indexed(file: Any, piece: Piece, position: int) -> int | None:
 
 
 def _behind(file: Any, piece: Piece, position: int) -> int | None:
-    """The end of the batch at a position, if that is the piece's end or looks like the begin of another batch."""
+    """Return the end of the batch at a position if it is the piece's end, or looks like the start of another batch."""
     header = _header(file, piece, position)
     if header is None or header["length"] < MIN_LEGACY_SIZE:
         return None
@@ -69,7 +70,9 @@ def _behind(file: Any, piece: Piece, position: int) -> int | None:
 
 
 def _header(file: Any, piece: Piece, position: int) -> np.void | None:
-    """What stands at a position as a batch header; None: too few bytes. Of magic 0 and 1 the first fields count."""
+    """Return the bytes at a position as a batch header; None: they are too few. For magic 0 and 1 only the first fields
+    count.
+    """
     raw = np.zeros(BATCH_HEADER.itemsize, np.uint8)
     n = min(len(raw), piece.end - position)
     if n < LOG_OVERHEAD + MIN_LEGACY_SIZE:

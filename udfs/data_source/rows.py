@@ -7,15 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from logformat.schemas import PATH, PROBLEM
-from udfs.data_source.plan import Piece
-from udfs.problem import Problem
+from lastkey.logformat.schemas import PATH, PROBLEM
+from lastkey.udfs.data_source.pieces import Piece
+from lastkey.udfs.problem import Problem
 
 
 def aligned(batch: Any, schema: Any, piece: Piece) -> Any:
-    """A record batch as one of `schema`, a pa.Schema: columns by name, cast where Spark has no such type.
+    """Return a record batch with `schema`, a pa.Schema: columns by name, cast if Spark has no such type.
 
-    `path` is filled in; `problem` is null.
+    Fills in `path`; `problem` is null.
     """
     return pa.record_batch([_column(batch, field, piece) for field in schema], schema=schema)
 
@@ -30,7 +30,7 @@ def _column(batch: Any, field: Any, piece: Piece) -> Any:
 
 
 def problem_row(schema: Any, piece: Piece, problem: Problem) -> Any:
-    """One row of `schema`: topic, partition, path and problem, as far as there are such columns; else null."""
+    """Return one row of `schema` with topic, partition, path and problem, as far as it has such columns; else nulls."""
     known = {field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "state"}
     values = {"topic": piece.topic, "partition": piece.partition, PATH.name: problem.path, PROBLEM.name: known}
     return pa.record_batch([pa.array([values.get(field.name)], field.type) for field in schema], schema=schema)

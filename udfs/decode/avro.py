@@ -1,4 +1,4 @@
-"""Decodes Avro values of known schemas to Arrow columns with fastavro; each value is one datum.
+"""Avro values of known schemas as Arrow columns, decoded with fastavro; each value is one datum.
 
 Types are those of Spark's from_avro: a record is a struct, an enum text, a map has text keys, fixed is binary; date,
 decimal and timestamps of milli- and microseconds keep their meaning (local-timestamp-*: without a zone); other logical
@@ -32,9 +32,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from udfs.decode.avro_resolve import INDEX, Convert, converter, definitions
-from udfs.decode.avro_types import PRIMITIVES, AvroSchemaError, in_microseconds, type_of
-from udfs.decode.decoders import Errors, as_binary, checked_errors, decode, fail_at_first
+from lastkey.udfs.decode.avro_resolve import INDEX, Convert, converter, definitions
+from lastkey.udfs.decode.avro_types import PRIMITIVES, AvroSchemaError, in_microseconds, type_of
+from lastkey.udfs.decode.decoders import Errors, as_binary, checked_errors, decode, fail_at_first
 
 try:
     import fastavro
@@ -61,7 +61,7 @@ class AvroSchema:
 def avro_schema(schema: str | Mapping[str, Any] | list[Any]) -> AvroSchema:
     """Parse a schema from its JSON text (a primitive type needs no quotes), or from what json.loads returns.
 
-    AvroSchemaError says what is wrong with it.
+    Raises AvroSchemaError, which says what is wrong with it.
     """
     return _schema_of_text(schema if isinstance(schema, str) else json.dumps(schema))
 
@@ -87,7 +87,7 @@ def decode_avro(
 def read_avro(
     values: Any, schema: str | Mapping[str, Any], *, writers: Mapping[int, str | Mapping[str, Any]] | None = None
 ) -> tuple[Any, Any]:
-    """Like decode_avro, but return (decoded, reasons); reasons: pa.StringArray, null if nothing is wrong."""
+    """Decode like decode_avro, but return (decoded, reasons); reasons: pa.StringArray, null if nothing is wrong."""
     target = avro_schema(schema)
     values = as_binary(values)
     if writers is None:
@@ -131,7 +131,7 @@ def avro_json(values: Any, schemas: Any) -> tuple[Any, Any]:
 
 
 def _read(value: bytes | None, bare: Any, change: Convert | None) -> tuple[Any, str | None]:
-    """(datum, None), or (None, what is wrong)."""
+    """Return (datum, None), or (None, what is wrong)."""
     if value is None:
         return None, None
     source = io.BytesIO(value)
@@ -139,7 +139,7 @@ def _read(value: bytes | None, bare: Any, change: Convert | None) -> tuple[Any, 
         datum = fastavro.schemaless_reader(source, bare, None, return_record_name=True, return_named_type=True)
         if change is not None:
             datum = change(datum)
-    except Exception as error:  # of damaged bytes fastavro raises what it stumbles on
+    except Exception as error:  # fastavro raises whatever it stumbles on in damaged bytes
         return None, f"expected Avro of this schema: {type(error).__name__} {error}".strip()
     left = len(value) - source.tell()
     if left:
@@ -152,7 +152,7 @@ def _column(rows: list[tuple[Any, str | None]], schema: AvroSchema) -> tuple[Any
     data = [datum for datum, _ in rows]
     try:
         column = _array(data, schema)
-    except (pa.ArrowException, OverflowError, ValueError, TypeError):  # numbers that do not fit: find them
+    except (pa.ArrowException, OverflowError, ValueError, TypeError):  # some numbers do not fit: find them
         for row, datum in enumerate(data):
             try:
                 _array([datum], schema)
@@ -181,7 +181,7 @@ def _json_of(values: Any, schema: str) -> tuple[Any, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What json.dumps takes."""
+    """Return a value that json.dumps takes."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -208,7 +208,7 @@ def _schema_of_text(text: str) -> AvroSchema:
         given = text if text in PRIMITIVES else json.loads(text)
         fastavro.parse_schema(given)
     except (SchemaParseException, UnknownType, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AvroSchemaError(f"no Avro schema: {type(error).__name__} {error}; found {text[:200]}") from error
+        raise AvroSchemaError(f"not an Avro schema: {type(error).__name__} {error}; found {text[:200]}") from error
     whole = fastavro.parse_schema(given)
     names = definitions(whole)
     stored = type_of(whole, names)
@@ -222,10 +222,10 @@ def _schema_of_text(text: str) -> AvroSchema:
 
 
 def _bare(schema: Any, no_branch: Iterator[Any]) -> Any:
-    """The schema that fastavro reads by: no logical types, no defaults, enums as records of their index, and behind
-    the branches of a union some that nobody knows, for it takes an index below 0 for one from the end.
+    """Return the schema that fastavro reads by: no logical types, no defaults, enums as records of their index.
 
-    no_branch: the definition of these, then their name.
+    Unions end with branches that nobody knows, because fastavro takes an index below 0 for one from the end. no_branch:
+    yields the definition of such a branch, then its name.
     """
     if isinstance(schema, list):
         return [*(_bare(branch, no_branch) for branch in schema), *islice(no_branch, _NO_BRANCHES)]

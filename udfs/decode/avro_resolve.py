@@ -1,16 +1,16 @@
-"""What was written by one Avro schema, as another one reads it: the specification's rules of schema resolution.
+"""Values written by one Avro schema, as another one reads them: the specification's rules of schema resolution.
 
-fastavro reads a value by its writer's schema alone; what it gives is then changed into what the reader's schema says:
-fields by name or alias, defaults for those that are missing, numbers promoted, string and bytes exchanged, branches of
-unions found again, symbols that the reader does not know. A pair of schemas is turned into functions once; where
-nothing has to be changed there is none.
+fastavro reads a value by its writer's schema alone. The functions made here then change it into what the reader's
+schema says: fields by name or alias, defaults for missing ones, numbers promoted, string and bytes exchanged, branches
+of unions found again, symbols that the reader does not know. A pair of schemas is turned into functions once; if
+nothing has to change, there is no function.
 
-Not left to fastavro (1.13), because with a reader's schema it leaves defaults of bytes as text, and says of a union's
-branch what it is only where the writer too had a union; and it takes the index of an enum or a union below 0, which
-only a damaged value has, for one from the end. (Of a union's index that takes more than one byte it still does.)
+fastavro (1.13) does not resolve them itself, because with a reader's schema it leaves defaults of bytes as text, and
+names a union's branch only if the writer had a union too. It also takes an enum's or union's index below 0, which only
+a damaged value has, for one from the end. (It still does so for a union's index of more than one byte.)
 
-Source: Apache Avro's specification 1.12, "Schema Resolution"; records at a place in both schemas are matched whatever
-their names, as Avro's Java library does, and in unions by their names without namespace.
+Source: Apache Avro's specification 1.12, "Schema Resolution". Records at the same place in both schemas match whatever
+their names, as in Avro's Java library; in unions they match by their names without namespace.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _PYTHON_TYPES: Final[dict[str, type]] = {
     "array": list, "map": dict,
 }  # fmt: skip
 _WIDENED: Final = {frozenset(("int", "long")), frozenset(("float", "double"))}
-_NO_BRANCH: Final = "the union has {} branches, and not the one that was written"
+_NO_BRANCH: Final = "the union has {} branches, and the value belongs to none of them"
 _EXACT: Final = Context(prec=38)
 
 
 def kind_of(schema: Any) -> str:
-    """The type of a part of a parsed schema that is no union: of a record "record", ..., of a reference its name."""
+    """Return the type of a part of a parsed schema that is no union: "record" and so on; a reference's name."""
     return schema if isinstance(schema, str) else kind_of(schema["type"])
 
 
 def defined(schema: Any, names: Names) -> Any:
-    """The part itself where it is a reference, or a primitive type in an object."""
+    """Return the definition behind a reference or a nested type; any other part of a schema as it is."""
     if isinstance(schema, str):
         return names.get(schema, schema)
     if isinstance(schema, dict) and (not isinstance(schema["type"], str) or schema["type"] in names):
@@ -52,7 +52,7 @@ def defined(schema: Any, names: Names) -> Any:
 
 
 def definitions(schema: Any, found: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Named types of a parsed schema, by full name."""
+    """Return the named types of a parsed schema, by full name."""
     found = {} if found is None else found
     if isinstance(schema, list):
         for branch in schema:
@@ -68,21 +68,21 @@ def definitions(schema: Any, found: dict[str, Any] | None = None) -> dict[str, A
 
 
 def branches_of(union: list[Any]) -> list[Any]:
-    """Branches that are a member of the union's struct: all but null."""
+    """Return the branches that are members of the union's struct: all but null."""
     return [branch for branch in union if kind_of(branch) != "null"]
 
 
 def is_plain(union: list[Any]) -> bool:
-    """Whether a union is a column of its one type, or of the wider of two numbers, and not a struct of members."""
+    """Return whether a union is a column of its one type, or of the wider of two numbers: no struct of members."""
     some = branches_of(union)
     return len(some) <= 1 or frozenset(kind_of(branch) for branch in some) in _WIDENED
 
 
 def converter(writer: Any, reader: Any, written: Names, read: Names) -> Convert | None:
-    """What makes of fastavro's datum of `writer` a value of `reader`; None: it is one.
+    """Return a function that makes a value of `reader` from fastavro's datum of `writer`; None: nothing has to change.
 
-    Parsed schemas, as fastavro gives them, and their `definitions`. A writer's value that the reader cannot take
-    makes the function raise ValueError.
+    writer, reader: parsed schemas, as fastavro gives them; written, read: their `definitions`. The function raises
+    ValueError for a value that the reader cannot take.
     """
     writer, reader = defined(writer, written), defined(reader, read)
     if isinstance(writer, list):
@@ -92,7 +92,7 @@ def converter(writer: Any, reader: Any, written: Names, read: Names) -> Convert 
     kinds = kind_of(writer), kind_of(reader)
     logical = reader.get("logicalType") if isinstance(reader, dict) else None
     if not _match(writer, reader, exactly=False, named=kinds[0] != "record"):
-        return _refused(f"{_shown(writer)} was written, which is no {_shown(reader)}")
+        return _refused(f"written as {_shown(writer)}, which cannot be read as {_shown(reader)}")
     if logical == "decimal" and kinds[0] in ("bytes", "fixed"):
         return _decimal(reader)
     if kinds[0] == "record":
@@ -107,7 +107,7 @@ def converter(writer: Any, reader: Any, written: Names, read: Names) -> Convert 
 
 
 def default_of(schema: Any, value: Any, names: Names) -> Any:
-    """A field's default, as JSON has it, as a value of its schema."""
+    """Return a field's default, given as in JSON, as a value of its schema. Raises ValueError if it does not fit."""
     schema = defined(schema, names)
     if isinstance(schema, list):
         for i, branch in enumerate(schema):
@@ -116,7 +116,7 @@ def default_of(schema: Any, value: Any, names: Names) -> Any:
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue
             return _member(schema, i)(found) if found is not None and not is_plain(schema) else found
-        raise ValueError(f"the default {value!r} is of no branch")
+        raise ValueError(f"the default {value!r} fits no branch of the union")
     kind = kind_of(schema)
     if kind == "record":
         return {
@@ -136,7 +136,7 @@ def default_of(schema: Any, value: Any, names: Names) -> Any:
         return float(value)
     expected = _PYTHON_TYPES.get(kind, str)
     if not isinstance(value, expected) or isinstance(value, bool) != (kind == "boolean"):
-        raise ValueError(f"the default {value!r} is no {kind}")
+        raise ValueError(f"the default {value!r} is not of type {kind}")
     return value
 
 
@@ -170,7 +170,9 @@ def _refused(reason: str) -> Convert:
 
 
 def _of_branches(writer: list[Any], reader: Any, written: Names, read: Names) -> Convert | None:
-    """Of named types fastavro gives (name, value); the other branches differ in their Python types."""
+    """Return a function for values of the writer's union: fastavro gives named types as (name, value), and the other
+    branches differ in their Python types.
+    """
     converts = [converter(branch, reader, written, read) for branch in writer]
     whole = [defined(branch, written) for branch in writer]
     named = {
@@ -183,7 +185,7 @@ def _of_branches(writer: list[Any], reader: Any, written: Names, read: Names) ->
         for kind, convert in zip(map(kind_of, whole), converts, strict=True)
         if kind == "null" or kind in _PYTHON_TYPES
     ]
-    by_type = dict(reversed(plain))  # of int and long either: both are promoted alike
+    by_type = dict(reversed(plain))  # int or long: both are promoted alike
 
     def as_it_is(value: Any) -> Any:
         if type(value) is tuple:
@@ -204,7 +206,7 @@ def _of_branches(writer: list[Any], reader: Any, written: Names, read: Names) ->
 
 
 def _into_branch(writer: Any, reader: list[Any], written: Names, read: Names) -> Convert | None:
-    """The first branch of the writer's type, else the first into which it is promoted."""
+    """Return a function into the reader's first branch of the writer's type, else the first that it is promoted to."""
     branches = [defined(branch, read) for branch in reader]
     for exactly in (True, False):
         for i, branch in enumerate(branches):
@@ -213,7 +215,7 @@ def _into_branch(writer: Any, reader: list[Any], written: Names, read: Names) ->
                 if is_plain(reader) or kind_of(branch) == "null":
                     return convert
                 return _then(convert, _member(reader, i))
-    return _refused(f"{_shown(writer)} was written, which is no branch of the union")
+    return _refused(f"written as {_shown(writer)}, which fits no branch of the union")
 
 
 def _of_items(convert: Convert | None) -> Convert | None:
@@ -246,7 +248,7 @@ def _record(writer: Any, reader: Any, written: Names, read: Names) -> Convert | 
         else:
             return _refused(f"field {field['name']} was not written, and has no default")
     if not constant and all(name == before and convert is None for name, before, convert in taken):
-        return None  # what was written besides, Arrow leaves out
+        return None  # Arrow leaves other fields of the writer out
     if not constant and all(name == before for name, before, _ in taken):
         return _in_place([(name, convert) for name, _, convert in taken if convert is not None])
 
@@ -288,7 +290,7 @@ def _decimal(schema: Any) -> Convert:
     def converted(value: bytes) -> Decimal:
         unscaled = int.from_bytes(value, "big", signed=True)
         if not value or not -end < unscaled < end:
-            raise ValueError(f"a decimal of {len(value)} bytes is no decimal({precision}, {scale})")
+            raise ValueError(f"a decimal of {len(value)} bytes does not fit decimal({precision}, {scale})")
         return Decimal(unscaled).scaleb(-scale, _EXACT)
 
     return converted

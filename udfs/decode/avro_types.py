@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from udfs.decode.avro_resolve import branches_of, defined, is_plain, kind_of
+from lastkey.udfs.decode.avro_resolve import branches_of, defined, is_plain, kind_of
 
 PRIMITIVES: Final = {
     "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
     "double": pa.float64(), "bytes": pa.binary(), "string": pa.string(),
 }  # fmt: skip
-_LOGICAL: Final = {  # as fastavro gives the stored number; Spark's timestamps are of microseconds
+_LOGICAL: Final = {  # units of the stored number, as fastavro returns it; in_microseconds changes them for Spark
     ("int", "date"): pa.date32(),
     ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
     ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
@@ -23,11 +23,11 @@ _MAX_PRECISION: Final = 38
 
 
 class AvroSchemaError(ValueError):
-    """A schema that is none, or that has no Arrow type."""
+    """A schema that is invalid, or has no Arrow type."""
 
 
 def type_of(schema: Any, names: dict[str, Any], within: tuple[str, ...] = ()) -> Any:
-    """Arrow type of a part of a parsed schema, where names are full names. within: records that it is a part of."""
+    """Return the Arrow type of a part of a parsed schema, where names are full names. within: records around it."""
     if isinstance(schema, list):
         return _union(schema, names, within)
     schema = defined(schema, names)
@@ -70,21 +70,21 @@ def _decimal(schema: Any) -> Any:
 
 
 def takes_no_bytes(schema: Any, names: dict[str, Any], within: tuple[str, ...] = ()) -> bool:
-    """Whether values of a schema may be of no bytes at all."""
+    """Return whether values of a schema may take no bytes at all."""
     schema = defined(schema, names)
     if isinstance(schema, list):
         return False
     kind = kind_of(schema)
     if kind == "record":
         if schema["name"] in within:
-            return True  # that decides nothing
+            return True  # a recursion decides nothing
         inner = (*within, schema["name"])
         return all(takes_no_bytes(field["type"], names, inner) for field in schema["fields"])
     return kind == "null" or (kind == "fixed" and schema["size"] == 0)
 
 
 def in_microseconds(kind: Any) -> Any:
-    """The same type with timestamps of microseconds, as Spark has them."""
+    """Return the type with timestamps in microseconds, as Spark has them."""
     t = pa.types
     if t.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)

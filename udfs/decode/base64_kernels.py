@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.jit import kernel
+from lastkey.logformat.jit import kernel
 
 _PAD = np.uint8(ord("="))
 
@@ -14,10 +14,10 @@ _PAD = np.uint8(ord("="))
 def write_base64(
     data: NDArray[np.uint8], at: NDArray[np.int32], alphabet: NDArray[np.uint8], out: NDArray[np.uint8]
 ) -> None:
-    """The values data[at[i]:at[i + 1]] as base64 with padding, one after the other.
+    """Write the values data[at[i]:at[i + 1]] as base64 with padding, one after the other.
 
-    data: uint8; at: int32 or int64, [n + 1]; alphabet: uint8[64]; out: uint8, written: 4 bytes for each
-    begun 3 of a value.
+    data: uint8; at: int32 or int64, [n + 1]; alphabet: uint8[64]; out: uint8, written: 4 bytes for each begun 3 of a
+    value.
     """
     n = 0
     for i in range(at.shape[0] - 1):

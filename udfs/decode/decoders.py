@@ -1,4 +1,4 @@
-"""Decodes keys and values on Arrow columns: Kafka's own deserializers, and other formats in wide use.
+"""Decoders of keys and values on Arrow columns: Kafka's own deserializers, and other formats in wide use.
 
     decode(values, "long")             pa.Int64Array; null if a value is null or malformed
     decode(values, "long", errors="fail")          raises at the first malformed value
@@ -38,10 +38,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from logformat.primitives.binary_arrays import is_bytes, spans_of, whole_array
-from logformat.primitives.java_text import text_of
-from udfs.decode.base64_kernels import write_base64
-from udfs.decode.byte_columns import no_reasons, rows_of, sizes_of, text_column, valid_of
+from lastkey.logformat.primitives.binary_arrays import is_bytes, spans_of, whole_array
+from lastkey.logformat.primitives.java_text import text_of
+from lastkey.udfs.decode.base64_kernels import write_base64
+from lastkey.udfs.decode.byte_columns import no_reasons, rows_of, sizes_of, text_column, valid_of
 
 Errors = Literal["null", "fail"]
 _HEX: Final = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint16)  # two digits a byte
@@ -59,7 +59,7 @@ class DecodeError(ValueError):
 
 @dataclass(frozen=True)
 class Decoder:
-    """How to decode values: `read` returns (values, reasons), each an array as long as its argument."""
+    """A way to decode values: `read` returns (values, reasons), each an array as long as its argument."""
 
     result: Any  # Arrow type
     read: Callable[[Any], tuple[Any, Any]]
@@ -97,11 +97,11 @@ def fail_at_first(values: Any, reasons: Any, name: str) -> None:
     value = values[row].as_py()
     data = value.encode() if isinstance(value, str) else value
     shown = data[:_SHOWN_BYTES].hex() + ("..." if len(data) > _SHOWN_BYTES else "")
-    raise DecodeError(f"row {row} is no {name}: {reasons[row]}; its bytes: {shown or 'none'}")
+    raise DecodeError(f"row {row} cannot be decoded as {name}: {reasons[row]}; its bytes: {shown or 'none'}")
 
 
 def decoder(name: str) -> Decoder:
-    """Return the decoder of a name. ValueError with the closest match if it is unknown."""
+    """Return the decoder of a name. Raises ValueError, with the closest match, if it is unknown."""
     if name not in DECODERS:
         near = difflib.get_close_matches(name, DECODERS)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(DECODERS)}"
@@ -110,7 +110,7 @@ def decoder(name: str) -> Decoder:
 
 
 def as_binary(values: Any) -> Any:
-    """Convert a pa.Array or pa.ChunkedArray of bytes or text to pa.BinaryArray. TypeError for others."""
+    """Convert a pa.Array or pa.ChunkedArray of bytes or text to pa.BinaryArray. Raises TypeError for others."""
     values = whole_array(values)
     if not is_bytes(values.type) and not pa.types.is_null(values.type):
         raise TypeError(f"expected a column of bytes, found {values.type}")
@@ -129,12 +129,12 @@ def _read(values: Any, name: str) -> tuple[Any, Any]:
 def _string(values: Any) -> tuple[Any, Any]:
     text = text_of(values)
     changed = pc.fill_null(pc.not_equal(text.view(pa.binary()), values), False)
-    reasons = pc.if_else(changed, "expected UTF-8, found bytes that are none", pa.scalar(None, pa.string()))
+    reasons = pc.if_else(changed, "expected UTF-8, found other bytes", pa.scalar(None, pa.string()))
     return text, reasons
 
 
 def _json(values: Any) -> tuple[Any, Any]:
-    """A call a value, of the json module: it also says what is wrong."""
+    """Check each value with a call of the json module, which also says what is wrong."""
     reasons = pa.array([_json_problem(value) for value in values.to_pylist()], pa.string())
     whole = pc.if_else(reasons.is_null(), values, pa.scalar(None, pa.binary()))
     return whole.view(pa.string()), reasons
@@ -146,14 +146,14 @@ def _json_problem(value: bytes | None) -> str | None:
     try:
         json.loads(value.decode("utf-8"), parse_constant=_no_json)
     except RecursionError:
-        return "expected JSON, found it nested too deep to be read"
+        return "expected JSON, found it nested too deeply to read"
     except ValueError as error:  # json.JSONDecodeError, UnicodeDecodeError and an integer of too many digits
         return f"expected JSON: {error}"
     return None
 
 
 def _no_json(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _hex(values: Any) -> tuple[Any, Any]:
@@ -252,7 +252,7 @@ def _prefixed(values: Any, magic: bytes, size: int) -> NDArray[np.bool_]:
 
 
 def _as_uuids(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """uint8[m, 16] as text of UUIDs, uint8[m, 36]."""
+    """Return uint8[m, 16] as text of UUIDs, uint8[m, 36]."""
     text = np.full((len(rows), 36), ord("-"), np.uint8)
     text[:, _DIGITS] = _HEX[rows].view(np.uint8)
     return text

@@ -1,4 +1,4 @@
-"""Finds the partition of a key: Kafka's default partitioner on Arrow columns.
+"""The partition of a key: Kafka's default partitioner on Arrow columns.
 
 A key's partition is (murmur2(key) & 0x7fffffff) % partitions. The Java producer, Kafka Streams and their copies do this
 (BuiltInPartitioner.partitionForKey of kafka-clients 4.3.0; DefaultPartitioner before 3.3). A producer sends a record
@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from logformat.primitives.binary_arrays import is_bytes, spans_of, whole_array
-from logformat.primitives.murmur2_kernels import murmur2_of_all, partitions_of_all
+from lastkey.logformat.primitives.binary_arrays import is_bytes, spans_of, whole_array
+from lastkey.logformat.primitives.murmur2_kernels import murmur2_of_all, partitions_of_all
 
 # Numbers as Kafka's serializers write them: big-endian, as wide as they are
 _SERIALIZED: Final = {
@@ -44,7 +44,7 @@ def partition_of(keys: Any, n_partitions: Any) -> Any:
         n_partitions = whole_array(n_partitions)
         if len(n_partitions) != len(keys):
             raise ValueError(
-                f"number of partitions: expected one, or {len(keys)}, a key one; found {len(n_partitions)}"
+                f"number of partitions: expected one, or {len(keys)} (one per key); found {len(n_partitions)}"
             )
         missing = missing | np.asarray(n_partitions.is_null())
         counts = np.asarray(n_partitions.cast(pa.int64()).fill_null(1))

@@ -1,4 +1,4 @@
-"""What indexes of a log cost in bytes, at several granularities: counted from its batch headers, nothing decompressed.
+"""Sizes of a log's indexes in bytes at several granularities: counted from its batch headers, nothing is decompressed.
 
 | granularity | an entry for | bytes |
 |---|---|---|
@@ -6,7 +6,8 @@
 | batch | each batch, in both | 8, 12 |
 | minute, second | each minute or second of a segment in which a batch's largest timestamp falls: a time index | 12 |
 
-The last two are the KIP-33 draft's; its tables, and those of the proposal of the offset index, are the functions below.
+The last two come from the KIP-33 draft. The functions at the end give its tables, and those of the proposal of the
+offset index.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.batches.chunks import ChunkBuffer, Tail
-from logformat.batches.headers import read_headers
-from logformat.errors import stopped
-from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
-from logformat.side_files.index_builder import IndexBuilder
-from udfs.lookup.queries import LookupPlan
-from udfs.problem import Problem
-from udfs.storage import cached_root, opened
+from lastkey.logformat.batches.chunks import ChunkBuffer, Tail
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.errors import stopped
+from lastkey.logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from lastkey.logformat.side_files.index_builder import IndexBuilder
+from lastkey.udfs.lookup.queries import LookupPlan
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import cached_root, opened
 
 OFFSET_ENTRY: Final = OFFSET_INDEX_ENTRY.itemsize
 TIME_ENTRY: Final = TIME_INDEX_ENTRY.itemsize
@@ -34,7 +35,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class IndexSizesPlan:
-    """One partition, and how its topic's indexes are made."""
+    """One partition, and the settings of its topic's indexes."""
 
     log: LookupPlan
     index_interval_bytes: int
@@ -71,7 +72,7 @@ _COUNTS = (
 
 
 def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
-    """Counts of one partition; what is behind a bad batch is not counted, and `problem` says so."""
+    """Return the counts of one partition; batches behind a bad one are not counted, and `problem` says so."""
     log = plan.log
     buffer = ChunkBuffer(_CHUNK_BYTES)
     total = IndexSizes(log.topic)
@@ -124,14 +125,14 @@ def _merged(seconds: NDArray[np.int64], timestamps_ms: NDArray[np.int64]) -> NDA
 
 
 def time_index_bytes_per_day(seconds_per_entry: int, partitions: int = 1) -> int:
-    """Bytes of a day's time index with an entry each so many seconds: the table of the KIP-33 draft (3,500 partitions:
-    each second 3.4 GiB, each minute 57 MiB).
+    """Return the bytes of a day's time index with an entry every `seconds_per_entry`: the table of the KIP-33 draft
+    (3,500 partitions: each second 3.4 GiB, each minute 57 MiB).
     """
     return _DAY // _SECOND // seconds_per_entry * TIME_ENTRY * partitions
 
 
 def offset_index_bytes(log_bytes: int, interval_bytes: int = 4096, partitions: int = 1) -> int:
-    """Bytes of an offset index with an entry each so many bytes of log: the estimate of the offset index's proposal
-    (512 MiB: 1 MiB; 1,000 partitions: about 1 GiB).
+    """Return the bytes of an offset index with an entry every `interval_bytes` of log: the estimate of the offset
+    index's proposal (512 MiB: 1 MiB; 1,000 partitions: about 1 GiB).
     """
     return log_bytes // interval_bytes * OFFSET_ENTRY * partitions

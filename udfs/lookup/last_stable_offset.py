@@ -1,4 +1,4 @@
-"""Where reading committed data ends: the first offset of the oldest transaction that is still open."""
+"""The last stable offset, at which reading committed data ends: the first offset of the oldest open transaction."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
-from logformat.batches.headers import read_headers
-from logformat.errors import LogFormatError
-from logformat.listing import ListedSegment
-from logformat.side_files import producer_snapshot
-from logformat.side_files.producer_kernels import MARKER
-from logformat.side_files.producer_state import ProducerState
-from udfs.storage import cached_root, opened, read_file
+from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.side_files import producer_snapshot
+from lastkey.logformat.side_files.producer_kernels import MARKER
+from lastkey.logformat.side_files.producer_state import ProducerState
+from lastkey.udfs.storage import cached_root, opened, read_file
 
 _BUFFER_BYTES: Final = 1 << 20
 
@@ -27,17 +27,20 @@ def last_stable_offset(
     snapshots: Sequence[tuple[int, str, str]] = (),
     resume: Callable[[ListedSegment, LogFormatError, int], int | None] | None = None,
 ) -> int:
-    """Of a log, by the headers of its batches from the newest of the `snapshots` on (offset, URI of the root, path;
-    rising) that can be read and lies at a segment's base; without one, of all batches. Nothing is decompressed. A
-    snapshot also knows the transactions that began in segments that are not there any more. log_start_offset: None, or
-    below the first segment: its base.
+    """Return the last stable offset of a log, by the headers of its batches; nothing is decompressed.
+
+    Reading begins at the newest of the `snapshots` (offset, URI of the root, path; rising) that can be read and lies at
+    a segment's base; without one, at the first batch. A snapshot also knows the transactions that began in segments
+    which are gone. log_start_offset: None, or below the first segment: its base.
 
     Rule: that of a broker that has just loaded the log (KAFKA.md, "Offsets of a log"): a producer's transaction begins
-    with its first batch that is not below the log start, and is open until its marker is below the high
-    watermark (None: the log end). Raises LogFormatError for a bad log, unless there is `resume`: of a segment, what is
-    wrong with its batch at a position, and that position it gives the next batch's, None: go on in the next segment.
-    What was open before the damage is then not known to be open; who reads it finds no marker this side of the damage.
-    Checksums of markers are checked, and that of the batch that is open, the latter without `resume` only.
+    with its first batch that is not below the log start, and is open until its marker is below the high watermark
+    (None: the log end).
+
+    Raises LogFormatError for a bad log, unless there is `resume`. It gets a segment, the error and the bad batch's
+    position, and returns the next batch's; None: go on in the next segment. A transaction that was open before the
+    damage is then not known to be open, and a reader finds no marker for it this side of the damage. Checks the
+    checksums of markers, and without `resume` that of the open batch.
     """
     log_start_offset = max(log_start_offset or 0, segments[0].base_offset if segments else 0)
     state, first = _loaded(segments, snapshots, high_watermark)
@@ -75,10 +78,10 @@ def last_stable_offset(
 
 
 def damage_at(segments: Sequence[ListedSegment], offset: int) -> LogFormatError | None:
-    """What is wrong with the batch that an offset lies in; None: nothing, or there is no such batch.
+    """Return what is wrong with the batch that holds an offset; None if nothing is, or there is no such batch.
 
-    For the one that opens the oldest open transaction: a bit in its producer opens one that nothing ever ends, and no
-    reader comes as far as to notice.
+    For the batch that opens the oldest open transaction: a flipped bit in its producer opens one that nothing ends, and
+    no reader comes far enough to notice.
     """
     bases = [segment.base_offset for segment in segments]
     number = bisect.bisect_right(bases, offset) - 1
@@ -102,8 +105,9 @@ def _loaded(
     snapshots: Sequence[tuple[int, str, str]],
     high_watermark: int | None,
 ) -> tuple[ProducerState, int]:
-    """Producers at the base of a segment, and its number. Of a snapshot above the high watermark it would not be known
-    which transactions were decided below it.
+    """Return the producers at the base of a segment, and the segment's number.
+
+    Snapshots above the high watermark do not count: they do not say which transactions ended below it.
     """
     bases = {segment.base_offset: number for number, segment in enumerate(segments)}
     for offset, root, path in reversed(snapshots):
@@ -111,6 +115,6 @@ def _loaded(
             try:
                 entries = producer_snapshot.read(read_file(cached_root(root), path), f"{root}/{path}")
             except LogFormatError:
-                continue  # an older one, or the log itself
+                continue  # try an older one, or read the log itself
             return ProducerState.from_snapshot(entries), bases[offset]
     return ProducerState(), 0

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.jit import inline, kernel
-from logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 
 FREE: Final = -1
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: consecutive minutes spread over the table
@@ -20,7 +20,7 @@ _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: consecu
 
 @inline
 def _slot(minutes: NDArray[np.int64], minute: np.int64) -> np.uint64:
-    """The slot that holds `minute`, or the free one where it belongs."""
+    """Return the slot that holds `minute`, or the free one where it belongs."""
     mask = np.uint64(minutes.shape[0] - 1)
     slot = (np.uint64(minute) * _MULTIPLIER >> np.uint64(20)) & mask
     while minutes[slot] != FREE and minutes[slot] != minute:
@@ -42,9 +42,9 @@ def note_records(
 ) -> tuple[int, int, int]:
     """Note the records of batches from record number `record` of batch `row` on, in the log's order.
 
-    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[] of all their records. Control records, and those without a
-    timestamp, are passed over. minutes, first_offsets: int64[2^k], the table, written; used: its entries. Returns
-    (row, record, used): row n when all are noted; else the table has to grow.
+    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[] of all their records. Skips control records, and those without a
+    timestamp. minutes, first_offsets: int64[2^k], the table, written; used: its entries. Returns (row, record, used):
+    row n when all are noted; else the table has to grow.
     """
     last = np.int64(FREE)
     while row < batches.shape[0]:
@@ -81,10 +81,10 @@ def note_headers(
     first_offsets: NDArray[np.int64],
     used: int,
 ) -> tuple[int, int]:
-    """Note batches of LogAppendTime from `row` on: all records of one have its timestamp.
+    """Note batches of LogAppendTime from `row` on: all records of such a batch have its timestamp.
 
-    batches: BATCH[n]. Control batches, empty ones, and those without a timestamp are passed over. The rest is as in
-    note_records. Returns (row, used).
+    batches: BATCH[n]. Skips control batches, empty ones, and those without a timestamp. The rest is as in note_records.
+    Returns (row, used).
     """
     last = np.int64(FREE)
     while row < batches.shape[0]:
@@ -111,7 +111,7 @@ def enter_all(
     new_minutes: NDArray[np.int64],
     new_first_offsets: NDArray[np.int64],
 ) -> None:
-    """Enter a table into a larger one, all of which is FREE."""
+    """Enter a table into a larger one whose slots are all FREE."""
     for i in range(minutes.shape[0]):
         if minutes[i] != FREE:
             slot = _slot(new_minutes, minutes[i])

@@ -1,8 +1,8 @@
 """Rows of the table `time_index`: for each minute in which a segment has data, the first offset that falls into it.
 
-The two options of the KIP-33 draft. A segment whose batches all have LogAppendTime takes the first: a batch's records
-all carry its timestamp, which rises through the log, so its headers say everything and nothing is decompressed. Any
-other takes the second, CreateTime: timestamps are out of order, so those of all records are decoded (not their keys and
+There are two ways, both from the KIP-33 draft. LogAppendTime, for a segment whose batches all have it: all records of a
+batch carry the batch's timestamp, which rises through the log, so headers say everything and nothing is decompressed.
+CreateTime, for any other segment: timestamps are out of order, so those of all records are decoded (not their keys and
 values), and the row of a minute says where its first record in the segment is. Control records, and records without a
 timestamp, are in no minute. A segment without rows has one of nulls, so that it is not read again.
 """
@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from logformat.batches.bodies import BodyLoader, Run
-from logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer, Tail, read_chunks
-from logformat.batches.headers import read_headers
-from logformat.errors import stopped
-from logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
-from logformat.listing import ListedSegment
-from udfs.lookup import minute_kernels as kernels
-from udfs.storage import open_root, opened
+from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.errors import stopped
+from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
+from lastkey.logformat.listing import ListedSegment
+from lastkey.udfs.lookup import minute_kernels as kernels
+from lastkey.udfs.storage import open_root, opened
 
 LOG_APPEND_TIME: Final = "LogAppendTime"
 CREATE_TIME: Final = "CreateTime"
@@ -35,7 +35,7 @@ TIME_INDEX_ROWS: Final = pa.schema(
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
         pa.field("segment_base_offset", pa.int64()),
-        pa.field("minute", _MOMENT),  # its first moment; null: the segment has no data
+        pa.field("minute", _MOMENT),  # its start; null: no data, or microseconds cannot hold it
         pa.field("first_offset", pa.int64()),  # of the segment's records in that minute
         pa.field("timestamps", pa.string()),  # LOG_APPEND_TIME or CREATE_TIME: how the row was found
         pa.field("path", pa.string()),  # of the .log, relative to the archive
@@ -45,12 +45,12 @@ TIME_INDEX_ROWS: Final = pa.schema(
     ]
 )
 _MINUTES: Final = (2**63 - 1) // (MINUTE_MS * 1000)  # those that microseconds in 64 bits can hold
-_SLOTS: Final = 1 << 10  # of a segment of up to 8 hours nothing has to grow
+_SLOTS: Final = 1 << 10  # enough for the minutes of 8 hours; grows for more
 
 
 @dataclass(frozen=True)
 class TimedSegment:
-    """One `.log` to be read, and whose it is."""
+    """One `.log` to read, and its partition."""
 
     topic: str
     partition: int
@@ -59,7 +59,7 @@ class TimedSegment:
 
 
 def time_index_rows(segments: Sequence[TimedSegment]) -> Any:
-    """TIME_INDEX_ROWS of some segments, as pa.Table. A log that is bad has rows up to there, and says why."""
+    """Return TIME_INDEX_ROWS of some segments, as pa.Table. A bad log has rows up to the damage, and its problem."""
     return pa.Table.from_batches([_rows(segment) for segment in segments], TIME_INDEX_ROWS)
 
 
@@ -84,7 +84,7 @@ def _rows(segment: TimedSegment) -> Any:
         "problem": problem,
     }  # fmt: skip
     columns = {name: pa.repeat(pa.scalar(value, TIME_INDEX_ROWS.field(name).type), n) for name, value in same.items()}
-    in_range = minutes < _MINUTES  # what microseconds cannot hold is no moment that anybody asks for
+    in_range = minutes < _MINUTES  # minutes that microseconds cannot hold become null
     columns["minute"] = pa.array(np.where(in_range, minutes, 0) * (MINUTE_MS * 1000), mask=~in_range).cast(_MOMENT)
     columns["first_offset"] = pa.array(offsets)
     if not len(minutes):
@@ -93,7 +93,7 @@ def _rows(segment: TimedSegment) -> Any:
 
 
 def _by_headers(segment: TimedSegment, first: FirstOffsets) -> tuple[bool, bool]:
-    """Note minutes from headers: whether these say it all, and whether all data has LogAppendTime."""
+    """Note minutes from headers. Return (whether headers say it all, whether all data has LogAppendTime)."""
     listed = segment.listed
     with opened(open_root(listed.root), listed.path) as file:
         said, buffer = True, ChunkBuffer(1 << 20, segment.max_batch_bytes)
@@ -102,7 +102,7 @@ def _by_headers(segment: TimedSegment, first: FirstOffsets) -> tuple[bool, bool]
             data = (b["attributes"] & CONTROL_MASK == 0) & (b["records_count"] != 0)
             if (data & (b["attributes"] & TIMESTAMP_TYPE_MASK == 0)).any():
                 return False, False
-            # of a compacted batch, and of a compressed one of magic 0 or 1, the first offset is not in the header
+            # headers of compacted batches, and of compressed ones of magic 0 or 1, do not hold the first offset
             said = said and not (data & (b["records_count"] != b["last_offset"] - b["base_offset"] + 1)).any()
             first.note_headers(b)
     return said, True
@@ -126,7 +126,7 @@ class FirstOffsets:
         self._used = 0
 
     def note_headers(self, batches: NDArray[np.void]) -> None:
-        """BATCH[n] of LogAppendTime."""
+        """Note BATCH[n] of LogAppendTime."""
         row = 0
         while True:
             row, self._used = kernels.note_headers(batches, MINUTE_MS, row, self._minutes, self._offsets, self._used)
@@ -135,7 +135,7 @@ class FirstOffsets:
             self._grow()
 
     def note_records(self, run: Run) -> None:
-        """Data batches of a run, by their records."""
+        """Note the records of a run's data batches."""
         row = record = 0
         while True:
             row, record, self._used = kernels.note_records(
@@ -146,7 +146,7 @@ class FirstOffsets:
             self._grow()
 
     def sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(minutes since 1970, first offsets), int64[n] each, by minute."""
+        """Return (minutes since 1970, first offsets), int64[n] each, by minute."""
         rows = np.flatnonzero(self._minutes != kernels.FREE)
         rows = rows[np.argsort(self._minutes[rows])]
         return self._minutes[rows], self._offsets[rows]

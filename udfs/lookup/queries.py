@@ -5,7 +5,7 @@ The search itself is logformat.search.partition_log; here a plan becomes a log, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,17 +14,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from logformat.batches.chunks import MAX_BATCH_BYTES
-from logformat.listing import ListedSegment
-from logformat.names import LOG, segment_file
-from logformat.search.answers import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE
-from logformat.search.partition_log import PartitionLog
-from udfs.attempt import attempt
-from udfs.lookup.last_stable_offset import last_stable_offset
-from udfs.problem import Problem
-from udfs.storage import cached_place
+from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.names import LOG, segment_file
+from lastkey.logformat.search.answers import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE
+from lastkey.logformat.search.partition_log import PartitionLog
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.holes import ACCEPT_HINT, GapFinder, offsets_behind
+from lastkey.udfs.lookup.last_stable_offset import last_stable_offset
+from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.segments import Traces
+from lastkey.udfs.storage import cached_place
 
 SPECIAL_TIMES: Final = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
+
+Partition = PartitionLog  # what Python programs get: the jobs know it by this name
+_HINT_IN_PYTHON: Final = 'bring the missing file back; or gaps="accept" if it is known to be lost'
 
 ANSWER: Final = pa.schema(
     [
@@ -43,7 +48,7 @@ ANSWER: Final = pa.schema(
 
 @dataclass(frozen=True)
 class LookupPlan:
-    """One partition's log."""
+    """Log of one partition, and how to search it."""
 
     topic: str
     partition: int
@@ -54,7 +59,8 @@ class LookupPlan:
     leader_epochs: tuple[tuple[int, int], ...] = ()
     snapshots: tuple[tuple[int, str, str], ...] = ()  # offset, URI of the root, path; rising
     max_batch_bytes: int = MAX_BATCH_BYTES
-    read_committed: bool = False  # answers end at the last stable offset, which headers are read for
+    read_committed: bool = False  # answers end at the last stable offset, found by reading headers
+    traces: Traces | None = None  # evidence of gaps; None: gaps do not count
     problem: Problem | None = None  # its files cannot be listed, or stand for nothing certain
 
     @property
@@ -65,7 +71,7 @@ class LookupPlan:
 
 @dataclass(frozen=True)
 class Lookup:
-    """What was found in one partition; `answers`: ANSWER, a row a query, in order."""
+    """Answers in one partition; `answers`: ANSWER, a row for each query, in order."""
 
     topic: str
     partition: int
@@ -78,14 +84,14 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Queries:
-    """What is asked of one partition. offsets, timestamps: int64[n]; of each row one is asked, by `by_time`."""
+    """Queries of one partition. targets: int64[n], a timestamp in each row of `by_time`, bool[n], else an offset."""
 
     targets: NDArray[np.int64]
     by_time: NDArray[np.bool_]
 
 
 def open_log(plan: LookupPlan) -> PartitionLog:
-    """The log of a plan; nothing is read yet, but for its last stable offset, where that is asked for."""
+    """Open the log of a plan. Reads nothing yet, except for the last stable offset if `read_committed`."""
     end = plan.end_offset
     if plan.read_committed and plan.segments:
         end = last_stable_offset(plan.segments, plan.log_start_offset, end, plan.snapshots)
@@ -101,8 +107,20 @@ def open_log(plan: LookupPlan) -> PartitionLog:
     )
 
 
+def open_whole(plan: LookupPlan) -> Partition:
+    """Return the log of a plan for a program that reads it. LogFormatError: it cannot be listed, or has a gap."""
+    if plan.problem is not None:
+        raise plan.problem.as_error()
+    log = open_log(plan)
+    try:
+        Passed(plan, log, _HINT_IN_PYTHON).check_all()
+    except SetAside as found:
+        raise found.problem.as_error() from None
+    return log
+
+
 def lookup(plan: LookupPlan, queries: Queries) -> Lookup:
-    """Answers of one partition. What is wrong with its files is `problem`, and the status of every row."""
+    """Return the answers of one partition. If its files have a problem, every row's status is the problem's kind."""
     problem = plan.problem
     if problem is None:
         done = attempt(plan.name, lambda: _looked_up(plan, queries))
@@ -114,17 +132,68 @@ def lookup(plan: LookupPlan, queries: Queries) -> Lookup:
 
 def _looked_up(plan: LookupPlan, queries: Queries) -> Lookup:
     with open_log(plan) as log:
-        answers = _answers(log, queries)
+        answers = _answers(log, queries, Passed(plan, log))
         return Lookup(plan.topic, plan.partition, answers, log.earliest, log.latest, log.notes)
 
 
+class Passed:
+    """Offsets that searches skipped on the way to answers: a gap there might have held another one. Each is judged
+    once.
+    """
+
+    def __init__(self, plan: LookupPlan, log: PartitionLog, hint: str = ACCEPT_HINT) -> None:
+        self._traces, self._log, self._finder = plan.traces, log, GapFinder(hint)
+        self._bases = np.array([segment.base_offset for segment in log.segments], np.int64)
+        self._judged: set[int] = set()
+
+    def check(self, targets: NDArray[np.int64], by_time: NDArray[np.bool_], found: NDArray[np.int64]) -> None:
+        """Raise SetAside for the first gap. found: int64[n], base offset of the segment of each answer; -1: none.
+
+        A search by offset skips what lies between the segment that should hold it and the one that does. A search by
+        time skips everything in front of its answer, whether timestamps rise or not.
+        """
+        if self._traces is None or not len(self._bases) or not len(targets):
+            return
+        n = len(self._bases)
+        reached = np.where(found >= 0, np.searchsorted(self._bases, found), n)
+        first = np.where(by_time, -1, np.searchsorted(self._bases, targets, "right") - 1)
+        first[by_time & (targets == LATEST)] = n - 1
+        reached[by_time & (targets == EARLIEST)] = 0
+        reached[~by_time & (targets < self._log.earliest)] = 0
+        reached[by_time & (targets == MAX_TIMESTAMP)] = n
+        passed = np.zeros(n + 2, np.int64)  # below the first segment, then behind each
+        np.add.at(passed, first + 1, 1)
+        np.add.at(passed, np.maximum(reached, first) + 1, -1)
+        self._judge((np.flatnonzero(np.cumsum(passed)) - 1).tolist())
+
+    def check_all(self) -> None:
+        """Raise SetAside for the first gap of the log."""
+        if self._traces is not None and len(self._bases):
+            self._judge(range(-1, len(self._bases)))
+
+    def _judge(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            problem = self._behind(number) if number not in self._judged else None
+            if problem is not None:
+                raise SetAside(problem)
+            self._judged.add(number)
+
+    def _behind(self, number: int) -> Problem | None:
+        log, traces = self._log, self._traces or Traces()
+        if number < 0:
+            return self._finder.below(log.segments, traces)
+        known = offsets_behind(log.segments, traces, number)
+        end, until = log.segment_end(number), NO_END if log.latest == log.log_end_offset else log.latest
+        return self._finder.behind(known, end, log.earliest, until, lambda: log.segments[number + 1 :])
+
+
 def no_answers(status: str, n: int) -> Any:
-    """n rows of ANSWER that only say why."""
+    """Return n rows of ANSWER that hold a status and nothing else."""
     nulls = [pa.nulls(n, field.type) for field in ANSWER]
     return pa.RecordBatch.from_arrays([pa.repeat(pa.scalar(status), n), *nulls[1:]], schema=ANSWER)
 
 
-def _answers(log: PartitionLog, queries: Queries) -> Any:
+def _answers(log: PartitionLog, queries: Queries, passed: Passed) -> Any:
     targets, by_time = queries.targets, queries.by_time
     n = len(targets)
     status = np.full(n, "none", object)
@@ -134,7 +203,7 @@ def _answers(log: PartitionLog, queries: Queries) -> Any:
         rows = np.flatnonzero(by_time)
         found = log.offsets_for_times(targets[rows])
         offset[rows], timestamp[rows], epoch[rows] = found["offset"], found["timestamp"], found["leader_epoch"]
-    # the batch of a record that was found by its time is looked up by its offset, as is every other
+    # a record that was found by its time is looked up by its offset, as every other is
     asked = np.flatnonzero(offset >= 0)
     located = log.lookup_offsets(offset[asked])
     of_offset = ~by_time[asked]
@@ -147,6 +216,7 @@ def _answers(log: PartitionLog, queries: Queries) -> Any:
     for name in ("segment_base_offset", "position", "size", "base_offset", "last_offset"):
         columns[name] = np.full(n, -1, np.int64)
         columns[name][asked] = located[name]
+    passed.check(targets, by_time, columns["segment_base_offset"])
     bases, row = np.unique(columns["segment_base_offset"], return_inverse=True)
     files = pa.array([segment_file(int(base), LOG) if base >= 0 else None for base in bases], pa.string())
     return pa.RecordBatch.from_arrays(
@@ -170,12 +240,12 @@ def _numbers(values: NDArray[np.int64]) -> Any:
 
 
 def lookup_table(plans: dict[tuple[str, int], LookupPlan], batches: Iterator[Any]) -> Iterator[Any]:
-    """Record batches of queries with the answers' columns behind them, in order, each as long as it came.
+    """Yield record batches of queries with the answers' columns behind theirs, in order, each as long as it came.
 
     Columns: topic, partition; offset, timestamp (ms int64, either may be missing or null; the offset goes first). Rows
-    of one partition should come together: only the log of a batch's last partition is kept open for the next batch.
+    of one partition should come together: only the log of a batch's last partition stays open for the next batch.
     """
-    logs: dict[tuple[str, int], PartitionLog] = {}
+    logs: dict[tuple[str, int], tuple[PartitionLog, Passed]] = {}
     try:
         for batch in batches:
             yield _answered(plans, logs, batch)
@@ -183,13 +253,15 @@ def lookup_table(plans: dict[tuple[str, int], LookupPlan], batches: Iterator[Any
         _close(logs)
 
 
-def _close(logs: dict[tuple[str, int], PartitionLog]) -> None:
-    for log in logs.values():
+def _close(logs: dict[tuple[str, int], tuple[PartitionLog, Passed]]) -> None:
+    for log, _ in logs.values():
         log.close()
     logs.clear()
 
 
-def _answered(plans: dict[tuple[str, int], LookupPlan], logs: dict[tuple[str, int], PartitionLog], batch: Any) -> Any:
+def _answered(
+    plans: dict[tuple[str, int], LookupPlan], logs: dict[tuple[str, int], tuple[PartitionLog, Passed]], batch: Any
+) -> Any:
     n = batch.num_rows
     none = pa.nulls(n, pa.int64())
     has = batch.schema.names
@@ -210,7 +282,7 @@ def _answered(plans: dict[tuple[str, int], LookupPlan], logs: dict[tuple[str, in
         number, topic = encoded.dictionary[code].as_py().split("\0", 1) if code >= 0 else ("-1", "")
         key = topic, int(number)
         if key not in logs:
-            _close(logs)  # of one partition at a time: each holds maps of its segments
+            _close(logs)  # keep one partition's log open: each maps its segments
         parts.append(_of_partition(plans.get(key), logs, targets[rows], by_time[rows], asked[rows]))
     back = np.empty(n, np.int64)
     back[order] = np.arange(n)
@@ -222,7 +294,7 @@ def _answered(plans: dict[tuple[str, int], LookupPlan], logs: dict[tuple[str, in
 
 def _of_partition(
     plan: LookupPlan | None,
-    logs: dict[tuple[str, int], PartitionLog],
+    logs: dict[tuple[str, int], tuple[PartitionLog, Passed]],
     targets: NDArray[np.int64],
     by_time: NDArray[np.bool_],
     asked: NDArray[np.bool_],
@@ -234,8 +306,10 @@ def _of_partition(
 
     def answer() -> Any:
         if key not in logs:
-            logs[key] = open_log(plan)
-        return _answers(logs[key], Queries(np.where(valid, targets, 0), by_time & valid))
+            log = open_log(plan)
+            logs[key] = log, Passed(plan, log)
+        log, passed = logs[key]
+        return _answers(log, Queries(np.where(valid, targets, log.earliest), by_time & valid), passed)
 
     answers = attempt(plan.name, answer)
     if isinstance(answers, Problem):
@@ -250,8 +324,8 @@ def _of_partition(
 
 
 def as_ms(column: Any) -> Any:
-    """Timestamps as int64 ms: numbers are ms already (and may be one of SPECIAL_TIMES); Arrow timestamps of any unit
-    are cast towards the past, and those before 1970, which no record has, are null.
+    """Return timestamps as int64 ms. Numbers are ms already (and may be one of SPECIAL_TIMES). Arrow timestamps of any
+    unit are rounded towards the past; those before 1970, which no record has, become null.
     """
     if not pa.types.is_timestamp(column.type):
         return column.cast(pa.int64())

@@ -1,18 +1,18 @@
-"""What is to be said of an archived `.index` or `.timeindex` beside the one that is rebuilt from its log.
+"""Verdicts on an archived `.index` or `.timeindex`, compared with the one that is rebuilt from its log.
 
-The words are those of the report; each is tried in this order, and the first that fits is taken:
+The words are those of the report. They are tried in this order, and the first that fits counts:
 
     missing        there is no such file
     (same)         byte for byte as rebuilt
     huge           longer than segment.index.bytes, and not because of zeros at its end
-    foreign        no entry of it fits this log, or its first one lies outside: it belongs to another segment
+    foreign        no entry fits this log, or the first one lies outside: the file belongs to another segment
     wrong          entry n misleads a look-up
-    torn           no whole number of entries
+    torn           the file ends inside an entry
     padded         right as far as it goes, then zeros: a segment that was being written, and was never closed
     stale          right as far as it goes, but ends before the log does, or goes on where the log was cut off
     other_entries  right for every look-up, but not the entries that Kafka 4.3 makes
 
-Never more of a file is held in memory than can be right (segment.index.bytes) and a bit.
+Memory holds no more of a file than can be right (segment.index.bytes), and a little.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.errors import LogFormatError, readable
-from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
-from logformat.side_files import offset_index, time_index
-from udfs.storage import Root, opened
-from udfs.verify.index_entries import EntryCheck, falls
+from lastkey.logformat.errors import LogFormatError, readable
+from lastkey.logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from lastkey.logformat.side_files import offset_index, time_index
+from lastkey.udfs.storage import Root, opened
+from lastkey.udfs.verify.index_entries import EntryCheck, falls
 
 Reason = Literal["", "missing", "torn", "padded", "stale", "wrong", "foreign", "huge", "other_entries"]
 
 _OFFSET_SIZE: Final = OFFSET_INDEX_ENTRY.itemsize
 _TIME_SIZE: Final = TIME_INDEX_ENTRY.itemsize
-_PART_BYTES: Final = 1 << 20  # of what is only asked whether it is zeros
+_PART_BYTES: Final = 1 << 20  # read at once to look for zeros
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong with a file. No reason: nothing, it is as rebuilt."""
+    """Fault of a file; without a reason, the file is as rebuilt."""
 
     reason: Reason = ""
     position: int = -1  # byte in the file
@@ -52,16 +52,16 @@ SAME: Final = Verdict()
 
 @dataclass(frozen=True)
 class SideBytes:
-    """A file as far as it can be right."""
+    """Bytes of a file, as far as they can be right."""
 
     path: str
     size: int  # of the whole file
-    head: bytes  # its first bytes, all of them where there are no more than the limit
-    only_zeros_behind: bool  # what lies behind `head` is zeros, or nothing
+    head: bytes  # its first bytes, up to the limit
+    only_zeros_behind: bool  # bytes behind `head` are zeros, or there are none
 
 
 def read_bounded(root: Root, path: str, limit: int) -> SideBytes:
-    """A file's first `limit` bytes, and whether the rest is zeros. Raises kind "unreadable"."""
+    """Read a file's first `limit` bytes, and check whether the rest is zeros. Raises kind "unreadable"."""
     with readable(path), opened(root, path) as file:
         size = int(file.size())
         head = file.read(min(size, limit))
@@ -74,12 +74,12 @@ def read_bounded(root: Root, path: str, limit: int) -> SideBytes:
 
 
 def unparsed(error: LogFormatError) -> Verdict:
-    """Of a file that could not be read, or not be parsed."""
+    """Return the verdict on a file that could not be read or parsed."""
     return Verdict("wrong", error.position, -1, error.expected, error.found)
 
 
 class IndexJudge:
-    """Takes a segment's batches in order, then says what is to be said of its two index files; None: there is none."""
+    """Judge of a segment's two index files (None: there is none), which takes the log's batches in order first."""
 
     def __init__(self, base_offset: int, offset_file: SideBytes | None, time_file: SideBytes | None) -> None:
         self.offset_file, self.time_file = offset_file, time_file
@@ -90,13 +90,13 @@ class IndexJudge:
         self._end = 0  # of the log so far, bytes
 
     def feed(self, batches: NDArray[np.void], position: int, size: int) -> None:
-        """The next batches, layout.BATCH[n]: bytes [position, position + size) of the log."""
+        """Take the next batches, layout.BATCH[n]: bytes [position, position + size) of the log."""
         if self.offset_file is not None or self.time_file is not None:
             self._entries.feed(batches, position, size)
         self._end = position + size
 
     def offset_index(self, rebuilt: bytes, max_bytes: int) -> Verdict:
-        """Of the `.index`; rebuilt: what it should be; max_bytes: segment.index.bytes."""
+        """Return the verdict on the `.index`. rebuilt: its right bytes; max_bytes: segment.index.bytes."""
         seen, e = self._entries, self._entries.offsets
         beyond = (e["position"] >= self._end) | (e["offset"] > seen.last_offset)
         bad = falls(e["offset"]) | falls(e["position"]) | (seen.wrong_offset & seen.seen_offset)
@@ -105,7 +105,7 @@ class IndexJudge:
         return _judge(self.offset_file, rebuilt, max_bytes, _OFFSET_SIZE, bad, beyond, _offset_texts(e, right))
 
     def time_index(self, rebuilt: bytes, max_bytes: int) -> Verdict:
-        """Of the `.timeindex`."""
+        """Return the verdict on the `.timeindex`; arguments as for `offset_index`."""
         seen, e = self._entries, self._entries.times
         beyond = e["offset"] > seen.last_offset
         bad = falls(e["timestamp"]) | falls(e["offset"], may_stay=True) | (e["offset"] < self._base)
@@ -149,7 +149,7 @@ def _judge(
     texts: _Texts,
     ends_early: bool = False,
 ) -> Verdict:
-    """bad, beyond: bool[n], of the entries read: misleads; lies behind the log's end."""
+    """Return the verdict on a file. bad, beyond: bool[n], which of its entries mislead, or lie behind the log's end."""
     if file is None:
         return Verdict("missing", expected=f"{len(rebuilt)} bytes", found="no such file")
     if file.size == len(rebuilt) and file.head == rebuilt:
@@ -174,7 +174,7 @@ def _judge(
     misfits = np.flatnonzero(bad | beyond)
     if len(misfits):
         first = int(misfits[0])
-        cut_off = not bad[first:].any() and bool(beyond[first:].all())  # rises on and on behind the log's end
+        cut_off = not bad[first:].any() and bool(beyond[first:].all())  # only entries behind the log's end follow
         if n > 1 and bad.any() and len(misfits) == n:
             return at("foreign", 0)
         if cut_off and first == 0 and rebuilt:
@@ -183,7 +183,7 @@ def _judge(
     if behind.any():
         position = used + int(behind.argmax())
         entry = position // entry_size
-        return Verdict("wrong", entry * entry_size, entry, "nothing behind the zeros that end it", "more entries")
+        return Verdict("wrong", entry * entry_size, entry, "nothing after the zeros at its end", "more entries")
     if file.size % entry_size:
         rest = file.size % entry_size
         return Verdict(
@@ -197,6 +197,6 @@ def _judge(
         return Verdict("padded", used, n, f"{len(rebuilt)} bytes", f"{file.size - used} bytes of zeros at the end")
     if ends_early or rebuilt.startswith(file.head):
         missing = texts.of(min(n, len(texts.right) - 1), texts.right) if len(texts.right) else "no entry"
-        return Verdict("stale", used, n, missing, "no entry")  # the last one, where as many others stand for it
+        return Verdict("stale", used, n, missing, "no entry")  # the last right entry, if the file has as many others
     other = np.frombuffer(file.head, np.uint8)[: len(rebuilt)] != np.frombuffer(rebuilt, np.uint8)[: len(file.head)]
     return at("other_entries", (int(other.argmax()) if other.any() else len(rebuilt)) // entry_size)

@@ -1,9 +1,9 @@
-"""What is to be said of an archived producer `.snapshot` beside the state that the log gives at its offset.
+"""Verdicts on an archived producer `.snapshot`, compared with the state that the log gives at its offset.
 
 An archived snapshot is what a live broker knew. It can know more than a replay of the log: producers whose batches the
-log start or the cleaner took, the epoch or the open transaction of one whose marker or data is gone. It can know less:
-a broker forgets producers that were idle for producer.id.expiration.ms and have no open transaction, and would forget
-them again when it loads. That is `other_entries`. What denies a batch that is in the log is `wrong`.
+log start or the cleaner removed, or a producer's epoch or open transaction whose marker or data is gone. It can know
+less: a broker forgets producers that were idle for producer.id.expiration.ms and have no open transaction, and would
+forget them again when it loads. Both are `other_entries`. A snapshot that denies a batch in the log is `wrong`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.errors import LogFormatError
-from logformat.layout import SNAPSHOT_ENTRY, SNAPSHOT_HEADER
-from logformat.side_files import producer_snapshot
-from udfs.reindex.judge_index import SAME, Reason, SideBytes, Verdict
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import SNAPSHOT_ENTRY, SNAPSHOT_HEADER
+from lastkey.logformat.side_files import producer_snapshot
+from lastkey.udfs.reindex.judge_index import SAME, Reason, SideBytes, Verdict
 
 _BATCH_FIELDS: Final = ("last_sequence", "offset_delta")
 
 
 @dataclass(frozen=True)
 class Known:
-    """How the state was replayed that a snapshot is held against."""
+    """Replay of the state with which a snapshot is compared."""
 
     offset: int  # the snapshot's
     first_offset: int  # the replay began here
-    dense: bool  # every offset since then was in a batch: nothing was taken from the log
+    dense: bool  # every offset since then was in a batch, and no marker was emptied: nothing was taken from the log
 
 
 def judge_snapshot(file: SideBytes, state: NDArray[np.void], known: Known, expired_ms: Callable[[], int]) -> Verdict:
-    """state: producer_snapshot.ENTRY[n], by producer_id, as replayed. expired_ms: asked only where it matters:
-    producers that were idle since then may be missing. Raises kind "side_file" for one that is damaged but whole:
-    another version, a checksum that does not fit.
+    """Return the verdict on a snapshot. state: producer_snapshot.ENTRY[n], by producer_id, as replayed.
+
+    expired_ms: returns the time (ms) since which missing producers may have been idle, called only if entries differ.
+    Raises kind "side_file" for a file that is damaged but whole: another version, a checksum that does not fit.
     """
     if file.size > len(file.head):
         if not file.only_zeros_behind:
@@ -62,7 +63,7 @@ def judge_snapshot(file: SideBytes, state: NDArray[np.void], known: Known, expir
 
 
 def _size(data: bytes) -> int:
-    """Bytes that a snapshot has by its count; that of a header where it has not even one."""
+    """Return the bytes of a snapshot by its count; those of a header if the file is shorter than one."""
     if len(data) < SNAPSHOT_HEADER.itemsize:
         return SNAPSHOT_HEADER.itemsize
     count = int(np.frombuffer(data, SNAPSHOT_HEADER, 1)["count"][0])
@@ -72,17 +73,17 @@ def _size(data: bytes) -> int:
 
 
 def _first_wrong(found: NDArray[np.void], state: NDArray[np.void], known: Known, expired_ms: int) -> tuple[int, Reason]:
-    """(producer, reason): the first that is wrong, else the first that differs; both tables by producer_id."""
+    """Return (producer, reason): the lowest id that is wrong, else the lowest that differs. Tables by producer_id."""
     wrong_alone = (found["last_offset"] >= known.offset) | (found["current_txn_first_offset"] >= known.offset)
     in_state = np.isin(found["producer_id"], state["producer_id"])
-    if known.dense:  # a producer that the log does not know wrote before it begins
+    if known.dense:  # a producer that the log does not know must have written before the log begins
         later = (found["last_offset"] >= known.first_offset) | (found["current_txn_first_offset"] >= known.first_offset)
         wrong_alone |= ~in_state & later
     in_found = np.isin(state["producer_id"], found["producer_id"])
     lost = state[~in_found]
     alive = (lost["current_txn_first_offset"] >= 0) | (lost["timestamp"] > expired_ms)
     archived, replayed = found[in_state], state[in_found]
-    denied = _denies(archived, replayed, known.dense)
+    denied = _denies(archived, replayed, known)
     wrong = [found[wrong_alone], lost[alive], archived[denied]]
     if any(map(len, wrong)):
         return _lowest(wrong), "wrong"
@@ -94,8 +95,8 @@ def _lowest(tables: list[NDArray[np.void]]) -> int:
     return int(ids.min()) if len(ids) else -1
 
 
-def _denies(archived: NDArray[np.void], replayed: NDArray[np.void], dense: bool) -> NDArray[np.bool_]:
-    """bool[n]: which archived entries contradict a batch that is in the log; rows of the same producers."""
+def _denies(archived: NDArray[np.void], replayed: NDArray[np.void], known: Known) -> NDArray[np.bool_]:
+    """Return bool[n]: which archived entries contradict a batch in the log. Both tables hold the same producers."""
     newer = archived["producer_epoch"] > replayed["producer_epoch"]  # by a marker that is gone
     same_epoch = archived["producer_epoch"] == replayed["producer_epoch"]
     denied = ~newer & ~same_epoch
@@ -105,8 +106,11 @@ def _denies(archived: NDArray[np.void], replayed: NDArray[np.void], dense: bool)
         denied |= same_batch & (archived[name] != replayed[name])
     opened, seen = archived["current_txn_first_offset"], replayed["current_txn_first_offset"]
     denied |= (seen >= 0) & ((opened < 0) | (opened > seen))
-    if dense:
-        denied |= newer | (archived["last_offset"] != replayed["last_offset"]) | ((seen < 0) & (opened >= 0))
+    if known.dense:
+        # A producer that wrote only markers since the replay began may have its last data batch before that.
+        before = (replayed["last_offset"] < 0) & (archived["last_offset"] < known.first_offset)
+        denied |= newer | ((seen < 0) & (opened >= 0))
+        denied |= ~before & (archived["last_offset"] != replayed["last_offset"])
     return np.asarray(denied)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a transaction index that is there."""
+"""Verdicts on an archived transaction index."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat.layout import TXN_INDEX_ENTRY
-from logformat.side_files import transaction_index
-from udfs.reindex.judge_index import SAME, Reason, SideBytes, Verdict
-from udfs.reindex.segment import SegmentOutcome
-from udfs.verify.transactions import check_txn_index
+from lastkey.logformat.layout import TXN_INDEX_ENTRY
+from lastkey.logformat.side_files import transaction_index
+from lastkey.udfs.reindex.judge_index import SAME, Reason, SideBytes, Verdict
+from lastkey.udfs.reindex.segment import SegmentOutcome
+from lastkey.udfs.verify.transactions import check_txn_index
 
 _TXN_SIZE: Final = TXN_INDEX_ENTRY.itemsize
 
@@ -23,14 +23,16 @@ def judge_txn_index(
     previous: NDArray[np.int64],
     dense_from: int | None = None,
 ) -> Verdict:
-    """What is to be said of a `.txnindex`; entries: transaction_index.ENTRY[n], what replay of the log gives; previous:
-    int64[k], for each of the segment's ABORT markers that of its producer before it, -1 none; dense_from: from here on
-    every offset is in a batch, None: some may have been cleaned away.
+    """Return the verdict on a `.txnindex`.
 
-    On a compacted log the archived file can know more: transactions whose data is gone, an earlier first offset. That
-    is `other_entries`, as long as every replayed entry is covered, each of the others has its ABORT marker (else a
-    reader would go on to drop what its producer wrote later), and none begins before its producer's marker before (else
-    a reader would drop what was committed there).
+    entries: transaction_index.ENTRY[n], by replay of the log; previous: int64[k], for each of the segment's ABORT
+    markers the offset of its producer's marker before it, -1: none; dense_from: from here on every offset is in a
+    batch, None: some may have been cleaned away.
+
+    On a compacted log the archived file can know more: transactions whose data is gone, an earlier first offset. Such a
+    file is `other_entries` if three things hold: it covers every replayed entry; each other entry has its ABORT marker
+    (else a reader would drop what the producer wrote later); and none begins before its producer's previous marker
+    (else a reader would drop what was committed there).
     """
     rebuilt = transaction_index.write(entries)
     if file is None:

@@ -1,8 +1,9 @@
-"""Reindex, first half: the `.index` and `.timeindex` of segments from their `.log`, and what the second half needs.
+"""Reindex, first half: makes the `.index` and `.timeindex` of segments from their `.log`.
 
-One pass over each log, front to back: checksums (or headers alone, where checksums are trusted), offsets against the
-names; every batch is shown to the index builder, to the judge of the archived indexes, and to the producers' summary.
-What the second half (side_files.py) is told of a segment is bounded by its producers and aborted transactions.
+One pass over each log, front to back, checks checksums (or reads headers alone, if checksums are trusted) and compares
+offsets with the names. The index builder, the judge of the archived indexes and the producers' summary see every batch.
+The second half (side_files.py) needs no more than the result, which a segment's producers and aborted transactions
+bound.
 """
 
 from __future__ import annotations
@@ -15,30 +16,30 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat import names
-from logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer, Tail, read_chunks
-from logformat.batches.headers import read_headers
-from logformat.batches.segment_bounds import check_offsets
-from logformat.errors import LogFormatError
-from logformat.layout import CONTROL_ABORT, CONTROL_MASK
-from logformat.listing import ListedSegment
-from logformat.side_files.checkpoints import EpochEntry, assign_batches
-from logformat.side_files.index_builder import IndexBuilder
-from logformat.side_files.producer_state import ProducerSummary, merge, merge_all, summarize
-from udfs.attempt import attempt
-from udfs.problem import Problem
-from udfs.reindex.judge_index import IndexJudge, SideBytes, Verdict, read_bounded, unparsed
-from udfs.reindex.write import FileReport, SideFilePlace, Target, finish_folder, impossible, make_folder, settle
-from udfs.storage import Root, open_root, opened
-from udfs.verify.transactions import TXN_ROW, previous_markers, transaction_rows
+from lastkey.logformat import names
+from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.segment_bounds import check_offsets
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_MASK
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.side_files.checkpoints import EpochEntry, assign_batches
+from lastkey.logformat.side_files.index_builder import IndexBuilder
+from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, merge_all, summarize
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.reindex.judge_index import IndexJudge, SideBytes, Verdict, read_bounded, unparsed
+from lastkey.udfs.reindex.write import FileReport, SideFilePlace, Target, finish_folder, impossible, make_folder, settle
+from lastkey.udfs.storage import Root, open_root, opened
+from lastkey.udfs.verify.transactions import TXN_ROW, previous_markers, transaction_rows
 
 _OURS: Final = (names.INDEX, names.TIME_INDEX)
-_MORE: Final = 4096  # bytes of an index that are looked at behind the most that can be right
+_MORE: Final = 4096  # bytes of an index that are read beyond the most that can be right
 
 
 @dataclass(frozen=True)
 class ReindexSettings:
-    """What decides the bytes of a topic's indexes, and how its logs are read."""
+    """Settings that decide the bytes of a topic's indexes, and how its logs are read."""
 
     index_interval_bytes: int = 4096
     segment_index_bytes: int = 10 << 20
@@ -62,12 +63,12 @@ class ReindexTask:
 
 @dataclass(frozen=True)
 class SegmentOutcome:
-    """What was found in one log, and what became of its two indexes."""
+    """Findings in one log, and the reports on its two indexes."""
 
     base_offset: int
     log: str
-    problem: Problem | None = None  # the log is bad: nothing below but what it says of the files is known
-    producer_problem: Problem | None = None  # only what depends on producers is not known
+    problem: Problem | None = None  # the log is bad: of the fields below only `files` is set
+    producer_problem: Problem | None = None  # the fields that depend on producers are not complete
     files: tuple[FileReport, ...] = ()
     end_position: int = 0  # bytes that are batches
     torn_bytes: int = 0  # behind them
@@ -75,7 +76,7 @@ class SegmentOutcome:
     first_offset: int = -1  # of the first batch; -1: empty
     last_offset: int = -1
     max_timestamp: int = -1  # ms
-    dense: bool = True  # each batch begins where the one before it ends
+    dense: bool = True  # each batch begins where the one before it ends, and each marker has its record
     producers: ProducerSummary = field(default_factory=lambda: merge_all([]))  # markers: those that abort only
     aborts: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TXN_ROW))  # every ABORT marker ...
     # ... of each the offset of its producer's marker before it, in this log; -1: none
@@ -88,14 +89,14 @@ class SegmentOutcome:
 
     @property
     def next_offset(self) -> int:
-        """Where the log goes on behind this segment."""
+        """Offset at which the log goes on behind this segment."""
         return max(self.base_offset, self.last_offset + 1)
 
 
 def reindex_segments(task: ReindexTask) -> list[SegmentOutcome]:
     """Rebuild the two indexes of each segment, and put them where the task says.
 
-    Whatever stops the work on a segment is its problem. Only a full disk raises OSError.
+    Whatever stops the work on a segment becomes its problem; only a full disk raises OSError.
     """
     buffer = ChunkBuffer(task.settings.chunk_bytes, task.settings.max_batch_bytes)
     made = attempt(task.folder, lambda: make_folder(task.target, task.folder))
@@ -154,7 +155,9 @@ def _place(folder: str, segment: ListedSegment, kind: str) -> SideFilePlace:
 
 
 def _read_index(root: Root, place: SideFilePlace, max_bytes: int) -> SideBytes | Verdict | None:
-    """None: there is none. One that cannot be read is no fault of the log."""
+    """Return an archived index, or None if there is none; its verdict if it is unreadable, which is no fault of the
+    log.
+    """
     if place.archived is None:
         return None
     try:
@@ -183,8 +186,9 @@ def scan(
     *,
     next_base_offset: int | None,
 ) -> SegmentOutcome:
-    """One pass over a log; next_base_offset: see ReindexTask. Raises LogFormatError for whatever a broker would cut
-    off, or refuse to load.
+    """Scan a log in one pass. next_base_offset: as in ReindexTask.
+
+    Raises LogFormatError for whatever a broker would cut off, or refuse to load.
     """
     base, path = segment.base_offset, segment.path
     producers = merge_all([])
@@ -216,6 +220,7 @@ def scan(
         starts, ends = batches["base_offset"], batches["last_offset"]
         dense = dense and (n_batches == 0 or int(starts[0]) == last + 1)
         dense = dense and bool((starts[1:] == ends[:-1] + 1).all()) and int(starts[0]) >= 0
+        dense = dense and not (((batches["attributes"] & CONTROL_MASK) != 0) & (batches["records_count"] == 0)).any()
         first = int(starts[0]) if n_batches == 0 else first
         last = int(ends[-1])
         max_timestamp = max(max_timestamp, int(batches["max_timestamp"].max()))
@@ -226,8 +231,8 @@ def scan(
             "torn_tail",
             path,
             tail.position,
-            "whole batches up to the end of the file, since another segment follows",
-            f"{tail.torn_bytes} bytes that are none",
+            "whole batches up to the end of the file, because another segment follows",
+            f"{tail.torn_bytes} bytes that are not a whole batch",
         )
     return SegmentOutcome(
         base,
@@ -271,5 +276,5 @@ def _check_size(path: str, size: int, listed: int) -> None:
 
 
 def _only_aborts(summary: ProducerSummary) -> ProducerSummary:
-    """Without the markers that commit: nothing of them goes into a file."""
+    """Return the summary without the markers that commit: no file needs those."""
     return ProducerSummary(summary.producers, summary.markers[summary.markers["aborted"]])

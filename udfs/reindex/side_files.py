@@ -6,10 +6,11 @@
         state takes the segment's summary; the transactions that it aborts are its `.txnindex`
     the state at the log end is the last `.snapshot`; the first batch of each leader epoch the leader-epoch-checkpoint
 
-A log that is bad ends what is known. A valid archived snapshot at a later base gives it back, as when a broker loads
-it. Archived files can know more than the log does: the cleaner took batches, the log start went up. What they say
-beyond the log is then no fault; what contradicts a batch that is there is. Rules: KAFKA.md, "Transaction index",
-"Producers", "Leader epochs" and "Recovery".
+Behind a bad log the state is not known. A valid archived snapshot at a later base gives it back, as when a broker loads
+it. The same holds for a log that nothing shows to begin at its log start: no replay can tell which transactions are
+open there, and a broker believes a snapshot that knows none. Archived files can know more than the log does, because
+the cleaner removed batches or the log start went up. They may say more than the log, but must not contradict a batch
+that is there. Rules: KAFKA.md, "Transaction index", "Producers", "Leader epochs" and "Recovery".
 """
 
 from __future__ import annotations
@@ -21,34 +22,43 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logformat import names
-from logformat.errors import LogFormatError
-from logformat.layout import SNAPSHOT_ENTRY
-from logformat.side_files import checkpoints, producer_snapshot, transaction_index
-from logformat.side_files.checkpoints import EpochEntry
-from logformat.side_files.producer_state import ProducerState, aborted_transactions
-from udfs.problem import Problem
-from udfs.reindex.judge_index import SideBytes, Verdict, read_bounded, unparsed
-from udfs.reindex.judge_snapshot import Known, judge_snapshot
-from udfs.reindex.judge_txn_index import judge_txn_index
-from udfs.reindex.segment import SegmentOutcome
-from udfs.reindex.write import FileReport, SideFilePlace, Target, finish_folder, impossible, make_folder, settle
-from udfs.storage import Root, open_root, read_file
-from udfs.verify.transactions import TXN_ROW, previous_markers
+from lastkey.logformat import names
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import SNAPSHOT_ENTRY
+from lastkey.logformat.side_files import checkpoints, producer_snapshot, transaction_index
+from lastkey.logformat.side_files.checkpoints import EpochEntry
+from lastkey.logformat.side_files.producer_state import ProducerState, aborted_transactions
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.reindex.judge_index import SideBytes, Verdict, read_bounded, unparsed
+from lastkey.udfs.reindex.judge_snapshot import Known, judge_snapshot
+from lastkey.udfs.reindex.judge_txn_index import judge_txn_index
+from lastkey.udfs.reindex.segment import SegmentOutcome
+from lastkey.udfs.reindex.write import (
+    FileReport,
+    SideFilePlace,
+    Status,
+    Target,
+    finish_folder,
+    impossible,
+    make_folder,
+    settle,
+)
+from lastkey.udfs.storage import Root, open_root, read_file
+from lastkey.udfs.verify.transactions import TXN_ROW, previous_markers
 
-_MOST_SIDE_BYTES: Final = 64 << 20  # of a file that should be small, and of which nothing says how small
+_MOST_SIDE_BYTES: Final = 64 << 20  # limit for a file that should be small, if nothing says how small
 
 
 @dataclass(frozen=True)
 class SideFilesPlan:
-    """A partition's side files as they are listed; paths are relative to the archive."""
+    """A partition's listed side files; paths are relative to the archive."""
 
     target: Target
     folder: str
     log_start_offset: int | None  # by the checkpoint beside it
     snapshots: Mapping[int, str]  # offset -> path
     txn_indexes: Mapping[int, str]  # base -> path
-    leader_epochs: tuple[EpochEntry, ...] | None  # as parsed; None: there is none that could be
+    leader_epochs: tuple[EpochEntry, ...] | None  # as parsed; None: there is none, or none that could be parsed
     leader_epochs_path: str | None
     producer_id_expiration_ms: int = 86_400_000
     ends_here: bool = True  # no segment is left out behind these (of a log that a broker holds)
@@ -56,7 +66,7 @@ class SideFilesPlan:
 
 @dataclass
 class SideFilesDone:
-    """What became of them."""
+    """Reports on a partition's side files."""
 
     files: list[FileReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -69,6 +79,7 @@ def reindex_side_files(plan: SideFilesPlan, outcomes: Sequence[SegmentOutcome]) 
     note = _log_start_beyond(plan, outcomes)
     fold = _Fold(replace(plan, log_start_offset=None) if note else plan)
     fold.done.notes += [note] if note else []
+    fold.headless = bool(outcomes) and _is_headless(fold.plan, outcomes[0].base_offset)
     make_folder(plan.target, plan.folder)
     for outcome in outcomes:
         fold.segment(outcome)
@@ -78,7 +89,7 @@ def reindex_side_files(plan: SideFilesPlan, outcomes: Sequence[SegmentOutcome]) 
 
 
 def _log_start_beyond(plan: SideFilesPlan, outcomes: Sequence[SegmentOutcome]) -> str:
-    """What to say of a log start checkpoint above the log end, which is another log's; "": it is not."""
+    """Return a note if the log start checkpoint lies above the log end, and so belongs to another log; else ""."""
     if plan.log_start_offset is None or not plan.ends_here or not outcomes or outcomes[-1].problem is not None:
         return ""
     end = max(outcomes[-1].base_offset, outcomes[-1].next_offset)
@@ -89,23 +100,38 @@ def _log_start_beyond(plan: SideFilesPlan, outcomes: Sequence[SegmentOutcome]) -
     )
 
 
+def _as_it_is(place: SideFilePlace, status: Status, v: Verdict) -> FileReport:
+    return FileReport(place.path, place.kind, status, v.reason, v.position, v.entry, v.expected, v.found)
+
+
+def _is_headless(plan: SideFilesPlan, base: int) -> bool:
+    """Return whether a transaction or a producer may have begun below the first segment, in a part that is missing.
+
+    A log start checkpoint that reaches the segment, or a first leader epoch that begins there, rules that out.
+    """
+    first_epoch = plan.leader_epochs[0][1] if plan.leader_epochs else 0
+    return max(plan.log_start_offset or 0, first_epoch) < base
+
+
 class _Fold:
     def __init__(self, plan: SideFilesPlan) -> None:
         self.plan, self.done = plan, SideFilesDone()
         self.root: Root = open_root(plan.target.archive_uri)
         self.state: ProducerState | None = ProducerState()
-        self.why: Problem | None = None  # there is no state
+        self.why: Problem | None = None  # why there is no state
         self.log_start: int | None = None
-        self.first_offset = 0  # from which on the state was replayed
+        self.first_offset = 0  # the state was replayed from here on
         self.dense = True  # every offset from there on was in a batch
         self.end_offset = 0  # of the segments so far
         self.last_markers = np.empty(0, TXN_ROW)  # of each producer, in the segments so far
         self.expected: set[int] = set()  # offsets at which a snapshot is looked at
         self.log = ""
+        self.headless = False  # the log's beginning is missing, and no snapshot knows its producers
 
     def segment(self, outcome: SegmentOutcome) -> None:
         base = outcome.base_offset
         self.log = outcome.log
+        begins = self.log_start is None
         if self.log_start is None:
             self.log_start = max(base, self.plan.log_start_offset or 0)
         # UnifiedLog.rebuildProducerState: no snapshot counts at or below the log start, and no batch below it is read;
@@ -117,6 +143,8 @@ class _Fold:
             self.dense = self.dense and self.end_offset == base
         if not below:
             self._snapshot(base, outcome.log)
+        elif begins and self.headless and base in self.plan.snapshots:
+            self._load(base, self.plan.snapshots[base])
         self.end_offset = outcome.next_offset
         problem = outcome.problem or outcome.producer_problem
         entries: NDArray[np.void] | None = None
@@ -172,6 +200,9 @@ class _Fold:
                 self.done.files.append(impossible(place, self.why))
             return
         entries = self.state.entries()
+        if self.headless and archived is None:
+            self._say_headless()
+            return
         if archived is None:
             if self.plan.target.mode == "check" and (at_end or not len(entries)):
                 return  # a live broker has none at the end; one without producers says nothing
@@ -185,10 +216,32 @@ class _Fold:
                 if self._cannot_be_read(place, error):
                     return
                 verdict = unparsed(error)
+        if self.headless and archived is not None:
+            self._settle_headless(offset, place, archived, verdict)
+            return
         self._settle(place, verdict, producer_snapshot.write(entries))
 
+    def _settle_headless(self, offset: int, place: SideFilePlace, archived: str, verdict: Verdict) -> None:
+        """Keep an archived snapshot of a log without its beginning, and go on from it. Nothing replaces a wrong one."""
+        if verdict.reason in ("", "other_entries"):
+            self.done.files.append(_as_it_is(place, "same", verdict))
+            self._load(offset, archived)
+            return
+        self._say_headless()
+        self.done.files.append(_as_it_is(place, "impossible", verdict))
+
+    def _say_headless(self) -> None:
+        note = (
+            f"{self.plan.folder}: the log begins at offset {self.log_start}, and neither "
+            f"{names.LOG_START_OFFSET_CHECKPOINT} nor {names.LEADER_EPOCH_CHECKPOINT} says so: which transactions were "
+            "open there cannot be known, so no snapshot and no leader epochs are made; bring back what is missing, or, "
+            f"where it is lost for good, name offset {self.log_start} in {names.LOG_START_OFFSET_CHECKPOINT}"
+        )
+        if note not in self.done.notes:
+            self.done.notes.append(note)
+
     def _load(self, offset: int, archived: str) -> None:
-        """Go on from an archived snapshot, if there is nothing wrong with it."""
+        """Go on from an archived snapshot, if nothing is wrong with it."""
         try:
             entries = producer_snapshot.read(self._read(archived, _MOST_SIDE_BYTES).head, archived)
         except LogFormatError:
@@ -197,12 +250,14 @@ class _Fold:
             return
         self.state = ProducerState.from_snapshot(entries)
         self.first_offset, self.dense = offset, False
+        why = "missing" if self.headless else "bad"
+        self.headless = False
         self.done.notes.append(
-            f"{archived}: taken as it is, since the log before it is bad; what follows goes on from it"
+            f"{archived}: kept as it is, because the log before it is {why}; later snapshots build on it"
         )
 
     def end(self, outcomes: Sequence[SegmentOutcome]) -> None:
-        """What is there once in a partition."""
+        """Settle what a partition has once: the snapshot at the log end, and the leader epochs."""
         if not outcomes:
             return
         start = self.log_start or 0
@@ -227,14 +282,14 @@ class _Fold:
         name = names.LEADER_EPOCH_CHECKPOINT
         place = SideFilePlace(self.plan.folder, name, name, path, outcomes[-1].log)
         damage: LogFormatError | None = None
-        if listed is None and path is not None:  # it was damaged when it was listed, or could not be read
+        if listed is None and path is not None:  # the file was damaged when it was listed, or could not be read
             try:
                 listed = tuple(checkpoints.read_leader_epochs(read_file(self.root, path), path))
             except LogFormatError as error:
                 if self._cannot_be_read(place, error):
                     return
                 damage = error
-        if listed is not None and (listed or not found):  # it knows where an epoch began; the log may not, any more
+        if listed is not None and (listed or not found):  # the file knows where an epoch began; the log may no longer
             if found and found[-1][0] > listed[-1][0]:
                 self.done.notes.append(
                     f"{path}: ends before leader epoch {found[-1][0]}, which the log has; left alone"
@@ -242,7 +297,7 @@ class _Fold:
             self.done.files.append(FileReport(place.path, name, "same"))
             return
         if not self.plan.ends_here:
-            return  # later ones may be in what was left out
+            return  # later epochs may be in the segments that were left out
         verdict = Verdict("missing", expected=f"{len(found)} leader epochs", found="no such file")
         if damage is not None:
             verdict = unparsed(damage)
@@ -251,22 +306,29 @@ class _Fold:
         bad = next((outcome.problem for outcome in outcomes if outcome.problem is not None), None)
         if bad is not None:
             self.done.files.append(impossible(place, bad))
+        elif _is_headless(self.plan, outcomes[0].base_offset):  # the file would say that the log begins there
+            if found or path is not None:
+                self._say_headless()
+            if path is not None:
+                self.done.files.append(_as_it_is(place, "impossible", verdict))
         elif found or path is not None:
             self.done.notes.append(
-                f"{place.path}: lost, so made of the batches that are left: in a compacted log an epoch can begin "
-                "later than it did, and epochs can be missing"
+                f"{place.path}: lost, so rebuilt from the batches that are left: in a compacted log an epoch can "
+                "begin later than it did, or be missing"
             )
             self._settle(place, verdict, checkpoints.write_leader_epochs(found))
 
     def _cannot_be_read(self, place: SideFilePlace, error: LogFormatError) -> bool:
-        """Whether a file may be whole, and know more than a compacted log does: none takes its place."""
+        """Report an unreadable file and return True: it may be whole, and know more than a compacted log does, so
+        nothing replaces it. Return False for any other error.
+        """
         if error.kind == "unreadable":
             said = (error.kind, error.position, -1, error.expected, error.found)
             self.done.files.append(FileReport(place.path, place.kind, "impossible", *said))
         return error.kind == "unreadable"
 
     def _expired_ms(self, path: str) -> int:
-        """A broker that wrote this file had forgotten producers that were idle since then, or would by now."""
+        """Return the time (ms) before which idle producers were forgotten by this file's broker, or would be by now."""
         mtime_ns = self.root.filesystem.get_file_info(self.root.full(path)).mtime_ns or 0
         return int(mtime_ns) // 1_000_000 - self.plan.producer_id_expiration_ms
 

@@ -1,8 +1,8 @@
-"""Where rebuilt side files go: nowhere (check), into a folder of their own (output), in the place of the old.
+"""Targets of rebuilt side files: none (check), a folder of their own (output), the place of the old files (in place).
 
-In place, a file is written under a name that Kafka and our listing pass over, flushed, read back, and renamed over the
-old one: at any moment the name stands for the old bytes or the new ones. Whatever a killed run leaves has the ending
-LEFTOVER, and goes with the next run. Only names of side files are ever written, never a `.log`.
+In place, a file is written under a name that Kafka and our listing ignore, flushed, read back, and renamed over the old
+one: at any moment the name stands for the old bytes or the new ones. Files that a killed run left end in LEFTOVER, and
+the next run removes them. Only side files are ever written, never a `.log`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from logformat import names
-from logformat.errors import LogFormatError
-from udfs.problem import Problem
-from udfs.reindex.judge_index import Verdict
-from udfs.storage import Root, flush, flush_folder, open_root, opened, write_file
+from lastkey.logformat import names
+from lastkey.logformat.errors import LogFormatError
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.reindex.judge_index import Verdict
+from lastkey.udfs.storage import Root, flush, flush_folder, open_root, opened, write_file
 
 LEFTOVER: Final = ".reindex.tmp"  # ends in .tmp: ignored by Kafka, and by names.is_ignorable
 
@@ -29,17 +29,17 @@ Status = Literal["same", "differs", "rebuilt", "impossible"]
 
 @dataclass(frozen=True)
 class Target:
-    """Where rebuilt files go."""
+    """Target of rebuilt files."""
 
     mode: Literal["check", "output", "in_place"]
     archive_uri: str
     output_uri: str = ""  # mode "output"
-    exact: bool = False  # in place: files too that are right and only not byte for byte as rebuilt
+    exact: bool = False  # in place: also replace files that are right, but not byte for byte as rebuilt
 
 
 @dataclass(frozen=True)
 class FileReport:
-    """What is said of one file."""
+    """Report on one file."""
 
     path: str
     kind: str  # names.KINDS without the log, or names.LEADER_EPOCH_CHECKPOINT; "log", "folder" where that is at fault
@@ -55,17 +55,17 @@ class FileReport:
 
 @dataclass(frozen=True)
 class SideFilePlace:
-    """A side file's names."""
+    """Names of a side file, and of what lies beside it."""
 
     folder: str  # of the partition, relative to the archive
     name: str  # as Kafka calls it: 00000000000000000042.index
     kind: str
     archived: str | None  # path of the file that is there, which may end in .swap
-    log: str  # path of a .log beside it: a new file takes its owner and mode, and its suffix where that is .swap
+    log: str  # path of a .log beside it: a new file takes its owner and mode, and its suffix if it is .swap
 
     @property
     def path(self) -> str:
-        """Where the file is, or would be."""
+        """Path of the file, whether it exists or not."""
         if self.archived is not None:
             return self.archived
         log = self.log.rpartition("/")[2]
@@ -74,7 +74,7 @@ class SideFilePlace:
 
 
 def impossible(place: SideFilePlace, problem: Problem) -> FileReport:
-    """A file that cannot be rebuilt, because of a log."""
+    """Return the report on a file that cannot be rebuilt, because a log has a problem."""
     return FileReport(
         place.path,
         place.kind,
@@ -90,9 +90,9 @@ def impossible(place: SideFilePlace, problem: Problem) -> FileReport:
 
 
 def settle(target: Target, place: SideFilePlace, verdict: Verdict, data: bytes) -> tuple[FileReport, int]:
-    """Write a side file where the target says so; what is said of it, and how many bytes were written.
+    """Write a side file if the target says so; return its report and how many bytes were written.
 
-    What cannot be written is a report too, but for a full disk: that raises OSError.
+    A file that cannot be written becomes a report too; only a full disk raises OSError.
     """
     status: Status = "same"
     written = 0
@@ -123,14 +123,14 @@ def settle(target: Target, place: SideFilePlace, verdict: Verdict, data: bytes) 
 
 
 def make_folder(target: Target, folder: str) -> None:
-    """The partition's folder in the output, before anything is written to it."""
+    """Make the partition's folder in the output, before anything is written to it."""
     if target.mode == "output":
         root = open_root(target.output_uri)
         root.filesystem.create_dir(root.full(folder), recursive=True)
 
 
 def finish_folder(target: Target, folder: str, files: Iterable[FileReport]) -> None:
-    """Flush the names in the folder, when these files are in it."""
+    """Flush the names in the folder, once these files are in it."""
     if target.mode == "output":
         root = open_root(target.output_uri)
         if root.is_local:
@@ -140,7 +140,7 @@ def finish_folder(target: Target, folder: str, files: Iterable[FileReport]) -> N
 
 
 def remove_leftovers(root: Root, folder: str) -> int:
-    """Remove what a killed run left in a partition's folder; how many files. Local only."""
+    """Remove what killed runs left in a partition's folder; return the number of files. Local only."""
     left = [path for path in Path(root.full(folder)).iterdir() if path.name.endswith(LEFTOVER)]
     for path in left:
         path.unlink()
@@ -154,13 +154,13 @@ def _write_new(root: Root, place: SideFilePlace, data: bytes) -> None:
 
 
 def replace_file(root: Root, place: SideFilePlace, data: bytes) -> None:
-    """Put `data` in the place of a local side file, at once."""
+    """Replace a local side file by `data`, in one step."""
     path = place.path
     file = names.parse_segment_file(path.rpartition("/")[2])
     if file is not None and file.kind == names.LOG:
         raise ValueError(f"{path}: a log is never written")
     final = Path(root.full(path))
-    ending = f".{uuid.uuid4().hex[:12]}{LEFTOVER}"  # of its own: a task that is tried again may still be writing
+    ending = f".{uuid.uuid4().hex[:12]}{LEFTOVER}"  # its own: an earlier try of this task may still be writing
     made = final.with_name(final.name + ending)
     like = final if final.is_file() else Path(root.full(place.log))
     try:
@@ -182,7 +182,7 @@ def _check_written(root: Root, path: str, data: bytes) -> None:
     found = _read_again(root, path, len(data) + 1)
     if found != data:
         at = next((i for i, (a, b) in enumerate(zip(found, data, strict=False)) if a != b), min(len(found), len(data)))
-        raise LogFormatError("readback", path, at, f"the {len(data)} bytes that were written", "others")
+        raise LogFormatError("readback", path, at, f"the {len(data)} bytes that were written", "other bytes")
 
 
 def _read_again(root: Root, path: str, most: int) -> bytes:
@@ -191,8 +191,8 @@ def _read_again(root: Root, path: str, most: int) -> bytes:
 
 
 def _as_before(descriptor: int, like: Path) -> None:
-    """Mode and owner of the file that is replaced, as far as this process may give them."""
+    """Give an open file the mode and owner of the file that it replaces, as far as this process may."""
     stat = like.stat()
     with suppress(PermissionError):
         os.fchown(descriptor, stat.st_uid, stat.st_gid)
-    os.fchmod(descriptor, stat.st_mode & 0o7777)  # behind fchown, which clears bits
+    os.fchmod(descriptor, stat.st_mode & 0o7777)  # after fchown, which clears bits

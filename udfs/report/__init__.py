@@ -1,1 +1,1 @@
-"""What is in a partition, and what cleaning would make of it."""
+"""Profiles of partitions: their content, and what cleaning would leave of it."""

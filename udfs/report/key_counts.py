@@ -1,4 +1,4 @@
-"""How many records there are of each key, in a table that grows up to a limit."""
+"""Counts of the records of each key, in a table that grows up to a limit."""
 
 from __future__ import annotations
 
@@ -6,30 +6,24 @@ from typing import Final
 
 import numpy as np
 
-from logformat.batches.bodies import Run
-from udfs.problem import Problem, SetAside
-from udfs.report import measure_kernels as sums_of
-from udfs.report.measure_kernels import count_keys
+from lastkey.logformat.batches.bodies import Run
+from lastkey.logformat.errors import NO_POSITION
+from lastkey.udfs.compact.clean.key_table import grown
+from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.report.measure_kernels import KEY_COUNT, count_keys
 
 _FIRST_SLOTS: Final = 1 << 14
 
 
 class KeyCounts:
-    """Records of every key: open addressing over key hashes, doubled as keys come."""
-
-    BYTES_PER_SLOT = 32
+    """Counts of every key's records: open addressing over key hashes, doubled as keys come."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.used = max_bytes, 0
-        self.columns = self._empty(_FIRST_SLOTS)
-
-    @staticmethod
-    def _empty(slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        low, high = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
-        return low, high, np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+        self.slots = np.zeros(_FIRST_SLOTS, KEY_COUNT)
 
     def count(self, run: Run, first_dirty_offset: int, end: int, is_last: np.ndarray, path: str) -> None:
-        """`count_keys` of a run, with larger tables where they are needed; SetAside where they would be too large."""
+        """Count a run with `count_keys`, in larger tables as needed. Raises SetAside if they would be too large."""
         left = len(run.spans)
         while left:
             self.used, left = count_keys(
@@ -39,7 +33,7 @@ class KeyCounts:
                 run.spans,
                 first_dirty_offset,
                 end,
-                *self.columns,
+                self.slots,
                 self.used,
                 is_last,
                 left,
@@ -48,25 +42,25 @@ class KeyCounts:
                 self._grow(path)
 
     def _grow(self, path: str) -> None:
-        held = len(self.columns[0])
-        if 3 * held * self.BYTES_PER_SLOT > self.max_bytes:  # this table, and one of twice its slots
+        larger = grown(self.slots, self.max_bytes)
+        if larger is None:
             raise SetAside(
                 Problem(
                     "keys",
                     path,
-                    0,
+                    NO_POSITION,
                     f"keys that fit {self.max_bytes} bytes",
                     f"{self.used} keys, and more to come",
-                    hint="a larger task.memory.bytes, twice these bytes: counts of keys are exact, so all are held",
+                    hint="raise task.memory.bytes, of which keys get half: their counts are exact, so all are held",
                 )
             )
-        columns = self._empty(2 * held)
-        sums_of.move_keys(*self.columns, *columns)
-        self.columns = columns
+        self.slots = larger
 
     def hottest(self, n: int) -> list[tuple[int, int]]:
-        """(records, offset of one of them) of the keys with the most, most first; the later offset first of equals."""
-        counts, examples = np.abs(self.columns[2]), self.columns[3]
+        """Return (records, highest offset) of the n keys with the most records, most first; of equals the later offset
+        first.
+        """
+        counts, examples = np.abs(self.slots["count"]), self.slots["example"]
         taken = np.flatnonzero(counts)
         if len(taken) > n:
             least = np.partition(counts[taken], len(taken) - n)[len(taken) - n]

@@ -6,9 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from logformat.jit import inline, kernel
-from logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK, TIMESTAMP_TYPE_MASK
-from udfs.compact.rebuild_kernels import DROPPED
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK, TIMESTAMP_TYPE_MASK
+from lastkey.udfs.compact.clean.slot_kernels import SLOT, entry_of, probe
+from lastkey.udfs.compact.verdicts import DROPPED
 
 # columns of the sums of a segment
 RECORDS: Final = 0  # of data batches that were opened
@@ -32,6 +33,9 @@ AGES_MS: Final = (3_600_000, 86_400_000, 7 * 86_400_000, 30 * 86_400_000, 90 * 8
 NO_AGE: Final = len(AGES_MS) + 1  # the class of tombstones without a time
 N_AGES: Final = len(AGES_MS) + 2
 
+# A slot: a key's hash, how many records it has, and the highest offset of one.
+KEY_COUNT = np.dtype([*SLOT.descr, ("count", "i8"), ("example", "i8")], align=True)
+
 
 @kernel
 def count_keys(
@@ -41,27 +45,22 @@ def count_keys(
     spans: np.ndarray,
     first_dirty_offset: int,
     first_uncleanable_offset: int,
-    low: np.ndarray,
-    high: np.ndarray,
-    counts: np.ndarray,
-    examples: np.ndarray,
+    table: np.ndarray,
     used: int,
     is_last: np.ndarray,
     left: int,
 ) -> tuple[int, int]:
     """Count the records of every key, and mark those that the cleaner takes for the last of their key.
 
-    Batches and records from last to first. batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans: SPAN[]; low,
-    high: uint64[2^k], the table, (0, 0) is free; counts: int64[2^k], its records, negative from the first one below
-    `first_uncleanable_offset` and at or above `first_dirty_offset` on; examples: int64[2^k], the highest offset of the
-    key; used: entries; is_last: bool[len(spans)], written: as `last_offset_kernels.mark_last_offsets` does for records
-    below `first_uncleanable_offset`, of which alone it is told; true above. left: rows of `spans` that are yet to be
-    counted. Stops before a key for which there is no room: the table is full at two thirds. Returns (entries, rows that
-    are left).
+    Goes through batches and records from last to first. batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans:
+    SPAN[]; table: KEY_COUNT[2^k], a count is negative once a record at or above `first_dirty_offset` and below
+    `first_uncleanable_offset` was seen; used: its entries; is_last: bool[len(spans)], written: below
+    `first_uncleanable_offset` as by `last_offset_kernels.mark_last_offsets`, which sees no other records; true above.
+    left: rows of `spans` still to count. Stops before a key for which there is no room: the table is full at two
+    thirds. Returns (entries, rows that are left).
     """
-    most = low.shape[0] * 2 // 3
-    mask = np.uint64(low.shape[0] - 1)
-    one = np.uint64(1)
+    most = table.shape[0] * 2 // 3
+    mask = np.uint64(table.shape[0] - 1)
     zero = np.uint64(0)
     for i in range(batches.shape[0] - 1, -1, -1):
         if not wanted[i]:
@@ -74,61 +73,29 @@ def count_keys(
             is_last[row] = True
             if control or span.null_key:
                 continue
-            a = span.key_low
-            b = span.key_high
-            if a == zero and b == zero:
-                b = one
-            slot = a & mask
-            while (low[slot] != a or high[slot] != b) and (low[slot] != zero or high[slot] != zero):
-                slot = (slot + one) & mask
+            low, high = entry_of(span)
             offset = base + span.offset_delta
-            if low[slot] == zero and high[slot] == zero:
+            slot = probe(table, zero, mask, low, high)
+            if slot < 0:
                 if used >= most:
                     return used, row + 1
-                low[slot] = a
-                high[slot] = b
-                counts[slot] = 0
-                examples[slot] = offset
+                slot = ~slot
+                table[slot].low = low
+                table[slot].high = high
+                table[slot].example = offset
                 used += 1
-            seen = counts[slot] < 0
-            n = abs(counts[slot]) + 1
+            seen = table[slot].count < 0
+            n = abs(table[slot].count) + 1
             if offset < first_uncleanable_offset:
                 is_last[row] = not seen
                 seen = seen or offset >= first_dirty_offset
-            counts[slot] = -n if seen else n
+            table[slot].count = -n if seen else n
     return used, 0
-
-
-@kernel
-def move_keys(
-    low: np.ndarray,
-    high: np.ndarray,
-    counts: np.ndarray,
-    examples: np.ndarray,
-    new_low: np.ndarray,
-    new_high: np.ndarray,
-    new_counts: np.ndarray,
-    new_examples: np.ndarray,
-) -> None:
-    """Enter a table's keys into a larger one, whose arrays are zeros; arrays as in `count_keys`."""
-    mask = np.uint64(new_low.shape[0] - 1)
-    one = np.uint64(1)
-    zero = np.uint64(0)
-    for i in range(low.shape[0]):
-        if low[i] == zero and high[i] == zero:
-            continue
-        slot = low[i] & mask
-        while new_low[slot] != zero or new_high[slot] != zero:
-            slot = (slot + one) & mask
-        new_low[slot] = low[i]
-        new_high[slot] = high[i]
-        new_counts[slot] = counts[i]
-        new_examples[slot] = examples[i]
 
 
 @inline
 def _time_of(batch: np.ndarray, body: np.ndarray, span: np.ndarray) -> int:
-    """A record's timestamp: of LogAppendTime batches the batch's."""
+    """Return a record's timestamp: that of its batch for LogAppendTime."""
     if batch.magic == 2 and batch.attributes & TIMESTAMP_TYPE_MASK != 0:
         return np.int64(batch.max_timestamp)
     return body.base_timestamp + span.timestamp_delta

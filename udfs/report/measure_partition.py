@@ -1,13 +1,13 @@
-"""What is in a partition, and what cleaning it now would make of it: one task, nothing is written.
+"""The profile of a partition: its content, and what cleaning it now would leave. One task; nothing is written.
 
-The log is scanned as a compaction scans it, and then read once from its end to its start. What would be cleaned goes
-through `clean_batches` itself, told that nothing is to be written: so live and dead are what `compact --dry-run` says,
-by construction. What lies above the first uncleanable offset, and topics that are not compacted, are only counted; a
-key that is written there again supersedes nothing yet, as for the cleaner.
+The log is scanned as a compaction scans it, and then read once from its end to its start. The part that would be
+cleaned goes through `clean_batches` itself, told to write nothing, so live and dead are what `compact --dry-run` says,
+by construction. Records above the first uncleanable offset, and those of topics that are not compacted, are only
+counted; a key that is written there again supersedes nothing yet, as for the cleaner.
 
-Memory: 32 bytes a slot of the key table, of which two thirds at most are taken and which doubles as it fills, up to
-half of the task's memory; 512 KiB to begin with. A chunk and its decompressed batches, as everywhere. Results are
-small: about 300 bytes a segment, and at most 1,024 buckets of time.
+Memory: 32 bytes a slot of the key table. At most two thirds of its slots are used; it begins with 512 KiB and doubles
+as it fills, up to half of the task's memory. A chunk and its decompressed batches come on top, as everywhere. Results
+are small: about 300 bytes a segment, and at most 1,024 buckets of time.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from udfs.attempt import attempt
-from udfs.compact.analyse import Analysis, analyse
-from udfs.compact.clean_batches import Tally
-from udfs.compact.decide_kernels import COUNTER_NAMES
-from udfs.compact.gaps import check_gaps
-from udfs.compact.plan import NotDue, PartitionPlan
-from udfs.compact.retention import Expired, taken
-from udfs.compact.scan_partition import (
+from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.compact.clean.clean_batches import Tally
+from lastkey.udfs.compact.one_task import Clock, clean_groups
+from lastkey.udfs.compact.plan import NotDue, PartitionPlan
+from lastkey.udfs.compact.retention import Expired, summarize_expired
+from lastkey.udfs.compact.scan.analyse import Analysis, analyse
+from lastkey.udfs.compact.scan.gaps import check_gaps
+from lastkey.udfs.compact.scan.scan_partition import (
     check_checkpoints,
     check_tails,
     scan_all,
     scan_identity,
-    source_of,
     until_high_watermark,
 )
-from udfs.compact.scan_segment import SegmentScan, chunk_buffer
-from udfs.compact.sources import Source
-from udfs.compact.what_expires import expired, facts_of
-from udfs.problem import Problem
-from udfs.report.partition_profile import PartitionProfile
-from udfs.report.walk import Walk
-from udfs.segments import LastBatch
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
+from lastkey.udfs.compact.scan.what_expires import expired, facts_of
+from lastkey.udfs.compact.verdicts import COUNTER_NAMES
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.report.partition_profile import PartitionProfile
+from lastkey.udfs.report.walk import Walk
+from lastkey.udfs.segments import LastBatch
 
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """What a task is told."""
+    """Plan of one profile."""
 
-    plan: PartitionPlan  # as for a compaction; force is not looked at
+    plan: PartitionPlan  # as for a compaction; force is ignored
     compacted: bool  # False: everything is alive
 
 
@@ -77,19 +77,26 @@ def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
         check_checkpoints(plan, end)
         check_gaps(plan, kept, end, notes)
         out = PartitionProfile(plan.topic, plan.partition, False, 0, notes=tuple(notes))
-    scans = list(until_high_watermark(plan, scans, []))
-    sources = [source_of(plan, number, scan) for number, scan in enumerate(scans)]
-    walk = Walk(plan, sources, analysis, buffer)
-    segments = tuple(reversed([walk.segment(i) for i in reversed(range(len(sources)))]))
+    all_scans, scans = scans, list(until_high_watermark(plan, scans, []))
+    walk = Walk(plan, scans, analysis, buffer)
+    segments = tuple(reversed([walk.segment(i) for i in reversed(range(len(scans)))]))
     counters = sum((t.counters for t in walk.tallies), Tally().counters)
+    size, tally = sum(s.size for s in scans), Tally()
+    gain = _gain(plan, all_scans, tally, buffer) if not compacted else size - sum(s.bytes_after for s in segments)
+    if isinstance(gain, Problem):
+        out = replace(out, notes=(*out.notes, f"what a compaction would save is unknown: {gain}"))
+    elif gain > 0 and plan.settings.null_keys == "fail" and (keyless := sum(s.null_keys for s in segments)):
+        note = f"{keyless:,} records without a key count as kept; compact needs --null-keys keep or drop for them"
+        out = replace(out, notes=(*out.notes, note))
     return replace(
         out,
-        size_bytes=sum(s.size for s in scans),
+        size_bytes=size,
+        bytes_if_compacted=None if isinstance(gain, Problem) else size - gain,
         segments=segments,
         log_start_offset=plan.log_start_offset,
         log_end_offset=max(scans[-1].base_offset, scans[-1].last_offset + 1),
-        expiring=_expiring(plan, sources),
-        bytes_after_is_estimate=walk.estimated,
+        expiring=_expiring(plan, scans),
+        bytes_after_is_estimate=walk.estimated or tally.recompressed_bytes > 0,
         counters=dict(zip(COUNTER_NAMES, counters.tolist(), strict=True)) if analysis else {},
         distinct_keys=walk.keys.used,
         hot_keys=walk.hot_keys(),
@@ -97,18 +104,38 @@ def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
     )
 
 
-def _expiring(plan: PartitionPlan, sources: Sequence[Source]) -> tuple[Expired, ...]:
-    """By the headers alone, before anything is cleaned."""
-    by_rule = expired(plan, facts_of(sources), sealed=False)
-    ends = [*(s.scan.base_offset for s in sources[1:]), 0]  # the last one stays
-    rows = [(s.scan.base_offset, end, s.scan.n_records, s.scan.size) for s, end in zip(sources, ends, strict=True)]
-    return taken(by_rule, rows[: sum(by_rule.values())])
+def _gain(plan: PartitionPlan, scans: Sequence[SegmentScan], tally: Tally, buffer: ChunkBuffer) -> int | Problem:
+    """Return the bytes that a compaction would save if cleanup.policy asked for one, or the problem that stops it.
+
+    Reads the log once more, because `Walk` counts by the policy. The key table is half as large as that of `Walk`, and
+    so large enough.
+    """
+    keys = "keep" if plan.settings.null_keys == "fail" else plan.settings.null_keys
+    plan = replace(plan, settings=replace(plan.settings, compacts=True, null_keys=keys))
+
+    def work() -> int:
+        analysis, _ = _as_the_cleaner_sees_it(plan, scans, scan_identity(plan, buffer))
+        if analysis is None:
+            return 0
+        cleaned = clean_groups(plan, analysis, tally, buffer, Clock())
+        return sum(s.size for s in analysis.sources[: analysis.n_replaced]) - sum(s.size_bytes for s in cleaned)
+
+    return attempt(f"{plan.topic}-{plan.partition}, as if compacted", work)
+
+
+def _expiring(plan: PartitionPlan, sources: Sequence[SegmentScan]) -> tuple[Expired, ...]:
+    """Return what retention would delete, by the headers alone, before anything is cleaned."""
+    facts = facts_of(sources)
+    by_rule = expired(plan, facts, sealed=False)
+    ends = [*(s.base_offset for s in sources[1:]), 0]  # the last one stays
+    rows = [(s.base_offset, end, s.n_records, s.size) for s, end in zip(sources, ends, strict=True)]
+    return summarize_expired(by_rule, rows[: sum(by_rule.values())], facts.bytes_above)
 
 
 def _as_the_cleaner_sees_it(
     plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch
 ) -> tuple[Analysis | None, PartitionProfile]:
-    """What would be cleaned, whether it is due or not; None: nothing may be."""
+    """Return (what would be cleaned, due or not; None: nothing may be; a profile with the cleaner's figures)."""
     compaction = replace(plan.settings, retention_ms=-1, retention_bytes=-1)
     asked = replace(plan, dry_run=True, force=False, settings=compaction)
     try:

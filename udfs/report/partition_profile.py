@@ -1,4 +1,4 @@
-"""What the profile of a partition says: its values, and counts by time that widen as they must."""
+"""The profile of a partition as values, and counts by time whose buckets widen as needed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from udfs.compact.retention import Expired
-from udfs.problem import Problem
+from lastkey.udfs.compact.retention import Expired
+from lastkey.udfs.problem import Problem
 
 MAX_BUCKETS: Final = 1024
 MINUTE_MS: Final = 60_000
@@ -23,7 +23,7 @@ MAX_KEY_BYTES: Final = 64  # of a key that is shown
 
 @dataclass(frozen=True)
 class Codec:
-    """Batches of one codec. Of batches that were opened: those of aborted transactions are not."""
+    """Batches of one codec that were opened; those of aborted transactions are not."""
 
     batches: int
     stored_bytes: int  # as they lie in the file, headers included
@@ -38,7 +38,7 @@ class SegmentProfile:
     size_bytes: int
     batches: int
     records: int  # of data, aborted ones too
-    cleaned: bool  # would be, or is it above what may be cleaned, or of a topic that is not compacted
+    cleaned: bool  # a cleaning would clean it: false above the cleanable range and for topics that are not compacted
     live_records: int
     live_bytes: int
     dead_records: int  # superseded + aborted + expired tombstones
@@ -46,14 +46,14 @@ class SegmentProfile:
     superseded: int
     aborted: int
     expired_tombstones: int
-    bytes_after: int  # what a compaction would leave of it
+    bytes_after: int  # bytes that a compaction would leave of it
     tombstones: int  # last records of their keys, expired ones too
     tombstones_with_horizon: int  # of those, that an earlier cleaning has given a delete horizon
     tombstone_ages: tuple[int, ...]  # of those, by AGE_NAMES
     null_keys: int
     control_records: int  # that were opened
-    # records below the largest timestamp of all batches before, and of records before in their own batch; of batches
-    # whose largest one is after the year 9999 none is known
+    # records below the largest timestamp of all batches before, and of the records before in their own batch; largest
+    # timestamps after the year 9999 do not count
     out_of_order: int
     largest_lag_ms: int  # by how much, at most
     without_time: int  # records without a timestamp, or with one after the year 9999
@@ -82,7 +82,7 @@ class Times:
 
 @dataclass(frozen=True)
 class PartitionProfile:
-    """What was found. Where `problem` is set, nothing else is but the names and the size."""
+    """Profile of a partition. With a `problem`, only the names and the size are set."""
 
     topic: str
     partition: int
@@ -99,8 +99,10 @@ class PartitionProfile:
     clean_bytes: int = 0
     dirty_bytes: int = 0
     due: bool = False  # by ratio, bytes and lag: a compaction would take it now
-    expiring: tuple[Expired, ...] = ()  # what retention would take of the log as it stands
+    expiring: tuple[Expired, ...] = ()  # segments that retention would delete from the log as it stands
     bytes_after_is_estimate: bool = False  # recompression decides
+    # bytes that a compaction would leave, whatever cleanup.policy says; None: not known, the notes say why
+    bytes_if_compacted: int | None = None
     counters: dict[str, int] = field(default_factory=dict)  # of the cleaned range, as compact reports them
     distinct_keys: int = 0
     hot_keys: tuple[HotKey, ...] = ()  # most records first
@@ -108,11 +110,11 @@ class PartitionProfile:
     seconds: float = 0.0
 
     def name(self) -> str:
-        """`<topic>-<partition>`."""
+        """Return `<topic>-<partition>`."""
         return f"{self.topic}-{self.partition}"
 
     def total(self, column: str) -> int:
-        """Sum of a column of the segments."""
+        """Return the sum of a column of the segments."""
         return sum(getattr(s, column) for s in self.segments)
 
 
@@ -124,7 +126,7 @@ class TimeBuckets:
         self.counts = np.zeros(0, np.int64)
 
     def cover(self, min_ms: int, max_ms: int) -> None:
-        """Have buckets from min_ms to max_ms, in the narrowest width that MAX_BUCKETS allows."""
+        """Widen the buckets to cover min_ms to max_ms, in the narrowest width that MAX_BUCKETS allows."""
         if len(self.counts):
             min_ms = min(min_ms, self.first * self.width_ms)
             max_ms = max(max_ms, (self.first + len(self.counts)) * self.width_ms - 1)
@@ -140,7 +142,7 @@ class TimeBuckets:
         self.width_ms, self.first, self.counts = width, first, counts
 
     def trimmed(self) -> Times | None:
-        """Without the empty buckets at both ends; None: no record has a time."""
+        """Return the counts without the empty buckets at both ends; None if no record has a time."""
         filled = np.flatnonzero(self.counts)
         if not len(filled):
             return None
@@ -149,7 +151,7 @@ class TimeBuckets:
 
 
 def join_times(parts: Sequence[Times | None]) -> Times | None:
-    """Records by time of several partitions, in the widest of their buckets or wider."""
+    """Return the records of several partitions by time, in the widest of their buckets or wider."""
     out = TimeBuckets()
     for part in parts:
         if part is None:
@@ -167,7 +169,7 @@ def join_times(parts: Sequence[Times | None]) -> Times | None:
 
 
 def shown_key(key: bytes) -> str | None:
-    """A key as text where it is printable UTF-8, else as 0x and hex; None where it is too long to show."""
+    """Return a key as text if it is printable UTF-8, else as 0x and hex; None if it is too long to show."""
     if len(key) > MAX_KEY_BYTES:
         return None
     try:

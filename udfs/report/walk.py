@@ -1,4 +1,4 @@
-"""A partition's log read once from its end to its start, and what is counted on the way."""
+"""One walk over a partition's log from its end to its start, and what it counts on the way."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ from typing import Final
 
 import numpy as np
 
-from logformat.batches.bodies import BodyLoader, Run
-from logformat.batches.chunks import Chunk, ChunkBuffer, Tail
-from logformat.batches.columns import Place, record_batches
-from logformat.batches.headers import read_headers
-from logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
-from logformat.schemas import RECORDS as RECORD_COLUMNS
-from logformat.schemas import select
-from udfs.compact.analyse import Analysis
-from udfs.compact.clean_batches import Tally, clean_chunk
-from udfs.compact.cleaner import Rules
-from udfs.compact.decide_kernels import COUNTER_NAMES
-from udfs.compact.plan import PartitionPlan
-from udfs.compact.rebuild_kernels import COPIED
-from udfs.compact.sources import Source, chunk_at
-from udfs.report import measure_kernels as sums_of
-from udfs.report.key_counts import KeyCounts
-from udfs.report.measure_kernels import LAST_TIME, N_AGES, N_SUMS, NOTHING, add_times, add_up
-from udfs.report.partition_profile import Codec, HotKey, SegmentProfile, TimeBuckets, shown_key
-from udfs.storage import opened
+from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, Tail
+from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
+from lastkey.logformat.schemas import RECORDS as RECORD_COLUMNS
+from lastkey.logformat.schemas import select
+from lastkey.udfs.compact.clean.clean_batches import Tally, clean_chunk
+from lastkey.udfs.compact.cleaner import Rules
+from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.compact.scan.analyse import Analysis
+from lastkey.udfs.compact.scan.read_again import chunk_at
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.compact.verdicts import COPIED, COUNTER_NAMES
+from lastkey.udfs.report import measure_kernels as sums_of
+from lastkey.udfs.report.key_counts import KeyCounts
+from lastkey.udfs.report.measure_kernels import LAST_TIME, N_AGES, N_SUMS, NOTHING, add_times, add_up
+from lastkey.udfs.report.partition_profile import Codec, HotKey, SegmentProfile, TimeBuckets, shown_key
 
 HOT_KEYS: Final = 20
 
 
 class Walk:
-    """The walk from the end of the log to its start."""
+    """Walk from the end of the log to its start."""
 
     def __init__(
-        self, plan: PartitionPlan, sources: Sequence[Source], analysis: Analysis | None, buffer: ChunkBuffer
+        self, plan: PartitionPlan, sources: Sequence[SegmentScan], analysis: Analysis | None, buffer: ChunkBuffer
     ) -> None:
         self.plan, self.sources, self.analysis, self.buffer = plan, list(sources), analysis, buffer
         self.cleaned = len(analysis.sources) - len(analysis.untouched) if analysis else 0  # segments from the first on
@@ -55,16 +54,16 @@ class Walk:
         self._is_last = np.empty(0, np.bool_)
 
     def segment(self, number: int) -> SegmentProfile:
-        """Profile one source; the later ones have been."""
-        source, scan = self.sources[number], self.sources[number].scan
+        """Profile one source, after all later ones."""
+        source = self.sources[number]
         cleaned = number < self.cleaned
         sums, ages, codecs = np.zeros(N_SUMS, np.int64), np.zeros(N_AGES, np.int64), np.zeros((3, 8), np.int64)
         sums[sums_of.MIN_TIME], sums[sums_of.MAX_TIME] = NOTHING, -1
         tally, after = Tally(), 0
         before = self._largest_before_chunks(number)
-        with opened(source.root, source.path) as file:
-            for i in reversed(range(len(scan.chunks))):
-                chunk = chunk_at(file, source.path, scan.chunks[i], self.buffer)
+        with source.open_log() as file:
+            for i in reversed(range(len(source.chunks))):
+                chunk = chunk_at(file, source.path, source.chunks[i], self.buffer)
                 self.chunks.append((number, i))
                 self.last_offsets.append(int(chunk.batches["last_offset"][-1]))
                 largest = np.maximum.accumulate(np.append(before[i], _usable(chunk.batches["max_timestamp"])))[:-1]
@@ -79,9 +78,9 @@ class Walk:
         dead = counters["dropped_superseded"] + counters["dropped_tombstones"] + counters["dropped_null_key"] + aborted
         some_time = int(sums[sums_of.MAX_TIME]) >= 0
         return SegmentProfile(
-            base_offset=scan.base_offset,
-            size_bytes=scan.size,
-            batches=scan.n_batches,
+            base_offset=source.base_offset,
+            size_bytes=source.size,
+            batches=source.n_batches,
             records=records + aborted,
             cleaned=cleaned,
             live_records=records + aborted - dead,
@@ -91,7 +90,7 @@ class Walk:
             superseded=counters["dropped_superseded"],
             aborted=aborted,
             expired_tombstones=counters["dropped_tombstones"],
-            bytes_after=after if cleaned else scan.size,
+            bytes_after=after if cleaned else source.size,
             tombstones=int(sums[sums_of.TOMBSTONES]),
             tombstones_with_horizon=int(sums[sums_of.TOMBSTONES_WITH_HORIZON]),
             tombstone_ages=tuple(ages.tolist()),
@@ -106,30 +105,36 @@ class Walk:
         )
 
     def _largest(self, number: int) -> int:
-        """Largest usable timestamp of a source's batches: a second look at its headers where its largest is not."""
-        largest = self.sources[number].scan.max_timestamp
+        """Return the largest usable timestamp of a source's batches; reads the headers again if its largest one is
+        unusable.
+        """
+        largest = self.sources[number].max_timestamp
         return largest if largest <= LAST_TIME else int(self._largest_of_chunks(number).max())
 
     def _largest_before_chunks(self, number: int) -> list[int]:
-        """Largest timestamp of all batches before each chunk of a source: a second look at the headers where a segment
-        has several chunks, since what came before is not known to who comes from the end.
+        """Return the largest timestamp of all batches before each chunk of a source.
+
+        Reads the headers again if a segment has several chunks, because a walk from the end has not seen what comes
+        before.
         """
         before = int(self.largest_before[number])
-        if len(self.sources[number].scan.chunks) < 2:
+        if len(self.sources[number].chunks) < 2:
             return [before]
         return [int(largest) for largest in np.maximum.accumulate([before, *self._largest_of_chunks(number)])]
 
     def _largest_of_chunks(self, number: int) -> np.ndarray:
-        source, scan = self.sources[number], self.sources[number].scan
-        starts = np.array([chunk.position for chunk in scan.chunks])
+        source = self.sources[number]
+        starts = np.array([chunk.position for chunk in source.chunks])
         largest = np.full(len(starts), -1, np.int64)
-        with opened(source.root, source.path) as file:
-            for part in read_headers(file, source.path, scan.start_position, scan.end_position, self.buffer, Tail()):
+        with source.open_log() as file:
+            for part in read_headers(
+                file, source.path, source.start_position, source.end_position, self.buffer, Tail()
+            ):
                 at = np.searchsorted(starts, part.batches["position"], "right") - 1
                 np.maximum.at(largest, at, _usable(part.batches["max_timestamp"]))
         return largest
 
-    def _clean(self, chunk: Chunk, source: Source, rules: Rules, tally: Tally, see: _See) -> int:
+    def _clean(self, chunk: Chunk, source: SegmentScan, rules: Rules, tally: Tally, see: _See) -> int:
         legacy = source.mtime_ms > rules.legacy_horizon_ms
         size = 0
         for piece in clean_chunk(
@@ -139,7 +144,7 @@ class Walk:
             self.estimated |= piece.estimated
         return size
 
-    def _count(self, chunk: Chunk, source: Source, see: _See) -> None:
+    def _count(self, chunk: Chunk, source: SegmentScan, see: _See) -> None:
         wanted = np.ones(len(chunk.batches), np.bool_)
         for run in self.loader.runs(
             chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True, before=chunk.before
@@ -152,7 +157,7 @@ class Walk:
         self._is_last = is_last
 
     def hot_keys(self) -> tuple[HotKey, ...]:
-        """The keys with the most records, each read again from where its last record lies."""
+        """Return the keys with the most records, each read again from its last record."""
         return tuple(
             HotKey(n, hashlib.sha256(key).hexdigest()[:16], shown_key(key))
             for n, key in ((n, self._key_at(offset)) for n, offset in self.keys.hottest(HOT_KEYS))
@@ -162,8 +167,8 @@ class Walk:
         at = int(np.searchsorted(np.array(self.last_offsets[::-1]), offset))
         number, i = self.chunks[len(self.chunks) - 1 - at]
         source = self.sources[number]
-        with opened(source.root, source.path) as file:
-            chunk = chunk_at(file, source.path, source.scan.chunks[i], self.buffer)
+        with source.open_log() as file:
+            chunk = chunk_at(file, source.path, source.chunks[i], self.buffer)
         wanted = np.zeros(len(chunk.batches), np.bool_)
         wanted[np.searchsorted(chunk.batches["last_offset"], offset)] = True
         columns = select(RECORD_COLUMNS, ["key"])
@@ -177,13 +182,15 @@ class Walk:
 
 
 def _usable(times: np.ndarray) -> np.ndarray:
-    """Largest timestamps of batches; -1 where it is after the year 9999: one such record would make all others late."""
+    """Return the largest timestamps of batches, -1 for those after the year 9999: one would make all later records
+    late.
+    """
     return np.where(times > LAST_TIME, -1, times)
 
 
 @dataclass(frozen=True)
 class _See:
-    """Where the records of one chunk are added up."""
+    """Sums to which the records of one chunk are added."""
 
     walk: Walk
     largest_before: np.ndarray  # int64[batches of the chunk]
@@ -192,7 +199,7 @@ class _See:
     codecs: np.ndarray
 
     def decided(self, run: Run, kept: np.ndarray, cleaned: np.ndarray) -> None:
-        """As `clean_batches.See`."""
+        """Add a run; called as `clean_batches.See`."""
         self.run(run, kept, cleaned["outcome"].astype(np.int8))
 
     def run(self, run: Run, kept: np.ndarray, outcome: np.ndarray) -> None:

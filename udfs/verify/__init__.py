@@ -1,1 +1,1 @@
-"""The guarantees of a compaction checked, with code of its own: nothing here comes from `udfs.compact`."""
+"""Checks of a compaction's guarantees, with code of their own: nothing here comes from `udfs.compact`."""

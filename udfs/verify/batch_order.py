@@ -1,4 +1,4 @@
-"""Whether batches lie where they may: offsets as the names say, leader epochs that rise, producers in order."""
+"""The order of batches: offsets as the names say, leader epochs that rise, producers in order."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from logformat.errors import LogFormatError
-from logformat.side_files import checkpoints
-from logformat.side_files.producer_state import merge, merge_all, summarize
-from udfs.segments import SideFile
-from udfs.storage import open_root, read_file
-from udfs.verify.findings import CheckPlan, Findings
-from udfs.verify.walk import LogWalk
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.side_files import checkpoints
+from lastkey.logformat.side_files.producer_state import merge, merge_all, summarize
+from lastkey.udfs.segments import SideFile
+from lastkey.udfs.storage import open_root, read_file
+from lastkey.udfs.verify.findings import CheckPlan, Findings
+from lastkey.udfs.verify.walk import LogWalk
 
 
 @dataclass
 class Placed:
-    """Whether offsets lie where the names of this segment and the next say."""
+    """Check of a segment's offsets against its own name and that of the next segment."""
 
     path: str
     base_offset: int
     next_base: int | None
 
     def check(self, batches: np.ndarray, walk: LogWalk) -> None:
-        """A row in `walk` for the first batch of a chunk that does not."""
+        """Add a row to `walk` for the first batch of a chunk that lies outside."""
         first = np.where(batches["base_offset"] >= 0, batches["base_offset"], batches["last_offset"])
         for i in _some(first < self.base_offset):
             self._add(walk, "name", batches[i], f"offsets from {self.base_offset} on, as its name says", int(first[i]))
@@ -42,22 +42,23 @@ class Placed:
 
 
 def _some(wrong: np.ndarray) -> Iterator[int]:
-    """The first of them: where a name is wrong, every batch is."""
+    """Yield the first wrong row alone: if a name is wrong, every batch is."""
     yield from (int(i) for i in np.flatnonzero(wrong)[:1])
 
 
 class Epochs:
-    """Leader epochs, which no checksum covers: they do not fall along the log of one cluster, and are those that the
-    leader-epoch-checkpoint names. Where they are not, that is a note: a log restored into another cluster looks so.
+    """Check of leader epochs, which no checksum covers: they do not fall along the log of one cluster, and are those
+    that the leader-epoch-checkpoint names. Other epochs are a note, since a log restored into another cluster looks so.
 
-    The file of a generation is a copy of the archive's. Where that one names a batch's epoch and the copy does not, the
-    copy is wrong, and that is a row.
+    A generation's file is a copy of the archive's. If the archive's file names a batch's epoch and the copy does not,
+    the copy is wrong, and that is a row.
     """
 
     def __init__(self, plan: CheckPlan, found: Findings) -> None:
         self.found, self.latest, self.listed = found, -1, np.empty((0, 2), np.int64)
         self.of_archive = np.array(plan.archived_epochs, np.int64).reshape(-1, 2)
-        self.copied = False  # a file that could be read, and nothing is wrong with it yet
+        self.copied = False  # the copy could be read, and no fault is found in it yet
+        self.log_start = plan.log_start_offset or 0  # a broker's file forgets the epochs below it
         self.path = plan.leader_epochs.path if plan.leader_epochs is not None else ""
         if plan.leader_epochs is not None:
             found.attempt(lambda: self._read(plan.leader_epochs), plan.leader_epochs.path)  # type: ignore[arg-type]
@@ -68,16 +69,16 @@ class Epochs:
         self.listed = np.array(epochs, np.int64).reshape(-1, 2)
         lines = data.decode("utf-8", "replace").split("\n")[2:]
         if [tuple(map(int, line.split())) for line in lines if line.strip()] != [tuple(e) for e in epochs]:
-            raise LogFormatError("side_file", file.path, 0, "epochs and offsets that rise", "some that do not")
+            raise LogFormatError("side_file", file.path, 0, "epochs and offsets that rise", "some that fall or repeat")
         self.copied = len(self.of_archive) > 0
 
     @property
     def first(self) -> tuple[str, int] | None:
-        """The leader-epoch-checkpoint, and where its first epoch begins; None: it lists none."""
+        """Path of the leader-epoch-checkpoint and start offset of its first epoch; None if it lists none."""
         return (self.path, int(self.listed[0, 1])) if len(self.listed) else None
 
     def check(self, path: str, batches: np.ndarray) -> None:
-        """One note for a chunk, at the first batch that is not as expected."""
+        """Add one note for a chunk, at the first batch that is not as expected."""
         epoch = batches["partition_leader_epoch"]
         current = batches["magic"] == 2
         highest = np.maximum.accumulate(np.concatenate([[self.latest], epoch]))
@@ -98,12 +99,14 @@ class Epochs:
             self._check_copy(batches[current])
 
     def _check_copy(self, batches: np.ndarray) -> None:
-        """A row for the first batch of which the archive's file knows more. A log start may lie within a batch, and its
-        epoch begins there then: so last offsets are looked for.
+        """Add a row for the first batch of which the archive's file knows more.
+
+        Compares last offsets, because a log start may lie within a batch, and the batch's epoch then begins there.
         """
         epoch, last = batches["partition_leader_epoch"], batches["last_offset"]
         said = _epochs_at(self.listed, last)
-        for i in np.flatnonzero((epoch >= 0) & (_epochs_at(self.of_archive, last) == epoch) & (said != epoch))[:1]:
+        lost = (last >= self.log_start) & (_epochs_at(self.of_archive, last) == epoch) & (said != epoch)
+        for i in np.flatnonzero((epoch >= 0) & lost)[:1]:
             self.copied = False
             expected = f"leader epoch {int(epoch[i])} at offset {int(last[i])}, as its batch and the archive's file say"
             found = str(int(said[i])) if said[i] >= 0 else "none"
@@ -111,19 +114,19 @@ class Epochs:
 
 
 def _epochs_at(listed: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """int64[n]: the epoch of each offset by a leader-epoch-checkpoint; -1: it says none."""
+    """Return int64[n]: the epoch of each offset by a leader-epoch-checkpoint; -1: it says none."""
     at = np.searchsorted(listed[:, 1], offsets, "right")
     return np.concatenate([[-1], listed[:, 0]])[at]
 
 
 class Producers:
-    """What a broker that loads the log refuses: markers of unknown type, batches that break into a transaction."""
+    """Check for what a broker refuses when it loads a log: unknown markers, batches that break into a transaction."""
 
     def __init__(self) -> None:
         self.before = merge_all([])
 
     def check(self, batches: np.ndarray, walk: LogWalk) -> None:
-        """A row in `walk` for what is wrong with the producers of a chunk."""
+        """Add a row to `walk` for what is wrong with the producers of a chunk."""
         try:
             self.before = merge(self.before, summarize(batches, walk.path), walk.path)
         except LogFormatError as error:

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from logformat.batches.bodies import BodyLoader, Run
-from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
-from udfs.segments import SegmentInput
-from udfs.storage import open_root, opened
-from udfs.verify.digest_kernels import digest_batches, digest_records
-from udfs.verify.transactions import TXN_ROW, transaction_rows
-from udfs.verify.version_kernels import header_versions
+from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.udfs.segments import SegmentInput
+from lastkey.udfs.storage import open_root, opened
+from lastkey.udfs.verify.digest_kernels import digest_batches, digest_records
+from lastkey.udfs.verify.transactions import TXN_ROW, transaction_rows
+from lastkey.udfs.verify.version_kernels import header_versions
 
 
 @dataclass(frozen=True)
 class Side:
-    """Segments of one side, in order; of each only batches at or above its `from_offset` count."""
+    """Segments of one side, in order; batches below a segment's `from_offset` do not count."""
 
     segments: tuple[SegmentInput, ...]
     end_offset: int  # batches that reach it do not count
@@ -41,10 +41,10 @@ class Block:
     high: np.ndarray
     null_key: np.ndarray  # bool[m]
     null_value: np.ndarray  # bool[m]
-    version: np.ndarray  # int64[m]: by which the record of a key that stays is chosen, before offsets
+    version: np.ndarray  # int64[m]: the highest of a key's records stays, the later of equals
 
     def after(self, offset: int) -> Block:
-        """What of it lies above an offset."""
+        """Return the part of the block above an offset."""
         first = int(np.searchsorted(self.batches["last_offset"], offset, "right"))
         row = int(np.searchsorted(self.batch, first))
         return Block(
@@ -66,7 +66,7 @@ class Block:
 
 
 def scan_headers(side: Side, buffer: ChunkBuffer) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """(TXN_ROW[m] of a side, (bytes, records, largest timestamp by the headers) of each of its segments)."""
+    """Return (TXN_ROW[m] of a side, [(bytes, records, largest timestamp by the headers) of each segment])."""
     rows, sizes = [np.empty(0, TXN_ROW)], []
     for segment in side.segments:
         n_bytes, n_records, largest = 0, 0, -1
@@ -84,7 +84,7 @@ def scan_headers(side: Side, buffer: ChunkBuffer) -> tuple[np.ndarray, list[tupl
 
 @dataclass(frozen=True)
 class Order:
-    """`compaction.strategy`, the header that holds the version, and the log start below which nobody reads."""
+    """`compaction.strategy`, the header that holds the version, and the log start: no reader sees records below it."""
 
     strategy: str = "offset"
     header: str = ""
@@ -99,7 +99,7 @@ def _versions(run: Run, offset: np.ndarray, times: np.ndarray, by: Order) -> np.
         name = np.frombuffer(by.header.encode(), np.uint8)
         header_versions(run.raw, run.scratch, run.bodies, run.spans, name, versions)
     if by.strategy != "offset":
-        versions[offset < by.log_start_offset] = -2  # less than any that somebody reads
+        versions[offset < by.log_start_offset] = -2  # below the version of any readable record
     return versions
 
 
@@ -110,7 +110,7 @@ def blocks(
     soft_bytes: int,
     by: Order = Order(),
 ) -> Iterator[Block]:
-    """All runs of a side, in order; secret: of the key hash; the limits: see BodyLoader."""
+    """Yield all runs of a side, in order. secret: of the key hash; max_batch_bytes, soft_bytes: as for BodyLoader."""
     loader = BodyLoader(max_batch_bytes=max_batch_bytes, soft_bytes=soft_bytes, secret=secret)
     buffer = ChunkBuffer(max_batch_bytes=max_batch_bytes)
     k0, k1 = np.uint64(secret[0]), np.uint64(secret[1])

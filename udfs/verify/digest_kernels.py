@@ -1,4 +1,4 @@
-"""Kernels that compare two sides of a partition, and that find the last record of each key: for parent.py."""
+"""Kernels that compare two sides of a partition, and find the last record of each key: for parent.py."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Final
 
 import numpy as np
 
-from logformat.jit import inline, kernel
-from logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK, TRANSACTIONAL_MASK
-from logformat.primitives.siphash_kernels import siphash128
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK, TRANSACTIONAL_MASK
+from lastkey.logformat.primitives.siphash_kernels import siphash128
 
 _KEPT_BITS: Final = TIMESTAMP_TYPE_MASK | TRANSACTIONAL_MASK | CONTROL_MASK
 
 
 @inline
 def _mix(word: np.uint64, more: np.uint64) -> np.uint64:
-    """One step of a chain over 64-bit words (the finaliser of splitmix64)."""
+    """Return the next value of a chain over 64-bit words (the finaliser of splitmix64)."""
     word = (word ^ more) + np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -24,10 +24,10 @@ def _mix(word: np.uint64, more: np.uint64) -> np.uint64:
 
 @kernel
 def digest_batches(batches: np.ndarray, plain: np.ndarray, full: np.ndarray) -> None:
-    """What cleaning must not change in a batch. batches: BATCH[n]; plain, full: uint64[n], written.
+    """Hash what cleaning must not change in a batch. batches: BATCH[n]; plain, full: uint64[n], written.
 
-    plain: producer id, epoch and sequence, leader epoch, timestamp type, transactional and control bits; full: first
-    and last offset too, which a batch of magic 2 keeps.
+    plain: producer id, epoch and sequence, leader epoch, timestamp type, transactional and control bits; full: also
+    first and last offset, which a batch of magic 2 keeps.
     """
     for i in range(batches.shape[0]):
         batch = batches[i]
@@ -54,7 +54,7 @@ def digest_records(
     times: np.ndarray,
     digest: np.ndarray,
 ) -> None:
-    """Offset, timestamp, and a hash of timestamp and all bytes from the key on, of every record.
+    """Write the offset and timestamp of every record, and a hash of its timestamp and all its bytes from the key on.
 
     batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[m]; k0, k1: SipHash key; offset, times: int64[m], digest: uint64[m],
     written.
@@ -90,11 +90,11 @@ def enter_last(
     table_ok: np.ndarray,
     used: int,
 ) -> int:
-    """Take records in the order of their offsets: of each key the table holds the one of the highest version, of these
-    the last one, and whether it is `ok`.
+    """Enter records in the order of their offsets. For each key the table holds the record of the highest version, the
+    last one of equals, and whether it is `ok`.
 
     low, high: uint64[n], key hashes; offset, version: int64[n]; ok: bool[n]; only keys with high % parts == part are
-    taken. table_*: [2^k], offset -1 is free. Returns the entries now used, or -1 where the table is more than 3/4 full.
+    entered. table_*: [2^k], offset -1 is free. Returns the entries now used, or -1 if the table is more than 3/4 full.
     """
     mask = np.uint64(table_low.shape[0] - 1)
     most = table_low.shape[0] // 4 * 3

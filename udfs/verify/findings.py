@@ -1,4 +1,4 @@
-"""What a check of a partition is told, what it has seen of each segment, and what it has found: values."""
+"""Values of a partition's check: its plan, what it has seen of each segment, and what it has found."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from logformat.batches.chunks import MAX_BATCH_BYTES
-from logformat.errors import LogFormatError
-from logformat.listing import ListedSegment
-from udfs.attempt import attempt
-from udfs.problem import Problem
-from udfs.segments import LastBatch, SideFile
-from udfs.verify.transactions import (
+from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.listing import ListedSegment
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import LastBatch, SideFile
+from lastkey.udfs.verify.transactions import (
     TXN_ROW,
 )
 
 
 @dataclass(frozen=True)
 class CheckPlan:
-    """One side of one partition."""
+    """Files of one side of one partition, and the rules to check them by."""
 
     topic: str
     partition: int
@@ -45,8 +45,8 @@ class CheckPlan:
 
 
 @dataclass
-class SegmentFacts:
-    """What was seen of one `.log`."""
+class CheckedSegment:
+    """Facts about one `.log`, as the walk saw it."""
 
     path: str
     base_offset: int
@@ -68,7 +68,7 @@ class SegmentFacts:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What was checked of one partition, what is wrong, what could not be checked."""
+    """Result of one partition's check: what was checked, what is wrong, what could not be checked."""
 
     topic: str
     partition: int
@@ -85,28 +85,28 @@ class CheckResult:
 
 @dataclass
 class Findings:
-    """Collects rows while a partition is checked."""
+    """Rows that are collected while a partition is checked."""
 
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
-    facts: list[SegmentFacts] = field(default_factory=list)
+    facts: list[CheckedSegment] = field(default_factory=list)
     transactions: np.ndarray = field(default_factory=lambda: np.empty(0, TXN_ROW))
     log_end_offset: int = 0
 
     def add(self, error: LogFormatError) -> None:
-        """One more row."""
+        """Add a row."""
         self.problems.append(Problem.of(error))
 
-    def attempt(self, step: Callable[[], object], name: str) -> None:
-        """Run a step of the check of `name`; what it raises is a row."""
-        problem = attempt(name, step)
+    def attempt(self, step: Callable[[], object], name: str, *, told: bool = False) -> None:
+        """Run a step of the check of `name`; an error becomes a row. told: as for `attempt`."""
+        problem = attempt(name, step, told=told)
         if isinstance(problem, Problem):
             self.problems.append(problem)
 
 
 def result_of(plan: CheckPlan, found: Findings, seconds: float, compared_records: int = 0) -> CheckResult:
-    """The rows as a value."""
+    """Return the findings as a value."""
     facts = found.facts
     return CheckResult(
         plan.topic,

@@ -1,25 +1,39 @@
-"""A generation: its files against its manifest, and against what it was made of where that is still there."""
+"""The check of a generation: its files against its manifest, and against what it was made of, if that still exists."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
 
-from logformat.batches.chunks import ChunkBuffer
-from logformat.errors import LogFormatError
-from logformat.layout import CODEC_NAMES
-from logformat.names import segment_file
-from udfs.attempt import attempt
-from udfs.problem import Problem
-from udfs.segments import LastBatch, OutputSegment, SegmentInput, side_checksums
-from udfs.storage import file_size, open_root, read_file
-from udfs.verify.blocks import Order, Side, scan_headers
-from udfs.verify.findings import CheckPlan, CheckResult, Findings, SegmentFacts, result_of
-from udfs.verify.parent import Rules, compare
-from udfs.verify.partition import check_side
+from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import CODEC_NAMES
+from lastkey.logformat.names import segment_file
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentInput, side_checksums
+from lastkey.udfs.storage import file_size, open_root, read_file
+from lastkey.udfs.verify.blocks import Order, Side, scan_headers
+from lastkey.udfs.verify.findings import CheckedSegment, CheckPlan, CheckResult, Findings, result_of
+from lastkey.udfs.verify.parent import AllowedDrops, compare
+from lastkey.udfs.verify.partition import check_side
+from lastkey.udfs.verify.transactions import open_transactions
+
+
+class Expiry(NamedTuple):
+    """Segments that a rule of retention deleted, as the run says."""
+
+    reason: str  # log_start, size, time
+    first: int
+    until: int
+    segments: int
+    records: int
+    bytes: int
+    bytes_above: int = 0  # by size: of the log above the high watermark, which counted
 
 
 @dataclass(frozen=True)
@@ -42,16 +56,18 @@ class GenerationPlan:
     retention_bytes: int = -1
     retention_exact: bool = False
     by: Order = Order()  # which record of a key stays
-    expired: tuple[tuple[str, int, int, int, int, int], ...] = ()  # (reason, first, until, segments, records, bytes)
+    expired: tuple[Expiry, ...] = ()
     log_start_known: int = 0  # how far DeleteRecords can have gone, by the archive and the generation before
-    parent: tuple[SegmentInput, ...] = ()  # what it was made of, as far as it is still there
+    parent: tuple[SegmentInput, ...] = ()  # what it was made of, as far as it still exists
     parent_log_start_offset: int = 0
     parent_gone: str = ""  # why there is no parent to compare with
+    parent_problem: Problem | None = None  # the parent exists, but cannot be listed
+    parent_stays_from: int = 0  # offset: below it the archive's broker may have cleaned since, or deleted
     task_memory_bytes: int = 1 << 30
 
 
 def check_generation(plan: GenerationPlan) -> CheckResult:
-    """Check one generation. Whatever is wrong, or stops the check, is a row."""
+    """Check one generation. Whatever is wrong, or stops the check, becomes a row."""
     started = time.perf_counter()
     found = Findings()
 
@@ -61,25 +77,27 @@ def check_generation(plan: GenerationPlan) -> CheckResult:
         _check_files(plan, found)
         _check_retention(plan, found)
 
-    found.attempt(own_files, plan.side.name)
+    found.attempt(own_files, plan.side.name, told=True)
     compared = 0
-    if plan.parent_gone:
-        found.not_checked.append(f"{plan.side.name}: against what it was made of: {plan.parent_gone}")
+    if plan.parent_problem is not None:
+        found.problems.append(plan.parent_problem)
+        found.not_checked.append(f"{plan.side.name}: comparison with its source, which has problems")
+    elif plan.parent_gone:
+        found.not_checked.append(f"{plan.side.name}: comparison with its source: {plan.parent_gone}")
     elif found.problems:
-        found.not_checked.append(f"{plan.side.name}: against what it was made of, since its own files have problems")
+        found.not_checked.append(f"{plan.side.name}: comparison with its source, because its own files have problems")
     else:
         done = attempt(plan.side.name, lambda: _check_parent(plan, found))
-        if not isinstance(done, Problem):
-            compared = done
-        elif done.kind == "defect":
+        if isinstance(done, Problem):
             found.problems.append(done)
+            found.not_checked.append(f"{plan.side.name}: comparison with its source, which has problems")
         else:
-            found.not_checked.append(f"{plan.side.name}: against what it was made of: {done}")
+            compared = done
     return result_of(plan.side, found, time.perf_counter() - started, compared)
 
 
 def _check_manifest(plan: GenerationPlan, found: Findings) -> None:
-    """Each row against its file, and the rows against each other and the checkpoint."""
+    """Check each row of the manifest against its file, and the rows against each other and the checkpoint."""
     bases = [row.base_offset for row in plan.manifest]
     ends = [*bases[1:], plan.next_offset]
     for row, facts, end in zip(plan.manifest, found.facts, ends, strict=True):
@@ -105,7 +123,7 @@ def _check_manifest(plan: GenerationPlan, found: Findings) -> None:
 
 
 def _check_end(plan: GenerationPlan, found: Findings) -> None:
-    last: SegmentFacts = found.facts[-1]
+    last: CheckedSegment = found.facts[-1]
     if found.log_end_offset != plan.next_offset:
         _add(found, last.path, f"a log that ends at {plan.next_offset}", f"one that ends at {found.log_end_offset}")
     known = [f.last_batch for f in found.facts if f.last_batch.base_offset >= 0]
@@ -118,19 +136,25 @@ def _check_end(plan: GenerationPlan, found: Findings) -> None:
 
 
 def _check_retention(plan: GenerationPlan, found: Findings) -> None:
-    """What the run says that it took, against its own settings and what it left."""
+    """Check what the run says that retention deleted against its own settings and what it left."""
     until = {reason: end for reason, _, end, *_ in plan.expired}
     if until.get("log_start", 0) > plan.log_start_known:
-        said = f"no more than offsets below {plan.log_start_known} gone by DeleteRecords, as far as the archive shows"
-        _add(found, plan.side.name, said, f"those below {until['log_start']}")
+        said = f"DeleteRecords to delete offsets below {plan.log_start_known} only, as far as the archive shows"
+        _add(found, plan.side.name, said, f"offsets below {until['log_start']} deleted")
     for reason, limit in (("time", plan.retention_ms), ("size", plan.retention_bytes)):
         if reason in until and limit < 0:
-            _add(found, plan.side.name, f"no segment gone by {reason}, for which there is no limit", f"{until[reason]}")
+            _add(
+                found,
+                plan.side.name,
+                f"no segment deleted by {reason}, which has no limit",
+                f"offsets below {until[reason]} deleted",
+            )
     if until and max(until.values()) > plan.log_start_offset:
         _add(found, plan.side.name, f"a log start of at least {max(until.values())}", f"{plan.log_start_offset}")
-    left = sum(row.size_bytes for row in plan.manifest) + sum(n for reason, *_, n in plan.expired if reason == "time")
+    left = sum(row.size_bytes for row in plan.manifest)
+    left += sum(one.bytes if one.reason == "time" else one.bytes_above for one in plan.expired)
     if "size" in until and left < plan.retention_bytes:
-        _add(found, plan.side.name, f"{plan.retention_bytes} bytes left, as retention.bytes says", f"{left}")
+        _add(found, plan.side.name, f"at least {plan.retention_bytes} bytes left, as retention.bytes says", f"{left}")
 
 
 def _bits(codecs: str) -> int:
@@ -142,8 +166,8 @@ def _add(found: Findings, path: str, expected: str, seen: str) -> None:
 
 
 def _check_files(plan: GenerationPlan, found: Findings) -> None:
-    """Files that belong to a generation beside logs and indexes: snapshots and the text files; sizes of indexes; and
-    what the manifest says of the bytes of all of them.
+    """Check the files of a generation beside its logs: snapshots and text files exist, indexes have the manifest's
+    sizes, and all have its checksums.
     """
     root = open_root(plan.side.store_uri)
     wanted = [
@@ -172,15 +196,38 @@ def _check_files(plan: GenerationPlan, found: Findings) -> None:
 
 
 def _check_parent(plan: GenerationPlan, found: Findings) -> int:
-    """Invariants 1 to 3; the number of records that were compared."""
+    """Check invariants 1 to 3; return the number of records that were compared.
+
+    A missing file of the parent is no problem of the generation, as `vacuum` deletes old ones; a damaged or unreadable
+    one raises LogFormatError.
+    """
+    try:
+        return _compare_with_parent(plan, found)
+    except LogFormatError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        found.not_checked.append(f"{plan.side.name}: comparison with its source: {error}")
+        return 0
+
+
+def _compare_with_parent(plan: GenerationPlan, found: Findings) -> int:
     side = plan.side
     buffer = ChunkBuffer(side.chunk_bytes, side.max_batch_bytes)
     whole = Side(plan.parent, plan.next_offset)
     rows, sizes = scan_headers(whole, buffer)
     gone = _changed_parent(plan, sizes)
     if gone:
-        found.not_checked.append(f"{side.name}: against what it was made of: {gone}")
+        found.not_checked.append(f"{side.name}: comparison with its source: {gone}")
         return 0
+    log_start = max(plan.parent_log_start_offset, plan.log_start_offset)
+    opened = open_transactions(rows, np.array([plan.next_offset]), log_start)
+    opened = opened[opened["first_offset"] < plan.end_offset] if plan.compacts else opened[:0]
+    for one in opened[np.argsort(opened["first_offset"])][:1]:
+        expected = (
+            f"nothing cleaned from offset {one['first_offset']} on, where producer {one['producer_id']} "
+            "began a transaction that was open"
+        )
+        _add(found, side.name, expected, f"a log cleaned up to offset {plan.end_offset}")
     if plan.log_start_offset < plan.parent_log_start_offset:
         _add(found, side.name, f"a log start of at least {plan.parent_log_start_offset}", str(plan.log_start_offset))
     until = {reason: end for reason, _, end, *_ in plan.expired}
@@ -190,7 +237,7 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
     cleaned = tuple(SegmentInput(s) for s in side.segments if s.base_offset < end)
     child = replace(parent, segments=cleaned)
     before = [s for s in plan.parent if s.base_offset < plan.first_dirty_offset]
-    rules = Rules(
+    rules = AllowedDrops(
         now_ms=plan.now_ms,
         legacy_horizon_ms=before[-1].listed.mtime_ms - plan.delete_retention_ms if before else -(2**63),
         null_keys_stay=plan.null_keys == "keep",
@@ -222,14 +269,24 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
 
 
 def _changed_parent(plan: GenerationPlan, sizes: list[tuple[int, int, int]]) -> str:
-    """Why the parent is not what the run read; empty where it is."""
+    """Return why the parent is not what the run read; "" if it is.
+
+    Raises LogFormatError if nothing explains the difference: a file is missing, short, or another one.
+    """
     base = np.array([s.base_offset for s in plan.parent], np.int64)
     held = np.array([n for n, _, _ in sizes], np.int64)
     for row in plan.manifest:
         seen = int(held[(base >= row.base_offset) & (base < row.next_offset)].sum())
-        if seen != row.source_bytes:
-            return (
-                f"offsets {row.base_offset} to {row.next_offset - 1} held {row.source_bytes} bytes when it was made, "
-                f"{seen} are there now"
+        offsets = f"offsets {row.base_offset} to {row.next_offset - 1}"
+        if seen != row.source_bytes and row.base_offset >= plan.parent_stays_from:
+            raise LogFormatError(
+                "changed",
+                plan.parent[0].listed.path.rpartition("/")[0] if plan.parent else plan.side.name,
+                0,
+                f"{row.source_bytes} bytes of batches in {offsets}, as when the generation was made",
+                f"{seen}",
+                hint="a file is missing, short, or another one: verify ARCHIVE shows which; restore it from a copy",
             )
+        if seen != row.source_bytes:
+            return f"{offsets} held {row.source_bytes} bytes when the generation was made, and now hold {seen}"
     return ""

@@ -1,4 +1,4 @@
-"""What a look-up makes of the entries of a `.index` and a `.timeindex`: held against the batches while a log is walked.
+"""Entries of a `.index` and a `.timeindex`, judged by what look-ups make of them, while a log is walked.
 
 An archived index can differ from the one that Kafka 4.3 would make, and be right: an older broker made an entry for
 each append and not for each batch, and a broker that was started anew while the segment was active counted from 0
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 
 class EntryCheck:
-    """Takes a segment's batches in the order of the file.
+    """Check of index entries, which takes a segment's batches in the order of the file.
 
     offsets: offset_index.ENTRY[n], times: time_index.ENTRY[m], as read, in any order and of any content.
     """
@@ -38,8 +38,9 @@ class EntryCheck:
         self._previous_last = base_offset - 1
 
     def feed(self, batches: NDArray[np.void], position: int, size: int) -> None:
-        """The next batches, layout.BATCH[n]: bytes [position, position + size) of the log. Some may have been left out
-        between two calls, where they could not be read.
+        """Take the next batches, layout.BATCH[n]: bytes [position, position + size) of the log.
+
+        Unreadable batches may be missing between two calls.
         """
         last = batches["last_offset"]
         first_here, end_here = np.searchsorted(self._positions, (position, position + size))
@@ -67,7 +68,7 @@ class EntryCheck:
 
 
 def falls(values: NDArray[np.int64], *, may_stay: bool = False) -> NDArray[np.bool_]:
-    """bool[n]: which of int64[n] are not above the one before; `may_stay`: or equal to it."""
+    """Return bool[n]: which of int64[n] are not above the one before; with `may_stay`, which are below it."""
     out = np.zeros(len(values), np.bool_)
     out[1:] = values[1:] < values[:-1] if may_stay else values[1:] <= values[:-1]
     return out

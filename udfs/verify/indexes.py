@@ -1,6 +1,7 @@
-"""`.index` and `.timeindex` held against their `.log`: equal to what a broker rebuilds, or at least right for look-ups.
+"""`.index` and `.timeindex` checked against their `.log`: equal to what a broker rebuilds, or at least right for
+look-ups.
 
-An archived index can differ from the rebuilt one and be right; so an entry that is not as rebuilt is judged by what a
+An archived index can differ from the rebuilt one and be right. So an entry that is not as rebuilt is judged by what a
 look-up makes of it: see index_entries.
 """
 
@@ -11,11 +12,11 @@ from typing import Literal
 
 import numpy as np
 
-from logformat.errors import LogFormatError
-from logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
-from logformat.side_files import offset_index, time_index
-from logformat.side_files.index_builder import IndexBuilder
-from udfs.verify.index_entries import EntryCheck, falls
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from lastkey.logformat.side_files import offset_index, time_index
+from lastkey.logformat.side_files.index_builder import IndexBuilder
+from lastkey.udfs.verify.index_entries import EntryCheck, falls
 
 _OFFSET_SIZE = OFFSET_INDEX_ENTRY.itemsize
 _TIME_SIZE = TIME_INDEX_ENTRY.itemsize
@@ -23,7 +24,7 @@ _TIME_SIZE = TIME_INDEX_ENTRY.itemsize
 
 @dataclass(frozen=True)
 class IndexFile:
-    """One of the two."""
+    """One of a segment's two index files."""
 
     kind: Literal["offset", "time"]
     path: str
@@ -32,7 +33,7 @@ class IndexFile:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a segment's indexes are held against."""
+    """Demands on a segment's indexes."""
 
     active: bool  # the segment may still be written to
     exact: bool  # nothing but the rebuilt index will do
@@ -41,9 +42,9 @@ class Expected:
 
 
 class IndexCheck:
-    """Takes a segment's batches while its log is walked, then says what is wrong with its two indexes.
+    """Check of a segment's two indexes, which takes its batches while the log is walked.
 
-    builder: makes them anew from the batches.
+    builder: makes the indexes anew from the batches.
     """
 
     def __init__(self, base_offset: int, offset_file: IndexFile, time_file: IndexFile, builder: IndexBuilder) -> None:
@@ -71,12 +72,12 @@ class IndexCheck:
 
     @property
     def positions(self) -> np.ndarray:
-        """int64[n], rising: where the offset index says that batches begin."""
+        """int64[n], rising: positions at which batches begin, by the offset index."""
         positions: np.ndarray = np.unique(self.offsets["position"])
         return positions
 
     def feed(self, batches: np.ndarray, position: int, size: int) -> None:
-        """The next batches (BATCH[n]), bytes [position, position + size) of the log."""
+        """Take the next batches, BATCH[n]: bytes [position, position + size) of the log."""
         last, timestamp = batches["last_offset"].copy(), batches["max_timestamp"].copy()
         if self.builder is not None:
             try:
@@ -88,7 +89,7 @@ class IndexCheck:
         self._entries.feed(batches, position, size)
 
     def finish(self, expected: Expected) -> tuple[list[LogFormatError], list[str]]:
-        """(problems, notes)."""
+        """Judge both indexes; return (problems, notes)."""
         notes: list[str] = []
         rebuilt = self.builder.finish() if self.builder is not None and not expected.damaged else (None, None)
         self._judge(self.offset_file, rebuilt[0], expected, notes)
@@ -119,12 +120,12 @@ class IndexCheck:
             at = next(
                 (i for i in range(min(len(data), len(rebuilt))) if data[i] != rebuilt[i]), min(len(data), len(rebuilt))
             )
-            self._add(path, at - at % entry_size, "the entries that a broker rebuilds from the log", "others")
+            self._add(path, at - at % entry_size, "the entries that a broker rebuilds from the log", "other entries")
         elif legal and rebuilt is not None and data[:used] != rebuilt and not expected.active:
             notes.append(f"{path}: not the entries that Kafka 4.3 would make, but right for look-ups")
 
     def _illegal(self, kind: str, path: str, active: bool, damaged: bool) -> bool:
-        """Report entries that a look-up is misled by; True: there are none."""
+        """Report entries that mislead a look-up; return True if there are none."""
         before = len(self.problems)
         seen = self._entries
         if kind == "offset":
@@ -133,10 +134,8 @@ class IndexCheck:
             self._report(path, _OFFSET_SIZE, falls(e["position"]), "positions that rise", e["position"])
             if not damaged:
                 self._report(path, _OFFSET_SIZE, ~seen.seen_offset, "a position inside the log", e["position"])
-            wrong = (
-                seen.wrong_offset | seen.before_batch
-            ) & seen.seen_offset  # no look-up is misled by the second; but
-            # it is all that tells of a damaged base offset, which no checksum covers
+            wrong = (seen.wrong_offset | seen.before_batch) & seen.seen_offset  # before_batch misleads no look-up, but
+            # it alone shows a damaged base offset, which no checksum covers
             self._report(path, _OFFSET_SIZE, wrong, "a batch that begins there and ends at the offset", e["position"])
             if not damaged:
                 self._report(
@@ -149,7 +148,7 @@ class IndexCheck:
             self._report(path, _TIME_SIZE, e["offset"] < self.base_offset, "an offset in the segment", e["offset"])
             if not damaged:
                 wrong = seen.wrong_time
-                self._report(path, _TIME_SIZE, wrong, "no such timestamp before its offset", e["timestamp"])
+                self._report(path, _TIME_SIZE, wrong, "no equal or later timestamp before its offset", e["timestamp"])
                 self._report(
                     path, _TIME_SIZE, e["offset"] > seen.last_offset, f"offsets up to {seen.last_offset}", e["offset"]
                 )
@@ -162,7 +161,7 @@ class IndexCheck:
     def _report(self, path: str, entry_size: int, wrong: np.ndarray, expected: str, values: np.ndarray) -> None:
         rows = np.flatnonzero(wrong)
         if len(rows):
-            more = f" (and {len(rows) - 1} entries more)" if len(rows) > 1 else ""
+            more = f" (and {len(rows) - 1} more entries)" if len(rows) > 1 else ""
             self._add(path, int(rows[0]) * entry_size, expected, f"{int(values[rows[0]])}{more}")
 
     def _add(self, path: str, position: int, expected: str, found: str) -> None:

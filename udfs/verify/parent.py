@@ -1,9 +1,9 @@
-"""A generation held against what it was made of: nothing lost, nothing changed, nothing added (invariants 1 to 3).
+"""A generation compared with what it was made of: nothing lost, nothing changed, nothing added (invariants 1 to 3).
 
 Both sides are walked once together, in the order of offsets, a run of batches at a time. Each record of the generation
 must be in its parent, unchanged; each record of the parent that is the last committed one of its key must be in the
-generation, unless it is a tombstone past its horizon. The table of keys takes 33 bytes a slot; where it would outgrow
-the memory the walk is made again for one part of the keys after the other.
+generation, unless it is a tombstone past its horizon. The table of keys takes 33 bytes a slot. If it would outgrow the
+memory, the walk is repeated for one part of the keys after the other.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from logformat.errors import LogFormatError
-from logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK
-from udfs.verify.blocks import Block, Order, Side, blocks
-from udfs.verify.digest_kernels import enter_last
-from udfs.verify.transactions import aborted_data, decisions
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK
+from lastkey.udfs.verify.blocks import Block, Order, Side, blocks
+from lastkey.udfs.verify.digest_kernels import enter_last
+from lastkey.udfs.verify.transactions import aborted_data, decisions
 
 _BYTES_PER_SLOT = 33
 _LISTED = 20  # records that a row names one by one; the others are counted
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What may go."""
+class AllowedDrops:
+    """AllowedDrops by which records may be missing from the generation."""
 
     now_ms: int
     legacy_horizon_ms: int  # tombstones of magic 0, 1 may go where their segment's mtime is not above it
@@ -42,7 +42,7 @@ class Rules:
 
 @dataclass
 class Differences:
-    """What was found."""
+    """Differences between the two sides."""
 
     problems: list[LogFormatError] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)  # by kind, listed or not
@@ -50,11 +50,11 @@ class Differences:
 
     @property
     def unlisted(self) -> dict[str, int]:
-        """How many of each kind have no row."""
+        """Number of differences of each kind that have no row."""
         return {kind: n - _LISTED for kind, n in self.counts.items() if n > _LISTED}
 
     def add(self, kind: str, offsets: np.ndarray, path: str, expected: str, found: str) -> None:
-        """A row for each of the first offsets; the others are counted."""
+        """Add a row for each of the first offsets of a kind; only count the others."""
         if not len(offsets):
             return
         before = self.counts.get(kind, 0)
@@ -65,7 +65,7 @@ class Differences:
             )
 
     def add_at(self, kind: str, offsets: np.ndarray, side: Side, expected: str, found: str) -> None:
-        """The same, each in the segment of `side` whose range it lies in."""
+        """Add offsets as `add` does, each in the segment of `side` whose range it lies in."""
         bases = np.array([s.base_offset for s in side.segments], np.int64)
         at = np.maximum(np.searchsorted(bases, offsets, "right") - 1, 0)
         for i in np.unique(at):
@@ -78,13 +78,15 @@ def compare(
     child: Side,
     parent_transactions: np.ndarray,
     child_transactions: np.ndarray,
-    rules: Rules,
+    rules: AllowedDrops,
     max_batch_bytes: int,
     memory_bytes: int,
     n_records: int,
 ) -> Differences:
-    """All differences. *_transactions: TXN_ROW[m] of each side's whole log, behind end_offset too; n_records: how many
-    records the parent has, as far as headers say.
+    """Return all differences.
+
+    *_transactions: TXN_ROW[m] of each side's whole log, behind end_offset too; n_records: records of the parent, as far
+    as headers say.
     """
     slots = 1 << 16
     while slots // 2 < n_records and slots * 2 * _BYTES_PER_SLOT <= memory_bytes // 2:
@@ -104,7 +106,7 @@ def compare(
                 walk.run(table, part, parts)
                 table.report(found, child)
             return found
-        except _TableFullError:  # more keys than the headers told: magic 0 and 1 do not count what they wrap
+        except _TableFullError:  # there are more keys than the headers say: magic 0 and 1 do not count what they wrap
             parts *= 2
 
 
@@ -149,7 +151,7 @@ class _Table:
 
 
 def _compare_transactions(parent: np.ndarray, child: np.ndarray, side: Side, found: Differences) -> None:
-    """What was aborted stays so, and what was committed too, as far as it is still there."""
+    """Check that aborted batches stay aborted and committed ones committed, as far as they are still there."""
     data = child[child["marker"] < 0]
     now = decisions(child)[child["marker"] < 0]
     before = parent[parent["marker"] < 0]
@@ -162,8 +164,8 @@ def _compare_transactions(parent: np.ndarray, child: np.ndarray, side: Side, fou
         "decision",
         data["base_offset"][wrong],
         side,
-        "the marker that decides each batch",
-        "the batch at offset {offset} decided in another way than in the generation before",
+        "each batch committed or aborted as in the generation before",
+        "the batch at offset {offset} decided the other way",
     )
 
 
@@ -171,7 +173,7 @@ def _compare_transactions(parent: np.ndarray, child: np.ndarray, side: Side, fou
 class _Walk:
     parent: Side
     child: Side
-    rules: Rules
+    rules: AllowedDrops
     aborted: np.ndarray
     secret: tuple[int, int]
     max_batch_bytes: int
@@ -179,7 +181,7 @@ class _Walk:
     found: Differences
 
     def run(self, table: _Table, part: int, parts: int) -> None:
-        """Both sides once, side by side."""
+        """Walk both sides once, side by side."""
         children = blocks(self.child, self.secret, self.max_batch_bytes, self.soft_bytes)
         waiting: list[Block] = []
         for block in blocks(self.parent, self.secret, self.max_batch_bytes, self.soft_bytes, self.rules.by):
@@ -198,12 +200,12 @@ class _Walk:
             self._report_added(held, np.ones(len(held.offset), np.bool_), np.ones(len(held.batches), np.bool_))
 
     def _match(self, block: Block, held: Block, end: int, survived: np.ndarray) -> None:
-        """Batches and records of the child up to offset `end` against the parent's run that covers them."""
+        """Compare the child's batches and records up to offset `end` with the parent's run that covers them."""
         n = int(np.searchsorted(held.batches["last_offset"], end, "right"))
         m = int(np.searchsorted(held.batch, n))
         self.found.compared_records += m
         legacy = block.batches["magic"] < 2
-        # batches: one of magic 2 is there with the same offsets; those of magic 0, 1 lie inside one of the parent
+        # batches: one of magic 2 keeps its offsets; one of magic 0 or 1 lies inside one of the parent's
         at = np.searchsorted(block.batches["last_offset"], held.batches["last_offset"][:n])
         wrong = np.where(legacy[at], block.plain[at] != held.plain[:n], block.full[at] != held.full[:n])
         # records
@@ -234,7 +236,7 @@ class _Walk:
             "added",
             held.offset[records],
             held.path,
-            "records of the generation before only",
+            "only records of the generation before",
             "a record at offset {offset} that is not in it",
         )
         self.found.add(
@@ -242,7 +244,7 @@ class _Walk:
             held.batches["last_offset"][batches],
             held.path,
             "each batch with the offsets, producer, sequence and epochs that it had",
-            "one that ends at offset {offset} and has others",
+            "others in the batch that ends at offset {offset}",
         )
 
     def _report_old(self, held: Block, m: int) -> None:
@@ -274,7 +276,7 @@ class _Walk:
         data = ~(control | gone)[block.batch]
         without = self.rules.file_times.get(block.path, block.mtime_ms)
         time = np.where(block.timestamp >= 0, block.timestamp, without)
-        # by which time a record without one went is known only where whole segments of the parent did
+        # retention's time for a record without one is known only if it deleted whole segments of the parent
         undated = (block.timestamp < 0) & (not self.rules.every_record)
         old = (block.offset < self.rules.old_until) & ((time < self.rules.oldest_ms) | undated)
         exact = (block.offset < self.rules.exact_until) & (block.timestamp >= 0)
@@ -285,8 +287,8 @@ class _Walk:
                 "expired",
                 block.offset[data & ~survived & ~expired],
                 block.path,
-                "every record but what retention.ms and retention.bytes let go",
-                "none at offset {offset}",
+                "every record that retention.ms and retention.bytes did not delete",
+                "no record at offset {offset}",
             )
             return
         ok = survived | (block.null_value & past[block.batch]) | expired
@@ -296,6 +298,6 @@ class _Walk:
                 "unkeyed",
                 block.offset[data & block.null_key & ~survived & ~expired],
                 block.path,
-                "records without a key kept",
-                "none at offset {offset}",
+                "every record without a key kept",
+                "no record at offset {offset}",
             )

@@ -2,10 +2,10 @@
 
 Every byte of every `.log` is read once: checksums, counts, varints, offsets in order, bodies decompressed, records that
 fill their batches; then the indexes against the log, and the side files. Nothing here shares code with the cleaner;
-files are read through `logformat`. Whatever is wrong is a row, and one bad batch does not hide the next.
+files are read through `logformat`. Each fault is a row, and one bad batch does not hide the next.
 
-What is not wrong is a note: a torn tail of a log that was being written, the zeros of preallocated files, offsets that
-a cleaner took, indexes as an older broker made them, leader epochs that fall (a log restored into another cluster).
+Harmless findings are notes: a torn tail of a log that was being written, the zeros of preallocated files, offsets that
+a cleaner removed, indexes as an older broker made them, leader epochs that fall (a log restored into another cluster).
 """
 
 from __future__ import annotations
@@ -14,41 +14,43 @@ import time
 
 import numpy as np
 
-from logformat.batches.bodies import BodyLoader, Run
-from logformat.batches.chunks import ChunkBuffer
-from logformat.errors import LogFormatError
-from logformat.layout import CODEC_MASK, CONTROL_MASK, TIMESTAMP_TYPE_MASK
-from logformat.listing import ListedSegment
-from logformat.primitives.crc32c import crc32c_extend
-from logformat.side_files import checkpoints, producer_snapshot
-from logformat.side_files.index_builder import IndexBuilder
-from udfs.problem import Problem
-from udfs.segments import LastBatch, SideFile
-from udfs.storage import open_root, opened, read_file
-from udfs.verify.batch_order import Epochs, Placed, Producers
-from udfs.verify.findings import CheckPlan, CheckResult, Findings, SegmentFacts, result_of
-from udfs.verify.gaps import Thinned, gap_problems
-from udfs.verify.indexes import Expected, IndexCheck, IndexFile
-from udfs.verify.transactions import (
+from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.logformat.errors import NO_POSITION, LogFormatError
+from lastkey.logformat.layout import CODEC_MASK, CONTROL_MASK, TIMESTAMP_TYPE_MASK
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.logformat.side_files import checkpoints, producer_snapshot
+from lastkey.logformat.side_files.index_builder import IndexBuilder
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import LastBatch, SideFile
+from lastkey.udfs.storage import open_root, opened, read_file
+from lastkey.udfs.verify.batch_order import Epochs, Placed, Producers
+from lastkey.udfs.verify.findings import CheckedSegment, CheckPlan, CheckResult, Findings, result_of
+from lastkey.udfs.verify.gaps import Thinned, gap_problems
+from lastkey.udfs.verify.indexes import Expected, IndexCheck, IndexFile
+from lastkey.udfs.verify.transactions import (
     TXN_ROW,
+    check_snapshot,
     check_txn_index,
     completed_transactions,
+    open_transactions,
     previous_markers,
     transaction_rows,
 )
-from udfs.verify.walk import LogWalk, read_records, walk_log
+from lastkey.udfs.verify.walk import LogWalk, read_records, walk_log
 
 
 def check_partition(plan: CheckPlan) -> CheckResult:
-    """Check one side. Whatever is wrong, or stops the check, is a row."""
+    """Check one side. Whatever is wrong, or stops the check, becomes a row."""
     started = time.perf_counter()
     found = Findings()
-    found.attempt(lambda: check_side(plan, found), plan.name)
+    found.attempt(lambda: check_side(plan, found), plan.name, told=True)
     return result_of(plan, found, time.perf_counter() - started)
 
 
 def check_side(plan: CheckPlan, found: Findings) -> None:
-    """All checks of one side, into `found`."""
+    """Run all checks of one side, into `found`."""
     buffer = ChunkBuffer(plan.chunk_bytes, plan.max_batch_bytes)
     rows: list[np.ndarray] = []
     epochs, producers = Epochs(plan, found), Producers()
@@ -59,20 +61,19 @@ def check_side(plan: CheckPlan, found: Findings) -> None:
     found.log_end_offset = 0 if last is None else max(last.base_offset, last.last_offset + 1)
     found.transactions = np.concatenate([np.empty(0, TXN_ROW), *rows])
     _check_txn_indexes(plan, found)
-    for snapshot in plan.snapshots:
-        found.attempt(lambda s=snapshot: _check_snapshot(s), snapshot.path)  # type: ignore[misc]
+    _check_snapshots(plan, found)
     _check_text_files(plan, found)
 
 
 def _check_segment(
     plan: CheckPlan, number: int, found: Findings, epochs: Epochs, producers: Producers, buffer: ChunkBuffer
 ) -> np.ndarray:
-    """Walk one `.log` and its indexes; TXN_ROW[m] of its batches."""
+    """Walk one `.log` and check its indexes; return TXN_ROW[m] of its batches."""
     segment = plan.segments[number]
     base, path = segment.base_offset, segment.path
     after = plan.segments[number + 1].base_offset if number + 1 < len(plan.segments) else None
     active = after is None and not plan.sealed and not plan.generation
-    facts = SegmentFacts(path, base)
+    facts = CheckedSegment(path, base)
     found.facts.append(facts)
     index = segment.index or _path_of(path, "index")
     times = segment.time_index or _path_of(path, "timeindex")
@@ -120,7 +121,7 @@ def _check_segment(
         found.add(problem)
     found.notes += notes
     if walk.unread_bytes:
-        found.not_checked.append(f"{path}: {walk.unread_bytes} bytes behind damage, where no batch could be found")
+        found.not_checked.append(f"{path}: {walk.unread_bytes} bytes after damage, where no batch could be found")
     return np.concatenate([np.empty(0, TXN_ROW), *rows])
 
 
@@ -131,7 +132,10 @@ def _path_of(log_path: str, kind: str) -> str:
 def _data(
     plan: CheckPlan, segment: ListedSegment, path: str | None, found: Findings, log_bytes: int = 0
 ) -> bytes | None:
-    """An index of a segment."""
+    """Return the bytes of a segment's index; None if there are none.
+
+    An unreadable file is a row; a generation's missing file is not, as other checks report it.
+    """
     if path is None:
         return None
     try:
@@ -142,7 +146,7 @@ def _data(
         return None
 
 
-def _count(facts: SegmentFacts, batches: np.ndarray, raw: np.ndarray) -> None:
+def _count(facts: CheckedSegment, batches: np.ndarray, raw: np.ndarray) -> None:
     facts.batches += len(batches)
     facts.size += len(raw)
     facts.headers_records += int(np.abs(batches["records_count"]).sum(dtype=np.int64))
@@ -157,13 +161,13 @@ def _count(facts: SegmentFacts, batches: np.ndarray, raw: np.ndarray) -> None:
     facts.last_batch = LastBatch(int(offset), int(last["partition_leader_epoch"]), int(last["crc"]))
 
 
-def _count_records(facts: SegmentFacts, run: Run) -> None:
+def _count_records(facts: CheckedSegment, run: Run) -> None:
     facts.records += len(run.spans)
     data = np.repeat((run.batches["attributes"] & CONTROL_MASK) == 0, run.bodies["n_records"])
     facts.tombstones += int((run.spans["null_value"] & data).sum())
 
 
-def _see_times(facts: SegmentFacts, run: Run) -> None:
+def _see_times(facts: CheckedSegment, run: Run) -> None:
     batches, bodies, n = run.batches, run.bodies, run.bodies["n_records"]
     data = np.repeat((batches["attributes"] & CONTROL_MASK) == 0, n)
     append_time = (batches["magic"] > 0) & ((batches["attributes"] & TIMESTAMP_TYPE_MASK) != 0)
@@ -175,7 +179,7 @@ def _see_times(facts: SegmentFacts, run: Run) -> None:
 def _check_tail(walk: LogWalk, active: bool, found: Findings) -> None:
     if not walk.torn_bytes:
         return
-    what = "zeros of a preallocated file" if walk.zeros else "no whole batch"
+    what = "zeros of a preallocated file" if walk.zeros else "not a whole batch"
     if active:
         found.notes.append(f"{walk.path}: the last {walk.torn_bytes} bytes are {what}; the log ends before them")
     else:
@@ -214,7 +218,7 @@ def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, found: Fin
 def _check_txn_indexes(plan: CheckPlan, found: Findings) -> None:
     rows = found.transactions
     if any(f.damaged for f in found.facts) and len(rows):
-        found.not_checked.append(f"{plan.name}: transaction indexes, since not every batch could be read")
+        found.not_checked.append(f"{plan.name}: transaction indexes, because not every batch could be read")
         return
     completed, aborted = completed_transactions(rows)
     by_marker = np.argsort(completed["last_offset"], kind="stable")
@@ -235,13 +239,23 @@ def _check_txn_indexes(plan: CheckPlan, found: Findings) -> None:
             found.add(error)
 
 
-def _joined(facts: list[SegmentFacts]) -> bool:
-    """Whether each segment begins where the one before it ends."""
+def _joined(facts: list[CheckedSegment]) -> bool:
+    """Return whether each segment begins where the one before it ends."""
     ends = [max(f.base_offset, f.last_offset + 1) for f in facts]
     return all(f.base_offset == end for f, end in zip(facts[1:], ends[:-1], strict=True))
 
 
-def _check_snapshot(file: SideFile) -> None:
+def _check_snapshots(plan: CheckPlan, found: Findings) -> None:
+    files, log_start = sorted(plan.snapshots, key=lambda file: file.offset), plan.log_start_offset or 0
+    whole = not any(f.damaged for f in found.facts)  # else a marker may lie in the damage
+    offsets = np.array([file.offset for file in files], np.int64)
+    opened = open_transactions(found.transactions if whole else found.transactions[:0], offsets, log_start)
+    for i, file in enumerate(files):
+        rows = opened[(opened["row"] == i) & (file.offset > log_start)]  # no broker loads one at the log start or below
+        found.attempt(lambda file=file, rows=rows: _check_snapshot(file, rows), file.path)  # type: ignore[misc]
+
+
+def _check_snapshot(file: SideFile, opened: np.ndarray) -> None:
     entries = producer_snapshot.read(read_file(open_root(file.root), file.path), file.path)
     wrong = (entries["last_offset"] >= file.offset) | (entries["current_txn_first_offset"] >= file.offset)
     if wrong.any():
@@ -254,6 +268,7 @@ def _check_snapshot(file: SideFile) -> None:
             f"{max(int(entry['last_offset']), int(entry['current_txn_first_offset']))} of producer "
             f"{int(entry['producer_id'])}",
         )
+    check_snapshot(entries, file.path, opened)
 
 
 def _check_text_files(plan: CheckPlan, found: Findings) -> None:
@@ -261,7 +276,7 @@ def _check_text_files(plan: CheckPlan, found: Findings) -> None:
         root, path = open_root(plan.metadata.root), plan.metadata.path
         found.attempt(lambda: checkpoints.read_partition_metadata(read_file(root, path), path), path)
     if any(f.damaged for f in found.facts):
-        return  # where the log ends is not certain
+        return  # the log's end is not certain
     end = found.log_end_offset
     for what, offset in (
         ("log start", plan.log_start_offset), ("cleaner", plan.cleaner_checkpoint),
@@ -270,6 +285,10 @@ def _check_text_files(plan: CheckPlan, found: Findings) -> None:
         if offset is not None and offset > end:
             found.add(
                 LogFormatError(
-                    "side_file", plan.name, 0, f"a checkpoint of the {what} up to the log end, {end}", str(offset)
+                    "side_file",
+                    plan.name,
+                    NO_POSITION,
+                    f"a checkpoint of the {what} of at most {end}, the log end",
+                    str(offset),
                 )
             )

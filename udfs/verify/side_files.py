@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from logformat import names
-from logformat.errors import LogFormatError
-from logformat.side_files import checkpoints
-from udfs.problem import Problem
-from udfs.storage import file_size, open_root, read_file
+from lastkey.logformat import names
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.side_files import checkpoints
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import file_size, open_root, read_file
 
 
 @dataclass(frozen=True)
 class DirectoryChecked:
-    """One log directory."""
+    """Result for one log directory."""
 
     files: int
     problems: tuple[Problem, ...]
 
 
 def check_log_directory(uri: str, path: str) -> DirectoryChecked:
-    """Read the checkpoints and meta.properties of the log directory `path` below a root; each that is bad is a row.
+    """Read the checkpoints and meta.properties of the log directory `path` below a root; each bad one is a row.
 
-    Also that no cleaner checkpoint lies below the log start that another file says, and no high watermark either.
+    A high watermark below the log start that another file states is a row too.
     """
     root = open_root(uri)
     problems: list[Problem] = []
@@ -47,6 +47,6 @@ def check_log_directory(uri: str, path: str) -> DirectoryChecked:
     for (topic, partition), offset in offsets.get(names.HIGH_WATERMARK_CHECKPOINT, {}).items():
         start = starts.get((topic, partition), 0)
         if offset < start:
-            expected = f"a high watermark of {topic}-{partition} from its log start on, {start}"
+            expected = f"a high watermark of {topic}-{partition} at or above its log start, {start}"
             problems.append(Problem("side_file", full, 0, expected, str(offset)))
     return DirectoryChecked(files, tuple(problems))

@@ -1,6 +1,6 @@
 """Transactions judged from the log alone, by the plainest rule: a batch belongs to the next marker of its producer.
 
-Independent of `udfs.compact.transactions`, which replays Kafka's bookkeeping batch by batch; here everything is a sort.
+Independent of `udfs.compact.scan.transactions`, which replays Kafka's bookkeeping batch by batch; this is all sorting.
 Source: KAFKA.md, "Transactions" and "Transaction index"; ProducerAppendInfo and TransactionIndex (4.3.0).
 """
 
@@ -10,21 +10,26 @@ from typing import Final
 
 import numpy as np
 
-from logformat.errors import LogFormatError
-from logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, MAX_LAST_OFFSET, TRANSACTIONAL_MASK
-from logformat.side_files import transaction_index
-from logformat.side_files.transaction_index import ENTRY
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, MAX_LAST_OFFSET, TRANSACTIONAL_MASK
+from lastkey.logformat.side_files import transaction_index
+from lastkey.logformat.side_files.transaction_index import ENTRY
 
 OPEN: Final = -1  # no marker follows: not decided
-_NEVER: Final = MAX_LAST_OFFSET + 1  # offset behind all of data
+_NEVER: Final = MAX_LAST_OFFSET + 1  # offset behind all data
 
-# What is remembered of a batch that is transactional or a marker.
+# A batch that is transactional or a marker.
 TXN_ROW = np.dtype([("base_offset", "i8"), ("last_offset", "i8"), ("producer_id", "i8"), ("marker", "i1")])
+
+# A transaction that is open at an offset.
+OPEN_AT = np.dtype([("row", "i8"), ("producer_id", "i8"), ("first_offset", "i8")])
 
 
 def transaction_rows(batches: np.ndarray) -> np.ndarray:
-    """TXN_ROW[m] of BATCH[n]: data batches of transactions (marker -1), and ABORT and COMMIT markers that hold one. A
-    batch without a producer is in no transaction.
+    """Return TXN_ROW[m] of BATCH[n]: data batches of transactions (marker -1), and ABORT and COMMIT markers that hold
+    one.
+
+    A batch without a producer is in no transaction.
     """
     attributes = batches["attributes"]
     control = (attributes & CONTROL_MASK) != 0
@@ -39,21 +44,22 @@ def transaction_rows(batches: np.ndarray) -> np.ndarray:
 
 
 def decisions(rows: np.ndarray) -> np.ndarray:
-    """int8[m]: CONTROL_ABORT, CONTROL_COMMIT or OPEN for each of TXN_ROW[m] in log order; a marker says itself."""
+    """Return int8[m]: CONTROL_ABORT, CONTROL_COMMIT or OPEN for each of TXN_ROW[m] in log order; a marker's own."""
     _, closing = _closing(rows)
     out: np.ndarray = np.where(closing >= 0, rows["marker"][closing], OPEN).astype(np.int8)
     return out
 
 
 def aborted_data(rows: np.ndarray) -> np.ndarray:
-    """int64[k], rising: base offsets of the data batches that are aborted."""
+    """Return int64[k], rising: base offsets of the aborted data batches."""
     found: np.ndarray = rows["base_offset"][(rows["marker"] < 0) & (decisions(rows) == CONTROL_ABORT)]
     return found
 
 
 def completed_transactions(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(transactions with data as ENTRY[k] by marker, bool[k]: aborted); last_stable_offset is what the rule of
-    KAFKA.md, "Transaction index", gives from the batches that are left.
+    """Return (transactions with data as ENTRY[k] by marker, bool[k]: aborted).
+
+    last_stable_offset follows the rule of KAFKA.md, "Transaction index", for the batches that are left.
     """
     group, closing = _closing(rows)
     data = rows["marker"] < 0
@@ -76,8 +82,48 @@ def completed_transactions(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return entries, rows["marker"][which[done]] == CONTROL_ABORT
 
 
+def open_transactions(rows: np.ndarray, offsets: np.ndarray, log_start_offset: int) -> np.ndarray:
+    """Return OPEN_AT[k]: for each of the offsets, int64[n], rising, the transactions of TXN_ROW[m] in log order that
+    are open there. Their data begins below the offset, and their marker, if there is one, does not lie below it.
+
+    Batches below the log start do not count: a broker that recovers the log reads none of them.
+    """
+    rows = rows[rows["last_offset"] >= log_start_offset]
+    group, closing = _closing(rows)
+    data = np.flatnonzero(rows["marker"] < 0)
+    key = np.where(closing >= 0, closing, len(rows) + group)[data]
+    which, first = np.unique(key, return_index=True)
+    begins = rows[data[first]]
+    end = np.append(rows["base_offset"], _NEVER)[np.minimum(which, len(rows))]
+    low = np.searchsorted(offsets, begins["base_offset"], "right")
+    n = np.searchsorted(offsets, end, "right") - low
+    out = np.empty(int(n.sum()), OPEN_AT)
+    out["row"] = np.repeat(low - np.cumsum(n) + n, n) + np.arange(len(out))
+    out["producer_id"], out["first_offset"] = np.repeat(begins["producer_id"], n), np.repeat(begins["base_offset"], n)
+    return out
+
+
+def check_snapshot(entries: np.ndarray, path: str, opened: np.ndarray) -> None:
+    """Raise kind "side_file" if a snapshot, producer_snapshot.ENTRY[n], denies a transaction that the log shows open at
+    its offset, OPEN_AT[m]: a broker believes it, serves the transaction's records, and cleans by them.
+    """
+    order = np.argsort(entries["producer_id"])
+    by_id = entries[order]
+    at = np.searchsorted(by_id["producer_id"], opened["producer_id"])
+    known = np.append(by_id["producer_id"], -1)[at] == opened["producer_id"]
+    first = np.where(known, np.append(by_id["current_txn_first_offset"], -1)[at], -1)
+    for i in np.flatnonzero((first < 0) | (first > opened["first_offset"]))[:1]:
+        expected = (
+            f"the transaction of producer {opened['producer_id'][i]}, which the log shows open from offset "
+            f"{opened['first_offset'][i]} on"
+        )
+        found = f"one from {first[i]} on" if first[i] >= 0 else "none" if known[i] else "no such producer"
+        hint = "a broker believes this file, and cleans past the transaction: delete it, or run reindex --in-place"
+        raise LogFormatError("side_file", path, 0, expected, found, hint=hint)
+
+
 def _closing(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(dense number of each row's producer, row of the marker that it ends with; -1: none), int64[m]."""
+    """Return (dense number of each row's producer, row of the marker that ends its transaction, -1: none), int64[m]."""
     _, group = np.unique(rows["producer_id"], return_inverse=True)
     order = np.argsort(group, kind="stable")
     closing = np.full(len(rows), -1, np.int64)
@@ -92,8 +138,8 @@ def _closing(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def previous_markers(markers: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(int64[m]: offset of the marker before each one of the same producer, -1: none; TXN_ROW[p]: the last marker of
-    each producer).
+    """Return (int64[m]: offset of the same producer's marker before each one, -1: none; TXN_ROW[p]: last marker of each
+    producer).
 
     markers: TXN_ROW[m], markers in log order; before: TXN_ROW[], the last one of each producer before them.
     """
@@ -115,15 +161,15 @@ def check_txn_index(
     previous: np.ndarray,
     dense_from: int | None = None,
 ) -> list[LogFormatError]:
-    """What is wrong with a segment's `.txnindex` (empty: there is none).
+    """Return what is wrong with a segment's `.txnindex` (empty: there is none).
 
     completed, aborted: of completed_transactions, those whose marker is in this segment; markers: TXN_ROW[k], its
     markers; previous: int64[k], of previous_markers; dense_from: every offset of the log from here on is in a batch, so
     that nothing was cleaned away; None: some may have been.
 
-    An entry of a transaction whose data is gone already does no harm, and so does one that begins earlier than what is
-    left of it, behind its producer's transaction before. One that begins earlier than that would hide committed
-    records from readers; a missing or late one would bring aborted records back to life.
+    An entry of a transaction whose data is gone does no harm. Neither does one that begins earlier than what is left of
+    its transaction, as long as it begins behind its producer's previous marker. An even earlier one would hide
+    committed records from readers; a missing or late one would bring aborted records back to life.
     """
     try:
         entries = transaction_index.read(data, path)
@@ -147,9 +193,9 @@ def check_txn_index(
     report(~known, "an ABORT marker of its producer at its last offset")
     falls = np.zeros(n, np.bool_)
     falls[1:] = last[1:] <= last[:-1]
-    report(falls, "markers that rise")
+    report(falls, "last offsets that rise")
     before = previous[row]
-    report(known & (before >= 0) & (first <= before), "a first offset above {}, its producer's marker before", before)
+    report(known & (before >= 0) & (first <= before), "a first offset above {}, its producer's previous marker", before)
 
     wanted = completed[aborted]
     by_marker = np.argsort(last, kind="stable")
@@ -162,15 +208,15 @@ def check_txn_index(
             f"{wanted['first_offset'][i]} that was aborted at {wanted['last_offset'][i]}"
         )
         problems.append(LogFormatError("index", path, int(place[i]) * ENTRY.itemsize, expected, "none"))
-    left = np.zeros(n, np.bool_)  # data of the entry's transaction is in the log, which begins at, and is stable up to:
+    left = np.zeros(n, np.bool_)  # the log holds data of the entry's transaction, which begins at, and is stable up to:
     begins, most = last.copy(), last + 1
     left[at[~missing]] = True
     begins[at[~missing]] = wanted["first_offset"][~missing]
     most[at[~missing]] = wanted["last_stable_offset"][~missing]
     report(first > begins, "a first offset up to {}", begins)
-    report(first < 0, "a first offset from 0 on")
+    report(first < 0, "a first offset of 0 or more")
     report(stable > most, "a last stable offset up to {}", most)
-    report(stable < 0, "a last stable offset from 0 on")
+    report(stable < 0, "a last stable offset of 0 or more")
     if dense_from is not None:
         within = first >= dense_from
         report(left & within & (first < begins), "a first offset of {}", begins)

@@ -1,4 +1,4 @@
-"""The versions of records where `compaction.strategy` is not offset: verify's own reading of timestamps and headers."""
+"""Versions of records if `compaction.strategy` is not offset: verify's own reading of timestamps and headers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from logformat.jit import inline, kernel
+from lastkey.logformat.jit import inline, kernel
 
 _NONE = -1
 
 
 @inline
 def _number(buf: np.ndarray, at: Any) -> tuple[Any, Any]:
-    """A zigzag varint of 32 bits, and what follows it."""
+    """Return a zigzag varint of 32 bits, and the position behind it."""
     word = np.uint64(0)
     shift = np.uint64(0)
     while at < len(buf) and shift < np.uint64(35):  # five bytes at most
@@ -31,8 +31,8 @@ def _number(buf: np.ndarray, at: Any) -> tuple[Any, Any]:
 def header_versions(
     raw: np.ndarray, scratch: np.ndarray, bodies: np.ndarray, spans: np.ndarray, name: np.ndarray, out: np.ndarray
 ) -> None:
-    """The big-endian long in each record's last header called `name` (uint8[]) into out: int64[m]; -1 where it is
-    negative, of another size, or not there. raw, scratch: uint8[]; bodies: BODY[n]; spans: SPAN[m], decoded before.
+    """Write the big-endian long in each record's last header called `name` (uint8[]) to out: int64[m]; -1 if it is
+    negative, of another size, or missing. raw, scratch: uint8[]; bodies: BODY[n]; spans: SPAN[m], decoded before.
     """
     for i in range(bodies.shape[0]):
         for row in range(bodies[i].first_span, bodies[i].first_span + bodies[i].n_records):

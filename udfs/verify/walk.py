@@ -1,8 +1,8 @@
-"""A `.log` walked to its end in spite of damage: every batch that can be read, and a row for each that cannot.
+"""A walk to the end of a `.log` in spite of damage: every batch that can be read, and a row for each that cannot.
 
-`logformat.batches.chunks.read_chunks` stops at the first bad batch, which is right for whoever copies. Here the walk
-goes on: behind the bad batch where its length leads to something that looks like a batch, else at the next position
-that the offset index names, else it ends and says how many bytes were not read.
+`logformat.batches.chunks.read_chunks` stops at the first bad batch, as copying must. This walk goes on: at the end that
+the bad batch's length states, if something there looks like a batch, else at the next position that the offset index
+names. If there is none, it ends and says how many bytes were not read.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from logformat.batches import walk_kernels as walk
-from logformat.batches.bodies import BadBatch, BodyLoader, Run
-from logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, batch_problem, read_exactly, too_large
-from logformat.errors import LogFormatError
-from logformat.layout import BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET, MIN_LEGACY_SIZE
-from udfs.problem import Problem
+from lastkey.logformat.batches import walk_kernels as walk
+from lastkey.logformat.batches.bodies import BadBatch, BodyLoader, Run
+from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, batch_problem, read_exactly, too_large
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET, MIN_LEGACY_SIZE
+from lastkey.udfs.problem import Problem
 
-MAX_PROBLEMS: Final = 1000  # rows for one file; behind that they are only counted
+MAX_PROBLEMS: Final = 1000  # rows for one file; further ones are only counted
 _PEEK: Final = MAGIC_OFFSET + 1
-_TRUSTED_SIZE: Final = 16 << 20  # a batch that says it is larger is read only if another one seems to follow it
+_TRUSTED_SIZE: Final = 16 << 20  # a batch that claims to be larger is read only if another one seems to follow it
 
 
 @dataclass
 class LogWalk:
-    """What a walk over one `.log` found besides batches; filled while it goes."""
+    """Findings of a walk over one `.log` besides its batches; filled while it goes."""
 
     path: str
     size: int
@@ -39,10 +39,10 @@ class LogWalk:
     torn_bytes: int = 0  # incomplete batch, or zeros, at the very end
     zeros: bool = False  # those torn bytes are all zero
     base_offset: int = 0  # by its name
-    unread_bytes: int = 0  # passed over, because nothing said where the next batch begins
+    unread_bytes: int = 0  # skipped, because nothing said where the next batch begins
 
     def add(self, error: LogFormatError, hint: str = "") -> None:
-        """One more row."""
+        """Add a row, or only count it if there are MAX_PROBLEMS."""
         self.n_problems += 1
         if len(self.problems) < MAX_PROBLEMS:
             problem = Problem.of(error)
@@ -60,10 +60,10 @@ class LogWalk:
 
 
 def walk_log(file: Any, found: LogWalk, buffer: ChunkBuffer) -> Iterator[Chunk]:
-    """The readable batches of bytes [0, found.size) of an open pyarrow file, chunk by chunk, with checksums checked.
+    """Yield the readable batches of bytes [0, found.size) of an open file, chunk by chunk, with checksums checked.
 
     Chunks hold consecutive batches without a bad one among them. Offsets of neighbours that do not rise are a row of
-    `found`, and both batches are given. Raises LogFormatError kind "changed" where the file is shorter.
+    `found`, and both batches are yielded. Raises LogFormatError kind "changed" if the file is shorter.
     """
     position, previous = 0, -1
     while position < found.size:
@@ -85,7 +85,7 @@ def walk_log(file: Any, found: LogWalk, buffer: ChunkBuffer) -> Iterator[Chunk]:
                 continue
             if status == walk.BAD_OFFSETS and expected > 0:
                 found.add(batch_problem(found.path, position + done, status, expected, got, raw[consumed:]))
-                previous = -1  # against the batch before it; in itself it can be right
+                previous = -1  # it does not fit the batch before it, but may be right by itself
                 continue
             break
         position += done
@@ -107,7 +107,7 @@ def walk_log(file: Any, found: LogWalk, buffer: ChunkBuffer) -> Iterator[Chunk]:
 
 
 def _incomplete(file: Any, found: LogWalk, position: int, buffer: ChunkBuffer) -> int | None:
-    """Where to read on, at a batch that is not whole in the buffer; None: the file ends inside it."""
+    """Return where to read on at a batch that is not whole in the buffer; None if the file ends inside it."""
     left = found.size - position
     if left < _PEEK:
         found.torn_bytes = left
@@ -140,7 +140,7 @@ def _incomplete(file: Any, found: LogWalk, position: int, buffer: ChunkBuffer) -
 
 
 def _add_too_large(found: LogWalk, batches: np.ndarray, limit: int) -> None:
-    """A row for each batch above the limit that the buffer holds nevertheless: what is found hangs on no buffer."""
+    """Add a row for each batch above the limit that the buffer holds nevertheless: the buffer must not decide."""
     for batch in batches[batches["size"] > limit + BATCH_OVERHEAD]:
         position = int(batch["position"])
         found.add(too_large(int(batch["size"]), limit, found.path, position, int(batch["base_offset"])))
@@ -148,7 +148,7 @@ def _add_too_large(found: LogWalk, batches: np.ndarray, limit: int) -> None:
 
 
 def _too_large(file: Any, found: LogWalk, error: LogFormatError, position: int, end: int) -> int | None:
-    """Where the walk goes on behind a batch that may not be read: behind it, if one seems to follow it."""
+    """Return where the walk goes on behind a batch too large to read: at its end, if another one seems to follow."""
     if end == found.size or _plausible(file, found, end, -1):
         found.add(error)
         found.bad_positions.append(position)
@@ -159,7 +159,7 @@ def _too_large(file: Any, found: LogWalk, error: LogFormatError, position: int, 
 
 
 def _behind(file: Any, found: LogWalk, position: int, raw: np.ndarray, previous: int) -> int | None:
-    """Where the walk goes on behind the bad batch at `position`, of which the problem is in `found` already."""
+    """Return where the walk goes on behind the bad batch at `position`, whose problem is in `found` already."""
     found.bad_positions.append(position)
     size = LOG_OVERHEAD + int.from_bytes(raw[8:LOG_OVERHEAD].tobytes(), "big", signed=True)
     end = position + size
@@ -194,7 +194,7 @@ def _by_index(file: Any, found: LogWalk, position: int) -> int | None:
 
 
 def _plausible(file: Any, found: LogWalk, position: int, previous: int) -> bool:
-    """Whether a batch could begin here: its checksum is the walk's to check."""
+    """Return whether a batch could begin here; the walk checks its checksum later."""
     if position + _PEEK > found.size:
         return False
     offset, length, magic = _peek(file, found, position)
@@ -203,7 +203,7 @@ def _plausible(file: Any, found: LogWalk, position: int, previous: int) -> bool:
 
 
 def _peek(file: Any, found: LogWalk, position: int) -> tuple[int, int, int]:
-    """(offset, length, magic) of what should be a batch."""
+    """Return (offset, length, magic) of what should be a batch."""
     head = np.empty(_PEEK, np.uint8)
     read_exactly(file, found.path, position, head)
     data = head.tobytes()
@@ -221,9 +221,9 @@ def _only_zeros(file: Any, found: LogWalk, position: int) -> bool:
 
 
 def read_records(loader: BodyLoader, chunk: Chunk, found: LogWalk) -> Iterator[Run]:
-    """Runs over the records of every batch of a chunk whose body can be read; a row of `found` for each other one.
+    """Yield runs over the records of a chunk's readable batches; each other batch is a row of `found`.
 
-    In a run a bad batch is not wanted: it has no records.
+    A bad batch in a run is not wanted: it has no records.
     """
     wanted = np.ones(len(chunk.batches), np.bool_)
     before = max(chunk.before, found.base_offset - 1)

@@ -1,4 +1,4 @@
-"""A Lastkey job as an Airflow task: the Spark provider's submit operator, and what an exit code means to Airflow.
+"""Airflow operator for a job of Lastkey: the Spark provider's submit operator, with exit codes mapped to Airflow.
 
     exit code                                Airflow
     0 done                                   success
@@ -7,8 +7,8 @@
     1 unexpected  2 usage  5 environment     fail, no retry: somebody has to look
     130, 143, ended by a signal              retry: the worker went away
 
-The report is in the task's log: a line of JSON for each partition, without the files that are right, and one for the
-rest. A summary of it is the task's XCom, after a failure too.
+The task's log holds the report: a line of JSON for each partition, without the files that are right, and one for the
+rest. The task's XCom is a summary of the report, also after a failure.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 DONE, UNEXPECTED, USAGE, PROBLEMS, CONFLICT, ENVIRONMENT = range(6)
 SIGNAL = 128  # a shell's exit codes above it are signals; Python's are negative
 
-CHECKOUT = str(Path(__file__).resolve().parents[3])  # where this file lies in a checkout of Lastkey
+CHECKOUT = str(Path(__file__).resolve().parents[3])  # correct if this file lies in a checkout of Lastkey
 LISTED = 20  # findings in a summary; the log has all
 
 
 class LastkeyOperator(SparkSubmitOperator):
-    """Run a job of Lastkey and map its exit code.
+    """Operator that runs a job of Lastkey and maps its exit code.
 
     :param job: `reindex`, `verify`, ...
-    :param arguments: what follows on the command line (templated); empty ones are left out
+    :param arguments: arguments of the job (templated); empty ones are left out
     :param done: exit codes that are a success
-    :param skip: says why there is nothing to do, from the task's context; None: there is
+    :param skip: returns the reason to skip the task, from its context; None: run it
     :param home: the checkout of Lastkey (templated)
     """
 
@@ -64,7 +64,7 @@ class LastkeyOperator(SparkSubmitOperator):
         self.home = home
 
     def execute(self, context: Context) -> Any:
-        """The summary of the job's report; raises what its exit code means."""
+        """Run the job and return the summary of its report. Raise the exception that its exit code stands for."""
         reason = self.skip(context) if self.skip else None
         if reason:
             raise AirflowSkipException(reason)
@@ -74,7 +74,7 @@ class LastkeyOperator(SparkSubmitOperator):
         self.application_args = [argument for argument in self.application_args or () if argument]
         with TemporaryDirectory(prefix="lastkey-") as folder:
             path = Path(folder) / "report.json"
-            # Not env_vars, which go elsewhere than to the launcher where the master is Kubernetes
+            # Not env_vars: with Kubernetes as master they do not reach the launcher.
             with _environment(PATH=f"{launcher}{os.pathsep}{os.environ['PATH']}", LASTKEY_REPORT=str(path)):
                 code = self._submit(context)
             report = read_report(path)
@@ -92,7 +92,7 @@ class LastkeyOperator(SparkSubmitOperator):
         try:
             super().execute(context)
         except AirflowException as error:
-            code = re.search(r"Error code is: (-?\d+)\.", str(error))  # the one place where the provider says it
+            code = re.search(r"Error code is: (-?\d+)\.", str(error))  # the provider gives it nowhere else
             if code is None:
                 raise
             return int(code[1])
@@ -114,7 +114,7 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """The job's report, or its error; empty where there is none, or half of one: no Python, killed."""
+    """Return the job's report or error; {} if the file is missing or incomplete, as without Python or after a kill."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -123,7 +123,7 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """For the log, where every line costs a record."""
+    """Yield the report as lines for the log, one a partition: every line costs a log record."""
     for partition in report.get("partitions", []):
         files = [file for file in partition.get("files", []) if file["status"] != "same" or file["reason"]]
         yield json.dumps({**partition, "files": files} if "files" in partition else partition)
@@ -132,7 +132,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def summarize(report: Mapping[str, Any], code: int) -> dict[str, Any]:
-    """What an XCom can hold of a report, or of an error: exit code, totals, and the first findings as text."""
+    """Return a summary small enough for an XCom: exit code, totals, and the first findings as text."""
     if "error" in report:
         findings = ["; ".join(filter(None, (report["error"]["message"], report["error"]["hint"])))]
     else:
@@ -146,24 +146,19 @@ def summarize(report: Mapping[str, Any], code: int) -> dict[str, Any]:
 
 
 def _findings(report: Mapping[str, Any]) -> Iterator[Mapping[str, Any] | str]:
-    """Problems, of the whole and of partitions; files that mislead a reader of `reindex`, those that it cannot rebuild
-    first.
-    """
-    partitions = report.get("partitions", [])
-    yield from report.get("problems", [])
-    for partition in partitions:
-        yield from partition.get("problems", [])
-        yield from filter(None, [partition.get("problem")])
-    files = [file for partition in partitions for file in partition.get("files", [])]
+    """Yield problems, then misleading files, rebuilt ones too, with those first that `reindex` cannot rebuild."""
+    files = [file for partition in report.get("partitions", []) for file in partition.get("files", [])]
     wrong = [file for file in files if file["status"] != "same" and file["reason"] != "other_entries"]
+    told = {path for file in wrong for path in (file["path"], file["log"])}
+    yield from (found for found in report.get("problems", []) if isinstance(found, str) or found["path"] not in told)
     yield from sorted(wrong, key=lambda file: file["status"] != "impossible")
 
 
 def _line(found: Mapping[str, Any] | str) -> str:
-    """`users-0/00000000000000000000.index: differs, wrong, at 8: expected ..., found ...`."""
-    if isinstance(found, str):  # `lookup` says problems as text
+    """Format a finding as `users-0/00000000000000000000.index: differs, wrong, at 8: expected ..., found ...`."""
+    if isinstance(found, str):  # problems of `lookup` are text
         return found
-    what = [found.get("status"), found.get("reason")]
+    what = [found.get("status"), found.get("reason"), found.get("kind")]
     if found["position"] >= 0:
         what.append(f"at {found['position']}" + (f" of {found['log']}" if found.get("log") else ""))
     both = f": expected {found['expected']}, found {found['found']}" if found["expected"] or found["found"] else ""

@@ -1,8 +1,8 @@
 """Index files that a broker can trust: check -> reindex -> verify.
 
-`check` looks and changes nothing. Where all is right, `reindex` is skipped. Else it writes the rebuilt files to a new
-folder below `output`; the archive stays as it is, so what was wrong in it still is, and `verify` is skipped. With
-`in_place` it replaces the files in the archive. `verify` then reads every byte of the archive.
+`check` reports and changes nothing. If all files are right, `reindex` is skipped. Else it writes the rebuilt files to a
+new folder below `output`; the archive stays as it is, wrong files included, so `verify` is skipped. With `in_place` it
+replaces the files in the archive. `verify` then reads every byte of the archive.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 
 ARCHIVE = "{{ params.archive }}"
 SOME = ("{{ '--topics=' ~ params.topics if params.topics else '' }}",
+        "{{ '--exclude=' ~ params.exclude if params.exclude else '' }}",
         "{{ '--config=' ~ params.config if params.config else '' }}")  # fmt: skip
-# A folder for each try, since it has to be new
+# One folder a try, because it must be new.
 OUTPUT = "{{ params.output }}/{{ dag_run.run_after | ts_nodash }}-{{ ti.try_number }}"
 WHERE = "{% if params.in_place %}--in-place{% else %}--output=" + OUTPUT + "{% endif %}"
 HOME = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser().absolute()
 
 
 def _all_right(context: Context) -> bool:
-    found = context["ti"].xcom_pull(task_ids="check")  # None: somebody marked the task as done
+    found = context["ti"].xcom_pull(task_ids="check")  # None: a user marked the task as done
     return bool(found) and found["exit_code"] == DONE
 
 
 def nothing_to_rebuild(context: Context) -> str | None:
-    """Why `reindex` is skipped."""
+    """Return the reason to skip `reindex`, or None."""
     return "every index file is what the log says" if _all_right(context) else None
 
 
 def nothing_was_mended(context: Context) -> str | None:
-    """Why `verify` is skipped."""
+    """Return the reason to skip `verify`, or None."""
     params = context["params"]
     if _all_right(context) or params["in_place"]:
         return None
@@ -55,7 +56,8 @@ with DAG(
     default_args={"retries": 3, "retry_delay": timedelta(minutes=10)},
     params={
         "archive": Param(type="string", pattern="^[^-]", description="The archive: a path, or a URI"),
-        "topics": Param(None, type=["null", "string"], description="Only topics that match this glob"),
+        "topics": Param(None, type=["null", "string"], description="Only these topics: globs, separated by commas"),
+        "exclude": Param(None, type=["null", "string"], description="Not these topics: globs, separated by commas"),
         "output": Param(
             str(HOME / "lastkey-reindex"), type="string", pattern="^[^-]", description="Rebuilt files go below"
         ),

@@ -1,4 +1,4 @@
-"""What every client writes: records and borders of batches and transactions, drawn from a seed.
+"""The output of every client: records and borders of batches and transactions, drawn from a seed.
 
 Runs in the clients' environment; imports nothing of the project. A writer's script reads its work from standard input:
 {bootstrap, topics: [Topic...], group: {topic, name, commits}}.
@@ -22,7 +22,7 @@ Header = tuple[str, bytes | None]
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic, and how it is written: each of `modes` by a producer of its own, one after the other."""
+    """A topic and the way it is written: by a producer for each of `modes`, one after the other."""
 
     name: str
     codec: str
@@ -77,7 +77,7 @@ def records(topic: Topic, rng: random.Random, first: int) -> Iterator[Drawn]:
 
 
 def write(topic: Topic, make: Callable[[str, Topic], Writer]) -> None:
-    """Sends all of a topic."""
+    """Send all records of a topic."""
     rng = random.Random(topic.seed)
     for number, mode in enumerate(topic.modes):
         writer = make("transactional" if mode == "open" else mode, topic)
@@ -107,11 +107,11 @@ def write(topic: Topic, make: Callable[[str, Topic], Writer]) -> None:
 
 
 def work() -> tuple[str, list[Topic], dict[str, Any]]:
-    """(bootstrap, topics, group) from standard input."""
+    """Return (bootstrap, topics, group) from standard input."""
     given = json.load(sys.stdin)
     return given["bootstrap"], [Topic(**one) for one in given["topics"]], given["group"]
 
 
 def done(versions: dict[str, str]) -> None:
-    """Tells who wrote."""
+    """Print the versions of the writers."""
     print(json.dumps(versions), flush=True)

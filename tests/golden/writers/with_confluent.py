@@ -58,7 +58,7 @@ def delivered(error: object, message: object) -> None:
 
 
 def consume(name: str, protocol: str) -> None:
-    """A group that commits again and again, then offsets in transactions, then leaves."""
+    """Run a group that commits again and again, then commits offsets in transactions, then leaves."""
     settings = {
         "bootstrap.servers": bootstrap, "group.id": name, "group.protocol": protocol, "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
@@ -86,7 +86,7 @@ def consume(name: str, protocol: str) -> None:
 
 
 def share(name: str) -> None:
-    """A share group that takes, gives back and refuses, in many small steps."""
+    """Run a share group that takes, gives back and refuses, in many small steps."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.GROUP, name, incremental_configs=[entry])

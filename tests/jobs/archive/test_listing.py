@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.archive.listing import listed
-from jobs.command import cli
-from jobs.errors import DONE
+from lastkey.jobs.archive.listing import listed
+from lastkey.jobs.command import cli
+from lastkey.jobs.errors import DONE
 from tests.builders.logs import write_partition
 
 LOG = "00000000000000000000.log"
@@ -44,7 +44,7 @@ def _beside_a_log(archive: Path) -> None:
     [
         (_compressed, "u-0: no log in it; 00000000000000000000.log.gz and 1 more left out"),
         (_one_too_deep, "u-0: no log in it; u-0 left out"),
-        (_half_copied, "disk.part: a folder that is named as if it were not whole; left out"),
+        (_half_copied, "disk.part: an unfinished folder, by its name; left out"),
         (_other_name, "u-0.bak: files of a log, in a folder that is not named like a partition's; left out"),
         (_beside_a_log, "t-0/old: a folder; ignored"),
     ],
@@ -59,10 +59,10 @@ def test_the_archive_is_needed_as_long_as_it_holds_what_was_left_out(
     assert cli.main([*words, "--topics", "*", "--cleanup-policy", "compact"]) == DONE
     report = json.loads(capsys.readouterr().out)
     assert report["notes"] == [note]
-    assert report["archive_needed_because"] == "see the notes"
+    assert report["archive_needed_because"] == [{"kind": "notes", "message": "see the notes", "names": []}]
 
 
-def test_what_is_no_log_needs_no_word(tmp_path: Path) -> None:
+def test_other_files_of_a_broker_are_passed_over_in_silence(tmp_path: Path) -> None:
     """A new partition's folder, and what brokers keep beside partitions."""
     write_partition(tmp_path / "t-0", "a=1")
     for name in ("u-0", "remote-log-index-cache", "__cluster_metadata-0"):
@@ -71,6 +71,6 @@ def test_what_is_no_log_needs_no_word(tmp_path: Path) -> None:
     (tmp_path / "remote-log-index-cache" / "00000000000000000000_x.index").write_bytes(b"x")
     (tmp_path / "__cluster_metadata-0" / LOG).write_bytes(b"x")
     (tmp_path / "recovery-point-offset-checkpoint.tmp").write_text("0\n")
-    found = listed(str(tmp_path), None)
+    found = listed(str(tmp_path))
     assert list(found.partitions) == [("t", 0)]
     assert found.notes == []

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs import inspect_log, vacuum
-from jobs.archive.listing import listed
-from jobs.archive.places import Place, check_apart, check_outside, is_same, lies_in, local_path, within_mount
-from jobs.command.options import (
+from lastkey.jobs import inspect_log, vacuum
+from lastkey.jobs.archive.listing import listed
+from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_same, lies_in, local_path, within_mount
+from lastkey.jobs.command.options import (
     CompactOptions,
     InspectOptions,
     LookupOptions,
@@ -20,14 +20,15 @@ from jobs.command.options import (
     RestoreOptions,
     VacuumOptions,
 )
-from jobs.command.progress import Silent
-from jobs.compact import job as compact
-from jobs.errors import UsageError
-from jobs.lookup.query_table import run_table
-from jobs.reindex import job as reindex
-from jobs.report import job as archive_report
-from jobs.restore import job as restore
-from jobs.store.rows import Checkpoint
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact import job as compact
+from lastkey.jobs.errors import UsageError
+from lastkey.jobs.lookup.query_table import run_table
+from lastkey.jobs.reindex import job as reindex
+from lastkey.jobs.report import job as archive_report
+from lastkey.jobs.restore import job as restore
+from lastkey.jobs.store.rows import Checkpoint
+from lastkey.jobs.topics import TopicFilter
 from tests.builders.stores import StoreMaker, row
 from tests.builders.trees import files_of
 
@@ -84,7 +85,7 @@ def test_inside_however_it_is_spelt(folder, spelt):
 
 
 @pytest.mark.parametrize("spelt", OUTSIDE)
-def test_outside(folder, spelt):
+def test_a_folder_elsewhere_does_not_lie_in_the_archive(folder, spelt):
     assert not lies_in(spelt.format(folder), str(folder / "archive"))
 
 
@@ -96,7 +97,7 @@ def test_a_relative_path_and_one_below_a_file(folder, monkeypatch):
     assert lies_in("../archive/file/below", f"{folder}/archive")
 
 
-def test_neither_is_there(tmp_path):
+def test_paths_that_do_not_exist_are_compared_by_their_parts(tmp_path):
     assert lies_in(f"{tmp_path}/a/b/c", f"{tmp_path}/a/b")
     assert lies_in(f"{tmp_path}/a/b", f"{tmp_path}/a/b/")
     assert not lies_in(f"{tmp_path}/a/bc", f"{tmp_path}/a/b")
@@ -133,7 +134,7 @@ def test_other_file_systems(one, other, inside):
     assert not lies_in(other, one)
 
 
-def test_the_same(folder):
+def test_two_spellings_of_one_folder_are_the_same(folder):
     archive = str(folder / "archive")
     for spelt in [*INSIDE[:2], "{0}/link", "file://{0}/archive/", "file:{0}/deep/.."]:
         assert is_same(spelt.format(folder), archive), spelt
@@ -179,7 +180,7 @@ def test_a_folder_of_the_archive_that_is_a_link_to_elsewhere(folder):
     (folder / "disks" / "one" / "u-0").mkdir(parents=True)
     shutil.copy(EXAMPLE / "users-0" / "00000000000000000000.log", folder / "disks" / "one" / "u-0")
     (folder / "archive" / "disk1").symlink_to(folder / "disks" / "one")
-    archive = listed(str(folder / "archive"), "nothing*")
+    archive = listed(str(folder / "archive"), TopicFilter(("nothing*",)))
     for inside in ("disks/one", "disks/one/out", "disks/one/u-0/x"):
         with pytest.raises(UsageError, match="lies in the archive's folder"):
             check_outside(Place("--output", f"{folder}/{inside}"), archive)
@@ -191,7 +192,7 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "archive"
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """A copy of a part of the example, with link -> it."""
+    """Copy a part of the example, with a symbolic link to it."""
     for name in ("users-0", "log-start-offset-checkpoint"):
         source, target = EXAMPLE / name, tmp_path / "archive" / name
         target.parent.mkdir(exist_ok=True)

@@ -17,13 +17,15 @@ from pathlib import Path
 import pytest
 from deltalake.exceptions import DeltaError
 
-from jobs import errors
-from jobs.command import cli, endings
-from jobs.command.options import CompactOptions, RestoreOptions, VacuumOptions, VerifyOptions
-from jobs.command.reporting import PartitionLine, before_after_table, size
-from jobs.errors import ConflictError, JobError, MissingFileError
-from jobs.spark import session, submit
-from logformat.errors import UnsafeFolderError
+from lastkey.jobs import errors
+from lastkey.jobs.command import cli, failures, job_modules
+from lastkey.jobs.command.options import CompactOptions, RestoreOptions, VacuumOptions, VerifyOptions
+from lastkey.jobs.command.reporting import PartitionLine, before_after_table, size
+from lastkey.jobs.command.stopping import InterruptedRunError, TerminatedError
+from lastkey.jobs.errors import ConflictError, JobError, MissingFileError
+from lastkey.jobs.spark import session, submit
+from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
+from lastkey.logformat.errors import UnsafeFolderError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -56,7 +58,7 @@ def job(monkeypatch):
 
     module.run = run
     monkeypatch.setitem(sys.modules, "fake_job", module)
-    monkeypatch.setattr(cli, "JOBS", dict.fromkeys(cli.JOBS, "fake_job"))
+    monkeypatch.setattr(job_modules, "JOBS", dict.fromkeys(job_modules.JOBS, "fake_job"))
     previous = signal.getsignal(signal.SIGTERM)
     yield module
     signal.signal(signal.SIGTERM, previous)
@@ -68,14 +70,25 @@ def test_compact_takes_every_option_of_its_contract(job, capsys, tmp_path):
     code = cli.main(
         ["compact", "A", "--store", "S", "--topics", "o-*", "--cleanup-policy", "compact", "--config", str(config),
          "--now", "1700000000000", "--null-keys", "drop", "--gaps", "accept", "--sealed", "--force",
-         "--reset", "x*", "--dry-run", "--json"]
+         "--reset", "x*", "--reset=y,z", "--dry-run", "--json"]
     )  # fmt: skip
     assert code == 0
     assert json.loads(capsys.readouterr().out) == {"kept": 3}
     (options,) = job.seen
     assert options.config.topic_settings("o-1").compacts
     assert options == CompactOptions(
-        "A", "S", 1_700_000_000_000, options.config, "o-*", "compact", "drop", "accept", True, True, "x*", True
+        "A",
+        "S",
+        1_700_000_000_000,
+        options.config,
+        TopicFilter(("o-*",)),
+        "compact",
+        "drop",
+        "accept",
+        True,
+        True,
+        TopicFilter(("x*", "y", "z")),
+        True,
     )
 
 
@@ -83,10 +96,10 @@ def test_text_is_the_default_and_now_is_the_clock(job, capsys):
     assert cli.main(["compact", "A", "--store", "S"]) == 0
     assert capsys.readouterr().out == "kept 3\n"
     assert job.seen[0].now_ms > 1_700_000_000_000
-    assert job.seen[0].topics is None
+    assert job.seen[0].topics == EVERY_TOPIC
 
 
-def test_the_other_jobs(job):
+def test_each_job_gets_its_options_from_the_command_line(job):
     assert cli.main(["verify", "A"]) == 0
     assert cli.main(["verify", "--store", "S", "--generation", "3", "--topics", "t"]) == 0
     assert cli.main(["restore", "--store", "S", "--output", "D", "--generation", "2", "--archive", "B"]) == 0
@@ -95,6 +108,99 @@ def test_the_other_jobs(job):
     assert job.seen[1].generation == 3
     assert job.seen[2].archive == "B"
     assert (job.seen[3].grace_hours, job.seen[3].dry_run) == (1.5, True)
+
+
+SELECTING = ["--topics", "a", "--topics=b,c*", "--exclude", "c1", "--exclude", "d"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compact", "A", "--store", "S"],
+        ["verify", "A"],
+        ["reindex", "A", "--check"],
+        ["restore", "--store", "S", "--output", "D"],
+        ["runs", "--store", "S"],
+        ["rollback", "--store", "S", "--generation", "1"],
+        ["vacuum", "--store", "S"],
+        ["lookup", "A", "--offset", "1"],
+        ["report", "A", "--output", "P"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_repeated_option_for_topics_counts_each_time(job, tmp_path, words):
+    (tmp_path / "list").write_text("e\n")
+    assert cli.main([*words, *SELECTING, "--topics-from", str(tmp_path / "list")]) == 0
+    assert job.seen[0].topics == TopicFilter(("a", "b", "c*", "e"), ("c1", "d"))
+    assert cli.main(["vacuum", "--store", "S", "--give-up", "a", "--give-up", "b,c"]) == 0
+    assert job.seen[1].give_up == TopicFilter(("a", "b", "c"))
+
+
+@pytest.mark.parametrize("name", cli.lastkey.commands)
+def test_any_other_option_that_is_repeated_is_a_mistake(job, capsys, name):
+    """click takes the last one, without a word."""
+    params = cli.lastkey.commands[name].params
+    once = [p.opts[0] for p in params if p.param_type_name == "option" and not p.is_flag and not p.multiple]
+    assert "--config" in once
+    for option in once:
+        for words in ([option, "1", option, "2"], [f"{option}=1", "x", option, "2"]):
+            assert cli.main([name, *words, "--json"]) == errors.USAGE
+            out, err = capsys.readouterr()
+            assert err == f"error: {option}: expected at most one, found '1' and '2'\n"
+            assert json.loads(out)["error"]["kind"] == "UsageError"
+    assert not job.seen
+
+
+def test_a_switch_may_be_repeated_but_not_contradicted(job, capsys):
+    assert cli.main(["verify", "A", "--sealed", "--sealed", "--no-progress", "--no-progress"]) == 0
+    assert job.seen[0].sealed
+    for words, said in (
+        (["verify", "A", "--progress", "--no-progress"], "--progress contradicts --no-progress"),
+        (["lookup", "A", "--sizing", "--no-refresh", "--refresh"], "--no-refresh contradicts --refresh"),
+        (["inspect", "A", "--offsets-decoder", "--cluster-metadata-decoder"], "--cluster-metadata-decoder"),
+    ):
+        assert cli.main(words) == errors.USAGE
+        assert said in capsys.readouterr().err
+    assert len(job.seen) == 1
+
+
+def test_a_shell_completes_options_again_that_may_be_repeated(monkeypatch, capsys):
+    monkeypatch.setenv(cli.COMPLETE, "bash_complete")
+    monkeypatch.setenv("COMP_CWORD", "8")
+    for word, completed in (("--to", ["--topics", "--topics-from"]), ("--conf", []), ("--ex", ["--exclude"])):
+        monkeypatch.setenv("COMP_WORDS", f"lastkey verify --topics a --config B --config C {word}")
+        with pytest.raises(SystemExit):
+            cli.lastkey.main([], prog_name="lastkey", complete_var=cli.COMPLETE)
+        assert capsys.readouterr().out.split() == [f"plain,{option}" for option in completed]
+
+
+def test_a_policy_needs_topics_and_not_only_what_is_left_out(job, capsys):
+    words = ["compact", "A", "--store", "S", "--cleanup-policy", "compact"]
+    assert cli.main([*words, "--exclude", "a"]) == errors.USAGE
+    assert "needs --topics" in capsys.readouterr().err
+    assert cli.main([*words, "--topics", "*", "--exclude", "a"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "hint"),
+    [
+        (["verify", "A", "--config", "C"], None, "did you mean segment.bytes or "),
+        (["compact", "A", "--store", "S", "--now", "1700000000"], "epoch milliseconds", "did you mean 1700000000000?"),
+        (["verify", str(ROOT / "examples/archive"), "--topics", "usres"], None, "did you mean users or prices?"),
+        (["--mster", "local", "verify", "A"], None, "did you mean --master"),
+        (["verify", str(ROOT / "examples/archive/users-0")], "folders <topic>-<partition> of an archive", ""),
+    ],
+)
+def test_in_json_a_hint_is_a_hint(capsys, tmp_path, words, expected, hint):
+    (tmp_path / "c.toml").write_text("[defaults]\n'segmnt.bytes' = 1\n")
+    assert cli.main([str(tmp_path / "c.toml") if word == "C" else word for word in [*words, "--json"]]) == errors.USAGE
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert error["expected"] == expected
+    assert error["hint"].startswith(hint) and bool(error["hint"]) == bool(hint)
+    assert "did you mean" not in error["message"]
+    assert error["found"] in (None, "segmnt.bytes", "1700000000: seconds", "none")
+    assert err == "error: " + "; ".join(filter(None, (error["message"], error["hint"]))) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -169,16 +275,34 @@ def test_an_error_says_path_expected_found_and_what_to_do(job, capsys):
         (FileNotFoundError(2, "No such file or directory", "/x"), 1, "unexpected: FileNotFoundError"),
         (ValueError("bug"), 1, "unexpected: ValueError: bug"),
         (KeyboardInterrupt(), 130, "interrupted"),
-        (cli.TerminatedError(), 143, "terminated"),
+        (TerminatedError(), 143, "terminated"),
     ],
 )
-def test_exit_codes(job, capsys, raised, code, said):
+def test_each_error_has_its_exit_code_and_only_a_defect_a_traceback(job, capsys, raised, code, said):
     job.outcome = raised
     assert cli.main(["compact", "A", "--store", "S", "--json"]) == code
     out, err = capsys.readouterr()
     assert said in err
     assert json.loads(out)["error"]["exit_code"] == code
     assert ("Traceback" in err) == (code == 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "said"), [(InterruptedRunError, 130, "interrupted"), (TerminatedError, 143, "terminated")]
+)
+def test_what_was_done_before_the_end_is_reported(job, capsys, kind, code, said):
+    """The report, with the error in it, whatever click makes of Ctrl-C."""
+    job.outcome = kind()
+    job.outcome.report = _Report()
+    job.outcome.add_note("2 of 5 partitions committed")
+    assert cli.main(["compact", "A", "--store", "S", "--json"]) == code
+    out, err = capsys.readouterr()
+    assert err.splitlines()[-1] == f"error: {said}; 2 of 5 partitions committed"
+    found = json.loads(out)
+    assert (found["kept"], found["exit_code"], found["error"]["exit_code"]) == (3, code, code)
+    assert found["error"]["message"] == f"{said}; 2 of 5 partitions committed"
+    assert cli.main(["compact", "A", "--store", "S"]) == code
+    assert capsys.readouterr().out == "kept 3\n"
 
 
 def test_a_full_disk_is_named_with_its_free_space(job, capsys, tmp_path):
@@ -204,7 +328,7 @@ def test_spark_s_local_folders_are_among_the_places_of_a_full_disk(job, capsys, 
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"--conf 'spark.local.dir={tmp_path / 'a b'},/c' pyspark-shell")
     assert session.local_folders() == [str(tmp_path / "a b"), "/c"]
     free = {str(tmp_path / "a b"): 1}
-    monkeypatch.setattr(endings, "_free_bytes", lambda path: free.get(path, 1 << 40))
+    monkeypatch.setattr(failures, "_free_bytes", lambda path: free.get(path, 1 << 40))
     job.outcome = RuntimeError("java.io.IOException: No space left on device")
     assert cli.main(["compact", "A", "--store", str(tmp_path / "store"), "--json"]) == errors.ENVIRONMENT
     error = json.loads(capsys.readouterr().out)["error"]
@@ -233,9 +357,9 @@ def test_every_error_fills_its_template():
             "reason",
             "message",
             "advice",
+            "near",
             "what",
-            "package",
-            "install",
+            "give",
         ),
         "X",
     )
@@ -274,7 +398,7 @@ def test_sparks_options_end_at_the_jobs_name():
     ("words", "said"),
     [
         (["compact", "A", "--store", "S", "--master", "local"], "--master is an option of Spark: it goes before"),
-        (["--store", "S", "compact", "A"], "--store is an option of a job: it goes behind the job's name"),
+        (["--store", "S", "compact", "A"], "--store is an option of a job: it goes after the job's name"),
         (["--mster", "local", "compact", "A"], "--mster; did you mean --master"),
         (["--conf", "a=b", "--executor-memry", "1g", "verify", "A"], "did you mean --executor-memory"),
     ],
@@ -344,7 +468,7 @@ def test_help_starts_no_jvm(tmp_path):
 
 
 def _needs_spark(folder):
-    """A command that has something to compact, and may not do it in threads."""
+    """Return a command that has something to compact, and may not do it in threads."""
     archive, config = ROOT / "examples" / "archive", folder / "t.toml"
     config.write_text('[topics.users]\n"cleanup.policy" = "compact"\n[job]\n"without.spark.bytes" = 0\n')
     return "compact", str(archive), "--store", str(folder / "store"), "--config", str(config)
@@ -433,7 +557,7 @@ def test_a_stdout_that_takes_no_more_is_said_of_stdout(words):
     given = [words[0], "examples/archive" + "/orders-0" * (words[0] == "inspect"), *words[1:]]
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "jobs", *given],
+            [sys.executable, "-m", "lastkey", *given],
             check=False,
             cwd=ROOT,
             stdout=full,
@@ -444,8 +568,43 @@ def test_a_stdout_that_takes_no_more_is_said_of_stdout(words):
     assert done.stderr.startswith("error: stdout: No space left on device; ")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "  File x\nModuleNotFoundError: No module named 'jobs'\n\tat x",
+            "ModuleNotFoundError: No module named 'jobs'",
+        ),
+        (
+            'x\njava.io.IOException: Cannot run program "/no/python": error=2\n\tat x',
+            'Cannot run program "/no/python": ',
+        ),
+        (
+            "x: \nError from python worker:\n  Traceback:\n  /p: No module named pyspark\nPYTHONPATH was:",
+            "/p: No module named pyspark",
+        ),
+        (
+            "x: [PYTHON_VERSION_MISMATCH] Python in worker: 3.12, driver: 3.11.\n\tat x",
+            "[PYTHON_VERSION_MISMATCH] Python",
+        ),
+    ],
+)
+def test_a_worker_that_cannot_run_our_code_is_told_in_one_line(job, capsys, text, said):
+    job.outcome = RuntimeError(f"Job aborted\n{text}")
+    assert cli.main(["verify", "A"]) == errors.ENVIRONMENT
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: Spark's Python workers cannot run Lastkey: {said}")
+    assert "PYSPARK_PYTHON" in line
+
+
+def test_a_module_that_this_process_lacks_is_not_said_of_workers(job, capsys):
+    job.outcome = ModuleNotFoundError("No module named 'x'")
+    assert cli.main(["verify", "A"]) == errors.UNEXPECTED
+    assert "workers" not in capsys.readouterr().err
+
+
 def test_what_executors_say_of_their_folder_for_kernels_is_a_mistake_of_use(job, capsys):
     said = UnsafeFolderError("/x", "Y")
-    job.outcome = RuntimeError(f"Job aborted\nlogformat.errors.UnsafeFolderError: {said}\n\tat x")
+    job.outcome = RuntimeError(f"Job aborted\nlastkey.logformat.errors.UnsafeFolderError: {said}\n\tat x")
     assert cli.main(["verify", "A"]) == errors.USAGE
     assert capsys.readouterr().err == f"error: {said}\n"

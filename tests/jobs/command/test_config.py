@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.command import cli
-from jobs.command.config import MAX_LONG, JobSettings, TopicSettings, check_now_ms, load_config, parse_config
-from jobs.errors import DONE, BadSettingError, ConfigFileError, NowError, UnknownSettingError
+from lastkey.jobs.command import cli
+from lastkey.jobs.command.config import MAX_LONG, JobSettings, TopicSettings, check_now_ms, load_config, parse_config
+from lastkey.jobs.errors import DONE, BadSettingError, ConfigFileError, NowError, UnknownSettingError
 from tests.builders.logs import write_partition
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -136,11 +136,11 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ConfigFileError, match="expected TOML"):
         load_config(tmp_path / "bad.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigFileError, match="readable"):
+    with pytest.raises(ConfigFileError, match="found bytes that are not UTF-8"):
         load_config(tmp_path / "bytes.toml")
 
 
-def test_now():
+def test_now_is_epoch_milliseconds_and_seconds_are_refused():
     assert check_now_ms(1_700_000_000_000) == 1_700_000_000_000
     assert check_now_ms(None) > 1_700_000_000_000
     with pytest.raises(NowError, match="did you mean 1700000000000"):

@@ -6,9 +6,19 @@ import logging
 
 import pytest
 
-from jobs.command import cli
-from jobs.command.progress import BYTES, Bar, BySize, Lines, Silent, above_the_bar
-from jobs.errors import UsageError
+from lastkey.jobs.command.progress import (
+    BYTES,
+    TALKS,
+    Bar,
+    Counted,
+    CountedBytes,
+    Lines,
+    PartOf,
+    Silent,
+    above_the_bar,
+    shown_progress,
+)
+from lastkey.jobs.errors import UsageError
 
 
 class _Recorded(Silent):
@@ -19,14 +29,27 @@ class _Recorded(Silent):
         self.said.append(n)
 
 
-def test_tasks_count_by_their_sizes():
+def test_items_count_when_they_end():
     progress = _Recorded()
-    counted = BySize(progress, [50, 30, 20])
-    counted.advance()
-    counted.advance(1)
-    counted.finish()
-    counted.finish()
-    assert progress.said == [50, 30, 20, 0]
+    counted = Counted(progress)
+    counted.read(0, 50)
+    counted.ended(0, None)
+    assert progress.said == [1]
+
+
+def test_bytes_count_while_they_are_read_and_at_the_end_whatever_was_not():
+    progress = _Recorded()
+    counted = CountedBytes(progress, [50, 30], passes=2)
+    counted.read(0, 40)
+    counted.read(1, 1)  # half a byte
+    PartOf(counted, 1).read(7, 19)
+    PartOf(counted, 1).ended(7, None)
+    counted.read(0, 1000)  # read once more than was thought
+    assert progress.said == [20, 10, 30]
+    counted.ended(0)
+    counted.ended(1)
+    counted.read(1, 60)  # of a task that nobody needs any more
+    assert progress.said == [20, 10, 30, 20]
 
 
 def test_a_line_a_minute_and_none_before():
@@ -70,7 +93,7 @@ def test_the_bar_shows_bytes_what_is_done_and_lets_the_log_by(capsys):
 
 
 def test_quiet_and_verbose(monkeypatch):
-    monkeypatch.setenv(cli.TALKS, "")
+    monkeypatch.setenv(TALKS, "")
     log = logging.getLogger("lastkey")
     before = log.level
     try:
@@ -79,12 +102,12 @@ def test_quiet_and_verbose(monkeypatch):
             (True, {}, Bar, logging.WARNING),
             (False, {}, Silent, logging.WARNING),
             (None, {"quiet": True}, Silent, logging.WARNING),
-            (None, {"verbose": True}, Lines, logging.INFO),
+            (None, {"verbose": True}, Lines, logging.DEBUG),
         ):
-            shown = cli._progress(asked, **({"quiet": False, "verbose": False} | options))
+            shown = shown_progress(asked, **({"quiet": False, "verbose": False} | options))
             assert type(shown) is kind
             assert log.level == level
         with pytest.raises(UsageError, match="--quiet"):
-            cli._progress(None, quiet=True, verbose=True)
+            shown_progress(None, quiet=True, verbose=True)
     finally:
         log.setLevel(before)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.command.reporting import JobReport
+from lastkey.jobs.command.reporting import JobReport
 from tests.builders.logs import write_partition
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,7 +78,7 @@ def into_a_pipe(*words) -> tuple[int, str, str]:
 
 ONE_PROCESS = """
 import json, sys
-from jobs.command import cli
+from lastkey.jobs.command import cli
 for words in json.loads(sys.argv[1]):
     code = cli.main(words)
     for end in (sys.stdout, sys.stderr):
@@ -131,7 +131,7 @@ def on_terminals(folder):
 
 @pytest.fixture(scope="module")
 def in_pipes(folder):
-    """The records as text, as JSON; a report, whose page is `page.html`."""
+    """Print the records as text and as JSON, and a report, whose page is `page.html`."""
     words = ["inspect", f"{folder}/archive", "--print-data-log"]
     report = ["report", f"{folder}/archive/{FOLDER}", "--output", f"{folder}/page.html"]
     return in_one_process(into_a_pipe, [words, [*words, "--json", "--no-progress"], report])
@@ -172,8 +172,8 @@ def test_an_error_of_a_path_that_is_not_there(on_terminals):
 
 def test_what_is_logged_of_a_defect():
     """In a process of its own: pytest has a handler, which the command line's process has not."""
-    code = "import sys; from jobs.command import cli; from logformat.errors import stopped; cli.main(['--version']);"
-    code += "stopped(ValueError('bad \\x1b[2J'), 'dir\\x1b[31m\\u202e')"
+    code = "import sys; from lastkey.jobs.command import cli; from lastkey.logformat.errors import stopped;"
+    code += "cli.main(['--version']); stopped(ValueError('bad \\x1b[2J'), 'dir\\x1b[31m\\u202e')"
     _, _, err = on_a_terminal("-c", code)
     assert r"dir\x1b[31m\u202e: unexpected" in err and r"ValueError: bad \x1b[2J" in err
     assert active(err) == set()
@@ -191,3 +191,14 @@ def test_the_page_and_a_notebook_hold_none(folder, in_pipes):
             return HOSTILE + "<"
 
     assert Shown()._repr_html_() == f"<pre>{SHOWN}&lt;</pre>"
+
+
+def test_a_terminal_of_no_columns_has_a_bar():
+    """As in containers and under `script`: tqdm shows nothing there. A new pty has none."""
+    code, _, err = on_a_terminal(
+        "-c",
+        "from lastkey.jobs.command.progress import Bar\nimport os\nassert os.get_terminal_size(2).columns == 0\n"
+        "bar = Bar()\nbar.start('compact', 4 << 20, 'B')\nbar.advance(1 << 20)\nbar.doing('x')\nbar.close()",
+    )
+    assert code == 0, err
+    assert "compact:  25%" in err

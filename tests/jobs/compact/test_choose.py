@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.compact.choose import ASKED, CORES_IDLE, choose, several_of
-from jobs.spark.workers import SparkTasks, Threads
-from logformat.listing import ListedSegment
+from lastkey.jobs.compact.choose import ASKED, CORES_IDLE, choose, several_of
+from lastkey.jobs.spark.workers import SparkTasks, Threads
+from lastkey.logformat.listing import ListedSegment
+from lastkey.udfs.compact.plan import Engine, Limits, PartitionPlan
+from lastkey.udfs.segments import SegmentInput
 from tests.builders.folders import Archived, plan_of
 from tests.reference.cleaner import Settings
-from udfs.compact.plan import Engine, Limits, PartitionPlan
-from udfs.segments import SegmentInput
 
 GIB = 1 << 30
 

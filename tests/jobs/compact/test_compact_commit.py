@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from jobs.compact.commit import check_files
-from jobs.errors import ConflictError
-from jobs.store.manifests import write_manifests
-from jobs.store.rows import Checkpoint, Commit
-from logformat.names import segment_file
+from lastkey.jobs import vacuum
+from lastkey.jobs.command.options import VacuumOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact import waves
+from lastkey.jobs.errors import ConflictError
+from lastkey.jobs.store.manifests import check_files, write_manifests
+from lastkey.jobs.store.paths import COMMITTED
+from lastkey.jobs.store.rows import Checkpoint, Commit
+from lastkey.jobs.store.tables import open_state
+from lastkey.logformat.names import segment_file
+from lastkey.udfs.storage import open_root
 from tests.builders.stores import StoreMaker, row, run_id
-from udfs.storage import open_root
 
 A, B = b"a" * 1000, b"b" * 2000
 
@@ -31,7 +37,7 @@ def second(tmp_path):
     sizes = {"offset_index_bytes": len("index 2"), "time_index_bytes": len("timeindex 2")}
     segments = [replace(s, **sizes, txn_index_bytes=34 if s.base_offset == 100 else 0) for s in segments]
     run = replace(maker.state.history("t", 0)[0], topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
-    commit = Commit("t", 0, 1, run_id(1), row(Checkpoint, topic="t", generation=2), segments, run)
+    commit = Commit("t", 0, 1, run_id(1), row(Checkpoint, topic="t", generation=2, run_id=run_id(2)), segments, run)
     write_manifests(open_root(str(maker.store)), [commit])
     return maker, commit
 
@@ -64,7 +70,7 @@ def test_each_file_is_looked_at(second, name):
 
 def test_all_files_of_the_folder_are_among_them(second):
     maker, _ = second
-    assert {f"2/{p.name}" for p in maker.run_folder("t", 0, 2).iterdir()} == set(FILES[:-1])
+    assert {f"2/{p.name}" for p in maker.run_folder("t", 0, 2).iterdir()} == {*FILES[:-1], "2/committed"}
 
 
 def test_a_folder_that_is_gone(second):
@@ -74,3 +80,21 @@ def test_a_folder_that_is_gone(second):
     maker.run_folder("t", 0, 2).rmdir()
     with pytest.raises(ConflictError, match="no such file"):
         check_files(open_root(str(maker.store)), [commit])
+
+
+def test_a_run_that_comes_second_says_nothing_of_what_a_vacuum_has_taken(second):
+    """Only a .log of generation 1 is left, which generation 2 names. With `committed` beside it, it would look like a
+    generation whose manifest is lost, and vacuum would leave the partition alone from then on.
+    """
+    maker, commit = second
+    maker.age(1, maker.run_folder("t", 0, 1), maker.run_folder("t", 0, 2))
+    vacuum.run(VacuumOptions(str(maker.store), grace_hours=0), Silent())
+    left = [path.name for path in maker.run_folder("t", 0, 1).iterdir()]
+    assert left == [segment_file(100, "log")]
+    maker.generation("t", 0, 2, {}, end=400, run=run_id(2, 1), dies=True)  # beaten by the one that is there
+    late = replace(commit, run=replace(commit.run, run_id=run_id(2, 1)))
+    late = replace(late, checkpoint=replace(commit.checkpoint, run_id=run_id(2, 1)))
+    report = SimpleNamespace(store=str(maker.store), generations={})
+    with pytest.raises(ConflictError):
+        waves._wave_committer(open_state(str(maker.store)), [late], report)()
+    assert COMMITTED not in {path.name for path in maker.run_folder("t", 0, 1).iterdir()}

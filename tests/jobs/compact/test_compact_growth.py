@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from jobs.spark.workers import SparkTasks
+from lastkey.jobs.spark.workers import SparkTasks
+from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import (
     COMPACT,
     HOUR,
@@ -142,10 +143,10 @@ def grown(spark, cases, now_ms, tmp_path_factory):
     before = tree(lab.archive)
     with _broker(directories["held"] / ".lock"), _broker(directories["heldmute"] / ".lock"):
         held = tree(lab.archive)
-        first = _seen(lab, lab.run(now_ms, topics="[!s]*"))
+        first = _seen(lab, lab.run(now_ms, topics=TopicFilter(("[!s]*",))))
         assert tree(lab.archive) == held
-        locked = lab.run(now_ms, topics="h-held", sealed=True)
-    sealed = _seen(lab, lab.run(now_ms, topics="s-*", sealed=True))
+        locked = lab.run(now_ms, topics=TopicFilter(("h-held",)), sealed=True)
+    sealed = _seen(lab, lab.run(now_ms, topics=TopicFilter(("s-*",)), sealed=True))
     for name in ("held", "heldmute"):
         (directories[name] / ".lock").unlink()
     assert {k: v[0] for k, v in tree(lab.archive).items()} == {k: v[0] for k, v in before.items()}
@@ -259,8 +260,8 @@ def test_two_steps_leave_the_same_as_one(grown, topic):
 
 
 def _snapshot(lab, checkpoint):
-    """Producers at the log end."""
-    from logformat.side_files import producer_snapshot
+    """Return the producers at the log end."""
+    from lastkey.logformat.side_files import producer_snapshot
 
     folder = lab.store / "segments" / f"{checkpoint.topic}-{checkpoint.partition}"
     path = folder / f"{checkpoint.generation}-{checkpoint.run_id}" / f"{checkpoint.next_offset:020d}.snapshot"
@@ -371,14 +372,16 @@ def test_a_torn_tail_ends_the_log_there(grown):
     cleaned = [[s for s in second.manifests[t, 0] if s.cleaned] for t in ("h-torn", "wh-idem")]
     assert contents(lab.batches(cleaned[0])) == contents(lab.batches(cleaned[1]))
     problem = sealed.found["s-torn"].problem
-    assert (problem.kind, problem.found) == ("torn_tail", "25 bytes that are none")
+    assert (problem.kind, problem.found) == ("torn_tail", "25 bytes that are not a whole batch")
 
 
 def test_a_reset_begins_anew_what_has_diverged(grown, now_ms):
     """And nothing else: of a partition whose compacted segments have left the archive it would lose all of them."""
     lab, first, _, _, second, _ = grown
     histories = lab.state().histories()
-    third = _seen(lab, lab.run(now_ms, topics="[dg]*", reset="*", gaps="accept", force=True))
+    third = _seen(
+        lab, lab.run(now_ms, topics=TopicFilter(("[dg]*",)), reset=TopicFilter(("*",)), gaps="accept", force=True)
+    )
     assert third.found["g-gone"].status == "cleaned"
     assert third.manifests["g-gone", 0][0].base_offset == 0
     assert contents(lab.batches(third.manifests["g-gone", 0])) == contents(lab.batches(second.manifests["g-gone", 0]))
@@ -415,7 +418,7 @@ def test_force_cleans_again_by_the_clock(spark, cases, now_ms, tmp_path):
     before, manifests = lab.state().current()
     nothing = lab.run(now_ms + HOUR)  # a later clock alone makes nothing due
     assert {r.status for r in nothing.results} == {"not_due"}
-    lab.run(now_ms, topics="none-*", force=True)
+    lab.run(now_ms, topics=TopicFilter(("none-*",)), force=True)
     after, again = lab.state().current()
     assert after["none-tomb", 0].generation == 2
     assert lab.batches(again["none-tomb", 0]) == lab.batches(manifests["none-tomb", 0])
@@ -441,7 +444,7 @@ def test_a_run_with_nothing_new_costs_little(spark, cases, now_ms, tmp_path, mon
     def none(*_arguments, **_options):
         raise AssertionError("nothing is due, and Spark is started")
 
-    monkeypatch.setattr("jobs.spark.session.start", none)
+    monkeypatch.setattr("lastkey.jobs.spark.session.start", none)
     began = time.perf_counter()
     report = lab.run(now_ms)
     assert [(r.status, r.bytes_read) for r in report.results] == [("not_due", 0)]

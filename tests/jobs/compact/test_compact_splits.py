@@ -12,14 +12,15 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from jobs.errors import JavaError
-from jobs.spark.workers import SparkTasks, Threads
-from jobs.store.paths import MANIFEST
+from lastkey.jobs.errors import JavaError
+from lastkey.jobs.spark.workers import SparkTasks, Threads
+from lastkey.jobs.store.paths import MANIFEST
+from lastkey.jobs.topics import TopicFilter
+from lastkey.udfs.compact.plan import PartitionResult
 from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, only_input, put
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.trees import files_in
 from tests.reference.log import data_batch
-from udfs.compact.plan import PartitionResult
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -31,7 +32,7 @@ WAYS = pytest.mark.parametrize(("engine", "without_spark"), [("blocks", 0), ("bl
 
 
 def files(lab, checkpoints):
-    """The current generation's files of every partition, whatever their run is called; its manifest says that."""
+    """Return the current generation's files of every partition, without the manifests, which name the run."""
     out = {}
     for (topic, partition), at in checkpoints.items():
         folder = lab.store / "segments" / f"{topic}-{partition}" / f"{at.generation}-{at.run_id}"
@@ -52,7 +53,7 @@ def folders(lab):
 
 
 @WAYS
-def test_the_same_bytes(engine, without_spark, spark, cases, now_ms, tmp_path):
+def test_several_tasks_write_the_same_bytes_as_one(engine, without_spark, spark, cases, now_ms, tmp_path):
     one, many = Lab(spark, tmp_path), Lab(spark, tmp_path, store_at=tmp_path / "other")
     for name in CASES:
         put(only_input(cases[name]), one.archive / f"{name}-0")
@@ -85,9 +86,9 @@ def test_the_same_bytes(engine, without_spark, spark, cases, now_ms, tmp_path):
     later = now_ms + 25 * HOUR
     names = "[ftvn]*"
     several = {**one.settings, "job": {"split.bytes": 1, "engine": engine, "without.spark.bytes": without_spark}}
-    dry = many.run(later, topics=names, force=True, dry_run=True, settings=several)
-    whole = one.run(later, topics=names, force=True)
-    split = many.run(later, topics=names, force=True, settings=several)
+    dry = many.run(later, topics=TopicFilter((names,)), force=True, dry_run=True, settings=several)
+    whole = one.run(later, topics=TopicFilter((names,)), force=True)
+    split = many.run(later, topics=TopicFilter((names,)), force=True, settings=several)
     for a, b, c in zip(whole.results, split.results, dry.results, strict=True):
         assert a.counters == b.counters == c.counters, a.name()
         assert [(s.base_offset, s.records, s.batches) for s in a.segments] == [
@@ -127,7 +128,7 @@ def test_what_sets_a_partition_aside_does_so_in_splits_too(engine, without_spark
     assert report.exit_code == 3
     assert found["good"].status == "cleaned"
     assert (found["flipped"].problem.kind, found["flipped"].problem.path) == ("crc", f"flipped-0/{log.name}")
-    assert found["nulls"].problem.found == "5 records without"
+    assert found["nulls"].problem.found == "5 records without one"
     assert [name.partition("/")[0] for name in folders(lab)] == ["good-0"]
 
 
@@ -170,7 +171,7 @@ def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, mon
 
 
 def _numbered(start, n):
-    """A batch of n records with keys of their own, made by columns: a loop over records would take half a minute."""
+    """Return a batch of n records with different keys, made by columns: a loop over records takes half a minute."""
     keys = np.char.zfill(np.arange(start, start + n).astype("S8"), 8)
     # length, attributes, timestamp delta, offset delta (3 bytes), key length, key, value length, value, no headers
     delta = np.arange(n, dtype=np.int64) * 2  # zigzag of a number that is not negative
@@ -224,8 +225,8 @@ def test_a_dry_run_in_threads_starts_spark_once(spark, cases, now_ms, tmp_path, 
             both.wait(2)  # seconds in which a second one would come
         return spark
 
-    monkeypatch.setattr("jobs.compact.job.spark_session.start", start)
-    monkeypatch.setattr("jobs.compact.waves.local_cores", lambda: 2)
+    monkeypatch.setattr("lastkey.jobs.compact.job.spark_session.start", start)
+    monkeypatch.setattr("lastkey.jobs.compact.waves.local_cores", lambda: 2)
     lab = Lab(None, tmp_path)
     for number in range(2):
         put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
@@ -241,8 +242,8 @@ def test_a_dry_run_in_threads_without_java_says_so(cases, now_ms, tmp_path, monk
     def start(**options):
         raise JavaError(found="no java on PATH and no JAVA_HOME")
 
-    monkeypatch.setattr("jobs.compact.job.spark_session.start", start)
-    monkeypatch.setattr("jobs.compact.waves.local_cores", lambda: 2)
+    monkeypatch.setattr("lastkey.jobs.compact.job.spark_session.start", start)
+    monkeypatch.setattr("lastkey.jobs.compact.waves.local_cores", lambda: 2)
     lab = Lab(None, tmp_path)
     put(only_input(cases["few-keys"]), lab.archive / "t-0")
     settings = {"defaults": COMPACT, "job": {"engine": "blocks", "without.spark.bytes": 1 << 30}}

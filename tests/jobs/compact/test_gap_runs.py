@@ -9,10 +9,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from jobs.command.options import RestoreOptions
-from jobs.command.progress import Silent
-from jobs.restore import job as restore
+from lastkey.jobs.command.options import RestoreOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact.report import Needed
+from lastkey.jobs.restore import job as restore
+from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import Lab, contents, offset_checkpoint, only_input, put
+from tests.builders.stores import manifest_of
 from tests.builders.trees import files_in
 from tests.golden import golden
 from tests.reference.log import decode_log
@@ -61,7 +64,7 @@ def test_a_missing_segment_from_run_to_run(lab, case, now_ms):
 
     aside = lab.run(now_ms, sealed=True)
     assert aside.exit_code == 3 and aside.archive_needed
-    assert f"set aside: t-0: t-0/{missing} at byte 0: gap:" in aside.to_text()
+    assert f"set aside: t-0/{missing} at byte 0: gap:" in aside.to_text()
     assert "no longer needed" not in aside.to_text()
     assert aside.to_json()["partitions"][0]["problem"]["state"] == "gap"
     assert lab.state().states()["t", 0].state == "gap"
@@ -71,17 +74,17 @@ def test_a_missing_segment_from_run_to_run(lab, case, now_ms):
     assert accepted.exit_code == 0
     first, last = accepted.to_json()["partitions"][0]["gaps"][0]
     assert f"no segment holds offsets {first} to {last}" in accepted.to_text()
-    assert "the archive is still needed: generations pass over offsets" in accepted.to_text()
+    assert "the archive is still needed: generations skip offsets" in accepted.to_text()
     again = lab.run(now_ms, sealed=True)  # not due, and still to be told
     assert [r.status for r in again.results] == ["not_due"], again.results[0].problem
-    assert again.to_json()["archive_needed_because"] == "generations pass over offsets that may still come back"
+    assert again.archive_needed == [Needed("gaps", ("t-0",))]
 
     bring_back()
     back = lab.run(now_ms, sealed=True)
     assert back.exit_code == 3
     assert "what was missing has come back" in back.results[0].problem.hint
-    anew = lab.run(now_ms, sealed=True, reset="t")
-    assert (anew.exit_code, anew.archive_needed) == (0, "")
+    anew = lab.run(now_ms, sealed=True, reset=TopicFilter(("t",)))
+    assert (anew.exit_code, anew.archive_needed) == (0, [])
     checkpoints, manifests = lab.state().current()
     assert checkpoints["t", 0].gaps is None
     kept = last_records(lab.batches(manifests["t", 0]))
@@ -95,7 +98,7 @@ def test_a_gap_behind_the_generation_is_passed_over(lab, case, now_ms):
     put(only_input(case), lab.archive / "t-0", segments=1)
     first = lab.run(now_ms, sealed=True)
     assert first.exit_code == 0
-    before = lab.batches(lab.state().manifest("t", 0))
+    before = lab.batches(manifest_of(lab.state(), "t", 0))
     put(only_input(case), lab.archive / "t-0")
     for log in files_in(lab.archive / "t-0")[:2]:
         for path in files_in(log.parent, f"{log.stem}.*"):
@@ -103,7 +106,7 @@ def test_a_gap_behind_the_generation_is_passed_over(lab, case, now_ms):
     assert lab.run(now_ms, sealed=True).exit_code == 3
     after = lab.run(now_ms, sealed=True, gaps="accept")
     assert (after.exit_code, after.generations) == (0, {("t", 0): 2})
-    kept = last_records(lab.batches(lab.state().manifest("t", 0)))
+    kept = last_records(lab.batches(manifest_of(lab.state(), "t", 0)))
     want = last_records(before) | last_records(archived(lab))
     assert kept == {key: record for key, record in want.items() if record[1] is not None or key in kept}
     third = lab.run(now_ms, sealed=True, force=True)  # accepted once: no gap any more, and not forgotten
@@ -117,7 +120,7 @@ def test_a_checkpoint_of_another_log(lab, case, now_ms, name):
     report = lab.run(now_ms)  # due or not, without --force
     assert report.exit_code == 3
     assert (report.results[0].problem.state, report.generations) == ("diverged", {})
-    anew = lab.run(now_ms, reset="t")
+    anew = lab.run(now_ms, reset=TopicFilter(("t",)))
     assert anew.exit_code == 0, anew.results
     checkpoint = lab.state().checkpoints()["t", 0]
     assert (checkpoint.generation, checkpoint.log_start_offset) == (1, 0)
@@ -125,7 +128,7 @@ def test_a_checkpoint_of_another_log(lab, case, now_ms, name):
     (lab.archive / name).unlink()
     other = Lab(lab.spark, lab.root, archive_at=lab.archive, store_at=lab.root / "other")
     other.run(now_ms)
-    mine, theirs = (lab_.batches(lab_.state().manifest("t", 0)) for lab_ in (lab, other))
+    mine, theirs = (lab_.batches(manifest_of(lab_.state(), "t", 0)) for lab_ in (lab, other))
     assert contents(mine) == contents(theirs)
 
 
@@ -139,7 +142,7 @@ def test_a_high_watermark_that_cannot_be_read(lab, case, now_ms):
     assert (report.exit_code, report.generations) == (3, {})
     problem = report.results[0].problem
     assert (problem.kind, problem.path) == ("side_file", "replication-offset-checkpoint")
-    assert "take it away" in problem.hint
+    assert "delete it" in problem.hint
     checkpoint.unlink()
     assert lab.run(now_ms).exit_code == 0
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from jobs.command import cli
-from jobs.errors import DONE, PROBLEMS, USAGE
+from lastkey.jobs.command import cli
+from lastkey.jobs.errors import DONE, PROBLEMS, USAGE
 from tests.builders.logs import write_partition
 
 NOTE = "u-0: not in the archive any more; generation 1 uses 1 segment of it, from u-0/00000000000000000001.log on"
@@ -22,9 +22,9 @@ def test_segments_that_went_with_their_partition_are_missed(
 ) -> None:
     archive = tmp_path / "archive"
 
-    def run(*words: str) -> dict[str, Any]:
-        where = [str(archive), "--store", str(tmp_path / "store")]
-        assert cli.main(["compact", *where, "--topics", "*", "--cleanup-policy", "compact", "--json", *words]) == DONE
+    def run(*words: str, topics: str = "*") -> dict[str, Any]:
+        where = [str(archive), "--store", str(tmp_path / "store"), "--topics", topics]
+        assert cli.main(["compact", *where, "--cleanup-policy", "compact", "--json", *words]) == DONE
         report: dict[str, Any] = json.loads(capsys.readouterr().out)
         return report
 
@@ -32,7 +32,7 @@ def test_segments_that_went_with_their_partition_are_missed(
     write_partition(archive / "u-0", "a=1 || a=2")
     write_partition(archive / "v-0", "a=1")
     run()
-    run("--sealed", "--force", "--topics", "[tv]")
+    run("--sealed", "--force", topics="[tv]")
     shutil.rmtree(archive)
     archive.mkdir()
     if left == "others":
@@ -47,7 +47,7 @@ def test_segments_that_went_with_their_partition_are_missed(
     assert report["notes"] == [NOTE]  # all of the others is in the store
     assert report["archive_needed"]
     if left != "an empty folder":
-        assert run("--topics", "t")["notes"] == []  # nobody asked for the other
+        assert run(topics="t")["notes"] == []  # nobody asked for the other
 
 
 def test_segments_that_lie_elsewhere_are_named_until_a_generation_knows_it(
@@ -66,7 +66,7 @@ def test_segments_that_lie_elsewhere_are_named_until_a_generation_knows_it(
     assert run() == []
     (archive / "disk1").rename(archive / "disk2")
     [note] = run()
-    assert note.startswith(f"disk1/{name}: generation 1 uses it, and it is disk2/{name} now; ")
+    assert note.startswith(f"disk1/{name}: generation 1 uses it, but it has moved to disk2/{name}; ")
     assert cli.main(["verify", "--store", store]) == PROBLEMS
     capsys.readouterr()
     assert run("--force") == []

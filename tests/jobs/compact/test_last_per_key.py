@@ -10,7 +10,7 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 
-from jobs.functions import last_per_key
+from lastkey.jobs.functions import last_per_key
 from tests.builders.archives import COMPACT, Lab
 from tests.builders.logs import START_MS, write_partition
 from tests.reference.log import ZSTD, data_batch

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.command.config import parse_config
-from jobs.command.options import VerifyOptions
-from jobs.command.progress import Silent
-from jobs.verify import job as verify
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.options import VerifyOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.verify import job as verify
 from tests.builders.archives import HOUR, Lab, by_topic, offset_checkpoint
 from tests.builders.logs import write_partition
 from tests.builders.trees import files_in
@@ -66,6 +66,14 @@ def test_epochs_go_with_the_log_start(lab: Lab) -> None:
     assert later(lab) == "0\n2\n5 5\n7 6\n"
 
 
+def test_verify_asks_for_no_epoch_below_the_log_start(lab: Lab) -> None:
+    """DeleteRecords moved it; the archive's file, written before, still names the epochs of what is below."""
+    offset_checkpoint(lab.archive / "log-start-offset-checkpoint", {"t-0": 5})
+    assert later(lab) == "0\n2\n5 5\n7 6\n"
+    report = verify.run(VerifyOptions(None, str(lab.store), config=parse_config({})), Silent())
+    assert report.problems == []
+
+
 @pytest.mark.parametrize("left", ["0\n2\n9 12\n10 13\n", "0\n1\n10 13\n", "0\n1\n12 99\n", "0\n0\n"])
 def test_what_lies_between_the_two_files_is_told_by_the_batches(lab: Lab, left: str) -> None:
     """A broker's retention overtook the store: its file begins behind what the last generation knows."""
@@ -83,5 +91,5 @@ def test_without_the_generations_own_the_archives_is_taken(lab: Lab) -> None:
     (lab.folder() / CHECKPOINT).write_text("0\n1\n9 9\n")
     report = lab.run(NOW_MS + HOUR, force=True)
     [note] = [note for note in by_topic(report)["t"].notes if CHECKPOINT in note]
-    assert "the archive's, or the log, is used" in note
+    assert "the archive's file or the log is used instead" in note
     assert (lab.folder() / CHECKPOINT).read_text() == "0\n2\n5 4\n7 6\n"

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from jobs.command.options import RestoreOptions
-from jobs.command.progress import Silent
-from jobs.restore import job as restore
+from lastkey.jobs.command.options import RestoreOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.restore import job as restore
+from lastkey.udfs.storage import make_private, open_root
 from tests.builders.archives import COMPACT, Lab, only_input, put
 from tests.builders.trees import files_in
-from udfs.storage import make_private, open_root
 
 
 def _mode(path: Path) -> int:

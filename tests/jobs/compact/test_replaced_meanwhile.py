@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.command import cli
-from jobs.compact import job
+from lastkey.jobs.command import cli
+from lastkey.jobs.compact import job
+from lastkey.jobs.store import announcements
 from tests.builders.logs import START_MS, write_partition
 
 _CONFIG = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n'
@@ -33,6 +34,7 @@ def test_files_that_a_vacuum_took_under_a_run_are_a_conflict(
         real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(job, "run_waves", late)
+    monkeypatch.setattr(announcements, "_EXPIRES_SECONDS", 0)  # they do not hear of each other
     capsys.readouterr()
     assert cli.main([*words, "--json"]) == 4
     said = capsys.readouterr().out

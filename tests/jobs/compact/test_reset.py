@@ -6,11 +6,12 @@ import os
 
 import pytest
 
-from jobs import vacuum
-from jobs.command.options import RestoreOptions, VacuumOptions, VerifyOptions
-from jobs.command.progress import Silent
-from jobs.restore import job as restore
-from jobs.verify import job as verify
+from lastkey.jobs import vacuum
+from lastkey.jobs.command.options import RestoreOptions, VacuumOptions, VerifyOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.restore import job as restore
+from lastkey.jobs.topics import TopicFilter
+from lastkey.jobs.verify import job as verify
 from tests.builders.archives import Lab, only_input, put
 from tests.builders.trees import files_in, tree
 from tests.golden import golden
@@ -46,7 +47,7 @@ def test_a_generation_outlives_the_reset_after_a_gap(spark, tmp_path, tmp_path_f
         _remove(log)
     report = lab.run(now_ms)
     assert (report.exit_code, report.results[0].problem.kind) == (3, "gap")
-    report = lab.run(now_ms, reset="t")
+    report = lab.run(now_ms, reset=TopicFilter(("t",)))
     assert report.exit_code == 0
     assert report.to_json()["partitions"][0]["anew"] is True
     assert [(r.generation_after, r.anew) for r in lab.state().history("t", 0)] == [(2, True), (1, False)]
@@ -63,9 +64,9 @@ def test_a_generation_outlives_the_reset_after_a_gap(spark, tmp_path, tmp_path_f
             os.utime(path, ns=(path.stat().st_mtime_ns - 10**15,) * 2)  # 11 days
     done = vacuum.run(VacuumOptions(str(lab.store)), Silent())
     assert done.deleted == {}
-    assert [(kept["generation"], kept["bytes"] > 0) for kept in done.kept_before_reset] == [(1, True)]
+    assert [(kept["generation"], kept["bytes"] > 0) for kept in done.kept] == [(1, True)]
     assert _restored(lab, "much later", 1) == want
-    given_up = vacuum.run(VacuumOptions(str(lab.store), before_reset="t"), Silent())
+    given_up = vacuum.run(VacuumOptions(str(lab.store), give_up=TopicFilter(("t",))), Silent())
     deleted = given_up.deleted["t", 0]
     assert deleted and [path for path in deleted if "/1-" not in path] == []
     assert lab.run(now_ms).exit_code == 0

@@ -10,20 +10,21 @@ from typing import Any
 
 import pytest
 
-from jobs.archive.listing import listed
-from jobs.command.config import parse_config
-from jobs.command.options import VerifyOptions
-from jobs.command.progress import Silent
-from jobs.compact.report import CompactReport
-from jobs.errors import BadSettingError
-from jobs.verify import job as verify
-from jobs.verify.plan import plan_generation
+from lastkey.jobs.archive.listing import listed
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.options import VerifyOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact.report import CompactReport
+from lastkey.jobs.errors import BadSettingError
+from lastkey.jobs.verify import job as verify
+from lastkey.jobs.verify.plan_checks import plan_generation
+from lastkey.udfs.compact.output import segment_output
+from lastkey.udfs.compact.verdicts import UNKNOWN_TIMESTAMP
+from lastkey.udfs.verify.generation import check_generation
 from tests.builders.archives import COMPACT, Lab, by_topic, only_input, put
+from tests.builders.stores import manifest_of
 from tests.builders.trees import files_in, tree
 from tests.reference.log import Record, data_batch, decode_log
-from udfs.compact import segment_output
-from udfs.compact.rebuild_kernels import UNKNOWN_TIMESTAMP
-from udfs.verify.generation import check_generation
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -99,7 +100,7 @@ def test_the_second_run_had_nothing_to_do(runs):
     assert runs.reports[1].generations == {}
 
 
-def test_what_is_said(runs):
+def test_the_report_counts_expired_records(runs):
     first = by_topic(runs.reports[0])["plain"]
     base = min(runs.records)
     n = sum(r.timestamp < runs.oldest[0] for r in runs.records[base])
@@ -122,7 +123,7 @@ def test_smallest_timestamps_are_known(runs):
     assert rows[-1].min_timestamp_ms == UNKNOWN_TIMESTAMP  # it is still written to
 
 
-def test_verify(runs):
+def test_verify_accepts_a_store_with_expired_records(runs):
     report = verify.run(VerifyOptions(None, str(runs.lab.store), config=parse_config({})), Silent())
     assert report.exit_code == 0, report.to_text()
 
@@ -133,15 +134,15 @@ def test_verify_under_another_story(runs, topic):
     state = runs.lab.state()
     history = {run.generation_after: run for run in state.history(topic, 0)}
     last = max(history)
-    archive, uri = listed(str(runs.lab.archive), None), str(runs.lab.archive)
-    before = state.manifest(topic, 0, last - 1)
-    rows, earlier = state.manifest(topic, 0, last), history[last - 1]
+    archive, uri = listed(str(runs.lab.archive)), str(runs.lab.archive)
+    before = manifest_of(state, topic, 0, last - 1)
+    rows, earlier = manifest_of(state, topic, 0, last), history[last - 1]
     plan = plan_generation(history[last], rows, before, earlier, archive, state.root, uri, 8 << 20, 1 << 30)
     assert not plan.parent_gone
     assert not check_generation(plan).problems
     longer = check_generation(replace(plan, retention_ms=plan.retention_ms + 60_000)).problems
     assert {p.expected for p in longer} & {
-        "every record but what retention.ms and retention.bytes let go",
+        "every record that retention.ms and retention.bytes did not delete",
         "the last committed record of every key",
     }
     shorter = check_generation(replace(plan, retention_ms=plan.retention_ms - 60_000)).problems
@@ -163,9 +164,9 @@ def test_a_store_of_an_older_version_goes_on(spark, cases, now_ms, tmp_path):
 
 
 def test_settings_that_contradict_each_other():
-    with pytest.raises(BadSettingError, match=r"retention\.exact: expected retention\.ms beside it"):
+    with pytest.raises(BadSettingError, match=r"retention\.exact: expected a retention\.ms of 0 or more"):
         parse_config({"topics": {"users": {"cleanup.policy": "delete", "retention.exact": True}}})
-    with pytest.raises(BadSettingError, match=r"retention\.exact: expected a cleanup.policy with delete beside it"):
+    with pytest.raises(BadSettingError, match=r"retention\.exact: expected delete in cleanup.policy"):
         parse_config({"topics": {"users": {"cleanup.policy": "compact", "retention.exact": True}}})
     lag = {"cleanup.policy": "compact,delete", "retention.ms": 5, "min.compaction.lag.ms": 6, "retention.exact": True}
     with pytest.raises(BadSettingError, match=r"retention\.exact: expected min\.compaction\.lag\.ms of at most"):
@@ -181,7 +182,7 @@ def verified(lab: Lab) -> tuple[int, str]:
 
 
 def begun(spark, cases, now_ms, tmp_path) -> tuple[Lab, int]:
-    """An archive of one topic, and a time at which half of the records of its first segment are too old."""
+    """Make an archive of one topic, and a time at which half of the records of its first segment are too old."""
     lab = Lab(spark, tmp_path)
     source = only_input(cases["snappy-zipf"])
     put(source, lab.archive / "both-0")
@@ -214,12 +215,12 @@ def test_verify_knows_which_runs_compacted(spark, now_ms, tmp_path, monkeypatch)
     [run] = lab.state().history("both", 0)
     assert not run.compacted
     assert verified(lab)[0] == 0
-    archive, state = listed(str(lab.archive), None), lab.state()
-    rows = state.manifest("both", 0, 1)
+    archive, state = listed(str(lab.archive)), lab.state()
+    rows = manifest_of(state, "both", 0, 1)
     plan = plan_generation(run, rows, None, None, archive, state.root, str(lab.archive), 8 << 20, 1 << 30)
     assert not plan.parent_gone
     [problem] = check_generation(replace(plan, retention_ms=plan.retention_ms + 1)).problems
-    assert problem.expected == "every record but what retention.ms and retention.bytes let go"
+    assert problem.expected == "every record that retention.ms and retention.bytes did not delete"
 
 
 def test_verify_sees_a_wrong_smallest_timestamp(spark, cases, now_ms, tmp_path, monkeypatch):

@@ -10,19 +10,20 @@ from typing import Any
 
 import pytest
 
-from jobs.archive.listing import listed
-from jobs.command.config import parse_config
-from jobs.command.options import VerifyOptions
-from jobs.command.progress import Silent
-from jobs.compact.plan import NotPlanned, inputs_from_generation
-from jobs.compact.report import CompactReport
-from jobs.errors import BadSettingError, UsageError
-from jobs.verify import job as verify
-from jobs.verify.plan import plan_generation
+from lastkey.jobs.archive.listing import listed
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.options import VerifyOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact.plan_partition import NotPlanned, inputs_from_generation
+from lastkey.jobs.compact.report import CompactReport
+from lastkey.jobs.errors import BadSettingError, UsageError
+from lastkey.jobs.verify import job as verify
+from lastkey.jobs.verify.plan_checks import plan_generation
+from lastkey.udfs.verify.generation import check_generation
 from tests.builders.archives import Lab, only_input, put
+from tests.builders.stores import manifest_of
 from tests.builders.trees import files_in, tree
 from tests.reference.log import decode_log
-from udfs.verify.generation import check_generation
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -105,7 +106,7 @@ def test_what_is_left_of_a_compacted_topic_is_young(runs):
 def test_a_store_that_forgot_what_expired_says_that_it_came_back(runs):
     """As one that an older version wrote to: set aside, and nothing is read twice."""
     checkpoint = runs.lab.state().checkpoints()["plain", 0]
-    archived = listed(str(runs.lab.archive), None).partitions["plain", 0]
+    archived = listed(str(runs.lab.archive)).partitions["plain", 0]
     manifest = runs.lab.state().current()[1]["plain", 0]
     given = archived, checkpoint, manifest, str(runs.lab.store)
     assert inputs_from_generation(*given, "fail")["log_start_offset"] == checkpoint.log_start_offset
@@ -135,9 +136,9 @@ def test_verify_sees_what_should_not_have_gone(runs, topic):
     history = {run.generation_after: run for run in state.history(topic, 0)}
     number = min(n for n, run in history.items() if run.expired)
     run = history[number]
-    archive, uri = listed(str(runs.whole), None), str(runs.whole)
+    archive, uri = listed(str(runs.whole)), str(runs.whole)
     plan = plan_generation(
-        run, state.manifest(topic, 0, number), None, None, archive, state.root, uri, 8 << 20, 1 << 30
+        run, manifest_of(state, topic, 0, number), None, None, archive, state.root, uri, 8 << 20, 1 << 30
     )
     assert not plan.parent_gone
     assert not check_generation(plan).problems
@@ -147,7 +148,7 @@ def test_verify_sees_what_should_not_have_gone(runs, topic):
 
 
 def test_settings_that_contradict_each_other(runs):
-    with pytest.raises(BadSettingError, match=r"retention\.ms: expected a cleanup.policy with delete beside it"):
+    with pytest.raises(BadSettingError, match=r"retention\.ms: expected delete in cleanup.policy"):
         parse_config({"topics": {"users": {"cleanup.policy": "compact", "retention.ms": 5}}})
     parse_config({"defaults": {"retention.ms": 5}, "topics": {"users": {"cleanup.policy": "compact"}}})
     with pytest.raises(UsageError, match="no partition of a compacted topic"):  # delete alone takes nothing

@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 
-from jobs.archive.listing import listed
-from jobs.command.config import parse_config
-from jobs.command.options import ReportOptions, VerifyOptions
-from jobs.command.progress import Silent
-from jobs.errors import BadSettingError
-from jobs.report.job import profile_archive
-from jobs.verify import job as verify
-from jobs.verify.plan import plan_generation
+from lastkey.jobs.archive.listing import listed
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.options import ReportOptions, VerifyOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import BadSettingError
+from lastkey.jobs.report.job import profile_archive
+from lastkey.jobs.verify import job as verify
+from lastkey.jobs.verify.plan_checks import plan_generation
+from lastkey.udfs.verify.blocks import Order
+from lastkey.udfs.verify.generation import check_generation
 from tests.builders.archives import Lab, by_topic
+from tests.builders.stores import manifest_of
 from tests.builders.versions import NAME, drawn, twin
 from tests.reference.log import Batch, Record, with_timestamps
 from tests.reference.read_committed import committed_offsets
-from udfs.verify.blocks import Order
-from udfs.verify.generation import check_generation
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -86,10 +87,10 @@ def offsets(lab: Lab, rows: list) -> list[int]:
 
 def _under_another_story(lab: Lab) -> None:
     """By offset other records should have stayed."""
-    state, archive = lab.state(), listed(str(lab.archive), None)
+    state, archive = lab.state(), listed(str(lab.archive))
     for strategy in STRATEGIES:
         history = {run.generation_after: run for run in state.history(strategy, 0)}
-        rows = state.manifest(strategy, 0, 1)
+        rows = manifest_of(state, strategy, 0, 1)
         plan = plan_generation(history[1], rows, None, None, archive, state.root, str(lab.archive), 8 << 20, 1 << 30)
         assert not plan.parent_gone
         assert not check_generation(plan).problems

@@ -15,9 +15,9 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType, TimestampNTZType
 
-from jobs.data_source.source import SOURCES, KafkaLog, arrow_schema
-from jobs.errors import MissingPathError
-from logformat.schemas import SPARK_COLUMNS
+from lastkey.jobs.data_source.source import SOURCES, KafkaLog, arrow_schema
+from lastkey.jobs.errors import MissingPathError
+from lastkey.logformat.schemas import SPARK_COLUMNS
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.sources import options_of, read
 from tests.golden import golden
@@ -48,14 +48,14 @@ def load(spark: SparkSession, path: Path, name: str = "kafka_log", **options: st
 
 
 def assert_rows(frame: DataFrame, ours: pa.Table) -> None:
-    """What Spark shows is what was read without it; rows of several tasks have no order."""
+    """Compare Spark's rows with those read without it; rows of several tasks have no order."""
     assert ours.num_rows
     expected = frame.sparkSession.createDataFrame(ours)
     assert_df_equality(frame, expected, ignore_row_order=True, ignore_nullable=True, ignore_metadata=True)
 
 
 @pytest.mark.slow
-def test_as_sparks_own_kafka_source(spark, archive):
+def test_columns_are_those_of_sparks_own_kafka_source(spark, archive):
     frame = load(spark, archive)
     assert [f.name for f in frame.schema] == [f.name for f in SPARK_COLUMNS if f.name != "headers"]
     with_headers = load(spark, archive, includeHeaders="true")
@@ -175,7 +175,7 @@ def test_schema_chooses_columns(spark, archive):
 )
 def test_a_schema_that_cannot_be(archive, columns, message):
     """Spark reads nulls of a column that may be none as a NullPointerException, and no columns as no rows."""
-    from jobs.errors import UsageError
+    from lastkey.jobs.errors import UsageError
 
     names = {"LONG": LongType(), "BIGINT": LongType(), "BINARY": BinaryType(), "TIMESTAMP_NTZ": TimestampNTZType()}
     words = [column.split() for column in columns.split(", ") if column]
@@ -197,7 +197,7 @@ def test_names_that_look_like_something_else(archive, tmp_path):
 
 
 @pytest.mark.slow
-def test_sql(spark, archive):
+def test_a_view_in_sql_reads_records(spark, archive):
     spark.sql(f"CREATE TEMPORARY VIEW orders USING kafka_log OPTIONS (path '{archive}', topics 'orders')")
     found = spark.sql("SELECT string(key) AS k, max(offset) AS last FROM orders GROUP BY key ORDER BY k")
     rows = [(None, 4), ("a", 7), ("b", 5), ("c", 2), ("d", 8), ("e", 9), ("z", 1)]
@@ -217,6 +217,12 @@ def test_several_paths_globs_and_single_files(spark, archive):
 ERRORS = [
     ({"topcis": "x"}, "kafka_log: unknown option topcis; did you mean topics"),
     ({"topics": "ordrs"}, "no topic of .* matches ordrs; did you mean orders"),
+    ({"topics": "orders,clikcs"}, "no topic of .* matches clikcs; there are orders, users"),
+    ({"topics": "orders", "exclude": "usres"}, "exclude: no topic of .* matches usres; did you mean users"),
+    ({"exclude": "*"}, "no topic of .* is left: . leaves out all of orders, users"),
+    ({"topics": " , "}, "topics: expected globs of topics' names, separated by commas, found ' , '"),
+    ({"topicsFrom": "/none"}, "/none: expected a file with a glob of topics a line, found no such file"),
+    ({"topicsFrom": "/none", "assign": "{}"}, "only one of topics .or topicsFrom."),
     (
         {"isolationLevel": "read_comitted"},
         "isolationLevel: expected read_uncommitted or read_committed, found 'read_com",
@@ -233,7 +239,7 @@ ERRORS = [
     ({"partitions": "1-0"}, "partitions: expected numbers and ranges, such as 0,3-5, found '1-0'"),
     ({"splitBytes": "128M"}, "splitBytes: expected a whole number of at least 1, found '128M'"),
     ({"generation": "1"}, "generation=1 needs the option store"),
-    ({"topics": "a", "subscribe": "a"}, "only one of topics, subscribe"),
+    ({"topics": "a", "subscribe": "a"}, "only one of topics .or topicsFrom., subscribe"),
     ({"subscribePattern": "("}, "subscribePattern: not a regular expression"),
     ({"partitions": "9"}, "no partition of .* is selected"),
     ({"assign": '{"orders":0}'}, "assign: expected JSON such as"),
@@ -248,7 +254,7 @@ ERRORS = [
     ("options", "message"), ERRORS, ids=[next(iter(o)) + "=" + next(iter(o.values())) for o, _ in ERRORS]
 )
 def test_an_option_that_cannot_be(archive, options, message):
-    from jobs.errors import UsageError
+    from lastkey.jobs.errors import UsageError
 
     with pytest.raises(UsageError, match=message):
         read("kafka_log", archive, **options)
@@ -265,8 +271,8 @@ def test_an_option_that_cannot_be(archive, options, message):
     ],
 )
 def test_credentials_are_refused_and_not_repeated(options):
-    from jobs.data_source.options import parse
-    from jobs.errors import UsageError
+    from lastkey.jobs.data_source.options import parse
+    from lastkey.jobs.errors import UsageError
 
     with pytest.raises(UsageError, match=r"^(path|paths|store): expected a URI without credentials") as refused:
         parse(options, "kafka_log")
@@ -354,7 +360,7 @@ def test_workers_import_no_session(archive):
     import subprocess
 
     code = (
-        "import sys, udfs.data_source.records, udfs.data_source.batches, udfs.data_source.index_entries;"
+        "import sys; from lastkey.udfs.data_source import records, batches, index_entries;"
         "assert not any(m.partition('.')[0] in ('pyspark', 'delta', 'deltalake', 'py4j') for m in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -370,7 +376,7 @@ def test_out_of_range_timestamps(spark, tmp_path):
 
 
 def test_every_option_and_column_has_its_place_on_the_page():
-    from jobs.data_source.options import OPTIONS
+    from lastkey.jobs.data_source.options import OPTIONS
 
     section = (ROOT / "jobs/data_source/DATA_SOURCE.md").read_text()
     told = {

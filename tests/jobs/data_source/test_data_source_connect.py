@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_through_spark_connect(tmp_path):
+def test_the_data_source_works_through_spark_connect(tmp_path):
     archive = tmp_path / "archive"
     write_partition(archive / "t-0", "a=1 b=2 | {codec=zstd} b=3 || a=4")
     write_partition(archive / "u-0", "c=5")

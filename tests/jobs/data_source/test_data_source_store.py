@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from chispa import assert_df_equality
-from deltalake import DeltaTable, write_deltalake
 
-from jobs.data_source.read import read_task
-from jobs.data_source.source import columns_of
-from jobs.errors import LostRunError, MissingPathError, NoGenerationError, UsageError
-from jobs.store.paths import CHECKPOINTS
-from jobs.store.rows import Checkpoint, RunRow, Segment, to_arrow
-from jobs.store.tables import open_state
+from lastkey.jobs.data_source.read import read_task
+from lastkey.jobs.data_source.source import columns_of
+from lastkey.jobs.errors import ConflictError, LostRunError, MissingPathError, NoGenerationError, UsageError
+from lastkey.jobs.store import writing
+from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow, Segment
+from lastkey.jobs.store.tables import open_state
 from tests.builders.archives import HOUR, Lab, only_input, put
 from tests.builders.logs import log_text, write_partition, write_segment
 from tests.builders.sources import BY_NAME, _Partition, options_of, read, tasks_of
-from tests.builders.stores import row, run_id
+from tests.builders.stores import manifest_of, row, run_id
 from tests.golden import golden
 from tests.reference.log import decode_log
 
@@ -26,7 +26,7 @@ TOPICS = {"s-plain": "none-tomb", "s-txn": "txn-zstd", "s-zstd": "zstd-headers"}
 
 
 class Store:
-    """A store of format 1: two generations of t-0, one of u-0, which lies in the archive alone."""
+    """Two generations of t-0, one of u-0, which lies in the archive alone."""
 
     def __init__(self, folder: Path) -> None:
         self.archive, self.store = folder / "archive", folder / "store"
@@ -35,18 +35,17 @@ class Store:
         self.folder(1), self.folder(2)
         write_segment(self.folder(1), "b=2@1 a=3@2")
         write_segment(self.folder(2), "b=2@1 | a=5@4")
-        segments = [
-            self.segment(1, 0, 3, "store"), self.segment(1, 3, 5, "archive"), self.segment(2, 0, 5, "store"),
-            self.segment(2, 5, 6, "archive", size=True), self.segment(1, 0, 1, "archive", topic="u"),
-        ]  # fmt: skip
-        dead = row(Segment, topic="t", partition=0, generation=2, run_id="died", base_offset=0, root="store", path="x")
-        runs = [self.run(1, 5), self.run(2, 6), self.run(1, 1, topic="u")]
-        checkpoints = [self.checkpoint(2, 6), self.checkpoint(1, 1, topic="u")]
-        for name, kind, rows in (
-            ("log_segments", Segment, [*segments, dead]), ("cleaner_runs", RunRow, runs),
-            ("compaction_checkpoints", Checkpoint, checkpoints),
-        ):  # fmt: skip
-            write_deltalake(str(self.store / "state" / name), to_arrow(kind, rows))
+        self.commit(1, 1, [self.segment(1, 0, 1, "archive", topic="u")], topic="u")
+        self.commit(1, 5, [self.segment(1, 0, 3, "store"), self.segment(1, 3, 5, "archive")])
+        with pytest.raises(ConflictError):
+            self.commit(1, 9, [replace(self.segment(1, 0, 3, "store"), run_id="died")], run_id="died")
+        self.commit(2, 6, [self.segment(2, 0, 5, "store"), self.segment(2, 5, 6, "archive", size=True)])
+
+    def commit(self, generation, end, segments, topic="t", **run):
+        shared = self.shared(generation, end, topic) | run
+        planned = generation - 1, shared["parent_run_id"]
+        made = Commit(topic, 0, *planned, row(Checkpoint, **shared), segments, row(RunRow, **shared))
+        writing.commit_wave(open_state(str(self.store)), [made])
 
     def folder(self, generation: int) -> Path:
         path = self.store / "segments" / "t-0" / f"{generation}-{run_id(generation)}"
@@ -71,20 +70,10 @@ class Store:
             "generation_before": generation - 1, "parent_run_id": run_id(generation - 1) if generation > 1 else None,
         }  # fmt: skip
 
-    def run(self, generation, end, topic="t"):
-        return row(RunRow, **self.shared(generation, end, topic))
 
-    def checkpoint(self, generation, end, topic="t"):
-        return row(Checkpoint, **self.shared(generation, end, topic))
-
-
-@pytest.fixture(scope="module", params=["as an older version left it", "brought up to date"])
-def made(request, tmp_path_factory) -> Store:
-    store = Store(tmp_path_factory.mktemp("data_source_store"))
-    if request.param == "brought up to date":
-        assert open_state(str(store.store)).mark([], 0) is False  # the first write makes it of this format
-        assert "segments" in [field.name for field in DeltaTable(store.store / "state" / CHECKPOINTS).schema().fields]
-    return store
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Store:
+    return Store(tmp_path_factory.mktemp("data_source_store"))
 
 
 def keys(path=None, **options: str) -> list[tuple[str, int, bytes]]:
@@ -106,13 +95,9 @@ def test_the_current_generation_and_an_old_one(made):
 
 def test_a_marker_in_the_archive_decides_of_data_in_the_store(tmp_path):
     lies = Store(tmp_path)
-    write_segment(lies.folder(2), "{pid=1 txn} b=2@1 | a=5@4")
+    write_segment(lies.folder(3), "{pid=1 txn} b=2@1 | a=5@4")
     write_partition(lies.archive / "t-0", "a=1 b=2 a=3 || c=4 a=5 || {pid=1 abort} | e=7")
-    segments = [lies.segment(2, 0, 5, "store"), lies.segment(2, 5, 7, "archive")]
-    for name, kind, rows in (
-        ("log_segments", Segment, segments), ("compaction_checkpoints", Checkpoint, [lies.checkpoint(2, 7)]),
-    ):  # fmt: skip
-        write_deltalake(str(lies.store / "state" / name), to_arrow(kind, rows), mode="overwrite")
+    lies.commit(3, 7, [lies.segment(3, 0, 5, "store"), lies.segment(3, 5, 7, "archive")])
     given = {"store": str(lies.store), "topics": "t"}
     assert [offset for _, offset, _ in keys(**given)] == [1, 4, 6]
     assert [offset for _, offset, _ in keys(isolationLevel="read_committed", **given)] == [4, 6]
@@ -133,7 +118,7 @@ def test_a_partition_whose_runs_are_lost_is_not_left_out(made, tmp_path):
     assert keys(store=str(store)) == keys(store=str(made.store))
 
 
-def test_what_is_not_there(made, tmp_path):
+def test_a_missing_generation_store_or_topic_is_refused(made, tmp_path):
     with pytest.raises(NoGenerationError, match="generation 3: never committed; expected one of 1, 2"):
         read("kafka_log", None, store=str(made.store), generation="3")
     with pytest.raises(MissingPathError, match="expected a store, with state/compaction_checkpoints, found none"):
@@ -176,7 +161,7 @@ def test_generations_that_the_job_wrote(spark, tmp_path, tmp_path_factory):
     columns = "topic string, offset bigint, key binary, value binary"
     found = frame.select("topic", "offset", "key", "value")
     assert_df_equality(found, spark.createDataFrame(second, columns), ignore_row_order=True)
-    assert log_text(*[lab.path(s) for s in lab.state().manifest("s-plain", 0)][:1])
+    assert log_text(*[lab.path(s) for s in manifest_of(lab.state(), "s-plain", 0)][:1])
 
 
 def rows_of(rows: list[dict]) -> list[tuple]:
@@ -187,7 +172,7 @@ def expected(lab: Lab, generation: int) -> list[tuple]:
     """By the manifest that the job's own state names, decoded by the reference."""
     out = []
     for topic in TOPICS:
-        for segment in lab.state().manifest(topic, 0, generation):
+        for segment in manifest_of(lab.state(), topic, 0, generation):
             for batch in decode_log(lab.path(segment).read_bytes()[: segment.size_bytes]):
                 if not batch.control:
                     out += [(topic, record.offset, record.key, record.value) for record in batch.records]

@@ -11,11 +11,11 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
-from jobs.data_source.source import KafkaLog, columns_of
-from jobs.data_source.stream import StreamReader
-from jobs.errors import DataLossError, UsageError
-from logformat.errors import LogFormatError
-from logformat.schemas import RECORDS
+from lastkey.jobs.data_source.source import KafkaLog, columns_of
+from lastkey.jobs.data_source.stream import StreamReader
+from lastkey.jobs.errors import DataLossError, UsageError
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.schemas import RECORDS
 from tests.builders.logs import TextWriter, parse, write_partition
 from tests.builders.trees import files_in
 
@@ -36,7 +36,7 @@ class Growing:
 
     def add(self, text: str, *, torn: int = 0, roll: bool = False) -> None:
         """Append batches; torn: of the last one only so many bytes are there yet."""
-        from logformat.writing.segment_writer import SegmentWriter
+        from lastkey.logformat.writing.segment_writer import SegmentWriter
 
         temporary = self.folder.parent.parent / self.folder.name  # not in the archive, which a query lists meanwhile
         with SegmentWriter(temporary, self.next_offset) as writer:
@@ -138,7 +138,7 @@ def test_an_archive_that_is_empty_at_first(tmp_path):
     assert micro_batches(stream, start) == [[], ["1"]]
 
 
-def test_limits(tmp_path):
+def test_limits_of_a_trigger_move_every_partition_and_read_no_record_twice(tmp_path):
     """In proportion to what each partition has; every one moves, none reads a record twice."""
     archive = tmp_path / "archive"
     Growing(archive / "t-0", " | ".join(f"a={n}" for n in range(60)))
@@ -255,7 +255,9 @@ def test_a_partition_that_cannot_be_read_when_a_stream_begins(tmp_path):
         return StreamReader(KafkaLog({**aside, **options}).parsed(), told)
 
     for options in ({}, {"startingTimestamp": "1700000000001"}):
-        with pytest.raises(UsageError, match=r"t-1: it cannot be read, so nobody knows .*duplicate"):
+        with pytest.raises(
+            UsageError, match=r"t-1: the log cannot be read, so the stream's first offset is unknown .*duplicate"
+        ):
             stream(**options).initialOffset()
     at = stream(startingOffsets='{"t":{"0":-1,"1":1}}').initialOffset()
     earliest = stream(startingOffsets="earliest").initialOffset()
@@ -318,7 +320,7 @@ def test_what_may_be_read_falls_while_the_log_is_there(tmp_path, monkeypatch, op
     log = Growing(archive / "t-0", "a=1 | b=2 | c=3")
     watermark = archive / "replication-offset-checkpoint"
     (archive / ".lock").touch()
-    monkeypatch.setattr("jobs.archive.listing.is_locked", lambda _: True)
+    monkeypatch.setattr("lastkey.jobs.archive.listing.is_locked", lambda _: True)
     stream, at = reader(archive, **options), {"t": {"0": 3}}
     for text in ("0\n1\nt 0 2\n", "torn"):
         watermark.write_text(text)

@@ -47,7 +47,7 @@ def main(archive: str) -> None:
     query = stream.writeStream.format("memory").queryName("seen").trigger(availableNow=True).start()
     query.awaitTermination()
     out["streamed"] = spark.table("seen").count()
-    from jobs.data_source.source import register
+    from lastkey.jobs.data_source.source import register
 
     register(spark)
     out["registered"] = spark.read.format("kafka_log").load(archive).count()

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from chispa import assert_df_equality
 
-from jobs.command import cli
-from jobs.command.config import check_now_ms, load_config
-from jobs.command.options import CompactOptions
-from jobs.command.progress import Silent
-from jobs.compact import job as compact
-from jobs.lookup.plans import archive_plans
-from jobs.lookup.query_table import answered
-from logformat.batches.segment import open_segment
-from logformat.search.partition_log import open_partition
+from lastkey.jobs.command import cli
+from lastkey.jobs.command.config import check_now_ms, load_config
+from lastkey.jobs.command.options import CompactOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact import job as compact
+from lastkey.jobs.lookup.plans import archive_plans
+from lastkey.jobs.lookup.query_table import answered
+from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.search.partition_log import open_partition
+from lastkey.udfs.lookup.queries import Queries, lookup, lookup_table
+from tests.builders.damage import START_MS, build
 from tests.builders.logs import write_partition
 from tests.builders.trees import files_in
 from tests.golden import golden
@@ -131,16 +136,18 @@ def test_sizing_of_the_example(capsys):
 
 @pytest.fixture(scope="module")
 def store(spark, tmp_path_factory):
-    """A store with one generation of the example's topics."""
+    """Make a store with one generation of the example's topics."""
     folder = tmp_path_factory.mktemp("lookup") / "store"
     config = load_config(str(EXAMPLES / "topics.toml"))
-    compact.run(CompactOptions(str(ARCHIVE), str(folder), check_now_ms(None), config, topics="users"), Silent())
+    compact.run(
+        CompactOptions(str(ARCHIVE), str(folder), check_now_ms(None), config, topics=TopicFilter(("users",))), Silent()
+    )
     return folder
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_generation(store, capsys, tmp_path):
+def test_a_lookup_in_a_store_answers_as_its_restored_generation(store, capsys, tmp_path):
     code, out, _ = run(
         capsys, "--store", store, "--partition", "users-1", "--json", "--offset", 5000, "--time", "latest"
     )
@@ -164,7 +171,7 @@ def test_a_generation(store, capsys, tmp_path):
 def test_a_table_of_queries(spark, tmp_path, tmp_path_factory):
     case = golden(tmp_path_factory)["two-parts"]
     root = case.input(case.partitions[0]).parent
-    plans = archive_plans(str(root), None, [])
+    plans = archive_plans(str(root), EVERY_TOPIC, [])
     held = {plan.name: records(root / plan.name) for plan in plans}
     rows, expected = [], {}
     for name, table in held.items():
@@ -226,3 +233,64 @@ def test_queries_of_files(spark, tmp_path, capsys, kind):
     )  # fmt: skip
     code, _, err = run(capsys, ARCHIVE, "--queries", source, "--output", target)
     assert (code, "found something" in err) == (2, True)
+
+
+# -- a segment that is missing
+
+
+@pytest.fixture
+def holed(tmp_path):
+    """48 offsets in four segments, without the second one: 12 to 23."""
+    part = build(tmp_path / "archive")
+    for path in files_in(part.folder, f"{12:020d}.*"):
+        path.unlink()
+    return part
+
+
+@pytest.mark.parametrize(
+    ("asked", "passes"),
+    [
+        (("--offset", 13), True), (("--offset", 11), False), (("--offset", 24), False), (("--offset", 48), False),
+        (("--offset", 99), False), (("--time", START_MS + 3), False), (("--time", START_MS + 13), True),
+        (("--time", START_MS + 30), True), (("--time", START_MS + 99), True), (("--time", "earliest"), False),
+        (("--time", "latest"), False), (("--time", "max-timestamp"), True),
+    ],
+)  # fmt: skip
+def test_a_gap_that_a_search_passes_over(holed, capsys, asked, passes):
+    """The missing segment may have held another answer."""
+    code, out, _ = run(capsys, holed.root, *asked, "--json")
+    [answer] = answers(out)
+    assert (code, answer["status"] == "gap") == ((3, True) if passes else (0, False))
+    assert (f"a segment that begins at offset 12, where {holed.log(0)} ends" in out) == passes
+    code, out, _ = run(capsys, holed.root, *asked, "--json", "--gaps", "accept")
+    assert code == 0 and answers(out)[0]["status"] != "gap"
+
+
+def test_a_gap_at_an_end_of_the_log(tmp_path, capsys):
+    part = build(tmp_path / "archive")
+    (part.folder / f"{60:020d}.index").write_bytes(b"")
+    assert run(capsys, part.root, "--time", "latest")[0] == 3
+    assert run(capsys, part.root, "--offset", 47)[0] == 0
+    assert run(capsys, part.root, "--offset", 50)[0] == 3
+    for path in files_in(part.folder, f"{0:020d}.*"):
+        path.unlink()
+    assert run(capsys, part.root, "--time", "earliest")[0] == 3
+    assert run(capsys, part.root, "--offset", 3)[0] == 3
+    assert run(capsys, part.root, "--offset", 12)[0] == 0
+
+
+def test_above_what_can_be_answered_no_gap_counts(holed):
+    """A high watermark, or an open transaction, ends the answers in front of the hole."""
+    [plan] = archive_plans(str(holed.root), EVERY_TOPIC, [])
+    late = Queries(np.array([START_MS + 99]), np.array([True]))
+    assert lookup(plan, late).problem.kind == "gap"
+    assert lookup(replace(plan, end_offset=12), late).problem is None
+    assert lookup(replace(plan, end_offset=13), late).problem.kind == "gap"
+
+
+def test_a_table_of_queries_has_the_gap_in_its_rows(holed):
+    plans = {("t", 0): archive_plans(str(holed.root), EVERY_TOPIC, [])[0]}
+    rows = pa.record_batch({"topic": ["t"] * 2, "partition": [0] * 2, "offset": [11, 24]})
+    passing = pa.record_batch({"topic": ["t"] * 2, "partition": [0] * 2, "offset": [11, 13]})
+    status = [batch.column("status").to_pylist() for batch in lookup_table(plans, iter([rows, passing]))]
+    assert status == [["found", "found"], ["gap", "gap"]]

@@ -10,21 +10,22 @@ from dataclasses import replace
 import pytest
 from chispa import assert_df_equality
 
-from jobs.command import cli
-from jobs.command.options import LookupOptions
-from jobs.command.progress import Silent
-from jobs.errors import MissingPathError, UsageError
-from jobs.lookup import minute_table as time_index
-from jobs.lookup.minute_table import happened, refresh, run_at
-from jobs.lookup.plans import archive_plans
-from jobs.store.minutes import minute_table
-from jobs.store.tables import open_state
-from logformat.batches.segment import open_segment
+from lastkey.jobs.command import cli
+from lastkey.jobs.command.options import LookupOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import MissingPathError, UsageError
+from lastkey.jobs.lookup import minute_table as time_index
+from lastkey.jobs.lookup.minute_table import happened, refresh, run_at
+from lastkey.jobs.lookup.plans import archive_plans
+from lastkey.jobs.store.minutes import minute_table
+from lastkey.jobs.store.tables import open_state
+from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.udfs.lookup.minutes import MINUTE_MS
 from tests.builders.archives import put
 from tests.builders.logs import write_partition
 from tests.builders.trees import files_in
 from tests.golden import golden
-from udfs.lookup.minutes import MINUTE_MS
 
 pytestmark = pytest.mark.spark
 
@@ -81,7 +82,7 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
             assert found == expected(archive, first, last)
 
     def bring():
-        return refresh(spark, state, archive_plans(str(archive), None, []), Silent())
+        return refresh(spark, state, archive_plans(str(archive), EVERY_TOPIC, []), Silent())
 
     done = bring()
     size = sum(log.stat().st_size for log in files_in(archive, "**/*.log"))
@@ -111,7 +112,7 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
 
 
 @pytest.mark.slow
-def test_the_job(spark, archive, tmp_path, capsys, monkeypatch):
+def test_lookup_at_a_time_refreshes_the_table_and_reports_its_rows(spark, archive, tmp_path, capsys, monkeypatch):
     store = str(tmp_path / "store")
     options = LookupOptions(str(archive), store, at="1970-01-01T00:00Z", until="2100-01-01T00:00Z")
     report = run_at(options, Silent())
@@ -138,11 +139,12 @@ def test_the_job(spark, archive, tmp_path, capsys, monkeypatch):
         report = run_at(replace(options, archive=None, refresh=False), Silent())
     assert (report.exit_code, report.problems) == (3, ["and 1 partition more whose rows end early"])
 
-    report = run_at(replace(options, archive=None, refresh=False, topics="none*"), Silent())
+    report = run_at(replace(options, archive=None, refresh=False, topics=TopicFilter(("none*",))), Silent())
     assert (report.exit_code, [row["topic"] for row in report.rows]) == (0, ["none-append"])
     table = replace(options, archive=None, refresh=False)
     with pytest.raises(UsageError, match=r"no topic of .*time_index matches nome-append; did you mean none-append"):
-        run_at(replace(table, topics="nome-append"), Silent())  # nothing happened to a topic that there is not
+        # nothing happened to a topic that there is not
+        run_at(replace(table, topics=TopicFilter(("nome-append",))), Silent())
     with pytest.raises(UsageError, match=r"no such partition in .*time_index: none-append-7; did you mean"):
         run_at(replace(table, partitions=("none-append-0", "none-append-7")), Silent())
     assert cli.main(["lookup", "--store", store, "--at", "5"]) == 2
@@ -173,7 +175,7 @@ def test_of_a_log_that_a_broker_holds_nothing_above_the_high_watermark(spark, tm
 
 @pytest.mark.slow
 def test_in_tasks_as_in_threads(spark, archive, monkeypatch):
-    segments = [s for plan in archive_plans(str(archive), None, []) for s in time_index._segments(plan)]
+    segments = [s for plan in archive_plans(str(archive), EVERY_TOPIC, []) for s in time_index._segments(plan)]
     here = time_index._frame(spark, segments, Silent())
     monkeypatch.setattr(time_index, "_IN_DRIVER_BYTES", 0)
     monkeypatch.setattr(time_index, "_TASK_BYTES", 1)

@@ -17,22 +17,23 @@ import sys
 import numpy as np
 import pytest
 
-from jobs.archive.broker_lock import locked
-from jobs.command import cli
-from jobs.command.config import parse_config
-from jobs.errors import CONFLICT, DONE, ENVIRONMENT, PROBLEMS, USAGE, LogDirectoryInUseError, UsageError
-from jobs.reindex import job as reindex
-from logformat.errors import LogFormatError
-from logformat.names import segment_file
-from logformat.side_files import producer_snapshot, transaction_index
+from lastkey.jobs.archive.broker_lock import locked
+from lastkey.jobs.command import cli
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.errors import CONFLICT, DONE, ENVIRONMENT, PROBLEMS, USAGE, LogDirectoryInUseError, UsageError
+from lastkey.jobs.reindex import job as reindex
+from lastkey.jobs.topics import TopicFilter
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.names import segment_file
+from lastkey.logformat.side_files import producer_snapshot, transaction_index
+from lastkey.udfs.reindex import segment as reindex_segment
+from lastkey.udfs.reindex import side_files as reindex_side_files
+from lastkey.udfs.reindex import write as reindex_write
 from tests.builders.archives import borders
 from tests.builders.logs import START_MS, write_partition, write_segment
 from tests.builders.reindexed import BASES, END, TEXT, not_same, run
 from tests.builders.trees import files_in, files_of, tree
 from tests.golden import PASSES, case_names
-from udfs.reindex import segment as reindex_segment
-from udfs.reindex import side_files as reindex_side_files
-from udfs.reindex import write as reindex_write
 
 # Kinds of files that a broker did not make from the log as it is now
 DIFFER = {
@@ -44,7 +45,7 @@ LOST = {"txn-none-more": {"txnindex"}}  # of transactions whose records were cle
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """An archive of one partition with every kind of side file."""
+    """Make an archive of one partition with every kind of side file."""
     root = tmp_path_factory.mktemp("sound") / "archive"
     made = write_partition(root / "t-0", TEXT, index_interval_bytes=0)
     assert (made.bases, made.end_offset) == (BASES, END)
@@ -111,7 +112,7 @@ def _like(other):
 
 
 def _resigned(edit):
-    """An edit of a snapshot's entries, with a checksum that fits."""
+    """Return a function that edits a snapshot's entries and writes a checksum that fits."""
 
     def change(path):
         entries = producer_snapshot.read(path.read_bytes(), "p").copy()
@@ -324,7 +325,7 @@ def test_behind_a_bad_log_an_archived_snapshot_is_gone_on_from(root, sound):
         segment_file(5, "txnindex"): ("impossible", "crc"), segment_file(10, "index"): ("rebuilt", "missing"),
         TXN: ("rebuilt", "missing"), segment_file(END, "snapshot"): ("rebuilt", "missing"),
     }  # fmt: skip
-    assert any(SNAPSHOT in note and "taken as it is" in note for p in report.partitions for note in p.notes)
+    assert any(SNAPSHOT in note and "kept as it is" in note for p in report.partitions for note in p.notes)
     good = files_of(sound)
     del good[f"t-0/{INDEX}"]
     found = files_of(root)
@@ -346,7 +347,7 @@ def test_a_torn_tail_ends_the_last_log_and_is_bad_in_another(root, zeros):
     else:  # they point into the batch that is cut
         assert told[segment_file(10, "index")] == ("differs", "stale")
         assert told[segment_file(10, "timeindex")] == ("differs", "stale")
-    assert any("a broker cuts it off there" in note for p in report.partitions for note in p.notes)
+    assert any("a broker truncates it there" in note for p in report.partitions for note in p.notes)
 
 
 def test_a_log_whose_offsets_overflow_or_lie_elsewhere(tmp_path):
@@ -647,7 +648,7 @@ def test_the_report_as_json(root, capsys):
         (["--output", "{full}"], "expected an empty or absent folder"),
     ],
 )
-def test_wrong_usage(arguments, said, root, capsys):
+def test_wrong_usage_is_refused_and_changes_no_file(arguments, said, root, capsys):
     full = root.parent / "full"
     full.mkdir()
     (full / "x").write_bytes(b"")
@@ -666,12 +667,12 @@ def test_some_topics_and_partitions(tmp_path):
     root = tmp_path / "archive"
     for folder in ("a-0", "a-1", "a-3", "a-4", "a-5", "b-0"):
         write_partition(root / folder, "a=1")
-    chosen = run(root, topics="a", partitions=(range(1), range(3, 5)))
+    chosen = run(root, topics=TopicFilter(("a",)), partitions=(range(1), range(3, 5)))
     assert [p.path for p in chosen.partitions] == ["a-0", "a-3", "a-4"]
     with pytest.raises(UsageError, match="no partition has one of these numbers; there are 0, 1, 3, 4, 5"):
         run(root, partitions=(range(9, 10),))
     with pytest.raises(UsageError, match="matches c; there are a, b"):
-        run(root, topics="c")
+        run(root, topics=TopicFilter(("c",)))
 
 
 def test_the_same_partition_in_two_places_is_not_touched(root, tmp_path):
@@ -777,3 +778,33 @@ def test_a_time_index_that_ends_early_is_told_from_the_entry_that_it_lacks(tmp_p
     index.write_bytes(struct.pack(">qi", 1, 0))
     assert cli.main(["reindex", str(tmp_path), "--check"]) == PROBLEMS
     assert "stale at byte 12 (entry 1): expected timestamp 2 at offset 1, found no entry" in capsys.readouterr().out
+
+
+def snapshots(report):
+    return {reason for name, reason in not_same(report).items() if name.endswith(".snapshot")}
+
+
+def test_a_snapshot_may_know_the_last_batch_of_a_producer_that_retention_took(tmp_path):
+    """Of the producer the log has only a marker."""
+    folder = tmp_path / "t-0"
+    write_partition(folder, "{pid=7 txn} a=1 || {pid=7 commit} | b=1 || c=1 || d=1", index_interval_bytes=0)
+    for path in folder.glob("00000000000000000000.*"):
+        path.unlink()
+    (folder / "leader-epoch-checkpoint").write_text("0\n1\n0 1\n")
+    report = run(tmp_path)
+    assert (report.exit_code, snapshots(report)) == (0, {("differs", "other_entries")})
+
+
+@pytest.mark.parametrize(
+    ("emptied", "wrong"), [("{txn control pid=7 epoch=1 base=1 last=1}", False), ("{pid=7 abort}", True)]
+)
+def test_a_snapshot_may_know_a_marker_that_was_emptied(tmp_path, emptied, wrong):
+    """The cleaner leaves the marker's batch, so no offset is missing. With its record it says all."""
+    folder, other = tmp_path / "archive" / "t-0", tmp_path / "other" / "t-0"
+    write_partition(folder, "a=1 | {pid=7 epoch=1 abort} || b=1 || c=1", index_interval_bytes=0)
+    write_partition(other, f"a=1 | {emptied} || b=1 || c=1", index_interval_bytes=0)
+    for path in files_in(other, f"{0:020d}.*"):
+        shutil.copy(path, folder)
+    report = run(tmp_path / "archive")
+    assert report.exit_code == (PROBLEMS if wrong else DONE)
+    assert snapshots(report) == {("differs", "wrong") if wrong else ("differs", "other_entries")}

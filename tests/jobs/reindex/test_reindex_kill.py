@@ -9,28 +9,28 @@ import signal
 
 import pytest
 
-from jobs.errors import DONE
+from lastkey.jobs.errors import DONE
+from lastkey.udfs.reindex.write import LEFTOVER
 from tests.builders.logs import write_partition
 from tests.builders.reindexed import TEXT, not_same
 from tests.builders.reindexed import run as reindex
 from tests.builders.stopping import start, wait_until_gone
 from tests.builders.trees import files_of
-from udfs.reindex.write import LEFTOVER
 
 pytestmark = pytest.mark.slow
 
 OLD = b"\1" * 11  # what stands in every side file before
 # (step, nth call): replaced files are the ones before it
 STEPS = [
-    ("before udfs.reindex.write:replace_file", 1),
-    ("before udfs.reindex.write:replace_file", 4),
-    ("before udfs.reindex.write:_as_before", 2),  # written, not flushed
-    ("before udfs.reindex.write:_check_written", 3),  # flushed, not read back
-    ("after udfs.reindex.write:_check_written", 5),  # all but renamed
-    ("after udfs.reindex.write:replace_file", 6),
-    ("before udfs.reindex.write:flush", 1),  # renamed, the folder not flushed
-    ("before jobs.reindex.job:reindex_side_files", 1),  # between the halves
-    ("after jobs.reindex.job:reindex_side_files", 1),
+    ("before lastkey.udfs.reindex.write:replace_file", 1),
+    ("before lastkey.udfs.reindex.write:replace_file", 4),
+    ("before lastkey.udfs.reindex.write:_as_before", 2),  # written, not flushed
+    ("before lastkey.udfs.reindex.write:_check_written", 3),  # flushed, not read back
+    ("after lastkey.udfs.reindex.write:_check_written", 5),  # all but renamed
+    ("after lastkey.udfs.reindex.write:replace_file", 6),
+    ("before lastkey.udfs.reindex.write:flush", 1),  # renamed, the folder not flushed
+    ("before lastkey.jobs.reindex.job:reindex_side_files", 1),  # between the halves
+    ("after lastkey.jobs.reindex.job:reindex_side_files", 1),
 ]
 
 
@@ -66,9 +66,9 @@ def test_a_kill_leaves_each_file_old_or_new(broken, step, nth, tmp_path):
 @pytest.mark.parametrize(
     ("who", "step", "nth"),
     [
-        ("worker", "before udfs.reindex.write:_check_written", 3),
-        ("JVM", "after udfs.reindex.write:replace_file", 4),
-        ("driver", "before udfs.reindex.write:replace_file", 2),
+        ("worker", "before lastkey.udfs.reindex.write:_check_written", 3),
+        ("JVM", "after lastkey.udfs.reindex.write:replace_file", 4),
+        ("driver", "before lastkey.udfs.reindex.write:replace_file", 2),
     ],
 )
 def test_a_kill_with_spark_leaves_each_file_old_or_new(broken, who, step, nth, tmp_path):
@@ -76,7 +76,7 @@ def test_a_kill_with_spark_leaves_each_file_old_or_new(broken, who, step, nth, t
     good, source = broken
     root = tmp_path / "archive"
     shutil.copytree(source, root)
-    of_spark = "jobs.reindex.job:WITHOUT_SPARK_BYTES"
+    of_spark = "lastkey.jobs.reindex.job:WITHOUT_SPARK_BYTES"
     run = start(tmp_path / "run", _arguments(root, tmp_path), step, nth=nth, constant=of_spark)
     worker, jvm = run.wait_until_reached(), run.jvm()
     os.kill({"worker": worker, "JVM": jvm, "driver": run.process.pid}[who], signal.SIGKILL)
@@ -108,3 +108,30 @@ def _check_old_or_new(root, good):
     for path in set(good):
         assert found[path] in (OLD, good[path]), path
     assert len(left) <= 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"), [("--in-place", "each file is the old one or the new one"), ("--output", "remove ")]
+)
+def test_a_run_that_is_asked_to_end_says_what_it_leaves(broken, mode, said, tmp_path):
+    good, source = broken
+    root, output = tmp_path / "archive", tmp_path / "output"
+    shutil.copytree(source, root)
+    arguments = _arguments(root, tmp_path)
+    if mode == "--output":
+        arguments = [*(word for word in arguments if word != "--in-place"), mode, str(output)]
+    name = "_write_new" if mode == "--output" else "replace_file"
+    run = start(tmp_path / "run", arguments, f"before lastkey.udfs.reindex.write:{name}", nth=2)
+    run.wait_until_reached()
+    os.killpg(run.process.pid, signal.SIGINT)
+    code, out, err = run.finish()
+    assert (code, json.loads(out)["error"]["exit_code"]) == (130, 130), err
+    assert f"interrupted; 0 of 1 partition done; {said}" in err
+    assert "Traceback" not in err
+    if mode == "--in-place":
+        _check_old_or_new(root, good)
+        assert reindex(root, "in_place").exit_code == DONE
+        assert files_of(root) == good
+    else:
+        assert f"remove {output}, or give another --output, and run again" in err
+        assert files_of(root) == files_of(source)

@@ -13,20 +13,22 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
 
-from jobs.command import cli
-from jobs.command.config import Config, load_config, parse_config
-from jobs.command.options import ReportOptions
-from jobs.command.progress import Silent
-from jobs.command.reporting import size
-from jobs.errors import UsageError
-from jobs.report import job as archive_report
-from jobs.report.job import profile_archive
-from jobs.store.rows import RunRow
+from lastkey.jobs.command import cli
+from lastkey.jobs.command.config import Config, load_config, parse_config
+from lastkey.jobs.command.options import ReportOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.reporting import size
+from lastkey.jobs.errors import UsageError
+from lastkey.jobs.report import job as archive_report
+from lastkey.jobs.report.job import profile_archive
+from lastkey.jobs.store.rows import RunRow
+from lastkey.jobs.topics import TopicFilter
+from lastkey.udfs.report.partition_profile import DAY_MS
+from tests.builders.damage import build
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.pages import needs_nothing_else
 from tests.builders.profiles import HOSTILE, a_segment, large
-from tests.builders.trees import files_of
-from udfs.report.partition_profile import DAY_MS
+from tests.builders.trees import files_in, files_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,8 +40,8 @@ def options(archive: Path, **given) -> ReportOptions:
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    """jobs.report.page: with the plot library, which no process need load that only collects these tests."""
-    from jobs.report import page
+    """lastkey.jobs.report.page: with the plot library, which no process need load that only collects these tests."""
+    from lastkey.jobs.report import page
 
     return page
 
@@ -100,7 +102,7 @@ def test_what_retention_would_take_is_said(archive):
 
 
 def test_nothing_to_gain_is_not_said(archive):
-    report = archive_report.run(options(archive, topics="plain"), Silent())
+    report = archive_report.run(options(archive, topics=TopicFilter(("plain",))), Silent())
     assert report.exit_code == 0
     assert "Most to gain" not in (archive.parent / "report.html").read_text()
 
@@ -126,11 +128,23 @@ def test_a_topic_that_a_brokers_cleaner_knows_counts_as_compacted(archive):
 def test_damage_is_told_and_the_others_are_shown(archive):
     log = next((archive / "t-0").glob("*.log"))
     log.write_bytes(log.read_bytes()[:-1] + b"\xff")
-    report = archive_report.run(options(archive, topics="t", cleanup_policy="compact"), Silent())
+    report = archive_report.run(options(archive, topics=TopicFilter(("t",)), cleanup_policy="compact"), Silent())
     assert report.exit_code == 3
     assert [p.problem is None for p in report.profiles] == [False, True]
     text = (archive.parent / "report.html").read_text()
     assert "Problems" in text and log.name in text
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_a_segment_that_is_missing(tmp_path, compacted):
+    part = build(tmp_path / "archive")
+    for path in files_in(part.folder, f"{12:020d}.*"):
+        path.unlink()
+    config = Config(topics={"t": {"cleanup_policy": ("compact",)}} if compacted else {})
+    report = archive_report.run(options(part.root, config=config), Silent())
+    assert (report.exit_code, [p.kind for p in report.problems]) == (3, ["gap"])
+    report = archive_report.run(options(part.root, config=config, gaps="accept"), Silent())
+    assert (report.exit_code, [p.total("records") for p in report.profiles]) == (0, [36])
 
 
 def test_an_archive_of_damage_alone_is_not_said_to_hold_no_partition(tmp_path):
@@ -150,7 +164,7 @@ def test_an_archive_without_partitions_has_a_page_too(tmp_path):
     assert "No partition was found" in text and "Overview" not in text
 
 
-def test_the_command(archive):
+def test_the_command_writes_a_page_and_refuses_a_folder(archive):
     page = archive.parent / "new/page.html"
     words = ["report", str(archive), "--output", str(page), "--topics", "t", "--cleanup-policy", "compact", "--json"]
     done = CliRunner().invoke(cli.lastkey, words)
@@ -174,12 +188,12 @@ def test_no_page_is_written_into_the_archive(archive, inside):
 def test_an_output_that_cannot_be_is_told_before_anything_is_read(archive, monkeypatch):
     (archive.parent / "file").write_text("mine")
     for output, problem in (
-        (archive.parent / "file/page.html", "is no folder"), (f"{archive.parent}/new/", "expected a file"),
+        (archive.parent / "file/page.html", "is not a folder"), (f"{archive.parent}/new/", "expected a file"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=problem):
             archive_report.run(options(archive, output=str(output)), Silent())
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
-    with pytest.raises(UsageError, match="is not to be written to"):
+    with pytest.raises(UsageError, match="is not writable"):
         archive_report.run(options(archive), Silent())
     assert {path.name for path in archive.parent.iterdir()} == {"archive", "file"}
 
@@ -194,13 +208,15 @@ def test_the_page_that_is_there_stays_until_the_new_one_is_whole(archive, monkey
 
     with monkeypatch.context() as changed, pytest.raises(UsageError, match=r"can be written, found .*Input/output"):
         changed.setattr(archive_report, "write_file", half)
-        archive_report.run(options(archive, topics="plain"), Silent())
+        archive_report.run(options(archive, topics=TopicFilter(("plain",))), Silent())
     assert page.read_text() == "the old one"
-    archive_report.run(options(archive, topics="plain"), Silent())
+    archive_report.run(options(archive, topics=TopicFilter(("plain",))), Silent())
     needs_nothing_else(page.read_text())
     assert {path.name for path in archive.parent.iterdir()} == {"archive", "report.html"}
     (archive.parent / "link.html").symlink_to(page)
-    archive_report.run(options(archive, topics="plain", output=str(archive.parent / "link.html")), Silent())
+    archive_report.run(
+        options(archive, topics=TopicFilter(("plain",)), output=str(archive.parent / "link.html")), Silent()
+    )
     assert (archive.parent / "link.html").is_symlink()
 
 
@@ -222,7 +238,7 @@ def test_the_history_counts_what_retention_left_as_runs_does(page, tmp_path, cap
 
 def test_a_topic_that_is_not_there_is_told_with_the_nearest(archive):
     with pytest.raises(UsageError, match=r"no topic of .* matches plian; did you mean plain"):
-        profile_archive(options(archive, topics="plian"), Silent())
+        profile_archive(options(archive, topics=TopicFilter(("plian",))), Silent())
 
 
 def test_times_that_cannot_be_have_a_page(tmp_path):
@@ -295,13 +311,13 @@ def found_table(store: str) -> DeltaTable:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_store_stands_for_what_it_covers_and_large_archives_go_through_spark(spark, tmp_path, monkeypatch):
-    from jobs.command.options import CompactOptions
-    from jobs.compact.job import run as compact
+    from lastkey.jobs.command.options import CompactOptions
+    from lastkey.jobs.compact.job import run as compact
 
     uri, store = str(ROOT / "examples/archive"), str(tmp_path / "store")
     settings = load_config(str(ROOT / "examples/topics.toml"))
     now_ms = 1_800_000_000_000
-    done = compact(CompactOptions(uri, store, now_ms, settings, topics="users"), Silent())
+    done = compact(CompactOptions(uri, store, now_ms, settings, topics=TopicFilter(("users",))), Silent())
     given = ReportOptions(uri, str(tmp_path / "page.html"), now_ms, settings, store=store)
     found = archive_report.run(given, Silent())
     for result in done.results:
@@ -321,8 +337,10 @@ def test_a_store_stands_for_what_it_covers_and_large_archives_go_through_spark(s
     shutil.rmtree(copy / "users-1")
     table = found_table(store)
     table.update(updates={"archive_uri": f"'{copy}'"})
-    unnamed = profile_archive(ReportOptions(str(copy), "", now_ms, topics="users", store=store), Silent())
+    unnamed = profile_archive(
+        ReportOptions(str(copy), "", now_ms, topics=TopicFilter(("users",)), store=store), Silent()
+    )
     assert [(p.name(), p.compacted) for p in unnamed.profiles] == [("users-0", True)], "by its generation"
-    assert any(note.startswith("users-1: the archive no longer holds it") for note in unnamed.notes)
+    assert any(note.startswith("users-1: no longer in the archive, but the store holds") for note in unnamed.notes)
     with pytest.raises(UsageError, match="this store serves"):
         profile_archive(ReportOptions(str(tmp_path), "", now_ms, store=store), Silent())

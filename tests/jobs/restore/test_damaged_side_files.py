@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.command import cli
-from logformat.side_files import producer_snapshot
+from lastkey.jobs.command import cli
+from lastkey.logformat.side_files import producer_snapshot
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.trees import files_of
 
@@ -21,7 +21,7 @@ _TOPIC_ID = "version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of one generation: two segments cleaned, one as it was."""
+    """Make a store of one generation: two segments cleaned, one as it was."""
     root = tmp_path_factory.mktemp("made")
     write_partition(root / "archive" / "t-0", _LOG)
     (root / "archive" / "t-0" / "partition.metadata").write_text(_TOPIC_ID)
@@ -40,7 +40,11 @@ def _run(*words: str, code: int = 0) -> None:
 
 def _names(made: Path) -> list[str]:
     [folder] = (made / "store" / "segments" / "t-0").iterdir()
-    return sorted(path.name for path in folder.iterdir() if path.suffix != ".log" and path.name != "manifest.json")
+    return sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.suffix != ".log" and path.name not in ("manifest.json", "committed")
+    )
 
 
 @pytest.mark.slow

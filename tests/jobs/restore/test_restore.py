@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.command.options import RestoreOptions
-from jobs.command.progress import Silent
-from jobs.errors import (
+from lastkey.jobs.command import failures
+from lastkey.jobs.command.options import RestoreOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import (
     LogDirectoryInUseError,
     LogStartError,
     MissingFileError,
@@ -13,9 +14,12 @@ from jobs.errors import (
     NotEmptyError,
     UsageError,
 )
-from jobs.restore import copy_files
-from jobs.restore import job as restore
-from logformat.side_files.checkpoints import read_offset_checkpoint
+from lastkey.jobs.restore import copy_files
+from lastkey.jobs.restore import job as restore
+from lastkey.jobs.restore.copy_files import Made
+from lastkey.jobs.topics import TopicFilter
+from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
+from lastkey.udfs.storage import open_root
 from tests.builders.stores import MTIME_MS, StoreMaker
 from tests.builders.trees import files_of
 
@@ -85,31 +89,31 @@ def test_the_current_generation_with_every_side_file(two_generations):
 
 
 def test_an_older_generation_and_a_glob(two_generations):
-    report = _restore(two_generations, generation=1, topics="t*")
+    report = _restore(two_generations, generation=1, topics=TopicFilter(("t*",)))
     logs = [data for path, data in files_of(two_generations.folder / "out").items() if path.endswith(".log")]
     assert logs == [A, B, C]
     assert [p.generation for p in report.partitions] == [1]
     with pytest.raises(UsageError, match=r"no topic of .* matches x; there are t, u"):
-        _restore(two_generations, topics="x", output=str(two_generations.folder / "out2"))
+        _restore(two_generations, topics=TopicFilter(("x",)), output=str(two_generations.folder / "out2"))
 
 
 def test_a_generation_of_before_a_reset(two_generations):
     two_generations.generation("t", 0, 3, {0: A}, anew=True)
-    report = _restore(two_generations, generation=2, topics="t")
+    report = _restore(two_generations, generation=2, topics=TopicFilter(("t",)))
     logs = [data for path, data in files_of(two_generations.folder / "out").items() if path.endswith(".log")]
     assert logs == [B, B, C]
     assert any(
         "t-0: generation 2 is from before the --reset that started over with generation 3" in n for n in report.notes
     )
     assert "t-0: generation 2 is from before" in report.to_text()
-    assert _restore(two_generations, topics="t", output=str(two_generations.folder / "now")).notes == []
+    assert _restore(two_generations, topics=TopicFilter(("t",)), output=str(two_generations.folder / "now")).notes == []
 
 
 def test_a_log_start_above_the_end(two_generations):
     """An older version committed it; a broker that finds it deletes the log."""
     two_generations.generation("t", 0, 3, {0: A}, start=1_000_000, end=300)
     with pytest.raises(LogStartError, match="t-0, generation 3: expected a log start of at most 300") as raised:
-        _restore(two_generations, topics="t")
+        _restore(two_generations, topics=TopicFilter(("t",)))
     assert raised.value.exit_code == 3
     assert not (two_generations.folder / "out").exists()
 
@@ -198,13 +202,48 @@ def test_only_what_a_failed_restore_wrote_goes(two_generations, is_there):
     assert "left in" not in raised.value.line()
 
 
+class _Interrupted(Silent):
+    """Ctrl-C when the first segment is there."""
+
+    def advance(self, n=1):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_restore_leaves_nothing_and_says_so(two_generations, monkeypatch):
+    out = two_generations.folder / "out"
+    with pytest.raises(KeyboardInterrupt) as raised:
+        restore.run(RestoreOptions(str(two_generations.store), str(out)), _Interrupted())
+    assert not out.exists()
+    assert failures.of_interruption(raised.value).line == ("interrupted; this run removed what it wrote; run again")
+
+    def again(made):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(restore.Made, "take_back", again)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        restore.run(RestoreOptions(str(two_generations.store), str(out)), _Interrupted())
+    assert files_of(out)
+    assert failures.of_interruption(raised.value).line == (
+        f"interrupted; {out} still holds part of the output: remove it, and run again"
+    )
+
+
+def test_nothing_more_is_written_once_a_restore_is_given_up(tmp_path):
+    made = Made(open_root(str(tmp_path)))
+    assert made.file("a") == "a"
+    made.given_up = True
+    with pytest.raises(InterruptedError):
+        made.file("b")
+    assert made.files == ["a"]
+
+
 def test_a_generation_whose_files_are_gone_names_those_still_there(two_generations):
     first = two_generations.run_folder("t", 0, 1)
     (first / "00000000000000000000.log").unlink()  # vacuum keeps the .log that generation 2 names
-    with pytest.raises(NoGenerationError, match=r"t-0: generation 1: its files are gone .*still there: 2"):
-        _restore(two_generations, generation=1, topics="t")
+    with pytest.raises(NoGenerationError, match=r"t-0: generation 1: its files are gone .*one of: 2"):
+        _restore(two_generations, generation=1, topics=TopicFilter(("t",)))
     with pytest.raises(NoGenerationError, match="generation 7: never committed"):
-        _restore(two_generations, generation=7, topics="t")
+        _restore(two_generations, generation=7, topics=TopicFilter(("t",)))
 
 
 def test_an_index_that_is_gone_is_an_error_before_anything_is_written(two_generations):

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from jobs import vacuum
-from jobs.command.options import RestoreOptions, VacuumOptions, VerifyOptions
-from jobs.command.progress import Silent
-from jobs.restore import job as restore
-from jobs.verify import job as verify
+from lastkey.jobs import vacuum
+from lastkey.jobs.command.options import RestoreOptions, VacuumOptions, VerifyOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.restore import job as restore
+from lastkey.jobs.verify import job as verify
 from tests.builders.archives import COMPACT, HOUR, Lab
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.trees import files_in, tree
@@ -56,7 +56,7 @@ def test_three_generations_a_vacuum_and_one_more(spark, tmp_path):
     _, manifests = state.current()
     lab.check_whole(manifests["t", 0])
     checked = verify.run(VerifyOptions(store=str(lab.store)), Silent())
-    assert checked.all_problems == []
+    assert checked.problems == []
     assert checked.results[0].compared_records > 0
     assert _restored(lab, "fourth") == before
 

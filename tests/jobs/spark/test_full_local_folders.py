@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jobs.store.tables import open_state
+from lastkey.jobs.store.tables import open_state
 from tests.attack.full_disk import own_mounts
 from tests.attack.preload import Control, Order, library
 from tests.attack.summary import tell
@@ -47,7 +47,7 @@ def test_runs_end_as_on_any_full_disk_and_the_next_one_is_right(tmp_path: Path) 
         words = ["--conf", f"spark.local.dir={local}", "compact", str(part.root), "--store", str(store)]
         words += ["--config", str(tmp_path / f"{engine}.toml"), "--now", str(NOW_MS), "--json"]
         done = subprocess.run(
-            [sys.executable, "-m", "jobs", *words], env=environment, cwd=_ROOT, capture_output=True, text=True,
+            [sys.executable, "-m", "lastkey", *words], env=environment, cwd=_ROOT, capture_output=True, text=True,
             timeout=300, check=False,
         )  # fmt: skip
         assert tree(part.root) == before
@@ -92,7 +92,7 @@ def test_the_same_on_a_disk_that_is_really_full(
     words = ["--conf", f"spark.local.dir={local}", "compact", str(part.root), "--store", str(part.store)]
     words += ["--config", str(tmp_path / "window.toml"), "--now", str(NOW_MS), "--json"]
     mount = f'mount -t tmpfs -o {left} none {shlex.quote(str(local))} && exec "$@"'
-    command = [*within, "sh", "-c", mount, "sh", sys.executable, "-m", "jobs", *words]
+    command = [*within, "sh", "-c", mount, "sh", sys.executable, "-m", "lastkey", *words]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert "please report" not in done.stderr, done.stderr
     error = json.loads(done.stdout)["error"]

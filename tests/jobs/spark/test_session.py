@@ -2,16 +2,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 
-from jobs.errors import ForeignJarError, JarsError, JavaError, SparkStartError
-from jobs.spark import session
-from jobs.spark.submit import UserOptions
+from lastkey.jobs.errors import ENVIRONMENT, ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
+from lastkey.jobs.spark import session
+from lastkey.jobs.spark.submit import UserOptions
 
+ROOT = Path(__file__).resolve().parents[3]
 DELTA = next(iter(session.JARS))
 
 
@@ -117,12 +123,139 @@ def test_failed_downloads_say_what_to_do(tmp_path, monkeypatch):
     assert "network" in found.advice
     (tmp_path / ".m2" / "repository").mkdir(parents=True)
     found = session._start_error(text, error)
-    assert "poms without their jars" in found.advice
+    assert "poms without jars" in found.advice
     assert "slf4j-api" in str(found)
     assert isinstance(session._start_error("unresolved dependency: io.delta#x: not found", error), JarsError)
-    other = session._start_error("noise\nError: Could not create the Java Virtual Machine.", error)
-    assert isinstance(other, SparkStartError)
-    assert "Could not create" in str(other)
+
+
+_TRACE = "\n\tat org.apache.spark.deploy.SparkSubmit.main(SparkSubmit.scala:1180)"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "Picked up X\nError: Could not create the Java Virtual Machine.",
+            "Could not create the Java Virtual Machine",
+        ),
+        (
+            "Picked up X\nInvalid maximum heap size: -Xmx12xyz\nError: Could not create the Java Virtual Machine.\n"
+            "Error: A fatal exception has occurred. Program will exit.",
+            "Invalid maximum heap size: -Xmx12xyz",
+        ),
+        (
+            f'Exception in thread "main" org.apache.spark.SparkException: Executor memory must be positive{_TRACE}',
+            "Executor memory must be positive",
+        ),
+        (
+            'Exception in thread "main" java.lang.IllegalArgumentException: requirement failed: Provided Maven x',
+            "Provided Maven x",
+        ),
+        ("Error: Invalid argument to --conf: spark.x\n\nUsage: spark-submit", "Invalid argument to --conf: spark.x"),
+        ("", "[JAVA_GATEWAY_EXITED]"),
+    ],
+)
+def test_a_jvm_that_ended_is_told_in_its_own_words_and_in_one_line(text, found):
+    said = session._start_error(text, PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={}))
+    assert isinstance(said, SparkStartError)
+    assert str(said).startswith(f"Spark did not start: {found}")
+    assert "\n" not in str(said)
+    assert "--verbose" in said.advice
+
+
+def _java(text, cause=None):
+    error = Py4JJavaError.__new__(Py4JJavaError)
+    error.java_exception = SimpleNamespace(toString=lambda: text, getCause=lambda: cause and cause.java_exception)
+    return error
+
+
+def test_of_an_error_of_the_jvms_the_cause_is_told():
+    cause = _java("java.net.ConnectException: Connection refused\n\tat x")
+    error = _java("org.apache.spark.SparkException: External scheduler cannot be instantiated", cause)
+    assert str(session._start_error("", error, "k8s://a:1")).endswith(
+        "start: ConnectException: Connection refused (--master k8s://a:1)"
+    )
+    error = _java("org.apache.spark.SparkException: Asked to run with 0 threads.")
+    assert str(session._start_error("", error)).endswith("start: Asked to run with 0 threads")
+
+
+def test_a_session_that_spark_stopped_by_itself_says_why():
+    """Something else than a master may answer at its address."""
+    text = (
+        "10:00:24 ERROR StandaloneSchedulerBackend: Application has been killed. Reason: All masters gave up.\n10:00 x"
+    )
+    error = _java("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.\nThis stopped ...")
+    said = str(session._start_error(text, error, "spark://a:1"))
+    assert said.endswith("start: Application has been killed. Reason: All masters gave up (--master spark://a:1)")
+    assert "stopped SparkContext" in str(session._start_error("", error))
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("options", "environment", "said"),
+    [
+        ("--conf spark.task.cpus=zz", {}, "spark.task.cpus"),
+        ("--driver-memory 100m", {}, "must be at least"),
+        ("--conf spark.local.dir=/proc/x", {}, "exit code 53: it could not make a folder in spark.local.dir"),
+        ("", {"PYSPARK_PYTHON": "/nonexistent/python"}, 'Cannot run program "/nonexistent/python"'),
+    ],
+)
+def test_what_the_user_asked_of_spark_and_cannot_be_is_one_line(tmp_path, options, environment, said):
+    config = tmp_path / "t.toml"
+    config.write_text('[topics.prices]\n"cleanup.policy" = "compact"\n[job]\n"without.spark.bytes" = 0\n')
+    words = ("compact", "examples/archive", "--store", str(tmp_path / "store"), "--config", str(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "lastkey", *options.split(), *words], env={**os.environ, **environment}, cwd=ROOT,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    [line] = done.stderr.splitlines()
+    assert said in line and "please report" not in line
+    assert done.returncode == ENVIRONMENT
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_our_session_finds_the_data_sources_whatever_python_the_path_has():
+    """And its workers are those of --conf spark.pyspark.python, which pyspark itself would pass over."""
+    code = (
+        "from lastkey.jobs.spark.session import start; print(start().read.format('kafka_log').load('examples').count())"
+    )
+    environment = {
+        "PATH": os.defpath, "PYSPARK_DRIVER_PYTHON": "/nonexistent/jupyter", "PYSPARK_PYTHON": "/nonexistent/python",
+        "PYSPARK_SUBMIT_ARGS": f"--master local[1] --conf spark.pyspark.python={sys.executable} pyspark-shell",
+        "JAVA_HOME": str(session.find_java().parent.parent), "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 10_000
+
+
+@pytest.mark.spark
+def test_a_file_system_that_spark_has_no_connector_for(spark):
+    session.check_connector(spark, "/a/path")
+    session.check_connector(spark, "file:///a/path")
+    with pytest.raises(ConnectorError, match=r"^s3a://b/t: .*S3AFileSystem not found$") as raised:
+        session.check_connector(spark, "s3a://b/t")
+    assert re.search(r"--packages org\.apache\.hadoop:hadoop-aws:\d+\.\d+\.\d+,", raised.value.advice)
+    with pytest.raises(ConnectorError, match=r"^gs://b/t: .* a connector for gs://: ") as raised:
+        session.check_connector(spark, "gs://b/t")
+    assert "(--jars)" in raised.value.advice
+
+
+def test_the_jvm_is_heard_once_the_session_stands(capsys):
+    output = session._Output()
+    os.write(output.descriptor, b"before\n")
+    output.launched()
+    output._thread.join()
+    assert capsys.readouterr().err == ""
+    assert output.text() == "before"
+    output.show()
+    output._take(["after"])
+    assert capsys.readouterr().err == "before\nafter\n"
 
 
 _DAEMON = '  File "/venv/pyspark.zip/pyspark/daemon.py", line 262, in manager\n'
@@ -140,7 +273,7 @@ _PIPE = "BrokenPipeError: [Errno 32] Broken pipe\n"
     ],
 )
 def test_a_worker_that_the_jvm_has_left_says_nothing_and_all_others_do(given, said, capsys):
-    output = session._Output()
+    output = session._Output(shown=True)
     os.write(output.descriptor, given.encode())
     output.launched()
     output._thread.join()
@@ -167,3 +300,13 @@ def _shared_modules():
             yield pa.RecordBatch.from_pydict({"name": ["numba" if "numba" in sys.modules else "none"]})
 
     return modules
+
+
+def test_jobs_that_cannot_be_cancelled_now_do_not_hide_why_the_run_ends(monkeypatch):
+    """A signal may come in the middle of a call to the JVM."""
+
+    def busy():
+        raise Py4JError("An error occurred while calling o28.sc")
+
+    monkeypatch.setattr(session.SparkContext, "_active_spark_context", SimpleNamespace(cancelAllJobs=busy))
+    session.cancel_jobs()

@@ -8,9 +8,25 @@ from contextlib import closing
 
 import pytest
 
-from jobs.spark.workers import Threads
+from lastkey.jobs.spark.tasks import run_tasks
+from lastkey.jobs.spark.workers import Threads
+from lastkey.logformat import bytes_read
 
 PATIENCE = 60.0
+
+
+class Heard:
+    wants_results = True
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[int, int]] = []
+        self.ends: list[tuple[int, object]] = []
+
+    def read(self, item: int, n: int) -> None:
+        self.reads.append((item, n))
+
+    def ended(self, item: int, result: object) -> None:
+        self.ends.append((item, result))
 
 
 def threads(cores: int) -> Threads:
@@ -30,11 +46,36 @@ def test_results_are_in_the_order_of_the_items_whatever_ends_first() -> None:
             assert last_began.wait(PATIENCE)
         return item * item
 
-    told: list[int] = []
+    heard = Heard()
     with closing(threads(2)) as workers:
-        assert workers.run(work, range(10), told.append) == [i * i for i in range(10)]
-        assert sum(told) == 10
-        assert workers.run(work, [], told.append) == []
+        assert workers.run(work, range(10), heard) == [i * i for i in range(10)]
+        assert sorted(heard.ends) == [(i, i * i) for i in range(10)]
+        assert workers.run(work, [], heard) == []
+
+
+def test_what_tasks_read_is_heard_and_what_nobody_wants_any_more_ends_there() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    heard = Heard()
+
+    def work(item: int) -> None:
+        bytes_read.tell(7)
+        if item:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+            bytes_read.tell(8)
+            raise AssertionError
+
+    workers = threads(1)
+    with ThreadPoolExecutor(1) as callers:
+        waiting = callers.submit(workers.run, work, range(3), heard)
+        assert begun.wait(PATIENCE)
+        workers.cancel([waiting])
+        go_on.set()
+        assert workers.await_end()
+        with pytest.raises(InterruptedError):
+            waiting.result(PATIENCE)
+    assert heard.reads == [(0, 7), (1, 7)]
+    assert heard.ends == [(0, None)]
 
 
 def test_those_who_wait_take_turns() -> None:
@@ -84,7 +125,7 @@ def test_nobody_waits_for_what_was_begun_when_the_run_ends() -> None:
     with ThreadPoolExecutor(1) as callers:
         waiting: Future[list[None]] = callers.submit(workers.run, work, range(3))
         assert begun.wait(PATIENCE)
-        workers.end([waiting])
+        workers.cancel([waiting])
         with pytest.raises(InterruptedError):
             waiting.result(PATIENCE)
     with pytest.raises(InterruptedError):
@@ -94,3 +135,18 @@ def test_nobody_waits_for_what_was_begun_when_the_run_ends() -> None:
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert done == [0]  # what had begun, and nothing after it
+
+
+@pytest.mark.spark
+def test_of_tasks_of_spark_the_same_is_heard(spark) -> None:  # type: ignore[no-untyped-def]
+    heard = Heard()
+
+    def work(item: int) -> int:
+        bytes_read.tell(item)
+        bytes_read.tell(1)
+        return -item
+
+    assert run_tasks(spark, work, [10, 20, 30], heard) == [-10, -20, -30]
+    assert sorted(heard.ends) == [(0, -10), (1, -20), (2, -30)]
+    read = {item: sum(n for i, n in heard.reads if i == item) for item in range(3)}
+    assert read == {0: 11, 1: 21, 2: 31}

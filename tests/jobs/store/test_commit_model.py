@@ -2,13 +2,15 @@
 
 Each actor is a row of steps; a state of the world is a value, and `reachable` walks through all of them: every order in
 which the actors can take their steps, every answer lost, every request that arrives late, every crash. What must hold
-is asked of each state. `Rule` leaves out one of the protocol's rules at a time: the walk finds what it is for.
+is asked of each state: also what `rebuild-state` would make of it if the tables were lost just then, and whether every
+offset that was ever committed is still in a file. `Rule` leaves out one of the protocol's rules at a time: the walk
+finds what it is for.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -16,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from jobs.errors import ConflictError
-from jobs.store import table
-from jobs.store.paths import CHECKPOINTS
-from jobs.store.tables import open_state
+from lastkey.jobs.errors import ConflictError
+from lastkey.jobs.store import table, writing
+from lastkey.jobs.store.paths import CHECKPOINTS
+from lastkey.jobs.store.tables import open_state
 from tests.builders.stores import make_commit, run_id
 
 Act = Callable[[], None]
@@ -37,6 +39,10 @@ class Rule(Enum):
     LOOK = "a run looks for marks since it began, on the head that it commits on"
     LOOK_BACK = "a rollback looks for all marks on record: what it brings back was made long ago"
     ONE_VERSION = "a reader takes all partitions from one version"
+    GROW = "a rollback makes a new generation"
+    COMMITTED = "a folder says that it was committed, and counts only then"
+    ABOVE = "one above it that does not say so is a question"
+    RANGES = "vacuum keeps what the current chain has not read"
 
 
 ALL = frozenset(Rule)
@@ -50,6 +56,17 @@ class Entry:
     attempt: int
     moves: tuple[tuple[int, str, str], ...] = ()  # partition, run before, run after
     gone: frozenset[str] = frozenset()  # folders that a vacuum names
+
+
+@dataclass(frozen=True)
+class Made:
+    """The folder of a run, of one partition: what its manifest says."""
+
+    run: str
+    partition: int
+    number: int
+    uses: str  # the run whose files it uses: itself, but for a rollback
+    covers: frozenset[int]  # offsets; a chain has read what its last generation covers, since nothing expires here
 
 
 @dataclass(frozen=True)
@@ -75,10 +92,9 @@ class Writer:
     attempt: int = 0
     said: str = ""
 
-    @property
-    def new(self) -> str:
-        """The run whose files are current after it."""
-        return self.back_to or self.name
+    def new(self, rules: frozenset[Rule]) -> str:
+        """Return the run that is current after the commit."""
+        return self.name if Rule.GROW in rules else self.back_to or self.name
 
 
 @dataclass(frozen=True)
@@ -93,7 +109,9 @@ class Reader:
 
 @dataclass(frozen=True)
 class Vacuum:
-    """Deletes the folders of runs that are in no current generation when it looks; the grace is none."""
+    """Deletes the folders that no current generation uses when it looks, and whose offsets the current one's chain has
+    read; the grace is none.
+    """
 
     name: str = "v"
     step: str = "look"
@@ -111,17 +129,52 @@ class World:
 
     log: tuple[Entry, ...]
     files: frozenset[str]
+    made: frozenset[Made]
+    said: frozenset[str]  # runs whose folder says that it was committed
+    lost: frozenset[int]  # offsets that the archive does not hold any more
     sent: frozenset[Sent]
     actors: tuple[Actor, ...]
     faults: int  # lost answers and crashes that may still happen
 
 
 def current(log: tuple[Entry, ...]) -> dict[int, str]:
-    """The run of each partition's generation; "" before the first."""
+    """Return the run of each partition's generation; "" before the first."""
     now: dict[int, str] = {}
     for entry in log:
         now |= {partition: after for partition, _, after in entry.moves}
     return now
+
+
+def folder(world: World, run: str, partition: int) -> Made:
+    """Return a run's folder; for "" one that covers nothing."""
+    found = (one for one in world.made if (one.run, one.partition) == (run, partition))
+    return next(found, Made("", partition, 0, "", frozenset()))
+
+
+def write(world: World, w: Writer) -> World:
+    """Write the folders of a run, with all that it reads, or of a rollback, with a manifest alone."""
+    made = set(world.made)
+    for partition, planned in zip(w.partitions, w.planned, strict=True):
+        before, old = folder(world, planned, partition), folder(world, w.back_to, partition)
+        more = next(n for n in range(1, 99) if n not in before.covers | world.lost)
+        uses, covers = (old.uses, old.covers) if w.back_to else (w.name, before.covers | {more})
+        made.add(Made(w.name, partition, before.number + 1, uses, covers))
+    return replace(world, files=world.files | {w.name}, made=frozenset(made))
+
+
+def used(world: World, runs: Collection[str]) -> set[str]:
+    """Return the folders that generations need: their own, and those of the generations that they go back to."""
+    return {*runs} | {one.uses for one in world.made if one.run in runs}
+
+
+def rebuilt(world: World, partition: int, rules: frozenset[Rule]) -> str | None:
+    """Return the run that counts if the tables are lost now; None: a question."""
+    there = [one for one in world.made if one.partition == partition and one.run in world.files]
+    said = [one for one in there if one.run in world.said or Rule.COMMITTED not in rules]
+    top = max(said, key=lambda one: one.number, default=None)
+    if top is None or (Rule.ABOVE in rules and any(one.number > top.number for one in there)):
+        return None
+    return top.run
 
 
 def put(world: World, version: int, entry: Entry, rules: frozenset[Rule]) -> tuple[World, bool]:
@@ -151,7 +204,7 @@ def steps(world: World, rules: frozenset[Rule]) -> Iterator[World]:
 
 
 def taken(world: World, actor: Actor, rules: frozenset[Rule]) -> Iterator[tuple[World, Actor]]:
-    """What an actor's next step may lead to."""
+    """Yield the worlds that an actor's next step may lead to."""
     if isinstance(actor, Writer):
         return writer(world, actor, rules)
     return vacuum(world, actor, rules) if isinstance(actor, Vacuum) else reader(world, actor, rules)
@@ -162,44 +215,50 @@ def writer(world: World, w: Writer, rules: frozenset[Rule]) -> Iterator[tuple[Wo
     now, end = current(world.log), len(world.log) - 1
     if w.step == "begin":
         planned = tuple(now.get(partition, "") for partition in w.partitions)
-        if not w.back_to:
-            yield world, replace(w, step="write", began=end, planned=planned)
-        elif w.back_to in world.files and set(planned) != {w.back_to}:
-            since = -1 if Rule.LOOK_BACK in rules else end
-            yield world, replace(w, step="read", began=since, planned=planned)
+        there = all(
+            folder(world, planned, p).uses != w.back_to for p, planned in zip(w.partitions, planned, strict=True)
+        )
+        if not w.back_to or (w.back_to in world.files and there):
+            since = -1 if w.back_to and Rule.LOOK_BACK in rules else end
+            yield world, replace(w, step="write", began=since, planned=planned)
         else:
             yield world, replace(w, step="done", said="nothing")
     elif w.step == "write":
-        yield replace(world, files=world.files | {w.name}), replace(w, step="read")
+        yield write(world, w) if w.new(rules) == w.name else world, replace(w, step="read")
     elif w.step == "read":
         yield world, replace(w, step="check", head=end)
     elif w.step == "check":
         at_head = current(world.log[: w.head + 1])
         moved = tuple(at_head.get(partition, "") for partition in w.partitions) != w.planned
-        marked = any(w.new in entry.gone for entry in world.log[w.began + 1 : w.head + 1])
-        refused = (moved and Rule.COMPARE in rules) or (marked and Rule.LOOK in rules) or w.new not in world.files
+        needs = used(world, {w.new(rules)})
+        marked = any(needs & entry.gone for entry in world.log[w.began + 1 : w.head + 1])
+        refused = (moved and Rule.COMPARE in rules) or (marked and Rule.LOOK in rules) or not needs <= world.files
         if not refused:
-            yield world, replace(w, step="put", attempt=w.attempt + 1, base=w.head)
+            healed = replace(world, said=world.said | {*w.planned} - {""})
+            yield healed, replace(w, step="put", attempt=w.attempt + 1, base=w.head)
         for failing in (world,) if refused else (replace(world, faults=world.faults - 1),) if world.faults else ():
             made = w.attempt and found_by(w, world, rules)
             pending = w.attempt and end == w.base and Rule.PENDING in rules
-            yield failing, replace(w, step="done", said="done" if made else "unsure" if pending else "conflict")
+            said = "unsure" if pending else "conflict"
+            yield failing, replace(w, step="say") if made else replace(w, step="done", said=said)
     elif w.step == "put":
-        moves = tuple((p, before, w.new) for p, before in zip(w.partitions, w.planned, strict=True))
+        moves = tuple((p, before, w.new(rules)) for p, before in zip(w.partitions, w.planned, strict=True))
         entry = Entry(w.name, w.attempt, moves)
         after, landed = put(world, w.head + 1, entry, rules)
-        yield after, replace(w, step="done", said="done") if landed else replace(w, step="search")
+        yield after, replace(w, step="say") if landed else replace(w, step="search")
         if world.faults:
             lost = replace(world, faults=world.faults - 1)
             yield replace(put(lost, w.head + 1, entry, rules)[0]), replace(w, step="search")  # made, the answer lost
             yield replace(lost, sent=lost.sent | {Sent(w.head + 1, entry)}), replace(w, step="search")  # late, or never
     elif w.step == "search":
         if found_by(w, world, rules):
-            yield world, replace(w, step="done", said="done")
+            yield world, replace(w, step="say")
         elif w.attempt < 3:
             yield world, replace(w, step="check", head=end)
         else:
             yield world, replace(w, step="done", said="unsure")
+    elif w.step == "say":
+        yield replace(world, said=world.said | {w.new(rules)}), replace(w, step="done", said="done")
 
 
 def found_by(w: Writer, world: World, rules: frozenset[Rule]) -> bool:
@@ -211,8 +270,16 @@ def found_by(w: Writer, world: World, rules: frozenset[Rule]) -> bool:
 def vacuum(world: World, v: Vacuum, rules: frozenset[Rule]) -> Iterator[tuple[World, Vacuum]]:
     """look -> mark -> delete; whoever is first between look and mark makes it look again."""
     if v.step == "look":
-        gone = world.files - set(current(world.log).values())
-        yield world, replace(v, step="mark" if Rule.MARK in rules else "delete", head=len(world.log) - 1, gone=gone)
+        now = current(world.log)
+        unread = {
+            one.run
+            for one in world.made
+            if one.covers - folder(world, now.get(one.partition, ""), one.partition).covers
+        }
+        kept = {*now.values()} | (unread if Rule.RANGES in rules else set())
+        gone = world.files - used(world, kept)
+        healed = replace(world, said=world.said | {*now.values()})
+        yield healed, replace(v, step="mark" if Rule.MARK in rules else "delete", head=len(world.log) - 1, gone=gone)
     elif v.step == "mark":
         after, landed = put(world, v.head + 1, Entry(v.name, v.attempt, gone=v.gone), rules)
         yield after, replace(v, step="delete" if landed else "look")
@@ -227,12 +294,12 @@ def reader(world: World, r: Reader, rules: frozenset[Rule]) -> Iterator[tuple[Wo
         seen = now if Rule.ONE_VERSION in rules else (*r.seen, *now[len(r.seen) : len(r.seen) + 1])
         yield world, replace(r, step="take" if len(seen) >= len(now) else "look", seen=seen)
     elif r.step == "take":
-        whole = {run for _, run in r.seen} <= world.files
+        whole = used(world, {run for _, run in r.seen}) <= world.files
         yield world, replace(r, step="done", said="done" if whole else "gone")
 
 
-def wrong(world: World) -> str:
-    """What is wrong with a world; "": nothing."""
+def wrong(world: World, rules: frozenset[Rule]) -> str:
+    """Return the fault of a world; "" if it has none."""
     now: dict[int, str] = {}
     for entry in world.log:
         for partition, before, after in entry.moves:
@@ -241,8 +308,16 @@ def wrong(world: World) -> str:
                     f"{entry.actor} moved partition {partition} from {before!r}, but it was at {now.get(partition)!r}"
                 )
             now[partition] = after
-    if lost := set(now.values()) - world.files:
+    if lost := used(world, {*now.values()}) - world.files:
         return f"files of {lost} are gone, and a generation names them"
+    committed = {run for entry in world.log for _, _, run in entry.moves}
+    for partition, run in now.items():
+        if (found := rebuilt(world, partition, rules)) not in (run, None):
+            return f"rebuild-state would take {found} for {run}"
+        mine = [one for one in world.made if one.partition == partition and one.run in committed]
+        left = [one.covers for one in mine if {one.run, one.uses} <= world.files]
+        if gone := frozenset[int]().union(*(one.covers for one in mine)).difference(*left):
+            return f"offsets {set(gone)} of partition {partition} were committed, and are in no file"
     for actor in world.actors:
         if isinstance(actor, Reader) and actor.said == "done":
             stood = [current(world.log[: n + 1]) for n in range(len(world.log))]
@@ -264,7 +339,7 @@ def reachable(first: World, rules: frozenset[Rule]) -> tuple[int, str]:
     seen, todo = {first}, [first]
     while todo:
         world = todo.pop()
-        if found := wrong(world):
+        if found := wrong(world, rules):
             return len(seen), found
         for after in steps(world, rules):
             if after not in seen:
@@ -273,17 +348,26 @@ def reachable(first: World, rules: frozenset[Rule]) -> tuple[int, str]:
     return len(seen), ""
 
 
-def world(*actors: Actor, faults: int) -> World:
-    """A store with one generation of partition 0; for a rollback two generations of two partitions."""
+def world(*actors: Actor, faults: int, lost: Collection[int] = ()) -> World:
+    """Return a store with one generation of partition 0; for a rollback two generations of two partitions. lost:
+    offsets that the archive has lost since.
+    """
+    log: tuple[Entry, ...] = (Entry("x", 0, ((0, "", "x"),)),)
     if any((isinstance(actor, Writer) and actor.back_to) or isinstance(actor, Reader) for actor in actors):
         log = (Entry("x", 0, ((0, "", "x"), (1, "", "x"))), Entry("y", 0, ((0, "x", "y"), (1, "x", "y"))))
-        return World(log, frozenset("xy"), frozenset(), actors, faults)
-    return World((Entry("x", 0, ((0, "", "x"),)),), frozenset({"x"}), frozenset(), actors, faults)
+    made = {
+        Made(entry.actor, partition, n, entry.actor, frozenset(range(1, n + 1)))
+        for n, entry in enumerate(log, 1)
+        for partition, _, _ in entry.moves
+    }
+    runs = frozenset(entry.actor for entry in log)
+    return World(log, runs, frozenset(made), runs, frozenset(lost), frozenset(), actors, faults)
 
 
 SAME = (Writer("a", (0,)), Writer("b", (0,)))
 APART = (Writer("a", (0,)), Writer("b", (1,)))
 BACK = Writer("k", (0, 1), back_to="x")
+FORWARD = Writer("f", (0, 1), back_to="y")
 BOTH = Writer("a", (0, 1))
 OVERLAP = (Writer("a", (0, 1)), Writer("b", (1, 2)))
 
@@ -302,6 +386,8 @@ OVERLAP = (Writer("a", (0, 1)), Writer("b", (1, 2)))
         pytest.param(world(BACK, replace(BACK, name="l"), faults=2), id="two rollbacks"),
         pytest.param(world(BACK, Vacuum(), faults=2), id="rollback and vacuum"),
         pytest.param(world(BACK, BOTH, Vacuum(), faults=1), id="rollback, driver and vacuum"),
+        pytest.param(world(BACK, BOTH, Vacuum(), faults=1, lost={2}), id="rollback, driver with a gap and vacuum"),
+        pytest.param(world(BACK, FORWARD, Vacuum(), faults=1), id="rollback, forward again and vacuum"),
         pytest.param(world(Reader(), BOTH, Vacuum(), faults=1), id="restore, driver and vacuum"),
         pytest.param(world(Reader(), BACK, Vacuum(), faults=1), id="restore, rollback and vacuum"),
     ],
@@ -312,7 +398,7 @@ def test_no_bad_world_can_be_reached(first: World) -> None:
     assert n > 50, "a walk that goes nowhere"
 
 
-NEEDING = ((BACK, Vacuum()), (Reader(), BOTH), SAME, APART, (*SAME, Vacuum()))  # the small ones first
+NEEDING = ((BACK, Vacuum()), (BACK,), (Reader(), BOTH), SAME, APART, (*SAME, Vacuum()))  # the small ones first
 
 
 @pytest.mark.parametrize(
@@ -327,6 +413,10 @@ NEEDING = ((BACK, Vacuum()), (Reader(), BOTH), SAME, APART, (*SAME, Vacuum()))  
         ({Rule.LOOK}, "are gone"),
         ({Rule.LOOK_BACK}, "are gone"),
         ({Rule.ONE_VERSION}, "which never was"),
+        ({Rule.GROW}, "rebuild-state would take y for x"),
+        ({Rule.COMMITTED}, "rebuild-state would take k for y"),
+        ({Rule.ABOVE}, "rebuild-state would take y for k"),
+        ({Rule.RANGES}, "are in no file"),
     ],
 )
 def test_each_rule_is_needed(left_out: set[Rule], expected: str) -> None:
@@ -401,8 +491,8 @@ def lose() -> None:
 
 @pytest.mark.parametrize("case", ["alone", "lost", "never made", "never made, then lost", "rival", "beaten"])
 def test_the_product_takes_the_steps_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """A commit beside another's, by `State.commit_wave`: each row of steps, and its end, is one of the walk's."""
-    open_state(str(tmp_path)).commit_wave([make_commit(0, 1, run_id(1)), make_commit(1, 1, run_id(1, 1))])
+    """A commit beside another's, by `writing.commit_wave`: each row of steps, and its end, is one of the walk's."""
+    writing.commit_wave(open_state(str(tmp_path)), [make_commit(0, 1, run_id(1)), make_commit(1, 1, run_id(1, 1))])
     state = open_state(str(tmp_path))
     state.checkpoints()
     rival = 0 if case == "beaten" else 1
@@ -412,7 +502,7 @@ def test_the_product_takes_the_steps_of_the_model(tmp_path: Path, monkeypatch: p
             patch.setattr(table, "_commit", real_commit)
             patch.setattr(table, "swap", real_swap)
             new = make_commit(rival, 2, run_id(2, 5), run_id(1, rival))
-            open_state(str(tmp_path)).commit_wave([new])
+            writing.commit_wave(open_state(str(tmp_path)), [new])
 
     real_commit, real_swap = table._commit, table.swap
     before: dict[str, list[Act]] = {
@@ -421,7 +511,7 @@ def test_the_product_takes_the_steps_of_the_model(tmp_path: Path, monkeypatch: p
     after: dict[str, list[Act]] = {"lost": [lose], "never made, then lost": [lose]}
     steps_taken = Steps(monkeypatch, before.get(case, ()), after.get(case, ()))
     try:
-        state.commit_wave([make_commit(0, 2, run_id(2), run_id(1))])
+        writing.commit_wave(state, [make_commit(0, 2, run_id(2), run_id(1))])
         said = "done"
     except ConflictError:
         said = "conflict"

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 from pyarrow import fs as pafs
 
-from jobs.command.cli import main
-from jobs.errors import NotExclusiveError
-from jobs.store.exclusive import check_exclusive
-from jobs.store.tables import open_state
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.errors import NotExclusiveError
+from lastkey.jobs.store import writing
+from lastkey.jobs.store.exclusive import check_exclusive
+from lastkey.jobs.store.tables import open_state
+from lastkey.udfs.storage import open_root
 from tests.builders.s3_proxy import COMMITS, UNCONDITIONAL, s3_proxy
 from tests.builders.s3_server import BUCKET, environment, s3_server
 from tests.builders.stores import make_commit, run_id
-from udfs.storage import open_root
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 WORDS = ["compact", str(EXAMPLES / "archive"), "--config", str(EXAMPLES / "topics.toml"), "--store"]
@@ -45,7 +46,7 @@ def test_a_disk_without(tmp_path, monkeypatch, capsys):
     assert main([*WORDS, str(tmp_path / "store")]) == 5
     said = capsys.readouterr().err
     assert said == (
-        f"error: {tmp_path}/store/state: a store cannot be kept there: expected hard links, of which each commit is one"
+        f"error: {tmp_path}/store/state: a store cannot be kept there: expected hard links, which commits need"
         ", found Operation not permitted; nothing was written; choose another --store\n"
     )
     assert [path.name for path in (tmp_path / "store").rglob("*")] == ["state"]
@@ -65,7 +66,7 @@ def test_a_disk_without_room_for_a_name_is_full(tmp_path, monkeypatch, capsys, n
 
 def test_a_disk_where_links_replace(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", lambda first, second: None)
-    with pytest.raises(NotExclusiveError, match="that a hard link replaces nothing"):
+    with pytest.raises(NotExclusiveError, match="a hard link that replaces no file"):
         check_exclusive(open_root(str(tmp_path)))
 
 
@@ -81,13 +82,13 @@ def test_a_bucket_that_does_not(port, capsys):
     with s3_proxy(port, ignored) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
         assert main([*WORDS, f"{BUCKET}/bad"]) == 5
     said = capsys.readouterr().err
-    assert "s3://logs/bad/state: a store cannot be kept there: expected a server that puts nothing over a file" in said
+    assert "s3://logs/bad/state: a store cannot be kept there: expected a server that refuses to replace a file" in said
 
 
 def test_a_bucket_is_asked_before_the_first_commit_of_a_run(port):
     """Of a store that was moved to such a server: else each of two writers would be told that it is done."""
     uri = f"{BUCKET}/moved"
-    open_state(uri).commit_wave([make_commit(0, 1, run_id(1))])
+    writing.commit_wave(open_state(uri), [make_commit(0, 1, run_id(1))])
     ignored = lambda method, path: UNCONDITIONAL if COMMITS.match(f"{method} {path}") else None  # noqa: E731
     with s3_proxy(port, ignored) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
         refused = 0

@@ -6,19 +6,21 @@ import contextlib
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 
-from jobs import rebuild_state, vacuum
-from jobs.command import cli
-from jobs.command.options import RebuildStateOptions, RestoreOptions, VacuumOptions
-from jobs.command.progress import Silent
-from jobs.compact import job as compact
-from jobs.errors import ConflictError, JobError
-from jobs.restore import job as restore
-from jobs.store.rows import PartitionState
-from jobs.store.tables import State, open_state
+from lastkey.jobs import rebuild_state, vacuum
+from lastkey.jobs.command import cli
+from lastkey.jobs.command.options import RebuildStateOptions, RestoreOptions, VacuumOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact import job as compact
+from lastkey.jobs.errors import ConflictError, JobError
+from lastkey.jobs.restore import job as restore
+from lastkey.jobs.store import writing
+from lastkey.jobs.store.generations import going_back
+from lastkey.jobs.store.rows import PartitionState
+from lastkey.jobs.store.tables import State, open_state
+from lastkey.jobs.topics import TopicFilter
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.stores import StoreMaker, make_commit, row, run_id
 from tests.builders.trees import files_of
@@ -40,6 +42,7 @@ def maker(tmp_path):
 def test_an_older_generation_of_which_no_segments_are_known_is_not_restored_as_empty(maker):
     output = maker.folder / "restored"
     shutil.rmtree(maker.store / "state" / "log_segments")
+    (maker.run_folder("t", 0, 2) / "manifest.json").unlink()
     with pytest.raises(JobError):
         restore.run(RestoreOptions(str(maker.store), str(output), generation=2), Silent())
     assert not output.exists()
@@ -60,12 +63,11 @@ def test_vacuum_keeps_what_only_log_segments_could_name(maker):
 def test_how_a_partition_stood_before_a_rollback_is_not_said_of_the_generation_that_is_current_then(tmp_path):
     state = open_state(str(tmp_path))
     first, second = make_commit(0, 1, run_id(1)), make_commit(0, 2, run_id(2), run_id(1))
-    state.commit_wave([first])
-    state.commit_wave([second])
+    writing.commit_wave(state, [first])
+    writing.commit_wave(state, [second])
     said = row(PartitionState, topic="t", partition=0, state="dirty", generation=2, run_id=run_id(3))
-    back = replace(first, planned_generation=2, planned_run_id=run_id(2))
-    open_state(str(tmp_path)).roll_back([back], lambda: None)
-    state.set_states([said])  # of a compact that looked at generation 2
+    writing.commit_wave(open_state(str(tmp_path)), [going_back(first, 3, run_id(9), run_id(2), 0)])
+    writing.set_states(state, [said])  # of a compact that looked at generation 2
     assert ("t", 0) not in state.states()
 
 
@@ -74,18 +76,18 @@ def test_a_run_whose_table_is_taken_away_makes_no_new_one_with_its_new_partition
     state = open_state(str(maker.store))
     assert state.checkpoints()
     (maker.store / "state").rename(maker.folder / "moved")
-    with pytest.raises(ConflictError, match="expected version 2, which was there, or one after it, found no table"):
-        state.commit_wave([make_commit(0, 1, run_id(1), topic="new")])
-    assert not state.has("compaction_checkpoints")
+    with pytest.raises(ConflictError, match="expected version 2, which was there, or a later one, found no table"):
+        writing.commit_wave(state, [make_commit(0, 1, run_id(1), topic="new")])
+    assert not state.table_exists("compaction_checkpoints")
 
 
 def test_a_run_whose_table_is_taken_away_between_two_waves_makes_no_new_one(tmp_path):
     """Of a store that was new: the second wave knows of the first."""
     state = open_state(str(tmp_path))
-    state.commit_wave([make_commit(0, 1, run_id(1))])
+    writing.commit_wave(state, [make_commit(0, 1, run_id(1))])
     shutil.rmtree(tmp_path / "state")
     with pytest.raises(ConflictError, match="which was there"):
-        state.commit_wave([make_commit(1, 1, run_id(1))])
+        writing.commit_wave(state, [make_commit(1, 1, run_id(1))])
 
 
 def test_a_vacuum_whose_table_is_taken_away_after_its_listing_deletes_nothing(maker, monkeypatch):
@@ -108,7 +110,7 @@ _CONFIG = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio"
 
 @pytest.fixture
 def begun(tmp_path):
-    """A store of first generations alone, which is half a month old, and has lost its tables."""
+    """Make a store of first generations alone that is half a month old and has lost its tables."""
     write_partition(tmp_path / "archive" / "t-0", "a=1 b=1 || a=2 || c=1")
     write_partition(tmp_path / "archive" / "t-1", "a=1 b=1 || a=2 || c=1")
     (tmp_path / "lastkey.toml").write_text(_CONFIG)
@@ -128,24 +130,27 @@ def _first_folder(root, partition):
     return next((root / "store" / "segments" / f"t-{partition}").glob("1-*"))
 
 
-def test_a_store_begins_anew_only_while_the_archive_has_all_of_it(begun, capsys):
-    first = begun / "archive" / "t-1" / f"{0:020}.log"
-    first.rename(begun / "first")
+def test_a_store_begins_anew_only_where_nothing_says_that_it_was_committed(begun, capsys):
     assert _compact(begun) == 2
     said = capsys.readouterr().err
-    assert "expected the tables of this store in state, for segments/t-1/1-" in said
-    assert "is complete and begins at offset 0, the archive at 2, found none" in said
+    assert "expected this store's tables in state, because segments/t-0/1-" in said
+    assert "was committed, found none; restore them from a copy, or run rebuild-state" in said
     assert not (begun / "store" / "state" / "compaction_checkpoints").exists()
-    (begun / "first").rename(first)
+    for partition in (0, 1):
+        (_first_folder(begun, partition) / "committed").unlink()
     assert _compact(begun) == 0
 
 
+@pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("how", ["begins below", "reaches further", "has no other"])
-def test_vacuum_keeps_a_first_generation_that_covers_what_the_tables_do_not(begun, how):
+def test_vacuum_keeps_a_first_generation_that_covers_what_the_tables_do_not(begun, how, committed):
     """The tables begin anew, of an archive that is another one by now."""
     lost = _first_folder(begun, 0)
     aside = begun / "aside"
     lost.rename(aside)
+    (_first_folder(begun, 1) / "committed").unlink()
+    if not committed:
+        (aside / "committed").unlink()
     if how == "begins below":
         (begun / "archive" / "t-0" / f"{0:020}.log").unlink()
     elif how == "reaches further":
@@ -156,25 +161,24 @@ def test_vacuum_keeps_a_first_generation_that_covers_what_the_tables_do_not(begu
     assert _compact(begun, *(["--gaps", "accept"] if how == "begins below" else [])) == 0
     aside.rename(lost)
     report = vacuum.run(VacuumOptions(str(begun / "store")), Silent())
-    assert [(kept["topic"], kept["partition"], kept["run_id"]) for kept in report.kept_unknown] == [
+    assert [(kept["topic"], kept["partition"], kept["run_id"]) for kept in report.kept] == [
         ("t", 0, lost.name.partition("-")[2])
     ]
-    assert "kept: t-0: generation 1" in report.to_text() and report.to_json()["kept_unknown"] == report.kept_unknown
+    assert "kept: t-0: generation 1" in report.to_text() and report.to_json()["kept"] == report.kept
     assert list(lost.glob("*.log"))
     assert not [
         path
         for path in (begun / "store" / "segments" / "t-1").glob("1-*")
         if path.stat().st_mtime < START_MS / 1000 + 1
     ]
-    given_up = vacuum.run(VacuumOptions(str(begun / "store"), before_reset="t"), Silent())
-    assert given_up.kept_unknown == [] and not lost.exists()
+    given_up = vacuum.run(VacuumOptions(str(begun / "store"), give_up=TopicFilter(("t",))), Silent())
+    assert given_up.kept == [] and not lost.exists()
 
 
 @pytest.mark.parametrize("cleaned", [None, 1, 2, 4], ids=lambda n: "young" if n is None else f"killed-after-{n}")
-def test_a_vacuum_leaves_no_child_of_what_was_rolled_back_without_its_parents_mark(begun, monkeypatch, cleaned):
-    """The child is of a run that had planned when the rollback came, and has no mark of its own. It is above the
-    current generation, and rebuild-state must not take it. cleaned: folders, before the vacuum is killed; None: it is
-    not, and the child is younger than the grace.
+def test_a_run_that_a_rollback_overtook_is_not_brought_back(begun, monkeypatch, cleaned):
+    """It had planned when the rollback came, and its folder is complete. cleaned: folders, before the vacuum is killed;
+    None: it is not, and that folder is younger than the grace.
     """
     store = begun / "store"
     shutil.rmtree(store)
@@ -219,6 +223,6 @@ def test_what_goes_while_the_tables_are_made_again_is_a_conflict(begun, monkeypa
         check(state)
 
     monkeypatch.setattr(State, "check_writable", check_writable)
-    with pytest.raises(ConflictError, match="expected the file of a whole generation, found that it is gone"):
+    with pytest.raises(ConflictError, match="just before the commit, found no such file"):
         rebuild_state.run(RebuildStateOptions(str(store)), Silent())
-    assert not open_state(str(store)).has("compaction_checkpoints")
+    assert not open_state(str(store)).table_exists("compaction_checkpoints")

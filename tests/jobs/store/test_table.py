@@ -16,12 +16,12 @@ import pytest
 from deltalake import write_deltalake
 from pyarrow import fs as pafs
 
-from jobs.errors import ConflictError, DamagedTableError, FileSystemError, UsageError
-from jobs.store import table, torn
-from jobs.store.commit_file import CHECKSUM, MARK, check_name, is_whole, stated
-from jobs.store.table import Change, Version
+from lastkey.jobs.errors import ConflictError, DamagedTableError, FileSystemError, UsageError
+from lastkey.jobs.store import table, torn
+from lastkey.jobs.store.commit_file import CHECKSUM, MARK, check_name, commit_metadata, is_whole
+from lastkey.jobs.store.table import Change, Version
+from lastkey.udfs.storage import Root, open_root
 from tests.builders.damage import flip
-from udfs.storage import Root, open_root
 
 SCHEMA = pa.schema([("name", pa.string()), ("n", pa.int64())])
 
@@ -162,7 +162,7 @@ def test_a_whole_commit_in_the_place_of_another_is_told(tmp_path: Path, place: s
     for name in ("t", "u"):
         for i in range(3):
             new = pa.table([["k"], [i]], schema=SCHEMA)
-            table.swap(root, name, SCHEMA, lambda _, new=new: table.Change(added=[new], whole=True))
+            table.swap(root, name, SCHEMA, lambda now, new=new: table.Change(added=[new], removed=now.files()))
     where, other = (
         tmp_path / f"state/{name}/_delta_log/{int(number):020}.json"
         for name, number in (place.split("/"), by.split("/"))
@@ -178,7 +178,7 @@ def test_a_whole_commit_in_the_place_of_another_is_told(tmp_path: Path, place: s
 @pytest.mark.parametrize(("mark", "checksum"), [({}, "cfb5bd6c"), ({MARK: "[]"}, "07894792")])
 def test_older_versions_find_the_checksum_of_a_commit_right(mark: dict[str, str], checksum: str) -> None:
     """They know nothing of the version that it says, and would call every commit damaged."""
-    assert stated("id", "t", 1, ["b", "a"], ["c"], mark)[CHECKSUM] == checksum
+    assert commit_metadata("id", "t", 1, ["b", "a"], ["c"], mark)[CHECKSUM] == checksum
 
 
 @pytest.mark.parametrize(

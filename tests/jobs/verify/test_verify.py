@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from jobs.command.cli import main
-from jobs.command.options import VerifyOptions
-from jobs.command.progress import Silent
-from jobs.errors import DONE, PROBLEMS, MissingPathError
-from jobs.verify.job import run
-from jobs.verify.report import VerifyReport
-from logformat.names import segment_file
-from tests.builders.damage import NOW_MS, build, flip
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.command.options import VerifyOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import DONE, PROBLEMS, MissingPathError
+from lastkey.jobs.topics import TopicFilter
+from lastkey.jobs.verify.job import run
+from lastkey.jobs.verify.report import VerifyReport
+from lastkey.logformat.names import segment_file
+from tests.builders.damage import NOW_MS, Partition, build, flip
 from tests.builders.logs import write_partition
 
 
@@ -44,7 +45,8 @@ def test_every_problem_with_path_position_expected_and_found(tmp_path: Path) -> 
     report = verify(part.root)
     assert report.exit_code == PROBLEMS
     told = report.to_json()
-    rows = [*told["problems"], *told["partitions"][0]["problems"]]
+    rows = told["problems"]
+    assert rows[1:] == told["partitions"][0]["problems"]
     assert [(r["kind"], r["path"], r["position"]) for r in rows] == [
         ("side_file", "cleaner-offset-checkpoint", 4),
         ("crc", f"t-0/{segment_file(0, 'log')}", 0),
@@ -61,7 +63,7 @@ def test_every_problem_with_path_position_expected_and_found(tmp_path: Path) -> 
 def test_checkpoints_behind_the_log_end(tmp_path: Path) -> None:
     part = build(tmp_path / "archive")
     (part.root / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 49\n")
-    (problem,) = verify(part.root).all_problems
+    (problem,) = verify(part.root).problems
     assert (problem.kind, problem.path, problem.found) == ("side_file", "t-0", "49")
 
 
@@ -69,8 +71,8 @@ def test_only_the_topics_that_are_named(tmp_path: Path) -> None:
     part = build(tmp_path / "archive")
     flip(part.log(0), 30)
     write_partition(part.root / "other-0", "a=1")
-    assert verify(part.root, topics="other*").exit_code == DONE
-    assert verify(part.root, topics="t*").exit_code == PROBLEMS
+    assert verify(part.root, topics=TopicFilter(("other*",))).exit_code == DONE
+    assert verify(part.root, topics=TopicFilter(("t*",))).exit_code == PROBLEMS
 
 
 def test_a_partition_that_cannot_be_listed_is_said_not_to_be_checked(tmp_path: Path) -> None:
@@ -79,7 +81,7 @@ def test_a_partition_that_cannot_be_listed_is_said_not_to_be_checked(tmp_path: P
     part.log(12).mkdir()
     report = verify(part.root)
     assert report.exit_code == PROBLEMS
-    assert [p.kind for p in report.all_problems] == ["unreadable"]
+    assert [p.kind for p in report.problems] == ["unreadable"]
     assert report.to_json()["not_checked"] == ["t-0: its segments"]
 
 
@@ -91,7 +93,7 @@ def test_a_partition_whose_files_are_all_gone(tmp_path: Path) -> None:
     assert (report.exit_code, report.not_checked) == (DONE, ["u-0: a partition's folder without a segment"])
     (part.root / "replication-offset-checkpoint").write_text("0\n1\nu 0 7\n")
     report = verify(part.root)
-    (problem,) = report.all_problems
+    (problem,) = report.problems
     assert (report.exit_code, problem.kind, problem.path) == (PROBLEMS, "gap", "u-0")
     assert problem.expected == "segments up to offset 7, as replication-offset-checkpoint says"
     write_partition(part.root / "disk" / "u-0", "a=1")  # it moved, and left its folder
@@ -109,13 +111,91 @@ def test_epochs_of_a_generation_against_the_archives(tmp_path: Path) -> None:
     assert run(of_store, Silent()).exit_code == DONE
     [epochs] = part.store.glob("segments/t-0/*/leader-epoch-checkpoint")
     epochs.write_text("0\n2\n3 0\n4 20\n")  # no batch from 20 to 23 is left
-    problems = run(of_store, Silent()).all_problems
+    problems = run(of_store, Silent()).problems
     assert {(p.kind, p.path) for p in problems} == {("side_file", str(epochs.relative_to(part.store)))}
     by_archive = "leader epoch 3 at offset 27, as its batch and the archive's file say", "4"
     assert by_archive in {(p.expected, p.found) for p in problems}
     (part.folder / "leader-epoch-checkpoint").unlink()  # who knows better is gone; there is the manifest's checksum
-    problems = run(of_store, Silent()).all_problems
+    problems = run(of_store, Silent()).problems
     assert by_archive not in {(p.expected, p.found) for p in problems}
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Partition:
+    """Make a partition, and a generation of it."""
+    part = build(tmp_path / "archive")
+    config = tmp_path / "settings.toml"
+    config.write_text('[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n')
+    words = ["compact", str(part.root), "--store", str(part.store), "--config", str(config), "--now", str(NOW_MS)]
+    assert main([*words, "--sealed"]) == DONE
+    return part
+
+
+def test_a_damaged_archive_of_a_store_is_a_problem(
+    stored: Partition, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing could be compared with it; which was said below "no problem found", with exit code 0."""
+    of_store = VerifyOptions(store=str(stored.store), archive_moved=str(stored.root))
+    assert run(of_store, Silent()).exit_code == DONE
+    flip(stored.log(12), 70)
+    assert main(["verify", "--store", str(stored.store), "--archive", str(stored.root)]) == PROBLEMS
+    said = capsys.readouterr().out
+    assert f"problem: t-0/{segment_file(12, 'log')} at byte 0" in said and "no problem found" not in said
+    assert "not checked: t-0: comparison with its source, which has problems" in said
+
+    stored.log(12).unlink()  # gone without a trace
+    report = run(of_store, Silent())
+    [problem] = report.problems
+    assert (report.exit_code, problem.kind, problem.path) == (PROBLEMS, "changed", "t-0")
+    assert "bytes of batches in offsets" in problem.expected
+
+    stored.log(12).mkdir()  # the folder cannot be listed as a partition's
+    report = run(of_store, Silent())
+    assert (report.exit_code, [p.kind for p in report.problems]) == (PROBLEMS, ["unreadable"])
+
+
+def test_a_beginning_that_nobody_gave_up_is_a_problem(stored: Partition) -> None:
+    """The first leader epoch still begins where the first segment did: `verify ARCHIVE` says the same."""
+    stored.log(0).unlink()
+    of_store = VerifyOptions(store=str(stored.store), archive_moved=str(stored.root))
+    for options in (of_store, VerifyOptions(archive=str(stored.root))):
+        report = run(options, Silent())
+        assert report.exit_code == PROBLEMS
+        assert ("gap", "the first one at 12") in {(p.kind, p.found) for p in report.problems}
+
+
+def test_what_left_the_archive_on_purpose_is_no_problem(stored: Partition, tmp_path: Path) -> None:
+    """Its broker cleaned it, as its checkpoint says; or it is gone altogether, since nobody needs it any more. One that
+    the user names has to be there.
+    """
+    of_store = VerifyOptions(store=str(stored.store))
+    stored.log(12).unlink()
+    (stored.root / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 36\n")
+    report = run(of_store, Silent())
+    assert report.exit_code == DONE and "bytes when the generation was made" in report.all_not_checked[0]
+    stored.log(0).unlink()  # retention: a broker's checkpoint does not name a log start at the first segment's base,
+    (stored.folder / "leader-epoch-checkpoint").write_text("0\n2\n3 24\n4 28\n")  # and its first epoch moves up
+    report = run(of_store, Silent())
+    assert report.exit_code == DONE and ", and is now 24" in report.all_not_checked[0]
+    stored.root.rename(tmp_path / "elsewhere")
+    report = run(of_store, Silent())
+    assert report.exit_code == DONE and "no longer holds this partition" in report.all_not_checked[0]
+    with pytest.raises(MissingPathError):
+        run(VerifyOptions(store=str(stored.store), archive_moved=str(stored.root)), Silent())
+
+
+def test_bytes_above_the_high_watermark_count_for_retention(tmp_path: Path) -> None:
+    """The generation ends below it, and holds less than retention.bytes."""
+    part = build(tmp_path / "archive")
+    (part.root / "replication-offset-checkpoint").write_text("0\n1\nt 0 24\n")
+    sizes = [part.log(base).stat().st_size for base in (0, 12, 24, 36)]
+    config = tmp_path / "settings.toml"
+    config.write_text(f'[defaults]\n"cleanup.policy" = "delete"\n"retention.bytes" = {sum(sizes[1:])}\n')
+    words = ["compact", str(part.root), "--store", str(part.store), "--config", str(config), "--now", str(NOW_MS)]
+    assert main(words) == DONE
+    report = run(VerifyOptions(store=str(part.store)), Silent())
+    assert (report.exit_code, report.problems) == (DONE, [])
+    assert [r.bytes for r in report.results] == [sizes[1]]
 
 
 def test_no_such_archive(tmp_path: Path) -> None:

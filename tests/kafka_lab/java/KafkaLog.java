@@ -67,7 +67,7 @@ final class KafkaLog {
 
     /**
      * UnifiedLog.deleteOldSegments of a partition directory that is loaded as after a clean shutdown, at a clock. Its
-     * files are changed. args: {directory, log_start, now, settings}; high watermark: the log end.
+     * files are changed. args: {directory, log_start, now, settings, high_watermark: the log end if it is left out}.
      * Answers {log_start, log_end, segments: [base offsets]}.
      */
     static JsonNode deleteOldSegments(JsonNode args) throws Exception {
@@ -78,7 +78,7 @@ final class KafkaLog {
         args.get("settings").fields().forEachRemaining(one -> settings.put(one.getKey(), one.getValue().asText()));
         UnifiedLog log = open(dir, new LogConfig(settings), args.get("log_start").asLong(), true, scheduler, args.get("now").asLong());
         try {
-            log.updateHighWatermark(log.logEndOffset());
+            log.updateHighWatermark(args.path("high_watermark").asLong(log.logEndOffset()));
             log.deleteOldSegments();
             ObjectNode answer = Lab.JSON.createObjectNode().put("log_start", log.logStartOffset()).put("log_end", log.logEndOffset());
             ArrayNode segments = answer.putArray("segments");

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from logformat.batches.bodies import BodyLoader
-from logformat.batches.legacy import message_checksums
-from logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
-from logformat.primitives.codec import LZ4_HEADER, XERIAL_MAGIC, Scratch, compress, decompress_into
+from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.legacy import message_checksums
+from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
+from lastkey.logformat.primitives.codec import LZ4_HEADER, XERIAL_MAGIC, Scratch, compress, decompress_into
 from tests.reference.legacy import message
 from tests.reference.varint import write
 
@@ -83,7 +83,7 @@ ONE_OF_EACH = ("none", "gzip", "snappy", "lz4", "zstd stream")
 
 
 def tails(rng: random.Random) -> list[bytes]:
-    """Records from the key's length on: short keys, values of one byte to some hundred, noise, text or one byte."""
+    """Draw the part of records from the key on: short keys, values of up to 200 bytes of noise, text or one byte."""
     out = []
     for _ in range(3000):
         key = bytes(rng.choices(b"abcdefgh0123456789", k=rng.choice((0, 1, 1, 2, 3, 5, 8, 20))))
@@ -97,7 +97,7 @@ def tails(rng: random.Random) -> list[bytes]:
 
 
 def records(rng: random.Random, parts: list[bytes], n: int) -> bytes:
-    """A magic 2 body, as compaction leaves it: the first offset delta, and those after it, rise by any step."""
+    """Return a magic 2 body, as compaction leaves it: the first offset delta, and those after it, rise by any step."""
     out = []
     delta = rng.choice((0, 1, 3, 40, 200, 5000))
     step = rng.choice((1, 1, 7, 300))
@@ -138,7 +138,7 @@ def check_alone(bodies: list[bytes], packer: str, out: Scratch) -> None:
 
 
 def check_in_a_log(bodies: list[bytes], counts: list[int], packer: str) -> None:
-    """The bodies as batches of a log: each has the spans, hashes and bytes that it has when it is not compressed."""
+    """Check that batches in a log have the same spans, hashes and bytes with compressed bodies as with plain ones."""
     codec, pack = PACKERS[packer]
     plain = list(_loaded(bodies, counts, CODEC_NONE, backwards=False))
     for backwards in (False, True):
@@ -182,7 +182,8 @@ def check_all(n: int, seed: int, packers: tuple[str, ...], in_a_log: int) -> Non
             check_in_a_log([body for body, _ in of_records], [count for _, count in of_records], packer)
 
 
-def test_drawn_bodies():
+@pytest.mark.long
+def test_drawn_bodies_are_read_as_the_twin_reads_them():
     check_all(10_000, 1, tuple(PACKERS), in_a_log=500)
 
 

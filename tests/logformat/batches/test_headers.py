@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from pyarrow import fs as pafs
 
-from logformat.batches.chunks import NO_END, ChunkBuffer, Tail, read_chunks
-from logformat.batches.headers import read_headers
-from logformat.errors import LogFormatError
-from logformat.layout import BATCH
+from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH
 from tests.builders.logs import write_segment
 from tests.builders.trees import files_in
 from tests.golden import case_names, golden
@@ -59,8 +59,9 @@ def assert_same(path, **options):
     assert str(found) == str(how)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", case_names())
-def test_golden_logs(name, tmp_path_factory):
+def test_headers_of_golden_logs_are_read_as_the_twin_reads_them(name, tmp_path_factory):
     case = golden(tmp_path_factory)[name]
     for partition in case.partitions:
         for folder in (case.input(partition), case.expected(1, partition)):
@@ -68,7 +69,7 @@ def test_golden_logs(name, tmp_path_factory):
                 assert_same(log)
 
 
-def test_cut_anywhere(tmp_path):
+def test_a_log_cut_anywhere_is_read_as_the_twin_reads_it(tmp_path):
     log = write_segment(tmp_path, MIXED)
     data = log.read_bytes()
     borders = whole(log)[0]["position"]
@@ -85,6 +86,7 @@ def test_zeros_at_the_end(tmp_path):
         assert_same(log)
 
 
+@pytest.mark.long
 def test_one_byte_of_a_header_changed(tmp_path):
     log = write_segment(tmp_path, MIXED)
     data = log.read_bytes()

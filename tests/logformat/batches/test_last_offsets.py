@@ -11,25 +11,25 @@ import numpy as np
 import pytest
 from pyarrow import fs as pafs
 
-from logformat.batches import walk_kernels as batch_kernels
-from logformat.batches.chunks import ChunkBuffer, Tail, batch_problem, read_chunks
-from logformat.batches.headers import read_headers
-from logformat.batches.segment import open_segment
-from logformat.errors import LogFormatError
-from logformat.search.answers import OUT_OF_RANGE
-from logformat.search.partition_log import PartitionLog, open_partition
-from logformat.side_files.index_builder import IndexBuilder
-from logformat.writing.segment_writer import SegmentWriter
+from lastkey.logformat.batches import walk_kernels as batch_kernels
+from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, batch_problem, read_chunks
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.search.answers import OUT_OF_RANGE
+from lastkey.logformat.search.partition_log import PartitionLog, open_partition
+from lastkey.logformat.side_files.index_builder import IndexBuilder
+from lastkey.logformat.writing.segment_writer import SegmentWriter
+from lastkey.udfs.verify.walk import LogWalk, walk_log
 from tests.reference.legacy import message
 from tests.reference.log import data_batch
-from udfs.verify.walk import LogWalk, walk_log
 
 LAST = 2**63 - 2
 GZIP = 1
 
 
 def magic2(base: int, n: int = 2) -> bytes:
-    """A batch of n records; base lies outside of the checksum, and is put in afterwards."""
+    """Return a batch of n records; base lies outside of the checksum, and is put in afterwards."""
     data = bytearray(data_batch(0, [(1_700_000_000_000 + i, b"k%d" % i, b"v") for i in range(n)]).data)
     struct.pack_into(">q", data, 0, base)
     return bytes(data)
@@ -118,7 +118,7 @@ def test_a_last_offset_beyond_64_bits_is_refused(tmp_path: Path, walk: Callable[
 
 
 def wrapper(magic: int, offset: int, inner: list[int]) -> bytes:
-    """A compressed batch with inner messages at these offsets, as they are stored."""
+    """Return a compressed batch with inner messages at these offsets, as they are stored."""
     messages = b"".join(message(magic, at, b"k%d" % i, b"v", timestamp=5) for i, at in enumerate(inner))
     return message(magic, offset, None, gzip.compress(messages), timestamp=5, attributes=GZIP)
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logformat.batches import legacy_kernels
-from logformat.batches.legacy import transcode_plain, transcode_plain_batches, transcode_wrapper, unpack_wrapper
-from logformat.batches.span_kernels import BODY
-from logformat.errors import LogFormatError
-from logformat.layout import BATCH
-from logformat.primitives.codec import Scratch, compress
+from lastkey.logformat.batches import legacy_kernels
+from lastkey.logformat.batches.legacy import transcode_plain, transcode_plain_batches, transcode_wrapper, unpack_wrapper
+from lastkey.logformat.batches.span_kernels import BODY
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH
+from lastkey.logformat.primitives.codec import Scratch, compress
 from tests.reference import legacy as twin
 from tests.reference.legacy import Record, message
 
@@ -66,7 +66,7 @@ def wrap(magic, offset, content, *, codec=GZIP, timestamp=-1, attributes=0, key=
 
 
 def opened(batch, *, at=0, limit=1 << 20, junk=b""):
-    """Records of a wrapper, and what came with them; `junk` stands before it in the file."""
+    """Return the records of a wrapper, and its other results; `junk` stands before it in the file."""
     raw = np.frombuffer(junk + batch, np.uint8)
     out = Scratch(8)
     got = transcode_wrapper(raw, len(junk), len(batch), Scratch(8), out, at, limit, path="a.log", position=100)
@@ -88,7 +88,7 @@ def refused(kind, batch, **options):
     return error
 
 
-def test_what_kafka_wrote_in_magic_1():
+def test_a_message_set_of_kafka_in_magic_1_is_read():
     records = opened(base64.b64decode(V1_LZ4))
     assert [record.offset for record in records] == [1995, 1996, 1997, 1998, 1999]
     assert records[0] == Record(
@@ -98,7 +98,7 @@ def test_what_kafka_wrote_in_magic_1():
     assert all(record.timestamp > 1_600_000_000_000 for record in records)
 
 
-def test_what_kafka_wrote_in_magic_0():
+def test_a_message_set_of_kafka_in_magic_0_is_read():
     records = opened(base64.b64decode(V0_GZIP))
     assert [record.offset for record in records] == list(range(1984, 2000))
     assert {record.timestamp for record in records} == {-1}
@@ -123,7 +123,7 @@ def test_uncompressed_messages_that_kafka_wrote():
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_each_codec(codec, magic):
+def test_compressed_legacy_messages_are_opened(codec, magic):
     content = message(magic, 0, b"k", b"v") + message(magic, 1, None, None)
     offset = 1 if magic == 0 else 9
     records = opened(wrap(magic, offset, content, codec=codec), at=5, junk=b"before")
@@ -158,7 +158,7 @@ def test_absolute_offsets_in_magic_1():
     refused("offsets", wrap(1, 41, content))
 
 
-def test_timestamps():
+def test_a_wrappers_timestamp_counts_only_with_log_append_time():
     content = message(1, 0, b"a", b"1", timestamp=500) + message(1, 1, b"b", b"2", timestamp=-1)
     assert [r.timestamp for r in opened(wrap(1, 1, content, timestamp=700))] == [500, -1]
     assert [r.timestamp for r in opened(wrap(1, 1, content, timestamp=700, attributes=LOG_APPEND_TIME))] == [700, 700]
@@ -199,7 +199,7 @@ def test_wrapper_with_a_key():
     assert len(opened(wrap(1, 0, message(1, 0, b"a", b"1"), key=b"key"))) == 1
 
 
-def test_refused():
+def test_malformed_legacy_messages_are_refused():
     good = message(1, 0, b"a", b"1")
     refused("count", wrap(1, 0, b""))
     refused("count", wrap(1, 0, good[:-1]))
@@ -273,7 +273,7 @@ MESSAGE = st.builds(
 
 
 def transcode(content, wrapper):
-    """The kernel's answer, as the twin would give it; checks that it keeps to its room."""
+    """Return the kernel's answer in the twin's form; check that the kernel keeps to its room."""
     src = np.frombuffer(b"<<<" + content + b">>>", np.uint8)
     out = np.full(len(content) + 20, 0xAA, np.uint8)
     status, n_bytes, n, first, last, top, _ = legacy_kernels.transcode_messages(
@@ -310,10 +310,11 @@ WRAPPER = st.tuples(st.integers(0, 1), st.just(0) | st.integers(0, 2**34), TIMES
 
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(MESSAGE, max_size=8).map(b"".join), WRAPPER, st.integers(0, 3))
-def test_as_the_twin(content, wrapper, cut):
+def test_legacy_messages_are_opened_as_the_twin_opens_them(content, wrapper, cut):
     compare(content[: len(content) - cut], wrapper)
 
 
+@pytest.mark.long
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(MESSAGE, min_size=1, max_size=4).map(b"".join), WRAPPER, st.data())
 def test_as_the_twin_when_damaged(content, wrapper, data):
@@ -325,6 +326,7 @@ def test_as_the_twin_when_damaged(content, wrapper, data):
     compare(bytes(damaged), wrapper)
 
 
+@pytest.mark.long
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(MESSAGE, min_size=1, max_size=8))
 def test_uncompressed_as_the_twin(messages):

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
 
-import logformat
-from logformat.batches.segment import open_segment
-from logformat.errors import LogFormatError
-from logformat.schemas import RECORDS
-from logformat.writing.segment_writer import SegmentWriter
+from lastkey import logformat
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.schemas import RECORDS
+from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import Row, arrow_records, write_segment
 from tests.reference.log import Batch, Record, encode_batch
 
@@ -28,13 +28,15 @@ def log(tmp_path):
     return write_segment(tmp_path / "some-topic-5", TEXT)
 
 
+@pytest.mark.process
 def test_what_the_package_offers():
-    """`logformat.open_segment(path)`; and `import logformat` alone loads no kernels."""
-    code = "import sys, logformat; assert 'numba' not in sys.modules; print(logformat.open_segment.__module__)"
+    """`logformat.open_segment(path)`; and `from lastkey import logformat` alone loads no kernels."""
+    code = "import sys; from lastkey import logformat; assert 'numba' not in sys.modules;"
+    code += "print(logformat.open_segment.__module__)"
     root = Path(logformat.__file__).parents[1]
     assert (
         subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True).strip()
-        == "logformat.batches.segment"
+        == "lastkey.logformat.batches.segment"
     )
     assert {name: getattr(logformat, name).__name__ for name in logformat.__all__} == {n: n for n in logformat.__all__}
     with pytest.raises(AttributeError, match="has no attribute 'open_segmnt'"):
@@ -67,7 +69,7 @@ def test_a_file_of_any_name(log, tmp_path):
     assert open_segment(other, topic="t", partition=0).to_arrow(["topic"]).to_pylist()[0] == {"topic": "t"}
 
 
-def test_headers(log):
+def test_headers_come_whole_in_chunks_and_as_columns(log):
     segment = open_segment(log, chunk_bytes=100)
     headers = segment.headers()
     assert headers["base_offset"].tolist() == [0, 2, 5, 6, 9]
@@ -78,7 +80,7 @@ def test_headers(log):
     assert table.to_pylist()[3] == {"control": True, "last_offset": 6, "codec": "none"}
 
 
-def test_raw_batch(log):
+def test_raw_batches_are_the_bytes_of_the_file(log):
     data = log.read_bytes()
     for chunk_bytes in (64, 1 << 20):
         segment = open_segment(log, chunk_bytes=chunk_bytes)
@@ -90,7 +92,7 @@ def test_raw_batch(log):
                 segment.raw_batch(wrong)
 
 
-def test_pandas(log):
+def test_pandas_gets_nullable_integers_and_times_in_utc(log):
     frame = open_segment(log).to_pandas(start_offset=2, end_offset=5)
     assert frame["key"].tolist() == [b"a", b"", None]
     assert frame["partition"].tolist() == [5] * 3
@@ -99,7 +101,7 @@ def test_pandas(log):
     assert str(frame["timestamp"].dtype) == "datetime64[us, UTC]"
 
 
-def test_empty_file(tmp_path):
+def test_an_empty_file_has_no_records_and_the_same_schema(tmp_path):
     path = tmp_path / "00000000000000000000.log"
     path.touch()
     segment = open_segment(path)
@@ -108,14 +110,14 @@ def test_empty_file(tmp_path):
     assert segment.to_arrow().schema == RECORDS
 
 
-def test_arguments(log):
+def test_wrong_arguments_are_refused_with_the_nearest_name(log):
     segment = open_segment(log)
     with pytest.raises(ValueError, match="did you mean key"):
         segment.records(["keys"])
     with pytest.raises(ValueError, match="no columns"):
         segment.records([])
     for wrong in ({"max_rows": 0}, {"max_bytes": 0}, {"max_bytes": 2**31}):
-        with pytest.raises(ValueError, match="no such limits"):
+        with pytest.raises(ValueError, match="impossible limits"):
             list(segment.records(**wrong))
 
 
@@ -273,7 +275,7 @@ READER = """
 import os, resource, sys
 if os.fork():  # a started process has its starter's peak from the beginning, a forked one has not
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
-from logformat.batches.segment import open_segment
+from lastkey.logformat.batches.segment import open_segment
 for one in open_segment(sys.argv[2]).records(): pass  # everything compiled, loaded and grown
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 n = sum(one.num_rows for one in open_segment(sys.argv[1]).records())

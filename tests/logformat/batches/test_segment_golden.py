@@ -8,9 +8,9 @@ import struct
 import numpy as np
 import pytest
 
-from logformat.batches.segment import open_segment
-from logformat.layout import CODEC_NAMES
-from logformat.writing.segment_writer import SegmentWriter
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.layout import CODEC_NAMES
+from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.trees import files_in
 from tests.golden import DUMPED, case_names
 from tests.reference import legacy, log
@@ -59,7 +59,7 @@ def slow_records(data):
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_as_the_slow_reader(cases, name):
+def test_golden_segments_are_read_as_by_the_slow_reader(cases, name):
     for partition in cases[name].partitions:
         for path in files_in(cases[name].input(partition)):
             expected = slow_records(path.read_bytes())
@@ -79,7 +79,7 @@ def text(data):
 
 
 @pytest.mark.parametrize("name", DUMPED)
-def test_as_kafka_dump_log(cases, name):
+def test_golden_segments_are_read_as_kafka_dump_log_prints_them(cases, name):
     logs = {path: dump for path, dump in cases[name].dumps().items() if path.suffix == ".log"}
     assert logs
     for path, dump in logs.items():
@@ -131,8 +131,9 @@ def test_as_kafka_dump_log(cases, name):
                 assert (text(row["key"]), text(row["value"])) == (line["key"], line["value"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["txn-zstd", "snappy-zipf", "gzip-headers", "lz4-append"])
-def test_written_anew(cases, name, tmp_path):
+def test_a_brokers_records_written_by_us_are_equal(cases, name, tmp_path):
     """The records of a real batch, encoded by us under its header, are the broker's record for record."""
     [partition] = cases[name].partitions
     path = min(cases[name].input(partition).glob("*.log"))

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from logformat.control_characters import visible, visible_bytes
-from logformat.dump.files import DumpOptions, dump, kind_of
-from logformat.dump.lines import json_lines
-from logformat.dump.log_options import LogOptions, Wanted, as_strings
-from logformat.primitives.java_text import text_of
-from logformat.writing.segment_writer import SegmentWriter
+from lastkey.logformat.control_characters import visible, visible_bytes
+from lastkey.logformat.dump.files import DumpOptions, dump, kind_of
+from lastkey.logformat.dump.lines import json_lines
+from lastkey.logformat.dump.log_options import LogOptions, RecordLimits, as_strings
+from lastkey.logformat.primitives.java_text import text_of
+from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import START_MS, Row, arrow_records, write_partition, write_segment
 from tests.golden import DUMPED, golden
 from tests.reference import java_text
@@ -35,7 +35,7 @@ def dumped(*paths, options=DATA):
 
 
 @pytest.mark.parametrize("name", DUMPED)
-def test_as_the_tool_prints_it(name, tmp_path_factory, monkeypatch):
+def test_golden_files_are_dumped_as_kafka_dump_log_prints_them(name, tmp_path_factory, monkeypatch):
     case = golden(tmp_path_factory)[name]
     monkeypatch.chdir(case.folder)
     assert case.dumps()
@@ -149,7 +149,7 @@ def test_what_is_told_of_damage_keeps_nothing_else_alive(tmp_path):
     assert all(p.__traceback__ is None and p.__cause__ is None and p.__context__ is None for p in problems)
 
 
-def test_a_torn_tail(tmp_path):
+def test_a_torn_tail_is_dumped_up_to_the_tear_and_reported(tmp_path):
     log = write_segment(tmp_path, "a=1 | b=2")
     data = log.read_bytes()
     log.write_bytes(data[:-3])
@@ -168,13 +168,13 @@ def test_a_missing_file_is_a_problem(tmp_path):
 @pytest.mark.parametrize(
     ("wanted", "offsets"),
     [
-        (Wanted(key=b"a"), [0, 3]),
-        (Wanted(start_offset=2, end_offset=4), [2, 3]),
-        (Wanted(start_ms=START_MS + 1, end_ms=START_MS + 3), [1, 2]),
-        (Wanted(key=b"none"), []),
+        (RecordLimits(key=b"a"), [0, 3]),
+        (RecordLimits(start_offset=2, end_offset=4), [2, 3]),
+        (RecordLimits(start_ms=START_MS + 1, end_ms=START_MS + 3), [1, 2]),
+        (RecordLimits(key=b"none"), []),
     ],
 )
-def test_filters(tmp_path, wanted, offsets):
+def test_filters_leave_matching_records_and_their_batches(tmp_path, wanted, offsets):
     log = write_segment(tmp_path, "a=1 b=2 | {codec=gzip} c=3 a=4 | {base=4 last=9}")
     text, _ = dumped(log, options=DumpOptions(LogOptions(deep=True, decode=as_strings, wanted=wanted)))
     assert [int(n) for n in re.findall(r"^\| offset: (\d+)", text, re.MULTILINE)] == offsets
@@ -185,7 +185,7 @@ def test_filters(tmp_path, wanted, offsets):
 def test_many_records_in_small_parts(tmp_path, monkeypatch):
     log = write_segment(tmp_path, " | ".join(" ".join(f"k{i}=v{j}" for j in range(7)) for i in range(9)))
     whole, _ = dumped(log)
-    monkeypatch.setattr("logformat.dump.log._PART_BYTES", 20)
+    monkeypatch.setattr("lastkey.logformat.dump.log._PART_BYTES", 20)
     assert dumped(log)[0] == whole
 
 
@@ -208,7 +208,7 @@ def test_malformed_text_is_as_javas():
     assert sliced == got[17:90]
 
 
-def test_json(tmp_path):
+def test_each_line_of_json_has_its_type_and_file(tmp_path):
     folder = write_partition(tmp_path / "t-0", 'a="\\x|{pid=1 txn codec=gzip} b=- | {pid=1 abort}').folder
     log = folder / "00000000000000000000.log"
     data = bytearray(log.read_bytes())
@@ -259,8 +259,8 @@ def test_control_records_of_another_kind(tmp_path, kind, shown):
 
 def test_a_text_that_is_too_large_for_arrow(tmp_path, monkeypatch):
     log = write_segment(tmp_path, f"a=1 | b={'x' * 1000} | c=3")
-    monkeypatch.setattr("logformat.primitives.java_text._MAX_TEXT", 500)
-    monkeypatch.setattr("logformat.dump.log._PART_ROWS", 1)
+    monkeypatch.setattr("lastkey.logformat.primitives.java_text._MAX_TEXT", 500)
+    monkeypatch.setattr("lastkey.logformat.dump.log._PART_ROWS", 1)
     text, findings = dumped(log, options=replace(DATA, as_json=True))
     assert [json.loads(line).get("offset") for line in text.splitlines()] == [None, 0, None, 2]
     [problem] = findings.all_problems
@@ -335,4 +335,4 @@ def test_entries_behind_the_end_of_a_log_are_one_problem(tmp_path):
     assert text.count("\n") == 1 + 3
     [problem] = findings.all_problems
     assert (problem.kind, problem.position, problem.expected) == ("index", 24, "a batch at byte 20284 of the log")
-    assert problem.found == "the end of the log at byte 20000, by 5 entries"
+    assert problem.found == "the end of the log at byte 20000; 5 entries point past it"

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logformat.dump.files import DumpOptions, dump
-from logformat.dump.log_options import LogOptions
-from logformat.messages.control_records import control_record_text
-from logformat.messages.coordinator_records import decode_records, decoder_names
-from logformat.messages.integers import MessageError
-from logformat.messages.reader import java_double, reader
-from logformat.messages.table import messages, versions_of
+from lastkey.logformat.dump.files import DumpOptions, dump
+from lastkey.logformat.dump.log_options import LogOptions
+from lastkey.logformat.messages.control_records import control_record_text
+from lastkey.logformat.messages.coordinator_records import decode_records, decoder_names
+from lastkey.logformat.messages.integers import MessageError
+from lastkey.logformat.messages.reader import java_double, reader
+from lastkey.logformat.messages.table import messages, versions_of
 from tests.conftest import ROOT
 
 # decoder, key and value as a broker wrote them, key and payload as the tool prints them
@@ -86,7 +86,7 @@ def decoded(name, key, value, offset=7):
 
 
 @pytest.mark.parametrize(("name", "key", "value", "key_text", "payload"), REAL)
-def test_real_records(name, key, value, key_text, payload):
+def test_records_of_a_broker_are_decoded(name, key, value, key_text, payload):
     assert decoded(name, key, value) == (key_text, payload)
 
 
@@ -167,6 +167,7 @@ def test_what_is_no_record_is_said_in_kafkas_words(name, key, value, key_text, p
     assert decoded(name, key, value) == (key_text, payload)
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.none() | st.binary(max_size=40), st.none() | st.binary(max_size=40)), max_size=5))
 def test_any_bytes_give_text(pairs):
     keys, values = binary(*(key for key, _ in pairs)), binary(*(value for _, value in pairs))
@@ -180,7 +181,7 @@ def test_a_misspelt_decoder_gets_the_nearest_one():
         decode_records("offset", binary(), binary(), [])
 
 
-def test_through_the_dump(tmp_path):
+def test_the_dump_shows_decoded_coordinator_records(tmp_path):
     log = next((ROOT / "examples/archive/__transaction_state-0").glob("*.log"))
     out = []
     dump([str(log)], DumpOptions(LogOptions(True, partial(decode_records, "transaction-log"))), out.append)

@@ -20,9 +20,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logformat.errors import LogFormatError
-from logformat.layout import CODEC_GZIP, CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
-from logformat.primitives.codec import GZIP_HEADER, LZ4_HEADER, XERIAL_MAGIC, Scratch, compress, decompress_into
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import CODEC_GZIP, CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
+from lastkey.logformat.primitives.codec import GZIP_HEADER, LZ4_HEADER, XERIAL_MAGIC, Scratch, compress, decompress_into
 
 CODECS = (CODEC_GZIP, CODEC_SNAPPY, CODEC_LZ4, CODEC_ZSTD)
 MIB = 1 << 20
@@ -104,7 +104,7 @@ def text(size):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_kafka_wrote(codec):
+def test_bodies_that_kafka_compressed_are_read(codec):
     size, crc, body = real(codec)
     content = read(codec, body)
     assert (len(content), zlib.crc32(content)) == (size, crc)
@@ -121,13 +121,13 @@ def test_gzip_and_lz4_give_kafkas_bytes(codec):
     [(CODEC_GZIP, "1f8b08000000000000ff"), (CODEC_SNAPPY, "82534e4150505900 00000001 00000001"),
      (CODEC_LZ4, "04224d18604082"), (CODEC_ZSTD, "28b52ffd00")],
 )  # fmt: skip
-def test_first_bytes(codec, start):
+def test_each_codec_begins_with_its_magic_bytes(codec, start):
     assert compress(codec, text(3000)).startswith(bytes.fromhex(start))
 
 
 @settings(deadline=None)  # the first example compiles
 @given(st.sampled_from((CODEC_NONE, *CODECS)), st.binary(max_size=300), st.integers(0, 3000), st.integers(0, 50))
-def test_round_trip(codec, seed, times, at):
+def test_what_is_compressed_is_read_back(codec, seed, times, at):
     content = seed * times
     assert read(codec, compress(codec, content), at=at, limit=len(content)) == content
 
@@ -135,7 +135,7 @@ def test_round_trip(codec, seed, times, at):
 @pytest.mark.parametrize("size", [0, 1, 32767, 32768, 32769, 65535, 65536, 65537, 131071, 131072, 131073, 700_000])
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("make", [text, lambda n: np.random.default_rng(1).bytes(n)], ids=["text", "noise"])
-def test_block_edges(codec, size, make):
+def test_sizes_around_a_block_are_read_back(codec, size, make):
     content = make(size)
     body = compress(codec, content)
     assert read(codec, body, limit=size) == content
@@ -291,7 +291,7 @@ def test_snappy_refused():
 
 def lz4_frame(content, *, flags=0x60, size_code=0x40, checksum=None, descriptor_checksum=None, end=b"\0\0\0\0"):
     """One stored or one compressed block; xxhash by the library's own frame writer is tested in test_xxhash."""
-    from logformat.primitives.xxhash_kernels import xxh32
+    from lastkey.logformat.primitives.xxhash_kernels import xxh32
 
     descriptor = bytes([flags, size_code]) + (struct.pack("<q", len(content)) if flags & 8 else b"")
     if descriptor_checksum is None:
@@ -333,7 +333,7 @@ def test_lz4_frames_of_another_writer():
         ({"end": b""}, ""),
     ],
 )
-def test_lz4_refused(options, word):
+def test_lz4_frames_that_kafka_refuses_are_refused(options, word):
     assert word in refused("compressed", CODEC_LZ4, lz4_frame(text(500), **options)).found
 
 
@@ -427,8 +427,9 @@ def gzip_of_zeros(pieces_of_16_mib):
     return GZIP_HEADER + piece * pieces_of_16_mib + b"\x03\0" + bytes(8)  # the trailer is never reached
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ZEROS)
-def test_bombs(name):
+def test_a_bomb_is_refused_in_bounded_memory(name):
     body = ZEROS[name]()
     codec = CODEC_NAMES.index(name.split()[0])
     tracemalloc.start()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logformat.primitives.crc32 import crc32_kernel
+from lastkey.logformat.primitives.crc32 import crc32_kernel
 
 
 def test_published_value():
@@ -17,7 +17,7 @@ def test_published_value():
 
 
 @pytest.mark.parametrize("size", [*range(40), 1000, 100_003])
-def test_each_size(size):
+def test_crc32_of_each_size_is_that_of_zlib(size):
     data = np.random.default_rng(size).bytes(size + 5)
     assert crc32_kernel(np.frombuffer(data, np.uint8), 5, 5 + size) == zlib.crc32(data[5:])
 

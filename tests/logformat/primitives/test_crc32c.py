@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logformat.primitives import crc32c as module
-from logformat.primitives.crc32c import crc32c_extend, crc32c_range
+from lastkey.logformat.primitives import crc32c as module
+from lastkey.logformat.primitives.crc32c import crc32c_extend, crc32c_range
 
 RFC_3720 = [  # appendix B.4
     (bytes(32), 0x8A9136AA),
@@ -44,8 +44,8 @@ def test_ranges_of_readonly_and_writable_arrays(data, draw):
 
 KERNELS = """
 import numpy as np
-from logformat.primitives.crc32c import crc32c_range
-from logformat.jit import kernel
+from lastkey.logformat.primitives.crc32c import crc32c_range
+from lastkey.logformat.jit import kernel
 
 @kernel
 def both(buf):
@@ -74,7 +74,7 @@ def test_kernels_come_from_the_disk_cache_in_a_new_process(tmp_path):
     assert [line.split() for line in seen] == [["0", "1"], ["1", "0"]]
 
 
-def test_no_library(monkeypatch):
+def test_a_missing_library_is_an_error_that_says_where_it_was_sought(monkeypatch):
     monkeypatch.setattr(module, "_candidates", lambda: iter(()))
     with pytest.raises(ImportError, match=r"crc32c_extend: looked for google_crc32c\.libs/libcrc32c"):
         module._load()

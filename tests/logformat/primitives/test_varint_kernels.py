@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logformat.primitives.varint_kernels import read_varint, read_varlong, size_of_varlong, write_varlong
+from lastkey.logformat.primitives.varint_kernels import read_varint, read_varlong, size_of_varlong, write_varlong
 from tests.reference import varint as twin
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -35,7 +35,7 @@ def written(value: int) -> bytes:
         (2**63 - 1, "feffffffffffffffff01"), (-(2**63), "ffffffffffffffffff01"),
     ],
 )  # fmt: skip
-def test_known_bytes(value, coded):
+def test_known_varlongs_are_written_and_read(value, coded):
     data = bytes.fromhex(coded)
     assert written(value) == data
     assert size_of_varlong(value) == len(data)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logformat.primitives.xxhash_kernels import xxh32
+from lastkey.logformat.primitives.xxhash_kernels import xxh32
 from tests.reference import xxhash as twin
 
 
@@ -24,12 +24,12 @@ def array(data):
         (b"Nobody inspects the spammish repetition", 0xE2293B2F),
     ],
 )
-def test_known(data, expected):
+def test_known_hashes_are_computed(data, expected):
     assert xxh32(array(data), 0, len(data)) == expected == twin.xxh32(data)
 
 
 @settings(deadline=None)  # the first example compiles
 @given(st.binary(max_size=200), st.integers(0, 20))
-def test_as_the_twin(data, start):
+def test_any_bytes_are_hashed_as_by_the_twin(data, start):
     start = min(start, len(data))
     assert xxh32(array(data), start, len(data)) == twin.xxh32(data[start:])

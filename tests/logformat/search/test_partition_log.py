@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs as pafs
 
-from logformat.batches.segment import open_segment
-from logformat.errors import LogFormatError
-from logformat.listing import ListedSegment
-from logformat.search import segment_search
-from logformat.search import windows as log_windows
-from logformat.search.answers import EARLIEST, END, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE, to_arrow
-from logformat.search.partition_log import PartitionLog, open_partition
-from logformat.writing.segment_writer import SegmentWriter
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.search import segment_search
+from lastkey.logformat.search import windows as log_windows
+from lastkey.logformat.search.answers import EARLIEST, END, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE, to_arrow
+from lastkey.logformat.search.partition_log import PartitionLog, open_partition
+from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.trees import files_in
 from tests.golden import case_names, golden
@@ -37,7 +37,7 @@ def file_of(listed: ListedSegment) -> str:
 
 
 def twin_of(segments: tuple[ListedSegment, ...], log_start: int) -> Log:
-    """The decoded log."""
+    """Return the decoded log."""
     decoded = []
     for files in segments:
         segment = open_segment(file_of(files))
@@ -66,7 +66,7 @@ def twin_of(segments: tuple[ListedSegment, ...], log_start: int) -> Log:
 
 
 def location(found) -> tuple[int, ...]:
-    """What `Log.read` gives, as a LOCATION."""
+    """Return a result of `Log.read` as a LOCATION."""
     status, segment, batch = found
     if batch is None:
         return STATUS[status], -1, -1, -1, -1, -1
@@ -100,7 +100,7 @@ def questions(twin: Log, rng: random.Random, n: int) -> tuple[list[int], list[in
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_golden_logs(name, tmp_path_factory):
+def test_lookups_in_golden_logs_answer_as_the_twin(name, tmp_path_factory):
     case, rng = golden(tmp_path_factory)[name], random.Random(name)
     for partition in case.partitions:
         for folder in (case.input(partition), *(case.expected(number, partition) for number in (1, 3))):
@@ -197,6 +197,7 @@ def damage(folder: Path, rng: random.Random, *, kinds: list[str]) -> None:
 LEGACY = [name for name in case_names() if name.startswith(("v0", "v1"))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*LEGACY[::3], "few-keys", "ts-disorder", "lz4-append", "txn-zstd"])
 def test_damaged_indexes_of_golden_logs(name, tmp_path, tmp_path_factory):
     case, rng = golden(tmp_path_factory)[name], random.Random(name)
@@ -219,10 +220,10 @@ TIMES = [10 * value + d for value in range(75) for d in range(6)]
 
 
 def draw_log(folder: Path, rng: random.Random) -> int:
-    """A partition of small batches with an index entry each, timestamps in any order; its log end.
+    """Draw a partition of small batches with an index entry each, timestamps in any order; return it with its log end.
 
-    No two segments share a timestamp: the last digit is the segment's. (The index of another segment can be told from
-    the right one only by that.)
+    No two segments share a timestamp: the last digit is the segment's. (Only this tells the index of another segment
+    from the right one.)
     """
     segments, offset = [], 0
     for number in range(rng.randrange(1, 5)):
@@ -246,6 +247,7 @@ def draw_log(folder: Path, rng: random.Random) -> int:
     return offset
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(st.integers(0, 2**32))
 def test_damaged_indexes_of_drawn_logs(tmp_path_factory, seed):
@@ -262,6 +264,7 @@ def test_damaged_indexes_of_drawn_logs(tmp_path_factory, seed):
     check(log, twin, list(range(-1, end + 3)), [*rng.sample(TIMES, 90), MAX_TIMESTAMP])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1, 3])
 def test_every_log_start_and_end(tmp_path, seed):
     rng = random.Random(seed)
@@ -273,7 +276,7 @@ def test_every_log_start_and_end(tmp_path, seed):
         (tmp_path / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {start}\n")
         log = open_partition(folder)
         if start > end:  # the checkpoint is another log's
-            with pytest.raises(LogFormatError, match=f"a log start up to the log end, {end}, found {start}"):
+            with pytest.raises(LogFormatError, match=f"a log start of at most {end}, the log end, found {start}"):
                 log.lookup_offset(0)
             continue
         listed = {each.base_offset for each in log.segments}  # none that lies below the log start
@@ -287,7 +290,7 @@ def test_every_log_start_and_end(tmp_path, seed):
 
 
 def far(root: str) -> tuple[pafs.FileSystem, str]:
-    """The same files on a file system that cannot be mapped."""
+    """Return the same files on a file system that cannot be mapped."""
     return pafs.SubTreeFileSystem(root, pafs.LocalFileSystem()), ""
 
 
@@ -370,9 +373,9 @@ def test_the_end_of_a_log(tmp_path):
     data = {path: path.read_bytes() for path in files_in(folder)}
     for path, whole in data.items():
         for tail, note in (
-            (whole[:40], "no whole batch"),
-            (bytes(5000), "no whole batch"),
-            (whole[:5], "no whole batch"),
+            (whole[:40], "not a whole batch"),
+            (bytes(5000), "not a whole batch"),
+            (whole[:5], "not a whole batch"),
         ):
             path.write_bytes(whole + tail)
             log = open_partition(folder)
@@ -517,7 +520,7 @@ def test_what_the_folder_says(tmp_path):
     (folder / "00000000000000000002.timeindex").rename(folder / "00000000000000000002.timeindex.deleted")
     log = open_partition(str(folder) + "/")
     assert log.earliest == 0
-    assert [any(text in note for note in log.notes) for text in ("leader epochs not known", "as if", "to be rebuilt")]
+    assert [any(text in note for note in log.notes) for text in ("leader epochs unknown", "; ignored", "to be rebuilt")]
     shutil.copy(folder / "00000000000000000000.log", folder / "00000000000000000000.log.swap")
     assert open_partition(folder).segments[0].path.endswith(".swap")
     (folder / "00000000000000000009.log").mkdir()
@@ -525,7 +528,7 @@ def test_what_the_folder_says(tmp_path):
         open_partition(folder)
     (folder / "00000000000000000009.log").rmdir()
     (folder / "00000000000000000009.log").symlink_to("nowhere")
-    with pytest.raises(LogFormatError, match="found a link to nothing"):
+    with pytest.raises(LogFormatError, match="found a broken link"):
         open_partition(folder)
 
 

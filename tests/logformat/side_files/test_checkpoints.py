@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logformat.errors import LogFormatError
-from logformat.side_files import checkpoints
-from logformat.side_files.checkpoints import MetaProperties
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.side_files import checkpoints
+from lastkey.logformat.side_files.checkpoints import MetaProperties
 
 OFFSETS = st.dictionaries(
     st.tuples(st.text("abc._-", min_size=1, max_size=9), st.integers(0, 2**31 - 1)),
@@ -38,14 +38,14 @@ def test_leader_epochs_round_trip(epochs):
     assert checkpoints.read_leader_epochs(checkpoints.write_leader_epochs(epochs), "p") == epochs
 
 
-def test_bytes():
+def test_checkpoints_are_written_as_kafka_writes_them():
     assert checkpoints.write_offset_checkpoint({("b-c", 1): 7, ("a", 12): 0}) == b"0\n2\na 12 0\nb-c 1 7\n"
     assert checkpoints.write_offset_checkpoint({}) == b"0\n0\n"
     assert checkpoints.write_leader_epochs([(0, 0), (3, 99)]) == b"0\n2\n0 0\n3 99\n"
 
 
 @pytest.mark.parametrize("data", [b"", b"0\n", b"0", b"0\n0\n"])
-def test_no_entries(data):
+def test_a_checkpoint_without_entries_is_empty(data):
     assert checkpoints.read_offset_checkpoint(data, "p") == {}
     assert checkpoints.read_leader_epochs(data, "p") == []
 
@@ -86,7 +86,7 @@ def test_leader_epochs_that_are_none(data):
     assert (caught.value.kind, caught.value.position) == ("side_file", 4)
 
 
-def test_assign():
+def test_an_epoch_is_assigned_once_at_its_first_offset():
     assert checkpoints.assign([], 0, 0) == [(0, 0)]
     assert checkpoints.assign([(0, 0)], 2, 10) == [(0, 0), (2, 10)]
     assert checkpoints.assign([(0, 0), (2, 10)], 2, 15) == [(0, 0), (2, 10)]
@@ -107,7 +107,7 @@ def test_assign_keeps_the_order(epochs, epoch, start):
     assert set(result[:-1]) <= set(epochs)
 
 
-def test_truncate():
+def test_epochs_below_the_log_start_are_cut_off():
     epochs = [(0, 0), (2, 10), (4, 20)]
     assert checkpoints.truncate_from_start(epochs, 0) == epochs
     assert checkpoints.truncate_from_start(epochs, 9) == [(0, 9), (2, 10), (4, 20)]
@@ -187,7 +187,7 @@ def test_clean_shutdown():
     assert checkpoints.write_clean_shutdown(12) == b'{"version":0,"brokerEpoch":12}'
 
 
-def test_a_problem_lies_in_the_file():
+def test_the_position_of_a_problem_lies_within_the_file():
     """Also where its last line has no end."""
     for data in (b"0\n1", b"0\n2\nt 0 1"):
         with pytest.raises(LogFormatError) as caught:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logformat.errors import LogFormatError
-from logformat.side_files import offset_index, time_index
-from logformat.side_files.index_builder import IndexBuilder
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.side_files import offset_index, time_index
+from lastkey.logformat.side_files.index_builder import IndexBuilder
 from tests.reference.index_entries import index_entries, lawful_offset_index, lawful_time_index
 
 # (last offset, size, max timestamp) of each batch of a segment that a 4.3.0 broker cleaned, and its index files.
@@ -92,7 +92,7 @@ def test_what_is_built_is_sane(batches):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 100])
-def test_as_a_broker_wrote_it(chunk):
+def test_indexes_are_built_byte_for_byte_as_a_broker_wrote_them(chunk):
     assert build(IndexBuilder(REAL_BASE), REAL_BATCHES, chunk) == (REAL_INDEX, REAL_TIME_INDEX)
 
 
@@ -133,7 +133,7 @@ def test_relative_offset(wrong):
     assert builder.finish() == before
 
 
-def test_too_long():
+def test_a_log_longer_than_positions_can_say_is_refused():
     builder = IndexBuilder(0)
     builder.append([1], [2**31 - 101], [0])
     builder.append([2], [100], [0])

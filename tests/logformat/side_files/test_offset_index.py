@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logformat.errors import LogFormatError
-from logformat.side_files import offset_index
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.side_files import offset_index
 from tests.reference.index_entries import lawful_offset_index
 
 # From a segment that a 4.3.0 broker cleaned; base offset 1071.
@@ -35,7 +35,7 @@ def test_write_then_read_with_any_zero_tail(base, table, zeros):
     assert lawful_offset_index(entries, base)
 
 
-def test_a_real_file():
+def test_a_brokers_offset_index_is_read_and_written_back():
     entries = offset_index.read(REAL, REAL_BASE, "p")
     assert entries.tolist() == [(1460, 5948), (1510, 11250)]
     assert offset_index.write(entries, REAL_BASE, "p") == REAL
@@ -47,13 +47,13 @@ def test_preallocated_and_empty():
     assert len(offset_index.read(b"", 0, "p")) == 0
 
 
-def test_torn():
+def test_a_torn_offset_index_is_refused_at_its_tear():
     with pytest.raises(LogFormatError) as caught:
         offset_index.read(REAL + b"\1\2\3", REAL_BASE, "p")
     assert (caught.value.kind, caught.value.position) == ("index", len(REAL))
 
 
-def test_what_does_not_fit():
+def test_entries_that_do_not_fit_an_offset_index_are_refused():
     for table, kind in (([[2**31, 5]], "relative_offset"), ([[-1, 5]], "relative_offset"), ([[5, 2**31]], "index")):
         with pytest.raises(LogFormatError) as caught:
             offset_index.write(entries_of(7, np.array([[1, 1], *table])), 7, "p")

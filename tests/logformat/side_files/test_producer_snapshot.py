@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logformat.errors import LogFormatError
-from logformat.side_files import producer_snapshot
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.side_files import producer_snapshot
 
 # Written by a 4.3.0 broker at its end: two producers behind their ABORT markers, one with an open transaction.
 REAL = bytes.fromhex(
@@ -33,7 +33,7 @@ def test_write_then_read(entries):
     assert np.array_equal(producer_snapshot.read(data, "p"), entries)
 
 
-def test_a_real_file():
+def test_a_brokers_snapshot_is_read_and_written_back():
     entries = producer_snapshot.read(REAL, "p")
     assert entries.dtype.isnative
     assert entries.tolist() == [
@@ -68,7 +68,7 @@ def damaged():
 
 
 def with_count(count):
-    """A snapshot whose CRC fits and whose count does not."""
+    """Return a snapshot whose CRC fits and whose count does not."""
     import google_crc32c
 
     body = count.to_bytes(4, "big", signed=True) + REAL[10:]
@@ -76,7 +76,7 @@ def with_count(count):
 
 
 @pytest.mark.parametrize("data", [pytest.param(data, id=what) for what, data in damaged()])
-def test_damaged(data):
+def test_a_damaged_snapshot_is_refused(data):
     with pytest.raises(LogFormatError) as caught:
         producer_snapshot.read(data, "some.snapshot")
     assert (caught.value.kind, caught.value.path) == ("side_file", "some.snapshot")

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from logformat.errors import LogFormatError
-from logformat.layout import BATCH
-from logformat.side_files import producer_snapshot
-from logformat.side_files.producer_kernels import MARKER
-from logformat.side_files.producer_state import ProducerState, aborted_transactions, merge, merge_all, summarize
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH
+from lastkey.logformat.side_files import producer_snapshot
+from lastkey.logformat.side_files.producer_kernels import MARKER
+from lastkey.logformat.side_files.producer_state import ProducerState, aborted_transactions, merge, merge_all, summarize
 from tests.builders.producers import log, logs
 from tests.reference import producer_state as twin
 
@@ -79,6 +79,7 @@ def test_append_in_chunks(batches, cuts):
     assert result(completed, state) == replay(batches)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(logs(KINDS), CUTS, st.data())
 def test_summaries_merged_in_any_grouping(batches, cuts, data):
@@ -88,6 +89,7 @@ def test_summaries_merged_in_any_grouping(batches, cuts, data):
     assert result(completed, state) == replay(batches)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(logs(["t", "a", "a", "e"], max_size=12, producers=2), st.data())
 def test_each_batch_a_summary_of_few_producers(batches, data):
@@ -96,6 +98,7 @@ def test_each_batch_a_summary_of_few_producers(batches, data):
     assert result(completed, state) == replay(batches)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(logs(ALL_KINDS, max_size=8, producers=2), CUTS, st.data())
 def test_what_cannot_be_raises_wherever_it_is_seen(batches, cuts, data):
@@ -110,6 +113,7 @@ def test_what_cannot_be_raises_wherever_it_is_seen(batches, cuts, data):
     assert got == expected
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(SNAPSHOT, st.integers(0, 60), st.integers(1, 40), logs(KINDS), CUTS, st.data())
 def test_from_a_snapshot(rows, now, expiration, batches, cuts, data):
@@ -141,7 +145,7 @@ def test_a_snapshot_continues_the_state(batches):
 
 
 def words(text):
-    """A log from words: producer, kind, and number of offsets if more than one: "1t 2t5 1a"."""
+    """Make a log from words: producer, kind, and number of offsets if more than one: "1t 2t5 1a"."""
     return log([(int(w[0]), w[1], 0, int(w[2:] or 1), 0, 0) for w in text.split()])
 
 
@@ -219,7 +223,7 @@ def test_a_failed_append_changes_nothing():
         assert np.array_equal(before, state.entries())
 
 
-def test_nothing():
+def test_no_batches_leave_no_producers():
     state = ProducerState()
     assert len(state.append(words(""))) == len(state.append(words("1l 1l"))) == len(state.entries()) == 0
     assert len(state.apply(merge_all([]))) == 0

@@ -11,11 +11,11 @@ import io
 import numpy as np
 import pytest
 
-from logformat import names
-from logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
-from logformat.side_files import checkpoints, offset_index, producer_snapshot, time_index, transaction_index
-from logformat.side_files.index_builder import IndexBuilder
-from logformat.side_files.producer_state import ProducerState, aborted_transactions, merge_all, summarize
+from lastkey.logformat import names
+from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.side_files import checkpoints, offset_index, producer_snapshot, time_index, transaction_index
+from lastkey.logformat.side_files.index_builder import IndexBuilder
+from lastkey.logformat.side_files.producer_state import ProducerState, aborted_transactions, merge_all, summarize
 from tests.golden import PASSES, case_names
 from tests.reference.index_entries import lawful_offset_index, lawful_time_index, lawful_txn_index
 
@@ -41,7 +41,7 @@ class Folder:
         return producer_snapshot.read((self.path / self.found.snapshots[offset].name).read_bytes(), "p")
 
     def batches(self, base):
-        """Copies of the rows, in small chunks."""
+        """Return copies of the rows, in small chunks."""
         data = self.data(base, names.LOG)
         chunks = read_chunks(io.BytesIO(data), "p", 0, len(data), ChunkBuffer(3000), Tail())
         return [chunk.batches.copy() for chunk in chunks]
@@ -55,7 +55,7 @@ def folders(case):
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_indexes(name, cases):
+def test_indexes_are_built_as_brokers_built_them(name, cases):
     for kind, folder in folders(cases[name]):
         others = []
         assert not folder.found.ignored

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logformat.errors import LogFormatError
-from logformat.side_files import time_index
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.side_files import time_index
 from tests.reference.index_entries import lawful_time_index
 
 # From a segment that a 4.3.0 broker cleaned; base offset 1071.
@@ -44,14 +44,14 @@ def test_write_then_read_with_any_zero_tail(base, table, zeros):
     assert lawful_time_index(entries, base)
 
 
-def test_a_real_file():
+def test_a_brokers_time_index_is_read_and_written_back():
     entries = time_index.read(REAL, REAL_BASE, "p")
     assert entries.tolist() == [(1700000028890, 1460), (1700000029940, 1510)]
     assert time_index.write(entries, REAL_BASE, "p") == REAL
     assert lawful_time_index(entries, REAL_BASE)
 
 
-def test_zeros():
+def test_padding_of_zeros_is_no_entry():
     assert len(time_index.read(bytes(10485756), 0, "p")) == 0
     assert len(time_index.read(b"", 0, "p")) == 0
     assert time_index.read(bytes(12), 7, "p").tolist() == [(0, 7)]  # one batch of one record at the epoch
@@ -59,13 +59,13 @@ def test_zeros():
     assert time_index.read(two + bytes(24), 7, "p").tolist() == [(0, 7), (5, 10)]
 
 
-def test_torn():
+def test_a_torn_time_index_is_refused_at_its_tear():
     with pytest.raises(LogFormatError) as caught:
         time_index.read(bytes(30), 0, "p")
     assert (caught.value.kind, caught.value.position) == ("index", 24)
 
 
-def test_what_does_not_fit():
+def test_entries_that_do_not_fit_a_time_index_are_refused():
     with pytest.raises(LogFormatError) as caught:
         time_index.write(entries_of(7, np.array([[1, 1], [2, 2**31]])), 7, "p")
     assert (caught.value.kind, caught.value.position) == ("relative_offset", 12)

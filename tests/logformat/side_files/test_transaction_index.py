@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logformat.errors import LogFormatError
-from logformat.side_files import transaction_index
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.side_files import transaction_index
 from tests.reference.index_entries import lawful_txn_index
 
 # From a segment that a 4.3.0 broker wrote; base offset 1055.
@@ -48,7 +48,7 @@ def test_write_then_read(rows):
     assert lawful_txn_index(entries, 0)
 
 
-def test_a_real_file():
+def test_a_brokers_transaction_index_is_read_and_written_back():
     entries = transaction_index.read(REAL, "p")
     assert len(entries) == 8
     assert transaction_index.write(entries) == REAL
@@ -56,14 +56,14 @@ def test_a_real_file():
     assert lawful_txn_index(entries, 1055)
 
 
-def test_torn():
+def test_a_torn_transaction_index_is_refused_unless_allowed():
     with pytest.raises(LogFormatError) as caught:
         transaction_index.read(REAL[:-1], "p")
     assert (caught.value.kind, caught.value.position) == ("index", 34 * 7)
     assert len(transaction_index.read(REAL[:-1], "p", allow_torn=True)) == 7
 
 
-def test_version():
+def test_an_unknown_version_is_refused_at_its_entry():
     with pytest.raises(LogFormatError) as caught:
         transaction_index.read(REAL[:34] + b"\0\1" + REAL[36:], "p")
     assert (caught.value.kind, caught.value.position) == ("index", 34)

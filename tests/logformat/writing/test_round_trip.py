@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from logformat.batches.segment import open_segment
-from logformat.layout import CODEC_NAMES
-from logformat.schemas import BATCHES, RECORDS
-from logformat.writing.encode import BatchOptions, encode_batches
-from logformat.writing.segment_writer import SegmentWriter
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.layout import CODEC_NAMES
+from lastkey.logformat.schemas import BATCHES, RECORDS
+from lastkey.logformat.writing.encode import BatchOptions, encode_batches
+from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import Row, arrow_records
 from tests.reference.log import NONE, Batch, Record, decode_log, encode_batch
 
@@ -57,7 +57,7 @@ HOSTILE = st.fixed_dictionaries(
 
 
 def expected_batches(base_offset, batches):
-    """What is to be in the log, as the twin has it, and the writer's arguments for it."""
+    """Return the twin's view of the log, and the writer's arguments for it."""
     offset, out, seen = base_offset, [], set()
     for before, rows, behind, drawn in batches:
         first = drawn.producer_id not in seen
@@ -95,7 +95,7 @@ def expected_batches(base_offset, batches):
 
 
 def rows_of(batches, path):
-    """The records as RECORDS has them, one dictionary each."""
+    """Return the records as RECORDS has them, one dictionary each."""
     position = 0
     for b in batches:
         for r in b.records:
@@ -122,6 +122,7 @@ def plain(table):
     return table.to_pylist()
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=40)  # the first example compiles
 @given(st.integers(0, 2**40), st.lists(batch(), max_size=6), HOSTILE, st.data())
 @example(0, [], {"chunk_bytes": 64, "max_rows": 3, "max_bytes": 100, "soft_bytes": 1}, None)
@@ -162,6 +163,7 @@ def test_written_and_read_back(base_offset, batches, hostile, data):
             assert part == [{c: row[c] for c in columns} for row in rows if start <= row["offset"] < end]
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.lists(RECORD, min_size=1, max_size=20), st.integers(70, 600), st.integers(1, 5), st.integers(0, 2**31 - 1))
 def test_cut_into_batches(rows, max_bytes, max_records, sequence):
@@ -229,7 +231,7 @@ def test_timestamps_at_the_ends_of_their_type(tmp_path):
     ],
 )
 def test_what_no_batch_can_hold(records, options, message):
-    from logformat.schemas import HEADERS
+    from lastkey.logformat.schemas import HEADERS
 
     kinds = {"key": pa.binary(), "offset": pa.int64(), "headers": HEADERS}
     table = pa.record_batch({name: pa.array(column, kinds[name]) for name, column in records.items()})

@@ -7,13 +7,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
 
-import logformat
-from logformat.batches.segment import open_segment
-from logformat.errors import LogFormatError
-from logformat.layout import END_TXN_MARKER_SIZE
-from logformat.side_files import producer_snapshot, transaction_index
-from logformat.side_files.producer_state import ProducerState
-from logformat.writing.segment_writer import SegmentWriter
+from lastkey import logformat
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import END_TXN_MARKER_SIZE
+from lastkey.logformat.search.partition_log import open_partition
+from lastkey.logformat.side_files import producer_snapshot, transaction_index
+from lastkey.logformat.side_files.producer_state import ProducerState
+from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import Row, arrow_records, log_text, write_partition, write_segment
 from tests.reference.index_entries import index_entries
 from tests.reference.log import COMMIT, decode_log, marker_batch
@@ -25,7 +26,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_files(tmp_path):
+def test_a_segment_is_written_with_all_its_side_files(tmp_path):
     log = write_segment(tmp_path / "t-0", "a=1 | {pid=7 txn} b=2 | {pid=7 abort coordinator=3}", 40)
     stem = f"{40:020d}"
     assert names(log.parent) == [f"{stem}.{k}" for k in ("index", "log", "timeindex", "txnindex")] + [
@@ -83,7 +84,7 @@ def test_raw_batches_are_copied(tmp_path):
         (lambda data: bytes(7) + b"\1" + data[8:], "offsets"),
     ],
 )
-def test_refused(tmp_path, damage, kind):
+def test_a_refused_batch_leaves_nothing_behind(tmp_path, damage, kind):
     data = write_segment(tmp_path / "a", "a=1 b=2", 2).read_bytes()
     with SegmentWriter(tmp_path / "b", 2) as writer:
         with pytest.raises(LogFormatError) as caught:
@@ -104,7 +105,7 @@ def test_after_an_error_there_is_no_index(tmp_path):
 def test_close_twice_and_options(tmp_path):
     writer = SegmentWriter(tmp_path, 0)
     with pytest.raises(TypeError, match="either options"):
-        from logformat.writing.encode import BatchOptions
+        from lastkey.logformat.writing.encode import BatchOptions
 
         writer.append_records(ONE, BatchOptions(), codec="gzip")
     with pytest.raises(TypeError):
@@ -163,7 +164,7 @@ def test_empty_batches_and_horizons(tmp_path):
     assert (appended.append_time, appended.records[0].timestamp, appended.base_timestamp) == (True, 7, 3)
 
 
-def test_text(tmp_path):
+def test_a_log_told_as_text_is_written_and_shown_so(tmp_path):
     files = write_partition(
         tmp_path / "t-0",
         "a=1 b=2 a=3 | {codec=lz4} a=- =4 -=x || {pid=7 txn} a=1 | {pid=7 commit} | {base=20 last=25} d=4@22~5"
@@ -191,8 +192,8 @@ def test_sequences_go_on(tmp_path):
     assert isinstance(table, pa.Table)
 
 
-def test_it_is_public(tmp_path):
+def test_the_package_offers_the_writer(tmp_path):
     """As the package's docstring has it."""
     with logformat.SegmentWriter(tmp_path / "orders-0", 0) as writer:
         writer.append_records(pa.record_batch({"key": [b"a"], "value": [b"1"], "offset": [0], "timestamp_ms": [0]}))
-    assert logformat.open_partition(tmp_path / "orders-0").lookup_offset(0).position == 0
+    assert open_partition(tmp_path / "orders-0").lookup_offset(0).position == 0

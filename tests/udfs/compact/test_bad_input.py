@@ -1,4 +1,6 @@
-"""Corruption is a suite: each damage is found by `verify` where it is, and sets the partition aside or is noted."""
+"""Corruption is a suite: `verify` finds each damage at its place, and the compaction sets the partition aside or notes
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from jobs.archive.listing import list_archive
-from jobs.command.config import Config
-from jobs.verify.plan import plan_archived
-from logformat.names import segment_file
-from logformat.primitives.codec import compress
+from lastkey.jobs.archive.listing import list_archive
+from lastkey.jobs.command.config import Config
+from lastkey.jobs.verify.plan_checks import plan_archived
+from lastkey.logformat.names import segment_file
+from lastkey.logformat.primitives.codec import compress
+from lastkey.udfs.compact.one_task import compact_partition
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import open_root
+from lastkey.udfs.verify.partition import check_partition
 from tests.builders.damage import (
     RECORDS,
     SEGMENT_OFFSETS,
@@ -32,10 +38,6 @@ from tests.builders.damage import (
 )
 from tests.builders.limits import as_nobody, open_to_all
 from tests.reference.log import GZIP, LZ4, NONE, SNAPPY, ZSTD, Batch, Record, data_batch, marker_batch
-from udfs.compact.one_task import compact_partition
-from udfs.problem import Problem
-from udfs.storage import open_root
-from udfs.verify.partition import check_partition
 
 CODECS = {"none": NONE, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
 COMPRESSED = {name: codec for name, codec in CODECS.items() if codec}
@@ -49,7 +51,7 @@ def part(tmp_path: Path) -> Partition:
 
 
 def with_codec(codec: int) -> Callable[[int], Batch]:
-    """A batch of a codec; the reference does not write lz4."""
+    """Return a function that makes a batch of a codec; the reference does not write lz4."""
 
     def make(base: int) -> Batch:
         batch = batch_at(base, codec=NONE)
@@ -73,7 +75,7 @@ def coded(tmp_path: Path, codec: int) -> Partition:
 
 
 def expect(part: Partition, kind: str, position: int, *, base: int = INNER, sealed: bool = False) -> Problem:
-    """Found by verify, and set aside by the compaction, as the same problem at the same place."""
+    """Check that verify finds a problem, and that the compaction sets the partition aside for the same one."""
     path = f"t-0/{segment_file(base, 'log')}"
     checked = part.verify(sealed=sealed)
     found = [(p.kind, p.path, p.position) for p in checked.problems]
@@ -88,14 +90,14 @@ def expect(part: Partition, kind: str, position: int, *, base: int = INNER, seal
 
 
 def works(part: Partition, *, sealed: bool = False) -> bytes:
-    """Compacted all the same: the bytes that are kept."""
+    """Check that the partition is compacted all the same; return the bytes of its cleaned segments."""
     result = part.compact(sealed=sealed)
     assert result.status == "cleaned", result.problem
     return part.cleaned_bytes(result)
 
 
 def with_checkpoint(part: Partition, offset: int) -> None:
-    """What lies below was cleaned by a broker."""
+    """Write a cleaner checkpoint: a broker cleaned everything below the offset."""
     (part.root / "cleaner-offset-checkpoint").write_text(f"0\n1\nt 0 {offset}\n")
 
 
@@ -182,7 +184,7 @@ def test_damage_without_an_index_leaves_bytes_unread_and_says_so(part: Partition
     assert [(p.kind, p.position) for p in checked.problems] == [("length", position)]
     assert str(left) in checked.problems[0].hint
     assert checked.not_checked == (
-        f"t-0/{segment_file(INNER, 'log')}: {left} bytes behind damage, where no batch could be found",
+        f"t-0/{segment_file(INNER, 'log')}: {left} bytes after damage, where no batch could be found",
     )
 
 
@@ -205,7 +207,7 @@ def test_a_last_offset_that_no_log_can_hold(part: Partition, base: int, number: 
 def test_the_largest_last_offset_of_all_is_compacted(tmp_path: Path) -> None:
     part = Partition(tmp_path / "archive", tmp_path / "store")
     part.folder.mkdir(parents=True)
-    end = 2**63 - 1  # of the log: an offset
+    end = 2**63 - 1  # log end offset
 
     def ending(n: int) -> Batch:
         return data_batch(end - n, [(START_MS - i, b"key-%d" % (i % 10), b"value") for i in range(n, n - RECORDS, -1)])
@@ -236,7 +238,7 @@ def test_a_damaged_offset_is_not_the_high_watermark(part: Partition, high_waterm
 @pytest.mark.parametrize("bit", [4, 20, 40])
 @pytest.mark.parametrize("index", [True, False])
 def test_nor_is_one_in_the_last_segment(part: Partition, index: bool, bit: int) -> None:
-    """Of its last batch: what says that another one was there is the index, or the high watermark alone."""
+    """Damage its last batch: only the index, or the high watermark, shows that another batch was there."""
     position = part.positions(ACTIVE)[-1]
     base = ACTIVE + 2 * RECORDS
     flip(part.log(ACTIVE), position + 7 - bit // 8, bit % 8)
@@ -296,7 +298,7 @@ def test_count_that_lies(tmp_path: Path, codec: str, change: int) -> None:
 
 
 def test_more_records_than_its_bytes_could_hold(part: Partition) -> None:
-    """Offsets leave room for the lie, its bytes do not: no array of that size is made."""
+    """The offsets leave room for the false count, the bytes do not: the reader allocates no array of that size."""
     base = INNER + 2 * RECORDS
     batch = batch_at(base)
     raw = bytearray(batch.data)
@@ -368,10 +370,10 @@ def test_zstd_in_magic_1(part: Partition) -> None:
 @pytest.mark.parametrize(
     ("at", "data", "kind"),
     [
-        (0, b"\xff" * 6, "varint"),  # of the length
+        (0, b"\xff" * 6, "varint"),  # varint of the length
         (0, b"\x02", "record"),  # too short to be one
         (0, b"\xfe\xff\x7f", "record"),  # longer than the batch
-        (2, b"\xff" * 11, "varint"),  # of the timestamp
+        (2, b"\xff" * 11, "varint"),  # varint of the timestamp
     ],
 )
 def test_record_that_cannot_be(part: Partition, at: int, data: bytes, kind: str) -> None:
@@ -438,7 +440,7 @@ def test_name_above_the_content(part: Partition) -> None:
 
 
 def test_name_below_the_content(part: Partition) -> None:
-    """Then the segment before it seems to reach into it."""
+    """The segment before it then seems to reach into it."""
     for kind in ("log", "index", "timeindex"):
         (part.folder / segment_file(INNER, kind)).rename(part.folder / segment_file(INNER - 3, kind))
     expect(part, "overlap", part.positions(0)[2], base=0)
@@ -476,7 +478,7 @@ def test_cut_tail_of_the_last_segment(part: Partition, cut: int) -> None:
     checked = part.verify()
     assert not checked.problems
     torn = log.stat().st_size - last
-    assert any(f"the last {torn} bytes are no whole batch" in note for note in checked.notes)
+    assert any(f"the last {torn} bytes are not a whole batch" in note for note in checked.notes)
     result = part.compact()
     assert result.status == "cleaned" and result.next_offset == ACTIVE + 2 * RECORDS
     assert any(f"{torn} bytes are no batch" in note for note in result.notes)
@@ -651,13 +653,15 @@ def test_only_empty_segments(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_every_crash_point(tmp_path: Path) -> None:
-    """The table of a broker's start: what was replaced, and what was about to be (KAFKA.md, "Broker start")."""
+    """Follow the table of a broker's start: files that it replaced, and files that it was about to replace (KAFKA.md,
+    "Broker start").
+    """
     old = build(tmp_path / "old" / "archive")
     before = works(old)
     new = [
         batch_at(0, 2),
         data_batch(INNER + 6, [(START_MS, b"of the cleaned", b"segment")]),
-    ]  # what a cleaner made of the first two segments
+    ]  # a cleaner's output for the first two segments
 
     def state(name: str) -> Partition:
         return old.copy_to(tmp_path / name / "archive")
@@ -705,7 +709,7 @@ def test_leftovers_of_every_crash_point(tmp_path: Path) -> None:
 
 
 def test_swap_that_cannot_be_read(part: Partition) -> None:
-    """How far it reaches decides which files it replaces: without that nothing is certain."""
+    """Its last offset decides which files it replaces; without it nothing is certain."""
     (part.folder / (segment_file(0, "log") + ".swap")).write_bytes(b"\0" * 8 + b"\xff" * 40)
     problem = part.listed().problem
     assert problem is not None
@@ -726,7 +730,7 @@ def test_folders_that_are_no_partitions(part: Partition) -> None:
 @pytest.mark.parametrize("kind", ["folder", "link"])
 @pytest.mark.parametrize("base", [0, INNER, ACTIVE])
 def test_log_that_is_no_file(part: Partition, kind: str, base: int) -> None:
-    """Not passed over in silence: with the last segment, or the first, nobody would see that one is missing."""
+    """Reject it: if the reader skipped the first or last segment, nobody would notice that one is missing."""
     log = part.log(base)
     log.unlink()
     if kind == "folder":
@@ -791,7 +795,7 @@ def test_the_same_partition_twice(part: Partition) -> None:
 
 
 def masked(data: bytes) -> bytes:
-    """Bytes of a log without the leader epochs, which no checksum covers."""
+    """Return a log's bytes without the leader epochs, which no checksum covers."""
     out, at = bytearray(data), 0
     while at < len(data):
         out[at + 12 : at + 16] = b"\0\0\0\0"
@@ -799,13 +803,15 @@ def masked(data: bytes) -> bytes:
     return bytes(out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", CODECS)
 def test_one_bit_anywhere(tmp_path: Path, codec: str) -> None:
-    """Never a wrong record: what no checksum covers is the prefix of a batch, and there:
+    """No flipped bit yields a wrong record. The checksum leaves out the prefix of a batch; a bit there has these
+    effects:
 
     - offset: offsets of a dense log leave no room; only the very last batch can move up unseen, in the active segment;
     - length: the checksum fails; in the active segment it may look like a torn tail, and the log ends there;
-    - leader epoch: kept as it is, in the bytes that are copied; verify says that epochs fall;
+    - leader epoch: copied bytes keep it as it is; verify says that epochs fall;
     - magic: another format, whose checksum fails.
     """
     part = coded(tmp_path, CODECS[codec])
@@ -847,8 +853,8 @@ def test_one_bit_anywhere(tmp_path: Path, codec: str) -> None:
 
 
 def test_offset_moved_into_a_gap_is_seen_by_the_index_alone(part: Partition) -> None:
-    """Where compaction left gaps, no checksum and no neighbour betrays a changed base offset: Kafka would not see it
-    either. The index entry of the batch does, if it has one.
+    """Compaction left gaps, so no checksum and no neighbour betrays a changed base offset, and Kafka would not see it
+    either. The batch's index entry does, if there is one.
     """
     part.write(INNER, [batch_at(INNER), batch_at(INNER + 6, 2)])
     log, position = part.log(INNER), part.positions(INNER)[1]

@@ -1,6 +1,6 @@
-"""A file that changes between two reads sets its partition aside as `changed`: nothing is signed that was not checked.
+"""A file that changes between two reads sets its partition aside as `changed`: unchecked bytes get no new checksum.
 
-Real files, changed at a chosen read (tests.builders.faults).
+The files are real, and change at a chosen read (tests.builders.faults).
 """
 
 from __future__ import annotations
@@ -13,9 +13,16 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from logformat.batches.chunks import Chunk
-from logformat.errors import LogFormatError
-from logformat.layout import BATCH
+from lastkey.logformat.batches.chunks import Chunk
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH
+from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, CleanedRun
+from lastkey.udfs.compact.one_task import compact_partition
+from lastkey.udfs.compact.output.piece_stack import PieceStack
+from lastkey.udfs.compact.plan import PartitionResult
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
+from lastkey.udfs.storage import Root
 from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, START_MS, Partition, build
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.folders import lay_out, plan_of
@@ -23,13 +30,6 @@ from tests.builders.splits import compact_in_splits
 from tests.builders.trees import files_in
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import data_batch
-from udfs.compact.clean_batches import OUT_BATCH, Piece
-from udfs.compact.one_task import compact_partition
-from udfs.compact.piece_stack import PieceStack
-from udfs.compact.plan import PartitionResult
-from udfs.problem import Problem
-from udfs.report.measure_partition import ProfilePlan, profile_partition
-from udfs.storage import Root
 
 HEADER = [0, 4, 7, 8, 11, 12, 13, 15, 16, 17, 20, 21, 22, 23, 26, 27, 34, 42, 43, 50, 51, 53, 57, 60]  # of 61 bytes
 BODY = [61, 62, 63, 70, 80]
@@ -42,7 +42,9 @@ def part(tmp_path: Path) -> Partition:
 
 @pytest.fixture
 def copied(part: Partition) -> Partition:
-    """Its third segment keeps all that it has: the batches are copied as they are, and so read for a third time."""
+    """Write a third segment that keeps all its records: its batches are copied as they are, and so read a third
+    time.
+    """
     base = 2 * SEGMENT_OFFSETS
     records = [
         (START_MS + i, b"only-%d" % i, b"value %05d, some bytes" % i) for i in range(base, base + SEGMENT_OFFSETS)
@@ -67,7 +69,7 @@ def set_aside(result: PartitionResult, part: Partition) -> Problem:
 
 
 def changed(part: Partition, tmp_path: Path, *given: Fault) -> Problem:
-    """Compact while faults happen: each did, and the partition is set aside because a file changed."""
+    """Compact while faults happen; check that each happened, and return the problem, of kind "changed"."""
     plan = part.plan()
     with faults(tmp_path, *given):
         problem = set_aside(compact_partition(plan), part)
@@ -106,7 +108,7 @@ def test_cut_before_a_later_read(copied: Partition, tmp_path: Path, nth: int) ->
 
 @pytest.mark.parametrize("nth", [2, 3])
 def test_replaced_by_another_log_of_the_same_shape(copied: Partition, tmp_path: Path, nth: int) -> None:
-    """Every checksum in it fits, every offset and size is the same: only the values are others."""
+    """All checksums fit, all offsets and sizes are the same: only the values differ."""
     log = log_of(copied, 2)
     data = bytearray(log.read_bytes())
     _sign_other_values(data, copied.positions(int(log.stem)))
@@ -122,7 +124,7 @@ def _sign_other_values(data: bytearray, positions: list[int]) -> None:
 
 @pytest.mark.parametrize("nth", [2, 3])
 def test_in_splits(part: Partition, tmp_path: Path, nth: int) -> None:
-    """The second read finds the keys, the third writes; each is held against the scan."""
+    """The second read finds the keys, the third writes; both are compared with the scan."""
     log = log_of(part, 1)
     plan = part.plan()
     with (
@@ -136,7 +138,7 @@ def test_in_splits(part: Partition, tmp_path: Path, nth: int) -> None:
 
 @pytest.mark.parametrize("nth", [2, 3])
 def test_report(part: Partition, tmp_path: Path, nth: int) -> None:
-    """The second read counts, the third takes a hot key's bytes from where they are."""
+    """The second read counts, the third takes a hot key's bytes from their place."""
     log = log_of(part, 3)
     plan = part.plan()
     with faults(tmp_path, Fault("read", str(log), nth=nth, at=65, flip=(65, 0x01))):
@@ -147,7 +149,7 @@ def test_report(part: Partition, tmp_path: Path, nth: int) -> None:
 
 
 def test_pending_output_that_comes_back_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rebuilt batches that waited in the temporary file are held against what was put there: here it loses a bit."""
+    """Rebuilt batches that waited in the temporary file are compared with the written bytes: here a bit is lost."""
     made: list[IO[bytes]] = []
     real = tempfile.TemporaryFile
 
@@ -155,14 +157,14 @@ def test_pending_output_that_comes_back_otherwise(monkeypatch: pytest.MonkeyPatc
         made.append(real(**given))
         return made[-1]
 
-    monkeypatch.setattr("udfs.compact.piece_stack.tempfile.TemporaryFile", temporary_file)
+    monkeypatch.setattr("lastkey.udfs.compact.output.piece_stack.tempfile.TemporaryFile", temporary_file)
     stack = PieceStack(0)
     rows, data = np.zeros(1, OUT_BATCH), np.arange(200, dtype=np.uint8)
     nothing = Chunk(0, np.empty(0, np.uint8), np.empty(0, BATCH))
-    stack.push(0, Piece(rows, data, -1, len(data)), nothing)
+    stack.push(0, CleanedRun(rows, data, -1, len(data)), nothing)
     assert bytes(np.concatenate([part for _, part in stack.drain([])])) == data.tobytes()
     again = PieceStack(0)
-    again.push(0, Piece(rows, data, -1, len(data)), nothing)
+    again.push(0, CleanedRun(rows, data, -1, len(data)), nothing)
     made[1].seek(100)
     made[1].write(b"\0")
     with pytest.raises(LogFormatError, match="temporary file") as found:
@@ -173,8 +175,8 @@ def test_pending_output_that_comes_back_otherwise(monkeypatch: pytest.MonkeyPatc
 def test_a_file_that_is_copied_under_an_earlier_base_is_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several splits: of the first groups nothing survives, and the next file is copied under their base, where files
-    cannot be moved.
+    """Several splits: nothing of the first groups survives, and the next file is copied under their base, on storage
+    that cannot move files.
     """
     monkeypatch.setattr(Root, "is_local", property(lambda self: False))
     values = [[(5, b"a", b"1")], [(6, b"a", b"2")], [(7, b"a", b"3"), (8, b"b", b"4")], [(9, b"c", b"5")]]

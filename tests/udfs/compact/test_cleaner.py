@@ -1,4 +1,4 @@
-"""Kafka's rules on numbers: what is cleanable, what is due, which segments become one, what a batch leaves."""
+"""Kafka's rules on numbers: the cleanable range, when it is due, segments that become one, the rest of a batch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logformat.layout import BATCH, CONTROL_MASK, DELETE_HORIZON_MASK
-from udfs.compact.cleaner import (
+from lastkey.logformat.layout import BATCH, CONTROL_MASK, DELETE_HORIZON_MASK
+from lastkey.udfs.compact.cleaner import (
     CleanableRange,
     LastBatches,
     SegmentFacts,
@@ -20,7 +20,7 @@ from udfs.compact.cleaner import (
     is_due,
     is_last_of_producer,
 )
-from udfs.compact.decide_kernels import DELETE, DELETE_EMPTY, RETAIN_EMPTY
+from lastkey.udfs.compact.verdicts import DELETE, DELETE_EMPTY, RETAIN_EMPTY
 
 NOBODY = LastBatches(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int16))
 
@@ -31,7 +31,7 @@ def facts(
     timestamps: list[int] | None = None,
     mtimes: list[int] | None = None,
 ) -> SegmentFacts:
-    """Segments whose batches all carry the same timestamp."""
+    """Return facts of segments whose batches all carry the same timestamp."""
     n = len(bases)
     times = np.array(timestamps or [0] * n, np.int64)
     return SegmentFacts(
@@ -41,7 +41,7 @@ def facts(
 
 
 def ranged(segments: SegmentFacts, **given_: int) -> CleanableRange:
-    """A log of ten offsets a segment, of which the last is active."""
+    """Return the cleanable range of a log with ten offsets a segment, the last of them active."""
     end = int(segments.base_offset[-1]) + 10
     usual = {
         "first_dirty": int(segments.base_offset[0]), "log_end_offset": end,
@@ -86,7 +86,7 @@ def test_cleanable_offsets_end_at_the_segment_of_the_last_stable_offset(last_sta
         ([100, 500, 100], [0, 0, 0], 20),  # as old as the lag
         ([100, -1, 100], [0, 501, 0], 10),  # no timestamps: the file's time
         ([100, 501, 100], [0, 0, 0], 10),
-        ([100, 100, 900], [0, 0, 0], 20),  # the active one is not asked
+        ([100, 100, 900], [0, 0, 0], 20),  # the active one does not count
     ],
 )
 def test_the_lag_holds_back_from_the_first_young_segment_on(
@@ -141,7 +141,7 @@ def test_nothing_has_no_ratio() -> None:
 @pytest.mark.parametrize(
     ("first_dirty", "timestamps", "expected"),
     [
-        (0, [100, 200, 50], 400),  # the active segment is not asked
+        (0, [100, 200, 50], 400),  # the active segment does not count
         (10, [100, 200, 50], 300),
         (0, [600, 700, 0], 0),  # not yet
         (0, [500, 700, 0], 0),  # just now
@@ -203,7 +203,7 @@ def test_segment_grouping() -> None:
 
 
 def test_segment_grouping_with_sparse_offsets() -> None:
-    """The range of a group is that of a relative offset; the last segment ends below the end."""
+    """A relative offset limits the range of a group; the last segment ends below the end."""
     limit = 2**31 - 1
     assert grouped([0, 10], [100, 100], limit + 1) == [[0, 1]]
     assert grouped([0, 10], [100, 100], limit + 2) == [[0], [1]]
@@ -256,10 +256,10 @@ PRODUCERS = LastBatches(np.array([3, 7]), np.array([50, -1]), np.array([1, 2], n
     ("row", "expected"),
     [
         (batch(50, producer_id=3, producer_epoch=1), True),
-        (batch(50, producer_id=3, producer_epoch=0), True),  # by its offset, whatever the epoch
+        (batch(50, producer_id=3, producer_epoch=0), True),  # by its offset, with any epoch
         (batch(49, producer_id=3, producer_epoch=1), False),
         (batch(60, producer_id=3, producer_epoch=1, attributes=CONTROL_MASK), False),
-        (batch(60, producer_id=7, producer_epoch=2, attributes=CONTROL_MASK), True),  # wrote markers alone: by epoch
+        (batch(60, producer_id=7, producer_epoch=2, attributes=CONTROL_MASK), True),  # wrote only markers: by epoch
         (batch(61, producer_id=7, producer_epoch=2, attributes=CONTROL_MASK), True),
         (batch(60, producer_id=7, producer_epoch=1, attributes=CONTROL_MASK), False),
         (batch(60, producer_id=7, producer_epoch=2), False),

@@ -1,4 +1,4 @@
-"""`retention.exact`: records past their time go out of segments that stay, and nothing else does."""
+"""`retention.exact`: expired records go out of segments that stay, and nothing else does."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from pathlib import Path
 
 import pytest
 
+from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.compact.verdicts import NO_TIMESTAMP
 from tests.builders.folders import Archived, Outcome, archived_at, compact, golden_plan, lay_out, load, plan_of
 from tests.builders.splits import compact_in_blocks, compact_in_splits
 from tests.golden import Case, case_names
 from tests.reference.any_magic import decode_any
 from tests.reference.cleaner import Segment, Settings, cleanable_range
 from tests.reference.log import GZIP, SNAPPY, ZSTD, Batch, Record, data_batch, marker_batch
-from udfs.compact.plan import PartitionPlan
-from udfs.compact.rebuild_kernels import NO_TIMESTAMP
 
 
 def batches_of(plan: PartitionPlan) -> list[list[Batch]]:
-    """By segment of the plan."""
+    """Return the batches of each segment of the plan."""
     return [decode_any((Path(s.listed.root) / s.listed.path).read_bytes()) for s in plan.segments]
 
 
 def batches_after(done: Outcome) -> list[list[Batch]]:
-    """By segment of the generation."""
+    """Return the batches of each segment of the generation."""
     return [decode_any(done.path(i).read_bytes()[: s.size_bytes]) for i, s in enumerate(done.result.segments)]
 
 
 def open_from(plan: PartitionPlan) -> int:
-    """Number of the first segment that may not be touched: the last one, or one with an open transaction."""
+    """Return the number of the first segment that must not change: the last one, or one with an open transaction."""
     segments = [
         Segment(s.listed.base_offset, tuple(batches), 0)
         for s, batches in zip(plan.segments, batches_of(plan), strict=True)
@@ -58,7 +58,7 @@ def young(records: list[Record], oldest_ms: int) -> list[Record]:
 
 
 def check_nothing_else_went(plan: PartitionPlan, done: Outcome, oldest_ms: int) -> None:
-    """Against the plain reader: which records are there, and that control batches and offsets are as they were."""
+    """Check the records against the plain reader, and that control batches and offsets did not change."""
     was, after = batches_of(plan), batches_after(done)
     gone = len([one for one in done.result.expired for _ in range(one.segments)])
     closed = open_from(plan)
@@ -72,7 +72,7 @@ def check_nothing_else_went(plan: PartitionPlan, done: Outcome, oldest_ms: int) 
         if batches:
             assert left, "a segment became empty"
             assert left[-1].last_offset == batches[-1].last_offset
-        ends = {b.last_offset: b for b in batches if b.magic == 2}  # a rebuilt one of magic 0, 1 has another end
+        ends = {b.last_offset: b for b in batches if b.magic == 2}  # a rebuilt batch of magic 0, 1 has another end
         for b in left:
             if b.last_offset in ends:
                 before = ends[b.last_offset]
@@ -85,9 +85,10 @@ def _identity(b: Batch) -> tuple[object, ...]:
     return b.base_offset, b.leader_epoch, b.transactional, b.control, *producer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", case_names())
 def test_golden_partitions(name: str, cases: dict[str, Case], tmp_path: Path) -> None:
-    """All codecs and magics: cut where a third of the times have passed, at the last and at the first of them."""
+    """Use all codecs and magics; cut where a third of the times have passed, at the last and at the first of them."""
     case = cases[name]
     partition = case.partitions[0]
     plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path)
@@ -102,7 +103,7 @@ def test_golden_partitions(name: str, cases: dict[str, Case], tmp_path: Path) ->
         mine = replace(exact(plan, oldest), folder=f"out-{number}")
         done = compact(mine)
         if len(data_records(closed)) == len(young(data_records(closed), oldest)) and not done.result.expired:
-            assert done.result.status == "not_due", oldest  # a record that is as old as it may be stays
+            assert done.result.status == "not_due", oldest  # a record exactly as old as the limit stays
             assert done.files() == {}
             continue
         assert done.result.status == "cleaned", done.result.problem
@@ -117,7 +118,7 @@ def test_golden_partitions(name: str, cases: dict[str, Case], tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", case_names())
 def test_compaction_first(name: str, cases: dict[str, Case], tmp_path: Path) -> None:
-    """What is cleaned without it, less the old records: an earlier value of a key never comes back."""
+    """The result is that of a plain compaction, less the old records: an earlier value of a key never comes back."""
     case = cases[name]
     partition = case.partitions[0]
     plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path)
@@ -154,7 +155,9 @@ DAY = 86_400_000
 
 
 def drawn(rng: random.Random, root: Path) -> Archived:
-    """Records of all ages in any order, with and without key, value and time; transactions that end either way."""
+    """Draw an archive: records of all ages in any order, with and without key, value and time; transactions that commit
+    or abort.
+    """
     segments, offset = [], 0
     for _ in range(rng.randint(2, 6)):
         base, batches = offset, []
@@ -198,12 +201,14 @@ def test_drawn_logs(seed: int, tmp_path: Path) -> None:
     check_nothing_else_went(plan, done, oldest)
     left = done.as_archive(tmp_path / "again", snapshots=False)
     plan = plan_of(left, tmp_path / "b", Settings(), now_ms=NOW_MS, log_start_offset=done.result.log_start_offset)
-    again = compact(exact(plan, oldest)).result  # whole segments may go now, whose young records have gone
+    again = compact(exact(plan, oldest)).result  # whole segments may go now, because their young records are gone
     assert again.counters.get("dropped_expired", 0) == 0
 
 
 def log_of(*ages: list[int], root: Path) -> Archived:
-    """A segment for each list of ages in days, a batch for each record; the last one holds a young record."""
+    """Write a segment for each list of ages in days, a batch for each record; add a last segment with a young
+    record.
+    """
     segments, offset = [], 0
     for of_segment in (*ages, [0]):
         batches = [
@@ -265,13 +270,13 @@ def test_the_last_segment_and_an_open_transaction_are_left_alone(tmp_path: Path)
 
 
 def test_all_of_a_segment_between_others(tmp_path: Path) -> None:
-    """Its last batch stays as a header, with the time that it had: a broker finds what is behind it."""
+    """Its last batch stays as a header with its time, so that a broker finds the batches behind it."""
     archived = log_of([1], [9, 9], [1], root=tmp_path / "archive")
     done = compact(week(archived, tmp_path))
     [_, emptied, _, _] = done.segments()
     assert [(b.records, b.last_offset, b.max_timestamp) for b in emptied.batches] == [((), 2, NOW_MS - 9 * DAY)]
     assert done.result.segments[1].min_timestamp_ms == NO_TIMESTAMP
-    # as the first of what is left, it goes as any old segment
+    # it is the first segment now, and goes as any old one
     behind = Archived(archived.root, list(done.as_archive(tmp_path / "again", snapshots=False).segments[1:]))
     later = compact(replace(week(behind, tmp_path / "b"), log_start_offset=1))
     assert [(one.reason, one.segments) for one in later.result.expired] == [("time", 1)]
@@ -297,7 +302,7 @@ def test_a_dry_run_says_what_would_go(tmp_path: Path) -> None:
 
 
 def test_without_a_key_nothing_is_asked(tmp_path: Path) -> None:
-    """Compaction would set the partition aside; nothing is compacted here."""
+    """A compaction would set the partition aside; but this run compacts nothing."""
     archived = lay_out(
         tmp_path / "archive",
         [
@@ -311,7 +316,7 @@ def test_without_a_key_nothing_is_asked(tmp_path: Path) -> None:
 
 
 def test_bytes_that_changed_since_the_scan_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from udfs.compact import one_task
+    from lastkey.udfs.compact import one_task
 
     archived = log_of([9, 1], [1, 1], root=tmp_path / "archive")
     path = tmp_path / "archive" / archived.segments[0].listed.path
@@ -370,8 +375,8 @@ def test_no_earlier_value_comes_back_where_times_are_out_of_order(tmp_path: Path
 
 
 def test_empty_batches_stay_where_nothing_is_compacted(tmp_path: Path) -> None:
-    """The header that a cleaner left, of a young record, holds the time of its segment: without it the record without
-    a timestamp goes, which by the archive's segment is as young as that.
+    """The header that a cleaner left of a young record holds the time of its segment. Without it, the record without a
+    timestamp would go, although by the archive's segment it is just as young.
     """
     emptied = Batch(1, 1, (), max_timestamp=NOW_MS - DAY, producer_id=5, producer_epoch=0, base_sequence=0).encoded()
     log = [
@@ -389,7 +394,7 @@ def test_empty_batches_stay_where_nothing_is_compacted(tmp_path: Path) -> None:
 
 
 def test_what_may_not_be_compacted_yet_makes_nothing_due_again(tmp_path: Path) -> None:
-    """An old record beside a young one waits; till then a run would only write again what it wrote before."""
+    """An old record beside a young one waits; until then a run would only write the same again."""
     now, day = 2_000_000_000_000, 86_400_000
     waits = [(now - 8 * day, b"k", b"old"), (now - day, b"l", b"young")]  # within min.compaction.lag.ms
     segments = [

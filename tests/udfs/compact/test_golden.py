@@ -1,9 +1,9 @@
-"""Golden partitions compacted three times by us, and held against what a real broker's cleaner left of them.
+"""Golden partitions compacted three times by us, and compared with the result of a real broker's cleaner.
 
-Every pass works on what our pass before it left. Equal are: all batches with all header fields and records; the bytes
-of the `.log`, `.index`, `.timeindex` and `.txnindex` files, and file times. Two differences are meant: an empty segment
-of the broker is joined to the next one (whose index entries are then relative to its base); and where batches were
-compressed anew with zstd or snappy their bytes, and so the positions in the indexes, may differ.
+Every pass works on the result of our pass before it. All batches with all header fields and records must be equal, and
+so must the bytes of the `.log`, `.index`, `.timeindex` and `.txnindex` files, and file times. Two differences are
+intended: we join an empty segment of the broker to the next one (whose index entries are then relative to its base);
+and bytes of batches that were compressed again with zstd or snappy may differ, and so positions in the indexes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from lastkey.udfs.compact.plan import Limits
 from tests.builders.folders import Outcome, archived_at, compact, golden_plan
 from tests.builders.trees import files_in
 from tests.golden import PASSES, Case, case_names
 from tests.reference.log import SNAPPY, ZSTD, decode_log
-from udfs.compact.plan import Limits
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Files:
     mtime_ms: int
 
     def at_base(self, base_offset: int) -> Files:
-        """The same under an earlier base."""
+        """Return the same files under an earlier base."""
         shift = self.base_offset - base_offset
         index = b"".join(struct.pack(">ii", o + shift, p) for o, p in struct.iter_unpack(">ii", self.index))
         times = b"".join(struct.pack(">qi", t, o + shift) for t, o in struct.iter_unpack(">qi", self.timeindex))
@@ -52,7 +52,7 @@ def read_segments(folder: Path) -> list[Files]:
 
 
 def join_empty(segments: list[Files]) -> list[Files]:
-    """The difference that is meant: an empty segment that another follows gives it its base."""
+    """Make the intended difference: give the base of an empty segment to the segment behind it."""
     out: list[Files] = []
     base = None
     for segment in segments:
@@ -89,6 +89,7 @@ def assert_equal(expected: list[Files], got: list[Files]) -> None:
         assert {b.codec for b in batches} & {SNAPPY, ZSTD}, "nothing was compressed anew that could differ"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", case_names())
 def test_three_passes_leave_what_the_broker_left(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
     case = cases[name]
@@ -134,7 +135,7 @@ def test_records_without_key_set_the_partition_aside_unless_told_otherwise(
 
 @pytest.mark.parametrize("name", ["txn-none", "v1-gzip-append", "zstd-headers"])
 def test_tiny_buffers_make_the_same_files(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
-    """Chunks smaller than a batch, and every piece through a temporary file."""
+    """Use chunks smaller than a batch, and send every piece through a temporary file."""
     case = cases[name]
     (partition,) = case.partitions
     archived = archived_at(case.folder / "input", partition)

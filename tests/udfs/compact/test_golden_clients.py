@@ -1,7 +1,7 @@
-"""Logs of other clients, and a broker's own topics, compacted three times: what is left is what Kafka's cleaner left.
+"""Logs of other clients, and a broker's own topics, compacted three times: the result equals that of Kafka's cleaner.
 
-The digests were taken of the real cleaner's output (tests/golden/make_clients.py). tests/kafka/test_clients.py asks it
-again, and compares record by record.
+The digests are of the real cleaner's output (tests/golden/make_clients.py). tests/kafka/test_clients.py asks it again,
+and compares record by record.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def digest(ours: Outcome) -> str:
     return digest_of_logs(ours.path(i).read_bytes()[:size] for i, size in enumerate(sizes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", client_names())
 def test_three_passes_leave_what_kafkas_cleaner_left(theirs: dict[str, Case], name: str, tmp_path: Path) -> None:
     case = theirs[name]

@@ -1,4 +1,6 @@
-"""Which segments retention takes: the rules against a plain twin of Kafka's walk, and whole partitions in one task."""
+"""The segments that retention removes: the rules against a plain twin of Kafka's walk, and whole partitions in one
+task.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lastkey.udfs.compact.cleaner import SegmentFacts
+from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.compact.retention import RetentionLimits, expired_segments, may_take_any
+from tests.builders.damage import build
 from tests.builders.folders import Archived, archived_at, compact, golden_plan
 from tests.golden import Case
 from tests.reference.log import decode_log
-from udfs.compact.cleaner import SegmentFacts
-from udfs.compact.plan import PartitionPlan
-from udfs.compact.retention import RetentionLimits, expired_segments, may_take_any
 
 NOW_MS = 1_000_000
 
 
 @st.composite
 def logs(draw):
-    """[(base, size, largest timestamp, mtime)], log start."""
+    """Draw a log: ([(base, size, largest timestamp, mtime)], log start)."""
     n = draw(st.integers(1, 6))
     bases = sorted(draw(st.lists(st.integers(0, 50), min_size=n, max_size=n, unique=True)))
     ages = st.integers(-5, 20)
@@ -34,10 +37,12 @@ def logs(draw):
     return rows, draw(st.integers(bases[0], 60))
 
 
-def twin(rows, log_start, limits, last_may_go):
-    """UnifiedLog.deleteOldSegments, segment by segment; Kafka's own last segment goes where nothing appends to it."""
+def twin(rows, log_start, limits, last_may_go, above):
+    """Count the removed segments as UnifiedLog.deleteOldSegments does, segment by segment; Kafka's own last segment
+    goes only if nothing appends to it.
+    """
     if limits.retention_ms < 0 and limits.retention_bytes < 0:
-        return {"log_start": 0, "size": 0, "time": 0}  # ours: compact alone leaves what lies below the log start
+        return {"log_start": 0, "size": 0, "time": 0}  # ours: a compaction alone leaves segments below the log start
     left, out = list(rows), {}
 
     def walk(reason, rule):
@@ -51,7 +56,7 @@ def twin(rows, log_start, limits, last_may_go):
             out[reason] += 1
 
     walk("log_start", lambda _, following: following is not None and following[0] <= log_start)
-    too_much = sum(row[1] for row in left) - limits.retention_bytes
+    too_much = sum(row[1] for row in left) + above - limits.retention_bytes  # no segment above the high watermark goes
 
     def by_size(row, _):
         nonlocal too_much
@@ -71,25 +76,48 @@ def twin(rows, log_start, limits, last_may_go):
     return out
 
 
-def facts_of(rows) -> SegmentFacts:
+def facts_of(rows, above) -> SegmentFacts:
     base, size, largest, mtime = np.array(rows, np.int64).T
-    return SegmentFacts(base, size, largest, largest, mtime)
+    return SegmentFacts(base, size, largest, largest, mtime, above)
 
 
-@given(logs(), st.integers(-1, 20), st.integers(-1, 40), st.booleans())
-def test_the_walk_of_kafka(log, retention_ms, retention_bytes, last_may_go):
+@given(logs(), st.integers(-1, 20), st.integers(-1, 40), st.booleans(), st.sampled_from([0, 3, 17]))
+def test_the_walk_of_kafka(log, retention_ms, retention_bytes, last_may_go, above):
+    last_may_go = last_may_go and not above
     rows, log_start = log
     limits = RetentionLimits(retention_ms, retention_bytes)
     given = {"log_start_offset": log_start, "now_ms": NOW_MS, "last_may_go": last_may_go}
-    expected = twin(rows, log_start, limits, last_may_go)
-    assert expired_segments(facts_of(rows), limits, **given) == expected
+    expected = twin(rows, log_start, limits, last_may_go, above)
+    assert expired_segments(facts_of(rows, above), limits, **given) == expected
+    rows = [*rows, (100, above, NOW_MS, NOW_MS)] if above else rows  # as in the listing
     largest = rows[0][2] if rows[0][2] >= 0 else rows[0][3]
-    assert may_take_any([r[0] for r in rows], [r[1] for r in rows], largest, limits, **given) == any(expected.values())
-    too_large = [rows[0][1], *(r[1] + 5 for r in rows[1:])]  # what a listing says of a segment that is read in part
+    may = may_take_any([r[0] for r in rows], [r[1] for r in rows], largest, limits, **given)
+    assert may == any(expected.values()) or (above and may)  # the function does not know the high watermark
+    too_large = [rows[0][1], *(r[1] + 5 for r in rows[1:])]  # listed sizes of segments that are read in part
     assert may_take_any([r[0] for r in rows], too_large, largest, limits, **given) or not any(expected.values())
 
 
 # -- whole partitions
+
+
+@pytest.mark.parametrize("zeros", [0, 1000])
+@pytest.mark.parametrize("watermark", [24, 30, 36, 40])
+def test_what_lies_above_the_high_watermark_counts(tmp_path, watermark, zeros):
+    """Each of four segments holds twelve offsets. The last may be preallocated: bytes outside of batches do not
+    count.
+    """
+    part = build(tmp_path / "archive")
+    sizes = [part.log(base).stat().st_size for base in (0, 12, 24, 36)]
+    with part.log(36).open("ab") as log:
+        log.write(bytes(zeros))
+    plan = part.plan()
+    for limit, gone in ((sum(sizes[1:]), 1), (sum(sizes[1:]) + 1, 0), (sizes[3], 2 if watermark < 36 else 3)):
+        settings = replace(plan.settings, compacts=False, retention_bytes=limit)
+        done = compact(replace(plan, high_watermark=watermark, settings=settings, folder=f"{limit}")).result
+        assert sum(one.segments for one in done.expired) == gone
+        assert [one.bytes_above for one in done.expired] == [
+            sum(sizes) - sum(sizes[:gone]) - sum(s.size_bytes for s in done.segments)
+        ][: len(done.expired)]
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +198,7 @@ def test_records_deleted_by_the_broker(case, tmp_path):
 
 
 def test_what_the_cleaner_leaves_expires_after_it(case, tmp_path):
-    """As a broker: cleaned first, then retention by what the cleaned segments hold."""
+    """Clean first, then apply retention to the cleaned segments, as a broker does."""
     plan = plan_for(case, tmp_path)
     both = replace(plan, force=True, settings=replace(plan.settings, compacts=True))
     cleaned = compact(replace(both, folder="cleaned")).result.segments
@@ -187,7 +215,7 @@ def test_what_the_cleaner_leaves_expires_after_it(case, tmp_path):
 
 
 def test_a_damaged_segment_that_would_go_is_a_problem_all_the_same(case, tmp_path):
-    """What goes is read first: a file whose times cannot be trusted takes nothing with it."""
+    """Read a segment before removing it: times in a damaged file cannot be trusted."""
     root = tmp_path / "archive"
     partition = case.partitions[0]
     shutil.copytree(case.input(partition), root / partition)

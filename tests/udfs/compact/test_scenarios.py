@@ -1,4 +1,4 @@
-"""Runs `tests/scenarios/*.txt`; their language is in `tests/scenarios/README.md`."""
+"""Runner of `tests/scenarios/*.txt`; `tests/scenarios/README.md` describes their language."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MTIME_MS = 1  # of all files; tombstones of magic 0 and 1 are younger than any h
 
 
 def scenarios() -> list[tuple[str, list[str]]]:
-    """(name, lines) of all files."""
+    """Return (name, lines) of each scenario in all files."""
     out: list[tuple[str, list[str]]] = []
     for file in FILES:
         for line in file.read_text().splitlines():
@@ -84,7 +84,7 @@ _SETTINGS = {
 
 @dataclass
 class World:
-    """A partition, and what the last round left to look at."""
+    """A partition, and the result of its last round."""
 
     folder: Path
     settings: Settings = Settings()
@@ -113,7 +113,7 @@ class World:
         self.next_offset = batch.last_offset + 1
 
     def clean(self, options: dict[str, str]) -> None:
-        """One round: by the product and by the twin, which must agree."""
+        """Clean one round by the product and by the twin, and assert that they agree."""
         force, now_ms = options.get("from") == "log-start", int(options["at"])
         root = self.folder / f"archive{self.rounds}"
         plan = plan_of(
@@ -191,7 +191,7 @@ def test_every_scenario_has_a_name_of_its_own_and_looks_at_something() -> None:
 
 @pytest.mark.parametrize("checkpoint", [None, 5 * 10**9 + 1])
 def test_all_is_read_once_and_what_is_cleaned_once_more(checkpoint: int | None, tmp_path: Path) -> None:
-    """Bytes, wherever the offsets are."""
+    """Count bytes, wherever the offsets are."""
     write_partition(tmp_path / "archive" / "t-0", "a=1 || a=2 b=1 || c=1", base_offset=5 * 10**9)
     archived = archived_at(tmp_path / "archive", "t-0")
     plan = plan_of(

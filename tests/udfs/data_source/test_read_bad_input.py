@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from jobs.archive import listing as archive
-from logformat.batches.chunks import CHUNK_BYTES
-from logformat.batches.segment import open_segment
-from logformat.dump.files import DumpOptions, dump
-from logformat.dump.log_options import LogOptions, Wanted
-from logformat.errors import LogFormatError
-from logformat.names import segment_file
-from logformat.primitives.codec import compress
+from lastkey.jobs.archive import listing as archive
+from lastkey.logformat.batches.chunks import CHUNK_BYTES
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.dump.files import DumpOptions, dump
+from lastkey.logformat.dump.log_options import LogOptions, RecordLimits
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.names import segment_file
+from lastkey.logformat.primitives.codec import compress
 from tests.builders.damage import (
     RECORDS,
     SEGMENT_OFFSETS,
@@ -72,7 +72,7 @@ def set_aside(part: Partition, **options: str) -> tuple[list[int], list[tuple[st
 
 
 def expect(part: Partition, kind: str, position: int, lost: list[int], base: int = INNER) -> None:
-    """The one problem, wherever it is met, and nothing else lost."""
+    """Check that every way to read meets this one problem, and loses nothing else."""
     fails(part, kind, segment_file(base, "log"), position)
     kept = [offset for offset in ALL if offset not in lost]
     for options in ({}, HOSTILE):
@@ -104,19 +104,19 @@ def test_a_damaged_offset_at_the_end_of_a_chunk_hides_no_batch(tmp_path, limit):
     with pytest.raises(LogFormatError, match=r"offsets: expected an offset of .* or more, found"):
         read("kafka_log", tmp_path, columns="offset", **limit)
     with (tmp_path / "out").open("wb") as out:
-        found = dump([log], DumpOptions(LogOptions(deep=True, wanted=Wanted(end_offset=18))), out.write)
+        found = dump([log], DumpOptions(LogOptions(deep=True, wanted=RecordLimits(end_offset=18))), out.write)
     assert [problem.kind for problem in found.all_problems] == ["offsets"]
     assert (tmp_path / "out").read_text().count("| offset: ") == 17  # all but the damaged one
 
 
-def test_undamaged(part):
+def test_an_undamaged_archive_is_read_whole(part):
     assert read("kafka_log", part.root)["offset"].to_pylist() == ALL
     assert set_aside(part, **HOSTILE) == (ALL, [])
 
 
 @pytest.mark.parametrize("at", [23, 30, 40, 52, 60, 61, 70])
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, ZSTD])
-def test_flipped_bit(tmp_path, codec, at):
+def test_a_flipped_bit_sets_its_batch_aside(tmp_path, codec, at):
     part = build(tmp_path / "archive", codec)
     position = part.positions(INNER)[1]
     flip(part.log(INNER), position + at, 3)
@@ -361,8 +361,8 @@ def test_files_that_cannot_be_read(part):
 
 
 def test_a_file_that_shrinks_after_it_was_listed(part):
-    from jobs.data_source.read import read_task
-    from jobs.data_source.source import columns_of
+    from lastkey.jobs.data_source.read import read_task
+    from lastkey.jobs.data_source.source import columns_of
     from tests.builders.sources import BY_NAME, _Partition, options_of, tasks_of
 
     for given, kept in (({}, None), ({"badRecords": "set_aside"}, [o for o in ALL if not INNER <= o < 2 * INNER])):
@@ -396,14 +396,14 @@ def test_a_folder_that_cannot_be_listed(part, monkeypatch, name):
 
     monkeypatch.setattr(archive, "_list", refusing(archive._list, lambda root, path: path))
     monkeypatch.setattr(archive, "files_of", refusing(archive.files_of, lambda filesystem, path, shown: shown))
-    with pytest.raises(LogFormatError, match=f"{name} at byte 0: unreadable: .* Permission denied"):
+    with pytest.raises(LogFormatError, match=f"{name}: unreadable: .* Permission denied"):
         read("kafka_log", part.root)
     rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()
     assert [row["problem"]["kind"] for row in rows if row["problem"]] == ["unreadable"]
     assert len(rows) == 1 + (len(ALL) if name == "disk2" else 0)
 
 
-def test_the_same_partition_twice(part, tmp_path):
+def test_a_partition_in_two_folders_is_refused(part, tmp_path):
     shutil.copytree(part.folder, part.root / "disk2" / "t-0")
     with pytest.raises(LogFormatError, match="duplicate: expected one folder for each partition"):
         read("kafka_log", part.root)

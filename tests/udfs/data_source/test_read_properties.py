@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logformat.listing import ListedSegment
+from lastkey.logformat.listing import ListedSegment
+from lastkey.udfs.lookup.last_stable_offset import last_stable_offset as ours_of
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.sources import read
 from tests.reference.log import decode_log
 from tests.reference.read_committed import committed_offsets, last_stable_offset
-from udfs.lookup.last_stable_offset import last_stable_offset as ours_of
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 COLUMNS = "offset,key,timestamp_ms"
@@ -26,7 +26,7 @@ COLUMNS = "offset,key,timestamp_ms"
 
 @st.composite
 def logs(draw: Any) -> str:
-    """A partition as text: transactions that overlap, end, or hang; codecs; times out of order; several segments."""
+    """Draw a partition as text: open, ended and hanging transactions; codecs; times out of order; several segments."""
     opened: set[int] = set()
     segments = []
     for _ in range(draw(st.integers(1, 4))):
@@ -53,6 +53,7 @@ def logs(draw: Any) -> str:
     return " || ".join(segments)
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(logs(), st.data())
 def test_limits_together(tmp_path_factory, text, data):
@@ -88,6 +89,7 @@ def test_limits_together(tmp_path_factory, text, data):
     shutil.rmtree(folder.parent)
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(logs(), st.integers(0, 9), st.integers(0, 60) | st.none())
 def test_the_last_stable_offset_by_any_snapshot(tmp_path_factory, text, lost, high_watermark):

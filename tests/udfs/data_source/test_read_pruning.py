@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
 
-from logformat.writing.segment_writer import SegmentWriter
+from lastkey.logformat.writing.segment_writer import SegmentWriter
+from lastkey.udfs import storage
+from lastkey.udfs.storage import Root
 from tests.builders.sources import read, tasks_of
 from tests.builders.trees import files_in
-from udfs import storage
-from udfs.storage import Root
 
 DAY_MS, MINUTE_MS, FIRST_MS = 86_400_000, 60_000, 1_700_000_000_000
 RECORDS, SEGMENT_RECORDS = 86_400, 20_000  # a record a second
@@ -88,7 +88,7 @@ class _CountedFile:
 
 @pytest.fixture(scope="module", params=["CreateTime", "LogAppendTime"])
 def day(request, tmp_path_factory) -> Path:
-    """A day's log: 86400 records of 520 bytes, timestamps out of order by up to 5 seconds, batches of 100."""
+    """Make a day's log: 86400 records of 520 bytes, timestamps out of order by up to 5 seconds, batches of 100."""
     folder = tmp_path_factory.mktemp("pruning") / "archive" / "clicks-0"
     rng = np.random.default_rng(3)
     jitter = rng.integers(-5000, 5001, RECORDS)
@@ -138,6 +138,7 @@ def full_scan(counting: CountingFiles, day: Path) -> int:
     return total
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("minute", [0, 1, 777, 1438])
 def test_a_minute_of_a_day_reads_less_than_a_twentieth(day, counting, minute):
     """Between two points of the log: `startingTimestamp` and `endingTimestamp`."""

@@ -14,16 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from logformat.batches.segment import open_segment
-from logformat.errors import LogFormatError
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.errors import LogFormatError
+from lastkey.udfs.data_source import records as read_records
+from lastkey.udfs.data_source.batches import read_batches
+from lastkey.udfs.data_source.pieces import Piece, ReadSpec
 from tests.builders.logs import START_MS, write_partition
+from tests.builders.place import NO_PRODUCERS
 from tests.builders.sources import read, tasks_of
 from tests.builders.trees import files_in
 from tests.golden import case_names
 from tests.reference.log import GZIP, Batch, Record, with_timestamps
-from udfs.data_source import records as read_records
-from udfs.data_source.batches import read_batches
-from udfs.data_source.plan import Piece, ReadSpec
 
 HOSTILE = {"maxRecordsPerBatch": "3", "splitBytes": "2000"}
 ALL = (
@@ -52,6 +53,7 @@ UNDER = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "options"), UNDER)
 def test_every_record_as_segments_give_them(cases, name, options, monkeypatch):
     if options:
@@ -102,8 +104,9 @@ def compressed(magic, *borders):
     return data
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, HOSTILE], ids=["", "hostile"])
-def test_offsets(tmp_path, options):
+def test_any_range_of_offsets_gives_its_records(tmp_path, options):
     files = write_partition(tmp_path / "t-0", "a=1 b=2 c=3 | a=4 b=5 || c=6 | a=7 b=8 c=9 || a=10")
     for start in range(0, files.end_offset + 1):
         for end in range(start, files.end_offset + 1):
@@ -140,6 +143,7 @@ def test_timestamps_are_bounds_as_in_sparks_kafka_source(tmp_path):
     assert found["offset"].to_pylist() == [3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, HOSTILE], ids=["", "hostile"])
 def test_a_limit_by_time_finds_every_record_of_the_window(tmp_path, options):
     write_partition(tmp_path / "t-0", DISORDER)
@@ -157,7 +161,7 @@ def test_append_time_needs_no_decompression_for_an_upper_limit(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, HOSTILE], ids=["", "hostile"])
-def test_key(tmp_path, options):
+def test_a_key_gives_its_records(tmp_path, options):
     write_partition(tmp_path / "t-0", "a=1 b=2 =3 -=4 | {codec=zstd} a=5 | b=6 || a=7")
     assert read("kafka_log", tmp_path, key="a", **options)["value"].to_pylist() == [b"1", b"5", b"7"]
     assert read("kafka_log", tmp_path, key="0x62", **options)["value"].to_pylist() == [b"2", b"6"]
@@ -233,6 +237,7 @@ def test_index_files_are_spread_over_tasks(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_split_at_batches_and_packed(tmp_path):
     batches = " | ".join(" ".join(f"k{i}={'v' * 300}{i}" for _ in range(10)) for i in range(60))
     for number in range(3):
@@ -252,6 +257,20 @@ def test_split_at_batches_and_packed(tmp_path):
     assert len(tasks_of("kafka_log", tmp_path, topics="small*,large")) == 1
 
 
+def test_topics_are_named_listed_in_a_file_and_left_out(tmp_path):
+    for topic in ("a-one", "a-two", "b", "c"):
+        write_partition(tmp_path / "archive" / f"{topic}-0", "k=1")
+    (tmp_path / "list").write_text("# ours\na-*\n\nc # too\n")
+
+    def topics(**given):
+        return sorted(read("kafka_log", tmp_path / "archive", **given).column("topic").to_pylist())
+
+    assert topics(topics="b", topicsFrom=str(tmp_path / "list"), exclude="*-two,z*") == ["a-one", "b", "c"]
+    assert topics(subscribe="b,c", exclude="c") == ["b"]
+    assert topics(subscribePattern="^a", exclude="a-one") == ["a-two"]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["index", "timeindex"])
 @pytest.mark.parametrize("damage", ["missing", "torn", "foreign", "random"])
 def test_a_wrong_index_hides_nothing(tmp_path, kind, damage):
@@ -301,7 +320,7 @@ def test_batches_and_indexes(cases):
         assert found[name].to_pylist() == expected[name].to_pylist(), name
     entries = read("kafka_log_index", folder)
     assert set(entries["kind"].to_pylist()) == {"offset", "time", "transaction", "producer", "leader_epoch"}
-    from logformat.side_files import offset_index
+    from lastkey.logformat.side_files import offset_index
 
     first = files_in(folder, "*.index")[0]
     raw = offset_index.read(first.read_bytes(), int(first.stem), str(first))
@@ -310,3 +329,17 @@ def test_batches_and_indexes(cases):
     assert of_first["offset"].to_pylist() == raw["offset"].tolist()
     only = read("kafka_log_index", folder, kinds="transaction, leader_epoch")
     assert set(only["kind"].to_pylist()) == {"transaction", "leader_epoch"}
+
+
+def test_what_a_snapshot_calls_committed_and_the_log_does_not(tmp_path):
+    """A broker believes the snapshot, and serves the open transaction's records (tests/kafka)."""
+    folder = tmp_path / "t-0"
+    write_partition(folder, "k=1 | {pid=1 txn} k=2 || x=1 || z=1")
+    options = {"columns": "offset", "isolationLevel": "read_committed"}
+    assert read("kafka_log", folder, **options)["offset"].to_pylist() == [0]
+    (folder / "00000000000000000003.snapshot").write_bytes(NO_PRODUCERS)
+    with pytest.raises(LogFormatError, match=r"at byte 70 \(batch at offset 1\): transaction: expected a marker"):
+        read("kafka_log", folder, **options)
+    table = read("kafka_log", folder, **options | {"badRecords": "set_aside"})
+    assert table["offset"].to_pylist() == [None, 0, 2, 3]
+    assert read("kafka_log", folder, columns="offset")["offset"].to_pylist() == [0, 1, 2, 3]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from udfs.decode.avro import avro_json, avro_schema, decode_avro, read_avro
-from udfs.decode.avro_types import AvroSchemaError
-from udfs.decode.decoders import DecodeError
+from lastkey.udfs.decode.avro import avro_json, avro_schema, decode_avro, read_avro
+from lastkey.udfs.decode.avro_types import AvroSchemaError
+from lastkey.udfs.decode.decoders import DecodeError
 
 UTC = datetime.UTC
 MOMENT = 1_700_000_000_123
@@ -73,7 +73,7 @@ def encoded(schema, *values):
     ],
     ids=lambda of: str(of)[:40],
 )  # fmt: skip
-def test_types(schema, kind, value, read):
+def test_each_avro_type_has_its_arrow_type(schema, kind, value, read):
     whole = record(("a", schema), ("list", {"type": "array", "items": "string"}))
     column = decode_avro(encoded(whole, {"a": value, "list": ["x"]}), whole)
     assert column.type == pa.struct([("a", kind), ("list", pa.list_(pa.string()))])
@@ -173,8 +173,8 @@ def test_what_cannot_be_read_as_the_newer_version_says_why():
     values = pa.array([b"\0\0\0\0\1\2"])
     for target, problem in (
         (record(("id", "int"), ("more", "int")), "field more was not written, and has no default"),
-        (record(("id", "string")), "int was written, which is no string"),
-        (record(("id", ["null", "string"])), "int was written, which is no branch of the union"),
+        (record(("id", "string")), "written as int, which cannot be read as string"),
+        (record(("id", ["null", "string"])), "written as int, which fits no branch of the union"),
     ):
         assert problem in read_avro(values, target, writers={1: record(("id", "int"))})[1][0].as_py()
 
@@ -212,7 +212,7 @@ def test_what_is_no_avro_of_the_schema():
         "expected values that fit their types", "expected values that fit their types",
     ]  # fmt: skip
     assert "1 bytes after the value" in reasons[3].as_py()
-    with pytest.raises(DecodeError, match="row 2 is no Avro"):
+    with pytest.raises(DecodeError, match="row 2 cannot be decoded as Avro"):
         decode_avro(values, schema, errors="fail")
 
 
@@ -227,7 +227,7 @@ def test_damage_gives_a_reason_or_a_value(junk, at):
     assert [row is None for row in column.to_pylist()] == [reason is not None for reason in reasons.to_pylist()]
 
 
-def test_json():
+def test_avro_becomes_json_and_bad_values_have_reasons():
     schema = record(
         ("b", "bytes"), ("f", {"type": "array", "items": "double"}), ("d", {"type": "int", "logicalType": "date"}),
         ("t", {"type": "long", "logicalType": "timestamp-micros"}), ("m", {"type": "map", "values": "string"}),
@@ -244,7 +244,7 @@ def test_json():
     assert [reason is None for reason in reasons.to_pylist()] == [True, False, False, True]
 
 
-def test_many_schemas():
+def test_cost_of_many_schemas_grows_with_the_rows():
     """A column of schemas, each other: its cost grows with the rows, not with rows times schemas."""
     schemas = [json.dumps(record(("id", "int"), name=f"T{i}")) for i in range(500)] * 4
     text, _ = avro_json(pa.array([b"\2"] * 2000), pa.array(schemas))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from udfs.decode.decoders import DECODERS, DecodeError, decode, problems_of
+from lastkey.udfs.decode.decoders import DECODERS, DecodeError, decode, problems_of
 
 VALUES = st.lists(st.none() | st.binary(max_size=40), max_size=12)
 NUMBERS = {"short": ">h", "int": ">i", "long": ">q", "float": ">f", "double": ">d"}
@@ -23,7 +23,7 @@ def column(values, first=0):
 
 
 def twin(value: bytes, name: str):
-    """The value, or None where it is malformed."""
+    """Return the value; None if it is malformed."""
     if name in NUMBERS:
         return struct.unpack(NUMBERS[name], value)[0] if len(value) == struct.calcsize(NUMBERS[name]) else None
     if name == "boolean":
@@ -43,10 +43,11 @@ def twin(value: bytes, name: str):
     return value[size:] if len(value) >= size else None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(set(DECODERS) - {"string", "json"}))
 @settings(max_examples=40)
 @given(values=VALUES, first=st.integers(0, 3), magic=st.sampled_from([b"", b"\0", b"\1"]))
-def test_as_the_twin(name, values, first, magic):
+def test_each_decoder_decodes_as_its_twin(name, values, first, magic):
     values = [value if value is None else magic + value for value in values]
     expected = [None if value is None else twin(value, name) for value in values]
     got = decode(column(values, first), name)
@@ -68,7 +69,7 @@ def test_all_of_one_width(name, width):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_nothing(name):
+def test_decoders_keep_empty_columns_and_nulls(name):
     for values in ([], [None], [None, None]):
         for kind in (pa.binary(), pa.null()):
             assert decode(pa.array(values, kind), name).to_pylist() == values
@@ -80,11 +81,11 @@ def test_string_replaces_as_java_does_and_says_so():
     assert decode(values, "string").to_pylist() == ["ab", None, "é€😀", "a�b", "�", ""]
     said = [reason is not None for reason in problems_of(values, "string").to_pylist()]
     assert said == [False, False, False, True, True, False]
-    with pytest.raises(DecodeError, match="row 3 is no string"):
+    with pytest.raises(DecodeError, match="row 3 cannot be decoded as string"):
         decode(values, "string", errors="fail")
 
 
-def test_uuid_as_text():
+def test_only_well_formed_uuids_are_decoded():
     text = "0F8FAD5B-d9cb-469f-a165-70867728950e"
     values = [text.encode(), text.replace("-", "x").encode(), (text[:-1] + "g").encode(), text[:-1].encode()]
     assert decode(column(values), "uuid").to_pylist() == [text.lower(), None, None, None]
@@ -98,7 +99,7 @@ def test_uuid_as_text():
         (b"", "Expecting value"),
         (b"{'a': 1}", "property name"),
         (b"[1,]", "column 4"),
-        (b"NaN", "NaN is no JSON number"),
+        (b"NaN", "NaN is not a JSON number"),
         (b"1 2", "Extra data"),
         (b'"\xff"', "can't decode byte 0xff"),
         (b"[" * 100_000, "nested too deep"),
@@ -106,7 +107,7 @@ def test_uuid_as_text():
     ],
     ids=range(10),
 )
-def test_json(value, problem):
+def test_malformed_json_has_a_reason(value, problem):
     reason = problems_of(column([value]), "json")[0].as_py()
     assert reason is None if problem is None else problem in reason
     assert decode(column([value]), "json").to_pylist() == [None if problem else value.decode()]
@@ -115,13 +116,14 @@ def test_json(value, problem):
 def test_a_failure_says_what_where_and_which_bytes():
     values = column([struct.pack(">q", 7), None, b"\x01\x02", b"x"])
     with pytest.raises(
-        DecodeError, match="row 2 is no long: expected 8 bytes, found 2 bytes, the first 0x01; its bytes: 0102"
+        DecodeError,
+        match="row 2 cannot be decoded as long: expected 8 bytes, found 2 bytes, the first 0x01; its bytes: 0102",
     ):
         decode(values, "long", errors="fail")
     assert decode(values[:2], "long", errors="fail").to_pylist() == [7, None]
 
 
-def test_names():
+def test_wrong_decoders_and_columns_are_refused():
     with pytest.raises(ValueError, match="no such decoder: 'lnog'; did you mean long"):
         decode(column([]), "lnog")
     with pytest.raises(ValueError, match='expected "null" or "fail", found \'ignore\''):

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lastkey.udfs.decode.partitioner import murmur2, partition_of
 from tests.reference import murmur2 as twin
-from udfs.decode.partitioner import murmur2, partition_of
 
 
-def test_known_hashes():
+def test_kafkas_known_hashes_are_computed():
     """UtilsTest.testMurmur2 of Kafka."""
     known = {
         "21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536,
@@ -25,7 +25,7 @@ def test_known_hashes():
 
 
 @given(st.lists(st.none() | st.binary(max_size=70), max_size=20), st.integers(1, 2**31 - 1), st.integers(0, 3))
-def test_as_the_twin(keys, n, first):
+def test_any_key_is_hashed_and_placed_as_by_the_twin(keys, n, first):
     array = pa.array(keys, pa.binary())[first:]
     keys = keys[first:]
     assert murmur2(array).to_pylist() == [None if k is None else twin.murmur2(k) for k in keys]
@@ -60,13 +60,13 @@ def test_numbers_as_their_serializers_write_them(kind, code):
     assert partition_of(keys, 50).to_pylist() == expected
 
 
-def test_nothing():
+def test_null_keys_have_no_partition():
     assert partition_of(pa.array([], pa.binary()), 3).to_pylist() == []
     assert partition_of(pa.nulls(2), 3).to_pylist() == [None, None]
     assert partition_of(pa.array([None, b""], pa.binary()), pa.array([4, None], pa.int32())).to_pylist() == [None, None]
 
 
-def test_what_cannot_be():
+def test_impossible_arguments_of_the_partitioner_are_refused():
     with pytest.raises(ValueError, match="expected 1 or more, found 0"):
         partition_of(pa.array([b"a"]), 0)
     with pytest.raises(ValueError, match="found -3"):
@@ -75,7 +75,7 @@ def test_what_cannot_be():
         partition_of(pa.array([1], pa.date32()), 3)
     with pytest.raises(ValueError, match="expected at most 2147483647, found 2147483648"):
         partition_of(pa.array([b"a"]), 2**31)
-    with pytest.raises(ValueError, match="expected one, or 3, a key one; found 2"):
+    with pytest.raises(ValueError, match="expected one, or 3 \\(one per key\\); found 2"):
         partition_of(pa.array([b"a", b"b", b"c"]), pa.array([3, 3]))
 
 

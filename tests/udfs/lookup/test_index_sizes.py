@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.lookup.plans import archive_plans
-from logformat.batches.segment import open_segment
+from lastkey.jobs.lookup.plans import archive_plans
+from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.udfs.lookup.index_sizes import IndexSizesPlan, index_sizes, offset_index_bytes, time_index_bytes_per_day
 from tests.builders.logs import write_partition
 from tests.builders.trees import files_in
 from tests.golden import golden
-from udfs.lookup.index_sizes import IndexSizesPlan, index_sizes, offset_index_bytes, time_index_bytes_per_day
 
 
 def test_the_tables_of_the_proposals():
@@ -28,7 +29,7 @@ def test_the_tables_of_the_proposals():
 def test_counts_against_the_headers(name, tmp_path_factory):
     case = golden(tmp_path_factory)[name]
     folder = case.input(case.partitions[0])
-    [plan] = archive_plans(str(folder.parent), case.partitions[0].rpartition("-")[0], [])
+    [plan] = archive_plans(str(folder.parent), TopicFilter((case.partitions[0].rpartition("-")[0],)), [])
     found = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
     headers = {log: open_segment(log).headers() for log in files_in(folder)}
     assert found.segments == len(headers)
@@ -52,7 +53,7 @@ def test_a_bad_log_is_counted_up_to_there(tmp_path):
     data = bytearray(log.read_bytes())
     data[len(data) // 3 * 2 + 16] = 9
     log.write_bytes(data)
-    [plan] = archive_plans(str(tmp_path), None, [])
+    [plan] = archive_plans(str(tmp_path), EVERY_TOPIC, [])
     found = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
     assert found.problem is not None
     assert found.problem.kind == "magic"

@@ -9,15 +9,16 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from jobs.data_source.plan import source_partitions
-from jobs.lookup.plans import archive_plans
-from logformat.search.partition_log import PartitionLog, open_partition
+from lastkey.jobs.data_source.plan_tasks import source_partitions
+from lastkey.jobs.lookup.plans import archive_plans
+from lastkey.jobs.topics import EVERY_TOPIC
+from lastkey.logformat.search.partition_log import PartitionLog, open_partition
+from lastkey.udfs.data_source.log_end import ends_of
+from lastkey.udfs.lookup.queries import ANSWER, LookupPlan, as_ms, lookup_table, open_log
 from tests.builders.logs import write_partition
 from tests.builders.sources import options_of
 from tests.builders.trees import files_in
 from tests.golden import golden
-from udfs.data_source.log_end import ends_of
-from udfs.lookup.queries import ANSWER, LookupPlan, as_ms, lookup_table, open_log
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def logs(tmp_path_factory):
     """Plans by partition, and the folder of their partitions."""
     case = golden(tmp_path_factory)["two-parts"]
     root = case.input(case.partitions[0]).parent
-    return {(plan.topic, plan.partition): plan for plan in archive_plans(str(root), None, [])}, root
+    return {(plan.topic, plan.partition): plan for plan in archive_plans(str(root), EVERY_TOPIC, [])}, root
 
 
 def ask(plans, rows, size):
@@ -39,9 +40,10 @@ def ask(plans, rows, size):
     return answers.select(ANSWER.names).to_pylist()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("ordered", [True, False])
-def test_as_one_at_a_time(logs, size, ordered):
+def test_many_queries_at_once_answer_as_one_at_a_time(logs, size, ordered):
     plans, root = logs
     rng = random.Random(size)
     rows, expected = [], []
@@ -95,7 +97,7 @@ def test_a_bad_log_is_a_status(tmp_path):
     data = bytearray(log.read_bytes())
     data[16] = 9
     log.write_bytes(data)
-    plans = {("t", 0): archive_plans(str(tmp_path), None, [])[0]}
+    plans = {("t", 0): archive_plans(str(tmp_path), EVERY_TOPIC, [])[0]}
     assert [answer["status"] for answer in ask(plans, [("t", 0, 1, None), ("t", 0, None, 1)], 2)] == ["magic"] * 2
 
 
@@ -104,14 +106,14 @@ def test_a_transaction_that_began_in_a_segment_that_is_gone_is_still_open(tmp_pa
     folder = write_partition(
         tmp_path / "t-0", "a=1 | b=2 | {pid=1 txn} c=3 || {pid=2 txn} d=4 | {pid=2 commit} || e=5"
     ).folder
-    (plan,) = archive_plans(str(tmp_path), None, [])
+    (plan,) = archive_plans(str(tmp_path), EVERY_TOPIC, [])
     assert ends(plan) == (0, 2)
     for path in files_in(folder, "00000000000000000000.*"):
         path.unlink()
     for checkpoint in (None, 0, 3):
         if checkpoint is not None:
             (tmp_path / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {checkpoint}\n")
-        (plan,) = archive_plans(str(tmp_path), None, [])
+        (plan,) = archive_plans(str(tmp_path), EVERY_TOPIC, [])
         (partition,) = source_partitions(options_of("kafka_log", tmp_path))
         assert ends(plan) == ends_of(partition, committed=True)[:2] == (3, 3)
 
@@ -122,7 +124,7 @@ def ends(plan: LookupPlan) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("ms"), pa.timestamp("ns"), pa.timestamp("s")])
-def test_moments(kind):
+def test_timestamps_become_epoch_milliseconds(kind):
     moments = [datetime.datetime(2026, 11, 21, 14, 5), datetime.datetime(1969, 12, 31, 23, 59, 59), None]
     assert as_ms(pa.array(moments, kind)).to_pylist() == [1_795_269_900_000, None, None]
     assert as_ms(pa.array([-3, 5], pa.int32())).to_pylist() == [-3, 5]

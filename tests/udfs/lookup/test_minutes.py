@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from logformat.batches.segment import open_segment
-from logformat.listing import ListedSegment
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.listing import ListedSegment
+from lastkey.udfs.groups import groups
+from lastkey.udfs.lookup import minutes as module
+from lastkey.udfs.lookup.minutes import CREATE_TIME, LOG_APPEND_TIME, MINUTE_MS, TimedSegment, time_index_rows
 from tests.builders.logs import write_segment
 from tests.builders.trees import files_in
 from tests.golden import case_names, golden
 from tests.reference.time_index import first_offsets
-from udfs.groups import groups
-from udfs.lookup import minutes as module
-from udfs.lookup.minutes import CREATE_TIME, LOG_APPEND_TIME, MINUTE_MS, TimedSegment, time_index_rows
 
 
 def rows_of(log):
@@ -33,7 +33,7 @@ def minutes(rows):
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_golden_logs(name, tmp_path_factory):
+def test_minutes_of_golden_logs_are_those_of_their_records(name, tmp_path_factory):
     case = golden(tmp_path_factory)[name]
     for partition in case.partitions:
         for folder in (case.input(partition), case.expected(2, partition)):
@@ -102,6 +102,6 @@ def test_a_bad_log_says_so(tmp_path):
     assert {"crc" in row["problem"] for row in rows_of(log)} == {True}
 
 
-def test_groups():
+def test_groups_hold_up_to_a_size_or_one_segment():
     segments = [ListedSegment("", "", i, size, 0) for i, size in enumerate([5, 5, 20, 1, 1])]
     assert [[s.base_offset for s in group] for group in groups(segments, lambda s: s.size, 10)] == [[0, 1], [2], [3, 4]]

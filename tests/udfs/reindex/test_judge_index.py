@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logformat.layout import BATCH
-from logformat.side_files import offset_index, time_index
-from logformat.side_files.index_builder import IndexBuilder
-from udfs.reindex.judge_index import IndexJudge, SideBytes, read_bounded
-from udfs.storage import open_root
+from lastkey.logformat.layout import BATCH
+from lastkey.logformat.side_files import offset_index, time_index
+from lastkey.logformat.side_files.index_builder import IndexBuilder
+from lastkey.udfs.reindex.judge_index import IndexJudge, SideBytes, read_bounded
+from lastkey.udfs.storage import open_root
 
 BASE = 1000
 LIMIT = 1 << 16
@@ -53,6 +53,7 @@ NEAR = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 7), st.sampled_from(
 TIMES = st.lists(st.tuples(st.integers(-1, 7), st.integers(-1, 20)), max_size=4)
 
 
+@pytest.mark.long
 @given(BATCHES, OFFSETS, NEAR)
 def test_an_offset_index_that_is_called_right_finds_every_batch(batches, wild, near):
     rows = log_of(batches)

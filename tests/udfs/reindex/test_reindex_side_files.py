@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logformat.errors import LogFormatError
-from logformat.layout import BATCH
-from logformat.side_files import producer_snapshot, transaction_index
-from logformat.side_files.producer_state import summarize
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH
+from lastkey.logformat.side_files import producer_snapshot, transaction_index
+from lastkey.logformat.side_files.producer_state import summarize
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.reindex.segment import SegmentOutcome, _only_aborts
+from lastkey.udfs.reindex.side_files import SideFilesPlan, reindex_side_files
+from lastkey.udfs.reindex.write import Target
 from tests.builders.producers import logs
 from tests.reference import producer_state as twin
-from udfs.problem import Problem
-from udfs.reindex.segment import SegmentOutcome, _only_aborts
-from udfs.reindex.side_files import SideFilesPlan, reindex_side_files
-from udfs.reindex.write import Target
 
 BAD = Problem("crc", "bad.log", 5, "a", "b")
 
@@ -76,6 +76,7 @@ def by_the_twin(segments, log_start, bad):
     return snapshots, indexes, impossible
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(logs("ttacde"), st.sets(st.integers(1, 40), max_size=4), st.integers(0, 150), st.integers(-4, 4))
 def test_as_the_twin_folds(folder, batches, cuts, log_start, bad):

@@ -9,16 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.folders import archived_at, compact, golden_plan, plan_of
-from tests.builders.logs import START_MS, write_partition
-from tests.builders.profiles import profile
-from tests.golden import PASSES, case_names
-from tests.reference.cleaner import Settings
-from tests.reference.log import decode_log
-from tests.reference.record_figures import profile as slow_profile
-from udfs.compact.plan import Limits, PartitionPlan
-from udfs.report.measure_partition import ProfilePlan, profile_partition
-from udfs.report.partition_profile import (
+from lastkey.udfs.compact.plan import Limits, PartitionPlan
+from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
+from lastkey.udfs.report.partition_profile import (
     AGE_NAMES,
     DAY_MS,
     HOUR_MS,
@@ -28,6 +21,13 @@ from udfs.report.partition_profile import (
     join_times,
     shown_key,
 )
+from tests.builders.folders import archived_at, compact, golden_plan, plan_of
+from tests.builders.logs import START_MS, write_partition
+from tests.builders.profiles import profile
+from tests.golden import PASSES, case_names
+from tests.reference.cleaner import Settings
+from tests.reference.log import decode_log
+from tests.reference.record_figures import profile as slow_profile
 
 CASES = case_names()
 OF_MAGIC_2 = [name for name in CASES if not name.startswith(("v0", "v1"))]  # what the slow reader of logs can read

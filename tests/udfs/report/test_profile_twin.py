@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lastkey.udfs.compact.plan import Limits, PartitionPlan
 from tests.builders.drawn import Drawn, logs
 from tests.builders.folders import compact, lay_out, load, plan_of
 from tests.builders.profiles import profile
 from tests.reference.cleaner import clean
 from tests.reference.record_figures import LAST_TIME
 from tests.reference.record_figures import profile as slow_profile
-from udfs.compact.plan import Limits, PartitionPlan
 
 FIGURES = ("records", "null_keys", "control_records", "out_of_order", "largest_lag_ms", "without_time")
 
@@ -25,7 +25,7 @@ FIGURES = ("records", "null_keys", "control_records", "out_of_order", "largest_l
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs(), st.sampled_from([1 << 20, 300, 64]), st.sampled_from([None, None, 2**62, LAST_TIME, LAST_TIME + 1]))
-def test_any_log(drawn: Drawn, chunk_bytes: int, far: int | None) -> None:
+def test_any_log_is_profiled_as_by_the_twin(drawn: Drawn, chunk_bytes: int, far: int | None) -> None:
     if far is not None:
         drawn = with_a_time(drawn, far)
     shared_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -41,7 +41,7 @@ def test_any_log(drawn: Drawn, chunk_bytes: int, far: int | None) -> None:
 
 
 def with_a_time(drawn: Drawn, far: int) -> Drawn:
-    """The first record's timestamp changed, of the first batch whose records have timestamps of their own."""
+    """Change the first record's timestamp in the first batch whose records have their own timestamps."""
     for i, segment in enumerate(drawn.segments):
         for j, batch in enumerate(segment.batches):
             if batch.magic == 2 and batch.records and not batch.append_time and not batch.control:
@@ -72,7 +72,7 @@ def check_all_records(drawn: Drawn, plan: PartitionPlan) -> None:
 
 
 def check_cleaned(drawn: Drawn, plan: PartitionPlan) -> None:
-    """Records that live are those that the twin leaves; sizes are what a dry run says."""
+    """Compare the live records with those that the twin leaves, and the sizes with those of a dry run."""
     settings = replace(plan.settings, min_cleanable_dirty_ratio=-1.0)
     said = compact(replace(plan, dry_run=True, settings=settings)).result
     found = profile(plan)

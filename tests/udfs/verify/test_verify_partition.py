@@ -10,28 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from jobs.archive.listing import list_archive
-from jobs.command.config import Config
-from jobs.compact.plan import inputs_from_archive
-from jobs.verify.plan import plan_archived
-from logformat.batches.chunks import ChunkBuffer
-from logformat.listing import ListedSegment
-from logformat.names import segment_file
-from logformat.side_files import checkpoints
-from tests.builders.damage import NOW_MS, START_MS, build, edit
+from lastkey.jobs.archive.listing import list_archive
+from lastkey.jobs.command.config import Config
+from lastkey.jobs.compact.plan_partition import inputs_from_archive
+from lastkey.jobs.verify.plan_checks import plan_archived
+from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.names import segment_file
+from lastkey.logformat.side_files import checkpoints
+from lastkey.udfs.compact.one_task import compact_partition
+from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
+from lastkey.udfs.segments import OutputSegment, SegmentInput, SideFile
+from lastkey.udfs.storage import open_root
+from lastkey.udfs.verify.blocks import Side, scan_headers
+from lastkey.udfs.verify.findings import CheckPlan
+from lastkey.udfs.verify.generation import GenerationPlan, check_generation
+from lastkey.udfs.verify.parent import AllowedDrops, Differences, compare
+from lastkey.udfs.verify.partition import check_partition
+from tests.builders.damage import NOW_MS, START_MS, build, edit, flip
 from tests.builders.trees import files_in
 from tests.golden import Case, case_names
 from tests.reference import log
 from tests.reference.log import Batch, data_batch, marker_batch
-from udfs.compact.one_task import compact_partition
-from udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
-from udfs.segments import OutputSegment, SegmentInput, SideFile
-from udfs.storage import open_root
-from udfs.verify.blocks import Side, scan_headers
-from udfs.verify.findings import CheckPlan
-from udfs.verify.generation import GenerationPlan, check_generation
-from udfs.verify.parent import Differences, Rules, compare
-from udfs.verify.partition import check_partition
 
 # -- what real brokers wrote
 
@@ -196,7 +196,7 @@ def test_an_epoch_that_begins_at_a_log_start_within_a_batch_is_no_problem(tmp_pa
 
 
 def without_checksums(result: PartitionResult) -> tuple[OutputSegment, ...]:
-    """The manifest, as an older version wrote it of side files."""
+    """Return the manifest as an older version wrote it, without checksums of side files."""
     return tuple(replace(row, side_files=None) for row in result.segments)
 
 
@@ -224,12 +224,29 @@ def test_a_parent_that_is_gone_is_said(made: tuple[PartitionPlan, PartitionResul
     plan, result = made
     checked = check_generation(generation(plan, result, parent_gone="vacuum took it"))
     assert not checked.problems and checked.compared_records == 0
-    assert checked.not_checked == ("p: against what it was made of: vacuum took it",)
-    shorter = check_generation(generation(plan, result, parent=plan.segments[1:]))
-    assert not shorter.problems and "bytes when it was made" in shorter.not_checked[0]
+    assert checked.not_checked == ("p: comparison with its source: vacuum took it",)
+    end = plan.segments[-1].base_offset
+    shorter = check_generation(generation(plan, result, parent=plan.segments[1:], parent_stays_from=end))
+    assert not shorter.problems and "bytes when the generation was made" in shorter.not_checked[0]
+    [unexplained] = check_generation(generation(plan, result, parent=plan.segments[1:])).problems
+    assert (unexplained.kind, unexplained.path) == ("changed", plan.segments[0].listed.path.rpartition("/")[0])
+    [nothing_left] = check_generation(generation(plan, result, parent=())).problems
+    assert (nothing_left.kind, nothing_left.path) == ("changed", "p")
     (Path(plan.archive_uri) / plan.segments[0].listed.path).unlink()
     gone = check_generation(generation(plan, result))
     assert not gone.problems and "unreadable" in gone.not_checked[0]
+
+
+def test_a_parent_that_is_damaged_is_a_problem(made: tuple[PartitionPlan, PartitionResult]) -> None:
+    plan, result = made
+    log = Path(plan.archive_uri) / plan.segments[1].listed.path
+    flip(log, 70)
+    checked = check_generation(generation(plan, result))
+    assert [(p.kind, p.path) for p in checked.problems] == [("crc", plan.segments[1].listed.path)]
+    assert checked.not_checked == ("p: comparison with its source, which has problems",)
+    log.unlink()
+    log.mkdir()  # it is there, and cannot be read
+    assert [p.kind for p in check_generation(generation(plan, result)).problems] == ["unreadable"]
 
 
 # -- differences, on small logs
@@ -253,7 +270,7 @@ def difference(
     buffer = ChunkBuffer()
     rows, sizes = scan_headers(parent, buffer)
     child_rows, _ = scan_headers(child, buffer)
-    rules = Rules(now_ms, 1000, null_keys_stay)
+    rules = AllowedDrops(now_ms, 1000, null_keys_stay)
     return compare(parent, child, rows, child_rows, rules, 1 << 20, 1 << 24, sum(n for _, n, _ in sizes))
 
 
@@ -276,7 +293,7 @@ def test_more_may_survive_than_must(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
-def test_lost_record(tmp_path: Path, lost: int) -> None:
+def test_a_lost_record_is_reported_at_its_offset(tmp_path: Path, lost: int) -> None:
     found = difference(tmp_path, [batch()], [kept(batch(), *({1, 2, 3} - {lost}))])
     assert [(p.kind, p.base_offset) for p in found.problems] == [("readback", lost)]
 
@@ -381,6 +398,7 @@ def test_a_marker_may_not_go_before_its_records(tmp_path: Path, kind: int) -> No
     assert [(p.base_offset, "decided" in p.found) for p in found.problems] == [(1, True)]
 
 
+@pytest.mark.long
 def test_more_keys_than_the_table_holds(tmp_path: Path) -> None:
     """Wrappers of magic 1 do not say how many records they hold: the walk is made again for parts of the keys."""
     n = 70_000
@@ -390,7 +408,7 @@ def test_more_keys_than_the_table_holds(tmp_path: Path) -> None:
     child = side_of(tmp_path / "child", [kept(data_batch(0, records), *range(0, n, 2), base_offset=0)])
     rows, sizes = scan_headers(parent, ChunkBuffer())
     assert sizes[0][1] == 1
-    found = compare(parent, child, rows, rows, Rules(START_MS, 0, False), 1 << 24, 1 << 20, 1)
+    found = compare(parent, child, rows, rows, AllowedDrops(START_MS, 0, False), 1 << 24, 1 << 20, 1)
     assert found.compared_records == n // 2
     assert found.counts["lost"] == n // 2
     assert len([p for p in found.problems if "last of its key" in p.found]) == 20
@@ -399,9 +417,9 @@ def test_more_keys_than_the_table_holds(tmp_path: Path) -> None:
 # Verify's reading of versions, in a process of its own: what it reads out of bounds may end it
 _VERSIONS_OF = """
 import sys
-from logformat.listing import ListedSegment
-from udfs.segments import SegmentInput
-from udfs.verify.blocks import Order, Side, blocks
+from lastkey.logformat.listing import ListedSegment
+from lastkey.udfs.segments import SegmentInput
+from lastkey.udfs.verify.blocks import Order, Side, blocks
 listed = ListedSegment(sys.argv[1], "00000000000000000000.log", 0, int(sys.argv[2]), 0)
 side = Side((SegmentInput(listed),), 1)
 for block in blocks(side, (1, 2), 1 << 20, 1 << 20, Order("header", "version")):
@@ -409,6 +427,7 @@ for block in blocks(side, (1, 2), 1 << 20, 1 << 20, Order("header", "version")):
 """
 
 
+@pytest.mark.process
 def test_bits_of_a_length_beyond_its_type_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in Kafka's reader and in ours (`varint_kernels`): such a record was read and cleaned."""
 

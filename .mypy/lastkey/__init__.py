@@ -1,0 +1,1 @@
+../../lastkey/__init__.py

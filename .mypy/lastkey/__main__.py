@@ -1,0 +1,1 @@
+../../lastkey/__main__.py

@@ -1,0 +1,308 @@
+"""Jobs as Python functions. The command line calls the same functions, so an option means the same in both.
+
+    import lastkey
+
+    report = lastkey.compact("archive", "store", topics="orders-*", cleanup_policy="compact")
+    print(report.to_text(), report.exit_code)
+
+Problems with data are in the report, and the other partitions go on. An error that stops a job is raised as a JobError
+with the command line's words. API.md beside this file is for users.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from lastkey.jobs.command.config import (
+    GAPS,
+    NULL_KEYS,
+    POLICIES,
+    Config,
+    check_now_ms,
+    check_policy_has_topics,
+    load_config,
+    parse_config,
+)
+from lastkey.jobs.command.failures import raises_job_errors
+from lastkey.jobs.command.job_modules import imported
+from lastkey.jobs.command.options import CompactOptions, ReindexOptions, RestoreOptions, VerifyOptions
+from lastkey.jobs.command.parse import check_location, parse_globs, parse_partitions, parse_topics, wrong_type
+from lastkey.jobs.command.progress import Bar, Progress, Silent
+from lastkey.jobs.errors import UsageError
+from lastkey.jobs.topics import TopicFilter
+
+if TYPE_CHECKING:
+    from lastkey.jobs.compact.report import CompactReport
+    from lastkey.jobs.reindex.report import ReindexReport
+    from lastkey.jobs.restore.report import RestoreReport
+    from lastkey.jobs.verify.report import VerifyReport
+
+Location = str | os.PathLike[str]  # a path, or a URI such as s3://bucket/archive
+Globs = str | Iterable[str]  # globs of topics' names: one text with commas between them, or several
+Settings = Location | Mapping[str, Any] | Config  # a TOML file, its tables as dictionaries, or checked settings
+Gaps = Literal["fail", "accept"]
+
+
+@raises_job_errors
+def compact(
+    archive: Location,
+    store: Location,
+    *,
+    topics: Globs = (),
+    exclude: Globs = (),
+    topics_from: Location | Iterable[Location] = (),
+    config: Settings | None = None,
+    cleanup_policy: Literal["compact"] | None = None,
+    now_ms: int | None = None,
+    null_keys: Literal["fail", "keep", "drop"] | None = None,
+    gaps: Gaps | None = None,
+    sealed: bool = False,
+    force: bool = False,
+    reset: Globs = (),
+    dry_run: bool = False,
+    wait: bool = False,
+    progress: Progress | bool = False,
+) -> CompactReport:
+    """Keep the last record of every key and drop the rest, and commit each partition as a new generation of the store.
+
+    archive: a log directory, or a folder of them; it is only read. store: gets state and new segments. topics,
+    exclude: which topics; topics_from: files with a glob a line. config: settings; None: Kafka's defaults.
+    cleanup_policy: the policy of the topics that `topics` matches. now_ms: clock for lags and horizons, milliseconds
+    since 1970; None: now. null_keys, gaps: what to do with records without key, and about offsets that no segment
+    holds; None: as the settings say, by default fail. sealed: nothing appends to the archive any more, so clean the
+    last segment too. force: compact every partition from its log start, due or not. reset: start these topics over
+    where a partition diverged or has a gap. dry_run: write nothing. wait: wait for a run that works on the same
+    partitions. progress: True shows a bar on stderr.
+
+    Partitions that were set aside are in the report, with exit code 3; with exit code 4 another run committed first.
+    Raises a JobError (UsageError, RunningError, StorageError, ...) if the job stops, and TypeError for an argument of
+    another type.
+    """
+    options = CompactOptions(
+        archive=check_location("archive", archive),
+        store=check_location("store", store),
+        topics=_topics(topics, exclude, topics_from),
+        config=_config(config),
+        cleanup_policy=_one_of("cleanup_policy", cleanup_policy, POLICIES[:1]),
+        now_ms=check_now_ms(_number("now_ms", now_ms)),
+        null_keys=_one_of("null_keys", null_keys, NULL_KEYS),
+        gaps=_one_of("gaps", gaps, GAPS),
+        sealed=_flag("sealed", sealed),
+        force=_flag("force", force),
+        reset=TopicFilter(parse_globs("--reset", globs)) if (globs := _texts("reset", reset)) else None,
+        dry_run=_flag("dry_run", dry_run),
+        wait=_flag("wait", wait),
+    )
+    check_policy_has_topics(options.cleanup_policy, *options.topics.include)
+    with _shown(progress) as shown:
+        report: CompactReport = imported("compact").run(options, shown)
+    return report
+
+
+@raises_job_errors
+def verify(
+    archive: Location | None = None,
+    *,
+    store: Location | None = None,
+    generation: int | None = None,
+    archive_moved: Location | None = None,
+    topics: Globs = (),
+    exclude: Globs = (),
+    topics_from: Location | Iterable[Location] = (),
+    config: Settings | None = None,
+    gaps: Gaps | None = None,
+    sealed: bool = False,
+    progress: Progress | bool = False,
+) -> VerifyReport:
+    """Check every byte of an archive, or of a generation of a store; give one of the two.
+
+    generation: of the store; None: the current one of each partition. archive_moved: where the store's archive is now
+    (`--archive`). topics, exclude, topics_from, config, gaps, progress: as of `compact`. sealed: check the last segment
+    as one that nothing appends to.
+
+    Problems are in the report, with exit code 3. Raises a JobError if the job stops, and TypeError for an argument of
+    another type.
+    """
+    options = VerifyOptions(
+        archive=_location_or_none("archive", archive),
+        store=_location_or_none("store", store),
+        generation=_number("generation", generation, 1),
+        archive_moved=_location_or_none("archive_moved", archive_moved),
+        topics=_topics(topics, exclude, topics_from),
+        config=_config(config),
+        gaps=_one_of("gaps", gaps, GAPS),
+        sealed=_flag("sealed", sealed),
+    )
+    if (options.archive is None) == (options.store is None):
+        raise UsageError(message="verify needs either ARCHIVE or --store STORE")
+    if options.store is None and (options.generation is not None or options.archive_moved is not None):
+        raise UsageError(message="--generation and --archive work only with --store")
+    with _shown(progress) as shown:
+        report: VerifyReport = imported("verify").run(options, shown)
+    return report
+
+
+@raises_job_errors
+def reindex(
+    archive: Location,
+    *,
+    check: bool = False,
+    output: Location | None = None,
+    in_place: bool = False,
+    partitions: str | Iterable[int] | None = None,
+    skip_crc: bool = False,
+    exact: bool = False,
+    topics: Globs = (),
+    exclude: Globs = (),
+    topics_from: Location | Iterable[Location] = (),
+    config: Settings | None = None,
+    progress: Progress | bool = False,
+) -> ReindexReport:
+    """Rebuild the index files of an archive from its logs; give one of check, output and in_place.
+
+    check: show what is wrong, and write nothing. output: write the rebuilt files to this new or empty folder. in_place:
+    replace wrong files in the archive, one by one, never a `.log`. partitions: numbers, or text such as "0,3-5"; None:
+    all. skip_crc: read only batch headers. exact: in place, also replace right files that differ from Kafka's bytes.
+    topics, exclude, topics_from, config, progress: as of `compact`.
+
+    Wrong files are in the report, with exit code 3 if any stays wrong. Raises a JobError if the job stops
+    (LogDirectoryInUseError: a broker holds the archive), and TypeError for an argument of another type.
+    """
+    where = _location_or_none("output", output)
+    asked = {"check": _flag("check", check), "output": where is not None, "in_place": _flag("in_place", in_place)}
+    chosen = [mode for mode in ("check", "output", "in_place") if asked[mode]]
+    if len(chosen) != 1:
+        raise UsageError(message="reindex needs one of --check, --output DIR and --in-place")
+    options = ReindexOptions(
+        archive=check_location("archive", archive),
+        mode=chosen[0],  # type: ignore[arg-type]  # one of the three above
+        partitions=_partitions(partitions),
+        output=where,
+        skip_crc=_flag("skip_crc", skip_crc),
+        exact=_flag("exact", exact),
+        topics=_topics(topics, exclude, topics_from),
+        config=_config(config),
+    )
+    if options.exact and not in_place:
+        raise UsageError(message="--exact works only with --in-place")
+    with _shown(progress) as shown:
+        report: ReindexReport = imported("reindex").run(options, shown)
+    return report
+
+
+@raises_job_errors
+def restore(
+    store: Location,
+    output: Location,
+    *,
+    generation: int | None = None,
+    archive: Location | None = None,
+    topics: Globs = (),
+    exclude: Globs = (),
+    topics_from: Location | Iterable[Location] = (),
+    config: Settings | None = None,
+    progress: Progress | bool = False,
+) -> RestoreReport:
+    """Copy a generation of a store into a log directory that a broker starts on.
+
+    output: a new or empty folder. generation: None: the current one of each partition. archive: where the store's
+    archive is now, if it has moved. topics, exclude, topics_from, config, progress: as of `compact`.
+
+    Raises a JobError if the job stops (MissingFileError: a file of the generation is gone; NotEmptyError), and
+    TypeError for an argument of another type.
+    """
+    options = RestoreOptions(
+        store=check_location("store", store),
+        output=check_location("output", output),
+        generation=_number("generation", generation, 1),
+        archive=_location_or_none("archive", archive),
+        topics=_topics(topics, exclude, topics_from),
+        config=_config(config),
+    )
+    with _shown(progress) as shown:
+        report: RestoreReport = imported("restore").run(options, shown)
+    return report
+
+
+@contextmanager
+def _shown(progress: Progress | bool) -> Generator[Progress]:
+    """Yield a progress, and close it if this module opened it."""
+    if not isinstance(progress, bool):
+        yield progress
+        return
+    shown = Bar() if progress else Silent()
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+# -- arguments: click has checked those of the command line; those of a Python program may be anything
+
+
+def _location_or_none(name: str, value: object) -> str | None:
+    return None if value is None else check_location(name, value)
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise wrong_type(name, "True or False", value)
+    return value
+
+
+def _number(name: str, value: object, least: int | None = None) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise wrong_type(name, "a whole number", value)
+    if least is not None and value < least:
+        raise UsageError(message=f"{_option(name)}: expected at least {least}, found {value}")
+    return value
+
+
+def _one_of(name: str, value: object, allowed: Iterable[str]) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise wrong_type(name, "text", value)
+    if value not in allowed:
+        raise UsageError(message=f"{_option(name)}: expected {' or '.join(allowed)}, found {value!r}")
+    return value
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else None
+    if found is None or not all(isinstance(text, str) for text in found):
+        raise wrong_type(name, "globs of topics as text, or several of them", value)
+    return found
+
+
+def _topics(topics: Globs, exclude: Globs, topics_from: object) -> TopicFilter:
+    many = isinstance(topics_from, Iterable) and not isinstance(topics_from, str)
+    files = [check_location("topics_from", file) for file in (topics_from if many else (topics_from,))]  # type: ignore[attr-defined]
+    return parse_topics(_texts("topics", topics), _texts("exclude", exclude), files)
+
+
+def _partitions(value: object) -> tuple[range, ...] | None:
+    if value is None or isinstance(value, str):
+        return parse_partitions(value)
+    numbers = tuple(value) if isinstance(value, Iterable) else None
+    if not numbers or not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+        raise wrong_type("partitions", "numbers of partitions, or text such as '0,3-5'", value)
+    return tuple(range(number, number + 1) for number in numbers)
+
+
+def _config(value: object) -> Config:
+    if isinstance(value, Config):
+        return value
+    if isinstance(value, Mapping):
+        return parse_config(value)
+    return load_config(None if value is None else check_location("config", value))
+
+
+def _option(name: str) -> str:
+    """Return an argument's name as the command line's messages write it."""
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,276 @@
+"""Failures of commands: an error becomes a line for a person, fields for a program, and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import inspect
+import itertools
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar
+
+from lastkey.jobs.command.access import job_error
+from lastkey.jobs.command.parse import nearest
+from lastkey.jobs.command.reporting import Report, size
+from lastkey.jobs.command.spark_options import OF_SPARK
+from lastkey.jobs.command.stopping import EarlyEndError, InterruptedRunError
+from lastkey.jobs.errors import (
+    UNEXPECTED,
+    USAGE,
+    DiskFullError,
+    FileSystemError,
+    JobError,
+    JvmEndedError,
+    UnknownNameError,
+    UsageError,
+    WorkerEndedError,
+    WorkerSetupError,
+)
+from lastkey.logformat.errors import UnsafeFolderError
+from lastkey.logformat.locations import SecretInUriError
+from lastkey.udfs.storage import UnknownRootError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PATIENCE_SECONDS: Final = 10.0  # for a JVM to end after the connection to it broke
+_OF_THE_MACHINE: Final = {
+    errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ENODEV,
+    errno.ENXIO, errno.ENOLCK, errno.ENOTCONN, errno.EREMOTEIO, errno.EFBIG, errno.EMLINK, errno.EEXIST, errno.ENOTDIR,
+}  # fmt: skip
+_NUMBER: Final = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")  # as Rust and Arrow write it
+# Arrow's messages about local files that have no number, found by failing each operation below it in turn
+_WITHOUT_NUMBER: Final = re.compile(r"error closing file|Memory mapping file failed")
+# Spark's text of a failed task if its Python is missing, has another version, or lacks a package
+_SETUP: Final = re.compile(
+    r"ModuleNotFoundError: No module named '[^']+'|Cannot run program \"[^\"]*\"[^\n]*"
+    r"|\[PYTHON_VERSION_MISMATCH\][^\n]*|Error from python worker:\n.*?(?=\s*\nPYTHONPATH was:)",
+    re.DOTALL,
+)
+_WRITTEN_TO: Final = ("--store", "--output")
+_NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Failure of a command: its message, fields and exit code."""
+
+    line: str
+    fields: dict[str, object]
+    exit_code: int
+    is_defect: bool = False  # ours: print a traceback first
+    report: Report | None = None  # of the work that was done before
+
+    def to_json(self) -> dict[str, object]:
+        """Return the error as JSON, in the report if there is one."""
+        done = self.report.to_json() | {"exit_code": self.exit_code} if self.report is not None else {}
+        return done | {"error": self.fields}
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Blame stdout, not a disk, for write errors, except for a closed pipe; drop what stdout still buffers."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise FileSystemError(path="stdout", found=error.strerror or str(error)) from error
+
+
+def written(call: Callable[..., object]) -> Callable[..., object]:
+    """Wrap a writing method of stdout in `writing`."""
+
+    def guarded(*given: Any) -> object:
+        with writing():
+            return call(*given)
+
+    return guarded
+
+
+def of_job_error(error: JobError) -> Failure:
+    """Return the failure for an error that a job raises on purpose."""
+    return Failure(error.line(), error.to_json(), error.exit_code)
+
+
+def of_usage(message: str, more: str = "") -> Failure:
+    """Return the failure for wrong usage; `more`: a hint for people alone."""
+    return Failure(message + more, _plain("UsageError", message, USAGE), USAGE)
+
+
+def misplaced(option: str, of_jobs: Iterable[str], job: str | None, program: str) -> JobError | None:
+    """Return the error for an option that is wrong behind a job's name, or (job None) before any; None: unknown there.
+
+    Options of Spark stand before the job's name, those of a job behind it.
+    """
+    if job is not None:
+        where = f"it goes before the job's name ({program} {option} ... {job} ...)"
+        return UsageError(message=f"{option} is an option of Spark: {where}") if option in OF_SPARK else None
+    if option in of_jobs:
+        where = f"it goes after the job's name ({program} JOB {option} ...)"
+        return UsageError(message=f"{option} is an option of a job: {where}")
+    near = nearest(option, [*sorted(OF_SPARK), "--help", "--version"])
+    return UnknownNameError(message=f"unknown option before the job's name: {option}", near=near)
+
+
+def of_interruption(error: BaseException) -> Failure:
+    """Return the failure for Ctrl-C or SIGTERM. The job's notes say what it leaves behind; no note: nothing."""
+    kind = error if isinstance(error, EarlyEndError) else InterruptedRunError()
+    message = "; ".join((kind.said, *getattr(error, "__notes__", ("run again",))))
+    return Failure(message, _plain(kind.said.capitalize(), message, kind.exit_code), kind.exit_code, report=kind.report)
+
+
+def of_other(error: Exception, arguments: Sequence[str] = ()) -> Failure:
+    """Return the failure for another error: a full disk, a JVM that is gone, the signal behind the error, or a defect.
+
+    arguments: those of the command, which name the folders that it writes to.
+    """
+    asked = signal_behind(error)
+    if asked is not None:
+        return of_interruption(asked)
+    words = [part for argument in arguments for part in argument.split("=", 1)]
+    known = known_error(error, [after for before, after in itertools.pairwise(words) if before in _WRITTEN_TO])
+    if known is not None:
+        return of_job_error(known)
+    text = f"{type(error).__name__}: {error}"
+    message = f"unexpected: {text.splitlines()[0]}; please report this with the lines above"
+    return Failure(message, _plain(type(error).__name__, text, UNEXPECTED), UNEXPECTED, is_defect=True)
+
+
+def known_error(error: Exception, written_to: Iterable[str] = ()) -> JobError | None:
+    """Return the job's error that stands for another library's, with its notes; None: it is a defect.
+
+    written_to: the folders that the job writes to, one of which may be full.
+    """
+    found = _known(error, written_to)
+    if found is not None and found is not error:
+        for note in getattr(error, "__notes__", ()):
+            found.add_note(note)
+    return found
+
+
+def raises_job_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function of the Python API raise a JobError in place of another library's error that it stands for."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **given: P.kwargs) -> R:
+        try:
+            return function(*args, **given)
+        except (JobError, TypeError):  # the second: an argument of a wrong type
+            raise
+        except Exception as error:
+            if (asked := signal_behind(error)) is not None:
+                raise asked from None
+            bound = inspect.signature(function).bind(*args, **given).arguments
+            known = known_error(error, [os.fspath(bound[name]) for name in ("store", "output") if bound.get(name)])
+            if known is None:
+                raise
+            raise known from error
+
+    return called
+
+
+def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
+    if isinstance(error, JobError):
+        return error
+    if isinstance(error, UnknownRootError | SecretInUriError | UnsafeFolderError):
+        return UsageError(message=str(error))
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _full_disk(error.filename, error.strerror or "disk full", written_to)
+    text = f"{type(error).__name__}: {error}"
+    if "No space left on device" in text:  # as text, from the JVM or a worker
+        named = re.search(r"No space left on device[^/\n]{0,20}?(/[^\n'\"]+)", text)
+        return _full_disk(named[1] if named else None, "No space left on device", written_to)
+    if (refused := job_error(error)) is not None:
+        return refused
+    ended = _how_the_jvm_ended(error, text)
+    if ended is not None:
+        return JvmEndedError(found=ended)
+    if crashed := re.search(r"Python worker exited unexpectedly \(crashed\)", text):
+        return WorkerEndedError(found=crashed[0])
+    if not isinstance(error, ImportError) and (unfit := _SETUP.search(text)):
+        return WorkerSetupError(found=unfit[0].splitlines()[-1].strip())
+    unsafe = re.search(rf"{UnsafeFolderError.__name__}: (.*)", text)
+    if unsafe:  # a folder that executors were told to use
+        return UsageError(message=unsafe[1])
+    return _of_the_file_system(error, text)
+
+
+def _of_the_file_system(error: Exception, text: str) -> FileSystemError | None:
+    """Return an error for an operation that the machine's file system refused; None for any other. Arrow and delta-rs
+    report it in text alone.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    first = text.splitlines()[0]
+    if number is None and (told := _NUMBER.search(text)):
+        number = int(told[1] or told[2])
+    unnamed = type(error) is OSError and number is None and _WITHOUT_NUMBER.match(str(error)) is not None
+    if number not in _OF_THE_MACHINE and not unnamed:
+        return None
+    if isinstance(error, OSError) and error.filename is not None:
+        return FileSystemError(path=os.fsdecode(error.filename), found=error.strerror)
+    named = _NAMED.search(first)
+    return FileSystemError(path=named[1] if named else "a file", found=first)
+
+
+def _full_disk(named: object, found: str, written_to: Iterable[str]) -> DiskFullError:
+    """Return the error for a full disk. It tells the free space of the disk with the named path; if no path is named,
+    of the fullest disk that the job writes to.
+    """
+    session = sys.modules.get("lastkey.jobs.spark.session")
+    places = [*written_to, *(session.local_folders() if session is not None else ()), tempfile.gettempdir()]
+    local = [place for place in places if "://" not in place]
+    path = os.fsdecode(named) if isinstance(named, str | bytes) else min(local, key=_free_bytes)
+    left = f"{size(_free_bytes(path))} free" if _has_inodes(path) else "no inode free"
+    return DiskFullError(path=path, found=f"{found}, {left}")
+
+
+def _free_bytes(path: str) -> int:
+    """Return the free bytes of the disk on which a path lies, or would lie."""
+    return shutil.disk_usage(_there(path)).free
+
+
+def _has_inodes(path: str) -> bool:
+    """Return whether a file can be made there; some file systems do not count inodes."""
+    found = os.statvfs(_there(path))
+    return found.f_favail > 0 or found.f_files == 0
+
+
+def _there(path: str) -> Path:
+    there = Path(path).absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    return there
+
+
+def signal_behind(error: Exception) -> BaseException | None:
+    """Return the signal behind an error, if any: Spark reports jobs that it cancelled only as failed."""
+    before: BaseException | None = None if isinstance(error, OSError) else error
+    while before is not None and not isinstance(before, KeyboardInterrupt | EarlyEndError):
+        before = before.__context__
+    return before
+
+
+def _how_the_jvm_ended(error: Exception, text: str) -> str | None:
+    """Return how the JVM ended; None if it did not. Python first notices its end as a broken connection."""
+    session = sys.modules.get("lastkey.jobs.spark.session")
+    if session is None:
+        return None
+    lost = isinstance(error, ConnectionError | EOFError) or type(error).__name__ in ("Py4JError", "Py4JNetworkError")
+    full = re.search(r"java\.lang\.OutOfMemoryError[^\n]*", text)
+    ended: str | None = session.how_the_jvm_ended(_PATIENCE_SECONDS if lost else 0)
+    return full[0] if full else ended
+
+
+def _plain(kind: str, message: str, code: int) -> dict[str, object]:
+    nothing = dict.fromkeys(("path", "position", "expected", "found"))
+    return {"kind": kind, "exit_code": code, "message": message, "hint": "", **nothing}

@@ -1,0 +1,235 @@
+"""Parsers of typed values: moments, partitions, keys, names."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from lastkey.jobs.errors import ConfigFileError, UnknownNameError, UsageError
+from lastkey.jobs.topics import TopicFilter, unmatched
+from lastkey.logformat.locations import refuse_secrets
+
+MAX_LONG: Final = 2**63 - 1  # Java's: the highest offset, and timestamp of a record
+_LONG_DIGITS: Final = 19
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+LAST_TIME_MS: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)  # in the year 9999
+
+
+def parse_time(text: str) -> int:
+    """Return the milliseconds since 1970 of `1732190700000` or of an ISO 8601 time; without a zone it is UTC.
+
+    Anything else is a UsageError.
+    """
+    digits = text.removeprefix("-")
+    if digits.isdecimal():
+        if len(digits) > _LONG_DIGITS or int(digits) > MAX_LONG:
+            raise UsageError(message=f"no such time: {text}; expected milliseconds up to {MAX_LONG}")
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(
+            message=f"no such time: {text}; expected milliseconds since 1970, or ISO 8601 as 2026-11-21T14:05Z"
+        ) from error
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def parse_numbers(text: str) -> range:
+    """Return the numbers of `3`, or of `3-5`. Raise ValueError for anything else."""
+    found = re.fullmatch(r"\s*([0-9]{1,10})\s*(?:-\s*([0-9]{1,10})\s*)?", text)
+    if found is None or int(found[2] or found[1]) < int(found[1]):
+        raise ValueError(text)
+    return range(int(found[1]), int(found[2] or found[1]) + 1)
+
+
+def parse_partitions(text: str | None) -> tuple[range, ...] | None:
+    """Return the ranges of --partitions, such as `0,3-5`; None if it is not given."""
+    if text is None:
+        return None
+    try:
+        return tuple(parse_numbers(part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(message=f"--partitions: expected numbers and ranges such as 0,3-5, found {text!r}") from error
+
+
+def parse_span(option: str, text: str, parse: Callable[[str], int]) -> tuple[int | None, int | None]:
+    """Return the ends of `A..B`, `A..` or `..B` by `parse`: from A on, below B. Raise UsageError for anything else."""
+    start, dots, end = text.partition("..")
+    try:
+        ends = (parse(start) if start else None, parse(end) if end else None)
+    except ValueError:
+        dots, ends = "", (None, None)
+    if not dots or any(end is not None and abs(end) > MAX_LONG for end in ends):
+        raise UsageError(message=f"{option}: expected FROM..TO, FROM.. or ..TO, found {text!r}")
+    if ends[0] is not None and ends[1] is not None and ends[1] < ends[0]:  # else no record would match, silently
+        raise UsageError(message=f"{option}: expected a FROM that is not after TO, found {text!r}")
+    return ends
+
+
+def read_given(path: str, kind: str) -> str:
+    """Return the text of a local file that an option names. Raise ConfigFileError if it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigFileError(path=path, expected=kind, found="no such file") from None
+    except OSError as error:
+        raise ConfigFileError(path=path, expected=kind, found=error.strerror or error) from error
+    except UnicodeDecodeError as error:
+        raise ConfigFileError(path=path, expected=kind, found=f"bytes that are not UTF-8: {error}") from error
+
+
+_SET: Final = re.compile(r"\[!?+\]?+[^\]]*\]")  # [ab], as fnmatch reads it
+
+
+def parse_globs(option: str, given: Iterable[str]) -> tuple[str, ...]:
+    """Return the globs of a repeatable option; each value is a list with commas, which no topic's name holds.
+
+    Raises UsageError for a value without a glob, which must not pass for "every topic".
+    """
+    globs = []
+    for text in given:
+        parts = [part for part in map(str.strip, text.split(",")) if part]
+        if not parts:
+            raise UsageError(message=f"{option}: expected globs of topics' names, separated by commas, found {text!r}")
+        for part in parts:
+            if "[" in _SET.sub("", part):
+                raise UsageError(
+                    message=f"{option}: expected a ] after the [ of a glob, found {part!r}; a comma separates globs "
+                    "inside of [...] too: write [ab] for [a,b]"
+                )
+        globs += parts
+    return tuple(dict.fromkeys(globs))
+
+
+def parse_topics(
+    topics: Iterable[str], exclude: Iterable[str] = (), files: Iterable[str] = (), option: str = "--{}"
+) -> TopicFilter:
+    """Return the topics of --topics, --exclude and --topics-from, each of which may be repeated.
+
+    A file has a glob a line; # begins a comment. option: how to write an option in messages. UsageError: a value
+    without a glob; ConfigFileError: a file that cannot be read, or has no glob.
+    """
+    include = list(parse_globs(option.format("topics"), topics))
+    for file in files:
+        text = read_given(file, "a file with a glob of topics a line")
+        lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+        found = parse_globs(file, filter(None, lines))
+        if not found:
+            raise ConfigFileError(path=file, expected="a glob of topics in at least one line", found="none")
+        include += found
+    return TopicFilter(tuple(dict.fromkeys(include)), parse_globs(option.format("exclude"), exclude))
+
+
+def check_text(arguments: Iterable[str]) -> None:
+    """Raise UsageError for bytes that are no UTF-8: no code that opens a path, or writes a report, takes them."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
+            raise UsageError(message=f"{shown}: expected a path or a name that is UTF-8, found other bytes") from error
+
+
+def check_location(name: str, value: object) -> str:
+    """Return a path or URI that a Python program gave for the argument `name`. Raise TypeError for any other type.
+
+    UsageError: bytes that are no UTF-8. SecretInUriError: credentials in a URI.
+    """
+    found = os.fspath(value) if isinstance(value, str | os.PathLike) else value
+    if not isinstance(found, str):
+        raise wrong_type(name, "a path or URI", value)
+    refuse_secrets(found)
+    check_text([found])
+    return found
+
+
+def wrong_type(name: str, expected: str, found: object) -> TypeError:
+    """Return the error for an argument whose type a function of the Python API does not take."""
+    return TypeError(f"{name}: expected {expected}, found {found!r}")
+
+
+def parse_key(text: str) -> bytes:
+    """Return a record's key from text, or from its bytes as `0x6162`."""
+    return bytes.fromhex(text[2:]) if re.fullmatch("0x([0-9a-fA-F]{2})*", text) else text.encode()
+
+
+def parse_filter(text: str | None) -> bytes | None:
+    """Return the key of --filter key=TEXT or key=0x6162; None if it is not given."""
+    if text is None:
+        return None
+    name, equals, key = text.partition("=")
+    if name != "key" or not equals:
+        raise UsageError(message=f"--filter: expected key=TEXT or key=0xHEX, found {text!r}")
+    return parse_key(key)
+
+
+_SHOWN: Final = 10  # names that a message lists
+
+
+def nearest(found: str | Sequence[str], known: Iterable[str], shown: Callable[[str], object] = str) -> str:
+    """Return a hint about an unknown name: `did you mean ...?`, or the known names.
+
+    shown: formats a known name, for names that are compared in small letters.
+    """
+    names = list(known)
+    near = [name for one in ([found] if isinstance(found, str) else found) for name in _closest(one, names)]
+    if near:
+        return f"did you mean {' or '.join(str(shown(name)) for name in dict.fromkeys(near[:_SHOWN]))}?"
+    return f"there are {some_of([str(shown(name)) for name in names])}"
+
+
+def _closest(found: str, names: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(found, names, n=2, cutoff=0.5) or difflib.get_close_matches(
+        found.lower(), names, n=2, cutoff=0.5
+    )
+
+
+def some_of(names: Sequence[str]) -> str:
+    """List names for a message: the first of them, and the number of the others."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+def check_globs(option: str, globs: Sequence[str], known: Iterable[str], where: str) -> None:
+    """Raise UnknownNameError if one of the globs matches none of the known topics; never if none is known.
+
+    option: begins the message, unless it is empty.
+    """
+    topics = sorted(set(known))
+    none = unmatched(globs, topics) if topics else []
+    if none:
+        said = f"{option}: " if option else ""
+        raise UnknownNameError(message=f"{said}no topic of {where} matches {some_of(none)}", near=nearest(none, topics))
+
+
+def check_topics(wanted: TopicFilter, known: Iterable[str], where: str) -> None:
+    """Raise UsageError if a glob of `include` matches no known topic, if `exclude` leaves no known topic, or if
+    `exclude` has an unknown name; its patterns may match nothing. Never raise if no topic is known.
+    """
+    topics = set(known)
+    check_globs("", wanted.include, topics, where)
+    plain = [name for name in wanted.exclude if not _WILD.search(name)]
+    check_globs("exclude", plain, topics, where)
+    if topics and not any(wanted.takes(topic) for topic in topics):
+        raise UsageError(
+            message=f"no topic of {where} is left: {some_of(wanted.exclude)} leaves out all of "
+            f"{some_of(wanted.include or sorted(topics))}"
+        )
+
+
+_WILD: Final = re.compile(r"[*?[]")
+
+
+def unmatched_tables(globs: Iterable[str], known: Iterable[str], settings: str) -> list[str]:
+    """Return a note for each [topics."GLOB"] of a settings file that matches no known topic."""
+    topics = sorted(set(known))
+    return [
+        f'{settings}: [topics."{glob}"] matches no topic of the archive; {nearest(glob, topics)}'
+        for glob in (unmatched(globs, topics) if topics else ())
+    ]

@@ -1,0 +1,151 @@
+"""Early and orderly end of a run: finished work is kept, the rest is removed.
+
+The first Ctrl-C or SIGTERM asks for the end. The second one ends the run at once, as the first does outside of
+`stoppable`; after that no signal is caught any more. Other code that wants an early end calls `Stop.ask`.
+
+Only the command line handles signals, because its process works for nothing else. A Python program that calls a job
+keeps its own handlers: Ctrl-C raises KeyboardInterrupt there, and ends the run at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
+from queue import SimpleQueue
+from types import FrameType
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
+
+if TYPE_CHECKING:
+    from lastkey.jobs.command.reporting import Report
+
+_LOG: Final = logging.getLogger("lastkey")
+_HANDLES: Final = ContextVar("_HANDLES", default=False)  # this thread runs the command line, whose signals are ours
+_SAME_SECONDS: Final = 0.25  # so soon it is the same signal: `timeout` sends it to the process and to its group
+
+
+class EarlyEndError(BaseException):
+    """Exception that unwinds a run that was asked to end, to release locks and sessions. Its notes say what is left."""
+
+    exit_code: ClassVar[int]
+    said: ClassVar[str]
+    report: Report | None = None  # of the work that was done until then
+
+
+class InterruptedRunError(EarlyEndError, KeyboardInterrupt):
+    """Early end by Ctrl-C."""
+
+    exit_code, said = 130, "interrupted"
+
+
+class TerminatedError(EarlyEndError):
+    """Early end by SIGTERM."""
+
+    exit_code, said = 143, "terminated"
+
+
+def terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """End the run at once, for SIGTERM."""
+    session = sys.modules.get("lastkey.jobs.spark.session")
+    if session is not None:  # as pyspark does for Ctrl-C: else running tasks would be waited for
+        session.cancel_jobs()
+    raise TerminatedError
+
+
+_ERRORS: Final = {signal.SIGINT: InterruptedRunError, signal.SIGTERM: TerminatedError}
+
+
+@contextmanager
+def signals_handled() -> Iterator[None]:
+    """Let `at_once` and `stoppable` change how this process handles signals: only its command line may."""
+    token = _HANDLES.set(True)
+    try:
+        yield
+    finally:
+        _HANDLES.reset(token)
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[list[signal.Signals]]:
+    """Handle Ctrl-C and SIGTERM with `handler` inside the `with` block; yield those that the process does not ignore.
+
+    Only the main thread of a command can do so: elsewhere nothing changes, and the list is empty.
+    """
+    before = {number: signal.getsignal(number) for number in _ERRORS if callable(signal.getsignal(number))}
+    if not (_HANDLES.get() and threading.current_thread() is threading.main_thread()):
+        before = {}
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield list(before)
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def at_once() -> AbstractContextManager[object]:
+    """Let Ctrl-C and SIGTERM end the process as the system does, inside the `with` block: there is nothing to undo yet.
+
+    For imports: Python drops a KeyboardInterrupt that is raised in one of importlib's own callbacks, and goes on.
+    """
+    return _handling(signal.SIG_DFL)
+
+
+class Stop:
+    """Request for an early end of a run. `asked` is a future: its result is the reason."""
+
+    def __init__(self) -> None:
+        self.asked: Future[EarlyEndError] = Future()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the run is to end."""
+        return self.asked.done()
+
+    def ask(self, why: EarlyEndError) -> None:
+        """End the run; only the first reason counts."""
+        with suppress(InvalidStateError):
+            self.asked.set_result(why)
+
+
+@contextmanager
+def stoppable() -> Iterator[Stop]:
+    """Let the first Ctrl-C or SIGTERM ask for an early end inside the `with` block, and only the second one raise.
+
+    A signal that the process ignores stays ignored. A thread other than the main one, or a caller of the Python API,
+    gets no signal.
+    """
+    stop, numbers = Stop(), list[signal.Signals]()
+    came: SimpleQueue[EarlyEndError | None] = SimpleQueue()  # other queues could wait for a lock that this thread holds
+    first_at: float | None = None
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        nonlocal first_at
+        error = _ERRORS[signal.Signals(number)]()
+        if first_at is None:
+            first_at = time.monotonic()
+            came.put(error)
+        elif time.monotonic() - first_at >= _SAME_SECONDS:
+            for each in numbers:
+                signal.signal(each, signal.SIG_DFL)
+            raise error
+
+    def hand_on() -> None:
+        error = came.get()
+        if error is not None:
+            _LOG.warning("stopping: what is finished is kept; a second signal ends the run at once")
+            stop.ask(error)
+
+    threading.Thread(target=hand_on, daemon=True, name="signals").start()
+    with _handling(heard) as handled:
+        numbers += handled
+        try:
+            yield stop
+        finally:
+            came.put(None)

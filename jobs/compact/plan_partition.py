@@ -1,0 +1,309 @@
+"""Plan of each partition, made from an archive's listing, the store's state and the settings (design: "Archive against
+generation"; COMPACTION.md, "Where a run begins").
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Required, TypedDict
+
+from lastkey.jobs.archive.listing import ArchivedPartition
+from lastkey.jobs.command.config import Config, TopicSettings
+from lastkey.logformat.errors import NO_POSITION
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
+from lastkey.udfs.compact.plan import ANOTHER_LOG, CleanSettings, Gap, Limits, PartitionPlan
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import LastBatch, SegmentInput, SideFile, side_checksums
+
+if TYPE_CHECKING:
+    from lastkey.jobs.store.rows import Checkpoint, Segment
+
+
+class NotPlanned(Exception):
+    """Reason why a partition cannot be taken: its `problem`."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+class Inputs(TypedDict, total=False):
+    """Fields of a PartitionPlan that follow from the archive, or from a generation and the archive after it."""
+
+    segments: Required[tuple[SegmentInput, ...]]
+    log_start_offset: Required[int]
+    checkpoint: Required[int | None]
+    snapshots: tuple[SideFile, ...]
+    txn_indexes: tuple[SideFile, ...]
+    leader_epochs: tuple[tuple[int, int], ...] | None
+    known_epochs: SideFile
+    topic_id: str | None
+    known_until: int | None
+    known_last_batch: LastBatch
+    identity_segment: SegmentInput | None
+    cleaner_checkpoint: int | None
+    log_start_checkpoint: int | None
+    orphans: tuple[SideFile, ...]
+    known_gaps: tuple[Gap, ...]
+    expired_until: int
+    anew: bool
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Values that the plans of a run have in common."""
+
+    archive_uri: str
+    store_uri: str
+    now_ms: int
+    limits: Limits
+    secret: tuple[int, int]  # key of the key hash
+    sealed: bool = False
+    force: bool = False
+    dry_run: bool = False
+
+    @classmethod
+    def of(cls, config: Config, archive_uri: str, store_uri: str, now_ms: int, **flags: bool) -> RunPlan:
+        """Return the values of a run: the limits of the settings, and a new secret."""
+        job = config.job
+        limits = Limits(job.chunk_bytes, job.task_memory_bytes, job.split_bytes, job.engine)
+        return cls(archive_uri, store_uri, now_ms, limits, (secrets.randbits(64), secrets.randbits(64)), **flags)
+
+
+def plan_partition(
+    run: RunPlan, archived: ArchivedPartition, settings: TopicSettings, inputs: Inputs, folder: str = ""
+) -> PartitionPlan:
+    """Return the plan of one partition. `folder`: that of its new generation."""
+    return PartitionPlan(
+        topic=archived.topic,
+        partition=archived.partition,
+        archive_uri=run.archive_uri,
+        store_uri=run.store_uri,
+        folder=folder,
+        high_watermark=archived.high_watermark,
+        sealed=run.sealed,
+        force=run.force,
+        dry_run=run.dry_run,
+        now_ms=run.now_ms,
+        settings=clean_settings(settings),
+        limits=run.limits,
+        secret=run.secret,
+        **inputs,
+    )
+
+
+def clean_settings(settings: TopicSettings) -> CleanSettings:
+    """Return those of a topic's settings that change the result."""
+    values = {name: getattr(settings, name) for name in CleanSettings.__dataclass_fields__}
+    if not settings.expires:
+        values |= {"retention_ms": -1, "retention_bytes": -1, "retention_exact": False}
+    return CleanSettings(**values)
+
+
+def inputs_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True) -> Inputs:
+    """Return the plan's fields for a partition that the store does not know. Without `checkpoints`, leave out the
+    archive's cleaner and log start checkpoints: they contradict the log, and the user said to begin at its first
+    segment.
+    """
+    first = archived.segments[0].base_offset
+    cleaner, log_start = archived.cleaner_checkpoint, archived.log_start_checkpoint
+    if not checkpoints:
+        cleaner = log_start = None
+    return {
+        "segments": tuple(SegmentInput(s) for s in archived.segments),
+        "log_start_offset": max(first, log_start or 0),
+        "log_start_checkpoint": log_start,
+        "checkpoint": cleaner,
+        "cleaner_checkpoint": cleaner,
+        "orphans": tuple(archived.located(archived.orphans)),
+        "snapshots": tuple(archived.located(archived.snapshots)),
+        "txn_indexes": tuple(_txn_indexes(archived.segments)),
+        "leader_epochs": archived.leader_epochs,
+        "topic_id": archived.topic_id,
+    }
+
+
+def _txn_indexes(segments: Iterable[ListedSegment]) -> Iterator[SideFile]:
+    yield from (SideFile(s.root, s.txn_index, s.base_offset) for s in segments if s.txn_index is not None)
+
+
+def inputs_from_generation(
+    archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment], store_uri: str, gaps: str
+) -> Inputs:
+    """Return the plan's fields for a partition with a generation: that generation, and the archive after it.
+
+    gaps: the setting. Raise NotPlanned if the archive is another log now, lacks what comes next, or holds again what
+    the generation passed over.
+    """
+    _check_identity(archived, checkpoint)
+    ours = [s for s in manifest if s.root == "store"]
+    theirs = [s for s in manifest if s.root == "archive"]
+    covered = ours[-1].next_offset if ours else min((s.base_offset for s in theirs), default=checkpoint.next_offset)
+    log_start = max(checkpoint.log_start_offset, archived.log_start_checkpoint or 0)
+    _check_still_there(archived, checkpoint, theirs, log_start)
+    known_gaps = gaps_of(checkpoint)
+    _check_nothing_came_back(archived, checkpoint, known_gaps)
+    _check_begins_there(archived, checkpoint, manifest)
+    after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
+    folder = checkpoint.folder
+    listed = [ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours]
+    if listed and after and listed[-1].base_offset == after[0].base_offset:
+        listed.pop()  # all records had expired, and the archive continues at the log end
+    least = {(s.base_offset, s.size_bytes): s.min_timestamp_ms for s in manifest}
+    segments = [
+        replace(s, min_timestamp_ms=least.get((s.listed.base_offset, s.listed.size), -1)) if not s.from_offset else s
+        for s in (*map(SegmentInput, listed), *after)
+    ]
+    snapshots = {file.offset: file for file in archived.located(archived.snapshots)}
+    checksums, epochs = side_checksums(s.side_files for s in manifest), LEADER_EPOCH_CHECKPOINT
+    for base in [s.base_offset for s in manifest if s.base_offset > log_start] + [checkpoint.next_offset]:
+        name = segment_file(base, "snapshot")
+        snapshots[base] = SideFile(store_uri, f"{folder}/{name}", base, checksums.get(name))
+    txn_indexes = [file for file in _txn_indexes(archived.segments) if file.offset >= covered] + [
+        # not beside the .log: that may lie in an older run's folder, where vacuum leaves nothing but the .log
+        SideFile(store_uri, f"{folder}/{name}", s.base_offset, checksums.get(name))
+        for s in ours
+        for name in (segment_file(s.base_offset, "txnindex"),)
+        if s.txn_index_bytes
+    ]
+    return {
+        "segments": tuple(segments),
+        "log_start_offset": log_start,
+        "checkpoint": checkpoint.first_dirty_offset,
+        "snapshots": tuple(snapshots.values()),
+        "txn_indexes": tuple(txn_indexes),
+        "leader_epochs": archived.leader_epochs,
+        "known_epochs": SideFile(store_uri, f"{folder}/{epochs}", 0, checksums.get(epochs)),
+        "topic_id": archived.topic_id or checkpoint.topic_id,
+        "known_until": checkpoint.next_offset,
+        "known_last_batch": LastBatch(
+            checkpoint.last_batch_base_offset, checkpoint.last_batch_leader_epoch, checkpoint.last_batch_crc
+        ),
+        "identity_segment": identity,
+        "cleaner_checkpoint": archived.cleaner_checkpoint,
+        "log_start_checkpoint": archived.log_start_checkpoint,
+        "orphans": tuple(file for file in archived.located(archived.orphans) if file.offset >= checkpoint.next_offset),
+        "known_gaps": known_gaps,
+        "expired_until": checkpoint.expired_until,
+    }
+
+
+def _check_still_there(
+    archived: ArchivedPartition, checkpoint: Checkpoint, theirs: Sequence[Segment], log_start: int
+) -> None:
+    """Check that the archive has the generation's segments; by base offset, as a partition may move between disks."""
+    listed = {s.base_offset: s for s in archived.segments}
+    last = archived.segments[-1].base_offset
+    for segment in theirs:
+        found = listed.get(segment.base_offset)
+        if found is not None and found.size >= segment.size_bytes:
+            continue
+        if found is None and segment.next_offset <= log_start:
+            continue  # retention took it
+        gap = found is None and last > segment.base_offset  # else the log ends before the generation does
+        raise NotPlanned(
+            Problem(
+                "gap" if gap else "changed",
+                segment.path,
+                0,
+                f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
+                "no such file" if found is None else f"{found.size}",
+                state="gap" if gap else "diverged",
+                hint="bring the file back, or --reset (with --gaps accept if a hole is left) to start over from "
+                "what the archive holds"
+                if gap
+                else ANOTHER_LOG,
+            )
+        )
+
+
+def gaps_of(checkpoint: Checkpoint) -> tuple[Gap, ...]:
+    """Return the gaps that a generation passed over."""
+    return tuple(Gap(*gap) for gap in json.loads(checkpoint.gaps or "[]"))
+
+
+def _check_nothing_came_back(archived: ArchivedPartition, checkpoint: Checkpoint, gaps: Sequence[Gap]) -> None:
+    """Check that no file holds offsets that were missing when the generation was made: no run would read them."""
+    bases = [s.base_offset for s in archived.segments]
+    for gap in gaps:
+        inside = archived.segments[bisect_left(bases, gap.first) : bisect_right(bases, gap.last)]
+        before = bisect_left(bases, gap.before)
+        cleaned = (archived.cleaner_checkpoint or 0) > gap.last  # by the archive's broker, which joins segments
+        for s in [*archived.segments[before : before + 1], *inside]:
+            grown = s.base_offset == gap.before and s.size > gap.size and not cleaned
+            if grown or (gap.first <= s.base_offset <= gap.last and s.size > 0):
+                raise _came_back(
+                    s, f"no offsets from {gap.first} to {gap.last}, as when generation {checkpoint.generation} was made"
+                )
+
+
+def _check_begins_there(archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment]) -> None:
+    """Check that the archive holds nothing below the generation's first offset: no run would read it."""
+    begins = min([s.base_offset for s in manifest] + [checkpoint.log_start_offset])
+    first = archived.segments[0]
+    expired = checkpoint.expired_until >= begins and first.base_offset >= checkpoint.expired_from
+    given_up = expired or (archived.log_start_checkpoint or 0) >= begins
+    if first.base_offset < begins and first.size and not given_up:
+        raise _came_back(first, f"no offsets below {begins}, where generation {checkpoint.generation} begins")
+
+
+def _came_back(s: ListedSegment, expected: str) -> NotPlanned:
+    return NotPlanned(
+        Problem(
+            "gap",
+            s.path,
+            0,
+            expected,
+            f"{s.size} bytes from offset {s.base_offset} on",
+            state="gap",
+            hint="what was missing has come back: --reset to start over from what the archive holds",
+        )
+    )
+
+
+def _check_identity(archived: ArchivedPartition, checkpoint: Checkpoint) -> None:
+    for what, known, found in (
+        ("topic id", checkpoint.topic_id, archived.topic_id),
+        ("cluster id", checkpoint.cluster_id, archived.cluster_id),
+    ):
+        if known is not None and found is not None and known != found:
+            raise NotPlanned(
+                Problem(
+                    "changed", archived.path, NO_POSITION, f"{what} {known}", found, hint=ANOTHER_LOG, state="diverged"
+                )
+            )
+
+
+def _archive_after(
+    archived: ArchivedPartition, covered: int, checkpoint: Checkpoint, log_start: int, gaps: str
+) -> tuple[list[SegmentInput], SegmentInput | None]:
+    """Return the archive's segments from offset `covered` on; and, if none shows the log's identity, one that does."""
+    after = [s for s in archived.segments if s.base_offset >= covered]
+    before = [s for s in archived.segments if s.base_offset < covered]
+    inputs = [SegmentInput(s) for s in after]
+    straddling = before[-1] if before else None
+    if straddling is not None and straddling.size and (not after or after[0].base_offset > covered):
+        # The segment may hold offsets on both sides: the task cuts it at the batch border.
+        inputs.insert(0, SegmentInput(straddling, covered))
+    elif not after and straddling is None:
+        return [], None
+    if gaps == "fail" and inputs and inputs[0].base_offset > max(covered, log_start) and straddling is None:
+        raise NotPlanned(
+            Problem(
+                "gap",
+                archived.path,
+                NO_POSITION,
+                f"offsets from {covered} on, where generation {checkpoint.generation} ends",
+                f"a first segment at {inputs[0].base_offset}",
+                state="gap",
+                hint="bring the missing segments back; or --gaps accept if they are known to be lost, and the "
+                "generation goes on with what comes next; or --reset to start over from what the archive holds",
+            )
+        )
+    shown = covered < checkpoint.next_offset
+    return inputs, SegmentInput(straddling) if not shown and straddling is not None else None

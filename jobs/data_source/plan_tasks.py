@@ -1,0 +1,77 @@
+"""Planning of a query on the driver: options -> partitions -> pieces of their files -> tasks of several pieces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from lastkey.jobs.data_source.files import find_partitions
+from lastkey.jobs.data_source.read_options import ReadOptions
+from lastkey.jobs.errors import UsageError
+from lastkey.udfs.data_source.find_pieces import NoSuchTimeError, OutOfRangeError, find_pieces
+from lastkey.udfs.data_source.index_entries import index_pieces
+from lastkey.udfs.data_source.pieces import EARLIEST, Piece, Range, SourcePartition, Task, pack
+
+_LEAST_SPLIT: Final = 1 << 20
+_THREADS: Final = 16  # look-ups wait for object stores
+
+
+def source_partitions(options: ReadOptions, *, may_be_none: bool = False) -> list[SourcePartition]:
+    """Return the partitions that the options name."""
+    if options.store is not None:
+        from lastkey.jobs.data_source.store import generation_partitions  # noqa: PLC0415 - few queries read a store
+
+        return generation_partitions(options)
+    return find_partitions(options.paths, options.selection, may_be_none=may_be_none)
+
+
+def plan(options: ReadOptions) -> list[Task]:
+    """Return the tasks of a batch query."""
+    found = source_partitions(options)
+    partitions = [p for p in found if p.problem is not None or options.pushed.partition(p.topic, p.partition)]
+    if options.source == "kafka_log_index":
+        accept = options.accept_gaps
+        pieces = [piece for p in partitions for piece in index_pieces(p, options.kinds, accept_gaps=accept)]
+        return pack(pieces, options.split_bytes, options.min_partitions)
+    size = sum(segment.size for partition in partitions for segment in partition.segments)
+    ranges = [range_of(options, partition, size) for partition in partitions]
+    return pack(each(partitions, ranges), ranges[0].split_bytes if ranges else 1, options.min_partitions)
+
+
+def each(partitions: Sequence[SourcePartition], ranges: Sequence[Range]) -> list[Piece]:
+    """Return the pieces of all partitions, in their order. UsageError for a start or end that does not exist."""
+    if not partitions:
+        return []
+    workers = min(len(partitions), _THREADS if _is_remote(partitions) else os.cpu_count() or 1)
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            return [piece for pieces in pool.map(find_pieces, partitions, ranges) for piece in pieces]
+    except (OutOfRangeError, NoSuchTimeError) as error:
+        raise UsageError(message=str(error)) from error
+
+
+def _is_remote(partitions: Sequence[SourcePartition]) -> bool:
+    return any("://" in segment.root for partition in partitions for segment in partition.segments[:1])
+
+
+def range_of(options: ReadOptions, partition: SourcePartition, total_bytes: int) -> Range:
+    """Return what is asked of one partition of a query over `total_bytes` of log."""
+    key = partition.topic, partition.partition
+    split = options.split_bytes
+    if options.min_partitions > 1:
+        split = min(split, max(total_bytes // options.min_partitions, _LEAST_SPLIT))
+    return Range(
+        options.start.of(*key) if options.start is not None else EARLIEST,
+        options.end.of(*key),
+        options.pushed.start_offset,
+        options.pushed.end_offset,
+        options.wanted(),
+        split_bytes=split,
+        fail_on_data_loss=options.fail_on_data_loss,
+        need_start_time=options.need_start_time,
+        set_aside=options.set_aside,
+        accept_gaps=options.accept_gaps,
+        as_stored=options.source == "kafka_log_batches",
+    )

@@ -1,0 +1,162 @@
+"""Plan of a restore: the generations, and the check that all their files are there, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pyarrow import fs as pafs
+
+from lastkey.jobs.archive.listing import Archive, list_archive
+from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_same
+from lastkey.jobs.command.options import RestoreOptions
+from lastkey.jobs.command.parse import check_topics
+from lastkey.jobs.errors import MissingFileError, NoGenerationError, UsageError
+from lastkey.jobs.store.generations import Generation, current_generation, made_by, runs_at
+from lastkey.jobs.store.rows import RunRow, Segment
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import Key, TopicFilter, of_topics
+from lastkey.logformat import names
+from lastkey.logformat.locations import text_entries
+from lastkey.udfs.segments import side_checksums
+from lastkey.udfs.storage import Root
+
+_NAMED = 10  # files that an error names
+
+
+def choose(tables: State, topics: TopicFilter, generation: int | None) -> list[Generation]:
+    """Return the partitions of the wanted topics, each at one generation (None: its current one)."""
+    rows = tables.checkpoints()
+    check_topics(topics, (topic for topic, _ in rows), tables.root.uri)
+    current = of_topics(topics, rows)
+    if not current:
+        raise UsageError(message=f"{tables.root.uri}: the store holds no generation")
+    if generation is None or all(row.generation == generation for row in current.values()):
+        return [current_generation(row) for _, row in sorted(current.items())]
+    chains = tables.histories({topic for topic, _ in current})
+    runs = runs_at(current, chains, generation)
+    for key in sorted(current):
+        if key not in runs:
+            raise NoGenerationError(
+                partition=names.partition_folder(*key),
+                found=generation,
+                reason="never committed",
+                expected=_listed(_still_there(tables, chains[key])),
+            )
+    return [made_by(run) for _, run in sorted(runs.items())]
+
+
+def before_resets(tables: State, targets: Sequence[Generation]) -> Iterator[str]:
+    """Yield a note for each generation from before a reset: the archive may now hold another log, or a part of it."""
+    chains = tables.histories({t.topic for t in targets})
+    for target in targets:
+        later = [r.generation_after for r in chains[target.key] if r.anew and r.generation_after > target.of]
+        if later:
+            yield (
+                f"{target.name}: generation {target.generation} is from before the --reset that started over with "
+                f"generation {min(later)}; what the archive holds now may not continue it"
+            )
+
+
+def list_apart(output: Root, archives: Mapping[str, Root], options: RestoreOptions) -> dict[str, Archive | None]:
+    """List each archive once (None: it cannot be read). Raise UsageError if the output lies in one."""
+    written = Place("--output", output.uri)
+    listed: dict[str, Archive | None] = {}
+    for root in archives.values():
+        if any(is_same(root.uri, known) for known in listed):
+            continue
+        check_apart(written, Place("the archive", root.uri))
+        try:
+            listed[root.uri] = list_archive(root, options.topics.takes)
+        except OSError:
+            listed[root.uri] = None
+    for archive in filter(None, listed.values()):
+        check_outside(written, archive)
+    return listed
+
+
+def check_files(
+    tables: State,
+    store: Root,
+    archives: Mapping[str, Root],
+    targets: Sequence[Generation],
+    manifests: Mapping[Key, Sequence[Segment]],
+) -> dict[Key, list[str]]:
+    """Return each partition's side files. Raise, before anything is written, if a file of a manifest is not there."""
+    side_files: dict[Key, list[str]] = {}
+    missing: list[str] = []
+    for target in targets:
+        listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(target.folder), allow_not_found=True))
+        here = {info.base_name: info.size for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
+        absent = _absent(store, [s for s in manifests[target.key] if s.root == "store"])
+        absent += [f"{target.folder}/{name}" for name in _absent_beside(here, manifests[target.key])]
+        if absent:
+            chain = tables.histories({target.topic}).get(target.key, [])
+            if chain and chain[0].run_id == target.run_id:  # this is the current generation: its files must be there
+                missing += [f"{store.uri}/{path}" for path in absent]
+                continue
+            raise NoGenerationError(
+                partition=target.name,
+                found=target.generation,
+                reason=f"its files are gone ({absent[0]})",
+                expected=_listed(_still_there(tables, chain)),
+            )
+        written = side_checksums(s.side_files for s in manifests[target.key])
+        side_files[target.key] = sorted(written or filter(_may_be_ours, here))
+        archive = archives[target.archive_uri]
+        archived = [s for s in manifests[target.key] if s.root == "archive"]
+        missing += [f"{archive.uri}/{path}" for path in _absent(archive, archived)]
+    if missing:
+        raise MissingFileError(
+            path=some_of(missing), expected="the files that the generation names", found="no such file"
+        )
+    return side_files
+
+
+def _may_be_ours(name: str) -> bool:
+    """Return whether a file may be a side file of a generation of an older version, whose manifest names none."""
+    file = names.parse_segment_file(name)
+    return name in names.PARTITION_SIDE_FILES or (file is not None and not file.suffix and file.kind != names.LOG)
+
+
+def some_of(paths: Sequence[str]) -> str:
+    """Return paths for an error, only the first ones if there are many."""
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return ", ".join(paths[:_NAMED]) + more
+
+
+def _absent_beside(here: Mapping[str, int], segments: Sequence[Segment]) -> Iterator[str]:
+    """Yield names of side files that are missing, or shorter than their segments' rows say. `here`: name -> bytes."""
+    yield from sorted(side_checksums(s.side_files for s in segments).keys() - here.keys())
+    for s in segments:
+        wanted = (names.INDEX, s.offset_index_bytes), (names.TIME_INDEX, s.time_index_bytes)
+        for kind, size in (*wanted, (names.TXN_INDEX, s.txn_index_bytes)):
+            name = names.segment_file(s.base_offset, kind)
+            if here.get(name, -1 if kind == names.INDEX else 0) < (size or 0):
+                yield name
+
+
+def _absent(root: Root, segments: Sequence[Segment]) -> list[str]:
+    """Return the paths of segments that are missing, or shorter than their rows say."""
+    infos = root.filesystem.get_file_info([root.full(s.path) for s in segments]) if segments else []
+    return [
+        s.path
+        for s, info in zip(segments, infos, strict=True)
+        if info.type != pafs.FileType.File or info.size < s.size_bytes
+    ]
+
+
+def _still_there(tables: State, chain: Sequence[RunRow]) -> list[int]:
+    """Return the generations of one partition whose files in the store are all there."""
+    runs = {((row.topic, row.partition), row.generation_after, row.run_id): row for row in chain}
+    there = []
+    for run, segments in tables.segments_of(runs).items():
+        folder = tables.root.filesystem.get_file_info(tables.root.full(made_by(runs[run]).folder))
+        ours = [s for s in segments if s.root == "store"]
+        if folder.type == pafs.FileType.Directory and not _absent(tables.root, ours):
+            there.append(runs[run].generation_after)
+    return there
+
+
+def _listed(generations: Iterable[int]) -> str:
+    known = sorted(generations)
+    return "one of: " + ", ".join(map(str, known)) if known else "another, but none is left"

@@ -1,0 +1,75 @@
+"""Check of the master that the user named, before a JVM is started: its name, and whether a standalone one answers.
+
+Spark takes seconds to reject a name, and a minute and a hundred lines to give up on a host that is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from typing import Final
+
+from lastkey.jobs.errors import MasterError, SparkStartError
+from lastkey.jobs.spark.submit import UserOptions
+
+_LOCAL: Final = re.compile(r"local(?:\[(\*|0*[1-9]\d*)(?:\s*,\s*\d+)?\])?")
+_OTHER: Final = re.compile(r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn|k8s://.+")  # Spark says the rest
+_STANDALONE: Final = "spark://"
+_ADDRESS: Final = re.compile(r"(?P<host>\[[^\]]+\]|[^:/\s]+):(?P<port>\d{1,5})")
+_ANSWER_SECONDS: Final = 5.0
+
+
+def is_local(user: UserOptions) -> bool:
+    """Return whether Spark's tasks run on this machine."""
+    return (user.master or "local").startswith("local")
+
+
+def local_cores_of(master: str) -> int | None:
+    """Return how many tasks a local master runs at once; None: it is no local master."""
+    named = _LOCAL.fullmatch(master)
+    if named is None:
+        return None
+    return os.cpu_count() or 1 if named[1] == "*" else int(named[1] or 1)
+
+
+def check_master(user: UserOptions) -> None:
+    """Raise MasterError if Spark knows no such master or none of its addresses answers, SparkStartError for a mode in
+    which no job runs.
+    """
+    if remote := user.conf.get("spark.remote"):
+        raise SparkStartError(found=f"--remote {remote}: no job runs through Spark Connect; give --master")
+    if (mode := user.conf.get("spark.submit.deployMode", "client")) != "client":
+        raise SparkStartError(found=f"--deploy-mode {mode}: only client mode returns a job's report and exit code")
+    master = user.master
+    if master is None or local_cores_of(master) is not None or _OTHER.fullmatch(master):
+        return
+    if not master.startswith(_STANDALONE):
+        known = "local, local[N], local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT"
+        raise MasterError(what="--master", expected=known, found=master)
+    addresses = [_ADDRESS.fullmatch(part) for part in master.removeprefix(_STANDALONE).split(",")]
+    named = [(address["host"].strip("[]"), int(address["port"])) for address in addresses if address]
+    if None in addresses or any(port > 65535 for _, port in named):
+        raise MasterError(what="--master", expected="spark://HOST:PORT[,HOST:PORT...]", found=master)
+    tried = _failures(named)
+    if tried:
+        raise MasterError(what=f"--master {master}", expected="a Spark master that answers", found="; ".join(tried))
+
+
+def _failures(addresses: Sequence[tuple[str, int]]) -> list[str]:
+    """Call all at once and return why none answers; empty if one does."""
+    failed = dict.fromkeys(addresses, f"no answer within {_ANSWER_SECONDS:.0f} s")
+    pool = ThreadPoolExecutor(len(failed))
+    calls = {pool.submit(socket.create_connection, address, _ANSWER_SECONDS): address for address in failed}
+    pool.shutdown(wait=False)
+    with suppress(TimeoutError):  # a name may take longer to resolve, and nothing can cancel that
+        for call in as_completed(calls, _ANSWER_SECONDS):
+            error = call.exception()
+            if error is None:
+                call.result().close()
+                return []
+            failed[calls[call]] = getattr(error, "strerror", None) or str(error)
+    return [f"{host}:{port}: {why}" for (host, port), why in failed.items()]

@@ -1,0 +1,77 @@
+"""Offsets that a generation holds, and that the chain that led to it has read: they decide what vacuum may delete.
+
+STORE.md ("Generations and vacuum") defines what a generation *holds*, its *chain*, and what the chain *has read*. The
+column `read` carries this from commit to commit, so nothing depends on the history of runs, or on older folders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from lastkey.jobs.store.rows import Checkpoint, Commit, Segment
+
+Ranges = list[tuple[int, int]]  # [first, until), rising, apart
+
+
+def covered(row: Checkpoint) -> Ranges:
+    """Return the offsets that a generation covers, in files of the store or of the archive."""
+    return without([(row.log_start_offset, row.next_offset)], _gaps(row))
+
+
+def read_by(row: Checkpoint) -> Ranges:
+    """Return the offsets that a generation's chain has read."""
+    return [(first, until) for first, until in json.loads(row.read)]
+
+
+def read_with(before: Checkpoint | None, row: Checkpoint, segments: Iterable[Segment], log_start: int) -> str:
+    """Return the column `read` of a new generation. before: the checkpoint of its parent; log_start: the one before its
+    own retention, which took the offsets from there to the generation's.
+    """
+    until = max(_own_end(row, segments), row.log_start_offset)
+    new = without([(min(log_start, row.log_start_offset), until)], _gaps(row))
+    return json.dumps(_joined(new + (read_by(before) if before is not None else [])))
+
+
+def unread(commit: Commit, current: Checkpoint | None, *, committed: bool) -> Ranges:
+    """Return the offsets that a generation holds and the current one's chain has not read.
+
+    committed: False for the files of a run that died; they never were a generation, so another chain's offsets will do.
+    """
+    row = commit.checkpoint
+    held = without([(row.log_start_offset, _own_end(row, commit.segments))], _gaps(row))
+    comparable = current is not None and (row.chain == current.chain or not committed)
+    return without(held, read_by(current) if comparable and current is not None else [])
+
+
+def _own_end(row: Checkpoint, segments: Iterable[Segment]) -> int:
+    """Return the offset up to which a generation has files of the store; from there on it uses the archive's."""
+    return max((s.next_offset for s in segments if s.root == "store"), default=row.log_start_offset)
+
+
+def without(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> Ranges:
+    """Return the offsets that are in the first ranges and in none of the others."""
+    left = _joined(ranges)
+    for first, until in _joined(others):
+        cut = [piece for begin, end in left for piece in ((begin, min(end, first)), (max(begin, until), end))]
+        left = [(begin, end) for begin, end in cut if begin < end]
+    return left
+
+
+def shown(ranges: Sequence[tuple[int, int]]) -> str:
+    """Return ranges as people read them."""
+    return ", ".join(f"{first} to {until - 1}" for first, until in ranges)
+
+
+def _gaps(row: Checkpoint) -> Ranges:
+    return [(gap[0], gap[1] + 1) for gap in json.loads(row.gaps or "[]")]
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    out: Ranges = []
+    for first, until in sorted(ranges):
+        if first < until and out and first <= out[-1][1]:
+            out[-1] = (out[-1][0], max(until, out[-1][1]))
+        elif first < until:
+            out.append((first, until))
+    return out

@@ -1,0 +1,239 @@
+"""Changes of a store's tables: `commit_wave`, the one write that matters, and what goes with it.
+
+A wave is written to `log_segments` and `cleaner_runs`, then one commit of `compaction_checkpoints` is the switch, by
+compare-and-swap (`jobs.store.table`): read the head, check that our partitions are where the run planned on, check that
+the files of the wave are there, put version n + 1. A run that comes second reads again, and commits if its partitions
+are as they were.
+
+`vacuum` and a run need no lock between them: vacuum puts a version that names the folders that it will delete, and a
+run checks, on the head that it commits on, that none of its own was named since it began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from lastkey.jobs.errors import ConflictError, DamagedTableError
+from lastkey.jobs.store import commit_file, history, table
+from lastkey.jobs.store.folders import folders_of
+from lastkey.jobs.store.manifests import folder_of, say_committed
+from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES, TABLES, table_folder
+from lastkey.jobs.store.rows import (
+    Checkpoint,
+    Commit,
+    PartitionState,
+    RunRow,
+    Segment,
+    arrow_schema,
+    checkpoint_schema,
+    empty_row,
+    from_arrow,
+    from_checkpoints,
+    histories,
+    to_arrow,
+    to_checkpoints,
+)
+from lastkey.jobs.store.table import Change, Version
+from lastkey.jobs.store.tables import KEY_COLUMNS, STANDING, Key, State
+from lastkey.logformat.s3_access import in_one_line
+
+_TABLE_HOURS: Final = 720  # no table keeps files longer
+_MOST_FILES: Final = 64  # of a history: more are joined
+
+
+def commit_wave(
+    state: State, commits: Sequence[Commit], verify_files: Callable[[], None] | None = None, *, look_back: bool = False
+) -> None:
+    """Make a wave's generations current, all or none. Raise ConflictError if another run moved one of its
+    partitions, or if a vacuum has named one of its folders since this run began; look_back: at any time, for a
+    rollback brings back old files.
+
+    `verify_files` lists the sizes of the wave's files once more, and raises if one is not as written.
+    """
+    if not commits:
+        return
+    _append(state, SEGMENTS, to_arrow(Segment, (row for commit in commits for row in commit.segments)))
+    _append(state, RUNS, to_arrow(RunRow, (commit.run for commit in commits)))
+    _switch(state, commits, verify_files, look_back)  # before this nobody sees the new files
+    with contextlib.suppress(OSError):  # the commit is made; the next one writes the missing files
+        say_committed(state.root, [folder_of(commit) for commit in commits])
+
+
+def _append(state: State, name: str, new: pa.Table) -> None:
+    """Append rows to a history. Once it has many files, join them and drop old rows."""
+
+    def plan(version: Version) -> Change:
+        files = version.files()
+        if len(files) < _MOST_FILES:
+            return Change(added=table.in_files(new))
+        found = table.rows(version, new.schema).drop_columns([table.FILE])
+        return Change(added=[pa.concat_tables([_needed(state, name, found), new])], removed=files)
+
+    state.swap(name, new.schema, plan)
+
+
+def _needed(state: State, name: str, found: pa.Table) -> pa.Table:
+    """Return the rows of a history that `jobs.store.history` keeps."""
+    checkpoints = state.checkpoints()
+    runs = from_arrow(RunRow, found if name == RUNS else state.rows(RUNS, arrow_schema(RunRow)))
+    chains = histories(checkpoints, runs)
+    stay = history.needed(checkpoints, chains, partial(folders_of, state.root), state.now_ms())
+    number = "generation_after" if name == RUNS else "generation"
+    columns = [*KEY_COLUMNS, number, "run_id"]
+    gone = [
+        made
+        for made in found.group_by(columns).aggregate([]).to_pylist()
+        if chains.get(key := (made["topic"], made["partition"]))  # else the table of runs is lost, or incomplete
+        and made[number] <= history.horizon(checkpoints[key])
+        and tuple(made[column] for column in columns) not in stay
+    ]
+    schema = pa.schema([found.schema.field(column) for column in columns])
+    return found.join(pa.Table.from_pylist(gone, schema), columns, join_type="left anti").select(found.column_names)
+
+
+def _switch(state: State, commits: Sequence[Commit], verify_files: Callable[[], None] | None, look_back: bool) -> None:
+    """Put the checkpoints of generations whose files no vacuum has named."""
+    new = to_checkpoints([(c.checkpoint, c.segments, c.standing) for c in commits])
+
+    def plan(version: Version) -> Change | None:
+        now = from_checkpoints(state.rows_at(version, {c.key for c in commits}))
+        if all(_is_at(now.get(c.key), c.checkpoint.generation, c.checkpoint.run_id) for c in commits):
+            return None
+        if not all(_is_at(now.get(c.key), c.planned_generation, c.planned_run_id) for c in commits):
+            raise _conflict(state, commits, now)
+        began = version.number if state.began is None else state.began
+        _refuse_vacuumed(state, version, commits, table.before_record(version) if look_back else began)
+        if verify_files is not None:
+            verify_files()
+        # for the replaced generations: once they are replaced, a vacuum may delete them
+        say_committed(state.root, [row.own_folder for row in now.values()])
+        return table.replaced(version, KEY_COLUMNS, new, state.held(CHECKPOINTS))
+
+    state.swap(CHECKPOINTS, checkpoint_schema(), plan)
+
+
+def _refuse_vacuumed(state: State, version: Version, commits: Sequence[Commit], since: int) -> None:
+    ours = {folder for c in commits for folder in (folder_of(c), c.checkpoint.folder)}
+    for mark in table.announced_deletions(version, since):
+        if gone := ours.intersection(json.loads(mark)):
+            raise ConflictError(
+                path=f"{state.root.uri}/{min(gone)}",
+                expected="the files that this run wrote",
+                found="a vacuum that deleted them",
+            )
+
+
+def _conflict(state: State, commits: Sequence[Commit], now: Mapping[Key, Checkpoint]) -> ConflictError:
+    moved = [c for c in commits if not _is_at(now.get(c.key), c.planned_generation, c.planned_run_id)]
+    first = (moved or list(commits))[0]
+    found = now.get(first.key)
+    return ConflictError(
+        path=f"{state.root.uri}: {first.topic}-{first.partition}",
+        expected=f"generation {first.planned_generation} (run {first.planned_run_id})",
+        found=f"generation {found.generation} (run {found.run_id})" if found else "no generation",
+        partitions=[list(c.key) for c in moved],
+    )
+
+
+def _is_at(row: Checkpoint | None, generation: int, run_id: str | None) -> bool:
+    if row is None:
+        return generation == 0
+    return (row.generation, row.run_id) == (generation, run_id)
+
+
+def rebuild(state: State, decided: Sequence[Commit], runs: Sequence[RunRow], segments: Sequence[Segment]) -> None:
+    """Make the tables of a store that has lost them. Raise ConflictError if somebody else makes them."""
+    new = to_checkpoints([(c.checkpoint, c.segments, c.standing) for c in decided])
+
+    def plan(rows: pa.Table, version: Version) -> Change:
+        if version.number >= 0:
+            raise ConflictError(
+                path=f"{state.root.uri}/{version.folder}", expected="no table", found=f"version {version.number}"
+            )
+        return Change(added=table.in_files(rows))
+
+    for name, rows in ((SEGMENTS, to_arrow(Segment, segments)), (RUNS, to_arrow(RunRow, runs)), (CHECKPOINTS, new)):
+        state.swap(name, rows.schema, partial(plan, rows))
+    write_states(state)
+
+
+def set_states(state: State, rows: Sequence[PartitionState]) -> None:
+    """Write the states of partitions, except those that another run has moved meanwhile: that run knows better."""
+    said = {(row.topic, row.partition): row for row in rows}
+
+    def plan(version: Version) -> Change | None:
+        found = state.rows_at(version, said.keys())
+        now = {(row["topic"], row["partition"]): row for row in found.drop_columns([table.FILE]).to_pylist()}
+        new = []
+        for key, row in said.items():
+            old = now.get(key) or empty_row(*key)
+            if old["generation"] == max(row.generation, 0):
+                new.append(old | {"standing": _standing(row)})
+        if not new:
+            return None
+        changed = pa.Table.from_pylist(new, schema=checkpoint_schema())
+        return table.replaced(version, KEY_COLUMNS, changed, state.held(CHECKPOINTS))
+
+    if said:
+        state.swap(CHECKPOINTS, checkpoint_schema(), plan)
+
+
+def _standing(row: PartitionState) -> dict[str, Any]:
+    """Return the column `standing` of a partition."""
+    return {name: getattr(row, name) for name in STANDING}
+
+
+def write_states(state: State) -> None:
+    """Bring `cleaner_state` up to date with `compaction_checkpoints`: it is a copy, for people who query it."""
+    rows = to_arrow(PartitionState, state.states().values())
+
+    def plan(version: Version) -> Change | None:
+        there = table.rows(version, rows.schema, state.held(STATES)).drop_columns([table.FILE])
+        order = [(name, "ascending") for name in KEY_COLUMNS]
+        if there.sort_by(order).equals(rows.sort_by(order)):
+            return None
+        return Change(added=table.in_files(rows), removed=version.files())
+
+    state.swap(STATES, rows.schema, plan)
+
+
+def announce_deletions(state: State, folders: Collection[str], seen: int) -> bool:
+    """Announce that these folders of runs are about to go: a run that wrote one of them cannot commit any more.
+    Return False, with nothing announced, if version `seen`, by which they were chosen, is not the head any more.
+    """
+    told = {commit_file.MARK: json.dumps(sorted(folders))}
+    as_seen = True
+
+    def plan(version: Version) -> Change | None:
+        nonlocal as_seen
+        as_seen = version.number == seen
+        return Change(added=(), metadata=told) if as_seen else None
+
+    state.swap(CHECKPOINTS, checkpoint_schema(), plan)
+    return as_seen
+
+
+def vacuum_state(state: State, *, dry_run: bool = False, ahead_hours: int = 0) -> int:
+    """Delete the files of the tables that no version needs any more (dry_run: only count them), and return their
+    number. ahead_hours: how far this machine's clock, which delta-rs asks, is ahead of the store's.
+    """
+    found = 0
+    hours = _TABLE_HOURS + ahead_hours if ahead_hours else None  # None: as the table says
+    for name in filter(state.table_exists, TABLES):
+        version = state.head(name)
+        if version.delta is not None:
+            try:
+                found += len(version.delta.vacuum(hours, dry_run=dry_run))
+            except DeltaError as error:
+                if not state.root.is_local:
+                    raise
+                path = f"{state.root.uri}/{table_folder(name)}"
+                raise DamagedTableError(path=path, expected="Delta's log", found=in_one_line(str(error))) from error
+    return found

@@ -1,0 +1,213 @@
+"""Plans of the checks: the segments of an archived partition, or a generation and its parent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lastkey.jobs.archive.listing import Archive, ArchivedPartition
+from lastkey.jobs.command.config import Config
+from lastkey.jobs.store.rows import RunRow, Segment
+from lastkey.logformat import names
+from lastkey.logformat.errors import NO_POSITION
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.names import MAX_OFFSET
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import LastBatch, SegmentInput, SideFile
+from lastkey.udfs.storage import Root
+from lastkey.udfs.verify.blocks import Order
+from lastkey.udfs.verify.findings import CheckPlan
+from lastkey.udfs.verify.generation import Expiry, GenerationPlan
+
+
+def plan_archived(
+    archived: ArchivedPartition, root: Root, config: Config, *, sealed: bool, gaps: str | None = None
+) -> CheckPlan:
+    """Return the checks of an archived partition."""
+    settings = config.topic_settings(archived.topic)
+
+    def side_file(path: str | None) -> SideFile | None:
+        return SideFile(archived.root, path, 0) if path is not None else None
+
+    return CheckPlan(
+        topic=archived.topic,
+        partition=archived.partition,
+        name=archived.path,
+        store_uri="",
+        segments=tuple(archived.segments),
+        snapshots=tuple(archived.located(archived.snapshots)),
+        leader_epochs=side_file(archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT)),
+        metadata=side_file(archived.side_files.get(names.PARTITION_METADATA)),
+        log_start_offset=archived.log_start_checkpoint,
+        cleaner_checkpoint=archived.cleaner_checkpoint,
+        high_watermark=archived.high_watermark,
+        sealed=sealed,
+        orphans=tuple(archived.located(archived.orphans)),
+        gaps_accepted=(gaps or settings.gaps) == "accept",
+        index_interval_bytes=settings.index_interval_bytes,
+        max_index_bytes=settings.segment_index_bytes,
+        max_batch_bytes=settings.max_decompressed_batch_bytes,
+        chunk_bytes=config.job.chunk_bytes,
+    )
+
+
+def plan_generation(
+    run: RunRow,
+    manifest: Sequence[Segment],
+    before: Sequence[Segment] | None,
+    previous: RunRow | None,
+    archive: Archive | None,
+    store: Root,
+    archive_uri: str,
+    chunk_bytes: int,
+    task_memory_bytes: int,
+) -> GenerationPlan:
+    """Return the checks of a generation. `before`: the parent's manifest; None: compare with the archive alone."""
+    settings: dict[str, Any] = json.loads(run.settings)
+    name = names.partition_folder(run.topic, run.partition)
+    folder = run.folder
+
+    def ours(base: int, kind: str) -> str:
+        return f"{folder}/{names.segment_file(base, kind)}"
+
+    segments = tuple(
+        ListedSegment(
+            store.uri if s.root == "store" else archive_uri,
+            s.path,
+            s.base_offset,
+            s.size_bytes,
+            s.mtime_ms,
+            ours(s.base_offset, names.INDEX),
+            ours(s.base_offset, names.TIME_INDEX),
+            ours(s.base_offset, names.TXN_INDEX) if s.txn_index_bytes else None,
+            store.uri,
+        )
+        for s in manifest
+    )
+    bases = [s.base_offset for s in manifest if s.base_offset > run.log_start_offset]
+    archived = archive.partitions.get((run.topic, run.partition)) if archive is not None else None
+    side = CheckPlan(
+        topic=run.topic,
+        partition=run.partition,
+        name=name,
+        store_uri=store.uri,
+        segments=segments,
+        snapshots=tuple(SideFile(store.uri, ours(base, names.SNAPSHOT), base) for base in [*bases, run.next_offset]),
+        leader_epochs=SideFile(store.uri, f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}", 0),
+        metadata=SideFile(store.uri, f"{folder}/{names.PARTITION_METADATA}", 0) if run.topic_id else None,
+        archived_epochs=tuple(archived.leader_epochs or ()) if archived is not None else (),
+        log_start_offset=run.log_start_offset,
+        generation=True,
+        index_interval_bytes=settings["index_interval_bytes"],
+        max_index_bytes=settings["segment_index_bytes"],
+        max_batch_bytes=settings["max_decompressed_batch_bytes"],
+        chunk_bytes=chunk_bytes,
+    )
+    start_before = previous.log_start_offset if previous is not None and before is not None else 0
+    gone, parent = _parent(run, before, start_before, archived, store.uri, archive_uri, manifest)
+    parent_known = run.parent_run_id is None or run.anew or before is not None
+    return GenerationPlan(
+        side=side,
+        manifest=tuple(manifest),
+        folder=folder,
+        log_start_offset=run.log_start_offset,
+        next_offset=run.next_offset,
+        last_batch=LastBatch(run.last_batch_base_offset, run.last_batch_leader_epoch, run.last_batch_crc),
+        first_dirty_offset=run.first_dirty_offset,
+        end_offset=run.end_offset,
+        now_ms=run.now_ms,
+        delete_retention_ms=settings["delete_retention_ms"],
+        null_keys=settings["null_keys"],
+        compacts=settings.get("compacts", True) and run.compacted,
+        retention_ms=settings.get("retention_ms", -1),
+        retention_bytes=settings.get("retention_bytes", -1),
+        retention_exact=settings.get("retention_exact", False),
+        by=Order(
+            settings.get("compaction_strategy", "offset"),
+            settings.get("compaction_strategy_header", ""),
+            _began_at(run, archived, start_before),
+        ),
+        expired=tuple(Expiry(*one) for one in json.loads(run.expired or "[]")),
+        log_start_known=max(start_before, *_log_starts(archived)) if archived is not None else run.log_start_offset,
+        parent=parent,
+        parent_log_start_offset=start_before,
+        parent_gone=gone,
+        parent_problem=_unlisted(archive, archived, gone),
+        parent_stays_from=max(start_before, *_taken_until(archived)) if parent_known else MAX_OFFSET,
+        task_memory_bytes=task_memory_bytes,
+    )
+
+
+def _log_starts(archived: ArchivedPartition) -> tuple[int, int]:
+    """Return the log start by checkpoint, and by the first segment: a checkpoint names none that lies there."""
+    return archived.log_start_checkpoint or 0, archived.segments[0].base_offset if archived.segments else 0
+
+
+def _taken_until(archived: ArchivedPartition | None) -> tuple[int, ...]:
+    """Return the offsets below which the archive's own broker has cleaned or deleted."""
+    return (archived.cleaner_checkpoint or 0, *_log_starts(archived)) if archived is not None else (0,)
+
+
+def _unlisted(archive: Archive | None, archived: ArchivedPartition | None, gone: str) -> Problem | None:
+    """Return the problem that hides a partition in an archive that is there; None if nothing hides it."""
+    if not gone or archive is None:
+        return None
+    if archived is None:
+        return next(iter(archive.unreadable), None)  # the partition may lie in a folder that cannot be listed
+    return archived.problem or _lost_beginning(archived)
+
+
+def _lost_beginning(archived: ArchivedPartition) -> Problem | None:
+    """Return the gap before the first segment, unless the log start or the first leader epoch explains it."""
+    traces = archived.traces
+    if not archived.segments or traces.first_epoch is None:
+        return None
+    begins, epochs = traces.first_epoch
+    first = archived.segments[0].base_offset
+    if max(begins, traces.log_start) >= first:
+        return None
+    return Problem(
+        "gap",
+        epochs,
+        NO_POSITION,
+        f"a segment at offset {begins}, where the first leader epoch begins",
+        f"the first one at {first}",
+        hint="a file is missing: a broker that deletes the beginning of a log moves its first leader epoch too",
+        state="gap",
+    )
+
+
+def _began_at(run: RunRow, archived: ArchivedPartition | None, start_before: int) -> int:
+    """Return the log start that the run found; if retention then moved it, the one before, as far as known."""
+    if not run.expired:
+        return run.log_start_offset
+    return start_before if archived is None else max(start_before, *_log_starts(archived))
+
+
+def _parent(
+    run: RunRow,
+    before: Sequence[Segment] | None,
+    start_before: int,
+    archived: ArchivedPartition | None,
+    store_uri: str,
+    archive_uri: str,
+    manifest: Iterable[Segment],
+) -> tuple[str, tuple[SegmentInput, ...]]:
+    """Return (the reason why there is nothing to compare with, else ""; what the run read). The run read the previous
+    generation's segments in the store, and the archive from their end on, as far as it went.
+    """
+    held = [s for s in before or () if s.root == "store"]
+    parent = [SegmentInput(ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms)) for s in held]
+    first = min([s.base_offset for s in manifest] + [one[1] for one in json.loads(run.expired or "[]")], default=0)
+    covered = held[-1].next_offset if held else min(start_before, first)  # earlier expiry is not compared
+    if covered < run.next_offset:
+        if archived is None or not archived.segments:
+            return f"{archive_uri} no longer holds this partition", ()
+        for s, after in zip(archived.segments, [*archived.segments[1:], None], strict=True):
+            end = after.base_offset if after is not None else run.next_offset
+            if s.base_offset < run.next_offset and end > covered:
+                parent.append(SegmentInput(s, covered if s.base_offset < covered else 0))
+    if parent and parent[0].base_offset > first:
+        return f"its first offset was {first}, and is now {parent[0].base_offset}", ()
+    return "", tuple(parent)

@@ -1,0 +1,62 @@
+"""Lastkey: compaction, indexing, search and audit of archived Apache Kafka logs.
+
+`__all__` is the Python API; jobs/API.md explains it. A name is imported when it is first used, since most of them bring
+Spark or compiled kernels.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lastkey.jobs.api import compact, reindex, restore, verify
+    from lastkey.jobs.compact.report import CompactReport
+    from lastkey.jobs.data_source.source import register
+    from lastkey.jobs.errors import JobError
+    from lastkey.jobs.lookup.open_partition import open_partition
+    from lastkey.jobs.notebook import open_archive
+    from lastkey.jobs.reindex.report import ReindexReport
+    from lastkey.jobs.restore.report import RestoreReport
+    from lastkey.jobs.verify.report import VerifyReport
+    from lastkey.logformat.batches.segment import open_segment
+    from lastkey.logformat.errors import LogFormatError
+    from lastkey.logformat.writing.segment_writer import SegmentWriter
+
+__all__ = [
+    "CompactReport", "JobError", "LogFormatError", "ReindexReport", "RestoreReport", "SegmentWriter", "VerifyReport",
+    "compact", "open_archive", "open_partition", "open_segment", "register", "reindex", "restore", "verify",
+]  # fmt: skip
+
+_HERE = Path(__file__).resolve().parent
+if not (_HERE / "jobs").is_dir():  # a checkout: its folders lie beside this one, an installed package's inside
+    __path__.append(str(_HERE.parent))
+
+_HOMES = {
+    **dict.fromkeys(("compact", "reindex", "restore", "verify"), "lastkey.jobs.api"),
+    "CompactReport": "lastkey.jobs.compact.report",
+    "ReindexReport": "lastkey.jobs.reindex.report",
+    "RestoreReport": "lastkey.jobs.restore.report",
+    "VerifyReport": "lastkey.jobs.verify.report",
+    "JobError": "lastkey.jobs.errors",
+    "register": "lastkey.jobs.data_source.source",
+    "open_archive": "lastkey.jobs.notebook",
+    "open_partition": "lastkey.jobs.lookup.open_partition",
+    "open_segment": "lastkey.logformat.batches.segment",
+    "SegmentWriter": "lastkey.logformat.writing.segment_writer",
+    "LogFormatError": "lastkey.logformat.errors",
+}
+
+if not TYPE_CHECKING:  # else every name would be one
+
+    def __getattr__(name: str) -> object:
+        """Import a public name on first use."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion, and the rest."""
+    return sorted({*globals(), *__all__})

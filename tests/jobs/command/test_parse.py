@@ -1,0 +1,170 @@
+"""What a user types: numbers, spans, keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from lastkey.jobs.command.parse import (
+    MAX_LONG,
+    check_topics,
+    nearest,
+    parse_globs,
+    parse_key,
+    parse_numbers,
+    parse_span,
+    parse_time,
+    parse_topics,
+)
+from lastkey.jobs.errors import ConfigFileError, UsageError
+from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("3", range(3, 4)), ("3-5", range(3, 6)), (" 0 - 0 ", range(1)), ("07", range(7, 8))]
+)
+def test_lists_and_ranges_of_numbers_are_read(text, numbers):
+    assert parse_numbers(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "-", "3-", "-3", "5-3", "a", "1,2", "12345678901", "1.5"])
+def test_malformed_numbers_are_refused(text):
+    with pytest.raises(ValueError) as error:
+        parse_numbers(text)
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"), [("5..9", (5, 9)), ("..9", (None, 9)), ("5..", (5, None)), ("..", (None,) * 2)]
+)
+def test_a_span_may_be_open_at_either_end(text, ends):
+    assert parse_span("--offsets", text, int) == ends
+
+
+@pytest.mark.parametrize("text", ["", "5", "a..b", "5...9", f"{MAX_LONG + 1}.."])
+def test_malformed_spans_are_refused(text):
+    with pytest.raises(UsageError, match=r"^--offsets: expected FROM\.\.TO, FROM\.\. or \.\.TO, found "):
+        parse_span("--offsets", text, int)
+
+
+def test_a_span_that_ends_before_it_begins():
+    """It would show nothing, as if there were nothing; an empty one is what a script may come to."""
+    assert parse_span("--offsets", "5..5", int) == (5, 5)
+    with pytest.raises(UsageError, match=r"^--offsets: expected a FROM that is not after TO, found '10\.\.5'"):
+        parse_span("--offsets", "10..5", int)
+
+
+def test_a_span_of_times_says_what_is_wrong_with_a_time():
+    assert parse_span("--times", "1970-01-01T00:00:01Z..2000", parse_time) == (1000, 2000)
+    with pytest.raises(UsageError, match=r"^no such time: noon"):
+        parse_span("--times", "noon..", parse_time)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("0x6162", b"ab"), ("0x", b""), ("0x616", b"0x616"), ("0X61", b"0X61"), ("", b""), ("é", "é".encode())],
+)
+def test_a_key_is_text_or_hexadecimal(text, key):
+    assert parse_key(text) == key
+
+
+@pytest.mark.parametrize(("text", "ms"), [("-5", -5), (f"{MAX_LONG}", MAX_LONG), ("1970-01-01T00:00:01Z", 1000)])
+def test_a_time_is_read_as_epoch_milliseconds(text, ms):
+    assert parse_time(text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "-", "--5", f"{MAX_LONG + 1}", "9" * 5000])
+def test_malformed_times_are_refused(text):
+    with pytest.raises(UsageError, match=r"^no such time: "):
+        parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "globs"),
+    [
+        ((), ()),
+        (("a",), ("a",)),
+        (("a,b*", "c"), ("a", "b*", "c")),
+        ((" a ,, b,", "a"), ("a", "b")),
+        (("[ab]*", "[!]a]", "[]]"), ("[ab]*", "[!]a]", "[]]")),
+    ],
+)
+def test_globs_are_separated_by_commas(given, globs):
+    assert parse_globs("--topics", given) == globs
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("",), "--topics: expected globs of topics' names, separated by commas, found ''"),
+        (("a", " ,"), "--topics: expected globs of topics' names, separated by commas, found ' ,'"),
+        (("[a,b]*",), "--topics: expected a ] after the [ of a glob, found '[a'"),
+        (("[!]",), "found '[!]'"),
+    ],
+)
+def test_malformed_globs_are_refused(given, said):
+    """Nothing of it may pass for "every topic"."""
+    with pytest.raises(UsageError) as error:
+        parse_globs("--topics", given)
+    assert said in str(error.value)
+
+
+def test_topics_of_options_and_files(tmp_path):
+    (tmp_path / "one").write_text("\ufeff# ours\r\nb\r\n\r\n  c*  # theirs\r\n", encoding="utf-8")
+    (tmp_path / "two").write_text("d")
+    files = [str(tmp_path / "one"), str(tmp_path / "two")]
+    wanted = parse_topics(["a", "b"], ["c1,d"], files)
+    assert wanted == TopicFilter(("a", "b", "c*", "d"), ("c1", "d"))
+    assert [topic for topic in ("a", "b", "c1", "c2", "d", "e") if wanted.takes(topic)] == ["a", "b", "c2"]
+    assert parse_topics([]) == EVERY_TOPIC
+    assert EVERY_TOPIC.takes("x")
+    assert not TopicFilter((), ("x",)).takes("x")
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (None, "found no such file"),
+        (b"", "found none"),
+        (b"# a\n\n", "found none"),
+        (b"\xff\n", "found bytes that are"),
+    ],
+)
+def test_a_file_that_names_no_topic(tmp_path, content, found):
+    path = tmp_path / "list"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigFileError, match=f"^{path}: expected .*, {found}") as error:
+        parse_topics([], files=[str(path)])
+    assert error.value.exit_code == 2
+    with pytest.raises(ConfigFileError, match="found Is a directory"):
+        parse_topics([], files=[str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (TopicFilter(("users", "ordrs", "x*")), r"^no topic of A matches ordrs, x\*; did you mean orders\?$"),
+        (TopicFilter(exclude=("usres",)), r"^exclude: no topic of A matches usres; did you mean users or orders\?$"),
+        (TopicFilter(("users",), ("us*",)), r"^no topic of A is left: us\* leaves out all of users$"),
+    ],
+)
+def test_topics_that_are_not_there(wanted, said):
+    with pytest.raises(UsageError, match=said):
+        check_topics(wanted, ["users", "orders"], "A")
+    check_topics(wanted, [], "A")  # nothing is known of any
+
+
+def test_topics_that_are_there():
+    for wanted in (EVERY_TOPIC, TopicFilter(("u*", "orders")), TopicFilter(exclude=("__*", "users"))):
+        check_topics(wanted, ["users", "orders"], "A")
+
+
+def test_text_is_no_filter():
+    """Each of its letters would be a glob, a * among them every topic."""
+    with pytest.raises(TypeError, match=r"found 'users\*'"):
+        TopicFilter("users*")
+
+
+def test_the_nearest_of_several():
+    assert nearest(["usres", "ordrs"], ["users", "orders", "clicks"]) == "did you mean users or orders?"
+    assert nearest("x", ["users", "orders"]) == "there are users, orders"

@@ -1,0 +1,114 @@
+"""What Ctrl-C and SIGTERM do: ask the first time, end the run the second time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from lastkey.jobs.command import stopping
+from lastkey.jobs.command.stopping import InterruptedRunError, Stop, TerminatedError, stoppable
+
+PATIENCE = 60.0
+ROOT = Path(__file__).resolve().parents[3]
+# Python drops a KeyboardInterrupt that comes in a callback of importlib's, as where a weak reference ends
+INTERRUPTS = """
+import os, signal, sys, weakref
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["AT"]:
+            thing = type("Thing", (), {})()
+            self.reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
+            del thing
+sys.meta_path.insert(0, Interrupts())
+"""
+
+
+@pytest.fixture(autouse=True)
+def handlers(monkeypatch):
+    """Those of the command line; afterwards those of before."""
+    monkeypatch.setattr(stopping, "_SAME_SECONDS", 0.0)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    with stopping.signals_handled():
+        yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, InterruptedRunError), (signal.SIGTERM, TerminatedError)])
+def test_the_first_signal_asks_and_the_second_one_ends(number, kind, caplog):
+    before = signal.getsignal(number)
+    with stoppable() as stop:
+        assert not stop.is_asked
+        signal.raise_signal(number)
+        assert type(stop.asked.result(PATIENCE)) is kind
+        with pytest.raises(InterruptedRunError):
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(number) == signal.SIG_DFL  # nothing holds up a third one
+    assert "a second signal ends the run at once" in caplog.text
+    assert signal.getsignal(number) is before
+
+
+def test_afterwards_signals_do_what_they_did():
+    before = signal.getsignal(signal.SIGTERM)
+    with stoppable():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_comes_at_once_is_one_signal(monkeypatch):
+    """`timeout` sends it to the process, and to its group."""
+    monkeypatch.setattr(stopping, "_SAME_SECONDS", 3600.0)
+    with stoppable() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert isinstance(stop.asked.result(PATIENCE), TerminatedError)
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """As nohup does, and a shell for what it starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with stoppable() as stop:
+        signal.raise_signal(signal.SIGINT)
+    assert not stop.is_asked
+
+
+def test_in_a_thread_nothing_is_heard():
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def work():
+        with stoppable() as stop:
+            seen.append((stop.is_asked, signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(PATIENCE)
+    assert seen == [(False, before)]
+
+
+def test_only_the_first_reason_counts():
+    stop, why = Stop(), TerminatedError()
+    stop.ask(why)
+    stop.ask(InterruptedRunError())
+    assert stop.asked.result() is why
+
+
+@pytest.mark.parametrize("module", ["lastkey.jobs.command.cli", "lastkey.jobs.compact.job"])
+def test_ctrl_c_while_modules_are_imported_ends_the_process(module, tmp_path):
+    """It was dropped, and the run went on to its end; or it was a stack trace."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTS)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "AT": module}
+    words = ("compact", ROOT / "examples" / "archive", "--store", tmp_path / "store", "--topics", "users")
+    done = subprocess.run(
+        [sys.executable, "-m", "lastkey", *words, "--cleanup-policy", "compact"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    assert not (tmp_path / "store").exists()

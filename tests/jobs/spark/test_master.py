@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from lastkey.jobs.errors import ENVIRONMENT, MasterError, SparkStartError
+from lastkey.jobs.spark import master, session
+from lastkey.jobs.spark.submit import UserOptions, user_options
+
+
+def _said(*arguments, kind=MasterError):
+    with pytest.raises(kind) as raised:
+        master.check_master(user_options(arguments, {}))
+    assert raised.value.exit_code == ENVIRONMENT
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "local",
+        "local[2]",
+        "local[*]",
+        "local[2, 3]",
+        "local[*,4]",
+        "local-cluster[2,1,1024]",
+        "yarn",
+        "k8s://https://a",
+    ],
+)
+def test_masters_that_spark_knows_are_left_to_it(name):
+    master.check_master(UserOptions(conf={"spark.master": name}))
+    master.check_master(UserOptions())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["local[x]", "local[0]", "local[-1]", "local[]", "locl[2]", "local[2", "localhost", "mesos://a:1", "Yarn", ""],
+)
+def test_a_master_that_spark_does_not_know(name):
+    assert _said("--master", name).startswith("--master: expected local, local[N], ")
+    assert _said("--conf", f"spark.master={name}").endswith(f", found {name}")
+
+
+@pytest.mark.parametrize(
+    "name", ["spark://", "spark://a", "spark://a:b", "spark://a:1,", "spark://a:1,b", "spark:///a:1", "spark://a:65536"]
+)
+def test_a_standalone_master_without_host_or_port(name):
+    assert _said("--master", name) == f"--master: expected spark://HOST:PORT[,HOST:PORT...], found {name}"
+
+
+def test_what_no_job_can_use():
+    assert "no job runs through Spark Connect" in _said("--remote", "sc://a:1", kind=SparkStartError)
+    assert "only client mode" in _said("--deploy-mode", "cluster", kind=SparkStartError)
+
+
+def test_the_master_is_judged_before_anything_is_started(monkeypatch, tmp_path):
+    monkeypatch.setattr(session.SparkContext, "_active_spark_context", None)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # there is none
+    with pytest.raises(MasterError):
+        session.start(options=UserOptions(conf={"spark.master": "local[x]"}))
+
+
+def test_every_address_of_a_standalone_master_is_tried(monkeypatch):
+    """One that answers is enough; where none does, each is named with its reason."""
+    released, timeouts = threading.Event(), []
+
+    def connect(address, timeout):
+        timeouts.append(timeout)
+        if address[0] == "slow":
+            released.wait()
+        if address[0] == "nowhere":
+            raise socket.gaierror(-2, "Name or service not known")
+        if address[0] != "here":
+            raise ConnectionRefusedError(111, "Connection refused")
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(master, "_ANSWER_SECONDS", 0.2)
+    try:
+        said = _said("--master", "spark://nowhere:7077,[::1]:7078,slow:7079")
+        assert said == (
+            "--master spark://nowhere:7077,[::1]:7078,slow:7079: expected a Spark master that answers, found "
+            "nowhere:7077: Name or service not known; ::1:7078: Connection refused; slow:7079: no answer within 0 s"
+        )
+        master.check_master(UserOptions(conf={"spark.master": "spark://slow:1,nowhere:7077,here:7078"}))
+    finally:
+        released.set()
+    assert set(timeouts) == {0.2}
+
+
+def test_a_port_on_which_nobody_listens():
+    with socket.socket() as unused, socket.create_server(("127.0.0.1", 0)) as server:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        closed = f"127.0.0.1:{unused.getsockname()[1]}"
+        assert _said("--master", f"spark://{closed}").endswith(f"found {closed}: Connection refused")
+        listening = f"spark://{closed},127.0.0.1:{server.getsockname()[1]}"
+        master.check_master(UserOptions(conf={"spark.master": listening}))

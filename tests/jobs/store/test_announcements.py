@@ -1,0 +1,237 @@
+"""Runs that announce themselves: who yields to whom, and what is left by those that died."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from lastkey.jobs.errors import RunningError
+from lastkey.jobs.store import announcements
+from lastkey.jobs.store.announcements import announced, at_work, wait_until_gone
+from lastkey.jobs.store.paths import RUNNING
+from lastkey.udfs.storage import open_root
+from tests.builders.s3_server import BUCKET, s3_server
+
+KEYS = {("a", 0), ("a", 1), ("b", 0)}
+A, B, C = "a" * 32, "b" * 32, "c" * 32
+
+
+@pytest.fixture
+def root(tmp_path):
+    return open_root(str(tmp_path / "store"))
+
+
+def files(root):
+    folder = Path(root.full(RUNNING))
+    return sorted(path.name for path in folder.glob("*.json")) if folder.exists() else []
+
+
+def put(root, other, age_seconds=0.0):
+    """Write the announcement of another run, of this age by the store's clock."""
+    folder = Path(root.full(RUNNING))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{other.run_id}.json"
+    path.write_text(json.dumps({name: value for name, value in asdict(other).items() if name != "mtime_ns"}))
+    if age_seconds:
+        at = path.stat().st_mtime - age_seconds
+        os.utime(path, (at, at))
+    return path
+
+
+def elsewhere(run_id=A, **changes):
+    """Of a run on another host."""
+    own = announcements._own(run_id, KEYS)
+    return replace(own, host="far", machine="another", pid=7, decided=True, **changes)
+
+
+def test_a_run_is_announced_as_long_as_it_lasts(root):
+    notes = []
+    with announced(root, A, KEYS, notes):
+        assert files(root) == [f"{A}.json"]
+        (said,) = at_work(root, {("b", 0), ("z", 9)}, notes)
+        assert f"(pid {os.getpid()}, since 20" in said and said.endswith("works on b-0")
+        assert at_work(root, {("z", 9)}, notes) == []
+    assert files(root) == []
+    assert notes == []
+
+
+def test_one_that_this_process_could_not_take_back_counts_no_more(root, monkeypatch):
+    """Its run ended: the process goes on to another, as in a notebook."""
+    with monkeypatch.context() as patched:
+        patched.setattr(announcements, "_delete", lambda root, path: None)
+        with announced(root, A, KEYS, []):
+            assert at_work(root, KEYS, [])
+    assert files(root) == [f"{A}.json"]
+    assert at_work(root, KEYS, []) == []
+    with announced(root, B, KEYS, []):
+        assert files(root) == [f"{B}.json"]
+
+
+def test_it_goes_with_a_run_that_fails_too(root):
+    with pytest.raises(KeyboardInterrupt), announced(root, A, KEYS, []):
+        raise KeyboardInterrupt
+    assert files(root) == []
+
+
+def test_a_second_run_of_a_partition_is_refused_and_one_of_others_is_not(root):
+    notes = []
+    with announced(root, A, KEYS, notes):
+        with pytest.raises(RunningError) as refused, announced(root, B, {("a", 1), ("c", 0)}, notes):
+            raise AssertionError
+        assert refused.value.exit_code == 4
+        said = refused.value.line()
+        assert "expected no other run at a-1, found a run on " in said
+        assert f"pid {os.getpid()}" in said and "--wait" in said and "5 minutes" in said
+        assert refused.value.fields["run_id"] == A
+        with announced(root, C, {("a", 2), ("c", 0)}, notes):
+            assert files(root) == [f"{A}.json", f"{C}.json"]
+    assert notes == []
+
+
+def test_a_run_on_another_host_counts_until_it_has_not_renewed_for_its_time(root):
+    path = put(root, elsewhere(), age_seconds=290)
+    with pytest.raises(RunningError, match="found a run on far"), announced(root, B, KEYS, []):
+        raise AssertionError
+    assert path.exists()
+    put(root, elsewhere(), age_seconds=301)
+    with announced(root, B, KEYS, []):
+        assert files(root) == [f"{B}.json"]
+
+
+def test_whose_clock_is_wrong_is_no_matter(root):
+    """What a host says of the time is shown, and no more. A time far in the future is of a clock that was set back."""
+    put(root, elsewhere(since_ms=4_000_000_000_000))
+    with pytest.raises(RunningError, match="since 2096-10-02"), announced(root, B, KEYS, []):
+        raise AssertionError
+    put(root, elsewhere(), age_seconds=-100)
+    with pytest.raises(RunningError), announced(root, B, KEYS, []):
+        raise AssertionError
+    put(root, elsewhere(), age_seconds=-100_000)
+    with announced(root, B, KEYS, []):
+        pass
+
+
+def test_of_two_that_announce_at_once_one_goes_on(root):
+    """The earlier one by the store's clock, unless the other one has decided already."""
+    undecided = replace(elsewhere(), decided=False)
+    put(root, undecided, age_seconds=1)
+    with pytest.raises(RunningError), announced(root, B, KEYS, []):
+        raise AssertionError
+    put(root, undecided, age_seconds=-1)
+    with announced(root, B, KEYS, []):
+        pass
+    put(root, elsewhere(), age_seconds=-1)
+    with pytest.raises(RunningError), announced(root, B, KEYS, []):
+        raise AssertionError
+
+
+def test_a_run_of_this_machine_that_is_gone_is_known_at_once(root):
+    own = announcements._own(A, KEYS)
+    assert own.machine and own.started
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        there = replace(own, pid=process.pid, started=announcements._started(process.pid), decided=True)
+        put(root, there)
+        with pytest.raises(RunningError), announced(root, B, KEYS, []):
+            raise AssertionError
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and not buried
+        with announced(root, B, KEYS, []):
+            assert files(root) == [f"{B}.json"]
+    put(root, replace(own, started="1", decided=True))  # our number was another process's
+    with announced(root, B, KEYS, []):
+        assert files(root) == [f"{B}.json"]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[]", b"\xff", b'{"run_id": 1}', b'{"partitions": 7, "run_id": "x"}'], ids=repr
+)
+def test_what_cannot_be_read_is_a_note(root, data):
+    put(root, elsewhere()).write_bytes(data)
+    notes = []
+    with announced(root, B, KEYS, notes):
+        pass
+    assert len(notes) == 1
+    assert f"{A}.json: an announcement of a run that cannot be read" in notes[0]
+
+
+def test_a_time_that_is_none_and_one_that_never_ends_block_nobody(root):
+    put(root, elsewhere(since_ms=10**30))
+    notes = []
+    with announced(root, B, KEYS, notes):
+        assert "cannot be read" in notes[0]
+    put(root, elsewhere(expires_seconds=10**9), age_seconds=3601)
+    with announced(root, B, KEYS, []):
+        pass
+
+
+def test_what_cannot_be_written_is_a_note(root):
+    Path(root.full("state")).mkdir(parents=True)
+    Path(root.full(RUNNING)).write_text("no folder")
+    notes = []
+    with announced(root, A, KEYS, notes):
+        pass
+    assert any("other runs cannot see this one" in note for note in notes), notes
+
+
+def test_an_announcement_is_renewed(root, monkeypatch):
+    monkeypatch.setattr(announcements, "_RENEW_SECONDS", 0.0)
+    written, real = announcements.threading.Event(), announcements._write
+
+    def counting(at, own):
+        real(at, own)
+        if own.decided:
+            counting.n += 1
+            if counting.n == 3:
+                written.set()
+
+    counting.n = 0
+    monkeypatch.setattr(announcements, "_write", counting)
+    with announced(root, A, KEYS, []):
+        assert written.wait(60)
+    assert files(root) == []
+
+
+def test_who_waits_goes_on_when_it_is_gone_dead_or_silent(root, monkeypatch):
+    monkeypatch.setattr(announcements, "_POLL_SECONDS", 0.0)
+    wait_until_gone(root, A)  # never there
+    path = put(root, elsewhere(expires_seconds=0))
+    wait_until_gone(root, A)  # says nothing more
+    put(root, replace(announcements._own(A, KEYS), started="1"))
+    wait_until_gone(root, A)  # its process is gone
+    put(root, elsewhere())
+    real, looks = announcements._read, []
+
+    def looking(*given):
+        looks.append(1)
+        if len(looks) == 3:
+            path.unlink()
+        return real(*given)
+
+    monkeypatch.setattr(announcements, "_read", looking)
+    wait_until_gone(root, A)
+    assert len(looks) == 3
+
+
+@pytest.mark.slow
+def test_in_a_bucket_too():
+    with s3_server():
+        root, notes = open_root(f"{BUCKET}/store"), []
+        with announced(root, A, KEYS, notes):
+            with pytest.raises(RunningError, match="no other run at a-1"), announced(root, B, {("a", 1)}, notes):
+                raise AssertionError
+            with announced(root, C, {("c", 0)}, notes):
+                pass
+        assert at_work(root, KEYS, notes) == []
+        announcements._write(root, elsewhere())  # one that died
+        with pytest.raises(RunningError, match="found a run on far"), announced(root, B, KEYS, notes):
+            raise AssertionError
+        announcements._write(root, elsewhere(expires_seconds=0))
+        with announced(root, B, KEYS, notes):
+            pass
+        assert notes == []

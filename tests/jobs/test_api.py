@@ -1,0 +1,324 @@
+"""The Python API: the command line's options and words; signals, log and stdout stay the caller's."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import json
+import logging
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import lastkey
+from lastkey.jobs import api
+from lastkey.jobs.command import cli, stopping
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.errors import DiskFullError, JobError, MissingPathError, RunningError, UsageError
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.s3_access import DENIED, AccessError
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "archive"
+JOBS = ("compact", "verify", "reindex", "restore")
+# What the command line alone needs: how it prints. A report has show_all as an attribute
+OF_PRINTING = {"as_json", "progress", "quiet", "verbose", "show_all"}
+BAD_SETTING = {"defaults": {"segment.byte": 1}}
+
+
+# -- names
+
+
+def test_importing_the_package_brings_nothing_heavy_and_names_everything():
+    code = (
+        "import sys, lastkey; heavy = {'pyspark', 'numba', 'pyarrow', 'numpy', 'click', 'pandas'} & set(sys.modules);"
+        "print(sorted(heavy), set(lastkey.__all__) <= set(dir(lastkey)));"
+        "from lastkey import compact; print('pyspark' in sys.modules, 'numba' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[] True\nFalse False\n"
+
+
+def test_every_public_name_is_there_documented_and_its_home_s():
+    assert sorted(lastkey.__all__) == sorted(lastkey._HOMES)
+    for name in lastkey.__all__:
+        found = getattr(lastkey, name)
+        assert (found.__name__, found.__doc__ is None) == (name, False)
+    with pytest.raises(AttributeError, match="'lastkey' has no attribute 'compacted'"):
+        _ = lastkey.compacted
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_function_has_every_option_of_its_command_with_its_default(job):
+    command = cli.lastkey.commands[job]
+    options = {param.name: param for param in command.params if param.name not in OF_PRINTING}
+    parameters = dict(inspect.signature(getattr(lastkey, job)).parameters)
+    needed = [option for option in command.params if option.required]
+    words = [word for option in needed for word in (option.opts[0], "X")[-1 if option.opts[0] == option.name else 0 :]]
+    plain = command.make_context(job, words).params
+    assert parameters.pop("progress").default is False
+    assert set(parameters) == set(options)
+    for name, parameter in parameters.items():
+        required = parameter.default is parameter.empty
+        assert required == options[name].required, name
+        if not required:
+            assert not parameter.default, name  # None, False, or nothing of several: what click gives without an option
+            assert not plain[name], name
+    told = inspect.getdoc(getattr(lastkey, job))
+    assert [name for name in parameters if not re.search(rf"\b{name}\b", told)] == []
+
+
+# -- what is asked for
+
+
+class _Seen(Exception):
+    def __init__(self, options: object) -> None:
+        self.options = options
+
+
+def _sees(options, progress):
+    raise _Seen(options)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Return a function that calls a job of the API, and returns the options that reach the job."""
+    module = type("Job", (), {"run": staticmethod(_sees)})
+    monkeypatch.setattr(api, "imported", lambda job: module)
+
+    def options(job, *args, **given):
+        with pytest.raises(_Seen) as seen:
+            getattr(lastkey, job)(*args, **given)
+        return seen.value.options
+
+    return options
+
+
+def test_globs_settings_and_paths_may_be_given_in_python_s_ways(asked, tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("c\n")
+    config = tmp_path / "c.toml"
+    config.write_text("[topics.a]\n'cleanup.policy' = 'compact'\n")
+    tables = {"topics": {"a": {"cleanup.policy": "compact"}}}
+    one = asked("compact", tmp_path, str(tmp_path / "s"), topics="a,b", topics_from=names, config=config, reset="a,b")
+    several = {"topics": ["a", "b"], "topics_from": [names], "reset": ["a", "b"]}
+    more = asked("compact", str(tmp_path), tmp_path / "s", config=tables, **several)
+    assert one.config.topics == more.config.topics == parse_config(tables).topics
+    assert (one.topics.include, one.topics, one.reset) == (("a", "b", "c"), more.topics, more.reset)
+    assert (one.archive, one.store) == (more.archive, more.store) == (str(tmp_path), str(tmp_path / "s"))
+    assert asked("reindex", "A", check=True, partitions=[3, 4]).partitions == (range(3, 4), range(4, 5))
+    assert asked("reindex", "A", check=True, partitions="3-4").partitions == (range(3, 5),)
+    assert asked("reindex", "A", output=tmp_path / "o").mode == "output"
+
+
+@pytest.mark.parametrize(
+    ("job", "given", "said"),
+    [
+        ("compact", {"archive": None}, "archive: expected a path or URI, found None"),
+        ("compact", {"store": b"S"}, "store: expected a path or URI, found b'S'"),
+        ("compact", {"topics": 5}, "topics: expected globs of topics as text, or several of them, found 5"),
+        ("compact", {"reset": [5]}, "reset: expected globs of topics as text, or several of them, found [5]"),
+        ("compact", {"sealed": "yes"}, "sealed: expected True or False, found 'yes'"),
+        ("compact", {"now_ms": 1.5}, "now_ms: expected a whole number, found 1.5"),
+        ("compact", {"gaps": True}, "gaps: expected text, found True"),
+        ("compact", {"config": 5}, "config: expected a path or URI, found 5"),
+        ("compact", {"gap": "accept"}, "compact() got an unexpected keyword argument 'gap'"),
+        ("verify", {"generation": "3", "archive": None}, "generation: expected a whole number, found '3'"),
+        (
+            "reindex",
+            {"check": True, "partitions": 3},
+            "partitions: expected numbers of partitions",
+        ),
+    ],
+)
+def test_an_argument_of_another_type_is_a_type_error(job, given, said):
+    given = ({"archive": "A", "store": "S"} if job == "compact" else {"archive": "A"}) | given
+    with pytest.raises(TypeError) as raised:
+        getattr(lastkey, job)(**given)
+    assert str(raised.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("job", "given", "words"),
+    [
+        ("compact", {"archive": "/nope", "store": "S"}, "/nope --store S"),
+        ("compact", {"archive": EXAMPLE, "store": "S", "topics": "nope"}, f"{EXAMPLE} --store S --topics nope"),
+        (
+            "compact",
+            {"archive": "A", "store": "S", "cleanup_policy": "compact"},
+            "A --store S --cleanup-policy compact",
+        ),
+        ("compact", {"archive": "A", "store": "S", "now_ms": 1_700_000_000}, "A --store S --now 1700000000"),
+        ("compact", {"archive": "A", "store": "S", "config": "none.toml"}, "A --store S --config none.toml"),
+        ("compact", {"archive": "A", "store": "S", "reset": ","}, "A --store S --reset ,"),
+        ("compact", {"archive": "x://b", "store": "S"}, "x://b --store S"),
+        ("compact", {"archive": "s3://id:word@b/a", "store": "S"}, "s3://id:word@b/a --store S"),
+        ("verify", {}, ""),
+        ("verify", {"archive": "A", "generation": 2}, "A --generation 2"),
+        ("verify", {"store": "/nope"}, "--store /nope"),
+        ("reindex", {"archive": "A"}, "A"),
+        ("reindex", {"archive": "A", "check": True, "exact": True}, "A --check --exact"),
+        ("reindex", {"archive": "A", "check": True, "partitions": "x"}, "A --check --partitions x"),
+        ("restore", {"store": EXAMPLE, "output": EXAMPLE}, f"--store {EXAMPLE} --output {EXAMPLE}"),
+    ],
+)
+def test_an_error_has_the_words_of_the_command_line(job, given, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+    code = cli.main([job, *words.split()])
+    signal.signal(signal.SIGTERM, handler)
+    shown = capsys.readouterr().err
+    with pytest.raises(UsageError) as raised:
+        getattr(lastkey, job)(**given)
+    assert (code, shown) == (raised.value.exit_code, f"error: {raised.value.line()}\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"gaps": "no"}, "--gaps: expected fail or accept, found 'no'"),
+        ({"null_keys": "no"}, "--null-keys: expected fail or keep or drop, found 'no'"),
+        ({"config": BAD_SETTING}, "settings: [defaults]: unknown setting 'segment.byte'"),
+    ],
+)
+def test_a_value_that_click_would_refuse_is_a_usage_error(given, said):
+    with pytest.raises(UsageError) as raised:
+        lastkey.compact("A", "S", **given)
+    assert raised.value.line().startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), DiskFullError),
+        (AccessError(DENIED, "s3://b", "403"), JobError),
+        (RunningError(path="S", expected="x", found="y", reason="z"), RunningError),
+        (ValueError("of ours"), ValueError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_what_stops_a_job_is_a_job_error_and_a_defect_stays_itself(error, kind, monkeypatch, tmp_path):
+    def fails(options, progress):
+        raise error
+
+    monkeypatch.setattr(api, "imported", lambda job: type("Job", (), {"run": staticmethod(fails)}))
+    with pytest.raises(kind) as raised:
+        lastkey.restore(tmp_path / "store", tmp_path / "out")
+    if isinstance(error, OSError):
+        assert str(tmp_path) in raised.value.line() or "free" in raised.value.line()
+        assert raised.value.__cause__ is error
+
+
+# -- the jobs
+
+
+def test_a_job_called_from_a_thread_leaves_signals_log_and_stdout_alone(tmp_path, capfd, now_ms):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], logging.getLogger().handlers[:]
+    store, out, reports = tmp_path / "store", tmp_path / "out", []
+
+    def work():
+        reports.append(lastkey.compact(EXAMPLE, store, topics="prices", cleanup_policy="compact", now_ms=now_ms))
+        reports.append(lastkey.verify(store=store))
+        reports.append(lastkey.restore(store, out))
+        reports.append(lastkey.reindex(out, check=True))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [(type(report), report.exit_code, report.problems) for report in reports] == [
+        (kind, 0, [])
+        for kind in (lastkey.CompactReport, lastkey.VerifyReport, lastkey.RestoreReport, lastkey.ReindexReport)
+    ]
+    assert before == (
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        logging.getLogger().handlers[:],
+    )
+    assert capfd.readouterr().out == ""
+    assert json.dumps([report.to_json() for report in reports])
+
+
+def test_in_the_main_thread_too_signals_are_the_caller_s(tmp_path, monkeypatch, now_ms):
+    seen = []
+    monkeypatch.setattr(signal, "signal", lambda *given: seen.append(given))
+    lastkey.compact(EXAMPLE, tmp_path / "store", topics="prices", cleanup_policy="compact", now_ms=now_ms)
+    assert seen == []
+    assert not stopping._HANDLES.get()
+
+
+def test_partitions_that_are_set_aside_are_in_the_report(tmp_path, now_ms):
+    shutil.copytree(EXAMPLE, tmp_path / "archive")
+    _remove_second_segment(tmp_path / "archive" / "clicks-0")
+    report = lastkey.compact(
+        tmp_path / "archive", tmp_path / "store", topics="clicks,prices", cleanup_policy="compact", now_ms=now_ms
+    )
+    assert (report.exit_code, [(p.kind, p.path.partition("/")[0]) for p in report.problems]) == (
+        3,
+        [("gap", "clicks-0")],
+    )
+    assert ("prices", 0) in report.generations
+
+
+# -- one partition
+
+
+def _remove_second_segment(folder: Path) -> Path:
+    second = sorted(folder.glob("*.log"))[1]
+    for path in folder.glob(f"{second.stem}.*"):
+        path.unlink()
+    return second
+
+
+def test_an_open_partition_gives_its_records_over_all_segments():
+    with lastkey.open_partition(EXAMPLE / "clicks-0") as log:
+        every = pa.Table.from_batches(log.records())
+        parts = [lastkey.open_segment(path).to_arrow() for path in sorted((EXAMPLE / "clicks-0").glob("*.log"))]
+        assert every.combine_chunks().equals(pa.concat_tables(parts).combine_chunks())
+        some = pa.Table.from_batches(log.records(["offset"], start_offset=2600, end_offset=2700))
+        assert some.column_names == ["offset"]
+        assert some["offset"].to_pylist() == list(range(2600, 2700))  # two segments
+        assert list(log.records(["offset"], start_offset=log.latest)) == []
+        with pytest.raises(ValueError, match="no such column: 'ofset'"):
+            log.records(["ofset"])
+
+
+def test_an_open_partition_fails_at_a_gap_unless_it_is_accepted(tmp_path):
+    """`logformat.open_partition` passed over it without a word."""
+    folder = tmp_path / "clicks-0"
+    shutil.copytree(EXAMPLE / "clicks-0", folder)
+    _remove_second_segment(folder)
+    with pytest.raises(LogFormatError) as raised:
+        lastkey.open_partition(folder)
+    assert (raised.value.kind, raised.value.path) == ("gap", str(folder / "00000000000000005310.log"))
+    assert "expected a segment that begins at offset 2621" in str(raised.value)
+    assert str(raised.value).endswith('or gaps="accept" if it is known to be lost')
+    rest = lastkey.open_partition(folder, gaps="accept")
+    assert sum(batch.num_rows for batch in rest.records(["offset"])) == 9000 - (5310 - 2621)
+
+
+@pytest.mark.parametrize(
+    ("path", "gaps", "kind", "said"),
+    [
+        (EXAMPLE / "nope-0", "fail", MissingPathError, "nope-0: expected a partition's folder, found none"),
+        (EXAMPLE, "fail", UsageError, "expected a partition's folder, <topic>-<partition>"),
+        (EXAMPLE / "clicks-0", "no", UsageError, "--gaps: expected fail or accept, found 'no'"),
+        (5, "fail", TypeError, "path_or_uri: expected a path or URI, found 5"),
+    ],
+)
+def test_what_cannot_be_opened(path, gaps, kind, said):
+    with pytest.raises(kind) as raised:
+        lastkey.open_partition(path, gaps=gaps)
+    assert said in str(raised.value)
+
+
+def test_an_archive_that_is_missing():
+    with pytest.raises(MissingPathError, match="/nope: expected a folder with Kafka log directories, found none"):
+        lastkey.open_archive("/nope")
+    with pytest.raises(TypeError, match="path_or_uri: expected a path or URI, found 5"):
+        lastkey.open_archive(5)

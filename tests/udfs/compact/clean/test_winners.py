@@ -1,0 +1,132 @@
+"""`compaction.strategy`: records that stay by timestamp or header, against a plain twin of KIP-280's rules."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lastkey.udfs.compact.plan import Limits, PartitionPlan, Strategy
+from lastkey.udfs.problem import SetAside
+from tests.builders.folders import Archived, Outcome, compact, lay_out, plan_of
+from tests.builders.splits import compact_in_splits
+from tests.builders.versions import NAME, NOW_MS, batch, drawn, long, twin, version_of
+from tests.reference.cleaner import Segment, Settings
+from tests.reference.log import Record
+from tests.reference.read_committed import committed_offsets
+
+
+def by(plan: PartitionPlan, strategy: Strategy, **fields: object) -> PartitionPlan:
+    header = NAME if strategy == "header" else ""
+    settings = replace(plan.settings, compaction_strategy=strategy, compaction_strategy_header=header)
+    return replace(plan, settings=settings, **fields)
+
+
+def plan_for(archived: Archived, store: Path) -> PartitionPlan:
+    return plan_of(archived, store, Settings(), now_ms=NOW_MS, log_start_offset=0)
+
+
+def kept(done: Outcome) -> list[Record]:
+    """Return the data records of all segments except the active one."""
+    assert done.result.status == "cleaned", done.result.problem
+    return [r for s in done.segments()[:-1] for b in s.batches if not b.control for r in b.records]
+
+
+WAYS: list[Callable[[PartitionPlan], Outcome]] = [compact, compact_in_splits]
+
+
+@pytest.mark.parametrize("strategy", ["timestamp", "header"])
+@pytest.mark.parametrize("seed", range(25))
+def test_drawn_logs(seed: int, strategy: Strategy, tmp_path: Path) -> None:
+    archived, batches = drawn(random.Random(seed), tmp_path / "archive")
+    visible = set(committed_offsets(batches))
+    records = [r for b in batches for r in b.records if r.offset in visible and r.key is not None]
+    expected = twin(records, strategy)
+    if strategy == "header" and all(version_of(r, strategy) < 0 for r in records):
+        done = compact(by(plan_for(archived, tmp_path), strategy))
+        assert done.result.problem is not None and done.result.problem.kind == "version"
+        with pytest.raises(SetAside, match="eight bytes"):
+            compact_in_splits(by(plan_for(archived, tmp_path), strategy))
+        return
+    plan = by(plan_for(archived, tmp_path), strategy)
+    outcomes = [way(replace(plan, folder=way.__name__)) for way in WAYS]
+    held = {r.offset: r for r in records}
+    for done in outcomes:
+        assert kept(done) == [held[offset] for offset in expected]  # unchanged, in the order of offsets
+    assert outcomes[0].files() == outcomes[1].files()
+    assert outcomes[0].result.counters == outcomes[1].result.counters
+    again = done.as_archive(tmp_path / "again", snapshots=True)
+    assert kept(compact(by(plan_for(again, tmp_path / "b"), strategy))) == kept(done)
+
+
+def log(root: Path, *segments: list[tuple[int, bytes | None, bytes | None, tuple]]) -> Archived:
+    out, offset = [], 0
+    for records in (*segments, [(1, b"active", b"v", ())]):
+        out.append(Segment(offset, (batch(offset, records),), NOW_MS))
+        offset += len(records)
+    return lay_out(root, out)
+
+
+def test_a_clean_record_of_a_higher_version_stays(tmp_path: Path) -> None:
+    """By offset, any dirty record would supersede it."""
+    archived = log(tmp_path / "archive", [(5, b"k", b"high", ())], [(3, b"k", b"low", ()), (5, b"l", b"v", ())])
+    plan = replace(plan_for(archived, tmp_path), checkpoint=1, force=False)
+    assert [r.value for r in kept(compact(by(plan, "timestamp")))] == [b"high", b"v"]
+    assert [r.value for r in kept(compact(replace(plan, folder="o")))] == [b"low", b"v"]
+
+
+def test_a_tombstone_goes_by_its_version_too(tmp_path: Path) -> None:
+    archived = log(
+        tmp_path / "archive",
+        [(9, b"a", None, ()), (5, b"b", b"v", ())],
+        [(5, b"a", b"late", ()), (7, b"b", None, ())],
+    )
+    first = compact(by(plan_for(archived, tmp_path), "timestamp"))
+    assert [(r.key, r.value) for r in kept(first)] == [(b"a", None), (b"b", None)]
+    later = by(plan_for(first.as_archive(tmp_path / "again", snapshots=True), tmp_path / "b"), "timestamp")
+    assert kept(compact(replace(later, now_ms=NOW_MS + 2 * 86_400_000))) == []
+
+
+def test_a_header_that_no_record_has_is_named(tmp_path: Path) -> None:
+    archived = log(tmp_path / "archive", [(1, b"k", b"v", ((b"other", long(1)),)), (2, b"k", b"w", ())])
+    done = compact(by(plan_for(archived, tmp_path), "header"))
+    assert done.result.status == "set_aside"
+    assert done.result.problem is not None
+    assert done.result.problem.expected == "a header 'version' of eight bytes, not negative, in some record"
+    assert done.files() == {}
+
+
+@pytest.mark.long
+def test_more_keys_than_a_task_holds_are_taken_by_several(tmp_path: Path) -> None:
+    n = 700_000  # 32 bytes a key, and as much again while the table grows: half of 64 MiB holds 349,525
+    records = [(1000 + i % 7, b"%d" % i, b"v", ()) for i in range(n // 20)]
+    archived = log(tmp_path / "archive", *([records] * 2))
+    plan = by(plan_for(archived, tmp_path), "timestamp")
+    assert compact(replace(plan, limits=Limits(task_memory_bytes=1 << 21))).result.status == "too_large"
+    whole, split = compact(plan), compact_in_splits(replace(plan, folder="s", limits=Limits(task_memory_bytes=1 << 22)))
+    assert whole.files() == split.files()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_record_below_the_log_start_takes_no_other_with_it(way: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Nobody reads that record any more: DeleteRecords went past it, in the middle of a segment."""
+    archived = log(tmp_path / "archive", [(9, b"k", b"deleted", ()), (3, b"k", b"low", ()), (3, b"l", b"v", ())])
+    done = way(replace(by(plan_for(archived, tmp_path), "timestamp"), log_start_offset=1))
+    assert done.result.log_start_offset == 1
+    assert [r.value for r in kept(done) if r.offset >= 1] == [b"low", b"v"]
+
+
+def test_a_header_of_records_without_key_is_none_of_the_keys(tmp_path: Path) -> None:
+    """COMPACTION.md says so, and the window does the same."""
+    archived = log(
+        tmp_path / "archive", [(1, None, b"n", ((NAME.encode(), long(1)),)), (1, b"k", b"v", ()), (1, b"k", b"w", ())]
+    )
+    plan = by(plan_for(archived, tmp_path), "header")
+    with pytest.raises(SetAside, match="eight bytes"):
+        compact_in_splits(replace(plan, folder="s"))
+    done = compact(plan)
+    assert done.result.problem is not None
+    assert done.result.problem.kind == "version"

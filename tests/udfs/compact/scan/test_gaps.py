@@ -1,0 +1,583 @@
+"""Offsets that no segment holds: lawful in logs of a real broker and its cleaner, a gap if a file is missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lastkey.jobs.archive.listing import ArchivedPartition, list_archive
+from lastkey.jobs.compact.plan_partition import _check_nothing_came_back, inputs_from_archive
+from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.layout import BATCH
+from lastkey.logformat.names import segment_file
+from lastkey.logformat.side_files import transaction_index
+from lastkey.udfs.compact.plan import CleanSettings, Gap, Limits, NotDue, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.scan import transactions
+from lastkey.udfs.compact.scan.analyse import Analysis, analyse
+from lastkey.udfs.compact.scan.gaps import check_gaps
+from lastkey.udfs.compact.scan.scan_partition import scan_all, scan_identity
+from lastkey.udfs.compact.scan.txn_trust import check_ends_known
+from lastkey.udfs.holes import thinned_offset
+from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.segments import SegmentInput, SideFile
+from lastkey.udfs.storage import open_root
+from lastkey.udfs.verify.gaps import Thinned, gap_problems
+from tests.builders.archives import borders
+from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, SEGMENTS, Partition, batch_at, build
+from tests.builders.logs import write_partition
+from tests.builders.trees import files_in
+from tests.golden import PASSES, Case, case_names
+
+END = SEGMENTS * SEGMENT_OFFSETS
+ACTIVE = END - SEGMENT_OFFSETS
+INNER = SEGMENT_OFFSETS
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Partition:
+    return build(tmp_path / "archive")
+
+
+def plan_of(folder: Path, **fields: object) -> PartitionPlan:
+    """Return the plan that the driver would make for the partition of a folder."""
+    topic, _, number = folder.name.rpartition("-")
+    archived = list_archive(open_root(str(folder.parent)), lambda name: name == topic).partitions[topic, int(number)]
+    assert archived.problem is None
+    return PartitionPlan(
+        topic=topic, partition=int(number), archive_uri=str(folder.parent), store_uri="", folder="", sealed=False,
+        high_watermark=None, force=True, dry_run=True, now_ms=1_800_000_000_000, settings=CleanSettings(),
+        limits=Limits(), secret=(1, 2), **inputs_from_archive(archived) | fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def listed(s: SegmentInput, **changes: object) -> SegmentInput:
+    """Return the same segment with a changed listing."""
+    return replace(s, listed=replace(s.listed, **changes))  # type: ignore[arg-type]
+
+
+def judged(plan: PartitionPlan) -> Problem | Analysis | PartitionResult:
+    """Return the problem that sets the partition aside, or the analysis, or the result if nothing is due."""
+    buffer = ChunkBuffer(1 << 20)
+    try:
+        return analyse(plan, scan_all(plan, buffer), scan_identity(plan, buffer))
+    except SetAside as reason:
+        return reason.problem
+    except NotDue as reason:
+        return reason.result
+
+
+def state(plan: PartitionPlan) -> str:
+    found = judged(plan)
+    return found.state if isinstance(found, Problem) else "fine"
+
+
+# -- logs of real brokers
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_what_a_broker_wrote_or_cleaned_has_no_gap(cases: dict[str, Case], name: str) -> None:
+    """With its cleaner's checkpoint and without it."""
+    case = cases[name]
+    for partition in case.partitions:
+        for folder in (case.input(partition), *(case.expected(n, partition) for n in PASSES)):
+            assert state(plan_of(folder)) == "fine"
+        checkpoint = case.first_dirty_offset(1, partition)
+        assert state(plan_of(case.input(partition), checkpoint=checkpoint, cleaner_checkpoint=checkpoint)) == "fine"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", case_names())
+def test_any_segment_that_is_missing_or_short(cases: dict[str, Case], name: str) -> None:
+    """Take each segment of the dirty part, except the last: remove it with or without its indexes, empty it, cut it at
+    a border.
+    """
+    case = cases[name]
+    for partition in case.partitions:
+        begins = case.first_dirty_offset(1, partition)
+        plan = plan_of(case.input(partition), checkpoint=begins, cleaner_checkpoint=begins)
+        inner = [i for i, s in enumerate(plan.segments[:-1]) if i and s.base_offset >= begins]
+        assert inner
+        for i in inner:
+            s = plan.segments[i]
+            before, after = plan.segments[:i], plan.segments[i + 1 :]
+            bare = listed(s, index=None, time_index=None)
+            half = borders((case.input(partition) / Path(s.listed.path).name).read_bytes())
+            half = half[len(half) // 2 - 1 : len(half) // 2] if len(half) > 1 else [0]
+            orphan = SideFile(plan.archive_uri, s.listed.path.replace(".log", ".index"), s.base_offset)
+            for made in (
+                replace(plan, segments=(*before, *after)),
+                replace(plan, segments=(*before, *after), orphans=(orphan,)),
+                replace(plan, segments=(*before, listed(bare, size=0), *after)),
+                replace(plan, segments=(*before, listed(bare, size=half[0]), *after)),
+                replace(plan, segments=(*before, listed(s, size=half[0]), *after)),
+            ):
+                assert state(made) == "gap"
+                accepting = replace(made, settings=replace(made.settings, gaps="accept"))
+                found = judged(accepting)
+                if isinstance(found, Problem):  # cannot be accepted: a transaction was open across it
+                    assert name.startswith("txn")
+                    assert found.kind == "transaction" or found.expected.startswith("the end of the transaction")
+                    continue
+                assert any(g.last == after[0].base_offset - 1 for g in found.gaps)
+
+
+@pytest.mark.parametrize("name", [n for n in case_names() if n.endswith("-more")])
+def test_below_the_checkpoint_a_file_tells(cases: dict[str, Case], name: str) -> None:
+    """A cleaner makes holes there, so only an index shows that a .log is missing, or short."""
+    case = cases[name]
+    for partition in case.partitions:
+        begins = case.first_dirty_offset(1, partition)
+        plan = plan_of(case.input(partition), checkpoint=begins, cleaner_checkpoint=begins)
+        below = [i for i, s in enumerate(plan.segments) if i and s.base_offset < begins]
+        assert below
+        told = 0
+        for i in below:
+            s = plan.segments[i]
+            rest = (*plan.segments[:i], *plan.segments[i + 1 :])
+            orphan = SideFile(plan.archive_uri, s.listed.path.replace(".log", ".index"), s.base_offset)
+            assert state(replace(plan, segments=rest)) == "fine"  # nothing shows the loss
+            assert state(replace(plan, segments=rest, orphans=(orphan,))) == "gap"
+            empty = replace(plan, segments=(*plan.segments[:i], listed(s, size=0), *plan.segments[i + 1 :]))
+            log = case.input(partition) / Path(s.listed.path).name
+            entries = sum(log.with_suffix(kind).stat().st_size for kind in (".index", ".timeindex"))
+            assert state(empty) == ("gap" if entries else "fine")  # indexes of few batches hold nothing
+            told += bool(entries)
+        assert told
+
+
+# -- one log, whose files are taken away
+
+
+def remove(part: Partition, base: int, *kinds: str) -> None:
+    for kind in kinds or ("log", "index", "timeindex"):
+        (part.folder / segment_file(base, kind)).unlink()
+
+
+def checkpoint(part: Partition, name: str, offset: int) -> None:
+    (part.root / f"{name}-checkpoint").write_text(f"0\n1\nt 0 {offset}\n")
+
+
+def expect_gap(part: Partition, path: str) -> Problem:
+    """Check that the partition is set aside, that verify finds the gap at the same file, and that `gaps = "accept"`
+    turns it into a note. Return the problem.
+    """
+    result = part.compact()
+    assert result.problem is not None and result.status == "set_aside"
+    assert (result.problem.kind, result.problem.state, result.problem.path) == ("gap", "gap", f"t-0/{path}")
+    assert ("gap", f"t-0/{path}") in [(p.kind, p.path) for p in part.verify().problems]
+    plan = part.plan()
+    accepted = part.compact(plan=replace(plan, settings=replace(plan.settings, gaps="accept")))
+    assert accepted.status == "cleaned" and accepted.notes
+    return result.problem
+
+
+def test_a_segment_in_the_middle(part: Partition) -> None:
+    remove(part, INNER)
+    problem = expect_gap(part, segment_file(2 * INNER, "log"))
+    assert f"begins at offset {INNER}" in problem.expected and "--gaps accept" in problem.hint
+    plan = part.plan()
+    accepted = part.compact(plan=replace(plan, settings=replace(plan.settings, gaps="accept")))
+    assert accepted.gaps == (Gap(INNER, 2 * INNER - 1, 0, plan.segments[0].listed.size),)
+    assert any(f"no segment holds offsets {INNER} to {2 * INNER - 1}" in note for note in accepted.notes)
+
+
+def test_an_index_without_its_log(part: Partition) -> None:
+    remove(part, INNER, "log", "timeindex")
+    expect_gap(part, segment_file(INNER, "index"))
+
+
+def test_an_index_whose_log_a_broker_was_about_to_delete(part: Partition) -> None:
+    """A broker renames the .log first; retention removed the first segment, and the broker was killed in between."""
+    log = part.log(0)
+    log.rename(log.with_name(log.name + ".deleted"))
+    (part.folder / "leader-epoch-checkpoint").write_text(f"0\n1\n3 {INNER}\n")  # a broker moves it up before
+    assert part.compact().status == "cleaned"
+    assert not part.verify().problems
+
+
+@pytest.mark.parametrize("kind", ["index", "timeindex"])
+def test_an_index_below_the_first_segment(part: Partition, kind: str) -> None:
+    remove(part, 0, "log")
+    remove(part, 0, "index" if kind == "timeindex" else "timeindex")
+    expect_gap(part, segment_file(0, kind))
+    checkpoint(part, "log-start-offset", INNER)
+    assert part.compact().status == "cleaned"
+    assert not part.verify().problems
+
+
+def test_an_index_behind_the_last_segment(part: Partition) -> None:
+    (part.folder / segment_file(END, "index")).write_bytes(b"")
+    expect_gap(part, segment_file(END, "index"))
+
+
+def test_the_first_segment_with_all_its_files(part: Partition) -> None:
+    """The first leader epoch tells where the log began; a broker that gives the beginning up moves it up."""
+    remove(part, 0)
+    expect_gap(part, "leader-epoch-checkpoint")
+    (part.folder / "leader-epoch-checkpoint").write_text(f"0\n1\n3 {INNER}\n")
+    assert part.compact().status == "cleaned"
+    assert not part.verify().problems
+    (part.folder / "leader-epoch-checkpoint").write_text("0\n1\n3 0\n")
+    checkpoint(part, "log-start-offset", INNER)
+    assert part.compact().status == "cleaned"
+    assert not part.verify().problems
+
+
+def test_an_empty_last_segment_whose_index_or_high_watermark_goes_on(part: Partition) -> None:
+    part.log(ACTIVE).write_bytes(b"")
+    result = part.compact()
+    assert result.status == "cleaned"
+    assert any("it may be cut short" in note for note in result.notes)
+    remove(part, ACTIVE, "index", "timeindex")
+    checkpoint(part, "replication-offset", END)
+    plan = replace(part.plan(), high_watermark=END)
+    assert any("its high watermark" in note for note in part.compact(plan=plan).notes)
+    sealed = part.compact(plan=replace(plan, sealed=True)).problem
+    assert sealed is not None and (sealed.kind, sealed.path) == ("gap", "replication-offset-checkpoint")
+
+
+TXN_OVER_A_HOLE = {
+    "committed before it": (
+        "{pid=7 txn} a=1 || {pid=7 commit} | {pid=7 txn} b=1 || {pid=7 txn} c=1 | {pid=7 abort} | d=1 || e=1"
+    ),
+    "aborted before it": "{pid=7 txn} a=1 || {pid=7 abort} | b=1 || {pid=7 txn} c=1 | {pid=7 commit} | d=1 || e=1",
+}
+
+
+@pytest.mark.parametrize("text", TXN_OVER_A_HOLE.values(), ids=TXN_OVER_A_HOLE)
+def test_a_transaction_whose_end_is_missing(tmp_path: Path, text: str) -> None:
+    """The producer's next marker belongs to another transaction: nobody can tell how this one ended."""
+    write_partition(tmp_path / "t-0", text)
+    hidden = files_in(tmp_path / "t-0")[1]
+    for path in files_in(tmp_path / "t-0", f"{hidden.stem}.*"):
+        path.unlink()
+    plan = replace(plan_of(tmp_path / "t-0"), sealed=True)
+    assert state(plan) == "gap"
+    found = judged(replace(plan, settings=replace(plan.settings, gaps="accept")))
+    assert isinstance(found, Problem)
+    assert (found.state, found.expected) == ("gap", "the end of the transaction of producer 7 at offset 0")
+
+
+@pytest.mark.parametrize("snapshots", [(4, 5, 6), (6,), ()])
+def test_a_transaction_whose_end_only_a_snapshot_knows(tmp_path: Path, snapshots: tuple[int, ...]) -> None:
+    """A snapshot behind the gap says that the transaction is over, but not how. Without any snapshot it is open, and
+    everything from its data on waits.
+    """
+    folder = tmp_path / "t-0"
+    write_partition(folder, "a=1 | {pid=7 txn} a=2 b=1 || {pid=7 abort} || c=1 || d=1")
+    for path in [*files_in(folder, f"{files_in(folder)[1].stem}.*"), *files_in(folder, "*.snapshot")]:
+        if path.suffix != ".snapshot" or int(path.stem) not in snapshots:
+            path.unlink(missing_ok=True)
+    plan = plan_of(folder)
+    found = judged(replace(plan, settings=replace(plan.settings, gaps="accept")))
+    if not snapshots:
+        assert isinstance(found, PartitionResult) and found.status == "not_due"
+        return
+    assert isinstance(found, Problem)
+    assert (found.state, found.expected) == ("gap", "the end of the transaction of producer 7 at offset 1")
+
+
+def test_a_marker_that_only_the_index_misses(tmp_path: Path) -> None:
+    """The marker lies below the checkpoint, where a hole proves nothing: the entry of the next one begins above
+    committed data.
+    """
+    folder = tmp_path / "t-0"
+    write_partition(folder, TXN_OVER_A_HOLE["committed before it"])
+    hidden = files_in(folder)[1]
+    for path in files_in(folder, f"{hidden.stem}.*"):
+        path.unlink()
+    third = files_in(folder)[1]
+    entry = np.array([(0, 7, 2, 4, 5)], transaction_index.ENTRY)
+    third.with_suffix(".txnindex").write_bytes(transaction_index.write(entry))
+    plan = replace(plan_of(folder, checkpoint=3, cleaner_checkpoint=3), sealed=True)
+    found = judged(plan)
+    assert isinstance(found, Problem)
+    assert (found.kind, found.path) == ("transaction", f"t-0/{third.stem}.txnindex")
+    third.with_suffix(".txnindex").unlink()
+    assert state(replace(plan_of(folder, checkpoint=3, cleaner_checkpoint=3), sealed=True)) == "fine"
+
+
+@pytest.mark.parametrize("later", ["{pid=7 txn} c=1 | {pid=7 commit}", "c=1"], ids=["its next marker", "a snapshot"])
+@pytest.mark.parametrize("cleaned", [0, 9])
+def test_a_marker_that_only_the_index_has(tmp_path: Path, later: str, cleaned: int) -> None:
+    """Its segment was cut before it, and thinned batches above, or the checkpoint, suggest that a cleaner made the
+    hole. By the other markers the aborted a=2 counts, and supersedes the committed a=1.
+    """
+    folder = tmp_path / "t-0"
+    write_partition(
+        folder, f"a=1 || {{pid=7 txn}} a=2@1~9 | {{pid=7 abort ts=5}} || {later} | {{base=8}} d=1 || e=1 || f=1"
+    )
+    log = files_in(folder)[1]
+    log.write_bytes(log.read_bytes()[: int(open_segment(log).headers()["position"][1])])
+
+    def found(log_start: int = 0) -> Problem | Analysis | PartitionResult:
+        plan = plan_of(folder, checkpoint=cleaned, cleaner_checkpoint=cleaned, log_start_offset=log_start)
+        return judged(replace(plan, sealed=True, settings=replace(plan.settings, gaps="accept")))
+
+    problem = found()
+    assert isinstance(problem, Problem)
+    assert (problem.kind, problem.path) == ("transaction", f"t-0/{log.stem}.txnindex")
+    assert problem.expected == "the ABORT marker of producer 7 at offset 2, after its data at 1"
+    assert isinstance(found(1), Problem)
+    assert isinstance(found(2), Analysis)  # nobody sees that data
+    for first, cleaned_range in ((2, Analysis), (1, Problem)):  # an entry whose data is gone, and one with data left
+        entry = np.array([(0, 7, first, 2, 3)], transaction_index.ENTRY)
+        log.with_suffix(".txnindex").write_bytes(transaction_index.write(entry))
+        assert isinstance(found(), cleaned_range)
+    log.with_suffix(".txnindex").unlink()
+    assert isinstance(found(), Analysis)
+
+
+def test_nothing_but_indexes(part: Partition) -> None:
+    for number in range(SEGMENTS):
+        remove(part, number * SEGMENT_OFFSETS, "log")
+    problem = part.listed().problem
+    assert problem is not None
+    assert (problem.kind, problem.state, problem.path) == ("gap", "gap", f"t-0/{segment_file(0, 'index')}")
+
+
+@pytest.mark.parametrize("kind", ["index", "timeindex"])
+def test_a_log_cut_at_a_batch_border_below_the_checkpoint(part: Partition, kind: str) -> None:
+    """Only its offset index knows. (A time index ends with the last batch of the segment.)"""
+    data = part.log(INNER).read_bytes()
+    part.log(INNER).write_bytes(data[: borders(data)[0]])
+    remove(part, INNER, "index" if kind == "timeindex" else "timeindex")
+    checkpoint(part, "cleaner-offset", ACTIVE)
+    result = part.compact()
+    assert result.problem is not None
+    assert (result.problem.kind, result.problem.path) == ("gap", f"t-0/{segment_file(INNER, 'log')}")
+    assert result.problem.position == borders(data)[0]
+    assert f"up to offset {2 * INNER - 1}" in result.problem.expected
+    assert {p.kind for p in part.verify().problems} == {"index"}  # the log contradicts the index
+
+
+def test_an_index_of_another_log_shows_nothing(part: Partition) -> None:
+    """Its offsets lie beyond the next segment."""
+    part.write(INNER, [batch_at(INNER)])
+    (part.folder / segment_file(INNER, "index")).write_bytes(b"".join(n.to_bytes(4, "big") for n in (5000, 90_000)))
+    (part.folder / segment_file(INNER, "timeindex")).unlink()
+    checkpoint(part, "cleaner-offset", ACTIVE)
+    assert part.compact().status == "cleaned"
+
+
+def test_the_last_segment_cut_short(part: Partition) -> None:
+    """While a segment is written, its index may be the younger copy; if the archive is sealed, or a snapshot proves
+    more, it is a gap.
+    """
+    data = part.log(ACTIVE).read_bytes()
+    part.log(ACTIVE).write_bytes(data[: borders(data)[0]])
+    assert part.compact().status == "cleaned"
+    sealed = part.compact(sealed=True).problem
+    assert sealed is not None and (sealed.kind, sealed.path) == ("gap", f"t-0/{segment_file(ACTIVE, 'log')}")
+    (part.folder / segment_file(END, "snapshot")).write_bytes(b"")
+    said = part.compact().problem
+    assert said is not None and (said.kind, said.path) == ("gap", f"t-0/{segment_file(END, 'snapshot')}")
+
+
+@pytest.mark.parametrize(("offset", "how_far"), [(INNER, "nothing of it was read"), (INNER + RECORDS, "read up to")])
+def test_how_far_a_segment_was_read(part: Partition, offset: int, how_far: str) -> None:
+    done = judged(replace(part.plan(), high_watermark=offset))
+    assert not isinstance(done, Problem)
+    [note] = [note for note in done.notes if "high watermark" in note]
+    assert f"{INNER:020d}.log: {how_far}" in note
+    assert "-1" not in note
+
+
+def test_above_the_high_watermark_nothing_is_asked(part: Partition) -> None:
+    remove(part, 2 * INNER)
+    (part.folder / segment_file(END + 5, "snapshot")).write_bytes(b"")
+    checkpoint(part, "replication-offset", INNER + RECORDS)
+    plan = replace(part.plan(), high_watermark=INNER + RECORDS)
+    assert part.compact(plan=plan).status == "cleaned"
+
+
+# -- what a cleaner leaves
+
+
+def thinned(base: int, keep: tuple[int, ...]) -> list:
+    """Return the batches that a cleaner kept of a segment."""
+    return [batch_at(base + i * RECORDS) for i in keep]
+
+
+def test_a_replica_that_was_filled_from_a_cleaned_leader(part: Partition) -> None:
+    """The log has holes between its segments and inside them, and no checkpoint: the hole at 12 lies below cleaned
+    batches.
+    """
+    part.write(0, thinned(0, (0, 1)))
+    part.write(INNER, thinned(INNER, (0, 2)))
+    result = part.compact()
+    assert result.status == "cleaned"
+    assert result.gaps == (Gap(2 * RECORDS, INNER - 1, 0, part.log(0).stat().st_size, lost=False),)
+    assert any("(removed by a cleaner)" in note for note in result.notes)
+    checked = part.verify()
+    assert not checked.problems and any("a cleaner removed them" in note for note in checked.notes)
+
+
+def test_cleaned_work_below_a_hole_does_not_excuse_it(part: Partition) -> None:
+    """The cleaner went through the first segment, and another file is missing behind it."""
+    part.write(0, thinned(0, (0, 2)))
+    remove(part, 2 * INNER)
+    expect_gap(part, segment_file(ACTIVE, "log"))
+
+
+def test_work_below_the_checkpoint_excuses_nothing_above_it(part: Partition) -> None:
+    part.write(INNER, thinned(INNER, (0, 2)))
+    checkpoint(part, "cleaner-offset", 2 * INNER)
+    remove(part, 2 * INNER)
+    expect_gap(part, segment_file(ACTIVE, "log"))
+
+
+def test_a_hole_over_the_checkpoint(part: Partition) -> None:
+    """The part from the checkpoint on is missing; a cleaner may have removed the part below it."""
+    remove(part, INNER)
+    checkpoint(part, "cleaner-offset", INNER + RECORDS)
+    problem = expect_gap(part, segment_file(2 * INNER, "log"))
+    assert f"begins at offset {INNER + RECORDS}" in problem.expected
+
+
+def test_thinned_offset_and_its_twin_of_verify() -> None:
+    """Draw headers: both functions and a loop by the definition agree."""
+    draw = np.random.default_rng(7)
+    for _ in range(300):
+        n = int(draw.integers(1, 6))
+        batches = np.zeros(n, BATCH)
+        start = int(draw.integers(0, 50))
+        at = start
+        for row in batches:
+            at += int(draw.choice([0, 0, 0, 3]))
+            size = int(draw.integers(1, 4))
+            wrapper = draw.random() < 0.2
+            row["base_offset"], row["last_offset"] = (-1 if wrapper else at), at + size - 1
+            row["records_count"] = -1 if wrapper else size - int(draw.random() < 0.2)
+            at += size
+        expected, before = -1, start - 1
+        for row in batches:
+            base, last = int(row["base_offset"]), int(row["last_offset"])
+            if base >= 0 and (base != before + 1 or row["records_count"] < last - base + 1):
+                expected = last
+            before = last
+        assert thinned_offset(batches, start - 1) == expected
+        twin = Thinned(start)
+        twin.see(batches)
+        assert twin.last == expected
+
+
+# -- checkpoints that belong to another log
+
+
+@pytest.mark.parametrize("name", ["log-start-offset", "cleaner-offset"])
+@pytest.mark.parametrize("offset", [END + 1, 1_000_000])
+def test_a_checkpoint_beyond_the_log_end(part: Partition, name: str, offset: int) -> None:
+    checkpoint(part, name, offset)
+    problem = part.compact().problem
+    assert problem is not None
+    assert (problem.kind, problem.state, problem.path) == ("side_file", "diverged", "t-0")
+    assert f"{END}" in problem.expected and f"{offset}" in problem.found and "--reset" in problem.hint
+    assert any(p.kind == "side_file" for p in part.verify().problems)
+
+
+@pytest.mark.parametrize("name", ["log-start-offset", "cleaner-offset"])
+def test_a_checkpoint_at_the_log_end(part: Partition, name: str) -> None:
+    """Everything was deleted, or cleaned: a broker may leave a log so."""
+    checkpoint(part, name, END)
+    assert part.compact().status in ("cleaned", "not_due")
+
+
+def test_a_high_watermark_older_than_the_checkpoints(part: Partition) -> None:
+    """A broker writes it every five seconds; offsets that were cleaned, or given up, lay below it then."""
+    checkpoint(part, "cleaner-offset", 2 * INNER)
+    plan = replace(part.plan(), high_watermark=INNER)
+    assert part.compact(plan=plan).status in ("cleaned", "not_due")
+
+
+# -- as many holes as segments
+
+
+def many_holes(tmp_path: Path, n: int, *, thinned: bool) -> PartitionPlan:
+    """Return the plan of a log with one record a segment and a hole behind each.
+
+    thinned: the last segment shows that a cleaner removed the offsets of the holes.
+    """
+    folder = tmp_path / f"{n}" / "t-0"
+    folder.mkdir(parents=True)
+    for base in range(0, 2 * n, 2):
+        batches = [batch_at(base, 1), batch_at(base + 2, 1)] if thinned and base == 2 * n - 2 else [batch_at(base, 1)]
+        (folder / segment_file(base, "log")).write_bytes(b"".join(batch.data for batch in batches))
+    return plan_of(folder)
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """Return how many lines of the project's code, and rounds of its comprehensions, the work takes: the same each
+    time.
+    """
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        if "/udfs/" not in frame.f_code.co_filename and "/jobs/" not in frame.f_code.co_filename:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("thinned", [True, False], ids=["a cleaner's", "accepted"])
+def test_work_grows_with_the_holes_and_not_with_their_square(tmp_path: Path, thinned: bool) -> None:
+    few, many = (work_of_many_holes(tmp_path, n, thinned=thinned) for n in (30, 120))
+    assert {name: many[name] < 4.5 * few[name] for name in few} == dict.fromkeys(few, True), (few, many)
+
+
+def work_of_many_holes(tmp_path: Path, n: int, *, thinned: bool) -> dict[str, int]:
+    """Return how many lines each check runs; also with holes that a run before accepted, and with an index for each
+    segment.
+    """
+    plan = many_holes(tmp_path, n, thinned=thinned)
+    orphans = tuple(SideFile("", f"{2 * i}.index", 2 * i) for i in range(n))  # their logs are there
+    plan = replace(plan, orphans=orphans, settings=replace(plan.settings, gaps="accept"))
+    scans = scan_all(plan, ChunkBuffer(1 << 20))
+    gaps = check_gaps(plan, scans, 2 * n + 1, [])
+    assert len(gaps) == n - 1 and {gap.lost for gap in gaps} == {not thinned}
+    again = replace(plan, known_gaps=gaps)
+    rows = [(s.base_offset, max(s.thinned_offset, -1)) for s in scans]
+    facts = [(f"{base}.log", base, base + 1, last, True) for base, last in rows]
+    archived = ArchivedPartition("t", 0, "", "t-0", [s.listed for s in plan.segments])
+    checkpoint: Any = None  # unused unless something came back
+    return {
+        "compact": lines_run(lambda: check_gaps(plan, scans, 2 * n + 1, [])),
+        "compact again": lines_run(lambda: check_gaps(again, scans, 2 * n + 1, [])),
+        "what came back": lines_run(lambda: _check_nothing_came_back(archived, checkpoint, gaps)),
+        "verify": lines_run(lambda: list(gap_problems("t", facts, orphans, log_start_offset=0, cleaned_until=0))),
+    }
+
+
+def test_markers_are_looked_for_once_and_not_for_each_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = many_holes(tmp_path, 5, thinned=False)
+    scans, looked = scan_all(plan, ChunkBuffer(1 << 20)), []
+    monkeypatch.setattr(transactions, "markers_behind", lambda rows: looked.append(len(rows)) or np.full(len(rows), 7))
+    txn = np.zeros(1, transactions.TXN_BATCH)
+    txn["base_offset"], txn["last_offset"], txn["control_type"] = 2, 2, -1
+    scans[1] = replace(scans[1], transactional=txn)
+    gaps = [Gap(first, first) for first in (7, 1, 5, 3)]
+    nobody = np.empty(0, transactions.OPEN_BATCH)
+    with pytest.raises(SetAside) as caught:
+        check_ends_known(plan, scans, gaps, 3, nobody)
+    assert "offsets 3 to 3" in caught.value.problem.found
+    # Its marker, at 7, lies in front of the one, and the other is below it
+    check_ends_known(plan, scans, gaps[:2], 3, nobody)
+    assert looked == [1, 1]

@@ -1,0 +1,172 @@
+"""Both ways of finding the last offset of a key write the same files: in splits, and in one task."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lastkey.udfs.compact.one_task import Clock
+from lastkey.udfs.compact.plan import PartitionPlan
+from tests.builders.drawn import Drawn, logs
+from tests.builders.folders import Outcome, archived_at, compact, golden_plan, lay_out, plan_of
+from tests.builders.limits import within
+from tests.builders.splits import compact_in_blocks, compact_in_splits
+from tests.golden import case_names, golden
+from tests.reference.cleaner import Segment, Settings
+from tests.reference.log import NONE, ZSTD, data_batch
+
+_QUICK = ("txn-zstd", "v1-lz4", "null-keys", "two-parts")  # each costs as much as fifty other tests
+
+
+def assert_same(one: Outcome, several: Outcome) -> None:
+    """Assert that both made the same files, the same manifest and the same counters."""
+    assert several.files() == one.files()
+    assert several.result.counters == one.result.counters
+    folder = several.plan.folder
+    moved = [replace(s, path=s.path.replace(f"{folder}/", "out/")) for s in several.result.segments]
+    assert moved == list(one.result.segments)
+    assert several.result.bytes_after == one.result.bytes_after
+    assert several.result.recompressed_bytes == one.result.recompressed_bytes
+    left = {p.name for p in Path(several.plan.store_uri).iterdir() if p.name.startswith(folder)}
+    assert f"{folder}.9999999999999999999" not in left
+
+
+def assert_same_all_ways(plan: PartitionPlan, part: int = 3, seed: int | str = 0) -> Outcome:
+    """Compact in one task, by a window over segments, by blocks in as many splits as possible, and in chunks of a batch
+    or two; assert that all agree.
+
+    A chunk costs a millisecond, a split several. So a large log has a hundred chunks, cut between any two of them;
+    blocks are cut at thirty drawn places. A small log has a chunk for each batch, and is cut at every one.
+    """
+    one = compact(plan)
+    if one.result.status != "cleaned":
+        return one
+    assert_same(one, compact_in_splits(replace(plan, folder="window"), part=part))
+    assert_same(one, compact_in_blocks(replace(plan, folder="blocks")))
+    size = sum(s.listed.size for s in plan.segments)
+    small = replace(plan.limits, chunk_bytes=max(size // 100, 1))
+    assert_same(one, compact_in_splits(replace(plan, folder="batches", limits=small), part=part))
+    rng, plus = random.Random(seed), replace(small, chunk_bytes=small.chunk_bytes + 300)
+    for _ in range(2):
+        assert_same(
+            one,
+            compact_in_blocks(
+                replace(plan, folder=f"drawn{rng.random()}", limits=rng.choice([small, plus])),
+                split_bytes=max(rng.choice([1, 200, 1000, 1 << 30]), size // 30),
+                n_buckets=rng.choice([4, 16, 256]),
+                shares=rng.choice([1, 2, 5]),
+                shuffled=rng,
+            ),
+        )
+    return one
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in case_names()]
+)
+def test_golden_partitions(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    case = golden(tmp_path_factory)[name]
+    for partition in case.partitions:
+        plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path / partition)
+        assert assert_same_all_ways(plan, part=1000, seed=partition).result.status == "cleaned"
+
+
+@pytest.mark.long
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(logs(), st.integers(0, 2**32))
+def test_drawn_logs(drawn: Drawn, seed: int) -> None:
+    with tempfile.TemporaryDirectory() as tmp:
+        plan = plan_of(
+            lay_out(Path(tmp) / "archive", drawn.segments), Path(tmp) / "store", drawn.settings,
+            now_ms=drawn.times[0], log_start_offset=drawn.log_start_offset, checkpoint=drawn.checkpoint,
+            sealed=drawn.sealed, force=drawn.checkpoint is None, null_keys=drawn.null_keys,
+        )  # fmt: skip
+        assert_same_all_ways(plan, seed=seed)
+
+
+def many_keys(n_segments: int, n_batches: int, n_keys: int, seed: int) -> list[Segment]:
+    """Return segments of batches of 50 records with keys drawn at random."""
+    random_keys = random.Random(seed)
+    segments, offset = [], 0
+    for _ in range(n_segments):
+        base, batches = offset, []
+        for _ in range(n_batches):
+            rows = [(1000 + i, b"%d" % random_keys.randrange(n_keys), b"v%d" % i) for i in range(50)]
+            batches.append(data_batch(offset, rows))
+            offset += 50
+        segments.append(Segment(base, tuple(batches), 1000))
+    return segments
+
+
+@pytest.mark.long
+def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_path: Path) -> None:
+    """More keys than the table of a task may hold: one split refuses, several splits go on."""
+    segments = many_keys(2, 500, 10**6, 3)
+    plan = plan_of(
+        lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0,
+        sealed=True,
+    )  # fmt: skip
+    plan = replace(plan, limits=replace(plan.limits, chunk_bytes=1 << 16))
+    expected = compact(plan)
+    tight = replace(plan, folder="tight", limits=replace(plan.limits, task_memory_bytes=4 << 20))
+    refused = compact(tight)
+    assert refused.result.status == "too_large"
+    several = compact_in_splits(replace(tight, folder="several"), split_bytes=1 << 30, part=10_000)
+    assert several.files() == expected.files()
+    newest = {r.key: r for s in segments for b in s.batches for r in b.records}
+    assert expected.result.counters["records_kept"] == len(newest)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("codec", [NONE, ZSTD])
+@pytest.mark.parametrize("n_keys", [70_000, 900])
+def test_one_batch_of_more_records_than_the_table_holds_keys(tmp_path: Path, codec: int, n_keys: int) -> None:
+    """A run may have more keys than the table of a task, which is then emptied in the middle. Only distinct keys
+    count.
+    """
+    n = 70_000
+    rows = [(1000, b"%d" % (i * 7919 % n_keys), b"") for i in range(n)]
+    segments = [Segment(0, (data_batch(0, rows, codec=codec), data_batch(n, rows[:9])), 1000)]
+    plan = plan_of(
+        lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0,
+        sealed=True,
+    )  # fmt: skip
+    expected = compact(plan)
+    assert expected.result.counters["records_kept"] == n_keys
+    tight = replace(plan, folder="tight", limits=replace(plan.limits, task_memory_bytes=2 << 20))  # 43,690 keys
+    with within(60):
+        one = compact(tight)
+        several = compact_in_splits(replace(tight, folder="several"), split_bytes=1 << 30, part=10_000)
+    assert one.result.status == ("too_large" if n_keys > 43_690 else "cleaned")
+    assert several.files() == expected.files()
+
+
+def test_an_empty_group_gives_its_base_to_the_next_one_both_ways(tmp_path: Path) -> None:
+    """Nothing of the first two segments survives; the others take the base of the first."""
+    values = [[(5, b"a", b"1")], [(6, b"a", b"2")], [(7, b"a", b"3"), (8, b"b", b"4")], [(9, b"c", b"5")]]
+    offsets = itertools.accumulate([1, 1, 2], initial=10)
+    segments = [Segment(o, (data_batch(o, v),), 100 + o) for o, v in zip(offsets, values, strict=True)]
+    plan = plan_of(
+        lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(segment_bytes=1, index_interval_bytes=0),
+        now_ms=10**6, log_start_offset=10,
+    )  # fmt: skip
+    outcome = assert_same_all_ways(plan)
+    assert [s.base_offset for s in outcome.result.segments] == [10, 14]
+    assert [r.offset for s in outcome.segments() for b in s.batches for r in b.records] == [12, 13, 14]
+
+
+def test_phases_of_the_clock_add_up() -> None:
+    clock = Clock()
+    with clock.phase("scan"):
+        pass
+    with clock.phase("scan"):
+        pass
+    assert set(clock.seconds) == {"scan"}

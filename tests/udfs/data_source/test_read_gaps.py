@@ -1,0 +1,259 @@
+"""Gaps, as the data source meets them: in what is asked for, it says what verify and compact say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastkey.jobs.data_source.source import KafkaLog, columns_of
+from lastkey.jobs.data_source.stream import StreamReader
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.names import segment_file
+from lastkey.udfs import holes
+from tests.builders.archives import borders
+from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, SEGMENTS, START_MS, Partition, batch_at, build
+from tests.builders.sources import options_of, read
+
+INNER = SEGMENT_OFFSETS
+END = SEGMENTS * SEGMENT_OFFSETS
+ACTIVE = END - SEGMENT_OFFSETS
+HOSTILE = {"maxRecordsPerBatch": "3", "splitBytes": "500"}
+KINDS = ("log", "index", "timeindex")
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Partition:
+    return build(tmp_path / "archive")
+
+
+@pytest.fixture
+def holed(part: Partition) -> Partition:
+    """Without its second segment."""
+    remove(part, INNER)
+    return part
+
+
+def remove(part: Partition, base: int, *kinds: str) -> None:
+    for kind in kinds or KINDS:
+        (part.folder / segment_file(base, kind)).unlink()
+
+
+def checkpoint(part: Partition, name: str, offset: int) -> None:
+    (part.root / f"{name}-checkpoint").write_text(f"0\n1\nt 0 {offset}\n")
+
+
+def gap_of(part: Partition, source: str = "kafka_log", **options: Any) -> LogFormatError | None:
+    """Return the gap that reading ends with; check that it is a row with badRecords=set_aside, and none with
+    gaps=accept.
+    """
+    try:
+        rows, found = read(source, part.root, **options), None
+    except LogFormatError as error:
+        assert error.kind == "gap"
+        found = error
+    told = read(source, part.root, badRecords="set_aside", **options).to_pylist()
+    problems = [row["problem"] for row in told if row["problem"]]
+    assert ([(p["kind"], p["path"], p["expected"]) for p in problems[:1]]) == (
+        [(found.kind, found.path, found.expected)] if found is not None else []
+    )
+    accepted = read(source, part.root, gaps="accept", **options)
+    assert len(accepted) == len(told) - len(problems)
+    if found is None:
+        assert rows.equals(accepted)
+    return found
+
+
+def offsets(**each: int) -> dict[str, str]:
+    return {name: json.dumps({"t": {"0": offset}}) for name, offset in each.items()}
+
+
+@pytest.mark.parametrize("hostile", [{}, HOSTILE], ids=["", "hostile"])
+@pytest.mark.parametrize("source", ["kafka_log", "kafka_log_batches"])
+def test_a_segment_in_the_middle(holed: Partition, source: str, hostile: dict[str, str]) -> None:
+    gap = gap_of(holed, source, **hostile)
+    assert gap is not None
+    assert gap.path == f"{holed.folder}/{segment_file(2 * INNER, 'log')}"
+    assert gap.expected.startswith(f"a segment that begins at offset {INNER}, where {holed.log(0)} ends")
+    assert gap.found.startswith(f"one that begins at {2 * INNER}") and "gaps=accept" in gap.hint
+    if source == "kafka_log":
+        kept = read(source, holed.root, gaps="accept", **hostile)["offset"].to_pylist()
+        assert kept == [*range(INNER), *range(2 * INNER, END)]
+
+
+def test_what_data_loss_does_not_fail_passes_over_gaps(holed: Partition) -> None:
+    assert len(read("kafka_log", holed.root, failOnDataLoss="false")) == END - INNER
+    with pytest.raises(LogFormatError, match="gap"):
+        read("kafka_log", holed.root, failOnDataLoss="false", gaps="fail")
+
+
+def test_of_indexes_only_a_missing_beginning_is_seen(holed: Partition) -> None:
+    """No log is opened for them."""
+    assert gap_of(holed, "kafka_log_index") is None
+    remove(holed, 0)
+    assert gap_of(holed, "kafka_log_index") is not None
+
+
+TOUCHING: dict[str, dict[str, Any]] = {
+    "from inside": offsets(startingOffsets=INNER + 1),
+    "to inside": offsets(endingOffsets=INNER + 1),
+    "only inside": offsets(startingOffsets=INNER + 1, endingOffsets=INNER + 2),
+    "pushed, from inside": {"pushed": {"start_offset": INNER + 1}},
+    "pushed, to inside": {"pushed": {"end_offset": INNER + 1}},
+    "pushed, by time": {"pushed": {"start_ms": START_MS + ACTIVE}},
+    "from a time inside": {"startingTimestamp": str(START_MS + INNER + 3)},
+    "to a time inside": {"endingTimestamp": str(START_MS + INNER + 3)},
+    "committed": {"isolationLevel": "read_committed"},
+    "a key": {"key": "key-1"},
+}
+BESIDE: dict[str, dict[str, Any]] = {
+    "from behind": offsets(startingOffsets=2 * INNER),
+    "to its front": offsets(endingOffsets=INNER),
+    "pushed, from behind": {"pushed": {"start_offset": 2 * INNER}},
+    "pushed, to its front": {"pushed": {"end_offset": INNER}},
+    "from a time behind": {"startingTimestamp": str(START_MS + 2 * INNER + 1)},
+    "from the end": {"startingOffsets": "latest"},
+}
+
+
+@pytest.mark.parametrize("options", TOUCHING.values(), ids=TOUCHING)
+def test_a_hole_in_what_is_asked_for(holed: Partition, options: dict[str, Any]) -> None:
+    gap = gap_of(holed, **options)
+    assert gap is not None and gap.expected.startswith(f"a segment that begins at offset {INNER}, where {holed.log(0)}")
+
+
+@pytest.mark.parametrize("options", BESIDE.values(), ids=BESIDE)
+def test_a_hole_beside_what_is_asked_for(holed: Partition, options: dict[str, Any]) -> None:
+    assert gap_of(holed, **options) is None
+
+
+def test_files_that_are_named_need_not_be_neighbours(holed: Partition) -> None:
+    assert len(read("kafka_log", f"{holed.folder}/*.log")) == END - INNER
+
+
+def test_an_index_without_its_log(part: Partition) -> None:
+    """Also below the cleaner checkpoint, where a hole alone says nothing."""
+    checkpoint(part, "cleaner-offset", ACTIVE)
+    remove(part, INNER, "log", "timeindex")
+    gap = gap_of(part)
+    assert gap is not None and gap.path == f"{part.folder}/{segment_file(INNER, 'index')}"
+
+
+@pytest.mark.parametrize("kind", ["index", "timeindex"])
+def test_a_log_cut_at_a_batch_border(part: Partition, kind: str) -> None:
+    checkpoint(part, "cleaner-offset", ACTIVE)
+    data = part.log(INNER).read_bytes()
+    part.log(INNER).write_bytes(data[: borders(data)[0]])
+    remove(part, INNER, "index" if kind == "timeindex" else "timeindex")
+    gap = gap_of(part)
+    assert gap is not None and (gap.path, gap.position) == (str(part.log(INNER)), borders(data)[0])
+    remove(part, INNER, kind)
+    assert gap_of(part) is None
+
+
+def test_the_first_segment(part: Partition) -> None:
+    remove(part, 0)
+    gap = gap_of(part)
+    assert gap is not None and gap.path == f"{part.folder}/leader-epoch-checkpoint"
+    assert gap_of(part, startingTimestamp=str(START_MS)) is not None
+    assert gap_of(part, **offsets(startingOffsets=INNER)) is None  # that offset was asked for
+    checkpoint(part, "log-start-offset", INNER)
+    assert gap_of(part) is None
+
+
+@pytest.mark.parametrize("kind", ["index", "snapshot"])
+def test_behind_the_last_segment(part: Partition, kind: str) -> None:
+    beyond = part.folder / segment_file(END + 1, kind)
+    beyond.write_bytes(b"")
+    gap = gap_of(part)
+    assert gap is not None and gap.path == str(beyond)
+    assert gap_of(part, **offsets(endingOffsets=END)) is None
+    beyond.rename(part.folder / segment_file(END, "snapshot"))  # a clean stop leaves one there
+    assert gap_of(part) is None
+
+
+@pytest.mark.long
+def test_the_same_as_verify_and_compact(tmp_path: Path) -> None:
+    """Segments that are gone, a cleaner's work in others, its checkpoint: all together."""
+    seen = set()
+    cases = itertools.product(((), (INNER,), (2 * INNER,)), (None, 0, 2 * INNER, ACTIVE), (0, INNER + RECORDS, ACTIVE))
+    for number, (gone, thinned, cleaned) in enumerate(cases):
+        part = build(tmp_path / str(number) / "archive")
+        if thinned is not None:
+            part.write(thinned, [batch_at(thinned), batch_at(thinned + 2 * RECORDS)], active=thinned == ACTIVE)
+        for base in {*gone} - {thinned}:
+            remove(part, base)
+        if cleaned:
+            checkpoint(part, "cleaner-offset", cleaned)
+        expected = "gap" in {p.kind for p in part.verify().problems}
+        result = part.compact()
+        assert (result.problem is not None and result.problem.kind == "gap") == expected
+        assert (gap_of(part) is not None) == expected, (gone, thinned, cleaned)
+        seen.add(expected)
+    assert seen == {True, False}
+
+
+def test_a_cleaners_work_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that was filled from a cleaned leader has a hole behind each segment."""
+    part = Partition(tmp_path / "archive", tmp_path / "store")
+    part.folder.mkdir(parents=True)
+    for base in range(0, 60, 2):
+        part.write(base, [batch_at(base, 1)])
+    part.write(60, [batch_at(60, 1), batch_at(63, 1)], active=True)
+    looked: list[str] = []
+    found = holes._first_thinned
+    monkeypatch.setattr(holes, "_first_thinned", lambda log, least: looked.append(log.path) or found(log, least))
+    assert len(read("kafka_log", part.root)) == 32
+    assert len(looked) == 30  # from the first hole up to the segment that shows it
+    looked.clear()
+    remove(part, 60)
+    assert len(read("kafka_log", part.root, gaps="accept")) == 30
+    assert looked == []
+    rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()
+    assert sum(row["problem"] is not None for row in rows) == 29
+    assert len(looked) == 29 + 29  # all above the first hole, once; and of each hole the segment that ends there
+
+
+# -- streams, as Spark calls them
+
+
+def stream_of(part: Partition, **options: str) -> StreamReader:
+    parsed = options_of("kafka_log", part.root, **options)
+    return StreamReader(parsed, columns_of(KafkaLog.columns, parsed))
+
+
+def micro_batch(stream: StreamReader, start: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    end = stream.latestOffset(start, stream.getDefaultReadLimit())
+    tasks = stream.partitions(start, end)
+    return end, [row for task in tasks for batch in stream.read(task) for row in batch.to_pylist()]
+
+
+def test_a_stream_fails_at_a_gap(part: Partition) -> None:
+    stream = stream_of(part, startingOffsets="earliest", columns="offset")
+    end, rows = micro_batch(stream, stream.initialOffset())
+    assert len(rows) == END
+    part.write(END + INNER, [batch_at(END + INNER)])  # the next segment, without the one before it
+    with pytest.raises(LogFormatError, match=f"gap: expected a segment that begins at offset {END}"):
+        micro_batch(stream, end)
+    for accepting in ({"gaps": "accept"}, {"failOnDataLoss": "false"}):
+        _, rows = micro_batch(stream_of(part, columns="offset", **accepting), end)
+        assert [row["offset"] for row in rows] == [*range(END + INNER, END + INNER + RECORDS)]
+    _, rows = micro_batch(stream_of(part, badRecords="set_aside", columns="offset"), end)
+    assert [row["problem"] and row["problem"]["kind"] for row in rows] == ["gap", *[None] * RECORDS]
+
+
+def test_a_stream_does_not_begin_behind_a_gap(part: Partition) -> None:
+    remove(part, 0)
+    with pytest.raises(LogFormatError, match="gap"):
+        stream_of(part, startingOffsets="earliest").initialOffset()
+    assert stream_of(part, startingOffsets="earliest", gaps="accept").initialOffset() == {"t": {"0": INNER}}
+    aside = stream_of(part, startingOffsets="earliest", badRecords="set_aside", columns="offset")
+    begin = aside.initialOffset()
+    assert begin == {}
+    middle, rows = micro_batch(aside, begin)
+    assert [row["problem"]["kind"] for row in rows] == ["gap"]
+    _, rows = micro_batch(aside, middle)
+    assert [row["offset"] for row in rows] == [*range(INNER, END)]

@@ -1,0 +1,1 @@
+"""The records to keep, the last one of each key, and the batches made of them."""

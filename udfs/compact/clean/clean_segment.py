@@ -1,0 +1,56 @@
+"""The cleaning of one source segment, from its end or from its start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer
+from lastkey.udfs.compact.clean.clean_batches import CleanedRun, MarkLast, Tally, VerdictsOf, clean_chunk
+from lastkey.udfs.compact.cleaner import Rules
+from lastkey.udfs.compact.scan.read_again import chunk_at
+from lastkey.udfs.compact.scan.scan_segment import ScannedChunk, SegmentScan
+
+
+def clean_backwards(
+    one: SegmentScan, rules: Rules, loader: BodyLoader, mark_last: MarkLast, tally: Tally, buffer: ChunkBuffer
+) -> Iterator[tuple[CleanedRun, Chunk]]:
+    """Clean one source segment from its end; yield (piece, its chunk), last first."""
+    keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
+    with one.open_log() as file:
+        for scanned in reversed(one.chunks):
+            chunk = chunk_at(file, one.path, scanned, buffer)
+            for piece in clean_chunk(chunk, one.path, loader, rules, keep_legacy, mark_last, tally, backwards=True):
+                yield piece, chunk
+
+
+def clean_forwards(
+    one: SegmentScan,
+    rules: Rules,
+    loader: BodyLoader,
+    mark_last: MarkLast,
+    tally: Tally,
+    buffer: ChunkBuffer,
+    *,
+    chunks: Sequence[ScannedChunk] | None = None,
+    verdicts_of: VerdictsOf | None = None,
+) -> Iterator[tuple[CleanedRun, np.ndarray]]:
+    """Clean one source segment, or some consecutive chunks of it, from its start; yield (piece, its bytes: uint8[]; no
+    bytes in a dry run if a batch changed).
+    """
+    keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
+    with one.open_log() as file:
+        for scanned in one.chunks if chunks is None else chunks:
+            chunk = chunk_at(file, one.path, scanned, buffer)
+            for piece in clean_chunk(
+                chunk, one.path, loader, rules, keep_legacy, mark_last, tally, backwards=False, verdicts_of=verdicts_of
+            ):
+                if piece.data is not None:
+                    yield piece, piece.data
+                elif piece.position >= 0:
+                    start = piece.position - chunk.position
+                    yield piece, chunk.raw[start : start + piece.size]
+                else:
+                    yield piece, np.empty(0, np.uint8)

@@ -1,0 +1,196 @@
+"""The cleaner's decision for every record and batch, as a kernel (COMPACTION.md, "Rules"). Sources of the rules:
+KAFKA.md, "Batches", "Records", "Tombstones" and "What is written".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lastkey.logformat.jit import kernel
+from lastkey.logformat.layout import (
+    CODEC_MASK,
+    CONTROL_MASK,
+    DELETE_HORIZON_MASK,
+    TIMESTAMP_TYPE_MASK,
+    TRANSACTIONAL_MASK,
+)
+from lastkey.udfs.compact.verdicts import (
+    ALL_STAY,
+    BATCHES_COPIED,
+    BATCHES_DROPPED,
+    BATCHES_EMPTIED,
+    BATCHES_READ,
+    BATCHES_REBUILT,
+    COPIED,
+    DROPPED,
+    DROPPED_ABORTED,
+    DROPPED_EXPIRED,
+    DROPPED_MARKERS,
+    DROPPED_NULL_KEY,
+    DROPPED_SUPERSEDED,
+    DROPPED_TOMBSTONES,
+    EMPTIED,
+    NO_TIMESTAMP,
+    NULL_KEYS,
+    REBUILT,
+    RECORDS_KEPT,
+    RECORDS_READ,
+    RETAIN_EMPTY,
+    TOMBSTONES_KEPT,
+    UNKNOWN,
+    UNKNOWN_TIMESTAMP,
+)
+
+
+@kernel
+def decide(
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    spans: np.ndarray,
+    is_last: np.ndarray,
+    retention: np.ndarray,
+    drop_records: np.ndarray,
+    discardable: np.ndarray,
+    verdicts: np.ndarray,
+    now_ms: int,
+    new_horizon_ms: int,
+    oldest_ms: int,
+    compacts: bool,
+    keep_legacy_tombstones: bool,
+    keep_null_keys: bool,
+    keeps_end: bool,
+    kept: np.ndarray,
+    cleaned: np.ndarray,
+    counters: np.ndarray,
+) -> None:
+    """Decide for every record (kept: bool[len(spans)]) and batch (cleaned: CLEANED[n]); add to the counters: int64[].
+
+    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[]; is_last: bool[len(spans)]; retention: int8[n]; drop_records,
+    discardable: bool[n]; verdicts: int8[n]: a batch with a verdict other than UNKNOWN has no spans, because all its
+    records are known to stay, or to be superseded (`block_kernels.batch_verdicts`). new_horizon_ms: now +
+    delete.retention.ms; if negative, the sum overflowed and no horizon is set. oldest_ms: drop data records with an
+    earlier timestamp, keep those without one; if negative, times do not matter and the smallest is not computed.
+    compacts: if False, only their time removes records. keeps_end: no segment behind tells the end of the last batch.
+    """
+    for i in range(batches.shape[0]):
+        batch = batches[i]
+        body = bodies[i]
+        result = cleaned[i]
+        control = batch.attributes & CONTROL_MASK != 0
+        current = batch.magic == 2
+        has_horizon = current and batch.attributes & DELETE_HORIZON_MASK != 0
+        append_time = batch.magic > 0 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
+        known = verdicts[i] != UNKNOWN
+        n_records = np.int64(batch.records_count) if drop_records[i] or known else body.n_records
+        n_kept = np.int64(0)
+        tombstones = 0
+        first_kept = np.int64(-1)
+        last_kept = np.int64(-1)
+        max_timestamp = np.int64(-1)
+        min_timestamp = np.int64(UNKNOWN_TIMESTAMP if oldest_ms < 0 else NO_TIMESTAMP)
+        if drop_records[i]:
+            counters[DROPPED_MARKERS if control else DROPPED_ABORTED] += n_records
+        elif known:
+            if verdicts[i] == ALL_STAY:
+                n_kept = n_records
+            else:
+                counters[DROPPED_SUPERSEDED] += n_records
+        else:
+            for row in range(body.first_span, body.first_span + n_records):
+                span = spans[row]
+                timestamp = batch.max_timestamp if append_time else body.base_timestamp + span.timestamp_delta
+                keep = True
+                if compacts and not control:
+                    if span.null_key:
+                        counters[NULL_KEYS] += 1
+                        if not keep_null_keys:
+                            keep = False
+                            counters[DROPPED_NULL_KEY] += 1
+                    elif not is_last[row]:
+                        keep = False
+                        counters[DROPPED_SUPERSEDED] += 1
+                    elif span.null_value:
+                        if current:
+                            keep = not has_horizon or now_ms < batch.base_timestamp
+                        else:
+                            keep = keep_legacy_tombstones
+                        if not keep:
+                            counters[DROPPED_TOMBSTONES] += 1
+                if keep and not control and 0 <= timestamp < oldest_ms:
+                    keep = False
+                    counters[DROPPED_EXPIRED] += 1
+                kept[row] = keep
+                if keep:
+                    if n_kept == 0:
+                        first_kept = np.int64(row)
+                        max_timestamp = body.base_timestamp + span.timestamp_delta
+                    last_kept = np.int64(row)
+                    n_kept += 1
+                    if span.null_value:
+                        tombstones += 1
+                    max_timestamp = max(max_timestamp, body.base_timestamp + span.timestamp_delta)
+                    if timestamp >= 0 and not control:
+                        min_timestamp = min(min_timestamp, timestamp)
+        set_horizon = compacts and (tombstones > 0 or (control and discardable[i])) and not has_horizon
+        result.n_kept = n_kept
+        result.min_timestamp = min_timestamp
+        result.tombstones = tombstones if not control else 0
+        untouched = n_kept == n_records and (n_kept > 0 or not compacts)
+        if untouched and current and not set_horizon:
+            result.outcome = COPIED
+            result.base_offset = batch.base_offset
+            result.last_offset = batch.last_offset
+            result.base_timestamp = batch.base_timestamp
+            result.max_timestamp = batch.max_timestamp
+            result.attributes = batch.attributes
+            counters[BATCHES_COPIED] += 1
+        elif n_kept > 0:
+            result.outcome = REBUILT
+            if append_time:
+                max_timestamp = batch.max_timestamp
+            result.max_timestamp = max_timestamp
+            attributes = batch.attributes & ~(DELETE_HORIZON_MASK | TIMESTAMP_TYPE_MASK)
+            if not current:
+                attributes = batch.attributes & CODEC_MASK
+            if append_time:
+                attributes |= TIMESTAMP_TYPE_MASK
+                result.base_timestamp = max_timestamp
+            else:
+                result.base_timestamp = body.base_timestamp + spans[first_kept].timestamp_delta
+            if has_horizon:
+                attributes |= DELETE_HORIZON_MASK
+                result.base_timestamp = batch.base_timestamp
+            elif set_horizon and new_horizon_ms >= 0:
+                attributes |= DELETE_HORIZON_MASK
+                result.base_timestamp = new_horizon_ms
+            result.attributes = attributes
+            if current:
+                result.base_offset = batch.base_offset
+                result.last_offset = batch.last_offset
+            else:
+                result.base_offset = body.base_offset + spans[first_kept].offset_delta
+                result.last_offset = body.base_offset + spans[last_kept].offset_delta
+                if keeps_end and retention[i] == RETAIN_EMPTY:
+                    result.last_offset = batch.last_offset
+            counters[BATCHES_REBUILT] += 1
+        elif retention[i] == RETAIN_EMPTY:
+            result.outcome = EMPTIED
+            result.base_offset = batch.base_offset if current else batch.last_offset
+            result.last_offset = batch.last_offset
+            result.base_timestamp = -1
+            result.max_timestamp = batch.max_timestamp
+            result.attributes = batch.attributes & (TRANSACTIONAL_MASK | CONTROL_MASK)
+            if append_time:
+                result.attributes |= TIMESTAMP_TYPE_MASK
+            counters[BATCHES_EMPTIED] += 1
+        else:
+            result.outcome = DROPPED
+            result.base_offset = batch.base_offset
+            result.last_offset = batch.last_offset
+            result.max_timestamp = batch.max_timestamp
+            counters[BATCHES_DROPPED] += 1
+        counters[BATCHES_READ] += 1
+        counters[RECORDS_READ] += n_records
+        counters[RECORDS_KEPT] += n_kept
+        if not control:
+            counters[TOMBSTONES_KEPT] += tombstones

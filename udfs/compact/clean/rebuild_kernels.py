@@ -1,0 +1,178 @@
+"""Encoding of batches that lose some records; and a digest of records, to check them when they are read back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lastkey.logformat.batches.header_kernels import write_header
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.layout import BATCH_OVERHEAD, TIMESTAMP_TYPE_MASK
+from lastkey.logformat.primitives.crc32c import crc32c_range
+from lastkey.logformat.primitives.memory_kernels import copy_bytes
+from lastkey.logformat.primitives.varint_kernels import size_of_varlong, write_varlong
+from lastkey.udfs.compact.verdicts import COPIED, DROPPED, REBUILT
+
+# The decision about a batch.
+CLEANED = np.dtype(
+    [
+        ("base_offset", "i8"),
+        ("last_offset", "i8"),
+        ("base_timestamp", "i8"),  # of the result: the delete horizon if its bit is set
+        ("max_timestamp", "i8"),
+        ("min_timestamp", "i8"),  # of the kept data records with a timestamp; else NO_TIMESTAMP or UNKNOWN_TIMESTAMP
+        ("n_kept", "i4"),
+        ("attributes", "i2"),  # of the result
+        ("outcome", "i1"),
+        ("tombstones", "i4"),  # kept ones
+    ],
+    align=True,
+)
+
+
+@kernel
+def encode_bodies(
+    raw: np.ndarray,
+    scratch: np.ndarray,
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    cleaned: np.ndarray,
+    spans: np.ndarray,
+    kept: np.ndarray,
+    out: np.ndarray,
+    out_ends: np.ndarray,
+) -> int:
+    """Encode the kept records of the REBUILT batches, one body after the other, uncompressed.
+
+    cleaned: CLEANED[n]; kept: bool[len(spans)]; out: uint8[] with room for every kept record and 20 bytes more for
+    each; out_ends: int64[n], written: end of each batch's body in `out` (the end before it for the other batches).
+    Returns the bytes written. LogAppendTime records take the batch's maximum (KAFKA.md, "What is written").
+    """
+    position = 0
+    for i in range(batches.shape[0]):
+        if cleaned[i].outcome == REBUILT:
+            if bodies[i].in_scratch:
+                position = _encode_batch(scratch, bodies[i], cleaned[i], spans, kept, out, position)
+            else:
+                position = _encode_batch(raw, bodies[i], cleaned[i], spans, kept, out, position)
+        out_ends[i] = position
+    return position
+
+
+@inline
+def _encode_batch(
+    buf: np.ndarray,
+    body: np.ndarray,
+    result: np.ndarray,
+    spans: np.ndarray,
+    kept: np.ndarray,
+    out: np.ndarray,
+    position: int,
+) -> int:
+    append_time = result.attributes & TIMESTAMP_TYPE_MASK != 0
+    for row in range(body.first_span, body.first_span + body.n_records):
+        if not kept[row]:
+            continue
+        span = spans[row]
+        timestamp = result.max_timestamp if append_time else body.base_timestamp + span.timestamp_delta
+        timestamp_delta = timestamp - result.base_timestamp
+        offset_delta = body.base_offset + span.offset_delta - result.base_offset
+        rest = span.end - span.rest
+        length = 1 + size_of_varlong(timestamp_delta) + size_of_varlong(offset_delta) + rest
+        position = write_varlong(out, position, length)
+        out[position] = 0
+        position = write_varlong(out, position + 1, timestamp_delta)
+        position = write_varlong(out, position, offset_delta)
+        copy_bytes(out, position, buf, span.rest, rest)
+        position += rest
+    return position
+
+
+@kernel
+def digest_records(
+    raw: np.ndarray,
+    scratch: np.ndarray,
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    spans: np.ndarray,
+    kept: np.ndarray,
+    which: np.ndarray,
+) -> np.uint64:
+    """Return a sum over the kept records (bool[len(spans)]) of the batches in `which` (bool[n]). It covers each
+    record's offset, timestamp and all bytes from the key on. Equal sums before and after a rewrite show that these are
+    unchanged.
+    """
+    total = np.uint64(0)
+    for i in range(batches.shape[0]):
+        if not which[i]:
+            continue
+        body = bodies[i]
+        append_time = batches[i].magic > 0 and batches[i].attributes & TIMESTAMP_TYPE_MASK != 0
+        for row in range(body.first_span, body.first_span + body.n_records):
+            if not kept[row]:
+                continue
+            span = spans[row]
+            timestamp = batches[i].max_timestamp if append_time else body.base_timestamp + span.timestamp_delta
+            if body.in_scratch:
+                crc = crc32c_range(scratch, span.rest, span.end)
+            else:
+                crc = crc32c_range(raw, span.rest, span.end)
+            word = _mix(np.uint64(body.base_offset + span.offset_delta))
+            word = _mix(word ^ np.uint64(timestamp))
+            total += _mix(word ^ np.uint64(crc) ^ (np.uint64(span.end - span.rest) << np.uint64(32)))
+    return total
+
+
+@inline
+def _mix(word: np.uint64) -> np.uint64:
+    """Scramble a word with the finaliser of splitmix64."""
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))
+
+
+@kernel
+def assemble_batches(
+    raw: np.ndarray,
+    raw_position: int,
+    batches: np.ndarray,
+    cleaned: np.ndarray,
+    payload: np.ndarray,
+    payload_ends: np.ndarray,
+    out: np.ndarray,
+) -> int:
+    """Write the surviving batches one after the other.
+
+    raw: bytes of the file from `raw_position` on; payload: final (compressed) bodies of the REBUILT batches, ending at
+    payload_ends[i]; out: uint8[] with room for all. Returns the bytes written.
+    """
+    position = 0
+    for i in range(batches.shape[0]):
+        result = cleaned[i]
+        if result.outcome == DROPPED:
+            continue
+        batch = batches[i]
+        if result.outcome == COPIED:
+            copy_bytes(out, position, raw, batch.position - raw_position, batch.size)
+            position += batch.size
+            continue
+        payload_start = payload_ends[i - 1] if i > 0 else np.int64(0)
+        n = payload_ends[i] - payload_start if result.outcome == REBUILT else np.int64(0)
+        end = position + BATCH_OVERHEAD + n
+        copy_bytes(out, position + BATCH_OVERHEAD, payload, payload_start, n)
+        write_header(
+            out,
+            position,
+            end,
+            result.base_offset,
+            result.last_offset,
+            batch.partition_leader_epoch,
+            result.attributes,
+            result.base_timestamp,
+            result.max_timestamp,
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.base_sequence,
+            result.n_kept,
+        )
+        position = end
+    return position

@@ -1,0 +1,176 @@
+"""The winning record of each key by version, not by offset (COMPACTION.md, "Another order"): the highest version wins,
+and among equal versions the last record. A version is a timestamp, or the number in a header; -1: none.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
+from lastkey.logformat.primitives.memory_kernels import load_i64, prefetch
+from lastkey.logformat.primitives.varint_kernels import read_varint
+from lastkey.udfs.compact.clean.slot_kernels import AHEAD, entry_of, probe
+
+NO_VERSION: Final = -1
+_VERSION_BYTES: Final = 8
+
+# A slot: a key's hash, as in SLOT, with the version and the offset of its winner.
+WINNER = np.dtype([("low", "u8"), ("high", "u8"), ("version", "i8"), ("offset", "i8")], align=True)
+
+
+@kernel
+def versions_by_time(
+    batches: np.ndarray, bodies: np.ndarray, wanted: np.ndarray, spans: np.ndarray, versions: np.ndarray
+) -> None:
+    """Write the timestamps of the records of the `wanted` batches (bool[n]) into versions: int64[len(spans)].
+
+    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[].
+    """
+    for i in range(batches.shape[0]):
+        if not wanted[i]:
+            continue
+        append_time = batches[i].magic > 0 and batches[i].attributes & TIMESTAMP_TYPE_MASK != 0
+        first = bodies[i].first_span
+        for row in range(first, first + bodies[i].n_records):
+            timestamp = (
+                batches[i].max_timestamp if append_time else bodies[i].base_timestamp + spans[row].timestamp_delta
+            )
+            versions[row] = max(timestamp, np.int64(NO_VERSION))
+
+
+@kernel
+def versions_by_header(
+    raw: np.ndarray,
+    scratch: np.ndarray,
+    bodies: np.ndarray,
+    wanted: np.ndarray,
+    spans: np.ndarray,
+    name: np.ndarray,
+    versions: np.ndarray,
+) -> None:
+    """Write the value of each record's last header called `name` (uint8[]) into versions: int64[len(spans)]. A value
+    that has not eight bytes, or is negative, becomes NO_VERSION.
+
+    raw, scratch: uint8[], where the records lie; bodies: BODY[n]; wanted: bool[n], batches to read; spans: SPAN[],
+    decoded already, so all lengths are known to be right.
+    """
+    for i in range(bodies.shape[0]):
+        if not wanted[i]:
+            continue
+        first = bodies[i].first_span
+        for row in range(first, first + bodies[i].n_records):
+            if bodies[i].in_scratch:
+                versions[row] = _in_header(scratch, spans[row].rest, spans[row].end, name)
+            else:
+                versions[row] = _in_header(raw, spans[row].rest, spans[row].end, name)
+
+
+@inline
+def _in_header(buf: np.ndarray, position: int, end: int, name: np.ndarray) -> np.int64:
+    version = np.int64(NO_VERSION)
+    for _ in range(2):  # key, value
+        length, position = read_varint(buf, position, end)
+        position += max(length, 0)
+    n_headers, position = read_varint(buf, position, end)
+    for _ in range(n_headers):
+        length, position = read_varint(buf, position, end)
+        same = length == name.shape[0]
+        if same:
+            for i in range(length):
+                if buf[position + i] != name[i]:
+                    same = False
+                    break
+        position += length
+        length, position = read_varint(buf, position, end)
+        if same:
+            version = np.int64(NO_VERSION)
+            if length == _VERSION_BYTES:
+                version = max(load_i64(buf, position), np.int64(NO_VERSION))
+        position += max(length, 0)
+    return version
+
+
+@kernel
+def enter_winners(
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    wanted: np.ndarray,
+    spans: np.ndarray,
+    versions: np.ndarray,
+    table: np.ndarray,
+    used: int,
+    start: int,
+) -> tuple[int, int]:
+    """Compare the records of a run with the winners of their keys so far, and enter those that win.
+
+    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans: SPAN[]; versions: int64[len(spans)]; table: WINNER[2^k],
+    (0, 0) is free; used: its entries; start: first row of `spans` to enter. Skips records without key, and control
+    records. Stops before a key that has no room: the table is full at two thirds. Returns (entries now used, row where
+    it stopped; len(spans) at the end).
+    """
+    most = table.shape[0] * 2 // 3
+    mask = np.uint64(table.shape[0] - 1)
+    zero = np.uint64(0)
+    for i in range(batches.shape[0]):
+        if not wanted[i] or batches[i].attributes & CONTROL_MASK != 0:
+            continue
+        first = bodies[i].first_span
+        stop = first + bodies[i].n_records
+        base = bodies[i].base_offset
+        for row in range(max(first, start), stop):
+            prefetch(table, np.int64(spans[min(row + AHEAD, stop - 1)].key_low & mask))
+            span = spans[row]
+            if span.null_key:
+                continue
+            low, high = entry_of(span)
+            offset = base + span.offset_delta
+            slot = probe(table, zero, mask, low, high)
+            if slot < 0:
+                if used >= most:
+                    return used, row
+                slot = ~slot
+                table[slot].low = low
+                table[slot].high = high
+                used += 1
+            else:
+                held = table[slot].version
+                if versions[row] < held or (versions[row] == held and offset <= table[slot].offset):
+                    continue
+            table[slot].version = versions[row]
+            table[slot].offset = offset
+    return used, spans.shape[0]
+
+
+@kernel
+def mark_winners(
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    wanted: np.ndarray,
+    spans: np.ndarray,
+    table: np.ndarray,
+    is_last: np.ndarray,
+) -> bool:
+    """Mark the records that win; is_last: bool[len(spans)], written. The other arguments: see `enter_winners`. Marks
+    records without key, and control records. Returns False if the table lacks a key.
+    """
+    mask = np.uint64(table.shape[0] - 1)
+    zero = np.uint64(0)
+    for i in range(batches.shape[0]):
+        if not wanted[i]:
+            continue
+        control = batches[i].attributes & CONTROL_MASK != 0
+        first = bodies[i].first_span
+        for row in range(first, first + bodies[i].n_records):
+            span = spans[row]
+            if control or span.null_key:
+                is_last[row] = True
+                continue
+            low, high = entry_of(span)
+            slot = probe(table, zero, mask, low, high)
+            if slot < 0:
+                return False
+            is_last[row] = table[slot].offset == bodies[i].base_offset + span.offset_delta
+    return True

@@ -1,0 +1,1 @@
+"""The way from survivors to segments, and to the files of a generation."""

@@ -1,0 +1,301 @@
+"""The files of a new generation: cleaned segments with their indexes, and the side files of every segment.
+
+A generation's folder holds everything that a broker needs beside each `.log`, also for the segments whose `.log` stays
+in the archive. Nobody sees these files before `jobs.store.tables` commits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.logformat.errors import LogFormatError, unless_unreadable
+from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
+from lastkey.logformat.side_files import checkpoints, producer_snapshot, transaction_index
+from lastkey.logformat.side_files.checkpoints import EpochEntry
+from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH
+from lastkey.udfs.compact.cleaner import SegmentFacts
+from lastkey.udfs.compact.output.piece_stack import PieceStack
+from lastkey.udfs.compact.output.place_segments import (
+    check_written,
+    make_folder,
+    place_one,
+    write_indexes,
+    write_side_files,
+)
+from lastkey.udfs.compact.output.result import WrittenGeneration
+from lastkey.udfs.compact.output.segment_output import SegmentOutput, manifest_row, read_back
+from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.compact.retention import summarize_expired
+from lastkey.udfs.compact.scan.analyse import Analysis, Group
+from lastkey.udfs.compact.scan.read_again import read_again, read_side_file
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.compact.scan.transactions import denied, open_at
+from lastkey.udfs.compact.scan.what_expires import expired
+from lastkey.udfs.segments import OutputSegment, SideFile, side_checksums
+from lastkey.udfs.storage import Root, exists, flush, flush_folder, make_private, open_root
+
+
+def remove_folder(plan: PartitionPlan) -> None:
+    """Delete the files of a generation that will not be committed; `vacuum` deletes what this cannot."""
+    if not plan.dry_run:
+        remove_folder_at(open_root(plan.store_uri), plan.folder)
+
+
+def remove_folder_at(store: Root, folder: str) -> None:
+    """Delete a generation's folder, given its path; leave it on OSError."""
+    with suppress(OSError):
+        if exists(store, folder):
+            store.filesystem.delete_dir(store.full(folder))
+
+
+def write_group(
+    plan: PartitionPlan, analysis: Analysis, group: Group, stack: PieceStack, buffer: ChunkBuffer
+) -> OutputSegment:
+    """Write one cleaned segment with its indexes, flush it, and read it back. A dry run returns only the manifest's
+    row.
+    """
+    if plan.dry_run:
+        rows = stack.rows()
+        return manifest_row(group, "", rows, 0, (0, 0, 0))
+    store = make_folder(plan)
+    output = SegmentOutput(store, plan.folder, group.base_offset, plan.settings)
+    digest = stack.digest
+    for rows, data in stack.drain(analysis.sources):
+        output.append(rows, data)
+    return finish_segment(plan, analysis.kept_aborts, store, output, group, digest, buffer)
+
+
+def finish_segment(
+    plan: PartitionPlan,
+    kept_aborts: np.ndarray,
+    store: Root,
+    output: SegmentOutput,
+    group: Group,
+    digest: int,
+    buffer: ChunkBuffer,
+) -> OutputSegment:
+    """Close a written segment, write its indexes, and read it back."""
+    rows, offset_index, time_index = output.close()
+    inside = (kept_aborts["last_offset"] >= group.base_offset) & (kept_aborts["last_offset"] < group.next_offset)
+    txn_index = transaction_index.write(kept_aborts[inside])
+    checksums = write_indexes(store, plan.folder, group.base_offset, offset_index, time_index, txn_index)
+    read_back(store, output.path, rows, output.checksum, digest, plan.settings.max_decompressed_batch_bytes, buffer)
+    sizes = (len(offset_index), len(time_index), len(txn_index))
+    return manifest_row(group, output.path, rows, output.checksum, sizes, checksums)
+
+
+def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[OutputSegment]) -> WrittenGeneration:
+    """Apply retention to the oldest segments, and write all other files of the generation.
+
+    cleaned: the segments that replace the first `analysis.n_replaced` sources.
+    """
+    facts = _facts(analysis, cleaned)
+    by_rule = expired(plan, facts, analysis.sealed)
+    n_gone = sum(by_rule.values())
+    untouched = analysis.untouched
+    kept_from = untouched.start + max(n_gone - len(cleaned), 0)
+    gone = [*cleaned[:n_gone], *(untouched_row(plan, analysis, n) for n in range(untouched.start, kept_from))]
+    segments = [*cleaned[n_gone:]]
+    for n in range(kept_from, untouched.stop):
+        # do not depend on the archive for an empty file, unless archived segments precede it: ours must come first
+        empty = not analysis.sources[n].size and all(s.root == "store" for s in segments[-1:])
+        segments.append(_empty(plan, analysis, n) if empty else _untouched(plan, analysis, n))
+    if not segments:
+        segments = [_empty(plan, analysis)]
+    log_start = max(plan.log_start_offset, segments[0].base_offset) if n_gone else plan.log_start_offset
+    notes: tuple[str, ...] = ()
+    if plan.dry_run and plan.settings.retention_bytes >= 0 and any(s.codecs not in ("", "none") for s in cleaned):
+        notes = (f"{plan.topic}-{plan.partition}: retention.bytes goes by estimated sizes in a dry run",)
+    generation = WrittenGeneration(
+        tuple(segments),
+        log_start,
+        summarize_expired(
+            by_rule, [(s.base_offset, s.next_offset, s.records, s.size_bytes) for s in gone], facts.bytes_above
+        ),
+        tuple(gone),
+        notes,
+    )
+    if plan.dry_run:
+        return generation
+    store = make_folder(plan)
+    for segment in cleaned[:n_gone]:
+        if segment.cleaned:
+            _remove_segment(plan, store, segment)
+    side_files = _snapshots(plan, analysis, [s.base_offset for s in segments], log_start)
+    epochs, note = _epochs(plan, analysis)
+    if n_gone or plan.expired_until or plan.known_epochs is not None:
+        epochs = checkpoints.truncate_from_start(epochs, log_start)
+    side_files[LEADER_EPOCH_CHECKPOINT] = checkpoints.write_leader_epochs(epochs)
+    if plan.topic_id is not None:
+        topic_id = checkpoints.parse_uuid(plan.topic_id, f"{plan.topic}-{plan.partition}")
+        side_files["partition.metadata"] = checkpoints.write_partition_metadata(topic_id)
+    segments = _with_checksums(segments, write_side_files(store, plan.folder, side_files))
+    if store.is_local:
+        flush_folder(store, plan.folder)
+    return replace(generation, segments=tuple(segments), notes=generation.notes + note)
+
+
+def _with_checksums(segments: Sequence[OutputSegment], checksums: dict[str, int]) -> list[OutputSegment]:
+    """Return the rows, each with the checksums of the files at its base; the last row also has those of the
+    generation's other files.
+    """
+    out = []
+    for segment in segments:
+        own = segment_file(segment.base_offset, "snapshot")
+        more = checksums if segment is segments[-1] else {own: checksums.pop(own)} if own in checksums else {}
+        known = side_checksums([segment.side_files]) | more
+        out.append(replace(segment, side_files=json.dumps(known)))
+    return out
+
+
+def _facts(analysis: Analysis, cleaned: Sequence[OutputSegment]) -> SegmentFacts:
+    """Return the facts that retention needs about the segments of the new generation."""
+    sources = [analysis.sources[n] for n in analysis.untouched]
+    rows = [(s.base_offset, s.size_bytes, s.max_timestamp_ms, s.mtime_ms) for s in cleaned]
+    rows += [(s.base_offset, s.size, s.max_timestamp, s.mtime_ms) for s in sources]
+    base, size, largest, mtime = np.array(rows, np.int64).reshape(-1, 4).T
+    above = analysis.sources[-1].bytes_above
+    return SegmentFacts(base, size, largest, np.full(len(rows), -1, np.int64), mtime, above)
+
+
+def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> OutputSegment:
+    """Write an empty segment of ours in place of a source. Without a number: write it at the log end, as a broker rolls
+    one first if retention removes everything.
+    """
+    base = analysis.sources[number].base_offset if number >= 0 else analysis.log_end_offset
+    end = analysis.end_of(number) if number >= 0 else base
+    group = Group(base, end, analysis.sources[number].mtime_ms, 0, 0)
+    return place_one(plan, manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0)))
+
+
+def _remove_segment(plan: PartitionPlan, store: Root, segment: OutputSegment) -> None:
+    """Delete a cleaned segment that retention removes, before anybody knows it."""
+    for kind in ("log", "index", "timeindex", *(("txnindex",) if segment.txn_index_bytes else ())):
+        store.filesystem.delete_file(store.full(f"{plan.folder}/{segment_file(segment.base_offset, kind)}"))
+
+
+def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSegment:
+    """Return the manifest's row of a segment that is not cleaned, and write its indexes."""
+    source = analysis.sources[number]
+    row, txn_index = untouched_row(plan, analysis, number), _txn_index(analysis, number)
+    if plan.dry_run:
+        return row
+    store = make_folder(plan)
+    if source.segment.from_offset:
+        row = replace(row, root="store", path=f"{plan.folder}/{segment_file(source.base_offset, 'log')}")
+        _copy_rest(source, store, row.path)
+    checksums = write_indexes(store, plan.folder, source.base_offset, source.offset_index, source.time_index, txn_index)
+    return replace(row, side_files=json.dumps(checksums))
+
+
+def _txn_index(analysis: Analysis, number: int) -> bytes:
+    base, end = analysis.sources[number].base_offset, analysis.end_of(number)
+    inside = (analysis.aborted["last_offset"] >= base) & (analysis.aborted["last_offset"] < end)
+    return transaction_index.write(analysis.aborted[inside])
+
+
+def untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSegment:
+    """Return the manifest's row of a source that is not rewritten."""
+    source = analysis.sources[number]
+    return OutputSegment(
+        base_offset=source.base_offset,
+        root="store" if plan.is_ours(source.segment.listed) else "archive",
+        path=source.path,
+        size_bytes=source.size,
+        next_offset=analysis.end_of(number),
+        last_offset=source.last_offset,
+        batches=source.n_batches,
+        records=source.n_records,
+        tombstones=-1,
+        max_timestamp_ms=source.max_timestamp,
+        mtime_ms=source.mtime_ms,
+        codecs=source.codecs,
+        checksum=source.checksum,
+        source_bytes=source.size,
+        source_records=source.n_records,
+        cleaned=False,
+        offset_index_bytes=len(source.offset_index),
+        time_index_bytes=len(source.time_index),
+        txn_index_bytes=len(_txn_index(analysis, number)),
+        min_timestamp_ms=analysis.min_timestamps.get(number, source.segment.min_timestamp_ms),
+    )
+
+
+def _copy_rest(source: SegmentScan, store: Root, path: str) -> None:
+    """Copy the rest of an archived segment whose beginning is already in the generation into a file of ours; flush it
+    and read it back.
+    """
+    make_private(store, path)
+    with (
+        source.open_log() as file,
+        store.filesystem.open_output_stream(store.full(path), compression=None) as stream,
+    ):
+        for chunk in source.chunks:
+            part = np.empty(chunk.size, np.uint8)
+            read_again(file, source.path, chunk, part)
+            stream.write(part.data)
+    flush(store, path)
+    check_written(store, path, source.size, source.checksum)
+
+
+def _snapshots(
+    plan: PartitionPlan, analysis: Analysis, bases: Sequence[int], log_start_offset: int
+) -> dict[str, bytes]:
+    """Return producer snapshots, by file name, at the base of every segment and at the log end. The archive's own
+    snapshot serves if it denies no open transaction: a broker believes its snapshot, and would clean past the
+    transaction.
+    """
+    files = {}
+    number = {s.base_offset: i for i, s in enumerate(analysis.sources)}
+    given = {s.offset: s for s in plan.snapshots}
+    for base in bases:
+        if base == log_start_offset:
+            continue
+        data = None
+        if base in given and base != analysis.log_end_offset:
+            data = _valid_snapshot(given[base], open_at(analysis.open_transactions, base))
+        if data is None:
+            data = producer_snapshot.write(analysis.producers[number[base]])
+        files[segment_file(base, "snapshot")] = data
+    end = analysis.log_end_offset
+    return files | {segment_file(end, "snapshot"): producer_snapshot.write(analysis.producers[-1])}
+
+
+def _valid_snapshot(file: SideFile, opened: np.ndarray) -> bytes | None:
+    with unless_unreadable():
+        data = read_side_file(file)
+        return None if len(denied(producer_snapshot.read(data, file.path), opened)) else data
+    return None
+
+
+def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], tuple[str, ...]]:
+    """Return leader epochs up to the log end, and a note if the last generation's cannot be used.
+
+    The archive's file may be lost, or lack the epochs of removed segments. So the epochs of the last generation stay,
+    because a cleaned log does not tell where its epochs began. The batches give the epochs between the last generation
+    and the archive's first epoch: a broker's retention may have overtaken the store.
+    """
+    known: list[EpochEntry] = []
+    notes: tuple[str, ...] = ()
+    file = plan.known_epochs
+    if file is not None:
+        try:
+            known = checkpoints.read_leader_epochs(read_side_file(file), file.path)
+        except LogFormatError as error:
+            if error.kind == "unreadable":
+                raise
+            notes = (f"{error}; the archive's file or the log is used instead",)
+    given, epochs = plan.leader_epochs, known
+    if given is None or known:
+        until = given[0][0] if given else np.iinfo(np.int32).max
+        for source in analysis.sources:
+            epochs = epochs + [e for e in source.epochs if e[0] <= until and (not epochs or e[0] > epochs[-1][0])]
+    if given is not None:
+        epochs = checkpoints.with_earlier(given, epochs)
+    return checkpoints.truncate_from_end(epochs, analysis.log_end_offset), notes

@@ -1,0 +1,132 @@
+"""The survivors of a group of segments, waiting to be written: pushed last first, read first to last.
+
+Pieces wait in memory up to a limit and then in an unnamed temporary file; runs that are copied whole wait as references
+into their source. Bytes that are read again must match the checksum of the bytes seen before, so unchecked bytes are
+never copied.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lastkey.logformat.batches.chunks import Chunk, read_exactly
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, CleanedRun
+from lastkey.udfs.compact.scan.read_again import CHANGED_HINT
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+
+_COPY_BYTES = 4 << 20
+_SPILL = "the temporary file of pending output"
+
+
+class _Waiting(NamedTuple):
+    """A piece on the stack. Its bytes are `data`, or lie in the spill file from `place` on, or (-1) in its source."""
+
+    source: int
+    rows: np.ndarray  # OUT_BATCH[m]
+    data: np.ndarray | None
+    place: int
+    position: int  # in its source
+    size: int
+    checksum: int  # CRC-32C of the bytes to read again
+
+
+class PieceStack:
+    """Pieces of one output segment, pushed last first and read first to last."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.held_bytes = 0
+        self.digest = 0
+        self._pieces: list[_Waiting] = []
+        self._spill: Any = None
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def last_offset(self) -> int:
+        """Last offset of the last surviving batch; -1 if nothing survives."""
+        return int(self._pieces[0].rows["last_offset"][-1]) if self._pieces else -1
+
+    def push(self, source: int, piece: CleanedRun, chunk: Chunk) -> None:
+        """Put a piece of `chunk`, from source number `source`, in front of all pieces on the stack."""
+        self.digest = (self.digest + piece.digest) & (2**64 - 1)
+        data, place, checksum = piece.data, -1, 0
+        if data is not None and self.held_bytes + piece.size > self.max_bytes:
+            if self._spill is None:
+                self._spill = tempfile.TemporaryFile(prefix="lastkey-")  # noqa: SIM115 - lives as long as the stack
+            place = self._spill.seek(0, os.SEEK_END)
+            self._spill.write(data.data)
+            checksum, data = crc32c_extend(0, data), None
+        elif data is not None:
+            self.held_bytes += piece.size
+        elif piece.position >= 0:
+            start = piece.position - chunk.position
+            checksum = crc32c_extend(0, chunk.raw[start : start + piece.size])
+        self._pieces.append(_Waiting(source, piece.rows, data, place, piece.position, piece.size, checksum))
+
+    def close(self) -> None:
+        """Close the temporary file; the pieces will not be written."""
+        if self._spill is not None:
+            self._spill.close()
+
+    def rows(self) -> np.ndarray:
+        """Return the rows of all pieces, OUT_BATCH[n], in the order of the log."""
+        if not self._pieces:
+            return np.empty(0, OUT_BATCH)
+        return np.concatenate([piece.rows for piece in reversed(self._pieces)])
+
+    def drain(self, sources: list[SegmentScan]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield (OUT_BATCH rows, bytes: uint8[]) in the order of the log; rows come with the first bytes of their
+        piece.
+
+        Raises LogFormatError after the last bytes of a piece that differ from the pushed ones.
+        """
+        none = np.empty(0, OUT_BATCH)
+        with self._spill or nullcontext(), ExitStack() as files:
+            opened_at, file = -1, None
+            while self._pieces:
+                piece = self._pieces.pop()
+                if piece.data is not None:
+                    self.held_bytes -= piece.size
+                    yield piece.rows, piece.data
+                    continue
+                rows, checksum = piece.rows, 0
+                for start in range(0, piece.size, _COPY_BYTES):
+                    part = np.empty(min(_COPY_BYTES, piece.size - start), np.uint8)
+                    if piece.place >= 0:
+                        read_exactly(self._spill, _SPILL, piece.place + start, part)
+                    else:
+                        one = sources[piece.source]
+                        if piece.source != opened_at:
+                            files.close()  # a group may have thousands of sources
+                            file = files.enter_context(one.open_log())
+                            opened_at = piece.source
+                        read_exactly(file, one.path, piece.position + start, part)
+                    checksum = crc32c_extend(checksum, part)
+                    yield rows, part
+                    rows = none
+                if checksum != piece.checksum:
+                    raise _not_as_pushed(piece, sources, checksum)
+
+
+def _not_as_pushed(piece: _Waiting, sources: list[SegmentScan], found: int) -> LogFormatError:
+    kind, path, position = "readback", _SPILL, piece.place
+    if piece.place < 0:
+        kind, path, position = "changed", sources[piece.source].path, piece.position
+    return LogFormatError(
+        kind,
+        path,
+        position,
+        f"{piece.size} bytes with CRC-32C {piece.checksum:#010x}, as before",
+        f"{found:#010x}",
+        hint=CHANGED_HINT,
+    )

@@ -1,0 +1,146 @@
+"""One new segment: a `.log` written in a stream, read back, and its manifest row.
+
+Survivors of a group of segments come in two ways, with the same bytes out. In one task, `clean_segment.clean_backwards`
+decides with the key table while it reads from the end, and its pieces wait in a `piece_stack.PieceStack`. In several
+tasks, `clean_segment.clean_forwards` gets the survivors from outside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+
+from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import CODEC_NAMES
+from lastkey.logformat.names import segment_file
+from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.logformat.side_files.index_builder import IndexBuilder
+from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH
+from lastkey.udfs.compact.clean.rebuild_kernels import digest_records
+from lastkey.udfs.compact.plan import CleanSettings
+from lastkey.udfs.compact.scan.analyse import Group
+from lastkey.udfs.compact.verdicts import NO_TIMESTAMP
+from lastkey.udfs.segments import OutputSegment
+from lastkey.udfs.storage import Root, flush, make_private, opened
+
+
+class SegmentOutput:
+    """Writer of one `.log` as a stream; it collects the data of the segment's indexes and manifest row."""
+
+    def __init__(self, root: Root, folder: str, base_offset: int, settings: CleanSettings) -> None:
+        self.root, self.folder, self.base_offset = root, folder, base_offset
+        self.path = f"{folder}/{segment_file(base_offset, 'log')}"
+        make_private(root, self.path)
+        self._stream = root.filesystem.open_output_stream(root.full(self.path), compression=None)
+        self._indexes = IndexBuilder(base_offset, settings.index_interval_bytes, settings.segment_index_bytes)
+        self._rows: list[np.ndarray] = []
+        self.size = 0
+        self.checksum = 0
+
+    def append(self, rows: np.ndarray, data: np.ndarray) -> None:
+        """Write bytes; `rows` (OUT_BATCH) are the batches that begin in them."""
+        if len(rows):
+            self._indexes.append(rows["last_offset"], rows["size"], rows["max_timestamp"])
+            self._rows.append(rows)
+        self._stream.write(data.data)
+        self.checksum = crc32c_extend(self.checksum, data)
+        self.size += len(data)
+
+    def close(self) -> tuple[np.ndarray, bytes, bytes]:
+        """Flush the log and return (all rows, offset index, time index). The log is on disk before its indexes are
+        written.
+        """
+        self._stream.close()
+        flush(self.root, self.path)
+        offset_index, time_index = self._indexes.finish()
+        rows = np.concatenate(self._rows) if self._rows else np.empty(0, OUT_BATCH)
+        return rows, offset_index, time_index
+
+
+def read_back(
+    root: Root, path: str, rows: np.ndarray, checksum: int, digest: int, max_batch_bytes: int, buffer: ChunkBuffer
+) -> None:
+    """Read a written `.log`, and compare checksums, headers, order and the rebuilt records with those meant to be
+    written.
+
+    rows: OUT_BATCH[n] in order. Raises LogFormatError kind "readback".
+    """
+    loader = BodyLoader(max_batch_bytes=max_batch_bytes)
+    size = int(rows["size"].sum())
+    seen, crc, found_digest = 0, 0, 0
+    tail = Tail()
+    with opened(root, path) as file:
+        if file.size() != size:
+            raise LogFormatError("readback", path, 0, f"{size} bytes", f"{file.size()}")
+        for chunk in read_chunks(file, path, 0, size, buffer, tail):
+            want = rows[seen : seen + len(chunk.batches)]
+            got = chunk.batches
+            same = len(want) == len(got)
+            for ours, theirs in (
+                ("size", "size"), ("base_offset", "base_offset"), ("last_offset", "last_offset"),
+                ("max_timestamp", "max_timestamp"), ("n_records", "records_count"),
+            ):  # fmt: skip
+                same = same and bool((want[ours] == got[theirs]).all())
+            if not same:
+                raise LogFormatError("readback", path, chunk.position, "the batches that were written", "other batches")
+            crc = crc32c_extend(crc, chunk.raw)
+            for run in loader.runs(chunk.raw, chunk.position, got, want["rebuilt"], path, backwards=False):
+                all_records = np.ones(len(run.spans), np.bool_)
+                found_digest += int(
+                    digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, all_records, run.wanted)
+                )
+            seen += len(got)
+    if seen != len(rows) or crc != checksum or found_digest & (2**64 - 1) != digest:
+        raise LogFormatError(
+            "readback",
+            path,
+            0,
+            f"{len(rows)} batches, checksum {checksum:#010x}, records {digest:#018x}",
+            f"{seen}, {crc:#010x}, {found_digest & (2**64 - 1):#018x}",
+        )
+
+
+def least_timestamp(rows: np.ndarray) -> int:
+    """Return the smallest timestamp in OUT_BATCH[n]: ms, NO_TIMESTAMP, or UNKNOWN_TIMESTAMP if one is unknown."""
+    return int(rows["min_timestamp"].min()) if len(rows) else NO_TIMESTAMP
+
+
+def manifest_row(
+    group: Group,
+    path: str,
+    rows: np.ndarray,
+    checksum: int,
+    index_bytes: tuple[int, int, int],
+    side_files: Mapping[str, int] | None = None,
+) -> OutputSegment:
+    """Return the manifest's row of a cleaned segment.
+
+    rows: OUT_BATCH[n]; index_bytes: sizes of offset, time and transaction index; side_files: their CRC-32C by name.
+    """
+    return OutputSegment(
+        base_offset=group.base_offset,
+        root="store",
+        path=path,
+        size_bytes=int(rows["size"].sum()),
+        next_offset=group.next_offset,
+        last_offset=int(rows["last_offset"][-1]) if len(rows) else -1,
+        batches=len(rows),
+        records=int(rows["n_records"].sum()),
+        tombstones=int(rows["tombstones"].sum()),
+        max_timestamp_ms=int(rows["max_timestamp"].max(initial=-1)),
+        min_timestamp_ms=least_timestamp(rows),
+        mtime_ms=group.mtime_ms,
+        codecs=",".join(CODEC_NAMES[c] for c in np.unique(rows["codec"])),
+        checksum=checksum,
+        source_bytes=group.source_bytes,
+        source_records=group.source_records,
+        cleaned=True,
+        offset_index_bytes=index_bytes[0],
+        time_index_bytes=index_bytes[1],
+        txn_index_bytes=index_bytes[2],
+        side_files=json.dumps(side_files) if side_files is not None else None,
+    )

@@ -1,0 +1,3 @@
+"""Segments' headers and checksums, and the facts that follow from them: log end, cleanable range, transactions,
+gaps.
+"""

@@ -1,0 +1,297 @@
+"""The analysis of a partition: scans of all segments give everything that the rewrite must know. It finds the log end,
+the cleanable range and whether it is due, the active producers, the aborted transactions, and the segments that become
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.side_files import producer_snapshot
+from lastkey.logformat.side_files.producer_kernels import MARKER
+from lastkey.logformat.side_files.producer_state import ProducerState, aborted_transactions
+from lastkey.udfs.compact import cleaner
+from lastkey.udfs.compact.cleaner import CleanableRange, LastBatches, Rules
+from lastkey.udfs.compact.plan import Gap, NotDue, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.scan.gaps import check_gaps
+from lastkey.udfs.compact.scan.read_again import read_side_file
+from lastkey.udfs.compact.scan.scan_partition import (
+    check_checkpoints,
+    check_identity,
+    check_tails,
+    until_high_watermark,
+)
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.compact.scan.transactions import (
+    TXN_BATCH,
+    by_marker,
+    denied,
+    discardable_batches,
+    open_at,
+    open_batches,
+    with_open,
+)
+from lastkey.udfs.compact.scan.txn_trust import check_ends_known, with_index_entries
+from lastkey.udfs.compact.scan.what_expires import aging_sources, expired, facts_of, rules_of_time
+from lastkey.udfs.segments import LastBatch
+
+
+@dataclass(frozen=True)
+class Group:
+    """Segments that become one: facts about the result before it is written."""
+
+    base_offset: int
+    next_offset: int
+    mtime_ms: int
+    source_bytes: int
+    source_records: int
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Result of `analyse`."""
+
+    sources: list[SegmentScan]  # every segment of the log, in order
+    log_end_offset: int
+    cleanable: CleanableRange
+    rules: Rules
+    groups: list[range]  # numbers of the sources that become one; all below the first uncleanable offset
+    producers: list[np.ndarray]  # snapshot entries at the base of each source, and at the log end
+    open_transactions: np.ndarray  # OPEN_BATCH[n], of transactions open at one of these offsets
+    aborted: np.ndarray  # transaction_index.ENTRY[m] to write for the whole log
+    kept_aborts: np.ndarray  # ENTRY[k] to write for the cleaned range: their markers stay
+    last_batch: LastBatch
+    notes: tuple[str, ...]
+    gaps: tuple[Gap, ...] = ()  # gaps that the compaction passes over
+    sealed: bool = False  # nothing will be appended to the last source
+    not_due: NotDue | None = None  # set if nothing is compacted and no whole segment expires
+    aging: range = range(0)  # numbers of the sources that may lose records by their time alone
+    n_replaced: int = 0  # number of sources, the first ones, that new segments replace
+    min_timestamps: Mapping[int, int] = field(
+        default_factory=dict
+    )  # smallest timestamps of sources that were read and stay
+
+    @property
+    def untouched(self) -> range:
+        """Numbers of the sources that are not rewritten."""
+        return range(self.n_replaced, len(self.sources))
+
+    @property
+    def compacts(self) -> bool:
+        """Whether anything is cleaned; otherwise retention alone is applied."""
+        return bool(self.groups)
+
+    def group(self, numbers: range) -> Group:
+        """Return the group of these sources, before it is written."""
+        members = [self.sources[i] for i in numbers]
+        return Group(
+            base_offset=members[0].base_offset,
+            next_offset=self.end_of(numbers.stop - 1),
+            mtime_ms=members[-1].mtime_ms,
+            source_bytes=sum(m.size for m in members),
+            source_records=sum(m.n_records for m in members),
+        )
+
+    def end_of(self, number: int) -> int:
+        """Return the end of a source's range: the next source's base, or the log end."""
+        if number + 1 < len(self.sources):
+            return self.sources[number + 1].base_offset
+        return self.log_end_offset
+
+
+def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch) -> Analysis:
+    """Decide everything except the records. Raises SetAside, NotDue or LogFormatError."""
+    notes: list[str] = []
+    scans = until_high_watermark(plan, scans, notes)
+    check_tails(plan, scans, notes)
+    log_end = max(scans[-1].base_offset, scans[-1].last_offset + 1)
+    last_batch = check_identity(plan, scans, identity, log_end)
+    check_checkpoints(plan, log_end)
+    gaps = check_gaps(plan, scans, log_end, notes)
+    producers, aborted = _replay(scans)
+    rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans)])
+    open_ones = open_batches(rows, plan.log_start_offset, [*(s.base_offset for s in scans), log_end])
+    final, is_denied = _final_producers(plan, scans, log_end, producers[-1], open_at(open_ones, log_end), notes)
+    producers[-1] = final.entries()
+    cleanable, due = _cleanable(plan, scans, log_end, final)
+    dirty = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
+    result = PartitionResult(
+        plan.topic,
+        plan.partition,
+        "not_due",
+        notes=tuple(notes),
+        first_dirty_before=dirty,
+        first_dirty_offset=dirty,
+        log_start_offset=plan.log_start_offset,
+        next_offset=log_end,
+        last_batch=last_batch,
+        dirty_ratio=cleanable.ratio,
+        clean_bytes=cleanable.clean_bytes,
+        dirty_bytes=cleanable.cleanable_bytes,
+        gaps=gaps,
+    )
+    sealed = plan.sealed and len(scans) == len(plan.segments) and not scans[-1].reached_end_offset
+    # a partition that starts over is due whatever it holds; otherwise the next run would set it aside again
+    nothing = not (due or plan.anew or any(expired(plan, facts_of(scans), sealed).values()))
+    not_due = NotDue(result) if nothing else None
+    aging = range(0) if due else aging_sources(plan, scans, log_end, final, sealed)
+    end = cleanable.first_uncleanable_offset if due else scans[0].base_offset
+    check_ends_known(plan, scans, gaps, end, is_denied)
+    if not_due is not None and not aging:
+        raise not_due
+    in_index, index_only = with_index_entries(plan, scans, aborted, log_end, end, is_denied, notes)
+    rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.base_offset < end)])
+    discardable, kept_abort = discardable_batches(rows, aborted)
+    numbers = [i for i, s in enumerate(scans) if s.base_offset < end]
+    all_aborted = by_marker(np.concatenate([in_index, index_only]))
+    return Analysis(
+        sources=list(scans),
+        log_end_offset=log_end,
+        cleanable=cleanable,
+        rules=_rules(plan, scans, cleanable, final, rows, discardable) if due else rules_of_time(plan, log_end, final),
+        groups=cleaner.group_segments_by_size(
+            [scans[i].base_offset for i in numbers],
+            [scans[i].size for i in numbers],
+            [len(scans[i].offset_index) for i in numbers],
+            [len(scans[i].time_index) for i in numbers],
+            end_offset=end,
+            max_bytes=plan.settings.segment_bytes,
+            max_index_bytes=plan.settings.segment_index_bytes,
+        ),
+        producers=producers,
+        open_transactions=open_ones,
+        aborted=all_aborted,
+        kept_aborts=in_index[kept_abort[kept_abort >= 0]] if due else all_aborted,
+        last_batch=last_batch,
+        notes=tuple(notes),
+        gaps=gaps,
+        sealed=sealed,
+        not_due=not_due,
+        aging=aging,
+        n_replaced=len(numbers),
+    )
+
+
+def _replay(scans: Sequence[SegmentScan]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the producers at each segment's base and at the end, from the log alone, and all aborted transactions."""
+    state = ProducerState()
+    entries, completed = [state.entries()], [np.empty(0, MARKER)]
+    for scan in scans:
+        completed.append(state.apply(scan.producers))
+        entries.append(state.entries())
+    return entries, aborted_transactions(np.concatenate(completed))
+
+
+def _final_producers(
+    plan: PartitionPlan,
+    scans: Sequence[SegmentScan],
+    log_end: int,
+    replayed: np.ndarray,
+    opened: np.ndarray,
+    notes: list[str],
+) -> tuple[ProducerState, np.ndarray]:
+    """Return the producers at the log end, as a broker that loads the log knows them: from the newest snapshot without
+    expired producers, and the log after it (KAFKA.md, "Producers"). Unlike a broker, add every transaction that the log
+    shows open. Also return, as OPEN_BATCH[m], the transactions that the snapshot denies.
+
+    replayed: ENTRY[n], the producers at the log end by the log alone; opened: OPEN_BATCH[k], its open transactions.
+    """
+    state, path = _loaded_producers(plan, scans, log_end, notes)
+    entries = state.entries()
+    is_denied = denied(entries, opened)
+    if not len(is_denied):
+        return state, is_denied
+    oldest = is_denied[np.argmin(is_denied["first_offset"])]
+    more = f", and {len(is_denied) - 1} more" if len(is_denied) > 1 else ""
+    notes.append(
+        f"{path}: expected the transaction of producer {oldest['producer_id']}, open from offset "
+        f"{oldest['first_offset']} on{more}, because no marker in the log ends it, found none; the log decides, and "
+        "nothing is cleaned from there on"
+    )
+    return ProducerState.from_snapshot(with_open(entries, is_denied, replayed)), is_denied
+
+
+def _loaded_producers(
+    plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, notes: list[str]
+) -> tuple[ProducerState, str]:
+    """Return the producers at the log end, and the path of the snapshot that they are based on; "" without one."""
+    border = {s.base_offset: i for i, s in enumerate(scans)}
+    border[log_end] = len(scans)
+    for snapshot in sorted(plan.snapshots, key=lambda s: -s.offset):
+        if snapshot.offset not in border or snapshot.offset <= plan.log_start_offset:
+            continue
+        try:
+            entries = producer_snapshot.read(read_side_file(snapshot), snapshot.path)
+        except LogFormatError as error:
+            if error.kind == "unreadable":
+                raise
+            notes.append(f"{error}; an older snapshot or the log is used instead")
+            continue
+        state = ProducerState.from_snapshot(entries, plan.now_ms, plan.settings.producer_id_expiration_ms)
+        for scan in scans[border[snapshot.offset] :]:
+            state.apply(scan.producers)
+        return state, snapshot.path
+    state = ProducerState()
+    for scan in scans:
+        state.apply(scan.producers)
+    return state, ""
+
+
+def _cleanable(
+    plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, producers: ProducerState
+) -> tuple[CleanableRange, bool]:
+    facts = facts_of(scans)
+    settings = plan.settings
+    if not settings.compacts:
+        start = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
+        return CleanableRange(start, start, 0, 0), False
+    whole = len(scans) == len(plan.segments)
+    active = log_end if plan.sealed and whole else scans[-1].base_offset
+    dirty = (
+        plan.log_start_offset
+        if plan.force
+        else cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
+    )
+    cleanable = cleaner.cleanable_range(
+        facts,
+        first_dirty=dirty,
+        log_end_offset=log_end,
+        active_base_offset=active,
+        last_stable_offset=producers.last_stable_offset(log_end),
+        min_compaction_lag_ms=settings.min_compaction_lag_ms,
+        now_ms=plan.now_ms,
+    )
+    delay = cleaner.compaction_delay_ms(facts, dirty, active, settings.max_compaction_lag_ms, plan.now_ms)
+    due = cleaner.is_due(cleanable, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.force)
+    return cleanable, due and cleanable.first_uncleanable_offset > scans[0].base_offset
+
+
+def _rules(
+    plan: PartitionPlan,
+    scans: Sequence[SegmentScan],
+    cleanable: CleanableRange,
+    producers: ProducerState,
+    rows: np.ndarray,
+    discardable: np.ndarray,
+) -> Rules:
+    before = [s for s in scans if s.base_offset < cleanable.first_dirty_offset]
+    entries = producers.entries()
+    return Rules(
+        now_ms=plan.now_ms,
+        delete_retention_ms=plan.settings.delete_retention_ms,
+        first_uncleanable_offset=cleanable.first_uncleanable_offset,
+        legacy_horizon_ms=before[-1].mtime_ms - plan.settings.delete_retention_ms
+        if before
+        else cleaner.NO_LEGACY_HORIZON,
+        keeps_end=scans[-1].base_offset < cleanable.first_uncleanable_offset,
+        keep_null_keys=plan.settings.null_keys == "keep",
+        producers=LastBatches(entries["producer_id"], entries["last_offset"], entries["producer_epoch"]),
+        txn_base_offsets=rows["base_offset"].copy(),
+        txn_discardable=discardable,
+        oldest_ms=plan.oldest_ms,
+        dry_run=plan.dry_run,
+    )

@@ -1,0 +1,235 @@
+"""Scans of all segments of a partition; checks that they are one whole log, and the same log that the store knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.errors import NO_POSITION, LogFormatError
+from lastkey.logformat.names import MAX_OFFSET
+from lastkey.udfs.compact.plan import ANOTHER_LOG, NotDue, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.retention import may_take_any
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan, scan_segment
+from lastkey.udfs.holes import indexed_end
+from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.segments import LastBatch
+from lastkey.udfs.storage import open_root, opened
+
+_HEADERS_BYTES: Final = 1 << 20
+
+
+def scan_all(plan: PartitionPlan, buffer: ChunkBuffer) -> list[SegmentScan]:
+    """Scan the plan's segments in order, up to the high watermark."""
+    scans = []
+    for i in range(len(plan.segments)):
+        scans.append(scan_one(plan, i, buffer))
+        if scans[-1].reached_end_offset:
+            break
+    return scans
+
+
+def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentScan:
+    """Scan one of the plan's segments. In a large partition each scan is a task of its own."""
+    segment = plan.segments[number]
+    after = plan.segments[number + 1].base_offset if number + 1 < len(plan.segments) else None
+    scan = scan_segment(
+        segment,
+        buffer,
+        next_base_offset=after,
+        index_interval_bytes=plan.settings.index_interval_bytes,
+        max_index_bytes=plan.settings.segment_index_bytes,
+        end_offset=NO_END if plan.read_until is None else plan.read_until,
+        mark=plan.known_until,
+    )
+    if scan.reached_end_offset:
+        after = scan.above_base  # no batch holds the offsets that an index names in front of it
+        if plan.settings.retention_bytes >= 0:
+            scan = replace(scan, bytes_above=_bytes_above(plan, number, scan.end_position))
+    last = max(scan.last_offset, scan.base_offset - 1)
+    end = indexed_end(segment.listed, scan.end_position, last + 1, MAX_OFFSET if after is None else after)
+    return replace(scan, indexed_end=end) if end else scan
+
+
+def _bytes_above(plan: PartitionPlan, number: int, position: int) -> int:
+    """Return the bytes of log from a position in a segment on, as Kafka counts them: the last segment counts up to its
+    last batch, because a preallocated file ends in zeros. It reads only headers; damage ends the count.
+    """
+    *closed, last = [segment.listed for segment in plan.segments[number:]]
+    start = 0 if closed else position
+    tail = Tail(start)
+    with opened(open_root(last.root), last.path) as file, suppress(LogFormatError):
+        for _ in read_headers(file, last.path, start, last.size, ChunkBuffer(_HEADERS_BYTES), tail):
+            pass
+    return sum(s.size for s in closed) - (position if closed else 0) + tail.position - start
+
+
+def check_something_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
+    """Raise NotDue if the topic is not compacted and the oldest segment shows that retention removes nothing, so that
+    the other segments need not be read.
+    """
+    if plan.settings.compacts or plan.anew:
+        return
+    first = scan_one(plan, 0, buffer)
+    if not may_expire(plan, first.size, first.max_timestamp, plan.segments[0].listed.mtime_ms):
+        raise NotDue(unread_result(plan))
+
+
+def may_expire(plan: PartitionPlan, first_size: int, first_max_timestamp: int, first_mtime_ms: int) -> bool:
+    """Return whether retention may remove anything, judged by the first segment and by facts that need no look at the
+    others.
+    """
+    closed = plan.segments if plan.sealed else plan.segments[:-1]
+    if any(s.listed.size and s.min_timestamp_ms < plan.oldest_ms for s in closed):
+        return True
+    return may_take_any(
+        [s.base_offset for s in plan.segments],
+        [first_size, *(s.listed.size for s in plan.segments[1:])],
+        first_max_timestamp if first_max_timestamp >= 0 else first_mtime_ms,
+        plan.settings.retention,
+        log_start_offset=plan.log_start_offset,
+        now_ms=plan.now_ms,
+        last_may_go=plan.sealed,
+    )
+
+
+def unread_result(plan: PartitionPlan) -> PartitionResult:
+    """Return the result of a partition that is not compacted and loses nothing by retention."""
+    start = max(plan.checkpoint or 0, plan.log_start_offset)
+    return PartitionResult(
+        plan.topic,
+        plan.partition,
+        "not_due",
+        first_dirty_before=start,
+        first_dirty_offset=start,
+        log_start_offset=plan.log_start_offset,
+        next_offset=known_end(plan),
+        compacted=False,
+    )
+
+
+def known_end(plan: PartitionPlan) -> int:
+    """Return the log end of a partition that was not read; -1 if the archive may hold more than the generation."""
+    unread = any(s.listed.size for s in plan.segments if not plan.is_ours(s.listed))
+    return -1 if unread or plan.known_until is None else plan.known_until
+
+
+def until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> Sequence[SegmentScan]:
+    """Return the scans up to the one that ended at the high watermark."""
+    for i, scan in enumerate(scans):
+        if scan.reached_end_offset:
+            how_far = f"read up to offset {scan.last_offset}" if scan.n_batches else "nothing of it was read"
+            notes.append(
+                f"{plan.segments[i].listed.path}: {how_far}, below the high watermark {plan.read_until}; what is above "
+                "it may still be undone by the cluster"
+            )
+            return scans[: i + 1]
+    return scans
+
+
+def check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> None:
+    """Add a note for a torn tail of the last segment, where the log ends. Raises LogFormatError kind "torn_tail" for
+    one elsewhere, or in a sealed archive.
+    """
+    for i, scan in enumerate(scans):
+        if not scan.torn_bytes:
+            continue
+        last = i + 1 == len(plan.segments)
+        if not last or plan.sealed:
+            raise LogFormatError(
+                "torn_tail",
+                plan.segments[i].listed.path,
+                scan.end_position,
+                "whole batches up to the end of the file",
+                f"{scan.torn_bytes} bytes that are not a whole batch",
+                hint="" if not last else "a sealed archive should end cleanly; without --sealed the log ends there",
+            )
+        notes.append(
+            f"{plan.segments[i].listed.path}: torn tail, the last {scan.torn_bytes} bytes are not a whole batch; the "
+            "log ends before them"
+        )
+
+
+def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
+    """Raise SetAside if a checkpoint lies beyond the log end, because it belongs to another log. A broker would then
+    begin at the log start, or delete everything.
+    """
+    for what, offset in (
+        ("log start", max(plan.log_start_offset, plan.log_start_checkpoint or 0)),
+        ("first dirty offset", plan.cleaned_until),
+    ):
+        if offset > log_end:
+            raise SetAside(
+                Problem(
+                    "side_file",
+                    f"{plan.topic}-{plan.partition}",
+                    NO_POSITION,
+                    f"a {what} of at most {log_end}, the log end",
+                    f"{offset} in its checkpoint",
+                    state="diverged",
+                    hint="the log was replaced, or is incomplete: restore what belongs to it, or --reset to begin at "
+                    "its first segment",
+                )
+            )
+
+
+def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
+    """Return the archive's last batch before the end of the last generation if it lies in no segment of the plan; else
+    an empty LastBatch.
+    """
+    segment = plan.identity_segment
+    if segment is None:
+        return LastBatch()
+    scan = scan_segment(
+        segment,
+        buffer,
+        next_base_offset=None,
+        mark=plan.known_until,
+        index_interval_bytes=plan.settings.index_interval_bytes,
+        max_index_bytes=plan.settings.segment_index_bytes,
+    )
+    return scan.marked_batch
+
+
+def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, log_end: int) -> LastBatch:
+    """Raise SetAside unless this is still the log that the last generation was made of. Return its last batch."""
+    name = f"{plan.topic}-{plan.partition}"
+    if plan.known_until is not None:
+        if log_end < plan.known_until:
+            raise SetAside(
+                Problem(
+                    "changed",
+                    name,
+                    NO_POSITION,
+                    f"a log that reaches offset {plan.known_until}, as the last generation did",
+                    f"one that ends at {log_end}",
+                    hint=ANOTHER_LOG,
+                    state="diverged",
+                )
+            )
+        marked = [  # skip our own files: their last batch may be rebuilt
+            scan.marked_batch
+            for scan, segment in zip(scans, plan.segments, strict=False)
+            if not plan.is_ours(segment.listed) and scan.marked_batch.base_offset >= 0
+        ]
+        known = plan.known_last_batch
+        found = identity if plan.identity_segment is not None else (marked[-1] if marked else known)
+        if known.base_offset >= 0 and found != known:
+            raise SetAside(
+                Problem(
+                    "changed",
+                    name,
+                    NO_POSITION,
+                    f"{known} before offset {plan.known_until}",
+                    f"{found}",
+                    hint=ANOTHER_LOG,
+                    state="diverged",
+                )
+            )
+    last = [s.last_batch for s in scans if s.last_batch.base_offset >= 0]
+    if plan.known_until == log_end:
+        return plan.known_last_batch
+    return last[-1] if last else LastBatch()

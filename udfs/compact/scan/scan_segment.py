@@ -1,0 +1,290 @@
+"""A segment's batches, without its records: one pass that checks every byte's checksum and remembers little.
+
+A scan's memory is bounded by the segment's chunks, producers and transactional batches, never by its batches. Segments
+can be scanned in any order, and in parallel.
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail, read_chunks, read_exactly
+from lastkey.logformat.batches.segment_bounds import check_offsets, overlap
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import CODEC_MASK, CODEC_NAMES, LOG_OVERHEAD, MIN_LEGACY_SIZE
+from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.logformat.side_files.checkpoints import assign_batches
+from lastkey.logformat.side_files.index_builder import IndexBuilder
+from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, merge_all, summarize
+from lastkey.udfs.compact.plan import ANOTHER_LOG, PartitionPlan
+from lastkey.udfs.compact.scan.transactions import TXN_BATCH, transactional_batches
+from lastkey.udfs.holes import NOT_KNOWN, thinned_offset
+from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.segments import LastBatch, SegmentInput
+from lastkey.udfs.storage import open_root, opened
+
+_HEAD: Final = struct.Struct(">qi4xbB")  # base offset, length, magic; attributes of magic 0 and 1
+SMALLEST_BATCH: Final = LOG_OVERHEAD + MIN_LEGACY_SIZE
+_MOST_IN_A_BYTE: Final = 1032 / SMALLEST_BATCH  # records per byte of a wrapper: gzip packs at most 1032 bytes in one
+
+
+class ScannedChunk(NamedTuple):
+    """Whole batches as a scan read and checked them. The checksum covers the segment from the first scanned byte to the
+    end of the chunk, so also the bytes that no batch's own checksum covers.
+    """
+
+    position: int
+    size: int
+    batches: int
+    offset_before: int  # last offset of the batch before the chunk; for the first chunk the segment's base - 1
+    before: int  # CRC-32C of the bytes scanned before the chunk
+    checksum: int  # CRC-32C of those and the chunk
+    records: int  # upper bound (`most_records`)
+
+
+@dataclass(frozen=True)
+class SegmentScan:
+    """A scanned segment, with the facts that the scan remembers."""
+
+    segment: SegmentInput
+    start_position: int
+    end_position: int  # first byte that does not belong to the log
+    torn_bytes: int  # incomplete batch or zeros after end_position
+    reached_end_offset: bool
+    n_batches: int
+    n_records: int  # a wrapper of magic 0, 1 counts as one
+    last_offset: int  # -1: empty
+    max_timestamp: int  # ms, -1: none
+    first_timestamp: int  # ms, the largest of the first batch; -1: none
+    chunks: tuple[ScannedChunk, ...]
+    codecs: str
+    transactional: np.ndarray  # TXN_BATCH[m]
+    producers: ProducerSummary
+    epochs: tuple[tuple[int, int], ...]  # (leader epoch, base offset of its first batch)
+    last_batch: LastBatch
+    marked_batch: LastBatch  # last batch before the requested `mark`
+    checksum: int
+    offset_index: bytes
+    time_index: bytes
+    thinned_offset: int = -1  # last offset that shows a cleaner's work (`thinned_offset`); -1: none
+    indexed_end: int = 0  # end offset by the archive's own indexes if higher than by the batches; else 0 (`gaps`)
+    above_base: int = -1  # base of the batch that reached the end offset; -1: none, or unknown
+    bytes_above: int = 0  # bytes of log from the end offset on, in this segment and those behind it
+    wrapped_records: int = 0  # upper bound of the records in wrappers beyond n_records
+
+    @property
+    def base_offset(self) -> int:
+        """The lowest offset that counts."""
+        return self.segment.base_offset
+
+    @property
+    def path(self) -> str:
+        """The path of its `.log`."""
+        return self.segment.listed.path
+
+    @property
+    def mtime_ms(self) -> int:
+        """The file's modification time."""
+        return self.segment.listed.mtime_ms
+
+    def open_log(self) -> AbstractContextManager[Any]:
+        """Open its `.log` for reading, as `storage.opened` does."""
+        return opened(open_root(self.segment.listed.root), self.path)
+
+    @property
+    def size(self) -> int:
+        """Bytes that belong to the log."""
+        return self.end_position - self.start_position
+
+    @property
+    def most_records(self) -> int:
+        """Upper bound of the number of records (`most_records`)."""
+        return self.n_records + self.wrapped_records
+
+    def lean(self) -> SegmentScan:
+        """Return the scan without the parts that only the analysis needs, to send to the tasks of a large partition."""
+        none = merge_all([])
+        return replace(self, producers=none, offset_index=b"", time_index=b"", transactional=self.transactional[:0])
+
+
+@dataclass
+class _Collected:
+    n_batches: int = 0
+    n_records: int = 0
+    last_offset: int = -1  # before the first batch: the offset before it, or NOT_KNOWN
+    max_timestamp: int = -1
+    first_timestamp: int = -1
+    codecs: int = 0  # bits
+    checksum: int = 0
+    thinned_offset: int = -1
+    chunks: list[ScannedChunk] = field(default_factory=list)
+    transactional: list[np.ndarray] = field(default_factory=list)
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+    last_batch: LastBatch = LastBatch()
+    marked_batch: LastBatch = LastBatch()
+
+
+def chunk_buffer(plan: PartitionPlan) -> ChunkBuffer:
+    """Return a buffer through which one task reads all its segments."""
+    return ChunkBuffer(plan.limits.chunk_bytes, plan.settings.max_decompressed_batch_bytes)
+
+
+def scan_segment(
+    segment: SegmentInput,
+    buffer: ChunkBuffer,
+    *,
+    next_base_offset: int | None,
+    index_interval_bytes: int,
+    max_index_bytes: int,
+    end_offset: int = NO_END,
+    mark: int | None = None,
+) -> SegmentScan:
+    """Scan one segment up to its listed size, or up to the first batch that reaches `end_offset`.
+
+    next_base_offset: base of the next segment, which no offset of this one may reach; mark: remember the last batch
+    before this offset. Raises LogFormatError for anything that Kafka would not have written.
+    """
+    base, listed = segment.base_offset, segment.listed
+    out = _Collected(last_offset=base - 1 if not segment.from_offset else NOT_KNOWN)
+    producers = merge_all([])
+    indexes = IndexBuilder(base, index_interval_bytes, max_index_bytes, listed.path)
+    tail = Tail()
+    with opened(open_root(listed.root), listed.path) as file:
+        if file.size() < listed.size:
+            raise LogFormatError("changed", listed.path, file.size(), f"{listed.size} bytes, as listed", "fewer")
+        start = _cut(file, segment, buffer) if segment.from_offset else 0
+        tail.position = start
+        for chunk in read_chunks(file, listed.path, start, listed.size, buffer, tail, end_offset=end_offset):
+            batches = chunk.batches
+            check_offsets(listed.path, base, next_base_offset, batches)
+            indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
+            producers = merge(producers, summarize(batches, listed.path), listed.path)
+            before, out.checksum = out.checksum, crc32c_extend(out.checksum, chunk.raw)
+            offset_before = max(chunk.before, base - 1)
+            records = int(most_records(batches, offset_before).sum())
+            scanned = ScannedChunk(
+                chunk.position, len(chunk.raw), len(batches), offset_before, before, out.checksum, records
+            )
+            out.chunks.append(scanned)
+            _collect(out, batches, mark)
+        if tail.reached_end_offset and next_base_offset is not None and tail.reached_by >= next_base_offset:
+            raise overlap(listed.path, next_base_offset, tail.position, tail.reached_by)  # a damaged offset, not an end
+        above_base = _above(file, listed.path, listed.size, tail) if tail.reached_end_offset else -1
+    offset_index, time_index = indexes.finish()
+    return SegmentScan(
+        segment=segment,
+        start_position=start,
+        end_position=tail.position,
+        torn_bytes=tail.torn_bytes,
+        reached_end_offset=tail.reached_end_offset,
+        n_batches=out.n_batches,
+        n_records=out.n_records,
+        last_offset=out.last_offset if out.n_batches else -1,
+        max_timestamp=out.max_timestamp,
+        first_timestamp=out.first_timestamp,
+        chunks=tuple(out.chunks),
+        codecs=",".join(name for i, name in enumerate(CODEC_NAMES) if out.codecs >> i & 1),
+        transactional=np.concatenate(out.transactional) if out.transactional else np.empty(0, TXN_BATCH),
+        producers=producers,
+        epochs=tuple(out.epochs),
+        last_batch=out.last_batch,
+        marked_batch=out.marked_batch,
+        checksum=out.checksum,
+        offset_index=offset_index,
+        time_index=time_index,
+        thinned_offset=out.thinned_offset,
+        above_base=above_base,
+        wrapped_records=sum(chunk.records for chunk in out.chunks) - out.n_records,
+    )
+
+
+def _above(file: Any, path: str, size: int, tail: Tail) -> int:
+    """Return the base offset of the batch that reached the end offset; -1 if its header does not tell. size: bytes of
+    the file.
+
+    No checksum covers that offset, so a whole batch behind it must lie above it, or one of the two is damaged. Raises
+    LogFormatError kind "offsets" if it does not.
+    """
+    head = np.empty(_HEAD.size, np.uint8)
+    read_exactly(file, path, tail.position, head)
+    base, length, magic, attributes = _HEAD.unpack_from(head.data)
+    after = tail.position + LOG_OVERHEAD + length
+    if after + _HEAD.size <= size:
+        read_exactly(file, path, after, head)
+        behind, length, kind, _ = _HEAD.unpack_from(head.data)
+        whole = length >= MIN_LEGACY_SIZE and 0 <= kind <= 2 and after + LOG_OVERHEAD + length <= size
+        if whole and behind <= tail.reached_by:
+            expected = f"a last offset below {behind}, where the next batch begins"
+            raise LogFormatError("offsets", path, tail.position, expected, f"{tail.reached_by}", base_offset=base)
+    return base if magic == 2 or not attributes & CODEC_MASK else -1
+
+
+def _cut(file: Any, segment: SegmentInput, buffer: ChunkBuffer) -> int:
+    """Return the position of the first batch that reaches `from_offset`. Raises SetAside if that batch begins earlier,
+    because then this is not the log that the last generation was made of.
+    """
+    tail, listed = Tail(), segment.listed
+    for _ in read_chunks(
+        file, listed.path, 0, listed.size, buffer, tail, end_offset=segment.from_offset, check_crc=False
+    ):
+        pass
+    first = np.empty(min(8, listed.size - tail.position), np.uint8)
+    read_exactly(file, listed.path, tail.position, first)
+    base = int.from_bytes(first.tobytes(), "big")
+    if tail.reached_end_offset and base < segment.from_offset:
+        raise SetAside(
+            Problem(
+                "changed",
+                listed.path,
+                tail.position,
+                f"a batch that begins at offset {segment.from_offset}, where the last generation ends, or later",
+                f"one that begins at {base} and ends above that",
+                base,
+                ANOTHER_LOG,
+                "diverged",
+            )
+        )
+    return tail.position
+
+
+def _collect(out: _Collected, batches: np.ndarray, mark: int | None) -> None:
+    if out.n_batches == 0:
+        out.first_timestamp = int(batches["max_timestamp"][0])
+    out.n_batches += len(batches)
+    out.n_records += int(np.maximum(batches["records_count"], 0).sum(dtype=np.int64))
+    out.n_records += int((batches["records_count"] < 0).sum())
+    out.thinned_offset = max(out.thinned_offset, thinned_offset(batches, out.last_offset))
+    out.last_offset = int(batches["last_offset"][-1])
+    out.max_timestamp = max(out.max_timestamp, int(batches["max_timestamp"].max()))
+    out.codecs |= int(np.bitwise_or.reduce(1 << (batches["attributes"] & CODEC_MASK)))
+    transactional = transactional_batches(batches)
+    if len(transactional):
+        out.transactional.append(transactional)
+    out.epochs = assign_batches(out.epochs, batches["partition_leader_epoch"], batches["base_offset"])
+    out.last_batch = _identity(batches[-1])
+    if mark is not None:
+        before = int(np.searchsorted(batches["last_offset"], mark))
+        if before:
+            out.marked_batch = _identity(batches[before - 1])
+
+
+def most_records(batches: np.ndarray, previous_last_offset: int) -> np.ndarray:
+    """Return int64[n] for BATCH[n]: an upper bound of each batch's records. No header tells the number in a wrapper
+    (magic 0, 1): it holds at most one record for each offset since the batch before it, and no more than its bytes can
+    expand to.
+    """
+    last = batches["last_offset"]
+    span = last - np.concatenate([[previous_last_offset], last[:-1]])
+    wrapped = np.maximum(np.minimum(span, (batches["size"] * _MOST_IN_A_BYTE).astype(np.int64)), 1)
+    out: np.ndarray = np.where(batches["records_count"] < 0, wrapped, batches["records_count"]).astype(np.int64)
+    return out
+
+
+def _identity(batch: np.void) -> LastBatch:
+    offset = batch["base_offset"] if batch["magic"] == 2 else batch["last_offset"]
+    return LastBatch(int(offset), int(batch["partition_leader_epoch"]), int(batch["crc"]))

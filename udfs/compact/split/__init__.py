@@ -1,0 +1,1 @@
+"""Compaction over several tasks: splits are walked, settled by key hash, and rewritten."""

@@ -1,0 +1,197 @@
+"""Kernels of the way over several tasks: they collect hashes on a walk, sort them by bucket, settle them, and bring the
+result back to the records.
+
+An entry is the key hash of a record that leaves its split, as two halves u8[2]: never (0, 0), as in the key table. The
+order of the walk is from the last record to the first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lastkey.logformat.jit import kernel
+from lastkey.logformat.layout import CONTROL_MASK
+from lastkey.logformat.primitives.crc32c import crc32c_range
+from lastkey.logformat.primitives.memory_kernels import prefetch
+from lastkey.udfs.compact.clean.slot_kernels import AHEAD, entry_of, probe
+from lastkey.udfs.compact.verdicts import ALL_GO, ALL_STAY, UNKNOWN
+
+
+@kernel
+def collect_leaving(
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    wanted: np.ndarray,
+    spans: np.ndarray,
+    is_last: np.ndarray,
+    first_dirty_offset: int,
+    oldest_ms: int,
+    bucket_shift: int,
+    leaves: np.ndarray,
+    plain: np.ndarray,
+    entries: np.ndarray,
+    buckets: np.ndarray,
+) -> tuple[int, int, int]:
+    """Collect the entries of the records that are the last of their key, in the order of the walk.
+
+    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n], of batches without control records; spans: SPAN[]; is_last:
+    bool[len(spans)]; bucket_shift: the bucket is key_high >> this. Written: leaves: bool[len(spans)], for each record
+    whether it leaves; plain: bool[wanted batches], whether a batch has magic 2, no tombstone and no record without key,
+    and no record's time matters (oldest_ms < 0); entries: u8[m, 2] and buckets: u1[m], with room for every record.
+    Returns (number of entries, number of those of dirty records, which come first, number of batches).
+    """
+    n = 0
+    n_dirty = 0
+    n_batches = 0
+    at = 0
+    for i in range(batches.shape[0] - 1, -1, -1):
+        if not wanted[i]:
+            continue
+        first = bodies[i].first_span
+        base = bodies[i].base_offset
+        is_plain = batches[i].magic == 2 and oldest_ms < 0
+        for row in range(first + bodies[i].n_records - 1, first - 1, -1):
+            span = spans[row]
+            is_plain = is_plain and not span.null_key and not span.null_value
+            goes_out = is_last[row] and not span.null_key
+            leaves[at] = goes_out
+            at += 1
+            if goes_out:
+                low, high = entry_of(span)
+                entries[n, 0] = low
+                entries[n, 1] = high
+                buckets[n] = np.uint8(high >> np.uint64(bucket_shift))
+                n += 1
+                if base + span.offset_delta >= first_dirty_offset:
+                    n_dirty = n
+        plain[n_batches] = is_plain
+        n_batches += 1
+    return n, n_dirty, n_batches
+
+
+@kernel
+def sort_by_bucket(entries: np.ndarray, buckets: np.ndarray, starts: np.ndarray, out: np.ndarray) -> None:
+    """Sort entries (u8[n, 2]) by bucket (u1[n]) into `out`; each bucket keeps its order. starts: int64[buckets], used
+    up.
+    """
+    for i in range(entries.shape[0]):
+        at = starts[buckets[i]]
+        starts[buckets[i]] = at + 1
+        out[at, 0] = entries[i, 0]
+        out[at, 1] = entries[i, 1]
+
+
+@kernel
+def checksum_cells(raw: np.ndarray, sizes: np.ndarray, checksums: np.ndarray) -> None:
+    """Compute CRC-32C of consecutive cells of raw: uint8[]; sizes: int64[n], bytes; checksums: uint32[n], written."""
+    start = 0
+    for i in range(sizes.shape[0]):
+        end = start + int(sizes[i])
+        checksums[i] = crc32c_range(raw, start, end)
+        start = end
+
+
+@kernel
+def settle_cells(
+    entries: np.ndarray,
+    counts: np.ndarray,
+    dirty: np.ndarray,
+    table: np.ndarray,
+    starts: np.ndarray,
+    masks: np.ndarray,
+    used: np.ndarray,
+    stays: np.ndarray,
+) -> None:
+    """Mark the entries (u8[n, 2]) whose key no dirty record met before has, and enter the keys of dirty ones.
+
+    counts: int64[buckets], entries of each bucket; buckets follow each other; dirty: int64[buckets], how many of a
+    bucket's entries, the first ones, are of dirty records; table: SLOT[]; starts, masks: each bucket's part of the
+    table, of mask + 1 slots, never full; used: int64[buckets], slots in use of each part, updated; stays: bool[n],
+    written.
+    """
+    end = 0
+    for bucket in range(counts.shape[0]):
+        begin = end
+        end = begin + counts[bucket]
+        clean_from = begin + dirty[bucket]
+        start = np.uint64(starts[bucket])
+        mask = np.uint64(masks[bucket])
+        for i in range(begin, end):
+            prefetch(table, np.int64(start + (entries[min(i + AHEAD, end - 1), 0] & mask)))
+            slot = probe(table, start, mask, entries[i, 0], entries[i, 1])
+            if slot < 0 and i < clean_from:
+                table[~slot].low = entries[i, 0]
+                table[~slot].high = entries[i, 1]
+                used[bucket] += 1
+            stays[i] = slot < 0
+
+
+@kernel
+def in_order_of_walk(buckets: np.ndarray, starts: np.ndarray, sorted_bits: np.ndarray, out: np.ndarray) -> None:
+    """Undo `sort_by_bucket` for one bit an entry. buckets: u1[n]; starts: int64[buckets], used up; sorted_bits, out:
+    bool[n].
+    """
+    for i in range(buckets.shape[0]):
+        at = starts[buckets[i]]
+        starts[buckets[i]] = at + 1
+        out[i] = sorted_bits[at]
+
+
+@kernel
+def batch_verdicts(
+    batches: np.ndarray, candidates: np.ndarray, survives: np.ndarray, at: int, plain: np.ndarray, verdicts: np.ndarray
+) -> None:
+    """Write the verdicts that are certain before a batch is read; verdicts: int8[n], of zeros, written.
+
+    batches: BATCH[n] of magic 2; candidates: bool[n], the batches whose records were walked; survives: bool[], from
+    `at` on those of these records, in the order of the log; plain: bool[candidates batches].
+    """
+    j = 0
+    for i in range(batches.shape[0]):
+        if not candidates[i]:
+            continue
+        n = int(batches[i].records_count)
+        if plain[j] and 0 < n <= survives.shape[0] - at:
+            verdict = ALL_STAY if survives[at] else ALL_GO
+            for row in range(at + 1, at + n):
+                if survives[row] != survives[at]:
+                    verdict = UNKNOWN
+                    break
+            verdicts[i] = verdict
+        at += n
+        j += 1
+
+
+@kernel
+def mark_kept(
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    wanted: np.ndarray,
+    verdicts: np.ndarray,
+    survives: np.ndarray,
+    at: int,
+    is_last: np.ndarray,
+) -> int:
+    """Mark the surviving records of a run, first to last; mark those of control batches too.
+
+    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; verdicts: int8[n]; survives: bool[], from `at` on those of the
+    walked records; is_last: bool[len(spans)], written. Returns the first row of `survives` that it did not pass; -1 if
+    there are too few.
+    """
+    for i in range(batches.shape[0]):
+        if verdicts[i] != UNKNOWN:
+            at += int(batches[i].records_count)
+            continue
+        if not wanted[i]:
+            continue
+        first = bodies[i].first_span
+        if batches[i].attributes & CONTROL_MASK != 0:
+            for row in range(first, first + bodies[i].n_records):
+                is_last[row] = True
+            continue
+        if at + bodies[i].n_records > survives.shape[0]:
+            return -1
+        for row in range(first, first + bodies[i].n_records):
+            is_last[row] = survives[at]
+            at += 1
+    return at

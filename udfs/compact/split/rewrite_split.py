@@ -1,0 +1,173 @@
+"""The task that makes new segments of a split's survivors, and pieces of segments that other splits share.
+
+A group that lies in one split becomes a segment at once. For any other group, each split writes a piece, with the rows
+of its batches beside it; `join_pieces` makes the segment of these.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.chunks import read_exactly
+from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, CleanedRun, MarkLast, Tally, VerdictsOf
+from lastkey.udfs.compact.clean.clean_segment import clean_forwards
+from lastkey.udfs.compact.cleaner import Rules
+from lastkey.udfs.compact.output.generation import finish_segment
+from lastkey.udfs.compact.output.place_segments import make_folder
+from lastkey.udfs.compact.output.segment_output import SegmentOutput, manifest_row
+from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.compact.scan.analyse import Group
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
+from lastkey.udfs.compact.split.key_files import KeyFile, Slice, check, in_own_folder, read_slice
+from lastkey.udfs.compact.split.settle import SettledBuckets
+from lastkey.udfs.compact.split.splits import Part, Split
+from lastkey.udfs.compact.split.survivors import Survivors
+from lastkey.udfs.compact.split.walk_split import WalkedSplit
+from lastkey.udfs.segments import OutputSegment
+from lastkey.udfs.storage import open_root, opened
+
+_COPY_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class GroupPiece:
+    """Survivors of a group in one split, waiting in key files to be joined."""
+
+    group: int
+    data: Slice
+    rows: Slice  # OUT_BATCH[n]
+    digest: int
+
+
+@dataclass(frozen=True)
+class RewrittenSplit:
+    """Result for one split. An empty segment has no file: the driver joins it to the next one."""
+
+    number: int
+    segments: dict[int, OutputSegment]  # by group
+    pieces: tuple[GroupPiece, ...]
+    counters: np.ndarray
+    recompressed_bytes: int
+    peak_memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class JoinedGroup:
+    """A segment made of pieces."""
+
+    group: int
+    segment: OutputSegment
+    peak_memory_bytes: int = 0
+
+
+def rewrite_split(
+    plan: PartitionPlan,
+    split: Split,
+    groups: Mapping[int, Group],
+    shared: frozenset[int],
+    sources: Sequence[SegmentScan],
+    rules: Rules,
+    kept_aborts: np.ndarray,
+    walked: WalkedSplit,
+    settled: Sequence[SettledBuckets],
+    name: str,
+) -> RewrittenSplit:
+    """Write the survivors of a split, or of a piece of it.
+
+    groups: those that have a part in it; shared: those of them that other splits have a part of too; sources: of its
+    parts; name: of the pieces' file, for this try alone.
+    """
+    buffer = chunk_buffer(plan)
+    root, name_of_log = open_root(plan.store_uri), f"{plan.topic}-{plan.partition}"
+    survivors = Survivors(root, walked, settled, name_of_log, split.chunks)
+    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
+    tally = Tally()
+    segments: dict[int, OutputSegment] = {}
+    pieces: list[GroupPiece] = []
+
+    def cleaned(parts: Sequence[tuple[Part, SegmentScan]]) -> Iterator[tuple[CleanedRun, np.ndarray]]:
+        for part, source in parts:
+            chunks = source.chunks[part.first : part.stop]
+            mark: MarkLast = survivors.mark
+            verdicts: VerdictsOf = survivors.batch_verdicts
+            yield from clean_forwards(source, rules, loader, mark, tally, buffer, chunks=chunks, verdicts_of=verdicts)
+
+    for number, parts in itertools.groupby(zip(split.parts, sources, strict=True), lambda pair: pair[0].group):
+        data = cleaned(list(parts))
+        if number in shared:
+            pieces.append(_write_piece(plan, number, data, f"{name}-{number}"))
+        else:
+            segments[number] = _write_segment(plan, groups[number], data, kept_aborts)
+    survivors.check_end()
+    return RewrittenSplit(split.number, segments, tuple(pieces), tally.counters, tally.recompressed_bytes)
+
+
+def _write_segment(
+    plan: PartitionPlan, group: Group, cleaned: Iterator[tuple[CleanedRun, np.ndarray]], kept_aborts: np.ndarray
+) -> OutputSegment:
+    output, digest = _Output(plan, group), 0
+    for piece, data in cleaned:
+        digest = (digest + piece.digest) & (2**64 - 1)
+        output.append(piece.rows, data)
+    return output.finish(kept_aborts, digest)
+
+
+def _write_piece(
+    plan: PartitionPlan, number: int, cleaned: Iterator[tuple[CleanedRun, np.ndarray]], name: str
+) -> GroupPiece:
+    digest, rows, checksum = 0, [np.empty(0, OUT_BATCH)], 0
+    with KeyFile(plan, name) as file:
+        for piece, data in cleaned:
+            digest = (digest + piece.digest) & (2**64 - 1)
+            rows.append(piece.rows)
+            file.append(data)
+            checksum = crc32c_extend(checksum, data)
+        whole = Slice(file.path, 0, file.size, checksum)
+        return GroupPiece(number, whole, file.write(np.concatenate(rows)), digest)
+
+
+def join_pieces(
+    plan: PartitionPlan, number: int, group: Group, pieces: Sequence[GroupPiece], kept_aborts: np.ndarray
+) -> JoinedGroup:
+    """Make a segment of a group's pieces, which come in the order of the log."""
+    root = open_root(plan.store_uri)
+    output = _Output(plan, group)
+    for piece in pieces:
+        rows = read_slice(root, piece.rows).view(OUT_BATCH)
+        checksum = 0
+        with opened(root, piece.data.path) as file:
+            for start in range(0, piece.data.size, _COPY_BYTES):
+                part = np.empty(min(_COPY_BYTES, piece.data.size - start), np.uint8)
+                read_exactly(file, piece.data.path, start, part)
+                checksum = crc32c_extend(checksum, part)
+                output.append(rows if not start else rows[:0], part)
+        check(piece.data, checksum)
+    return JoinedGroup(number, output.finish(kept_aborts, sum(piece.digest for piece in pieces) & (2**64 - 1)))
+
+
+class _Output:
+    """A segment in a folder of its own, created when its first batch comes; a group without survivors leaves no
+    file.
+    """
+
+    def __init__(self, plan: PartitionPlan, group: Group) -> None:
+        self._plan, self._group = in_own_folder(plan), group
+        self._made: SegmentOutput | None = None
+
+    def append(self, rows: np.ndarray, data: np.ndarray) -> None:
+        if self._made is None:
+            plan = self._plan
+            self._made = SegmentOutput(make_folder(plan), plan.folder, self._group.base_offset, plan.settings)
+        self._made.append(rows, data)
+
+    def finish(self, kept_aborts: np.ndarray, digest: int) -> OutputSegment:
+        if self._made is None:
+            return manifest_row(self._group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0))
+        plan, output = self._plan, self._made
+        return finish_segment(plan, kept_aborts, output.root, output, self._group, digest, chunk_buffer(plan))

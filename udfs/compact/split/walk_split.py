@@ -1,0 +1,183 @@
+"""The backward walk of a split with the key table: it finds the records that leave, and their key hashes by bucket.
+
+A record leaves its split if no later record of its key lies in it. The walk writes one file:
+  blocks   of about a million key hashes, 16 bytes each, sorted by bucket and within it in the order of the walk; a
+           bucket's hashes in a block are a cell
+  marks    a bit a record: whether it leaves; a bit a batch: whether it is plain (`collect_leaving`); both in the
+           order of the log, packed chunk by chunk
+  buckets  a byte for each record that leaves, in the order of the walk
+If the table would outgrow the task's memory, it is emptied, and a key may leave twice: the first one met counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.udfs.compact.clean.key_table import KeyTable
+from lastkey.udfs.compact.cleaner import Rules, key_candidates
+from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.compact.scan.read_again import chunk_at
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
+from lastkey.udfs.compact.split.block_kernels import checksum_cells, collect_leaving, sort_by_bucket
+from lastkey.udfs.compact.split.key_files import KeyFile, Slice
+from lastkey.udfs.compact.split.splits import Split
+
+ENTRY_BYTES: Final = 16
+MAX_BUCKETS: Final = 256  # a bucket is a byte
+_BLOCK: Final = 1 << 20  # entries
+_A_BUCKET: Final = 1 << 17  # records in a bucket, so that its table stays in the processor's cache
+
+
+@dataclass(frozen=True)
+class Block:
+    """The place of a block of entries; its cells follow each other."""
+
+    path: str
+    position: int
+    counts: np.ndarray  # int64[buckets]: entries
+    dirty: np.ndarray  # int64[buckets]: how many of them, the first ones, are of dirty records
+    checksums: np.ndarray  # uint32[buckets]: CRC-32C of each cell
+
+
+# A chunk as it was walked: the numbers of records and batches that can be the last of a key, and of records that leave;
+# a digest of all its batches
+WALKED_CHUNK = np.dtype([("records", "i8"), ("batches", "i8"), ("entries", "i8"), ("digest", "u4")])
+
+
+@dataclass(frozen=True)
+class WalkedSplit:
+    """Result of a walk, for the tasks that settle and rewrite."""
+
+    number: int
+    blocks: tuple[Block, ...]
+    leaves: Slice
+    plain: Slice
+    buckets: Slice
+    chunks: np.ndarray  # WALKED_CHUNK[m], in the order of the log
+    peak_memory_bytes: int = 0
+
+    @property
+    def n_entries(self) -> int:
+        """Number of records that leave."""
+        return int(self.chunks["entries"].sum())
+
+
+def buckets_for(n_records: int) -> int:
+    """Return the number of buckets: a power of two, 4 to 256."""
+    return int(min(max(1 << (n_records // _A_BUCKET).bit_length(), 4), MAX_BUCKETS))
+
+
+@dataclass
+class _Collected:
+    """Results so far, in the order of the walk."""
+
+    leaves: list[np.ndarray] = field(default_factory=list)  # bool[records] of the current chunk, an array for each run
+    plain: list[np.ndarray] = field(default_factory=list)  # bool[batches], the same
+    buckets: list[np.ndarray] = field(default_factory=list)
+    waiting: list[tuple[np.ndarray, np.ndarray, int]] = field(default_factory=list)  # entries, buckets, dirty ones
+    n_waiting: int = 0
+    n_entries: int = 0
+
+
+def walk_split(
+    plan: PartitionPlan,
+    sources: Sequence[SegmentScan],
+    split: Split,
+    rules: Rules,
+    first_dirty_offset: int,
+    n_buckets: int,
+    name: str,
+) -> WalkedSplit:
+    """Walk a split backwards, and write its blocks, marks and buckets.
+
+    sources: those of the split's parts; name: of the file that is written, for this try alone.
+    """
+    buffer = chunk_buffer(plan)
+    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
+    table = KeyTable(plan.limits.task_memory_bytes // 2)
+    out, blocks, walked = _Collected(), [], []
+    leaves, plain = [np.empty(0, np.uint8)], [np.empty(0, np.uint8)]  # packed, by chunk
+    with KeyFile(plan, name) as key_file:
+        for source, part in zip(reversed(sources), reversed(split.parts), strict=True):
+            with source.open_log() as file:
+                for scanned in reversed(source.chunks[part.first : part.stop]):
+                    chunk = chunk_at(file, source.path, scanned, buffer)
+                    wanted, entries = key_candidates(chunk.batches, rules), out.n_entries
+                    for run in loader.runs(
+                        chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True,
+                        before=chunk.before,
+                    ):  # fmt: skip
+                        _collect(out, run, table, first_dirty_offset, rules.oldest_ms, n_buckets)
+                        if out.n_waiting >= _BLOCK:
+                            blocks.append(_write_block(key_file, out, n_buckets))
+                    entries, digest = out.n_entries - entries, digest_of(chunk.batches)
+                    walked.append((_pack(out.leaves, leaves), _pack(out.plain, plain), entries, digest))
+        if out.n_waiting:
+            blocks.append(_write_block(key_file, out, n_buckets))
+        buckets = np.concatenate([np.empty(0, np.uint8), *out.buckets])
+        return WalkedSplit(
+            number=split.number,
+            blocks=tuple(blocks),
+            leaves=key_file.write(np.concatenate(leaves[::-1])),
+            plain=key_file.write(np.concatenate(plain[::-1])),
+            buckets=key_file.write(buckets),
+            chunks=np.array(walked[::-1], WALKED_CHUNK),
+        )
+
+
+def digest_of(batches: np.ndarray) -> int:
+    """Return CRC-32C over the checksums and offsets of a chunk's batches."""
+    words = np.stack([batches["crc"].astype(np.int64), batches["last_offset"]])
+    return crc32c_extend(0, words.reshape(-1).view(np.uint8))
+
+
+def _pack(of_runs: list[np.ndarray], packed: list[np.ndarray]) -> int:
+    """Move a chunk's marks, bool[] of each run in the order of the walk, into `packed`; return their number."""
+    marks = np.concatenate([np.empty(0, np.bool_), *of_runs])
+    of_runs.clear()
+    packed.append(np.packbits(marks[::-1]))
+    return len(marks)
+
+
+def _collect(
+    out: _Collected, run: Run, table: KeyTable, first_dirty_offset: int, oldest_ms: int, n_buckets: int
+) -> None:
+    n = len(run.spans)
+    is_last = np.empty(n, np.bool_)
+    left = n
+    while left := table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, left):
+        table.clear()
+    leaves, plain = np.empty(n, np.bool_), np.empty(int(run.wanted.sum()), np.bool_)
+    entries, buckets = np.empty((n, 2), np.uint64), np.empty(n, np.uint8)
+    found, dirty, _ = collect_leaving(
+        run.batches, run.bodies, run.wanted, run.spans, is_last, first_dirty_offset, oldest_ms,
+        64 - n_buckets.bit_length() + 1, leaves, plain, entries, buckets,
+    )  # fmt: skip
+    out.leaves.append(leaves)
+    out.plain.append(plain)
+    out.buckets.append(buckets[:found].copy())
+    out.waiting.append((entries[:found].copy(), out.buckets[-1], dirty))
+    out.n_waiting += found
+    out.n_entries += found
+
+
+def _write_block(key_file: KeyFile, out: _Collected, n_buckets: int) -> Block:
+    """Write the waiting entries, sorted by bucket."""
+    entries = np.concatenate([e for e, _, _ in out.waiting])
+    buckets = np.concatenate([b for _, b, _ in out.waiting])
+    dirty = np.concatenate([b[:n] for _, b, n in out.waiting])
+    counts = np.bincount(buckets, minlength=n_buckets)
+    by_bucket = np.empty_like(entries)
+    sort_by_bucket(entries, buckets, np.cumsum(counts) - counts, by_bucket)
+    checksums = np.empty(n_buckets, np.uint32)
+    checksum_cells(by_bucket.reshape(-1).view(np.uint8), counts * ENTRY_BYTES, checksums)
+    written = key_file.write(by_bucket)
+    out.waiting.clear()
+    out.n_waiting = 0
+    return Block(written.path, written.position, counts, np.bincount(dirty, minlength=n_buckets), checksums)

@@ -1,0 +1,48 @@
+"""The numbers for decisions about batches and records: kernels write them, Python reads them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# The least that the rules leave of a batch: Kafka's RecordFilter.BatchRetention
+DELETE: Final = 0
+RETAIN_EMPTY: Final = 1
+DELETE_EMPTY: Final = 2
+
+# The verdict on a batch's records before a task reads its body
+UNKNOWN: Final = 0
+ALL_STAY: Final = 1
+ALL_GO: Final = 2
+
+# The outcome for a batch
+DROPPED: Final = 0
+COPIED: Final = 1  # all its bytes, as they are
+REBUILT: Final = 2  # encoded again from the kept records
+EMPTIED: Final = 3  # its header alone
+
+# Values of a smallest timestamp of kept records that are no time
+NO_TIMESTAMP: Final = 2**63 - 1  # no kept data record has a timestamp
+UNKNOWN_TIMESTAMP: Final = -1  # the records were not examined
+
+# Columns of the counters
+RECORDS_READ: Final = 0
+RECORDS_KEPT: Final = 1
+DROPPED_SUPERSEDED: Final = 2
+DROPPED_TOMBSTONES: Final = 3
+DROPPED_ABORTED: Final = 4
+DROPPED_NULL_KEY: Final = 5
+DROPPED_MARKERS: Final = 6
+NULL_KEYS: Final = 7
+BATCHES_READ: Final = 8
+BATCHES_COPIED: Final = 9
+BATCHES_REBUILT: Final = 10
+BATCHES_EMPTIED: Final = 11
+BATCHES_DROPPED: Final = 12
+TOMBSTONES_KEPT: Final = 13
+DROPPED_EXPIRED: Final = 14
+N_COUNTERS: Final = 15
+COUNTER_NAMES: Final = (
+    "records_read", "records_kept", "dropped_superseded", "dropped_tombstones", "dropped_aborted", "dropped_null_key",
+    "dropped_markers", "null_keys", "batches_read", "batches_copied", "batches_rebuilt", "batches_emptied",
+    "batches_dropped", "tombstones_kept", "dropped_expired",
+)  # fmt: skip

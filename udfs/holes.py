@@ -1,0 +1,278 @@
+"""Offsets that no segment holds: lawful if a cleaner removed what was there, a gap if a file is missing or short.
+
+A leader writes without holes: each batch begins where the one before it ends, each segment where the last one ends, and
+a batch holds a record for each of its offsets. Only a cleaner makes holes, and it cleans a log from its start on. So:
+
+  a hole below the cleaner checkpoint                a cleaner made it: nothing to report
+  above, with a cleaner's work beside or above it    a cleaner made it too: the checkpoint is lost, or this is a replica
+                                                     that was filled from a cleaned leader
+  above, without                                     a file is missing, empty, or cut at a batch border: a gap
+
+"A cleaner's work" is a batch that holds fewer records than offsets, or begins above the end of the one before it. Above
+a hole, it shows that the cleaner has passed the hole. In the segment that ends at the hole, it shows that the cleaner
+may have removed the end of that segment too (Kafka before 4.0 did not keep the last batch of what it cleaned; KAFKA.md,
+"Versions").
+
+A hole is a gap anywhere if a file shows that something was there: an index without its log, or an index whose last
+entry lies behind the end of its log. The same holds behind the last segment, where a producer snapshot counts too, and
+below the first one, where the first leader epoch says where the log began.
+
+Compaction (`udfs.compact.scan.gaps`) and all readers of an archive share this rule. `udfs.verify.gaps` has code of its
+own for it, and tests compare the two. A reader checks only the holes within the wanted offsets. It sees a segment's end
+anyway; it reads the headers above a hole only if the checkpoint does not explain the hole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import numpy as np
+
+from lastkey.logformat import names
+from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.errors import LogFormatError, unless_unreadable
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.search.segment_search import SearchableSegment
+from lastkey.logformat.side_files import offset_index, time_index
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import Behind, Traces
+from lastkey.udfs.storage import cached_place, cached_root, opened, read_file
+
+NOT_KNOWN: Final = -2  # end of the batch before the first one read
+ACCEPT_HINT: Final = (
+    'bring the missing file back; or --gaps accept (the setting gaps = "accept") if it is known to be lost'
+)
+_BUFFER_BYTES: Final = 1 << 20
+
+
+class Log(Protocol):
+    """A `.log` by its listing."""
+
+    @property
+    def root(self) -> str:
+        """URI that `path` is below."""
+
+    @property
+    def path(self) -> str:
+        """Path below the root; its name holds the base offset."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that belong to the log."""
+
+
+LogsAbove = Callable[[], Iterable[Log]]
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Offsets first..last between two segments."""
+
+    first: int
+    last: int
+    path: str  # of the segment that ends there
+    position: int  # of its end
+    indexed_end: int  # 1 + the largest offset behind its end that its own indexes name; 0: they name none
+    after: str  # path of the segment that begins behind it
+
+
+def missing(hole: Hole, orphan: str | None, cleaned: Callable[[], bool], hint: str) -> Problem | None:
+    """Return why a hole between two segments is a gap; None: a cleaner made it. orphan: an index in the hole, without
+    log.
+    """
+    if orphan is not None:
+        return gap(orphan, f"the .log of this index, with offsets {hole.first} to {hole.last}", "none", hint)
+    if hole.indexed_end:
+        return gap(
+            hole.path,
+            f"batches up to offset {hole.indexed_end - 1}, as its index says",
+            f"the end of the file after offset {hole.first - 1}",
+            hint,
+            hole.position,
+        )
+    if cleaned():
+        return None
+    return gap(
+        hole.after,
+        f"a segment that begins at offset {hole.first}, where {hole.path} ends",
+        f"one that begins at {hole.last + 1}, and no sign that a cleaner removed the offsets between",
+        hint,
+    )
+
+
+def missing_below(first: int, last: int, orphan: str | None, epochs: str, hint: str) -> Problem:
+    """Return why offsets below the first segment are a gap: an index without its log, or the first leader epoch."""
+    if orphan is not None:
+        return gap(orphan, f"the .log of this index, with offsets {first} to {last}", "none", hint)
+    return gap(
+        epochs,
+        f"a log from offset {first} on, where its first leader epoch begins, or a log start checkpoint",
+        f"a first segment at {last + 1}",
+        hint,
+    )
+
+
+def gap(path: str, expected: str, found: str, hint: str, position: int = 0) -> Problem:
+    """Return a gap as a Problem."""
+    return Problem("gap", path, position, expected, found, hint=hint, state="gap")
+
+
+def indexed_end(segment: ListedSegment, end_position: int, end_offset: int, next_base_offset: int) -> int:
+    """Return 1 + the largest offset behind the end of a `.log` that its indexes name; 0 if they name none.
+
+    Entries at or above the next segment's base do not count: they are torn or belong to another log.
+    """
+    root, base, offsets = cached_root(segment.beside), segment.base_offset, [-1]
+    if segment.index is not None:
+        with unless_unreadable():
+            entries = offset_index.read(read_file(root, segment.index, segment.size), base, segment.index)
+            offsets += entries["offset"][entries["position"] >= end_position][-1:].tolist()
+    if segment.time_index is not None:
+        with unless_unreadable():
+            entries = time_index.read(read_file(root, segment.time_index, segment.size), base, segment.time_index)
+            offsets += entries["offset"][-1:].tolist()
+    return max((o + 1 for o in offsets if end_offset <= o < next_base_offset), default=0)
+
+
+def thinned_offset(batches: np.ndarray, previous_last_offset: int) -> int:
+    """Return the last offset of the last of BATCH[n] that shows a cleaner's work; -1 if none does.
+
+    Such a batch holds fewer records than offsets, or begins above the end of the one before it. previous_last_offset:
+    of the batch before the first one, or the segment's base - 1; NOT_KNOWN. A compressed batch of magic 0 or 1 shows
+    nothing, because its header does not say where it begins.
+    """
+    base, last = batches["base_offset"], batches["last_offset"]
+    before = np.concatenate([[previous_last_offset], last[:-1]])
+    thinned = (before != NOT_KNOWN) & (base != before + 1)
+    thinned |= batches["records_count"] < last - base + 1
+    found = np.flatnonzero(thinned & (base >= 0))
+    return int(last[found[-1]]) if len(found) else -1
+
+
+def offsets_behind(segments: Sequence[ListedSegment], traces: Traces, number: int) -> Behind:
+    """Return what the listing knows of the offsets behind segment `number`; segments come by base offset."""
+    segment = segments[number]
+    after = segments[number + 1].base_offset if number + 1 < len(segments) else None
+    named = list(_between(traces.orphans, segment.base_offset, NO_END if after is None else after))
+    if after is None:
+        named += [(offset - 1, path) for offset, path in _between(traces.snapshots, segment.base_offset, NO_END)]
+    return Behind(segment, after, traces.cleaned_until, traces.log_start, tuple(sorted(named)))
+
+
+def _between(files: Sequence[tuple[int, str]], first: int, end: int) -> Sequence[tuple[int, str]]:
+    return files[bisect_left(files, (first, "")) : bisect_left(files, (end, ""))]
+
+
+class GapFinder:
+    """Finder of gaps in logs that are read. A log may have many holes, so it remembers where a cleaner's work is."""
+
+    def __init__(self, hint: str) -> None:
+        self.hint = hint
+        self._worked: dict[str, int] = {}  # by folder: offset that a cleaner is known to have reached
+        self._untouched: dict[str, int] = {}  # by folder: offset above which no batch shows a cleaner's work
+
+    def below(self, segments: Sequence[ListedSegment], traces: Traces) -> Problem | None:
+        """Return the gap in front of the first segment; None if there is none."""
+        first = segments[0].base_offset if segments else 0
+        begins = [offset for offset, _ in traces.orphans[:1]]
+        begins += [traces.first_epoch[0]] if traces.first_epoch is not None else []
+        low = max(min(begins, default=first), traces.log_start)
+        if low >= first:
+            return None
+        orphan = next((path for _, path in _between(traces.orphans, low, first)), None)
+        epochs = traces.first_epoch[1] if traces.first_epoch is not None else ""
+        root = segments[0].root
+        return missing_below(low, first - 1, _shown(root, orphan), _shown(root, epochs) or "", self.hint)
+
+    def behind(self, known: Behind, end: int, start: int, until: int, above: LogsAbove) -> Problem | None:
+        """Return the gap behind a segment; None if there is none, or if it holds none of the offsets [start, until).
+
+        end: offset behind the segment's last batch; above: lists the logs behind that segment, called only for a hole.
+        """
+        segment, after = known.segment, known.next_base_offset
+        path = f"{segment.root}/{segment.path}"
+        named = [(offset, file) for offset, file in known.named if offset >= end]
+        if after is None:
+            if not named or until <= max(start, end):
+                return None
+            offset, file = named[-1]
+            expected = f"a log that holds offset {offset}, as this file shows"
+            return gap(f"{segment.root}/{file}", expected, f"one that ends at {end}", self.hint)
+        if max(start, end, known.log_start) >= min(until, after):
+            return None
+        lawful = max(known.log_start, known.cleaned_until)
+        hole = Hole(
+            max(end, lawful) if lawful < after else end,
+            after - 1,
+            path,
+            segment.size,
+            indexed_end(segment, segment.size, end, after),
+            f"{path.rpartition('/')[0]}/{names.segment_file(after, names.LOG)}",
+        )
+
+        def cleaned() -> bool:
+            return min(until, after) <= known.cleaned_until or self._is_cleaned(known, after, above)
+
+        if hole.indexed_end:
+            hole = replace(hole, first=end)
+        return missing(hole, _shown(segment.root, named[0][1]) if named else None, cleaned, self.hint)
+
+    def _is_cleaned(self, known: Behind, after: int, above: LogsAbove) -> bool:
+        """Return whether a log above a hole that ends at `after`, or the segment before it, shows a cleaner's work."""
+        folder = f"{known.segment.root}/{known.segment.path}".rpartition("/")[0]
+        if self._worked.get(folder, -1) >= after:
+            return True
+        if self._untouched.get(folder, NO_END) > after:
+            for log in above():
+                found = _first_thinned(log, 0)
+                if found >= 0:
+                    self._worked[folder] = found
+                    return True
+            self._untouched[folder] = after
+        return _first_thinned(known.segment, known.cleaned_until) >= 0
+
+
+def _shown(root: str, path: str | None) -> str | None:
+    return f"{root}/{path}" if path else None
+
+
+def _first_thinned(log: Log, at_least: int) -> int:
+    """Return an offset from `at_least` on at which a `.log` shows a cleaner's work; -1 if no readable part does."""
+    parsed = names.parse_segment_file(log.path.rpartition("/")[2])
+    previous = parsed.base - 1 if parsed is not None else NOT_KNOWN
+    try:
+        with opened(cached_root(log.root), log.path) as file:
+            for headers in read_headers(file, log.path, 0, log.size, ChunkBuffer(_BUFFER_BYTES), Tail()):
+                found = thinned_offset(headers.batches, previous)
+                if found >= at_least:
+                    return found
+                previous = int(headers.batches["last_offset"][-1])
+    except LogFormatError:
+        pass  # the task that reads this log reports the damage
+    return -1
+
+
+def gaps_between(
+    segments: Sequence[ListedSegment], traces: Traces, start: int, until: int, finder: GapFinder
+) -> Iterator[Problem]:
+    """Yield a log's gaps within the offsets [start, until); reads the ends of the segments there.
+
+    Raises LogFormatError for damage on the way.
+    """
+    below = finder.below(segments, traces)
+    first = segments[0].base_offset if segments else 0
+    if below is not None and start < first:
+        yield below
+    for number, segment in enumerate(segments):
+        known = offsets_behind(segments, traces, number)
+        after = known.next_base_offset
+        if segment.base_offset >= until or (after is not None and after <= max(start, traces.log_start)):
+            continue
+        end = SearchableSegment(segment, lambda _: None, cached_place).next_offset()
+        found = finder.behind(known, end, start, until, lambda n=number: segments[n + 1 :])  # type: ignore[misc]
+        if found is not None:
+            yield found
