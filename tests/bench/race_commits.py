@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -223,7 +224,8 @@ def _commit(now: Checkpoint | None, partition: int, number: int) -> Commit:
 
 def _row(kind: Any, **values: object) -> Any:
     empty = {pa.string(): "x", pa.int64(): 0, pa.int32(): 0, pa.float64(): 0.0, pa.bool_(): False}
-    return kind(**{f.name: values.get(f.name, empty[f.type]) for f in arrow_schema(kind)})
+    given = {f.name for f in dataclasses.fields(kind) if f.init}
+    return kind(**{f.name: values.get(f.name, empty[f.type]) for f in arrow_schema(kind) if f.name in given})
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from lastkey.jobs.command import cli
 from lastkey.jobs.command.options import RebuildStateOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import MissingPathError, UndecidedError
-from lastkey.jobs.store import manifests, table, writing
+from lastkey.jobs.store import manifests, table
 from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.logs import START_MS, write_partition
@@ -126,12 +126,12 @@ def test_a_run_that_died_before_its_commit_never_becomes_current_by_itself(story
     story.generation(3, b"", 250 if ahead else 200, start=200, dies=True)
     dead = story.maker.run_folder("t", 0, 3).name.partition("-")[2]
     with pytest.raises(UndecidedError, match=rf"generation 3 of run {dead} \(whole, perhaps never committed\)"):
-        writing.rebuild(story)
-    assert writing.rebuild(story, f"t-0={run_id(2)}") == 4, "above the one that died: it is not asked again"
+        story.rebuild()
+    assert story.rebuild(f"t-0={run_id(2)}") == 4, "above the one that died: it is not asked again"
     assert story.current() == (4, 2)
     assert [g for g, _ in _kept(story.vacuum())] == ([3] if ahead else [])
     assert 2 in story.there()
-    assert writing.rebuild(story) == 4
+    assert story.rebuild() == 4
 
 
 class Killed(BaseException):
@@ -164,7 +164,7 @@ def test_a_rebuild_that_is_killed_at_any_step_can_be_made_again(story, monkeypat
             ):
                 patch.setattr(module, name, partial(step, getattr(module, name)))
             with contextlib.suppress(Killed):
-                writing.rebuild(story, f"t-0={run_id(2)}")
+                story.rebuild(f"t-0={run_id(2)}")
                 ends.add("done")
         try:
             kept = _kept(story.vacuum())
@@ -173,7 +173,7 @@ def test_a_rebuild_that_is_killed_at_any_step_can_be_made_again(story, monkeypat
         except MissingPathError:
             ends.add("nothing")
         assert {2, 3} <= set(story.there())
-        writing.rebuild(story, f"t-0={run_id(2)}")
+        story.rebuild(f"t-0={run_id(2)}")
         assert story.current() in ((4, 2), (5, 2))
         assert _kept(story.vacuum())[-1] == (3, [[200, 299]])
         steps += 1
@@ -190,8 +190,8 @@ def test_what_a_choice_leaves_is_a_generation_still(story):
     story.maker.state = open_state(str(story.store))
     story.generation(2, C, 300, run=run_id(2, 1))
     with pytest.raises(UndecidedError, match=r"generation 2 of run .*generation 2 of run"):
-        writing.rebuild(story)
-    assert writing.rebuild(story, f"t-0={run_id(2, 1)}") == 3, "above both"
+        story.rebuild()
+    assert story.rebuild(f"t-0={run_id(2, 1)}") == 3, "above both"
     assert _kept(story.vacuum()) == [(2, [[0, 199]])]
     assert sorted(p.read_bytes() for p in (story.store / "segments").rglob("*.log")) == [B, C]
 

@@ -56,7 +56,7 @@ def test_a_run_that_was_at_work_when_a_rollback_came_is_second(store):
     store.roll_back()
     with pytest.raises(ConflictError):
         store.commit()
-    assert writing.rebuild(store) == 100
+    assert store.rebuild() == 100
     assert open_state(str(store.maker.store)).checkpoints()["t", 0].back_to == 1
 
 
@@ -67,6 +67,6 @@ def test_a_run_that_died_above_a_rollback_is_a_question(store):
     store.maker.generation("t", 0, 4, {0: C}, end=300, dies=True)
     assert folder.exists()
     with pytest.raises(UndecidedError, match=r"\(whole, perhaps never committed\), generation 3 of run \w+ \(whole\)"):
-        writing.rebuild(store)
-    assert writing.rebuild(store, f"t-0={run_id(4)}") == 300
-    assert writing.rebuild(store) == 300, "asked once"
+        store.rebuild()
+    assert store.rebuild(f"t-0={run_id(4)}") == 300
+    assert store.rebuild() == 300, "asked once"

@@ -67,7 +67,7 @@ def test_a_store_that_holds_the_transaction(place: Place) -> None:
     for offset in (5, 7, 8, 9):
         (place.archive / segment_file(offset, "snapshot")).write_bytes(NO_PRODUCERS)
     code, said = place.compact()
-    assert (code, "of producer 1 that is open from offset 2 on" in said) == (0, True)
+    assert (code, "of producer 1, open from offset 2 on" in said) == (0, True)
     assert place.generation().startswith("0:k=1 | 1:m=0 || 2:k=2 ||")
     aborted = place.root / "aborted"
     write_partition(aborted, ABORTED)

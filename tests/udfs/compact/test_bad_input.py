@@ -481,7 +481,7 @@ def test_cut_tail_of_the_last_segment(part: Partition, cut: int) -> None:
     assert any(f"the last {torn} bytes are not a whole batch" in note for note in checked.notes)
     result = part.compact()
     assert result.status == "cleaned" and result.next_offset == ACTIVE + 2 * RECORDS
-    assert any(f"{torn} bytes are no batch" in note for note in result.notes)
+    assert any(f"{torn} bytes are not a whole batch" in note for note in result.notes)
     assert part.cleaned_bytes(result) == whole
 
 
