@@ -17,10 +17,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from lastkey.jobs.command.config import (
+    ENGINES,
     GAPS,
     NULL_KEYS,
     POLICIES,
     Config,
+    Engine,
     check_now_ms,
     check_policy_has_topics,
     load_config,
@@ -64,6 +66,7 @@ def compact(
     reset: Globs = (),
     dry_run: bool = False,
     wait: bool = False,
+    engine: Engine | None = None,
     progress: Progress | bool = False,
 ) -> CompactReport:
     """Keep the last record of every key and drop the rest, and commit each partition as a new generation of the store.
@@ -71,8 +74,9 @@ def compact(
     archive: a log directory, or a folder of them; it is only read. store: gets state and new segments. topics,
     exclude: which topics; topics_from: files with a glob a line. config: settings; None: Kafka's defaults.
     cleanup_policy: the policy of the topics that `topics` matches. now_ms: clock for lags and horizons, milliseconds
-    since 1970; None: now. null_keys, gaps: what to do with records without key, and about offsets that no segment
-    holds; None: as the settings say, by default fail. sealed: nothing appends to the archive any more, so clean the
+    since 1970; None: now. engine: who does the work, "spark", "threads" or "auto"; None: as the settings say, by
+    default Spark. null_keys, gaps: what to do with records without key, and about offsets that no segment holds; None:
+    as the settings say, by default fail. sealed: nothing appends to the archive any more, so clean the
     last segment too. force: compact every partition from its log start, due or not. reset: start these topics over
     where a partition diverged or has a gap. dry_run: write nothing. wait: wait for a run that works on the same
     partitions. progress: True shows a bar on stderr.
@@ -86,6 +90,7 @@ def compact(
         store=check_location("store", store),
         topics=_topics(topics, exclude, topics_from),
         config=_config(config),
+        engine=_engine(engine),
         cleanup_policy=_one_of("cleanup_policy", cleanup_policy, POLICIES[:1]),
         now_ms=check_now_ms(_number("now_ms", now_ms)),
         null_keys=_one_of("null_keys", null_keys, NULL_KEYS),
@@ -115,12 +120,14 @@ def verify(
     config: Settings | None = None,
     gaps: Gaps | None = None,
     sealed: bool = False,
+    engine: Engine | None = None,
     progress: Progress | bool = False,
 ) -> VerifyReport:
     """Check every byte of an archive, or of a generation of a store; give one of the two.
 
     generation: of the store; None: the current one of each partition. archive_moved: where the store's archive is now
-    (`--archive`). topics, exclude, topics_from, config, gaps, progress: as of `compact`. sealed: check the last segment
+    (`--archive`). topics, exclude, topics_from, config, gaps, engine, progress: as of `compact`, but for the engine's
+    default, auto: Spark on a cluster, or for many bytes. sealed: check the last segment
     as one that nothing appends to.
 
     Problems are in the report, with exit code 3. Raises a JobError if the job stops, and TypeError for an argument of
@@ -133,6 +140,7 @@ def verify(
         archive_moved=_location_or_none("archive_moved", archive_moved),
         topics=_topics(topics, exclude, topics_from),
         config=_config(config),
+        engine=_engine(engine),
         gaps=_one_of("gaps", gaps, GAPS),
         sealed=_flag("sealed", sealed),
     )
@@ -159,6 +167,7 @@ def reindex(
     exclude: Globs = (),
     topics_from: Location | Iterable[Location] = (),
     config: Settings | None = None,
+    engine: Engine | None = None,
     progress: Progress | bool = False,
 ) -> ReindexReport:
     """Rebuild the index files of an archive from its logs; give one of check, output and in_place.
@@ -166,7 +175,7 @@ def reindex(
     check: show what is wrong, and write nothing. output: write the rebuilt files to this new or empty folder. in_place:
     replace wrong files in the archive, one by one, never a `.log`. partitions: numbers, or text such as "0,3-5"; None:
     all. skip_crc: read only batch headers. exact: in place, also replace right files that differ from Kafka's bytes.
-    topics, exclude, topics_from, config, progress: as of `compact`.
+    topics, exclude, topics_from, config, engine, progress: as of `compact`.
 
     Wrong files are in the report, with exit code 3 if any stays wrong. Raises a JobError if the job stops
     (LogDirectoryInUseError: a broker holds the archive), and TypeError for an argument of another type.
@@ -185,6 +194,7 @@ def reindex(
         exact=_flag("exact", exact),
         topics=_topics(topics, exclude, topics_from),
         config=_config(config),
+        engine=_engine(engine),
     )
     if options.exact and not in_place:
         raise UsageError(message="--exact works only with --in-place")
@@ -271,6 +281,10 @@ def _one_of(name: str, value: object, allowed: Iterable[str]) -> str | None:
     if value not in allowed:
         raise UsageError(message=f"{_option(name)}: expected {' or '.join(allowed)}, found {value!r}")
     return value
+
+
+def _engine(value: object) -> Engine | None:
+    return _one_of("engine", value, ENGINES)  # type: ignore[return-value]  # one of these
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:

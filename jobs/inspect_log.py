@@ -1,13 +1,13 @@
 """`inspect PATH...`: log files, indexes and side files as the lines of kafka-dump-log, or as JSON.
 
-Lines go to stdout, file after file, without Spark. `--output` writes a text for each file. These texts, and a search
-for some records in more than a few files, are made in parallel: in threads if there is little to do, else in Spark
-tasks.
+Lines go to stdout, file after file, from this process. `--output` writes a text for each file. These texts, and a
+search for some records in more than a few files, are made in parallel by the engine of the user's choice.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,10 +18,10 @@ from lastkey.jobs.archive.listing import list_folder
 from lastkey.jobs.archive.places import Place, check_apart, check_empty
 from lastkey.jobs.command.options import InspectOptions
 from lastkey.jobs.command.parse import check_topics
-from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import counted, size
+from lastkey.jobs.command.progress import BYTES, Progress
+from lastkey.jobs.command.reporting import JobReport, counted, size
 from lastkey.jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
-from lastkey.jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from lastkey.jobs.spark.engine import chosen_engine, each, local_cores
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat import names
 from lastkey.logformat.dump.files import DumpFile, list_files
@@ -44,12 +44,12 @@ from lastkey.udfs.dump_files import (
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import exists, normal_uri, open_root
 
-_SEARCH_BYTES = 64 << 20  # up to this, file after file
-_SEARCH_WITHOUT_SPARK_BYTES = 8 << 30  # measured: about 1 s a GiB in two threads, and 9 s for a session
+_LOG = logging.getLogger("lastkey")
+_SEARCH_BYTES = 64 << 20  # a search of up to this takes one file after the other, unless the user names Spark
 
 
 @dataclass
-class InspectReport:
+class InspectReport(JobReport):
     """Report beside the dumped lines: findings, and damage."""
 
     output: str | None
@@ -70,6 +70,7 @@ class InspectReport:
             "job": "inspect",
             "output": self.output,
             "exit_code": self.exit_code,
+            "engine": self.work_json(),
             "files": [
                 {"path": f.path, "text": f.name, "bytes": f.bytes_written, "problems": f.n_problems, "said": f.said}
                 for f in self.files
@@ -89,6 +90,7 @@ class InspectReport:
             [
                 *(f"{f.path}: {line}" for f in self.files for line in f.said),
                 f"{counted(len(self.files), 'file')} as text in {self.output}, {size(total)}",
+                self.last_lines(),
             ]
         )
 
@@ -105,13 +107,12 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
     listed = _listed(options, ignored)
     files, gaps = files_of_spec(listed, spec), _gaps(listed, options, spec)
     report.said = unseen = [f"Ignoring {what}\n" for what in ignored] + [f"problem: {gap}\n" for gap in gaps]
-    n_bytes = sum(file.size for file in files)
     if report.output is not None:
-        _into_files(files, n_bytes, spec, report, progress)
+        _into_files(files, spec, options, report, progress)
         report.n_problems += len(gaps)
         return report
-    if _is_search(spec, n_bytes):
-        findings = _search(files, n_bytes, spec, progress, write)
+    if _is_search(files, spec, options):
+        findings = _search(files, spec, options, report, progress, write)
     else:
         with timed(counted(len(files), "file")):
             findings = dump(files, spec, write)
@@ -157,19 +158,29 @@ def _listed(options: InspectOptions, ignored: list[str]) -> list[DumpFile]:
     ]
 
 
-def _is_search(spec: DumpSpec, n_bytes: int) -> bool:
-    """Return whether much is read for few lines."""
-    return not spec.wanted.everything and n_bytes > _SEARCH_BYTES
+def _is_search(files: Sequence[DumpFile], spec: DumpSpec, options: InspectOptions) -> bool:
+    """Return whether much is read for few lines, or little by Spark because the user wants it."""
+    if spec.wanted.everything:
+        return False
+    wants_spark = chosen_engine(options, "auto") == "spark" or local_cores() is None
+    return wants_spark or sum(file.size for file in files) > _SEARCH_BYTES
 
 
 def _search(
-    files: Sequence[DumpFile], n_bytes: int, spec: DumpSpec, progress: Progress, write: Callable[[Any], object]
+    files: Sequence[DumpFile],
+    spec: DumpSpec,
+    options: InspectOptions,
+    report: InspectReport,
+    progress: Progress,
+    write: Callable[[Any], object],
 ) -> Findings:
     """Search in parallel; write what is found in the order of the files."""
     tasks = search_tasks(files, spec)
     findings = Findings()
-    progress.start("inspect", len(tasks), "task")
-    results = each(search_files, tasks, progress, with_spark=n_bytes > _SEARCH_WITHOUT_SPARK_BYTES)
+    sizes = [sum(file.size for file in task.files) for task in tasks]
+    progress.start("inspect", sum(sizes), BYTES)
+    results = each(search_files, tasks, "inspect: search", options, "auto", report, progress, sizes=sizes)
+    _LOG.debug("engine: %s", report.work)
     for task, searched in zip(tasks, results, strict=True):
         for file, found in zip(task.files, searched, strict=True):
             if found.text is None:
@@ -182,14 +193,15 @@ def _search(
 
 
 def _into_files(
-    files: Sequence[DumpFile], n_bytes: int, spec: DumpSpec, report: InspectReport, progress: Progress
+    files: Sequence[DumpFile], spec: DumpSpec, options: InspectOptions, report: InspectReport, progress: Progress
 ) -> None:
     try:
         tasks = dump_tasks(files, spec, report.output or "")
     except ValueError as error:
         raise UsageError(message=f"--output: {error}; give them one at a time, an output for each") from error
-    progress.start("inspect", len(tasks), "file")
-    report.files += each(dump_to_file, tasks, progress, with_spark=n_bytes > WITHOUT_SPARK_BYTES)
+    sizes = [task.file.size for task in tasks]
+    progress.start("inspect", sum(sizes), BYTES)
+    report.files += each(dump_to_file, tasks, "inspect: texts", options, "auto", report, progress, sizes=sizes)
     progress.close()
     report.n_problems = sum(f.n_problems for f in report.files)
     report.n_mismatches = sum(f.n_mismatches for f in report.files)

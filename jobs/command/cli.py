@@ -36,9 +36,10 @@ from lastkey.jobs.command.options import (
 from lastkey.jobs.command.parse import MAX_LONG, check_text, parse_filter, parse_span, parse_time, parse_topics
 from lastkey.jobs.command.progress import Progress, above_the_bar, shown_progress
 from lastkey.jobs.command.reporting import Report
-from lastkey.jobs.command.shared_options import Jobs, globs_option, shared
+from lastkey.jobs.command.shared_options import Jobs, engine_option, globs_option, shared
 from lastkey.jobs.command.stopping import EarlyEndError, signals_handled, terminate
 from lastkey.jobs.errors import DONE, JobError, UsageError
+from lastkey.jobs.spark.submit import from_environment, without_effect
 from lastkey.logformat.control_characters import visible, visible_bytes
 from lastkey.logformat.locations import refuse_secrets
 
@@ -92,6 +93,7 @@ def lastkey() -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
 @click.option("--wait", is_flag=True, help="Wait for another run that works on the same partitions.")
 @click.option("--all", "show_all", is_flag=True, help="Also list partitions that are not due.")
+@engine_option("spark")
 @shared
 def compact(**given: Any) -> None:
     """Keep the last record of every key and drop the rest, as the broker's own cleaner does."""
@@ -106,6 +108,7 @@ def compact(**given: Any) -> None:
 @click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
 @click.option("--sealed", is_flag=True, help="Nothing appends to this archive any more: check the last segment too.")
 @click.option("--all", "show_all", is_flag=True, help="Also list partitions without a problem, however many.")
+@engine_option("auto")
 @shared
 def verify(**given: Any) -> None:
     """Check ARCHIVE, or a generation of STORE, and list every problem."""
@@ -121,6 +124,7 @@ def verify(**given: Any) -> None:
 @click.option("--skip-crc", is_flag=True, help="Trust the logs: read only batch headers.")
 @click.option("--exact", is_flag=True, help="With --in-place: also replace right files that differ from Kafka's bytes.")
 @click.option("--all", "show_all", is_flag=True, help="Also list partitions whose files are the same, however many.")
+@engine_option("spark")
 @shared
 def reindex(**given: Any) -> None:
     """Rebuild the index files of ARCHIVE from its logs, and show what was wrong with them."""
@@ -209,6 +213,7 @@ def vacuum(**given: Any) -> None:
 @click.option("--at", metavar="TIME", help="With --store: show what happened then, from the table time_index.")
 @click.option("--until", metavar="TIME", help="With --at: up to this time.  [default: the minute of --at]")
 @click.option("--refresh/--no-refresh", default=True, help="With --at: read new segments into the table first.")
+@engine_option("auto")
 @shared
 def lookup(**given: Any) -> None:
     """Find offsets by time, and positions by offset, in ARCHIVE or a generation of STORE, without a broker.
@@ -246,6 +251,7 @@ def lookup(**given: Any) -> None:
 @click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="Clock for lags and horizons.  [default: now]")
 @click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
 @click.option("--hide-keys", is_flag=True, help="Show hashes of hot keys instead of the keys.")
+@engine_option("auto")
 @shared
 def archive_report(now_ms: int | None, **given: Any) -> None:
     """Make a page that shows what is in ARCHIVE and what a compaction would save."""
@@ -282,6 +288,7 @@ def archive_report(now_ms: int | None, **given: Any) -> None:
 @click.option("--times", metavar="FROM..TO", help="Only records of this time: milliseconds since 1970, or ISO 8601.")
 @click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
 @click.option("--output", metavar="DIR", help="Write a text for each file to this new or empty folder, in parallel.")
+@engine_option("auto")
 @shared
 def inspect(
     paths: tuple[str, ...],
@@ -321,7 +328,8 @@ def inspect(
     finally:
         shown.close()
     failures.written(sys.stdout.buffer.flush)()
-    for lines in report.said:
+    notes = (f"note: {note}\n" for note in without_effect(from_environment(), report.work))
+    for lines in itertools.chain(report.said, notes):
         _say(lines, sys.stderr)
     if options.output is not None:
         _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
@@ -400,6 +408,7 @@ def _show(
     finally:
         shown.close()
     report.show_all = show_all
+    report.notes += without_effect(from_environment(), report.work)
     _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
     raise click.exceptions.Exit(report.exit_code)
 

@@ -24,8 +24,10 @@ MAX_INT = 2**31 - 1
 NULL_KEYS = ("fail", "keep", "drop")
 GAPS = ("fail", "accept")
 STRATEGIES = ("offset", "timestamp", "header")
-ENGINES = ("auto", "task", "blocks", "window")
-Engine = Literal["auto", "task", "blocks", "window"]
+Engine = Literal["spark", "threads", "auto"]
+ENGINES: tuple[Engine, ...] = ("spark", "threads", "auto")
+SPLITS = ("auto", "none", "blocks", "window")
+SplitBy = Literal["auto", "none", "blocks", "window"]
 POLICIES = ("compact", "delete")
 _CLOCK = "epoch milliseconds"
 LEAST_INDEX_BYTES = 12  # Kafka allows 4, too small for one entry of a time index: ours always has a segment's last one
@@ -137,8 +139,9 @@ class JobSettings:
     split_bytes: int = 4 << 30
     task_memory_bytes: int = 1 << 30
     chunk_bytes: int = 8 << 20
-    engine: Engine = "auto"
-    without_spark_bytes: int = 64 << 30
+    engine: Engine | None = None  # None: as the command says
+    engine_auto_bytes: int = 8 << 30
+    split: SplitBy = "auto"
 
 
 # Kafka's ranges (TopicConfig, LogConfig of 4.3); segment.bytes goes below Kafka's 1 MiB, as internal.segment.bytes does
@@ -170,7 +173,8 @@ JOB_CHECKS: dict[str, Callable[[object], Any]] = {
     "task.memory.bytes": _integer(64 << 20, MAX_LONG),
     "chunk.bytes": _integer(64 << 10, 1 << 30),
     "engine": _one_of(ENGINES),
-    "without.spark.bytes": _integer(0, MAX_LONG),
+    "engine.auto.bytes": _integer(0, MAX_LONG),
+    "split": _one_of(SPLITS),
 }
 TABLES = ("defaults", "topics", "job")
 

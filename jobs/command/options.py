@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lastkey.jobs.command.config import Config
+from lastkey.jobs.command.config import Config, Engine
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 
 
@@ -18,6 +18,7 @@ class CompactOptions:
     now_ms: int
     config: Config = field(default_factory=Config)
     topics: TopicFilter = EVERY_TOPIC
+    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
     cleanup_policy: str | None = None  # "compact" applies to the topics that `topics` names
     null_keys: str | None = None  # fail, keep, drop; wins over the setting null.keys
     gaps: str | None = None  # fail, accept; wins over the setting gaps
@@ -36,6 +37,7 @@ class VerifyOptions:
     store: str | None = None
     config: Config = field(default_factory=Config)
     topics: TopicFilter = EVERY_TOPIC
+    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
     generation: int | None = None  # None: the current one
     archive_moved: str | None = None  # with `store`: where the archive is now
     gaps: str | None = None  # fail, accept; wins over the setting gaps
@@ -105,6 +107,7 @@ class ReindexOptions:
     mode: Literal["check", "output", "in_place"]
     config: Config = field(default_factory=Config)
     topics: TopicFilter = EVERY_TOPIC
+    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
     partitions: tuple[range, ...] | None = None  # numbers of partitions; None: all
     output: str | None = None  # mode "output": an empty or absent folder
     skip_crc: bool = False  # read headers alone
@@ -118,6 +121,7 @@ class InspectOptions:
     paths: tuple[str, ...]
     config: Config = field(default_factory=Config)
     topics: TopicFilter = EVERY_TOPIC  # in folders: only partitions of these
+    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
     deep_iteration: bool = False
     print_data_log: bool = False
     skip_record_metadata: bool = False
@@ -145,6 +149,7 @@ class LookupOptions:
     store: str | None = None
     config: Config = field(default_factory=Config)
     topics: TopicFilter = EVERY_TOPIC
+    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
     generation: int | None = None  # of the store; None: the current one
     partitions: tuple[str, ...] = ()  # names, <topic>-<partition>; none: all
     offsets: tuple[int, ...] = ()
@@ -168,6 +173,7 @@ class ReportOptions:
     now_ms: int
     config: Config = field(default_factory=Config)
     topics: TopicFilter = EVERY_TOPIC
+    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
     store: str | None = None  # show its generations in place of the segments that they cover, and its history
     cleanup_policy: str | None = None  # as of compact
     gaps: str | None = None  # fail, accept; wins over the setting gaps

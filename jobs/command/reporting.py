@@ -24,6 +24,8 @@ _LOG = logging.getLogger("lastkey")
 class Report(Protocol):
     """Report that `run(options, progress)` of a job returns."""
 
+    notes: list[str]
+    work: Work | None
     show_all: bool
 
     @property
@@ -45,6 +47,25 @@ class Phases(dict[str, float]):
         _LOG.debug("%s: %s", phase, seconds(value))
 
 
+@dataclass(frozen=True)
+class Work:
+    """Who did a job's work: threads of its own process, tasks of a Spark session, or both."""
+
+    threads: int = 0
+    spark: str = ""  # Spark's version; "": no Spark
+    master: str = ""
+    application: str = ""
+    tasks: int = 0
+
+    def __str__(self) -> str:
+        of_spark = f"Spark {self.spark}, {self.master}, application {self.application}"
+        if not self.spark:
+            return f"{counted(self.threads, 'thread')}, no Spark"
+        if self.threads:
+            return f"{counted(self.threads, 'thread')}, and {of_spark}, for what needs its window"
+        return of_spark + (f", {counted(self.tasks, 'task')}" if self.tasks else "")
+
+
 @dataclass(kw_only=True)
 class JobReport:
     """Base of the reports of all jobs. A notebook's cell that ends with a report displays its text."""
@@ -52,6 +73,7 @@ class JobReport:
     other_problems: list[Any] = field(default_factory=list)  # a Problem each, or its text: of no partition here
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=Phases)
+    work: Work | None = None  # who did it; None: there was nothing to do, or the job needs neither
     show_all: bool = False  # --all: also table rows that tell nothing
 
     @property
@@ -80,9 +102,14 @@ class JobReport:
         """Return seconds by phase for programs."""
         return {name: round(value, 3) for name, value in self.seconds.items()}
 
-    def seconds_line(self) -> str:
-        """Return seconds by phase for people."""
-        return "seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items())
+    def work_json(self) -> dict[str, Any] | None:
+        """Return who did the work for programs."""
+        return None if self.work is None else asdict(self.work)
+
+    def last_lines(self) -> str:
+        """Return for people who did the work, and the seconds by phase."""
+        line = "" if self.work is None else f"engine: {self.work}\n"
+        return line + "seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items())
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(visible(self.to_text()))}</pre>"

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from lastkey.jobs import installation
+from lastkey.jobs.command.config import ENGINES, Engine
 from lastkey.jobs.command.parse import parse_globs
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import TopicFilter
@@ -43,6 +44,16 @@ def globs_option(name: str, *, help: str) -> Callable[[Command], Command]:  # no
         return TopicFilter(parse_globs(name, given)) if given else None
 
     return click.option(name, metavar="GLOB", multiple=True, callback=parsed, help=f"{help} Repeatable.")
+
+
+def engine_option(default: Engine) -> Callable[[Command], Command]:
+    """Return the option that says who does the work."""
+    what = {"spark": "Spark", "auto": "Spark on a cluster or for many bytes, else threads"}[default]
+    return click.option(
+        "--engine",
+        type=click.Choice(ENGINES),
+        help=f"Who does the work: Spark, or threads of one process.  [default: {what}]",
+    )
 
 
 def shared(command: Command) -> Command:

@@ -60,13 +60,13 @@ def rewrite_by_blocks(
     def walk(split: Split) -> WalkedSplit:
         return walk_split(plan, sources(split), split, rules, first_dirty, n_buckets, _name("walk", split.number))
 
-    walked = _run(workers, plan, walk, splits, watcher)
+    walked = _run(workers, plan, "walk", walk, splits, watcher)
 
     def settle_one(buckets: Buckets) -> SettledBuckets:
         return settle(plan, walked, buckets, n_buckets, _name("settle", buckets.first))
 
     shares = share_out(walked, n_buckets, plan.limits.task_memory_bytes, workers.cores)
-    settled = _run(workers, plan, settle_one, shares)
+    settled = _run(workers, plan, "settle", settle_one, shares)
 
     def rewrite(split: Split) -> RewrittenSplit:
         name = _name(f"rewrite-{split.number}", split.before)
@@ -76,13 +76,13 @@ def rewrite_by_blocks(
     n_bytes = sum(chunk.size for scan in scans.values() for chunk in scan.chunks)
     least = n_bytes // (_PIECES_A_CORE * workers.cores)  # cut: most records that stay are in the last split
     cut = [piece for s in splits for piece in cut_between_groups(s, scans, least)]
-    rewritten = _run(workers, plan, rewrite, cut, watcher)
+    rewritten = _run(workers, plan, "rewrite", rewrite, cut, watcher)
     pieces = {g: [piece for done in rewritten for piece in done.pieces if piece.group == g] for g in sorted(shared)}
 
     def join(g: int) -> JoinedGroup:
         return join_pieces(plan, g, groups[g], pieces[g], kept_aborts)
 
-    joined = _run(workers, plan, join, sorted(shared))
+    joined = _run(workers, plan, "join", join, sorted(shared))
     tally = Tally()
     segments = {g: manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0)) for g, group in groups.items()}
     for done in rewritten:
@@ -100,18 +100,23 @@ def rewrite_by_blocks(
 
 
 def _run(
-    workers: Workers, plan: PartitionPlan, work: Callable[[T], R], items: Sequence[T], watcher: Watcher | None = None
+    workers: Workers,
+    plan: PartitionPlan,
+    stage: str,
+    work: Callable[[T], R],
+    items: Sequence[T],
+    watcher: Watcher | None = None,
 ) -> list[R]:
     """Run a stage and return the result of `work` for each item. SetAside: an item's problem."""
 
     def one(item: T) -> R | Problem:
-        result = attempt(f"{plan.topic}-{plan.partition}", lambda: work(item))
+        result = attempt(plan.name, lambda: work(item))
         if isinstance(result, Problem):
             return result
         return replace(result, peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
     out: list[R] = []
-    for result in workers.run(one, items, watcher):
+    for result in workers.run(one, items, f"compact {plan.name}: {stage}", watcher):
         if isinstance(result, Problem):
             raise SetAside(result)
         out.append(result)

@@ -23,7 +23,7 @@ _COUNTED: Final = 8  # partitions a core that are placed in order; smaller ones 
 
 CORES_IDLE: Final = "cores would be idle"
 KEYS: Final = "keys beyond the memory of a task"
-ASKED: Final = "as the setting engine says"
+ASKED: Final = "as the setting split says"
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,22 @@ class Choice:
 
 
 def choose(plans: Sequence[PartitionPlan], workers: Workers) -> Choice:
-    """Choose how each partition is taken. The plans are of one run: engine and dry run are the same for all."""
-    by_size = tuple(sorted(plans, key=_size)[::-1])
-    engine = by_size[0].limits.engine
-    if engine == "window":
+    """Choose how each partition is taken. The plans are of one run: the setting and dry run are the same for all."""
+    by_size = tuple(sorted(plans, key=_bytes)[::-1])
+    split = by_size[0].limits.split
+    if split == "window":
         return Choice((), by_size, ASKED)
-    if engine == "task" or (
-        engine == "auto" and by_size[0].dry_run
+    if split == "none" or (
+        split == "auto" and by_size[0].dry_run
     ):  # a dry run writes nothing: several tasks would have to take Spark's window
         return Choice(by_size, ())
     by_offset = tuple(plan for plan in by_size if plan.settings.by_offset)  # others need the window
-    sizes = [_size(plan) for plan in by_offset]
-    n = len(sizes) if engine == "blocks" else several_of(sizes, workers.cores, workers.stages_bytes)
+    sizes = [plan.log_bytes for plan in by_offset]
+    n = len(sizes) if split == "blocks" else several_of(sizes, workers.cores, workers.stages_bytes)
     several = by_offset[:n]
     others = [plan for plan in by_size if not plan.settings.by_offset]
-    one_task = tuple(sorted([*others, *by_offset[n:]], key=_size)[::-1])
-    return Choice(one_task, several, ASKED if engine == "blocks" else CORES_IDLE)
+    one_task = tuple(sorted([*others, *by_offset[n:]], key=_bytes)[::-1])
+    return Choice(one_task, several, ASKED if split == "blocks" else CORES_IDLE)
 
 
 def several_of(sizes: Sequence[int], cores: int, stages_bytes: int) -> int:
@@ -73,5 +73,5 @@ def _time(sizes: Sequence[int], n: int, cores: int, stages_bytes: int) -> float:
     return max(*busy, (several + sum(rest)) / cores + (stages_bytes if n else 0))
 
 
-def _size(plan: PartitionPlan) -> int:
-    return sum(segment.listed.size for segment in plan.segments)
+def _bytes(plan: PartitionPlan) -> int:
+    return plan.log_bytes

@@ -27,6 +27,7 @@ def commit_of(
     *,
     anew: bool = False,
     job_run_id: str = "",
+    engine: str = "",
 ) -> Commit:
     """Return what a cleaned partition adds to its wave's commit. `anew`: by --reset: it takes nothing over from the
     previous generation, which stays the parent, so that it can be restored and vacuum knows it.
@@ -89,6 +90,7 @@ def commit_of(
             seconds=json.dumps(r.seconds),
             splits=r.splits,
             versions=json.dumps(_versions()),
+            engine=engine,
             anew=anew and before is not None,
             compacted=r.compacted,
             expired=json.dumps([astuple(one) for one in r.expired]) if r.expired else None,

@@ -13,10 +13,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, partial
 from typing import Final
-
-from pyspark.sql import SparkSession
 
 from lastkey.jobs.archive.listing import Archive, check_holds_partitions, listed
 from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_same
@@ -31,7 +28,7 @@ from lastkey.jobs.compact.due import Start, is_reset, plans_of
 from lastkey.jobs.compact.report import WHY_NEEDED, CompactReport, Needed
 from lastkey.jobs.compact.waves import run_waves
 from lastkey.jobs.errors import ConflictError, PolicyError, RunningError, UsageError
-from lastkey.jobs.spark import session as spark_session
+from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.announcements import announced, at_work, forget_dead, wait_until_gone
 from lastkey.jobs.store.folders import check_not_lost
@@ -67,6 +64,7 @@ def _run(options: CompactOptions, progress: Progress) -> CompactReport:
     started = time.perf_counter()
     archive_uri, store_uri = normal_uri(options.archive), normal_uri(options.store)
     _check_options(options, archive_uri, store_uri)
+    engine = chosen_engine(options, "spark")
     report = CompactReport(archive_uri, store_uri, uuid.uuid4().hex, options.now_ms, options.dry_run)
     archive, settings, others = _listed(options, archive_uri, report)
     report.seconds["list"] = time.perf_counter() - started
@@ -105,7 +103,10 @@ def _run(options: CompactOptions, progress: Progress) -> CompactReport:
             if not options.dry_run and _is_overtaken(state, checkpoints, due):
                 raise _Overtaken
             at = time.perf_counter()
-            run_waves(cache(partial(_started_spark, options, progress, report)), state, start, plans, progress)
+            brief = options.config.job.split != "window"
+            n_bytes = sum(plan.log_bytes for plan in plans)
+            with workers(engine, n_bytes, options.config, report, progress, brief=brief) as made:
+                run_waves(made, state, start, plans, progress)
             report.seconds["partitions"] = time.perf_counter() - at - report.seconds.get("session", 0.0)
             _say_if_replaced(state, report, checkpoints)
     elif not options.dry_run:
@@ -136,15 +137,6 @@ def _ended_early(report: CompactReport, why: EarlyEndError) -> EarlyEndError:
     if len(report.generations) < report.n_due():
         why.add_note("run again to continue")
     return why
-
-
-def _started_spark(options: CompactOptions, progress: Progress, report: CompactReport) -> SparkSession:
-    at = time.perf_counter()
-    progress.doing("starting Spark")
-    spark = spark_session.start(brief=options.config.job.engine != "window")
-    progress.doing("")
-    report.seconds["session"] = time.perf_counter() - at
-    return spark
 
 
 def _say_if_replaced(state: State, report: CompactReport, checkpoints: dict[Key, Checkpoint]) -> None:

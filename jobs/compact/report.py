@@ -114,6 +114,7 @@ class CompactReport(JobReport):
             "expired_nothing": self.expired_nothing,
             "problems": self.problems_json(),
             "notes": self.notes,
+            "engine": self.work_json(),
             "seconds": self.seconds_json(),
         }
 
@@ -207,7 +208,7 @@ class CompactReport(JobReport):
             out.append("dry run: nothing was written; ~ marks estimates, because compression decides the size")
         else:
             out += labelled("the archive is still needed", self.archive_needed) or ["the archive is no longer needed"]
-        out.append(self.seconds_line())
+        out.append(self.last_lines())
         return "\n".join(out)
 
     def _table(self) -> list[str]:

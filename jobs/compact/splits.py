@@ -43,7 +43,7 @@ def compact_in_splits(workers: Workers, plan: PartitionPlan, watcher: Watcher) -
     if _by_window(plan):
         workers.spark()  # here a missing Java or jar ends the run, instead of setting this partition aside
     try:
-        done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(workers, plan, clock, watcher))
+        done = attempt(plan.name, lambda: _compact_if_due(workers, plan, clock, watcher))
     finally:  # above all if the disk is full, which ends the run
         remove_key_files(plan)
     if isinstance(done, Exception):
@@ -55,8 +55,8 @@ def compact_in_splits(workers: Workers, plan: PartitionPlan, watcher: Watcher) -
 
 
 def _by_window(plan: PartitionPlan) -> bool:
-    """Return whether Spark's window finds the records that stay: the engine asks for it, or blocks cannot do it."""
-    return plan.limits.engine == "window" or plan.dry_run or not plan.settings.by_offset
+    """Return whether Spark's window finds the records that stay: the settings ask for it, or blocks cannot do it."""
+    return plan.limits.split == "window" or plan.dry_run or not plan.settings.by_offset
 
 
 def _compact_if_due(
@@ -84,7 +84,9 @@ def _scan(plan: PartitionPlan, number: int) -> SegmentScan | Problem:
 
 def _scans(workers: Workers, plan: PartitionPlan, watcher: Watcher) -> list[SegmentScan]:
     out: list[SegmentScan] = []
-    for scan in workers.run(lambda number: _scan(plan, number), range(len(plan.segments)), watcher):
+    for scan in workers.run(
+        lambda number: _scan(plan, number), range(len(plan.segments)), f"compact {plan.name}: scan", watcher
+    ):
         if isinstance(scan, Problem):
             raise SetAside(scan)
         out.append(scan)
@@ -102,7 +104,7 @@ def _one(workers: Workers, plan: PartitionPlan, work: Callable[[], T]) -> T:
         except NotDue as reason:
             return reason
 
-    [done] = workers.run(lambda name: attempt(name, work_if_due), [f"{plan.topic}-{plan.partition}"])
+    [done] = workers.run(lambda name: attempt(name, work_if_due), [plan.name], f"compact {plan.name}: expire")
     if isinstance(done, NotDue):
         raise done
     if isinstance(done, Problem):

@@ -17,9 +17,8 @@ from lastkey.jobs.compact.plan_partition import clean_settings
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.compact.splits import compact_in_splits
 from lastkey.jobs.errors import ConflictError
-from lastkey.jobs.spark.session import local_cores
 from lastkey.jobs.spark.tasks import folder_of_this_attempt
-from lastkey.jobs.spark.workers import SparkTasks, StartSpark, Threads, Workers
+from lastkey.jobs.spark.workers import Workers
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.folders import folders_of
 from lastkey.jobs.store.manifests import check_files, write_manifests
@@ -39,20 +38,14 @@ def _one_partition(plan: PartitionPlan) -> PartitionResult:
     return compact_partition(replace(plan, folder=folder_of_this_attempt(plan.store_uri, plan.folder)))
 
 
-def run_waves(
-    start_spark: StartSpark, state: State, start: Start, plans: Sequence[PartitionPlan], progress: Progress
-) -> None:
+def run_waves(workers: Workers, state: State, start: Start, plans: Sequence[PartitionPlan], progress: Progress) -> None:
     """Compact the partitions in waves, the largest first; the commit of one wave runs while the next one works.
 
     If the run is asked to end, it commits the partitions that are finished and removes what it wrote of the others; the
     report says why it ended.
     """
-    job = start.options.config.job
-    todo = sorted(plans, key=lambda p: -_size(p))
-    n_bytes = sum(map(_size, todo))
-    progress.start("compact", n_bytes, BYTES)
-    cores = local_cores() if job.engine != "window" and n_bytes <= job.without_spark_bytes else None
-    workers: Workers = SparkTasks(start_spark()) if cores is None else Threads(start_spark, cores)
+    todo = sorted(plans, key=lambda p: -p.log_bytes)
+    progress.start("compact", sum(p.log_bytes for p in todo), BYTES)
     try:
         start.report.planned = {(plan.topic, plan.partition) for plan in plans}
         with stoppable() as stop:
@@ -61,8 +54,6 @@ def run_waves(
         error.add_note(f"stopped at once: at least {start.report.committed()}; vacuum deletes what this run left")
         error.add_note("run again to continue")
         raise
-    finally:
-        workers.close()
     progress.close()
 
 
@@ -78,6 +69,7 @@ def _work_through(
         while todo and not report.conflict and not stop.is_asked:
             begun, todo = _next_wave(todo, job.wave_partitions, job.wave_minutes, report)
             results = _in_tasks(workers, choose(begun, workers), progress, stop)
+            report.work = workers.work()
             for result in list(results):
                 key = (result.topic, result.partition)
                 plan = next(p for p in begun if (p.topic, p.partition) == key)
@@ -136,6 +128,7 @@ def _commit_of(start: Start, r: PartitionResult) -> Commit:
         clean_settings(start.settings[r.topic]),
         anew=key in report.anew,
         job_run_id=report.run_id,
+        engine=str(report.work),
     )
 
 
@@ -148,15 +141,11 @@ def _next_wave(
     batch: list[PartitionPlan] = []
     held = 0
     for plan in todo[:most]:
-        held += sum(s.listed.size for s in plan.segments)
+        held += plan.log_bytes
         if batch and done and held * spent / done > minutes * 60:
             break
         batch.append(plan)
     return batch, todo[len(batch) :]
-
-
-def _size(plan: PartitionPlan) -> int:
-    return sum(s.listed.size for s in plan.segments)
 
 
 class _Partitions(CountedBytes):
@@ -165,7 +154,7 @@ class _Partitions(CountedBytes):
     wants_results = True
 
     def __init__(self, progress: Progress, plans: Sequence[PartitionPlan]) -> None:
-        super().__init__(progress, [_size(plan) for plan in plans], _PASSES)
+        super().__init__(progress, [plan.log_bytes for plan in plans], _PASSES)
         self._results: dict[int, PartitionResult] = {}
 
     def ended(self, item: int, result: PartitionResult | None = None) -> None:
@@ -187,12 +176,12 @@ def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) 
     partitions = _Partitions(progress, plans)
 
     def several(plan: PartitionPlan, because: str, item: int) -> None:
-        workers.set_pool(f"{plan.topic}-{plan.partition}")
+        workers.set_pool(plan.name)
         result = compact_in_splits(workers, plan, PartOf(partitions, item))
         partitions.ended(item, replace(result, several_because=because))
 
     def one_task() -> None:
-        done = workers.run(_one_partition, choice.one_task, partitions)
+        done = workers.run(_one_partition, choice.one_task, "compact: a partition in each task", partitions)
         for item, (plan, result) in enumerate(zip(choice.one_task, done, strict=True)):
             partitions.ended(item, result)
             if result.status == "too_large":  # an earlier attempt may still write to its folder, or remove it

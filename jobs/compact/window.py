@@ -1,4 +1,4 @@
-"""Compaction in several tasks by Spark's own window: `engine = "window"`, the twin of `jobs.compact.blocks`.
+"""Compaction in several tasks by Spark's own window: `split = "window"`, the twin of `jobs.compact.blocks`.
 
   keys      a task for each split: rows of (key hash, last offset in the split)             -> the shuffle
   window    over each key: the row of the last dirty offset survives; without a dirty row, the clean rows do
@@ -116,7 +116,7 @@ def _rows_of_splits(
                 try:
                     yield from scan(plan, sources, split)
                 except Exception as error:
-                    raise StoppedTask(Problem.of(stopped(error, f"{plan.topic}-{plan.partition}"))) from error
+                    raise StoppedTask(Problem.of(stopped(error, plan.name))) from error
 
     return spark.range(0, len(splits), 1, len(splits)).mapInArrow(work, schema)
 
@@ -131,7 +131,7 @@ def _rewrite(spark: SparkSession, plan: PartitionPlan, analysis: Analysis, survi
         start = time.perf_counter()
         sources = [scans[i] for i in members_of[number]]
         result = attempt(
-            f"{plan.topic}-{plan.partition}",
+            plan.name,
             lambda: rewrite_group(plan, number, groups[number], sources, rules, kept_aborts, offsets),
         )
         if isinstance(result, Problem):

@@ -7,9 +7,8 @@ A few queries need no Spark. A table of them does (`--queries`), and so does the
 from __future__ import annotations
 
 import difflib
-import os
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from lastkey.jobs.errors import UnknownNameError, UsageError
 from lastkey.jobs.lookup.plans import list_plans
 from lastkey.jobs.lookup.report import Looked, LookupReport, Query
 from lastkey.jobs.lookup.sizing import SizingReport, run_sizing
+from lastkey.jobs.spark.engine import each
 from lastkey.udfs.lookup.queries import SPECIAL_TIMES, LookupPlan, Queries, lookup
 
 
@@ -55,11 +55,11 @@ def _run_queries(options: LookupOptions, plans: list[LookupPlan], report: Lookup
         np.array([q.offset is None for q in queries], np.bool_),
     )
     progress.start("lookup", len(plans))
-    with ThreadPoolExecutor(min(len(plans), os.cpu_count() or 1) or 1) as pool:
-        for found in pool.map(lambda plan: lookup(plan, asked), plans):
-            progress.advance()
-            report.partitions.append(Looked(found, queries))
-            report.notes += found.notes
+    sizes = [1] * len(plans)  # an index and a few batches of each
+    answer = partial(lookup, queries=asked)
+    for found in each(answer, plans, "lookup: partitions", options, "auto", report, progress, sizes=sizes):
+        report.partitions.append(Looked(found, queries))
+        report.notes += found.notes
     progress.close()
     report.seconds["lookup"] = time.perf_counter() - at
 

@@ -25,7 +25,7 @@ from lastkey.jobs.command.reporting import TO_THE_MINUTE, JobReport, count, coun
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
 from lastkey.jobs.lookup.plans import list_plans
 from lastkey.jobs.spark import session
-from lastkey.jobs.spark.each import each
+from lastkey.jobs.spark.engine import session_of
 from lastkey.jobs.store.minutes import known_segments, minute_table, replace_segments, uri_for_spark
 from lastkey.jobs.store.paths import TIME_INDEX, table_folder
 from lastkey.jobs.store.tables import State, open_state
@@ -37,8 +37,6 @@ from lastkey.udfs.storage import normal_uri
 
 _TASK_BYTES = 256 << 20
 _FILES_A_CORE = 4  # tasks of a refresh, at most, each of which writes a file of the table
-_IN_DRIVER_BYTES = 256 << 20  # tuned: the first Python task of a session costs 4 s
-_THREAD_BYTES = 8 << 20
 _MOST_PROBLEMS = 100  # in a report, one of each partition
 
 
@@ -66,6 +64,7 @@ class AtReport(JobReport):
             "refreshed": self.refreshed,
             "problems": self.problems,
             "notes": self.notes,
+            "engine": self.work_json(),
             "seconds": self.seconds_json(),
         }
 
@@ -95,7 +94,7 @@ class AtReport(JobReport):
             )
         out += labelled("problem", self.problems)
         out += labelled("note", self.notes)
-        out.append(self.seconds_line())
+        out.append(self.last_lines())
         return "\n".join(out)
 
 
@@ -112,7 +111,14 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
     store = normal_uri(options.store or "")
     report = AtReport(options.archive, store, start, end)
     plans = list_plans(options, report) if options.refresh and options.archive is not None else None
-    spark = session.start()
+    with session_of("lookup --at", options, report, progress) as spark:
+        _ask(spark, options, report, plans)
+    report.seconds["total"] = time.perf_counter() - started
+    return report
+
+
+def _ask(spark: SparkSession, options: LookupOptions, report: AtReport, plans: list[LookupPlan] | None) -> None:
+    at, store = time.perf_counter(), report.store
     state = open_state(store)
     session.check_connector(spark, uri_for_spark(state.root))
     covers = _covers(options)
@@ -122,22 +128,20 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
             plans = list_plans(replace(options, archive=report.archive), report)
         check_apart(Place("the store", store), Place("the archive", report.archive or ""))
         report.other_problems += [str(plan.problem) for plan in plans if plan.problem is not None]
-        report.refreshed = refresh(spark, state, plans, progress, covers)
+        report.refreshed = refresh(spark, state, plans, covers)
     elif not state.table_exists(TIME_INDEX):
         raise MissingPathError(
             path=f"{store}/{table_folder(TIME_INDEX)}", expected="the table, made by a refresh", found="none"
         )
-    report.seconds["refresh"] = time.perf_counter() - started
+    report.seconds["refresh"] = time.perf_counter() - at
     at = time.perf_counter()
     minutes = minute_table(spark, state.root)
     if not options.refresh:
         _check_known(options, minutes, f"{store}/{table_folder(TIME_INDEX)}")
     ends = {(plan.topic, plan.partition): plan.end_offset for plan in plans or () if plan.end_offset is not None}
-    report.rows, problems = happened(minutes, start, end, covers, ends)
+    report.rows, problems = happened(minutes, report.start_ms, report.end_ms, covers, ends)
     report.other_problems += problems
     report.seconds["ask"] = time.perf_counter() - at
-    report.seconds["total"] = time.perf_counter() - started
-    return report
 
 
 def _check_known(options: LookupOptions, minutes: DataFrame, where: str) -> None:
@@ -233,7 +237,6 @@ def refresh(
     spark: SparkSession,
     state: State,
     plans: list[LookupPlan],
-    progress: Progress,
     covers: Callable[[str, int], bool] = _all,
 ) -> dict[str, int]:
     """Make the table equal to the segments there are, in the partitions that `covers` accepts; return counts.
@@ -248,7 +251,7 @@ def refresh(
         new = [s for key, s in there.items() if key not in same]
         old = [key for key in known if key not in same and key[:2] not in set_aside and covers(*key[:2])]
         if new or old or not state.table_exists(TIME_INDEX):
-            replace_segments(state, _frame(spark, new, progress), old)
+            replace_segments(state, _frame(spark, new), old)
     return {
         "segments_read": len(new),
         "bytes_read": sum(s.listed.size for s in new),
@@ -262,16 +265,8 @@ def _segments(plan: LookupPlan) -> Iterator[TimedSegment]:
         yield TimedSegment(plan.topic, plan.partition, s, plan.max_batch_bytes)
 
 
-def _frame(spark: SparkSession, segments: list[TimedSegment], progress: Progress) -> DataFrame:
-    """Return the rows of segments, made in threads if there is little to read, else in Spark tasks."""
-    if sum(s.listed.size for s in segments) <= _IN_DRIVER_BYTES:
-        small = list(groups(segments, lambda segment: segment.listed.size, _THREAD_BYTES))
-        progress.start("time_index", len(small), "task")
-        made = pa.concat_tables(
-            [TIME_INDEX_ROWS.empty_table(), *each(time_index_rows, small, progress, with_spark=False)]
-        )
-        progress.close()
-        return spark.createDataFrame(made).coalesce(1)
+def _frame(spark: SparkSession, segments: list[TimedSegment]) -> DataFrame:
+    """Return the rows of segments, made in Spark tasks."""
     tasks = list(groups(segments, lambda segment: segment.listed.size, _TASK_BYTES))
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -281,4 +276,4 @@ def _frame(spark: SparkSession, segments: list[TimedSegment], progress: Progress
 
     schema: StructType = spark.createDataFrame(TIME_INDEX_ROWS.empty_table()).schema
     n_spark = min(len(tasks), _FILES_A_CORE * spark.sparkContext.defaultParallelism)
-    return spark.range(0, len(tasks), 1, n_spark).mapInArrow(work, schema)
+    return spark.range(0, len(tasks), 1, max(n_spark, 1)).mapInArrow(work, schema)

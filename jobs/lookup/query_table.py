@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import IntegralType, StringType, StructType, TimestampNTZType, TimestampType
 
@@ -23,6 +23,7 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, count, labelled, table
 from lastkey.jobs.errors import MissingPathError, NotEmptyError, UsageError
 from lastkey.jobs.spark import session
+from lastkey.jobs.spark.engine import session_of
 from lastkey.logformat.locations import as_hadoop_names_it
 from lastkey.udfs.lookup.queries import ANSWER, LookupPlan, lookup_table
 from lastkey.udfs.storage import exists, normal_uri, open_root
@@ -55,6 +56,7 @@ class TableReport(JobReport):
             "answers": self.by_status,
             "problems": [str(p) for p in self.problems],
             "notes": self.notes,
+            "engine": self.work_json(),
             "seconds": self.seconds_json(),
         }
 
@@ -65,7 +67,7 @@ class TableReport(JobReport):
         out.append(f"{sum(self.by_status.values()):,} queries answered in {self.output}")
         out += labelled("problem", self.problems)
         out += labelled("note", self.notes)
-        out.append(self.seconds_line())
+        out.append(self.last_lines())
         return "\n".join(out)
 
 
@@ -83,13 +85,25 @@ def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport
         raise NotEmptyError(path=target, found="something")
     place, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
     report = TableReport(place, side, source, target, notes=listed.notes, other_problems=listed.other_problems)
-    spark = session.start(brief=False)
+    with session_of("lookup --queries", options, report, progress, brief=False) as spark:
+        _answer_all(spark, (source, target), kinds, plans, report, progress)
+    report.seconds["total"] = time.perf_counter() - started
+    return report
+
+
+def _answer_all(
+    spark: SparkSession,
+    uris: tuple[str, str],
+    kinds: tuple[str, str],
+    plans: list[LookupPlan],
+    report: TableReport,
+    progress: Progress,
+) -> None:
     reader = spark.read.option("header", "true").option("inferSchema", "true") if kinds[0] == "csv" else spark.read
-    questions, answers = as_hadoop_names_it(source), as_hadoop_names_it(target)
+    questions, answers = map(as_hadoop_names_it, uris)
     for uri in (questions, answers):
         session.check_connector(spark, uri)
-    queries = _checked(reader.format(kinds[0]).load(questions), source)
-    report.seconds["session"] = time.perf_counter() - started
+    queries = _checked(reader.format(kinds[0]).load(questions), uris[0])
     at = time.perf_counter()
     progress.start("lookup", 1, "table")
     writer = answered(queries, plans).write.format(kinds[1])
@@ -100,8 +114,6 @@ def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport
     done = spark.read.option("header", "true") if kinds[1] == "csv" else spark.read.schema("status STRING")
     counts = done.format(kinds[1]).load(answers).groupBy("status").count().toArrow().to_pylist()
     report.by_status = {row["status"]: row["count"] for row in counts}
-    report.seconds["total"] = time.perf_counter() - started
-    return report
 
 
 def answered(queries: DataFrame, plans: list[LookupPlan]) -> DataFrame:

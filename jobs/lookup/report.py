@@ -67,6 +67,7 @@ class LookupReport(JobReport):
             ],
             "problems": [str(p) for p in self.problems],
             "notes": self.notes,
+            "engine": self.work_json(),
             "seconds": self.seconds_json(),
         }
 
@@ -77,7 +78,7 @@ class LookupReport(JobReport):
         out = [table(header, rows, left=(0, 1, 2, 5))] if rows else ["nothing was asked"]
         out += labelled("problem", self.problems)
         out += labelled("note", self.notes)
-        out.append(self.seconds_line())
+        out.append(self.last_lines())
         return "\n".join(out)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from lastkey.jobs.command.options import LookupOptions
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.reporting import JobReport, count, labelled, size, table
-from lastkey.jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from lastkey.jobs.spark.engine import each
 from lastkey.udfs.lookup.index_sizes import (
     IndexSizes,
     IndexSizesPlan,
@@ -50,6 +50,7 @@ class SizingReport(JobReport):
             "estimates": {name: value for name, _, value in ESTIMATES},
             "problems": [str(p) for p in self.problems],
             "notes": self.notes,
+            "engine": self.work_json(),
             "seconds": self.seconds_json(),
         }
 
@@ -82,7 +83,7 @@ class SizingReport(JobReport):
         out += labelled("problem", self.problems)
         out += labelled("note", self.notes)
         out.append(f"read {size(total.bytes_read)} of {size(total.log_bytes)}")
-        out.append(self.seconds_line())
+        out.append(self.last_lines())
         return "\n".join(out)
 
 
@@ -125,7 +126,8 @@ def run_sizing(options: LookupOptions, plans: list[LookupPlan], report: SizingRe
     progress.start("sizing", sum(sizes), BYTES)
     n_bytes = sum(sizes) // _HEADERS_ONLY
     by_topic: dict[str, IndexSizes] = {}
-    for found in each(index_sizes, tasks, progress, with_spark=n_bytes > WITHOUT_SPARK_BYTES, sizes=sizes):
+    name = "lookup --sizing: partitions"
+    for found in each(index_sizes, tasks, name, options, "auto", report, progress, sizes=sizes, n_bytes=n_bytes):
         known = by_topic.get(found.topic)
         by_topic[found.topic] = found if known is None else known + found
         if found.problem is not None:

@@ -10,7 +10,7 @@ import errno
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,12 @@ from lastkey.jobs.archive.places import Place, check_apart, check_empty, check_o
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.options import ReindexOptions
 from lastkey.jobs.command.parse import check_topics, some_of
-from lastkey.jobs.command.progress import BYTES, Progress
+from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.command.reporting import counted
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.errors import LogDirectoryInUseError, OutputFullError, UsageError
 from lastkey.jobs.reindex.report import ReindexedPartition, ReindexReport
-from lastkey.jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.logformat import names
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.attempt import attempt
@@ -39,9 +39,6 @@ from lastkey.udfs.storage import Root, normal_uri, open_root
 _TASK_BYTES = 64 << 20  # consecutive segments of a partition up to this size make up one task
 _WAVE_TASKS = 4096  # tasks whose results the driver holds at a time
 _FOLDS = 8  # partitions whose small files are read and written at a time
-# Tuned: a session costs 7 s, in which threads get through this many times as many local bytes as a verification would
-_LOCAL = 8
-_LOCAL_HEADERS_ONLY = 64
 
 
 def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
@@ -125,19 +122,21 @@ def _reindex(
     at = time.perf_counter()
     planned = [_plan(options, target, archive.root, archived) for archived in wanted]
     n_bytes = sum(s.size for p in planned for s in p.segments)
-    if archive.root.is_local:
-        n_bytes //= _LOCAL_HEADERS_ONLY if options.skip_crc else _LOCAL
     progress.start("reindex", sum(map(_size, (task for p in planned for task in p.tasks))), BYTES)
+    engine = chosen_engine(options, "spark")
     folds: list[Future[ReindexedPartition]] = []
     try:
-        with ThreadPoolExecutor(_FOLDS) as pool:
+        with (
+            workers(engine, n_bytes, options.config, report, progress) as made,
+            ThreadPoolExecutor(_FOLDS) as pool,
+        ):
             for wave in _waves(planned):
                 tasks = [task for p in wave for task in p.tasks]
-                with_spark, sizes = n_bytes > WITHOUT_SPARK_BYTES, [*map(_size, tasks)]
-                with closing(each(reindex_segments, tasks, progress, with_spark=with_spark, sizes=sizes)) as results:
-                    for p in wave:
-                        outcomes = [outcome for _ in p.tasks for outcome in next(results)]
-                        folds.append(pool.submit(_finish, target, p, outcomes, options.config))
+                watcher = CountedBytes(progress, [*map(_size, tasks)])
+                results = iter(made.run(reindex_segments, tasks, "reindex: segments", watcher))
+                for p in wave:
+                    outcomes = [outcome for _ in p.tasks for outcome in next(results)]
+                    folds.append(pool.submit(_finish, target, p, outcomes, options.config))
                 report.partitions = [fold.result() for fold in folds]
     except (KeyboardInterrupt, EarlyEndError) as error:
         done = len([fold for fold in folds if fold.done()])

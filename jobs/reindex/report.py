@@ -97,6 +97,7 @@ class ReindexReport(JobReport):
             "totals": self.totals(),
             "problems": self.problems_json(),
             "notes": self.notes,
+            "engine": self.work_json(),
             "seconds": self.seconds_json(),
         }
 
@@ -137,7 +138,7 @@ class ReindexReport(JobReport):
             f"logs {size(totals['log_bytes'])}, read {size(totals['bytes_read'])}, written "
             f"{size(totals['bytes_written'])}" + (f", {rate:,.0f} MB/s per core" if rate and rate >= 1 else "")
         )
-        out.append(self.seconds_line())
+        out.append(self.last_lines())
         return "\n".join(out)
 
 

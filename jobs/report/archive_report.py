@@ -69,6 +69,7 @@ class ArchiveReport(JobReport):
             "problems": self.problems_json(),
             "history": [asdict(run) for key in sorted(self.history) for run in self.history[key]],
             "notes": self.notes,
+            "engine": self.work_json(),
             "seconds": self.seconds_json(),
         }
 
@@ -101,7 +102,7 @@ class ArchiveReport(JobReport):
         out += labelled("note", self.notes)
         if self.output:
             out.append(f"the page: {self.output}")
-        out.append(self.seconds_line())
+        out.append(self.last_lines())
         return "\n".join(out)
 
 

@@ -29,7 +29,7 @@ from lastkey.jobs.compact.plan_partition import (
 )
 from lastkey.jobs.errors import PolicyError, UsageError
 from lastkey.jobs.report.archive_report import ArchiveReport
-from lastkey.jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import current_generation, manifests_of, open_store
 from lastkey.jobs.store.rows import Checkpoint, Segment
 from lastkey.jobs.store.tables import State
@@ -80,8 +80,9 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
     at = time.perf_counter()
     sizes = [sum(s.listed.size for s in p.plan.segments) for p in plans]
     progress.start("report", sum(sizes), BYTES)
-    with_spark = sum(sizes) > WITHOUT_SPARK_BYTES
-    report.profiles += each(profile_partition, plans, progress, with_spark=with_spark, sizes=sizes, passes=2)
+    report.profiles += each(
+        profile_partition, plans, "report: partitions", options, "auto", report, progress, sizes=sizes, passes=2
+    )
     progress.close()
     if options.hide_keys:
         report.profiles = [

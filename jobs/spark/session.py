@@ -36,7 +36,7 @@ from pyspark.sql import SparkSession
 
 from lastkey.jobs.errors import ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
 from lastkey.jobs.installation import CONF
-from lastkey.jobs.spark.master import check_master, is_local, local_cores_of
+from lastkey.jobs.spark.master import check_master, is_local
 from lastkey.jobs.spark.submit import UserOptions, from_environment, launch_arguments, read_properties
 from lastkey.logformat.control_characters import visible
 
@@ -135,19 +135,6 @@ def check_connector(spark: SparkSession, uri: str) -> None:
         raise ConnectorError(
             path=uri, expected=f"a connector for {scheme}://", found=_of_java(error), give=given
         ) from error
-
-
-def local_cores() -> int | None:
-    """Return how many Spark tasks run, or would run, at once on this machine; None if they run elsewhere, and the
-    driver may be small.
-    """
-    running = SparkContext._active_spark_context
-    if running is not None:
-        return running.defaultParallelism if str(running.master).startswith("local") else None
-    user = from_environment()
-    if "PYSPARK_GATEWAY_PORT" in os.environ or not is_local(user):  # spark-submit knows where
-        return None
-    return local_cores_of(user.master or "local[*]")  # None: local-cluster has processes of its own
 
 
 def local_folders() -> list[str]:

@@ -43,17 +43,18 @@ _RESULT_ARROW = pa.schema([pa.field("result", pa.binary())])
 
 
 def run_tasks(
-    spark: SparkSession, function: Callable[[T], R], items: Sequence[T], watcher: Watcher | None = None
+    spark: SparkSession, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None
 ) -> list[R]:
     """Return `function` of every item, each run in a Spark task of its own, in the order of the items.
 
+    name: of the job and its stage, in Spark's UI and event logs.
     watcher: hears of the tasks from a thread of its own, and for the last time when this function returns or fails.
     """
     if not items:
         return []
     numbered = spark.sparkContext.parallelize(list(enumerate(items)), len(items))  # each task gets only its own item
     if watcher is None:
-        return _collected(numbered.map(lambda one: function(one[1])))
+        return _collected(numbered.map(lambda one: function(one[1])), name)
     wants_results = watcher.wants_results
     with _watched(spark, len(items), watcher) as (ends, board):
 
@@ -63,16 +64,18 @@ def run_tasks(
             ends.add([(one[0], result if wants_results else None)])
             return result
 
-        return _collected(numbered.map(work))
+        return _collected(numbered.map(work), name)
 
 
-def _collected(tasks: RDD[R]) -> list[R]:
+def _collected(tasks: RDD[R], name: str) -> list[R]:
     """Return the results of tasks. A thread of its own calls the JVM, so that Ctrl-C and SIGTERM find this thread
     waiting, and not in the middle of a call in which it cannot cancel the tasks.
     """
     results: Future[list[R]] = Future()
 
     def collect() -> None:
+        for key in ("spark.job.description", "callSite.short"):  # the second one names the stage
+            tasks.context.setLocalProperty(key, name)
         try:
             results.set_result(tasks.collect())
         except BaseException as error:  # raised by results.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections import deque
@@ -9,17 +10,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from lastkey.jobs.command.progress import Watcher
-from lastkey.jobs.spark.tasks import await_tasks, end_jobs, run_tasks
+from lastkey.jobs.command.reporting import Work
 from lastkey.logformat.bytes_read import listening
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 R = TypeVar("R")
-StartSpark = Callable[[], SparkSession]  # starts the session only once
+StartSpark = Callable[[], "SparkSession"]  # starts the session only once
 _PATIENCE: Final = 3.0  # seconds to wait for threads to end
 
 
@@ -40,8 +42,11 @@ class Workers(Protocol):
     def set_pool(self, name: str) -> None:
         """Let everything that this thread runs from now on belong to `name`; items of several names take turns."""
 
-    def run(self, function: Callable[[T], R], items: Sequence[T], watcher: Watcher | None = None) -> list[R]:
-        """Return `function` of every item, in the order of the items."""
+    def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
+        """Return `function` of every item, in the order of the items. name: of the stage, for people."""
+
+    def work(self) -> Work | None:
+        """Return who worked; None: there was nothing to do."""
 
     def cancel(self, working: Sequence[Future[Any]]) -> None:
         """Cancel: pending calls of `run` raise. The call may wait for a while until `working` has ended."""
@@ -54,36 +59,62 @@ class Workers(Protocol):
 
 
 class SparkTasks:
-    """Workers of a Spark session: each item is a task."""
+    """Workers of a Spark session: each item is a task. The session starts with the first of them."""
 
     stages_bytes = 512 << 20  # half a second
 
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-        self.cores: int = spark.sparkContext.defaultParallelism
+    def __init__(self, start_spark: StartSpark) -> None:
+        self._start_spark = start_spark
+        self._spark: SparkSession | None = None
+        self._tasks = 0
+
+    @property
+    def cores(self) -> int:
+        """Tasks that run at once."""
+        return int(self.spark().sparkContext.defaultParallelism)
 
     def spark(self) -> SparkSession:
-        """Return the session."""
+        """Return the session; start it if there is none."""
+        self._spark = self._start_spark()
         return self._spark
 
     def set_pool(self, name: str) -> None:
         """Set Spark's pool."""
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+        self.spark().sparkContext.setLocalProperty("spark.scheduler.pool", name)
 
-    def run(self, function: Callable[[T], R], items: Sequence[T], watcher: Watcher | None = None) -> list[R]:
+    def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
         """Call `run_tasks`."""
-        return run_tasks(self._spark, function, items, watcher)
+        if not items:
+            return []
+        self._tasks += len(items)
+        results: list[R] = tasks().run_tasks(self.spark(), function, items, name, watcher)
+        return results
+
+    def work(self) -> Work | None:
+        """Return the session's name, and how many tasks it got."""
+        return None if self._spark is None else _work_of(self._spark, self._tasks)
 
     def cancel(self, working: Sequence[Future[Any]]) -> None:
         """Call `end_jobs`."""
-        end_jobs(self._spark, working)
+        if self._spark is not None:
+            tasks().end_jobs(self._spark, working)
 
     def await_end(self) -> bool:
         """Call `await_tasks`."""
-        return await_tasks(self._spark)
+        return self._spark is None or tasks().await_tasks(self._spark)
 
     def close(self) -> None:
         """Do nothing: the session is not ours alone."""
+
+
+def tasks() -> Any:
+    """Return the module that carries items into tasks: it needs pyspark, which threads do without."""
+    return importlib.import_module("lastkey.jobs.spark.tasks")
+
+
+def _work_of(spark: SparkSession, n_tasks: int, threads: int = 0) -> Work:
+    context = spark.sparkContext
+    return Work(threads, spark.version, str(context.master), str(context.applicationId), n_tasks)
 
 
 class _UnwantedError(BaseException):
@@ -99,7 +130,8 @@ class Threads:
 
     def __init__(self, start_spark: StartSpark, cores: int) -> None:
         self._start_spark, self.cores = start_spark, cores
-        self._starting = threading.Lock()
+        self._spark: SparkSession | None = None
+        self._began = False
         self._runs: deque[deque[Callable[[], None]]] = deque()  # for each `run` the items that have not begun
         self._wanted: set[Future[Any]] = set()
         self._ended = False
@@ -111,14 +143,20 @@ class Threads:
             thread.start()
 
     def spark(self) -> SparkSession:
-        """Return the session; start it only once, even if several threads ask."""
-        with self._starting:
-            return self._start_spark()
+        """Return the session, for what threads cannot do; start it if there is none."""
+        self._spark = self._start_spark()
+        return self._spark
 
     def set_pool(self, name: str) -> None:
         """Do nothing: threads know no names."""
 
-    def run(self, function: Callable[[T], R], items: Sequence[T], watcher: Watcher | None = None) -> list[R]:
+    def work(self) -> Work | None:
+        """Return how many threads there are, and the session that they asked for."""
+        if self._spark is not None:
+            return _work_of(self._spark, 0, self.cores)
+        return Work(self.cores) if self._began else None
+
+    def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
         """Return `function` of every item. Raise the first error in their order; the caller then calls `cancel`."""
         futures: list[Future[R]] = [Future() for _ in items]
 
@@ -146,6 +184,7 @@ class Threads:
             if self._ended:
                 raise _ended()
             if jobs:
+                self._began = True
                 self._runs.append(jobs)
                 self._wanted.update(futures)
                 self._changed.notify_all()

@@ -143,6 +143,7 @@ class RunRow:
     compacted: bool = True  # False: retention alone ran
     dropped_expired: int = 0  # records older than retention.ms inside segments that stay, by retention.exact
     back_to: int = 0  # of a rollback: the generation whose files it uses; 0: it is a compaction
+    engine: str = ""  # who worked: "Spark 4.2.0, local[2], ...", "2 threads, no Spark"
     back_to_run_id: str | None = None
 
     @property

@@ -7,7 +7,7 @@ manifest, and against the files it was made of if those are still there. The rep
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from lastkey.jobs.archive.listing import Archive, check_holds_partitions, listed
@@ -15,7 +15,7 @@ from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.errors import ManifestError, MissingPathError
-from lastkey.jobs.spark.each import WITHOUT_SPARK_BYTES, each
+from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import lost_runs, made_by, manifests_of, nobody_has, open_store, runs_at
 from lastkey.jobs.store.manifests import read_manifest
 from lastkey.jobs.store.paths import MANIFEST, RUNS, table_folder
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def run(options: VerifyOptions, progress: Progress) -> VerifyReport:
-    """Check an archive or a store. Small ones are checked without Spark: its start would cost more."""
+    """Check an archive or a store."""
     started = time.perf_counter()
     if options.store is None:
         report = _verify_archive(options, progress)
@@ -87,17 +87,21 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
         report.side_files += checked.files
         report.other_problems += checked.problems
     at = time.perf_counter()
-    report.results += _each(check_partition, plans, [sum(s.size for s in p.segments) for p in plans], progress)
+    _check_each(check_partition, plans, [sum(s.size for s in p.segments) for p in plans], options, report, progress)
     report.seconds["check"] = time.perf_counter() - at
     return report
 
 
-def _each(
-    check: Callable[[T], CheckResult], plans: Sequence[T], sizes: Sequence[int], progress: Progress
-) -> Iterator[CheckResult]:
-    """Check every plan, and yield the results."""
+def _check_each(
+    check: Callable[[T], CheckResult],
+    plans: Sequence[T],
+    sizes: Sequence[int],
+    options: VerifyOptions,
+    report: VerifyReport,
+    progress: Progress,
+) -> None:
     progress.start("verify", sum(sizes), BYTES)
-    yield from each(check, plans, progress, with_spark=sum(sizes) > WITHOUT_SPARK_BYTES, sizes=sizes)
+    report.results += each(check, plans, "verify: partitions", options, "auto", report, progress, sizes=sizes)
     progress.close()
 
 
@@ -148,7 +152,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
         )
     at = time.perf_counter()
     sizes = [sum(s.size for s in p.side.segments) + sum(s.listed.size for s in p.parent) for p in plans]
-    report.results += _each(check_generation, plans, sizes, progress)
+    _check_each(check_generation, plans, sizes, options, report, progress)
     report.seconds["check"] = time.perf_counter() - at
     return report
 

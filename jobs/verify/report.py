@@ -53,6 +53,7 @@ class VerifyReport(JobReport):
             "problems": self.problems_json(),
             "notes": self.notes,
             "not_checked": self.all_not_checked,
+            "engine": self.work_json(),
             "seconds": self.seconds_json(),
         }
 
@@ -95,5 +96,5 @@ class VerifyReport(JobReport):
             f"{counted(self._total('records'), 'record')}{more}{beside}"
         )
         out.append(counted(len(problems), "problem") if problems else "no problem found")
-        out.append(self.seconds_line())
+        out.append(self.last_lines())
         return "\n".join(out)

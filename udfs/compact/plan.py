@@ -11,7 +11,7 @@ from lastkey.udfs.compact.retention import Expired, RetentionLimits
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentInput, SideFile
 
-Engine = Literal["auto", "task", "blocks", "window"]
+SplitBy = Literal["auto", "none", "blocks", "window"]
 Strategy = Literal["offset", "timestamp", "header"]
 NullKeys = Literal["fail", "keep", "drop"]
 Gaps = Literal["fail", "accept"]
@@ -60,7 +60,7 @@ class Limits:
     chunk_bytes: int = 8 << 20
     task_memory_bytes: int = 1 << 30
     split_bytes: int = 4 << 30
-    engine: Engine = "auto"  # how to find last offsets; auto: in one task or by blocks, whichever costs less
+    split: SplitBy = "auto"  # how several tasks find last offsets; auto: in one task or by blocks, whichever costs less
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,16 @@ class PartitionPlan:
     known_gaps: tuple[Gap, ...] = ()  # gaps of the last generation
     expired_until: int = 0  # where the last generation begins because of retention; 0: no retention so far
     anew: bool = False  # --reset: start over from the archive, wherever it begins; keep the old generation
+
+    @property
+    def name(self) -> str:
+        """Name of the partition."""
+        return f"{self.topic}-{self.partition}"
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the segments' logs."""
+        return sum(s.listed.size for s in self.segments)
 
     def is_ours(self, file: ListedSegment | SideFile) -> bool:
         """Return whether a file lies in the store, not in the archive."""

@@ -1,0 +1,151 @@
+"""Who does a job's work: tasks of Spark, or threads of this process. The one place that decides, and that says so.
+
+What writes generations, indexes and tables runs on Spark unless the user chooses otherwise; what only reads may choose
+by itself (`auto`). A session starts with the first task: a job with nothing to do starts none. No pyspark here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from lastkey.jobs.command.config import Config, Engine
+from lastkey.jobs.command.progress import CountedBytes, Progress
+from lastkey.jobs.command.reporting import JobReport
+from lastkey.jobs.errors import UsageError
+from lastkey.jobs.spark.master import local_cores_of
+from lastkey.jobs.spark.submit import from_environment
+from lastkey.jobs.spark.workers import SparkTasks, StartSpark, Threads, Workers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Options(Protocol):
+    """Options of a job that has an engine."""
+
+    @property
+    def engine(self) -> Engine | None:
+        """What `--engine` says; None: it was not given."""
+
+    @property
+    def config(self) -> Config:
+        """Settings."""
+
+
+def chosen_engine(options: Options, default: Engine) -> Engine:
+    """Return the engine by option, setting, and the command's default. UsageError: threads with a master elsewhere."""
+    engine = options.engine or options.config.job.engine or default
+    if engine == "threads" and local_cores() is None:
+        found = from_environment().master or "a session that Spark's own spark-submit made"
+        raise UsageError(message=f"--engine threads: expected a local master or none, found {found}; leave one out")
+    return engine
+
+
+@contextmanager
+def workers(
+    engine: Engine, n_bytes: int, config: Config, report: JobReport, progress: Progress, *, brief: bool = True
+) -> Iterator[Workers]:
+    """Yield workers for `n_bytes` of input, and write into the report who worked. Spark starts with the first task.
+
+    brief: as of `jobs.spark.session.start`.
+    """
+    start = _started_once(report, progress, brief)
+    cores = local_cores()
+    if engine == "spark" or cores is None or (engine == "auto" and n_bytes > config.job.engine_auto_bytes):
+        made: Workers = SparkTasks(start)
+    else:
+        made = Threads(_no_spark if engine == "threads" else start, cores)
+    try:
+        yield made
+    finally:
+        made.close()
+        report.work = made.work()
+
+
+def each(
+    function: Callable[[T], R],
+    plans: Sequence[T],
+    name: str,
+    options: Options,
+    default: Engine,
+    report: JobReport,
+    progress: Progress,
+    *,
+    sizes: Sequence[int],
+    n_bytes: int | None = None,
+    passes: int = 1,
+) -> list[R]:
+    """Return `function` of every plan, in the order of the plans: a job of one stage.
+
+    name: of the stage, for people. sizes: bytes of each plan, read `passes` times, in which `progress` counts.
+    n_bytes: what is read of them; None: all. An error ends work that has not begun; Ctrl-C and SIGTERM do not even wait
+    for the rest.
+    """
+    engine = chosen_engine(options, default)
+    with workers(engine, sum(sizes) if n_bytes is None else n_bytes, options.config, report, progress) as made:
+        return made.run(function, plans, name, CountedBytes(progress, sizes, passes))
+
+
+@contextmanager
+def session_of(
+    name: str, options: Options, report: JobReport, progress: Progress, *, brief: bool = True
+) -> Iterator[SparkSession]:
+    """Yield the session for a job that only Spark can do, and write into the report that it did. UsageError: threads.
+
+    name: of its jobs, in Spark's UI and event logs. brief: as of `jobs.spark.session.start`.
+    """
+    if chosen_engine(options, "spark") == "threads":
+        raise UsageError(message=f"--engine threads: {name} reads and writes tables through Spark; leave it out")
+    with workers("spark", 0, options.config, report, progress, brief=brief) as made:
+        spark = made.spark()
+        spark.sparkContext.setJobDescription(name)
+        yield spark
+
+
+def local_cores() -> int | None:
+    """Return how many tasks run, or would run, at once on this machine; None if they run elsewhere, or nobody knows:
+    the driver may be small.
+    """
+    pyspark = sys.modules.get("pyspark")
+    running = None if pyspark is None else pyspark.SparkContext._active_spark_context
+    if running is not None:
+        return int(running.defaultParallelism) if str(running.master).startswith("local") else None
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit knows where
+        return None
+    return local_cores_of(from_environment().master or "local[*]")  # None: local-cluster has processes of its own
+
+
+def _started_once(report: JobReport, progress: Progress, brief: bool) -> StartSpark:
+    """Return a function that starts the session at its first call, whichever thread calls it."""
+    made: list[SparkSession] = []
+    starting = threading.Lock()
+
+    def start() -> SparkSession:
+        with starting:
+            if not made:
+                from lastkey.jobs.spark import session  # noqa: PLC0415 - threads need no pyspark
+
+                at = time.perf_counter()
+                progress.doing("starting Spark")
+                made.append(session.start(brief=brief))
+                progress.doing("")
+                report.seconds["session"] = time.perf_counter() - at
+            return made[0]
+
+    return start
+
+
+def _no_spark() -> SparkSession:
+    raise UsageError(
+        message="--engine threads: these settings need Spark's window, or the keys of a partition do not fit the "
+        "memory of a task and are not compacted by offset; give --engine spark, or raise task.memory.bytes"
+    )
