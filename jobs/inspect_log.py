@@ -162,7 +162,7 @@ def _is_search(files: Sequence[DumpFile], spec: DumpSpec, options: InspectOption
     """Return whether much is read for few lines, or little by Spark because the user wants it."""
     if spec.wanted.everything:
         return False
-    wants_spark = chosen_engine(options, "auto") == "spark" or local_cores() is None
+    wants_spark = chosen_engine(options, writes=False) == "spark" or local_cores() is None
     return wants_spark or sum(file.size for file in files) > _SEARCH_BYTES
 
 
@@ -179,7 +179,7 @@ def _search(
     findings = Findings()
     sizes = [sum(file.size for file in task.files) for task in tasks]
     progress.start("inspect", sum(sizes), BYTES)
-    results = each(search_files, tasks, "inspect: search", options, "auto", report, progress, sizes=sizes)
+    results = each(search_files, tasks, "inspect: search", options, report, progress, sizes=sizes)
     _LOG.debug("engine: %s", report.work)
     for task, searched in zip(tasks, results, strict=True):
         for file, found in zip(task.files, searched, strict=True):
@@ -201,7 +201,7 @@ def _into_files(
         raise UsageError(message=f"--output: {error}; give them one at a time, an output for each") from error
     sizes = [task.file.size for task in tasks]
     progress.start("inspect", sum(sizes), BYTES)
-    report.files += each(dump_to_file, tasks, "inspect: texts", options, "auto", report, progress, sizes=sizes)
+    report.files += each(dump_to_file, tasks, "inspect: texts", options, report, progress, sizes=sizes)
     progress.close()
     report.n_problems = sum(f.n_problems for f in report.files)
     report.n_mismatches = sum(f.n_mismatches for f in report.files)

@@ -98,6 +98,15 @@ def no_power_cut() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def threads_unless_asked() -> Iterator[None]:
+    """Let jobs in this process run in threads, unless a test names an engine: a session takes seconds and a gigabyte.
+    Child processes run as users' do.
+    """
+    with mock.patch("lastkey.jobs.spark.engine.OF_WRITERS", "threads"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Yield the one session of a test run, made as the jobs make theirs."""

@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession
 import lastkey
 
 ARCHIVE: str = sys.argv[1]
-TABLES = {"topics": {"prices": {"cleanup.policy": "compact"}}, "job": {"without.spark.bytes": 0}}
+TABLES = {"topics": {"prices": {"cleanup.policy": "compact"}}, "job": {"engine": "spark"}}
 
 
 def work() -> None:
@@ -159,13 +159,11 @@ def test_an_extra_that_is_missing_is_one_clear_message(lastkey, elsewhere):
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.parametrize("without_spark", [0, 1 << 30])
-def test_the_main_job_runs(lastkey, elsewhere, without_spark):
+@pytest.mark.parametrize("engine", ["spark", "threads"])
+def test_the_main_job_runs(lastkey, elsewhere, engine):
     """Delta's jars, Python workers and kernels too: none of them comes from the checkout."""
     archive, config = ROOT / "examples" / "archive", elsewhere / "c.toml"
-    config.write_text(
-        f'[topics.prices]\n"cleanup.policy" = "compact"\n[job]\n"without.spark.bytes" = {without_spark}\n'
-    )
+    config.write_text(f'[topics.prices]\n"cleanup.policy" = "compact"\n[job]\n"engine" = "{engine}"\n')
     words = ("compact", archive, "--store", "store", "--config", config)
     done = _run(lastkey, "--master", "local[1]", *words, cwd=elsewhere)
     assert done.returncode == 0, done.stderr

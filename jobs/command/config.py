@@ -140,8 +140,8 @@ class JobSettings:
     task_memory_bytes: int = 1 << 30
     chunk_bytes: int = 8 << 20
     engine: Engine | None = None  # None: as the command says
-    engine_auto_bytes: int = 8 << 30
-    split: SplitBy = "auto"
+    spark_from_bytes: int = 8 << 30
+    split_by: SplitBy = "auto"
 
 
 # Kafka's ranges (TopicConfig, LogConfig of 4.3); segment.bytes goes below Kafka's 1 MiB, as internal.segment.bytes does
@@ -173,8 +173,8 @@ JOB_CHECKS: dict[str, Callable[[object], Any]] = {
     "task.memory.bytes": _integer(64 << 20, MAX_LONG),
     "chunk.bytes": _integer(64 << 10, 1 << 30),
     "engine": _one_of(ENGINES),
-    "engine.auto.bytes": _integer(0, MAX_LONG),
-    "split": _one_of(SPLITS),
+    "spark.from.bytes": _integer(0, MAX_LONG),
+    "split.by": _one_of(SPLITS),
 }
 TABLES = ("defaults", "topics", "job")
 

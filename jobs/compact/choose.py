@@ -23,7 +23,7 @@ _COUNTED: Final = 8  # partitions a core that are placed in order; smaller ones 
 
 CORES_IDLE: Final = "cores would be idle"
 KEYS: Final = "keys beyond the memory of a task"
-ASKED: Final = "as the setting split says"
+ASKED: Final = "as the setting split.by says"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Choice:
 def choose(plans: Sequence[PartitionPlan], workers: Workers) -> Choice:
     """Choose how each partition is taken. The plans are of one run: the setting and dry run are the same for all."""
     by_size = tuple(sorted(plans, key=_bytes)[::-1])
-    split = by_size[0].limits.split
+    split = by_size[0].limits.split_by
     if split == "window":
         return Choice((), by_size, ASKED)
     if split == "none" or (

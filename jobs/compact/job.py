@@ -64,7 +64,7 @@ def _run(options: CompactOptions, progress: Progress) -> CompactReport:
     started = time.perf_counter()
     archive_uri, store_uri = normal_uri(options.archive), normal_uri(options.store)
     _check_options(options, archive_uri, store_uri)
-    engine = chosen_engine(options, "spark")
+    engine = chosen_engine(options, writes=True)
     report = CompactReport(archive_uri, store_uri, uuid.uuid4().hex, options.now_ms, options.dry_run)
     archive, settings, others = _listed(options, archive_uri, report)
     report.seconds["list"] = time.perf_counter() - started
@@ -103,7 +103,7 @@ def _run(options: CompactOptions, progress: Progress) -> CompactReport:
             if not options.dry_run and _is_overtaken(state, checkpoints, due):
                 raise _Overtaken
             at = time.perf_counter()
-            brief = options.config.job.split != "window"
+            brief = options.config.job.split_by != "window"
             n_bytes = sum(plan.log_bytes for plan in plans)
             with workers(engine, n_bytes, options.config, report, progress, brief=brief) as made:
                 run_waves(made, state, start, plans, progress)

@@ -71,7 +71,7 @@ class RunPlan:
     def of(cls, config: Config, archive_uri: str, store_uri: str, now_ms: int, **flags: bool) -> RunPlan:
         """Return the values of a run: the limits of the settings, and a new secret."""
         job = config.job
-        limits = Limits(job.chunk_bytes, job.task_memory_bytes, job.split_bytes, job.split)
+        limits = Limits(job.chunk_bytes, job.task_memory_bytes, job.split_bytes, job.split_by)
         return cls(archive_uri, store_uri, now_ms, limits, (secrets.randbits(64), secrets.randbits(64)), **flags)
 
 

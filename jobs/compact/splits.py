@@ -56,7 +56,7 @@ def compact_in_splits(workers: Workers, plan: PartitionPlan, watcher: Watcher) -
 
 def _by_window(plan: PartitionPlan) -> bool:
     """Return whether Spark's window finds the records that stay: the settings ask for it, or blocks cannot do it."""
-    return plan.limits.split == "window" or plan.dry_run or not plan.settings.by_offset
+    return plan.limits.split_by == "window" or plan.dry_run or not plan.settings.by_offset
 
 
 def _compact_if_due(

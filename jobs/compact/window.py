@@ -1,4 +1,4 @@
-"""Compaction in several tasks by Spark's own window: `split = "window"`, the twin of `jobs.compact.blocks`.
+"""Compaction in several tasks by Spark's own window: `split.by = "window"`, the twin of `jobs.compact.blocks`.
 
   keys      a task for each split: rows of (key hash, last offset in the split)             -> the shuffle
   window    over each key: the row of the last dirty offset survives; without a dirty row, the clean rows do

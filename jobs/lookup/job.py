@@ -57,7 +57,7 @@ def _run_queries(options: LookupOptions, plans: list[LookupPlan], report: Lookup
     progress.start("lookup", len(plans))
     sizes = [1] * len(plans)  # an index and a few batches of each
     answer = partial(lookup, queries=asked)
-    for found in each(answer, plans, "lookup: partitions", options, "auto", report, progress, sizes=sizes):
+    for found in each(answer, plans, "lookup: partitions", options, report, progress, sizes=sizes):
         report.partitions.append(Looked(found, queries))
         report.notes += found.notes
     progress.close()

@@ -127,7 +127,7 @@ def run_sizing(options: LookupOptions, plans: list[LookupPlan], report: SizingRe
     n_bytes = sum(sizes) // _HEADERS_ONLY
     by_topic: dict[str, IndexSizes] = {}
     name = "lookup --sizing: partitions"
-    for found in each(index_sizes, tasks, name, options, "auto", report, progress, sizes=sizes, n_bytes=n_bytes):
+    for found in each(index_sizes, tasks, name, options, report, progress, sizes=sizes, n_bytes=n_bytes):
         known = by_topic.get(found.topic)
         by_topic[found.topic] = found if known is None else known + found
         if found.problem is not None:

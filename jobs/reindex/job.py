@@ -123,7 +123,7 @@ def _reindex(
     planned = [_plan(options, target, archive.root, archived) for archived in wanted]
     n_bytes = sum(s.size for p in planned for s in p.segments)
     progress.start("reindex", sum(map(_size, (task for p in planned for task in p.tasks))), BYTES)
-    engine = chosen_engine(options, "spark")
+    engine = chosen_engine(options, writes=True)
     folds: list[Future[ReindexedPartition]] = []
     try:
         with (

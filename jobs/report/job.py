@@ -81,7 +81,7 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
     sizes = [sum(s.listed.size for s in p.plan.segments) for p in plans]
     progress.start("report", sum(sizes), BYTES)
     report.profiles += each(
-        profile_partition, plans, "report: partitions", options, "auto", report, progress, sizes=sizes, passes=2
+        profile_partition, plans, "report: partitions", options, report, progress, sizes=sizes, passes=2
     )
     progress.close()
     if options.hide_keys:

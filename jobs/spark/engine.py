@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+OF_WRITERS: Engine = "spark"  # the default of what writes generations, indexes and tables
+OF_READERS: Engine = "auto"
 
 
 class Options(Protocol):
@@ -41,9 +43,9 @@ class Options(Protocol):
         """Settings."""
 
 
-def chosen_engine(options: Options, default: Engine) -> Engine:
+def chosen_engine(options: Options, *, writes: bool) -> Engine:
     """Return the engine by option, setting, and the command's default. UsageError: threads with a master elsewhere."""
-    engine = options.engine or options.config.job.engine or default
+    engine = options.engine or options.config.job.engine or (OF_WRITERS if writes else OF_READERS)
     if engine == "threads" and local_cores() is None:
         found = from_environment().master or "a session that Spark's own spark-submit made"
         raise UsageError(message=f"--engine threads: expected a local master or none, found {found}; leave one out")
@@ -60,7 +62,7 @@ def workers(
     """
     start = _started_once(report, progress, brief)
     cores = local_cores()
-    if engine == "spark" or cores is None or (engine == "auto" and n_bytes > config.job.engine_auto_bytes):
+    if engine == "spark" or cores is None or (engine == "auto" and n_bytes > config.job.spark_from_bytes):
         made: Workers = SparkTasks(start)
     else:
         made = Threads(_no_spark if engine == "threads" else start, cores)
@@ -76,7 +78,6 @@ def each(
     plans: Sequence[T],
     name: str,
     options: Options,
-    default: Engine,
     report: JobReport,
     progress: Progress,
     *,
@@ -84,13 +85,13 @@ def each(
     n_bytes: int | None = None,
     passes: int = 1,
 ) -> list[R]:
-    """Return `function` of every plan, in the order of the plans: a job of one stage.
+    """Return `function` of every plan, in the order of the plans: a job of one stage, which only reads.
 
     name: of the stage, for people. sizes: bytes of each plan, read `passes` times, in which `progress` counts.
     n_bytes: what is read of them; None: all. An error ends work that has not begun; Ctrl-C and SIGTERM do not even wait
     for the rest.
     """
-    engine = chosen_engine(options, default)
+    engine = chosen_engine(options, writes=False)
     with workers(engine, sum(sizes) if n_bytes is None else n_bytes, options.config, report, progress) as made:
         return made.run(function, plans, name, CountedBytes(progress, sizes, passes))
 
@@ -103,7 +104,7 @@ def session_of(
 
     name: of its jobs, in Spark's UI and event logs. brief: as of `jobs.spark.session.start`.
     """
-    if chosen_engine(options, "spark") == "threads":
+    if chosen_engine(options, writes=True) == "threads":
         raise UsageError(message=f"--engine threads: {name} reads and writes tables through Spark; leave it out")
     with workers("spark", 0, options.config, report, progress, brief=brief) as made:
         spark = made.spark()

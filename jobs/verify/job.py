@@ -101,7 +101,7 @@ def _check_each(
     progress: Progress,
 ) -> None:
     progress.start("verify", sum(sizes), BYTES)
-    report.results += each(check, plans, "verify: partitions", options, "auto", report, progress, sizes=sizes)
+    report.results += each(check, plans, "verify: partitions", options, report, progress, sizes=sizes)
     progress.close()
 
 

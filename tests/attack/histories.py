@@ -43,7 +43,8 @@ _TOML: Final = """
 "min.cleanable.dirty.ratio" = 0.0
 "index.interval.bytes" = 0
 [job]
-"engine" = "{engine}"
+"engine" = "threads"
+"split.by" = "{way}"
 "split.bytes" = {split}
 "task.memory.bytes" = {memory}
 """
@@ -174,12 +175,12 @@ class Kind:
         return TEMPORARY if self.spills else ""
 
 
-def compact(root: Path, engine: str = "auto") -> list[str]:
-    return [*_by_the_clock(root, engine), "--now", str(NOW_MS)]
+def compact(root: Path, way: str = "auto") -> list[str]:
+    return [*_by_the_clock(root, way), "--now", str(NOW_MS)]
 
 
-def _by_the_clock(root: Path, engine: str = "auto") -> list[str]:
-    config = root.parent / f"{engine}.toml"
+def _by_the_clock(root: Path, way: str = "auto") -> list[str]:
+    config = root.parent / f"{way}.toml"
     return ["compact", str(root / "archive"), "--store", str(root / "store"), "--config", str(config), "--json"]
 
 
@@ -227,12 +228,12 @@ def grow(archive: Path, number: int) -> None:
 
 
 def write_settings(work: Path) -> None:
-    """Write settings for the engines of `compact`."""
-    for name, engine, split, memory in (
+    """Write settings for the ways of `compact`."""
+    for name, way, split, memory in (
         ("auto", "auto", 1 << 30, 1 << 30), ("blocks", "blocks", 500, 1 << 30),
         ("spilling", "auto", 1 << 30, 64 << 20),
     ):  # fmt: skip
-        (work / f"{name}.toml").write_text(_TOML.format(engine=engine, split=split, memory=memory))
+        (work / f"{name}.toml").write_text(_TOML.format(way=way, split=split, memory=memory))
 
 
 class History:

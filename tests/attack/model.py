@@ -369,7 +369,7 @@ class World:
             "retention.bytes": told.retention_bytes,
             **({"compaction.strategy.header": "v"} if told.strategy == "header" else {}),
         }
-        job = {"engine": rng.choice(("auto", "task", "blocks")), "split.bytes": rng.choice((200, 1 << 30))}
+        job = {"split.by": rng.choice(("auto", "none", "blocks")), "split.bytes": rng.choice((200, 1 << 30))}
         lines = ["[defaults]", *(f'"{k}" = {json.dumps(v)}' for k, v in values.items())]
         path.write_text("\n".join([*lines, "[job]", *(f'"{k}" = {json.dumps(v)}' for k, v in job.items())]) + "\n")
         return path

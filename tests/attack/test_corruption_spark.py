@@ -1,4 +1,4 @@
-"""The same damage through code that only Spark runs: the engine `window`, and the streaming source.
+"""The same damage through code that only Spark runs: Spark's window, and the streaming source.
 
 Each case is a partition of one archive beside others and an undamaged one: a problem in one stops no other.
 """
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.attack, pytest.mark.slow, pytest.mark.spark]
 T = TypeVar("T")
 
 FEW = 8  # damages: partitions of one archive
-_WINDOW = replace(CONFIG, job=replace(CONFIG.job, engine="window"))
+_WINDOW = replace(CONFIG, job=replace(CONFIG.job, split_by="window"))
 
 
 def test_window(
@@ -67,7 +67,7 @@ def test_window(
         return judge_each(members, verdict)
 
     cases, of = all_cases(specimens, request.config.getoption("--attack-seed"))
-    attack(request, "engine window", cases, of, FEW, work)
+    attack(request, "window", cases, of, FEW, work)
 
 
 def test_stream(

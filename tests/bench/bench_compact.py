@@ -98,8 +98,8 @@ from pyspark import SparkContext
 from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Silent
-archive, store, engine, without_spark = sys.argv[1:]
-job = {"engine": engine, "without.spark.bytes": int(without_spark)}
+archive, store, split, engine = sys.argv[1:]
+job = {"split.by": split, "engine": engine}
 tables = {"defaults": {"cleanup.policy": "compact", "segment.bytes": %d}, "job": job}
 report = compact.run(CompactOptions(archive, store, %d, parse_config(tables)), Silent())
 out = report.to_json()
@@ -113,16 +113,16 @@ print(json.dumps(out))
 """
 
 
-def whole_runs(archive: Path, work: Path, codec: str, engines: Sequence[str], *, with_spark: bool) -> None:
+def whole_runs(archive: Path, work: Path, codec: str, ways: Sequence[str], *, with_spark: bool) -> None:
     """Print whole runs of the job, in processes of their own, for each way of finding the last offset."""
-    for engine in engines:
+    for split in ways:
         store = work / "store"
         code = _RUN % (SEGMENT_BYTES, NOW_MS)
-        without_spark = 0 if with_spark else 1 << 60
+        engine = "spark" if with_spark else "threads"
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         run = subprocess.run(
-            [sys.executable, "-c", code, str(archive), str(store), engine, str(without_spark)],
+            [sys.executable, "-c", code, str(archive), str(store), split, engine],
             check=True, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         total = time.perf_counter() - start
@@ -133,7 +133,7 @@ def whole_runs(archive: Path, work: Path, codec: str, engines: Sequence[str], *,
         (one,) = out["partitions"]
         work_seconds = out["seconds"]["partitions"]
         print(
-            f"{codec}, {engine} ({one['splits']} splits, {'Spark' if with_spark else 'threads'}): "
+            f"{codec}, {split} ({one['splits']} splits, {'Spark' if with_spark else 'threads'}): "
             f"work {work_seconds:.2f} s {one['seconds']}, "
             f"whole run {total:.1f} s, {cpu:.1f} processor seconds, {out['seconds']}; "
             f"read {one['bytes_read'] / _MB:.0f} MB, written {one['bytes_written'] / _MB:.0f} MB, "
@@ -149,8 +149,8 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=KEYS)
     parser.add_argument("--codec", nargs="+", default=["none", "zstd"])
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--engines", nargs="*", default=["task", "blocks", "window"], help="as whole runs, with Spark")
-    parser.add_argument("--threads", nargs="*", default=["task", "blocks"], help="engines of whole runs without Spark")
+    parser.add_argument("--split-by", nargs="*", default=["none", "blocks", "window"], help="as whole runs, with Spark")
+    parser.add_argument("--threads", nargs="*", default=["none", "blocks"], help="ways of whole runs without Spark")
     options = parser.parse_args()
     for codec in options.codec:
         with tempfile.TemporaryDirectory(prefix="lastkey-bench-") as name:
@@ -160,7 +160,7 @@ def main() -> None:
             against_kafka(archive, work, codec, options.repeat)
             for _ in range(options.repeat):
                 whole_runs(archive, work, codec, options.threads, with_spark=False)
-            whole_runs(archive, work, codec, options.engines, with_spark=True)
+            whole_runs(archive, work, codec, options.split_by, with_spark=True)
 
 
 if __name__ == "__main__":

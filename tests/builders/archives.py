@@ -100,7 +100,7 @@ class Lab:
     def run(self, now_ms: int, *, settings: dict[str, Any] | None = None, **options: Any) -> CompactReport:
         """Run the job once in the session of the tests."""
         given = settings or self.settings
-        job = {"without.spark.bytes": 0} | given.get("job", {})  # run in tasks, as for a large archive
+        job = {"engine": "spark"} | given.get("job", {})  # run in tasks, as for a large archive
         config = parse_config(given | {"job": job})
         made = CompactOptions(archive=str(self.archive), store=str(self.store), now_ms=now_ms, config=config, **options)
         return compact.run(made, Silent())

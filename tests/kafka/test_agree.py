@@ -78,10 +78,10 @@ def kept(tmp_path_factory) -> tuple[list[Log], list[Log]]:
     return [log for log in logs if not log.first_dirty_offset], [log for log in logs if log.first_dirty_offset]
 
 
-def settings_for(logs: list[Log], engine: str):
+def settings_for(logs: list[Log], split: str):
     from lastkey.jobs.command.config import parse_config
 
-    job = {"engine": engine, "split.bytes": 1, "chunk.bytes": 1 << 16}  # small splits: a segment each, or 64 KiB of it
+    job = {"split.by": split, "split.bytes": 1, "chunk.bytes": 1 << 16}  # small splits: a segment each, or 64 KiB of it
     topics = {log.topic: {"segment.bytes": log.segment_bytes} for log in logs}
     defaults = {"cleanup.policy": "compact", "null.keys": "drop"}  # as the broker's cleaner does
     return parse_config({"defaults": defaults, "topics": topics, "job": job})
@@ -102,7 +102,7 @@ def batches_and_records(folder: Path) -> list[str]:
     return without_segments(dump([folder])[folder])
 
 
-def three_passes(logs: list[Log], work: Path, engine: str) -> list[Path]:
+def three_passes(logs: list[Log], work: Path, split: str) -> list[Path]:
     """Return the restored log directory of each pass, after comparing it with the broker's cleaner's."""
     from lastkey.jobs.command.options import CompactOptions, RestoreOptions
     from lastkey.jobs.command.progress import Silent
@@ -113,7 +113,7 @@ def three_passes(logs: list[Log], work: Path, engine: str) -> list[Path]:
     lay_out(logs, archive)
     shutil.copytree(archive, oracle, copy_function=shutil.copy2)
     before = tree(archive)
-    config = settings_for(logs, engine)
+    config = settings_for(logs, split)
     first_ms = max(log.now_ms for log in logs)
     outputs = []
     for number in range(3):
@@ -157,9 +157,9 @@ def check_with_kafkas_tool(output: Path) -> None:
         assert [line for line in said.splitlines() if BAD_INDEX.search(line)] == []
 
 
-@pytest.mark.parametrize("engine", ["auto", "blocks"])
-def test_logs_of_a_broker_of_today(engine, written, tmp_path, spark):
-    outputs = three_passes(written, tmp_path, engine)
+@pytest.mark.parametrize("split", ["auto", "blocks"])
+def test_logs_of_a_broker_of_today(split, written, tmp_path, spark):
+    outputs = three_passes(written, tmp_path, split)
     check_with_kafkas_tool(outputs[0])
     for output in (outputs[0], outputs[2]):
         with start_restored(output) as broker:
@@ -172,12 +172,12 @@ def test_logs_of_a_broker_of_today(engine, written, tmp_path, spark):
             assert {name: hidden[name] for name in full if hidden[name]} == {}
 
 
-@pytest.mark.parametrize("engine", ["auto", "blocks"])
-def test_golden_logs_are_cleaned_and_served_as_by_kafka(engine, kept, tmp_path, spark):
+@pytest.mark.parametrize("split", ["auto", "blocks"])
+def test_golden_logs_are_cleaned_and_served_as_by_kafka(split, kept, tmp_path, spark):
     first, more = kept
     for name in ("first", "more"):
         (tmp_path / name).mkdir()
-    outputs, again = (three_passes(logs, tmp_path / name, engine) for logs, name in ((first, "first"), (more, "more")))
+    outputs, again = (three_passes(logs, tmp_path / name, split) for logs, name in ((first, "first"), (more, "more")))
     for output in (outputs[0], again[0]):
         with start_restored(output) as broker:
             problems, _ = check_served(broker.bootstrap, partition_dirs([output]))

@@ -75,7 +75,7 @@ def test_a_store_in_a_bucket(tmp_path, capsys):
     local, remote = tmp_path / "store", f"{BUCKET}/store"
     in_tasks = tmp_path / "topics.toml"  # the bucket in Spark's workers, the disk in threads
     topics = (ROOT / "examples" / "topics.toml").read_text()
-    in_tasks.write_text(f'{topics}\n[job]\n"without.spark.bytes" = 0\n')
+    in_tasks.write_text(f'{topics}\n[job]\n"engine" = "spark"\n')
     for now_ms in (FIRST_MS, SECOND_MS):
         if now_ms == SECOND_MS:
             shutil.copytree(whole, grown, dirs_exist_ok=True)

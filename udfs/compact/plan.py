@@ -60,7 +60,7 @@ class Limits:
     chunk_bytes: int = 8 << 20
     task_memory_bytes: int = 1 << 30
     split_bytes: int = 4 << 30
-    split: SplitBy = "auto"  # how several tasks find last offsets; auto: in one task or by blocks, whichever costs less
+    split_by: SplitBy = "auto"  # who finds last offsets: one task or several; auto: whichever costs less
 
 
 @dataclass(frozen=True)

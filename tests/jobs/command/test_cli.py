@@ -470,7 +470,7 @@ def test_help_starts_no_jvm(tmp_path):
 def _needs_spark(folder):
     """Return a command that has something to compact, and may not do it in threads."""
     archive, config = ROOT / "examples" / "archive", folder / "t.toml"
-    config.write_text('[topics.users]\n"cleanup.policy" = "compact"\n[job]\n"without.spark.bytes" = 0\n')
+    config.write_text('[topics.users]\n"cleanup.policy" = "compact"\n[job]\n"engine" = "spark"\n')
     return "compact", str(archive), "--store", str(folder / "store"), "--config", str(config)
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from lastkey.jobs.compact.choose import ASKED, CORES_IDLE, choose, several_of
 from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.logformat.listing import ListedSegment
-from lastkey.udfs.compact.plan import Engine, Limits, PartitionPlan
+from lastkey.udfs.compact.plan import Limits, PartitionPlan, SplitBy
 from lastkey.udfs.segments import SegmentInput
 from tests.builders.folders import Archived, plan_of
 from tests.reference.cleaner import Settings
@@ -70,9 +70,9 @@ def no_spark() -> SparkSession:
     raise AssertionError("Spark was started")
 
 
-def plan(size: int, engine: Engine = "auto", *, dry_run: bool = False) -> PartitionPlan:
+def plan(size: int, split: SplitBy = "auto", *, dry_run: bool = False) -> PartitionPlan:
     archived = Archived(Path("/none"), [SegmentInput(ListedSegment("/none", "t-0/0.log", 0, size, 0))])
-    limits = Limits(engine=engine)
+    limits = Limits(split_by=split)
     return plan_of(
         archived, Path("/none"), Settings(), now_ms=0, log_start_offset=0, limits=limits, dry_run=dry_run
     )  # fmt: skip
@@ -82,12 +82,12 @@ def test_what_is_asked_for_is_done(workers: Callable[[int], Threads]) -> None:
     small, large = plan(5), plan(4 * GIB)
     chosen = choose([small, large], workers(4))
     assert (chosen.one_task, chosen.several, chosen.because) == ((small,), (large,), CORES_IDLE)
-    asked: tuple[Engine, ...] = ("blocks", "window")
-    for engine in asked:
-        plans = [replace(p, limits=Limits(engine=engine)) for p in (small, large)]
+    asked: tuple[SplitBy, ...] = ("blocks", "window")
+    for split in asked:
+        plans = [replace(p, limits=Limits(split_by=split)) for p in (small, large)]
         assert choose(plans, workers(2)).several == (plans[1], plans[0])
         assert choose(plans, workers(2)).because == ASKED
-    assert choose([plan(4 * GIB, "task")], workers(2)).several == ()
+    assert choose([plan(4 * GIB, "none")], workers(2)).several == ()
 
 
 def test_a_dry_run_writes_no_key_files(workers: Callable[[int], Threads]) -> None:

@@ -25,11 +25,10 @@ TOML = """
 "min.cleanable.dirty.ratio" = 0.0
 [job]
 "wave.partitions" = {wave}
+"split.by" = "{split}"
 "engine" = "{engine}"
-"without.spark.bytes" = {without_spark}
 """
 
-WITHOUT = 1 << 30  # bytes that a run takes without Spark, in threads of its own
 
 # (where, at which call, whether the generation is the new one then). A wave has three commits: two of the history, and
 # the switch
@@ -103,9 +102,9 @@ def _folders(lab):
     return there, known
 
 
-def _arguments(lab, tmp_path, now_ms, *more, wave=64, engine="auto", without_spark=0):
+def _arguments(lab, tmp_path, now_ms, *more, wave=64, split="auto", engine="spark"):
     config = tmp_path / "cleaner.toml"
-    config.write_text(TOML.format(wave=wave, engine=engine, without_spark=without_spark))
+    config.write_text(TOML.format(wave=wave, split=split, engine=engine))
     return [
         "compact", str(lab.archive), "--store", str(lab.store), "--config", str(config), "--now", str(now_ms), "--json",
         *more,
@@ -113,15 +112,15 @@ def _arguments(lab, tmp_path, now_ms, *more, wave=64, engine="auto", without_spa
 
 
 @pytest.mark.parametrize(
-    ("step", "nth", "new", "without_spark"),
+    ("step", "nth", "new", "engine"),
     # with Spark the same functions write the same files: one step shows that the next run goes on there too
-    [(*step, WITHOUT) for step in STEPS + OF_COMMIT] + [(*STEPS[-1], 0)],
+    [(*step, "threads") for step in STEPS + OF_COMMIT] + [(*STEPS[-1], "spark")],
     ids=lambda value: str(value).replace(" ", "-"),
 )
-def test_a_kill_leaves_a_whole_generation(begun, step, nth, new, without_spark, now_ms, tmp_path):
+def test_a_kill_leaves_a_whole_generation(begun, step, nth, new, engine, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms, without_spark=without_spark)
+    arguments = _arguments(mine, tmp_path, now_ms, engine=engine)
     run = start(tmp_path / "run", arguments, step, nth=nth)
     run.wait_until_reached()
     run.kill()
@@ -155,7 +154,7 @@ def test_a_kill_between_waves_keeps_what_was_committed(begun, now_ms, tmp_path):
     """wave.partitions = 1: the largest partition first; the run dies with the second wave."""
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms, wave=1, without_spark=WITHOUT)
+    arguments = _arguments(mine, tmp_path, now_ms, wave=1, engine="threads")
     run = start(tmp_path / "run", arguments, "before lastkey.jobs.store.table:_commit", nth=6)
     run.wait_until_reached()
     run.kill()
@@ -171,7 +170,7 @@ def test_a_kill_between_waves_keeps_what_was_committed(begun, now_ms, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("engine", "step"),
+    ("split", "step"),
     [
         ("auto", "output.generation:read_back"),
         ("blocks", "split.walk_split:walk_split"),
@@ -179,11 +178,11 @@ def test_a_kill_between_waves_keeps_what_was_committed(begun, now_ms, tmp_path):
         ("blocks", "output.generation:read_back"),
     ],
 )
-def test_a_worker_that_dies_is_an_error_and_commits_nothing(begun, now_ms, tmp_path, engine, step):
+def test_a_worker_that_dies_is_an_error_and_commits_nothing(begun, now_ms, tmp_path, split, step):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     run = start(
-        tmp_path / "run", _arguments(mine, tmp_path, now_ms, engine=engine), f"before lastkey.udfs.compact.{step}"
+        tmp_path / "run", _arguments(mine, tmp_path, now_ms, split=split), f"before lastkey.udfs.compact.{step}"
     )
     worker = run.wait_until_reached()
     assert worker != run.process.pid
@@ -262,7 +261,7 @@ def test_a_vacuum_without_grace_leaves_a_run_what_it_has_read(begun, now_ms, tmp
     """Its files are complete, no generation names them yet, and no generation has read as far."""
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms, without_spark=WITHOUT)
+    arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
     run = start(tmp_path / "run", arguments, "before lastkey.jobs.store.writing:commit_wave", held=True)
     run.wait_until_reached()
     taken = vacuum.run(VacuumOptions(str(mine.store), grace_hours=0), Silent())
@@ -277,21 +276,22 @@ def test_a_vacuum_without_grace_leaves_a_run_what_it_has_read(begun, now_ms, tmp
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected", "wave", "nth", "without_spark"),
+    ("asked", "expected", "wave", "nth", "engine"),
     [
-        (signal.SIGTERM, 143, 64, 3, WITHOUT), (signal.SIGINT, 130, 64, 3, WITHOUT), (signal.SIGINT, 130, 64, 3, 0),
-        (signal.SIGTERM, 143, 1, 2, WITHOUT), (signal.SIGINT, 130, 1, 2, WITHOUT), (signal.SIGTERM, 143, 1, 2, 0),
+        (signal.SIGTERM, 143, 64, 3, "threads"), (signal.SIGINT, 130, 64, 3, "threads"),
+        (signal.SIGINT, 130, 64, 3, "spark"), (signal.SIGTERM, 143, 1, 2, "threads"),
+        (signal.SIGINT, 130, 1, 2, "threads"), (signal.SIGTERM, 143, 1, 2, "spark"),
     ],
 )  # fmt: skip
 def test_a_run_that_is_asked_to_end_commits_what_is_finished(
-    begun, now_ms, tmp_path, asked, expected, wave, nth, without_spark
+    begun, now_ms, tmp_path, asked, expected, wave, nth, engine
 ):
     """One core, one partition after the other: as the signal comes, `nth` - 1 are finished. With one core of Spark the
     last of them may not have been heard of yet.
     """
     lab, archive, undisturbed = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms, wave=wave, without_spark=without_spark)
+    arguments = _arguments(mine, tmp_path, now_ms, wave=wave, engine=engine)
     run = start(
         tmp_path / "run", arguments, "before lastkey.udfs.compact.output.generation:flush_folder", nth=nth, cores=1
     )
@@ -305,14 +305,14 @@ def test_a_run_that_is_asked_to_end_commits_what_is_finished(
     assert (code, said["exit_code"], said["error"]["exit_code"]) == (expected, expected, expected), err
     generations = [p["generation"] for p in said["partitions"]]
     n = len(list(filter(None, generations)))
-    assert n == nth - 1 or (not without_spark and 0 < n < nth)
+    assert n == nth - 1 or (engine == "spark" and 0 < n < nth)
     assert f"; {n} of 3 partitions committed" in said["error"]["message"]
     assert f"{n} of 3 partitions committed" in err and "run again to continue" in err
     assert sorted(p["status"] for p in said["partitions"]) == ["cleaned"] * n + ["stopped"] * (3 - n)
     assert sum(row.generation > 1 or key[0] == "new" for key, row in mine.state().checkpoints().items()) == n
     there, known = _folders(mine)
     assert there == known
-    assert bool(said["notes"]) == bool(without_spark), said["notes"]  # a thread that stands at the step never ends
+    assert bool(said["notes"]) == (engine == "threads"), said["notes"]  # a thread that stands at the step never ends
     assert _announced(mine) == []
     assert "Traceback" not in err
     assert tree(lab.archive) == archive
@@ -325,7 +325,7 @@ def test_a_run_that_is_asked_to_end_commits_what_is_finished(
 def test_a_signal_during_the_commit_waits_for_it(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms, without_spark=WITHOUT)
+    arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
     run = start(tmp_path / "run", arguments, "before lastkey.jobs.store.table:_commit", nth=3, held=True)
     run.wait_until_reached()
     os.kill(run.process.pid, signal.SIGTERM)
@@ -343,7 +343,7 @@ def test_a_signal_during_the_commit_waits_for_it(begun, now_ms, tmp_path):
 def test_a_second_signal_ends_the_run_at_once(begun, now_ms, tmp_path, second, expected):
     lab, archive, undisturbed = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms, without_spark=WITHOUT)
+    arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
     run = start(
         tmp_path / "run", arguments, "before lastkey.jobs.store.writing:commit_wave",
         constant="lastkey.jobs.command.stopping:_SAME_SECONDS",
@@ -367,14 +367,12 @@ def test_a_second_signal_ends_the_run_at_once(begun, now_ms, tmp_path, second, e
     "step", ["split.walk_split:walk_split", "split.settle:settle", "split.rewrite_split:rewrite_split"]
 )
 @pytest.mark.parametrize(("asked", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("without_spark", [0, WITHOUT])
-def test_a_run_in_several_tasks_that_is_asked_to_end_does(
-    begun, now_ms, tmp_path, asked, expected, step, without_spark
-):
+@pytest.mark.parametrize("engine", ["spark", "threads"])
+def test_a_run_in_several_tasks_that_is_asked_to_end_does(begun, now_ms, tmp_path, asked, expected, step, engine):
     """Three partitions by blocks, two at once: those that work end, the third one is not begun."""
     lab, archive, _ = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms, engine="blocks", without_spark=without_spark)
+    arguments = _arguments(mine, tmp_path, now_ms, split="blocks", engine=engine)
     run = start(tmp_path / "run", arguments, f"before lastkey.udfs.compact.{step}")
     run.wait_until_reached()
     os.kill(run.process.pid, asked)
@@ -396,7 +394,7 @@ def test_of_two_runs_at_once_one_wins(begun, now_ms, tmp_path, wave):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     step = "before lastkey.jobs.store.writing:commit_wave"
-    arguments = _arguments(mine, tmp_path, now_ms, wave=wave, without_spark=WITHOUT)
+    arguments = _arguments(mine, tmp_path, now_ms, wave=wave, engine="threads")
     deaf = "lastkey.jobs.store.announcements:_EXPIRES_SECONDS"
     runs = [start(tmp_path / name, arguments, step, held=True, constant=deaf) for name in ("one", "two")]
     for run in runs:
@@ -431,7 +429,7 @@ def test_of_two_runs_at_once_one_wins(begun, now_ms, tmp_path, wave):
 def test_a_second_run_hears_at_once_of_the_first_one_and_may_wait_for_it(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms, without_spark=WITHOUT)
+    arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
     first = start(tmp_path / "one", arguments, "before lastkey.udfs.compact.one_task:clean_groups", held=True, cores=1)
     first.wait_until_reached()
     files = set(tree(mine.store))
@@ -463,7 +461,7 @@ def test_a_second_run_hears_at_once_of_the_first_one_and_may_wait_for_it(begun, 
 def test_runs_of_other_partitions_work_side_by_side(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms, without_spark=WITHOUT)
+    arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
     step = "before lastkey.udfs.compact.one_task:clean_groups"
     first = start(tmp_path / "one", [*arguments, "--topics", "grown"], step, held=True)
     first.wait_until_reached()

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 CASES = ("few-keys", "none-tomb", "txn-none", "txn-hang", "v0-none", "v1-gzip-append", "zstd-headers")
 
 # Blocks in Spark's tasks and in threads
-WAYS = pytest.mark.parametrize(("engine", "without_spark"), [("blocks", 0), ("blocks", 1 << 30), ("window", 0)])
+WAYS = pytest.mark.parametrize(("split", "engine"), [("blocks", "spark"), ("blocks", "threads"), ("window", "spark")])
 
 
 def files(lab, checkpoints):
@@ -53,7 +53,7 @@ def folders(lab):
 
 
 @WAYS
-def test_several_tasks_write_the_same_bytes_as_one(engine, without_spark, spark, cases, now_ms, tmp_path):
+def test_several_tasks_write_the_same_bytes_as_one(split, engine, spark, cases, now_ms, tmp_path):
     one, many = Lab(spark, tmp_path), Lab(spark, tmp_path, store_at=tmp_path / "other")
     for name in CASES:
         put(only_input(cases[name]), one.archive / f"{name}-0")
@@ -63,7 +63,7 @@ def test_several_tasks_write_the_same_bytes_as_one(engine, without_spark, spark,
     whole = one.run(now_ms)
     split = many.run(
         now_ms,
-        settings={**one.settings, "job": {"split.bytes": 1, "engine": engine, "without.spark.bytes": without_spark}},
+        settings={**one.settings, "job": {"split.bytes": 1, "split.by": split, "engine": engine}},
     )
     assert whole.exit_code == split.exit_code == 0
     for a, b in zip(whole.results, split.results, strict=True):
@@ -85,7 +85,7 @@ def test_several_tasks_write_the_same_bytes_as_one(engine, without_spark, spark,
     # again, over clean and dirty, at a clock at which horizons have passed; the dry run says the same
     later = now_ms + 25 * HOUR
     names = "[ftvn]*"
-    several = {**one.settings, "job": {"split.bytes": 1, "engine": engine, "without.spark.bytes": without_spark}}
+    several = {**one.settings, "job": {"split.bytes": 1, "split.by": split, "engine": engine}}
     dry = many.run(later, topics=TopicFilter((names,)), force=True, dry_run=True, settings=several)
     whole = one.run(later, topics=TopicFilter((names,)), force=True)
     split = many.run(later, topics=TopicFilter((names,)), force=True, settings=several)
@@ -103,13 +103,13 @@ def test_several_tasks_write_the_same_bytes_as_one(engine, without_spark, spark,
 
 
 @WAYS
-def test_what_sets_a_partition_aside_does_so_in_splits_too(engine, without_spark, spark, cases, now_ms, tmp_path):
+def test_what_sets_a_partition_aside_does_so_in_splits_too(split, engine, spark, cases, now_ms, tmp_path):
     lab = Lab(
         spark,
         tmp_path,
         settings={
             "defaults": COMPACT,
-            "job": {"split.bytes": 1, "engine": engine, "without.spark.bytes": without_spark},
+            "job": {"split.bytes": 1, "split.by": split, "engine": engine},
         },
     )
     put(only_input(cases["few-keys"]), lab.archive / "good-0")
@@ -132,8 +132,8 @@ def test_what_sets_a_partition_aside_does_so_in_splits_too(engine, without_spark
     assert [name.partition("/")[0] for name in folders(lab)] == ["good-0"]
 
 
-@pytest.mark.parametrize(("without_spark", "workers"), [(0, SparkTasks), (1 << 30, Threads)])
-def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, monkeypatch, without_spark, workers):
+@pytest.mark.parametrize(("engine", "workers"), [("spark", SparkTasks), ("threads", Threads)])
+def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, monkeypatch, engine, workers):
     """64 MiB for a task (the least) are half of it a table of keys: 1.4 million; this partition has more."""
     n, per_batch = 1_700_000, 100_000
     folder = tmp_path / "archive" / "many-0"
@@ -143,10 +143,10 @@ def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, mon
         for start in range(0, n, per_batch):
             out.write(_numbered(start, per_batch))
     second.write_bytes(data_batch(n, [(1_000_000, b"x", b"y")]).data)
-    job = {"task.memory.bytes": 64 << 20, "without.spark.bytes": without_spark}
+    job = {"task.memory.bytes": 64 << 20, "engine": engine}
     small = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": job})
     large = Lab(
-        spark, tmp_path, settings={"defaults": COMPACT, "job": {"without.spark.bytes": without_spark}},
+        spark, tmp_path, settings={"defaults": COMPACT, "job": {"engine": engine}},
         store_at=tmp_path / "other",
     )  # fmt: skip
     seen = []
@@ -192,7 +192,7 @@ def _numbered(start, n):
 
 def test_a_disk_that_is_full_at_the_end_keeps_no_key_files(spark, cases, now_ms, tmp_path):
     """They go with the partition, above all where there is no room: as large as the keys, and pieces of segments."""
-    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.bytes": 1, "engine": "blocks"}})
+    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.bytes": 1, "split.by": "blocks"}})
     put(only_input(cases["few-keys"]), lab.archive / "t-0")
     full = Fault("create", "*/leader-epoch-checkpoint", error="ENOSPC", times=None)
     with faults(tmp_path, full), pytest.raises(OSError, match="No space left"):
@@ -203,7 +203,7 @@ def test_a_disk_that_is_full_at_the_end_keeps_no_key_files(spark, cases, now_ms,
 
 def test_a_run_that_failed_begins_no_more_partitions(spark, cases, now_ms, tmp_path):
     """The disk is full for the first of six, two are at work at once. None of the others would be committed."""
-    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"engine": "blocks"}})
+    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.by": "blocks"}})
     for number in range(6):
         put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
     full = Fault("create", "*/leader-epoch-checkpoint", error="ENOSPC")
@@ -230,7 +230,7 @@ def test_a_dry_run_in_threads_starts_spark_once(spark, cases, now_ms, tmp_path, 
     lab = Lab(None, tmp_path)
     for number in range(2):
         put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
-    settings = {"defaults": COMPACT, "job": {"engine": "blocks", "without.spark.bytes": 1 << 30}}
+    settings = {"defaults": COMPACT, "job": {"split.by": "blocks", "engine": "threads"}}
     report = lab.run(now_ms, settings=settings, dry_run=True)
     assert [r.problem for r in report.results] == [None, None]
     assert len(started) == 1
@@ -246,6 +246,6 @@ def test_a_dry_run_in_threads_without_java_says_so(cases, now_ms, tmp_path, monk
     monkeypatch.setattr("lastkey.jobs.compact.waves.local_cores", lambda: 2)
     lab = Lab(None, tmp_path)
     put(only_input(cases["few-keys"]), lab.archive / "t-0")
-    settings = {"defaults": COMPACT, "job": {"engine": "blocks", "without.spark.bytes": 1 << 30}}
+    settings = {"defaults": COMPACT, "job": {"split.by": "blocks", "engine": "threads"}}
     with pytest.raises(JavaError):
         lab.run(now_ms, settings=settings, dry_run=True)

@@ -37,8 +37,8 @@ def test_the_last_record_of_each_key(spark: SparkSession, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["blocks", "window"])
-def test_blocks_leave_what_the_window_says(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("split", ["blocks", "window"])
+def test_blocks_leave_what_the_window_says(spark: SparkSession, tmp_path: Path, split: str) -> None:
     rng = random.Random(5)
     for partition in range(2):
         folder = tmp_path / "archive" / f"t-{partition}"
@@ -52,11 +52,11 @@ def test_blocks_leave_what_the_window_says(spark: SparkSession, tmp_path: Path, 
                 offset += 20
             (folder / f"{base:020d}.log").write_bytes(b"".join(batch.data for batch in batches))
     # splits of 64 KiB, in segments of about 200
-    job = {"engine": engine, "split.bytes": 1, "chunk.bytes": 1 << 16}
+    job = {"split.by": split, "split.bytes": 1, "chunk.bytes": 1 << 16}
     lab = Lab(spark, tmp_path, {"defaults": COMPACT, "job": job})
     report = lab.run(START_MS + 1000, sealed=True)
     assert [(r.status, r.splits > 4, r.several_because) for r in report.results] == [
-        ("cleaned", True, "as the setting engine says")
+        ("cleaned", True, "as the setting split.by says")
     ] * 2
     expected = last_per_key(spark.read.format("kafka_log").load(str(lab.archive)))
     kept = spark.read.format("kafka_log").option("store", str(lab.store)).load()

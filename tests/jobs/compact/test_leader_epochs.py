@@ -26,7 +26,7 @@ LOG = "{leader=0} a=1 b=1 || {leader=3} c=2 c=3 || {leader=5} c=4 | {leader=5} d
 def lab(tmp_path: Path) -> Lab:
     """After a first run, whose generation the archive's own checkpoint went into."""
     defaults = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0, "segment.bytes": 14}
-    lab = Lab(None, tmp_path, {"defaults": defaults, "job": {"without.spark.bytes": 1 << 30}})
+    lab = Lab(None, tmp_path, {"defaults": defaults, "job": {"engine": "threads"}})
     write_partition(lab.archive / "t-0", LOG + " || {leader=7} e=1")
     (lab.archive / "t-0" / CHECKPOINT).write_text(KNOWN)
     lab.run(NOW_MS)

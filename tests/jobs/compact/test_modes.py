@@ -36,11 +36,11 @@ def test_the_umask_can_only_take_more_away(tmp_path: Path, umask: int) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["auto", "blocks", "window"])
+@pytest.mark.parametrize("split", ["auto", "blocks", "window"])
 def test_logs_of_a_store_are_their_owners_alone(
-    spark: Any, cases: Any, now_ms: int, tmp_path: Path, engine: str
+    spark: Any, cases: Any, now_ms: int, tmp_path: Path, split: str
 ) -> None:
-    lab = Lab(spark, tmp_path, {"defaults": COMPACT, "job": {"split.bytes": 1000, "engine": engine}})
+    lab = Lab(spark, tmp_path, {"defaults": COMPACT, "job": {"split.bytes": 1000, "split.by": split}})
     for name in ("few-keys", "idem-active"):
         put(only_input(cases[name]), lab.archive / f"{name}-0")
     assert lab.run(now_ms, sealed=True).exit_code == 0

@@ -30,9 +30,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 # How each topic is worked through; both policies each
 WAYS = {
-    "task": {"engine": "task"},
-    "blocks": {"engine": "blocks"},
-    "threads": {"engine": "blocks", "without.spark.bytes": 1 << 30},
+    "task": {"split.by": "none"},
+    "blocks": {"split.by": "blocks"},
+    "threads": {"split.by": "blocks", "engine": "threads"},
 }
 
 

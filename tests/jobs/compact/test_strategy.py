@@ -29,9 +29,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 STRATEGIES = ("timestamp", "header")
 WAYS = {
-    "task": {"engine": "task"},
-    "window": {"engine": "window"},
-    "threads": {"engine": "auto", "without.spark.bytes": 1 << 30},
+    "task": {"split.by": "none"},
+    "window": {"split.by": "window"},
+    "threads": {"engine": "threads"},
 }
 
 

@@ -27,25 +27,25 @@ _TOML = """
 "cleanup.policy" = "compact"
 "min.cleanable.dirty.ratio" = 0.0
 [job]
-"engine" = "{engine}"
+"split.by" = "{split}"
 "split.bytes" = 500
-"without.spark.bytes" = {without_spark}
+"engine" = "{engine}"
 """
 
 
 def test_runs_end_as_on_any_full_disk_and_the_next_one_is_right(tmp_path: Path) -> None:
     """Full from the start, where Spark makes folders; and later, where it writes what it shuffles."""
     part = build(tmp_path / "archive")
-    for engine, without_spark in (("window", 0), ("task", 1 << 30)):
-        text = _TOML.format(engine=engine, without_spark=without_spark)
-        (tmp_path / f"{engine}.toml").write_text(text)
+    for split, engine in (("window", "spark"), ("none", "threads")):
+        text = _TOML.format(split=split, engine=engine)
+        (tmp_path / f"{split}.toml").write_text(text)
     local = tmp_path / "local"
     local.mkdir()
     before = tree(part.root)
 
-    def compact(store: Path, engine: str) -> tuple[int, dict[str, Any]]:
+    def compact(store: Path, split: str) -> tuple[int, dict[str, Any]]:
         words = ["--conf", f"spark.local.dir={local}", "compact", str(part.root), "--store", str(store)]
-        words += ["--config", str(tmp_path / f"{engine}.toml"), "--now", str(NOW_MS), "--json"]
+        words += ["--config", str(tmp_path / f"{split}.toml"), "--now", str(NOW_MS), "--json"]
         done = subprocess.run(
             [sys.executable, "-m", "lastkey", *words], env=environment, cwd=_ROOT, capture_output=True, text=True,
             timeout=300, check=False,
@@ -66,7 +66,7 @@ def test_runs_end_as_on_any_full_disk_and_the_next_one_is_right(tmp_path: Path) 
             assert kind == "DiskFullError" or "spark.local.dir" in report["error"]["message"]
             assert not open_state(str(part.store)).checkpoints()
         assert compact(part.store, "window")[0] == 0
-        assert compact(tmp_path / "undisturbed", "task")[0] == 0
+        assert compact(tmp_path / "undisturbed", "none")[0] == 0
     assert _logs(part.store) == _logs(tmp_path / "undisturbed") != {}
 
 
@@ -85,7 +85,7 @@ def test_the_same_on_a_disk_that_is_really_full(
         tell(request, f"full disk, spark.local.dir: not tried: {refused}")
         pytest.skip(refused)
     part = build(tmp_path / "archive")
-    (tmp_path / "window.toml").write_text(_TOML.format(engine="window", without_spark=0))
+    (tmp_path / "window.toml").write_text(_TOML.format(split="window", engine="spark"))
     local = tmp_path / "local"
     local.mkdir()
     before = tree(part.root)

@@ -203,7 +203,7 @@ def test_a_session_that_spark_stopped_by_itself_says_why():
 )
 def test_what_the_user_asked_of_spark_and_cannot_be_is_one_line(tmp_path, options, environment, said):
     config = tmp_path / "t.toml"
-    config.write_text('[topics.prices]\n"cleanup.policy" = "compact"\n[job]\n"without.spark.bytes" = 0\n')
+    config.write_text('[topics.prices]\n"cleanup.policy" = "compact"\n[job]\n"engine" = "spark"\n')
     words = ("compact", "examples/archive", "--store", str(tmp_path / "store"), "--config", str(config))
     done = subprocess.run(
         [sys.executable, "-m", "lastkey", *options.split(), *words], env={**os.environ, **environment}, cwd=ROOT,

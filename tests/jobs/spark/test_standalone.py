@@ -54,7 +54,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
 
 def test_a_worker_that_has_no_checkout_is_one_line(cluster, tmp_path):
     config = tmp_path / "t.toml"
-    config.write_text('[topics.prices]\n"cleanup.policy" = "compact"\n[job]\n"without.spark.bytes" = 0\n')
+    config.write_text('[topics.prices]\n"cleanup.policy" = "compact"\n[job]\n"engine" = "spark"\n')
     options = ("--master", cluster, "--conf", "spark.executor.memory=512m")
     words = ("compact", "examples/archive", "--store", str(tmp_path / "store"), "--config", str(config), "--quiet")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK"))}
