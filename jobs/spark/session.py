@@ -80,14 +80,35 @@ def start(
     conf: Mapping[str, str] | None = None,
     brief: bool = True,
 ) -> SparkSession:
-    """Make a session, or join the running one.
+    """Make a session, or join the running one: as `start_context`, which is enough for those who have only tasks."""
+    return session_on(start_context(name, options=options, conf=conf, brief=brief))
+
+
+def session_on(context: SparkContext) -> SparkSession:
+    """Make the session of a running context, or join it. Spark needs a second for the first one, for Delta's classes
+    above all.
+    """
+    try:
+        return SparkSession.builder.getOrCreate()
+    except (PySparkException, Py4JJavaError) as error:
+        raise _start_error("", error) from error
+
+
+def start_context(
+    name: str = "lastkey",
+    *,
+    options: UserOptions | None = None,
+    conf: Mapping[str, str] | None = None,
+    brief: bool = True,
+) -> SparkContext:
+    """Start Spark, or join the running one.
 
     options: the user's (default: PYSPARK_SUBMIT_ARGS), which win. conf: the caller's, which wins over the files.
     brief: the JVM has little to do (no shuffle of many rows); only used in local mode.
     """
     running = SparkContext._active_spark_context
     if running is not None or "PYSPARK_GATEWAY_PORT" in os.environ:  # a notebook, tests or spark-submit made it
-        return SparkSession.builder.appName(name).getOrCreate()
+        return SparkContext.getOrCreate()
     user = options or from_environment()
     check_master(user)
     java = find_java()
@@ -105,7 +126,7 @@ def start(
         gateway = launch_gateway(  # type: ignore[no-untyped-call]
             popen_kwargs={"stdout": output.descriptor, "stderr": output.descriptor}
         )
-        session = SparkSession(SparkContext(gateway=gateway))
+        context = SparkContext(gateway=gateway)
     except (PySparkException, Py4JJavaError) as error:
         raise _start_error(output.text(), error, user.master) from error
     except (Py4JError, ConnectionError):  # the JVM has ended; the handler asks how
@@ -116,7 +137,7 @@ def start(
     finally:
         output.launched()
     output.show()
-    return session
+    return context
 
 
 def check_connector(spark: SparkSession, uri: str) -> None:
