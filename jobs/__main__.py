@@ -13,8 +13,9 @@ def main(program: str = "") -> int:
     os.environ.setdefault("RUST_LOG", "error")  # delta-rs would warn of errors that ours report in one line
     with signals_handled(), at_once():
         from lastkey.jobs.command import cli  # noqa: PLC0415 - here Ctrl-C ends the process
-        from lastkey.jobs.spark import submit  # noqa: PLC0415
+        from lastkey.jobs.spark import ahead, submit  # noqa: PLC0415
     cli.program = program or cli.program
+    cli.start_ahead = ahead.start
     spark, rest = submit.split_arguments(sys.argv[1:])
     if spark:
         os.environ["PYSPARK_SUBMIT_ARGS"] = submit.as_typed(spark)
@@ -25,6 +26,8 @@ def end(code: int) -> None:
     """End the process without waiting for Spark's threads."""
     sys.stdout.flush()
     sys.stderr.flush()
+    if (jvm := sys.modules.get("lastkey.jobs.spark.jvm")) is not None:
+        jvm.end_ahead()
     if "pyspark" in sys.modules:
         os._exit(code)  # the JVM ends with our end of its pipe; nothing else is left to wait for
     sys.exit(code)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from lastkey.jobs.spark import session
+from lastkey.jobs.spark import jvm, session
 from lastkey.jobs.spark.submit import user_options
 from lastkey.jobs.store.minutes import minute_table, replace_segments
 from lastkey.jobs.store.tables import open_state
@@ -33,7 +33,7 @@ _WITHOUT_SPARK = (
 
 def main() -> int:
     """Compile kernels, fetch jars, train a JVM that writes the archive. Return 0, even if no archive could be made."""
-    java = session.find_java()
+    java = jvm.find_java()
     compile_kernels = "import lastkey.udfs.compact.warm_up"  # the kernels of a compaction
     subprocess.run([sys.executable, "-c", compile_kernels], check=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -47,9 +47,9 @@ def main() -> int:
                 *(word.format(folder=folder) for word in job[1:]),
             ]
             subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    if not session.cached_jars(Path("~/.ivy2.5.2").expanduser()):
+    if not jvm.cached_jars(Path("~/.ivy2.5.2").expanduser()):
         subprocess.run([sys.executable, "-c", "from lastkey.jobs.spark import session; session.start()"], check=False)
-    archive = session.class_archive(java)
+    archive = jvm.class_archive(java)
     if archive is None or archive.is_file():
         return 0
     archive.parent.mkdir(exist_ok=True)
@@ -67,7 +67,7 @@ def train(part: str) -> None:
     spark = session.start(
         options=user,
         conf={
-            "spark.driver.defaultJavaOptions": session.settings_for(user, session.find_java())[
+            "spark.driver.defaultJavaOptions": jvm.settings_for(user, jvm.find_java())[
                 "spark.driver.defaultJavaOptions"
             ]
             + f" -XX:ArchiveClassesAtExit={part} -Xlog:disable"

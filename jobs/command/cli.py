@@ -15,13 +15,20 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
 from lastkey.jobs import installation
 from lastkey.jobs.command import failures
-from lastkey.jobs.command.config import GAPS, NULL_KEYS, check_now_ms, check_policy_has_topics, load_config
+from lastkey.jobs.command.config import (
+    GAPS,
+    NULL_KEYS,
+    check_now_ms,
+    check_policy_has_topics,
+    load_config,
+)
 from lastkey.jobs.command.failures import Failure
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import (
@@ -51,6 +58,7 @@ interrupted; 141 stdout closed early.
 
 COMPLETE = "_LASTKEY_COMPLETE"
 program = "spark-submit.sh"  # as help calls it; `lastkey` where that was typed
+start_ahead: Callable[..., None] | None = None  # `jobs.spark.ahead.start`, set by who has the process to itself
 
 _OFFSET = click.IntRange(-MAX_LONG, MAX_LONG)
 
@@ -97,7 +105,8 @@ def lastkey() -> None:
 @shared
 def compact(**given: Any) -> None:
     """Keep the last record of every key and drop the rest, as the broker's own cleaner does."""
-    _call("compact", **given)
+    store = given["store"]
+    _call("compact", surely=given["force"] or ("://" not in store and not Path(store).exists()), **given)
 
 
 @lastkey.command()
@@ -128,7 +137,7 @@ def verify(**given: Any) -> None:
 @shared
 def reindex(**given: Any) -> None:
     """Rebuild the index files of ARCHIVE from its logs, and show what was wrong with them."""
-    _call("reindex", **given)
+    _call("reindex", surely=True, **given)
 
 
 @lastkey.command()
@@ -357,8 +366,13 @@ def _lines_to_stdout() -> Callable[[Any], object]:
     return (lambda lines: write(visible_bytes(lines))) if sys.stdout.isatty() else write
 
 
-def _call(job: str, **given: Any) -> None:
-    """Run a job through the function that Python programs call, with the options that it shares with them."""
+def _call(job: str, *, surely: bool | None = None, **given: Any) -> None:
+    """Run a job through the function that Python programs call, with the options that it shares with them.
+
+    surely: whether a job whose default is Spark will certainly have work for it.
+    """
+    if surely is not None and start_ahead is not None:
+        start_ahead(job, given["engine"], load_config(given["config"]), surely=surely)
     api = importlib.import_module("lastkey.jobs.api")
     _show(lambda progress, options: getattr(api, job)(**options, progress=progress), **given)
 

@@ -46,11 +46,16 @@ class Options(Protocol):
 
 def chosen_engine(options: Options, *, writes: bool) -> Engine:
     """Return the engine by option, setting, and the command's default. UsageError: threads with a master elsewhere."""
-    engine = options.engine or options.config.job.engine or (OF_WRITERS if writes else OF_READERS)
+    engine = asked_engine(options.engine, options.config, writes=writes)
     if engine == "threads" and local_cores() is None:
         found = from_environment().master or "a session that Spark's own spark-submit made"
         raise UsageError(message=f"--engine threads: expected a local master or none, found {found}; leave one out")
     return engine
+
+
+def asked_engine(option: Engine | None, config: Config, *, writes: bool) -> Engine:
+    """Return the engine by option, setting, and the command's default."""
+    return option or config.job.engine or (OF_WRITERS if writes else OF_READERS)
 
 
 @contextmanager

@@ -1,69 +1,28 @@
-"""The Spark session: the only place that makes one.
-
-Most of a short run's cost is the JVM loading and compiling classes that it needs once. Processor seconds, measured on 2
-cores with 64 partitions of 10 segments:
-                                                      as Spark and Delta come    here
-  session, first commit to a new store                                     36    13.5
-  session, checkpoints and manifests read, a commit                        50      21
-So, in local mode:
-- Delta's jars go onto the class path straight from Spark's cache of downloads, if they are there (the resolver copies);
-- the JVM uses an archive of loaded classes (CDS), if `python -m lastkey.jobs.prepare` has made one;
-- runs that give the JVM little to do (`brief`) use only its quick compiler and its simplest collector.
-On a cluster none of this is set, and Spark's resolver or the cached jars bring Delta to every node.
-"""
+"""The Spark session: the only place that makes one. `jobs.spark.jvm` launches the process that it lives in."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
-import threading
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from lastkey.jobs.errors import ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
-from lastkey.jobs.installation import CONF
-from lastkey.jobs.spark.master import check_master, is_local
-from lastkey.jobs.spark.submit import UserOptions, from_environment, launch_arguments, read_properties
-from lastkey.logformat.control_characters import visible
+from lastkey.jobs.errors import ConnectorError, JarsError, SparkStartError
+from lastkey.jobs.spark import jvm
+from lastkey.jobs.spark.master import check_master
+from lastkey.jobs.spark.submit import UserOptions, from_environment
 
-PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
-# The resolver's jars that Spark's own do not hold already (in the same or a newer version), each with its
-# SHA-256: the resolver checks downloads only against sums from the same place, and its cache not at all
-JARS = {
-    "io.delta_delta-spark_4.2_2.13-4.4.0.jar": "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
-    "io.delta_delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
-    "io.delta_delta-kernel-api-4.4.0.jar": "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11",
-    "io.delta_delta-kernel-defaults-4.4.0.jar": "225c975199e4718b38ee5b7e6da7f19e9585024262b2cec2656b32151a856b0b",
-    "io.delta_delta-kernel-unitycatalog-4.4.0.jar": "cea22dfb4ac562b3cd27bf652697750e8336009d73fb06631363aaaad5345ffa",
-    "io.unitycatalog_unitycatalog-client-0.6.0.jar": "48257499a86b801a3e2372cec55ac226ca1c1c7eabe5c118e7302f29a1fdbc19",
-    "io.unitycatalog_unitycatalog-hadoop-0.6.0.jar": "c47b63c961c87102b9e1d63809a0915ba4c86b7652f57c8d39ca3a05b441a150",
-}
-_BRIEF = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_NOISE = re.compile(
-    r"^(WARNING: Using incubator modules|Setting default log level|To adjust logging level|Picked up )"
-    r"|^Deleted \d+ files and directories in a total of "  # VACUUM
-    r"|^\s*(confs: \[|\d+ artifacts copied)"
-    r"|^(Ivy Default Cache|The jars for the packages|\S+ added as a dependency)"
-)
-# Traceback of a PySpark worker, which plans a data source's reads, if the JVM closes its socket before the worker ends
-_LEFT = re.compile(
-    r'Traceback [^\n]*(\n +File "[^"]*pyspark/daemon\.py"[^\n]*(\n    [^\n]*)?)+\n(BrokenPipe|ConnectionReset)Error.*'
-)
-_KEPT_LINES = 400
 # Packages with the classes that Spark lacks for a file system, in the version of Spark's Hadoop
 _CONNECTORS = {
     "s3a": "org.apache.hadoop:hadoop-aws",
@@ -111,22 +70,13 @@ def start_context(
         return SparkContext.getOrCreate()
     user = options or from_environment()
     check_master(user)
-    java = find_java()
-    settings = {"spark.app.name": name, **settings_for(user, java, brief=brief), **(conf or {})}
-    os.environ["PYSPARK_SUBMIT_ARGS"] = launch_arguments(settings, user)
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # else the JVM looks for data sources with PATH's python3
-    os.environ["PYSPARK_PYTHON"] = (
-        user.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
-    )
-    os.environ.setdefault("SPARK_LAUNCHER_OPTS", _BRIEF)
-    if is_local(user):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    output = _Output(shown=bool({"--verbose", "-v"} & set(user.arguments)))
+    environment = jvm.environment_for(user)
+    arguments = jvm.arguments_for(user, brief=brief, conf={"spark.app.name": name, **(conf or {})})
+    os.environ.update(environment)  # pyspark reads it too
+    launched = jvm.launched(arguments, environment, verbose=jvm.is_verbose(user))
+    output = launched.output
     try:
-        gateway = launch_gateway(  # type: ignore[no-untyped-call]
-            popen_kwargs={"stdout": output.descriptor, "stderr": output.descriptor}
-        )
-        context = SparkContext(gateway=gateway)
+        context = SparkContext(gateway=_called(launched))
     except (PySparkException, Py4JJavaError) as error:
         raise _start_error(output.text(), error, user.master) from error
     except (Py4JError, ConnectionError):  # the JVM has ended; the handler asks how
@@ -134,10 +84,24 @@ def start_context(
     except BaseException:
         output.show()
         raise
-    finally:
-        output.launched()
     output.show()
     return context
+
+
+def _called(launched: jvm.Jvm) -> JavaGateway:
+    """Return a JVM's gateway, as pyspark makes it for a JVM that somebody else has launched."""
+    found = launched.address()
+    if found is None:
+        raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
+    address = dict(zip(("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"), map(str, found), strict=True))
+    os.environ.update(address)
+    try:
+        gateway = launch_gateway()  # type: ignore[no-untyped-call]
+    finally:
+        for name in address:
+            del os.environ[name]
+    gateway.proc = launched.process
+    return gateway
 
 
 def check_connector(spark: SparkSession, uri: str) -> None:
@@ -186,149 +150,6 @@ def how_the_jvm_ended(patience_seconds: float = 0.0) -> str | None:
     return f"exit code {code}" if code >= 0 else f"killed by signal {-code} ({signal.Signals(-code).name})"
 
 
-def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[str, str]:
-    """Return the settings that we ask of Spark; the user's own options come after them."""
-    settings = read_properties(CONF / "spark-defaults.conf")
-    local = is_local(user)
-    java_options = [f"-Dlog4j2.configurationFile={(CONF / 'log4j2.properties').as_uri()}"]
-    ivy = Path(user.conf.get("spark.jars.ivy") or "~/.ivy2.5.2").expanduser()
-    jars = cached_jars(ivy)
-    if not jars:
-        settings["spark.jars.packages"] = PACKAGE
-        settings["spark.jars.ivy"] = str(ivy)  # Java's idea of a home may be another one
-    elif local:
-        settings["spark.driver.extraClassPath"] = ":".join(jars)
-    else:
-        settings["spark.jars"] = ",".join(jars)
-    if local:
-        settings["spark.master"] = "local[*]"
-        settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = "127.0.0.1"
-        settings["spark.python.daemon.module"] = "lastkey.jobs.spark.daemon"
-        java_options += _BRIEF.split() if brief else []
-        archive = class_archive(java)
-        if archive is not None and archive.is_file():
-            java_options += [f"-XX:SharedArchiveFile={archive}", "-Xlog:disable", "-Xlog:all=error:stderr"]
-    settings["spark.driver.defaultJavaOptions"] = " ".join(java_options)
-    return settings
-
-
-def cached_jars(ivy: Path) -> list[str]:
-    """Return Delta's jars in Spark's cache of downloads if all are whole, else none. ForeignJarError: altered ones."""
-    paths = [ivy / "jars" / name for name in JARS]
-    if not all(zipfile.is_zipfile(path) for path in paths):
-        return []
-    for path, expected in zip(paths, JARS.values(), strict=True):
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-        if found != expected:
-            raise ForeignJarError(path=path, expected=f"SHA-256 {expected}", found=found)
-    return [str(path) for path in paths]
-
-
-def find_java() -> Path:
-    """Return the java that Spark will take. JavaError if there is none, or it is older than 17."""
-    home = os.environ.get("JAVA_HOME")
-    found = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "")
-    if not found.is_file():
-        raise JavaError(found=f"no {found}" if home else "no java on PATH and no JAVA_HOME")
-    found = found.resolve()
-    release = found.parent.parent / "release"
-    if release.is_file():  # this file tells the version 50 ms faster than the JVM
-        text = release.read_text(encoding="utf-8", errors="replace")
-    else:
-        text = subprocess.run([found, "-version"], capture_output=True, text=True, check=False).stderr
-    version = re.search(r'(?:JAVA_VERSION="|version ")(\d+)(?:\.(\d+))?', text)
-    if version is None:
-        raise JavaError(found=f"{found}, which does not say its version")
-    major = int(version[2] or 8) if version[1] == "1" else int(version[1])  # Java 8 calls itself 1.8
-    if major < 17:
-        raise JavaError(found=f"Java {major} at {found}")
-    return found
-
-
-def class_archive(java: Path) -> Path | None:
-    """Return the path for the JVM's class archive of this Java, these jars and this environment; None: there
-    is none.
-    """
-    if os.environ.get("LASTKEY_CLASS_ARCHIVE") == "off" or sys.prefix == sys.base_prefix:
-        return None
-    spark = Path(sys.modules["pyspark"].__path__[0])
-    stat = java.stat()
-    key = hashlib.sha256(f"{java} {stat.st_size} {stat.st_mtime_ns} {spark} {JARS} 1".encode()).hexdigest()[:16]
-    return Path(sys.prefix) / "lastkey" / f"spark-{key}.jsa"
-
-
-class _Output:
-    """Pipe from the JVM's stdout and stderr to our stderr, without the noise of a start; stdout is for reports.
-
-    Lines from before the session stands are held back: if it fails, one line says why.
-    """
-
-    def __init__(self, *, shown: bool = False) -> None:
-        read, self.descriptor = os.pipe()
-        self._lines: list[str] = []
-        self._kept: list[str] | None = None if shown else []
-        self._saying = threading.Lock()
-        self._thread = threading.Thread(
-            target=self._pump, args=(os.fdopen(read, "rb"),), daemon=True, name="jvm-output"
-        )
-        self._thread.start()
-
-    def launched(self) -> None:
-        """Close our end, so that the pump ends with the JVM."""
-        os.close(self.descriptor)
-
-    def show(self) -> None:
-        """Write the lines that were held back, and from now on every line at once."""
-        with self._saying:
-            for line in self._kept or ():
-                _say(line)
-            self._kept = None
-
-    def text(self) -> str:
-        """Return the output so far, noise included."""
-        self._thread.join(timeout=0.5)
-        return "\n".join(self._lines)
-
-    def _pump(self, stream: IO[bytes]) -> None:
-        resolving = False
-        with stream:
-            for line in _with_tracebacks_whole(raw.decode("utf-8", "replace").rstrip() for raw in stream):
-                if len(self._lines) < _KEPT_LINES:
-                    self._lines.append(line)
-                if line.startswith(":: loading settings"):
-                    resolving = True
-                    _say("fetching Delta's jars (once)")
-                elif not resolving and line and not _NOISE.search(line) and not _LEFT.fullmatch(line):
-                    self._take(line.split("\n"))
-                resolving = resolving and not line.startswith(":: retrieving")
-
-    def _take(self, lines: Iterable[str]) -> None:
-        with self._saying:
-            if self._kept is not None:
-                self._kept += lines
-                return
-            for line in lines:
-                _say(line)
-
-
-def _with_tracebacks_whole(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines, those of a traceback as one."""
-    trace: list[str] = []
-    for line in lines:
-        if line.startswith("Traceback (") or (trace and line.startswith(" ")):
-            trace.append(line)
-        else:
-            yield "\n".join([*trace, line])
-            trace = []
-    if trace:
-        yield "\n".join(trace)
-
-
-def _say(line: str) -> None:
-    sys.stderr.write((visible(line) if sys.stderr.isatty() else line) + "\n")
-    sys.stderr.flush()
-
-
 def _start_error(text: str, error: Exception, master: str | None = None) -> Exception:
     failed = re.search(r"(download failed|unresolved dependency|not found): .*", text)
     if failed or "UNRESOLVED DEPENDENCIES" in text:
@@ -336,13 +157,13 @@ def _start_error(text: str, error: Exception, master: str | None = None) -> Exce
         advice = "check the network, or a proxy (--conf spark.driver.extraJavaOptions=-Dhttps.proxyHost=...)"
         if "download failed" in text and local.is_dir():
             advice = f"{local} holds poms without jars, and Spark's resolver fails on them: remove or rename it"
-        return JarsError(expected=PACKAGE, found=failed[0][:300] if failed else "unresolved", advice=advice)
+        return JarsError(expected=jvm.PACKAGE, found=failed[0][:300] if failed else "unresolved", advice=advice)
     if isinstance(error, Py4JJavaError):
         found = _of_java(error)
         if "stopped SparkContext" in found and (reason := re.search(r"^[\d:]+ ERROR \S+ (.*)", text, re.MULTILINE)):
             found = _plain(reason[1])
         return SparkStartError(found=found + (f" (--master {master})" if master else ""))
-    said = [line for line in text.splitlines() if line.strip() and not _NOISE.search(line)]
+    said = jvm.without_noise(text)
     first = next((i for i, line in enumerate(said) if "rror" in line or "xception" in line), 0)
     if first and said[first].startswith("Error: Could not create the Java Virtual Machine"):
         first -= 1  # the line before says why

@@ -14,30 +14,30 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 
 from lastkey.jobs.errors import ENVIRONMENT, ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
-from lastkey.jobs.spark import session
+from lastkey.jobs.spark import engine, jvm, session
 from lastkey.jobs.spark.submit import UserOptions
 
 ROOT = Path(__file__).resolve().parents[3]
-DELTA = next(iter(session.JARS))
+DELTA = next(iter(jvm.JARS))
 
 
 def _jars(folder, monkeypatch):
     """Jars of nothing, in place of the real ones."""
     (folder / "jars").mkdir(parents=True)
-    for name in session.JARS:
+    for name in jvm.JARS:
         path = folder / "jars" / name
         with zipfile.ZipFile(path, "w") as jar:
             jar.writestr("x", name)
-        monkeypatch.setitem(session.JARS, name, hashlib.sha256(path.read_bytes()).hexdigest())
+        monkeypatch.setitem(jvm.JARS, name, hashlib.sha256(path.read_bytes()).hexdigest())
     return folder
 
 
 def test_cached_jars_count_only_when_all_are_there_and_whole(tmp_path, monkeypatch):
-    assert session.cached_jars(tmp_path) == []
+    assert jvm.cached_jars(tmp_path) == []
     _jars(tmp_path, monkeypatch)
-    assert len(session.cached_jars(tmp_path)) == len(session.JARS)
+    assert len(jvm.cached_jars(tmp_path)) == len(jvm.JARS)
     (tmp_path / "jars" / DELTA).write_bytes(b"PK\x03\x04 cut")
-    assert session.cached_jars(tmp_path) == []
+    assert jvm.cached_jars(tmp_path) == []
 
 
 def test_a_jar_that_is_another_one_is_not_loaded(tmp_path, monkeypatch):
@@ -45,23 +45,21 @@ def test_a_jar_that_is_another_one_is_not_loaded(tmp_path, monkeypatch):
     path = tmp_path / "jars" / DELTA
     with zipfile.ZipFile(path, "a") as jar:
         jar.writestr("Evil.class", "")
-    with pytest.raises(
-        ForeignJarError, match=rf"{DELTA}: expected SHA-256 {session.JARS[DELTA]}, found [0-9a-f]{{64}}"
-    ):
-        session.cached_jars(tmp_path)
+    with pytest.raises(ForeignJarError, match=rf"{DELTA}: expected SHA-256 {jvm.JARS[DELTA]}, found [0-9a-f]{{64}}"):
+        jvm.cached_jars(tmp_path)
 
 
 @pytest.mark.spark
 def test_the_jars_of_this_session_are_those_that_are_published(spark):
     """The hashes stand for what the resolver brings."""
-    assert len(session.cached_jars(Path("~/.ivy2.5.2").expanduser())) == len(session.JARS)
+    assert len(jvm.cached_jars(Path("~/.ivy2.5.2").expanduser())) == len(jvm.JARS)
 
 
 def test_settings_by_master(tmp_path, monkeypatch):
     monkeypatch.setenv("LASTKEY_CLASS_ARCHIVE", "off")
     _jars(tmp_path, monkeypatch)
     java = Path("/usr/bin/java")
-    local = session.settings_for(UserOptions(conf={"spark.jars.ivy": str(tmp_path)}), java)
+    local = jvm.settings_for(UserOptions(conf={"spark.jars.ivy": str(tmp_path)}), java)
     assert local["spark.master"] == "local[*]"
     assert local["spark.driver.bindAddress"] == "127.0.0.1"
     assert DELTA in local["spark.driver.extraClassPath"]
@@ -69,15 +67,15 @@ def test_settings_by_master(tmp_path, monkeypatch):
     assert "spark.jars.packages" not in local
 
     user = UserOptions(conf={"spark.master": "yarn", "spark.jars.ivy": str(tmp_path)})
-    cluster = session.settings_for(user, java)
+    cluster = jvm.settings_for(user, java)
     assert "spark.master" not in cluster
     assert "spark.driver.host" not in cluster
     assert DELTA in cluster["spark.jars"]
     assert "TieredStopAtLevel" not in cluster["spark.driver.defaultJavaOptions"]
 
-    fresh = session.settings_for(UserOptions(conf={"spark.jars.ivy": str(tmp_path / "none")}), java)
-    assert fresh["spark.jars.packages"] == session.PACKAGE
-    assert "TieredStopAtLevel" not in session.settings_for(
+    fresh = jvm.settings_for(UserOptions(conf={"spark.jars.ivy": str(tmp_path / "none")}), java)
+    assert fresh["spark.jars.packages"] == jvm.PACKAGE
+    assert "TieredStopAtLevel" not in jvm.settings_for(
         UserOptions(conf={"spark.jars.ivy": str(tmp_path)}), java, brief=False
     ).get("spark.driver.defaultJavaOptions")
 
@@ -92,10 +90,10 @@ def test_where_tasks_run(monkeypatch):
         ("--master local-cluster[2,1,1024]", None),
     ):  # fmt: skip
         monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{options} pyspark-shell".strip())
-        assert session.local_cores() == cores, options
+        assert engine.local_cores() == cores, options
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # spark-submit started the JVM, and knows the master
-    assert session.local_cores() is None
+    assert engine.local_cores() is None
 
 
 @pytest.mark.parametrize(
@@ -108,10 +106,10 @@ def test_java_versions(tmp_path, monkeypatch, version, good):
     (tmp_path / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     if good:
-        assert session.find_java() == tmp_path / "bin" / "java"
+        assert jvm.find_java() == tmp_path / "bin" / "java"
     else:
         with pytest.raises(JavaError, match="found Java"):
-            session.find_java()
+            jvm.find_java()
 
 
 def test_failed_downloads_say_what_to_do(tmp_path, monkeypatch):
@@ -224,7 +222,7 @@ def test_our_session_finds_the_data_sources_whatever_python_the_path_has():
     environment = {
         "PATH": os.defpath, "PYSPARK_DRIVER_PYTHON": "/nonexistent/jupyter", "PYSPARK_PYTHON": "/nonexistent/python",
         "PYSPARK_SUBMIT_ARGS": f"--master local[1] --conf spark.pyspark.python={sys.executable} pyspark-shell",
-        "JAVA_HOME": str(session.find_java().parent.parent), "PYTHONPATH": str(ROOT),
+        "JAVA_HOME": str(jvm.find_java().parent.parent), "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
@@ -247,9 +245,10 @@ def test_a_file_system_that_spark_has_no_connector_for(spark):
 
 
 def test_the_jvm_is_heard_once_the_session_stands(capsys):
-    output = session._Output()
+    output = jvm.Output()
     os.write(output.descriptor, b"before\n")
     output.launched()
+    output.hear()
     output._thread.join()
     assert capsys.readouterr().err == ""
     assert output.text() == "before"
@@ -273,9 +272,10 @@ _PIPE = "BrokenPipeError: [Errno 32] Broken pipe\n"
     ],
 )
 def test_a_worker_that_the_jvm_has_left_says_nothing_and_all_others_do(given, said, capsys):
-    output = session._Output(shown=True)
+    output = jvm.Output(shown=True)
     os.write(output.descriptor, given.encode())
     output.launched()
+    output.hear()
     output._thread.join()
     assert capsys.readouterr().err == said
 

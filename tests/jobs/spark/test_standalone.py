@@ -14,7 +14,7 @@ import pyspark
 import pytest
 
 from lastkey.jobs.errors import ENVIRONMENT
-from lastkey.jobs.spark.session import find_java
+from lastkey.jobs.spark.jvm import find_java
 
 ROOT = Path(__file__).resolve().parents[3]
 SPARK = Path(pyspark.__file__).parent

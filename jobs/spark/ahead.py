@@ -1,0 +1,48 @@
+"""What a command starts while it imports: the JVM, if there will be work for it, and a fork for Spark's workers.
+
+Both need seconds, in which the command imports, lists and plans. Where nobody knows yet whether anything is due, the
+JVM starts with the first task, and the fork, which has cost nothing so far, loads its kernels then. Only a process that
+works for one command does this: a fork copies no threads.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from lastkey.jobs.command.config import Config, Engine
+from lastkey.jobs.command.job_modules import imported
+from lastkey.jobs.errors import JobError
+from lastkey.jobs.spark import daemon, forked, jvm
+from lastkey.jobs.spark.engine import asked_engine, local_cores
+from lastkey.jobs.spark.submit import from_environment
+
+
+def start(job: str, engine: Engine | None, config: Config, *, surely: bool) -> None:
+    """Import a job that runs on Spark on this machine, and fork.
+
+    surely: it has work, so that the JVM starts already.
+    """
+    user = from_environment()
+    if asked_engine(engine, config, writes=True) != "spark" or local_cores() is None:
+        return
+    python = jvm.environment_for(user)["PYSPARK_PYTHON"]
+    forks = python == sys.executable and not any(key.startswith("spark.executorEnv.") for key in user.conf)
+    if forks:
+        forked.listen()
+    launched = _launched() if surely else None
+    imported(job)
+    if forks:
+        forked.fork([] if launched is None else launched.pipes(), daemon.import_shared, daemon.fork_workers)
+    if launched is not None:
+        forked.begin()
+        launched.output.hear()
+
+
+def _launched() -> jvm.Jvm | None:
+    user = from_environment()
+    try:
+        made = jvm.Jvm(jvm.arguments_for(user), jvm.environment_for(user), verbose=jvm.is_verbose(user))
+    except JobError:
+        return None  # the session says so, if one is needed
+    jvm.launch_ahead(made)
+    return made
