@@ -16,6 +16,7 @@ def main(program: str = "") -> int:
         from lastkey.jobs.spark import submit  # noqa: PLC0415
     cli.program = program or cli.program
     spark, rest = submit.split_arguments(sys.argv[1:])
+    cli.spark_options = spark
     if spark:
         os.environ["PYSPARK_SUBMIT_ARGS"] = submit.as_typed(spark)
     return cli.main(rest or ["--help"])

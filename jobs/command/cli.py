@@ -39,7 +39,7 @@ from lastkey.jobs.command.reporting import Report
 from lastkey.jobs.command.shared_options import Jobs, engine_option, globs_option, shared
 from lastkey.jobs.command.stopping import EarlyEndError, signals_handled, terminate
 from lastkey.jobs.errors import DONE, JobError, UsageError
-from lastkey.jobs.spark.submit import from_environment, without_effect
+from lastkey.jobs.spark.submit import without_effect
 from lastkey.logformat.control_characters import visible, visible_bytes
 from lastkey.logformat.locations import refuse_secrets
 
@@ -51,6 +51,7 @@ interrupted; 141 stdout closed early.
 
 COMPLETE = "_LASTKEY_COMPLETE"
 program = "spark-submit.sh"  # as help calls it; `lastkey` where that was typed
+spark_options: Sequence[str] = ()  # as typed, before the job's name
 
 _OFFSET = click.IntRange(-MAX_LONG, MAX_LONG)
 
@@ -328,7 +329,7 @@ def inspect(
     finally:
         shown.close()
     failures.written(sys.stdout.buffer.flush)()
-    notes = (f"note: {note}\n" for note in without_effect(from_environment(), report.work))
+    notes = (f"note: {note}\n" for note in without_effect(spark_options, report.work))
     for lines in itertools.chain(report.said, notes):
         _say(lines, sys.stderr)
     if options.output is not None:
@@ -408,7 +409,7 @@ def _show(
     finally:
         shown.close()
     report.show_all = show_all
-    report.notes += without_effect(from_environment(), report.work)
+    report.notes += without_effect(spark_options, report.work)
     _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
     raise click.exceptions.Exit(report.exit_code)
 

@@ -104,7 +104,7 @@ def session_of(
 
     name: of its jobs, in Spark's UI and event logs. brief: as of `jobs.spark.session.start`.
     """
-    if chosen_engine(options, writes=True) == "threads":
+    if (options.engine or options.config.job.engine) == "threads":
         raise UsageError(message=f"--engine threads: {name} reads and writes tables through Spark; leave it out")
     with workers("spark", 0, options.config, report, progress, brief=brief) as made:
         spark = made.spark()

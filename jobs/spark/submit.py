@@ -95,9 +95,9 @@ def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.e
     return UserOptions(tuple(arguments), conf)
 
 
-def without_effect(user: UserOptions, work: Work | None) -> list[str]:
+def without_effect(arguments: Sequence[str], work: Work | None) -> list[str]:
     """Return a note on the typed options that the work took no notice of, by name: a value may be a secret."""
-    typed = list(_typed(user.arguments))
+    typed = list(_typed(arguments))
     if work is None or not work.spark:
         used = ("--master",) if work is not None else ()  # local[4]: four threads
         names, why = [name for name in typed if name not in used], "no Spark was needed"

@@ -225,12 +225,12 @@ def test_a_dry_run_in_threads_starts_spark_once(spark, cases, now_ms, tmp_path, 
             both.wait(2)  # seconds in which a second one would come
         return spark
 
-    monkeypatch.setattr("lastkey.jobs.compact.job.spark_session.start", start)
-    monkeypatch.setattr("lastkey.jobs.compact.waves.local_cores", lambda: 2)
+    monkeypatch.setattr("lastkey.jobs.spark.session.start", start)
+    monkeypatch.setattr("lastkey.jobs.spark.engine.local_cores", lambda: 2)
     lab = Lab(None, tmp_path)
     for number in range(2):
         put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
-    settings = {"defaults": COMPACT, "job": {"split.by": "blocks", "engine": "threads"}}
+    settings = {"defaults": COMPACT, "job": {"split.by": "blocks", "engine": "auto"}}
     report = lab.run(now_ms, settings=settings, dry_run=True)
     assert [r.problem for r in report.results] == [None, None]
     assert len(started) == 1
@@ -242,10 +242,10 @@ def test_a_dry_run_in_threads_without_java_says_so(cases, now_ms, tmp_path, monk
     def start(**options):
         raise JavaError(found="no java on PATH and no JAVA_HOME")
 
-    monkeypatch.setattr("lastkey.jobs.compact.job.spark_session.start", start)
-    monkeypatch.setattr("lastkey.jobs.compact.waves.local_cores", lambda: 2)
+    monkeypatch.setattr("lastkey.jobs.spark.session.start", start)
+    monkeypatch.setattr("lastkey.jobs.spark.engine.local_cores", lambda: 2)
     lab = Lab(None, tmp_path)
     put(only_input(cases["few-keys"]), lab.archive / "t-0")
-    settings = {"defaults": COMPACT, "job": {"split.by": "blocks", "engine": "threads"}}
+    settings = {"defaults": COMPACT, "job": {"split.by": "blocks", "engine": "auto"}}
     with pytest.raises(JavaError):
         lab.run(now_ms, settings=settings, dry_run=True)

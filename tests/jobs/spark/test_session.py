@@ -14,7 +14,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 
 from lastkey.jobs.errors import ENVIRONMENT, ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
-from lastkey.jobs.spark import session
+from lastkey.jobs.spark import engine, session
 from lastkey.jobs.spark.submit import UserOptions
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -92,10 +92,10 @@ def test_where_tasks_run(monkeypatch):
         ("--master local-cluster[2,1,1024]", None),
     ):  # fmt: skip
         monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{options} pyspark-shell".strip())
-        assert session.local_cores() == cores, options
+        assert engine.local_cores() == cores, options
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # spark-submit started the JVM, and knows the master
-    assert session.local_cores() is None
+    assert engine.local_cores() is None
 
 
 @pytest.mark.parametrize(
