@@ -201,7 +201,11 @@ KINDS: Final = {
         Kind("first compact", compact, generations=0),
         Kind("compact by blocks", lambda root: compact(root, "blocks")),
         Kind("compact that spills", lambda root: compact(root, "spilling"), generations=0, spills=True),
-        Kind("reindex", lambda root: ["reindex", str(root / "archive"), "--in-place", "--json"], damaged=True),
+        Kind(
+            "reindex",
+            lambda root: ["reindex", str(root / "archive"), "--in-place", "--engine", "threads", "--json"],
+            damaged=True,
+        ),
         Kind("restore", restore, generations=2),
         Kind("vacuum", VACUUM, generations=2),
         Kind("vacuum with a grace", _of_store("vacuum"), generations=2, keeps=True, only="clock"),

@@ -163,7 +163,7 @@ def command(job: str, root: Path, config: Path) -> list[str]:
         "inspect records": ["inspect", log, "--deep-iteration", *settings],
         "inspect values": ["inspect", log, "--print-data-log", *settings],
         "verify": ["verify", str(root), "--sealed", *settings],
-        "reindex": ["reindex", str(root), "--check", *settings],
+        "reindex": ["reindex", str(root), "--check", "--engine", "threads", *settings],
         "lookup time": ["lookup", str(root), "--time", "1", "--time", "50", *settings],
         "lookup offset": ["lookup", str(root), "--offset", "9", *settings],
     }
