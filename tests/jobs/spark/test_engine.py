@@ -24,6 +24,7 @@ from lastkey.jobs.store.tables import open_state
 
 ROOT = Path(__file__).resolve().parents[3]
 TOPICS = "examples/topics.toml"
+NOW_MS = 1_795_300_000_000
 SPARK = Work(spark="4.2.0", master="local[2]", application="local-1", tasks=24)
 LOCAL = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "LASTKEY_VENV": sys.prefix}
 
@@ -138,7 +139,7 @@ def test_the_first_command_of_the_readme_runs_on_spark(tmp_path: Path) -> None:
     logs.mkdir()
     events = ("--conf", "spark.eventLog.enabled=true", "--conf", f"spark.eventLog.dir=file://{logs}")
     events = (*events, "--conf", "spark.eventLog.compress=false", "--conf", "spark.eventLog.rolling.enabled=false")
-    words = ("compact", "examples/archive", "--store", store, "--config", TOPICS, "--json")
+    words = ("compact", "examples/archive", "--store", store, "--config", TOPICS, "--now", NOW_MS, "--json")
     done = lastkey(*events, *words)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -162,7 +163,7 @@ def test_the_first_command_of_the_readme_runs_on_spark(tmp_path: Path) -> None:
     assert len(list(logs.iterdir())) == 1, "a second session"
     assert any(note.startswith("--conf spark.eventLog.enabled") for note in said["notes"])
 
-    threads = lastkey("--driver-memory", "9999g", *words[:3], tmp_path / "other", *words[4:6], "--engine", "threads")
+    threads = lastkey("--driver-memory", "9999g", *words[:3], tmp_path / "other", *words[4:8], "--engine", "threads")
     assert threads.returncode == 0, threads.stderr
     assert re.search(r"^engine: \d+ threads?, no Spark$", threads.stdout, re.MULTILINE)
     assert "note: --driver-memory: no effect, because no Spark was needed" in threads.stdout
