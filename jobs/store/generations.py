@@ -85,8 +85,6 @@ def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms
     made |= {"generation_before": number - 1, "generation_after": number}
     return replace(
         old,
-        planned_generation=number - 1,
-        planned_run_id=parent_run_id,
         checkpoint=replace(old.checkpoint, **new, **files),
         segments=[replace(segment, **new) for segment in old.segments],
         run=replace(run, seconds="{}", anew=False, expired=None, **made),
