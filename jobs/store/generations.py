@@ -137,7 +137,7 @@ def nobody_has(generation: int) -> NoGenerationError:
     )
 
 
-def open_store(uri: str, notes: list[str], expected: str = f"a store, with {table_folder(CHECKPOINTS)}") -> Root:
+def open_store(uri: str, notes: list[str]) -> Root:
     """Return the root of a store that holds a generation; notes: extended by those on damaged files that were set
     aside. Raises MissingPathError if the store has no generation; AccessError.
     """
@@ -146,6 +146,6 @@ def open_store(uri: str, notes: list[str], expected: str = f"a store, with {tabl
     found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))
     if found.type != pafs.FileType.Directory or not state.exists():
         check_bucket(store.uri, store.filesystem)
-        raise MissingPathError(path=store.uri, expected=expected, found="none")
+        raise MissingPathError(path=store.uri, expected=f"a store, with {table_folder(CHECKPOINTS)}", found="none")
     notes += state.notes
     return store

@@ -51,7 +51,7 @@ def manifest_of(state, topic, partition, generation=None):
     key, current = (topic, partition), state.checkpoints().get((topic, partition))
     if current is None:
         return []
-    made = {run.generation_after: run.run_id for run in state.history(*key)} | {current.generation: current.run_id}
+    made = {run.generation_after: run.run_id for run in state.histories()[key]} | {current.generation: current.run_id}
     number = generation or current.generation
     return state.manifests({key: (number, made[number])})[key]
 
