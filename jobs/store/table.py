@@ -289,11 +289,18 @@ def replaced(version: Version, keys: Sequence[str], new: pa.Table, held: Held) -
     sizes = {each["values"]: each["counts"] for each in everything[FILE].value_counts().to_pylist()}
     touched |= {path for path, n in sizes.items() if n < _FILE_ROWS // 2}
     old = rows(version, schema, held, touched)
-    numbered = old.select(keys).append_column("_row", pa.array(range(len(old)), pa.int64()))
-    kept = numbered.join(new.select(keys), list(keys), join_type="left anti")["_row"]
-    merged = pa.concat_tables([old.take(kept).select(schema.names), new])
+    kept = joined(old, new.select(keys), "left anti")
+    merged = pa.concat_tables([kept.select(schema.names), new])
     merged = merged.take(pc.sort_indices(merged, sort_keys=[(key, "ascending") for key in keys]))
     return Change(added=in_files(merged), removed=touched)
+
+
+def joined(found: pa.Table, keys: pa.Table, how: str) -> pa.Table:
+    """Return the rows whose keys are among `keys` (how: left semi), or are not (left anti), with nested columns too:
+    Arrow's own joins carry none.
+    """
+    numbered = found.select(keys.column_names).append_column("_row", pa.array(range(len(found)), pa.int64()))
+    return found.take(numbered.join(keys, keys.column_names, join_type=how)["_row"])
 
 
 def announced_deletions(version: Version, since: int) -> Iterator[str]:

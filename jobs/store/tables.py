@@ -11,7 +11,6 @@ partitions stand, for people who query it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -47,6 +46,7 @@ from lastkey.jobs.store.rows import (
     from_checkpoints,
     histories,
     manifests_in,
+    row_of,
 )
 from lastkey.jobs.store.table import Change, Held, Version
 from lastkey.logformat import names
@@ -55,7 +55,6 @@ from lastkey.udfs.storage import Root, normal_uri, open_root
 Key = tuple[str, int]
 
 KEY_COLUMNS: Final = ("topic", "partition")
-STANDING: Final = tuple(f.name for f in dataclasses.fields(PartitionState) if f.name not in KEY_COLUMNS)
 
 
 def open_state(store: str) -> State:
@@ -95,12 +94,8 @@ class State:
 
     def states(self) -> dict[Key, PartitionState]:
         """Return the state of every partition."""
-        found = self.checkpoint_rows()
-        standing = found["standing"].combine_chunks()
-        keyed = pa.table([found["topic"], found["partition"], *standing.flatten()], names=[*KEY_COLUMNS, *STANDING])
-        return {
-            (row.topic, row.partition): row for row in from_arrow(PartitionState, keyed.filter(standing.is_valid()))
-        }
+        found = self.checkpoint_rows().select([*KEY_COLUMNS, "standing"]).to_pylist()
+        return {(r["topic"], r["partition"]): row_of(PartitionState, r | r["standing"]) for r in found if r["standing"]}
 
     def manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
         """Return the segments of many partitions' (generation, run id), each list by base offset. Raise
@@ -237,8 +232,7 @@ class State:
             [pa.array([key[0] for key in keys], pa.string()), pa.array([key[1] for key in keys], pa.int32())],
             names=list(KEY_COLUMNS),
         )
-        numbered = found.select(KEY_COLUMNS).append_column("_row", pa.array(range(len(found)), pa.int64()))
-        return found.take(numbered.join(wanted, list(KEY_COLUMNS), join_type="left semi")["_row"])
+        return table.joined(found, wanted, "left semi")
 
     def _of_runs(self, run_ids: Collection[str]) -> list[Segment]:
         found = self.rows(SEGMENTS, arrow_schema(Segment))
