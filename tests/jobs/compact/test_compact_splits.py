@@ -167,7 +167,7 @@ def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, mon
     assert rows(a) == rows(b)
     assert files(small, small_at) == files(large, large_at)
     assert folders(small) == [f"many-0/1-{small_at['many', 0].run_id}"]
-    assert json.loads(small.state().history("many", 0)[0].seconds)["scan"] > 0
+    assert json.loads(small.state().histories()["many", 0][0].seconds)["scan"] > 0
 
 
 def _numbered(start, n):

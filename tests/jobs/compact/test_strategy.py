@@ -89,7 +89,7 @@ def _under_another_story(lab: Lab) -> None:
     """By offset other records should have stayed."""
     state, archive = lab.state(), listed(str(lab.archive))
     for strategy in STRATEGIES:
-        history = {run.generation_after: run for run in state.history(strategy, 0)}
+        history = {run.generation_after: run for run in state.histories()[strategy, 0]}
         rows = manifest_of(state, strategy, 0, 1)
         plan = plan_generation(history[1], rows, None, None, archive, state.root, str(lab.archive), 8 << 20, 1 << 30)
         assert not plan.parent_gone
