@@ -3,7 +3,7 @@
 Numba's cache on disk checks only a kernel's own file. After a change in a function that the kernel inlines, or in a
 constant that it imports, numba would run the old machine code. So each state of the kernels' sources has a cache folder
 of its own, inside a folder that `cache_folder` has found safe. Numba's own ways to find a folder are not used, because
-they check nobody's permissions. No key holds a path or a time of a file, so kernels move with the sources, as in a pack;
+they check nobody's permissions. No key holds a path or a file's time, so kernels move with their sources, as in a pack;
 numba itself keeps apart what it compiled for another processor.
 
 NUMBA_BOUNDSCHECK=1 compiles a check of its bounds into every access, which then raises IndexError instead of reading
@@ -41,7 +41,7 @@ _SOURCES = (
 
 
 @functools.cache
-def _state_of_sources() -> str:
+def state_of_sources() -> str:
     """Return a hash of the names and contents of the kernels' sources: any change of a kernel changes it."""
     state = hashlib.sha256()
     for path in sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern)):
@@ -68,7 +68,7 @@ class _Locator(_caching.UserProvidedCacheLocator):  # type: ignore[misc]
             cache_folder.refuse_if_unsafe(named)
         why = []
         for folder in cache_folder.folders(named):
-            path = folder / _state_of_sources() / cls.get_suitable_cache_subpath(py_file)
+            path = folder / state_of_sources() / cls.get_suitable_cache_subpath(py_file)
             try:
                 kept = cache_folder.usable(path) or any(path.glob(f"{Path(py_file).stem}.{py_func.__qualname__}-*.nbi"))
             except OSError as error:

@@ -228,8 +228,8 @@ def test_beside_the_sources_whatever_the_umask(closed, run):
 def test_kernels_move_with_the_sources_whatever_the_files_times(closed, run):
     """As in a pack; and into a folder of a group, as a node of a cluster has it: only the sources' own counts."""
     root = _copy(_folder(closed / "here", 0o700))
-    (root / "logformat" / "own_kernels.py").write_text(KERNELS)
-    own = RUN.replace("kernels", "lastkey.logformat.own_kernels")
+    (root / "logformat" / "kernels.py").write_text(KERNELS)
+    own = RUN.replace("kernels", "lastkey.logformat.kernels")
     assert _hits(run(root, code=own))[0] == 0
     moved = closed / "moved"
     root.rename(moved)
@@ -240,7 +240,7 @@ def test_kernels_move_with_the_sources_whatever_the_files_times(closed, run):
     closed.chmod(0o700)
     assert _hits(done)[0] == 1
     assert _hits(done)[1].startswith(str(moved / ".numba"))
-    (moved / "logformat" / "own_kernels.py").write_text(KERNELS.replace("n + n", "2 * n"))
+    (moved / "logformat" / "kernels.py").write_text(KERNELS.replace("n + n", "2 * n"))
     assert _hits(run(moved, code=own))[0] == 0
 
 
