@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from lastkey.jobs.command.progress import TALKS
 from lastkey.jobs.errors import ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
 from lastkey.jobs.installation import CONF
 from lastkey.jobs.spark.master import check_master, is_local
@@ -70,6 +71,7 @@ _CONNECTORS = {
     "abfs": "org.apache.hadoop:hadoop-azure",
     "abfss": "org.apache.hadoop:hadoop-azure",
 }
+_DAEMON = "lastkey.jobs.spark.daemon"
 _NO_LOCAL_FOLDER = 53  # ExecutorExitCode.DISK_STORE_FAILED_TO_CREATE_DIR
 
 
@@ -85,18 +87,17 @@ def start(
     options: the user's (default: PYSPARK_SUBMIT_ARGS), which win. conf: the caller's, which wins over the files.
     brief: the JVM has little to do (no shuffle of many rows); only used in local mode.
     """
-    running = SparkContext._active_spark_context
-    if running is not None or "PYSPARK_GATEWAY_PORT" in os.environ:  # a notebook, tests or spark-submit made it
+    if SparkContext._active_spark_context is not None:  # a notebook or tests made it
         return SparkSession.builder.appName(name).getOrCreate()
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return _start_in_submitted(name)
     user = options or from_environment()
     check_master(user)
     java = find_java()
     settings = {"spark.app.name": name, **settings_for(user, java, brief=brief), **(conf or {})}
     os.environ["PYSPARK_SUBMIT_ARGS"] = launch_arguments(settings, user)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # else the JVM looks for data sources with PATH's python3
-    os.environ["PYSPARK_PYTHON"] = (
-        user.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
-    )
+    os.environ["PYSPARK_PYTHON"] = _executors_python(user) or sys.executable
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", _BRIEF)
     if is_local(user):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -117,6 +118,35 @@ def start(
         output.launched()
     output.show()
     return session
+
+
+def _start_in_submitted(name: str) -> SparkSession:
+    """Make a session in the JVM of Spark's own spark-submit, which has started this process."""
+    SparkContext._ensure_initialized()
+    user = UserOptions(conf=dict(SparkConf().getAll()))
+    python = _executors_python(user)
+    if python is not None:
+        os.environ["PYSPARK_PYTHON"] = python
+    builder = SparkSession.builder.appName(name)
+    for key, value in _of_pack(user).items():
+        if key not in user.conf:
+            builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _executors_python(user: UserOptions) -> str | None:
+    """Return the Python that executors run: the one that the user names, else that of the pack; None: neither."""
+    named = user.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    return named or (None if is_local(user) else user.packs_python)
+
+
+def _of_pack(user: UserOptions) -> dict[str, str]:
+    """Return the settings of a cluster whose executors get a pack: their daemon imports Lastkey, and their logs say
+    what they work on.
+    """
+    if is_local(user) or user.packs_python is None:
+        return {}
+    return {"spark.python.daemon.module": _DAEMON, f"spark.executorEnv.{TALKS}": "INFO"}
 
 
 def check_connector(spark: SparkSession, uri: str) -> None:
@@ -182,13 +212,13 @@ def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[s
     if local:
         settings["spark.master"] = "local[*]"
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = "127.0.0.1"
-        settings["spark.python.daemon.module"] = "lastkey.jobs.spark.daemon"
+        settings["spark.python.daemon.module"] = _DAEMON
         java_options += _BRIEF.split() if brief else []
         archive = class_archive(java)
         if archive is not None and archive.is_file():
             java_options += [f"-XX:SharedArchiveFile={archive}", "-Xlog:disable", "-Xlog:all=error:stderr"]
     settings["spark.driver.defaultJavaOptions"] = " ".join(java_options)
-    return settings
+    return settings | _of_pack(user)
 
 
 def cached_jars(ivy: Path) -> list[str]:
