@@ -23,6 +23,7 @@ from lastkey.jobs.spark.submit import from_environment
 from lastkey.jobs.spark.workers import SparkTasks, StartSpark, Threads, Workers
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
@@ -126,18 +127,18 @@ def local_cores() -> int | None:
 
 
 def _started_once(report: JobReport, progress: Progress, brief: bool) -> StartSpark:
-    """Return a function that starts the session at its first call, whichever thread calls it."""
-    made: list[SparkSession] = []
+    """Return a function that starts Spark at its first call, whichever thread calls it."""
+    made: list[SparkContext] = []
     starting = threading.Lock()
 
-    def start() -> SparkSession:
+    def start() -> SparkContext:
         with starting:
             if not made:
                 from lastkey.jobs.spark import session  # noqa: PLC0415 - threads need no pyspark
 
                 at = time.perf_counter()
                 progress.doing("starting Spark")
-                made.append(session.start(brief=brief))
+                made.append(session.start_context(brief=brief))
                 progress.doing("")
                 report.seconds["session"] = time.perf_counter() - at
             return made[0]
@@ -145,7 +146,7 @@ def _started_once(report: JobReport, progress: Progress, brief: bool) -> StartSp
     return start
 
 
-def _no_spark() -> SparkSession:
+def _no_spark() -> SparkContext:
     raise UsageError(
         message="--engine threads: these settings need Spark's window, or the keys of a partition do not fit the "
         "memory of a task and are not compacted by offset; give --engine spark, or raise task.memory.bytes"

@@ -82,13 +82,34 @@ def start(
     conf: Mapping[str, str] | None = None,
     brief: bool = True,
 ) -> SparkSession:
-    """Make a session, or join the running one.
+    """Make a session, or join the running one: as `start_context`, which is enough for those who have only tasks."""
+    return session_on(start_context(name, options=options, conf=conf, brief=brief))
+
+
+def session_on(context: SparkContext) -> SparkSession:
+    """Make the session of a running context, or join it. Spark needs a second for the first one, for Delta's classes
+    above all.
+    """
+    try:
+        return SparkSession.builder.getOrCreate()
+    except (PySparkException, Py4JJavaError) as error:
+        raise _start_error("", error) from error
+
+
+def start_context(
+    name: str = "lastkey",
+    *,
+    options: UserOptions | None = None,
+    conf: Mapping[str, str] | None = None,
+    brief: bool = True,
+) -> SparkContext:
+    """Start Spark, or join the running one.
 
     options: the user's (default: PYSPARK_SUBMIT_ARGS), which win. conf: the caller's, which wins over the files.
     brief: the JVM has little to do (no shuffle of many rows); only used in local mode.
     """
     if SparkContext._active_spark_context is not None:  # a notebook or tests made it
-        return SparkSession.builder.appName(name).getOrCreate()
+        return SparkContext.getOrCreate()
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return _start_in_submitted(name)
     user = options or from_environment()
@@ -106,7 +127,7 @@ def start(
         gateway = launch_gateway(  # type: ignore[no-untyped-call]
             popen_kwargs={"stdout": output.descriptor, "stderr": output.descriptor}
         )
-        session = SparkSession(SparkContext(gateway=gateway))
+        context = SparkContext(gateway=gateway)
     except (PySparkException, Py4JJavaError) as error:
         raise _start_error(output.text(), error, user.master) from error
     except (Py4JError, ConnectionError):  # the JVM has ended; the handler asks how
@@ -117,21 +138,22 @@ def start(
     finally:
         output.launched()
     output.show()
-    return session
+    return context
 
 
-def _start_in_submitted(name: str) -> SparkSession:
-    """Make a session in the JVM of Spark's own spark-submit, which has started this process."""
+def _start_in_submitted(name: str) -> SparkContext:
+    """Start Spark in the JVM of Spark's own spark-submit, which has started this process."""
     SparkContext._ensure_initialized()
-    user = UserOptions(conf=dict(SparkConf().getAll()))
+    conf = SparkConf()
+    if conf.get("spark.app.name", "").endswith(".py"):  # nobody named it
+        conf.setAppName(name)
+    user = UserOptions(conf=dict(conf.getAll()))
     python = _executors_python(user)
     if python is not None:
         os.environ["PYSPARK_PYTHON"] = python
-    builder = SparkSession.builder.appName(name)
     for key, value in _of_pack(user).items():
-        if key not in user.conf:
-            builder = builder.config(key, value)
-    return builder.getOrCreate()
+        conf.setIfMissing(key, value)
+    return SparkContext(conf=conf)
 
 
 def _executors_python(user: UserOptions) -> str | None:

@@ -27,8 +27,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from pyspark import RDD, Accumulator, AccumulatorParam, InheritableThread, TaskContext
-from pyspark.sql import SparkSession
+from pyspark import RDD, Accumulator, AccumulatorParam, InheritableThread, SparkContext, TaskContext
 
 from lastkey.jobs.command.progress import Watcher
 from lastkey.logformat.bytes_read import listening
@@ -46,7 +45,7 @@ _RESULT_ARROW = pa.schema([pa.field("result", pa.binary())])
 
 
 def run_tasks(
-    spark: SparkSession, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None
+    context: SparkContext, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None
 ) -> list[R]:
     """Return `function` of every item, each run in a Spark task of its own, in the order of the items.
 
@@ -55,13 +54,13 @@ def run_tasks(
     """
     if not items:
         return []
-    if not str(spark.sparkContext.master).startswith("local"):
+    if not str(context.master).startswith("local"):
         function = partial(_told, name, function)
-    numbered = spark.sparkContext.parallelize(list(enumerate(items)), len(items))  # each task gets only its own item
+    numbered = context.parallelize(list(enumerate(items)), len(items))  # each task gets only its own item
     if watcher is None:
         return _collected(numbered.map(lambda one: function(one[1])), name)
     wants_results = watcher.wants_results
-    with _watched(spark, len(items), watcher) as (ends, board):
+    with _watched(context, len(items), watcher) as (ends, board):
 
         def work(one: tuple[int, T]) -> R:
             with _reading(board, one[0]):
@@ -104,26 +103,26 @@ def _collected(tasks: RDD[R], name: str) -> list[R]:
         raise
 
 
-def end_jobs(spark: SparkSession, working: Sequence[Future[Any]]) -> None:
+def end_jobs(context: SparkContext, working: Sequence[Future[Any]]) -> None:
     """Cancel Spark jobs until the threads that wait for them have ended: between two of its jobs a thread has none to
     cancel. A thread that is busy with something else for long is not waited for: its next job fails with the session.
     """
     patience = time.monotonic() + _PATIENCE
     while time.monotonic() < patience:
         with suppress(Exception):  # the JVM may be gone; why the run ends is known already
-            spark.sparkContext.cancelAllJobs()  # this process works for nothing else
+            context.cancelAllJobs()  # this process works for nothing else
         if not wait([future for future in working if not future.cancelled()], timeout=0.2).not_done:
             break
 
 
-def await_tasks(spark: SparkSession) -> bool:
+def await_tasks(context: SparkContext) -> bool:
     """Wait for cancelled tasks to end, and so for their workers, which Spark kills after some 4 seconds. Return whether
     all ended.
     """
     patience, rest = time.monotonic() + _PATIENCE, threading.Event()
     while time.monotonic() < patience:
         with suppress(Exception):  # as above
-            executors = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
+            executors = context._jsc.sc().statusTracker().getExecutorInfos()
             if not any(executor.numRunningTasks() for executor in executors):
                 return True
         rest.wait(0.1)
@@ -145,14 +144,14 @@ class _Ends(AccumulatorParam[list[Any]]):
 
 @contextmanager
 def _watched(
-    spark: SparkSession, n_items: int, watcher: Watcher
+    context: SparkContext, n_items: int, watcher: Watcher
 ) -> Iterator[tuple[Accumulator[list[Any]], str | None]]:
     """Tell `watcher` twice a second how far tasks are; yield (where they put their ends, path of their board or None).
 
     The board is a file on this machine with an int64 for each task, made only if the tasks run here: writing 8 bytes a
     chunk costs nothing, and Spark tells nothing of a task before its end. On a cluster a task counts when it has ended.
     """
-    context, over = spark.sparkContext, threading.Event()
+    over = threading.Event()
     ends: Accumulator[list[Any]] = context.accumulator([], _Ends())
     board = _new_board(n_items) if str(context.master).startswith("local") else None
     heard, read = 0, np.zeros(n_items, np.int64)

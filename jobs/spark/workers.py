@@ -17,11 +17,12 @@ from lastkey.jobs.command.reporting import Work
 from lastkey.logformat.bytes_read import listening
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 R = TypeVar("R")
-StartSpark = Callable[[], "SparkSession"]  # starts the session only once
+StartSpark = Callable[[], "SparkContext"]  # starts Spark only once
 _PATIENCE: Final = 3.0  # seconds to wait for threads to end
 
 
@@ -59,52 +60,55 @@ class Workers(Protocol):
 
 
 class SparkTasks:
-    """Workers of a Spark session: each item is a task. The session starts with the first of them."""
+    """Workers of Spark: each item is a task. Spark starts with the first of them."""
 
     stages_bytes = 512 << 20  # half a second
 
     def __init__(self, start_spark: StartSpark) -> None:
         self._start_spark = start_spark
-        self._spark: SparkSession | None = None
+        self._context: SparkContext | None = None
         self._tasks = 0
 
     @property
     def cores(self) -> int:
         """Tasks that run at once."""
-        return int(self.spark().sparkContext.defaultParallelism)
+        return int(self._started().defaultParallelism)
 
     def spark(self) -> SparkSession:
         """Return the session; start it if there is none."""
-        self._spark = self._start_spark()
-        return self._spark
+        return _session_on(self._started())
 
     def set_pool(self, name: str) -> None:
         """Set Spark's pool."""
-        self.spark().sparkContext.setLocalProperty("spark.scheduler.pool", name)
+        self._started().setLocalProperty("spark.scheduler.pool", name)
 
     def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
         """Call `run_tasks`."""
         if not items:
             return []
         self._tasks += len(items)
-        results: list[R] = tasks().run_tasks(self.spark(), function, items, name, watcher)
+        results: list[R] = tasks().run_tasks(self._started(), function, items, name, watcher)
         return results
 
     def work(self) -> Work | None:
-        """Return the session's name, and how many tasks it got."""
-        return None if self._spark is None else _work_of(self._spark, self._tasks)
+        """Return the name of Spark's application, and how many tasks it got."""
+        return None if self._context is None else _work_of(self._context, self._tasks)
 
     def cancel(self, working: Sequence[Future[Any]]) -> None:
         """Call `end_jobs`."""
-        if self._spark is not None:
-            tasks().end_jobs(self._spark, working)
+        if self._context is not None:
+            tasks().end_jobs(self._context, working)
 
     def await_end(self) -> bool:
         """Call `await_tasks`."""
-        return self._spark is None or tasks().await_tasks(self._spark)
+        return self._context is None or tasks().await_tasks(self._context)
 
     def close(self) -> None:
-        """Do nothing: the session is not ours alone."""
+        """Do nothing: Spark is not ours alone."""
+
+    def _started(self) -> SparkContext:
+        self._context = self._start_spark()
+        return self._context
 
 
 def tasks() -> Any:
@@ -112,9 +116,13 @@ def tasks() -> Any:
     return importlib.import_module("lastkey.jobs.spark.tasks")
 
 
-def _work_of(spark: SparkSession, n_tasks: int, threads: int = 0) -> Work:
-    context = spark.sparkContext
-    return Work(threads, spark.version, str(context.master), str(context.applicationId), n_tasks)
+def _session_on(context: SparkContext) -> SparkSession:
+    session: SparkSession = importlib.import_module("lastkey.jobs.spark.session").session_on(context)
+    return session
+
+
+def _work_of(context: SparkContext, n_tasks: int, threads: int = 0) -> Work:
+    return Work(threads, str(context.version), str(context.master), str(context.applicationId), n_tasks)
 
 
 class _UnwantedError(BaseException):
@@ -130,7 +138,7 @@ class Threads:
 
     def __init__(self, start_spark: StartSpark, cores: int) -> None:
         self._start_spark, self.cores = start_spark, cores
-        self._spark: SparkSession | None = None
+        self._context: SparkContext | None = None
         self._began = False
         self._runs: deque[deque[Callable[[], None]]] = deque()  # for each `run` the items that have not begun
         self._wanted: set[Future[Any]] = set()
@@ -144,16 +152,16 @@ class Threads:
 
     def spark(self) -> SparkSession:
         """Return the session, for what threads cannot do; start it if there is none."""
-        self._spark = self._start_spark()
-        return self._spark
+        self._context = self._start_spark()
+        return _session_on(self._context)
 
     def set_pool(self, name: str) -> None:
         """Do nothing: threads know no names."""
 
     def work(self) -> Work | None:
         """Return how many threads there are, and the session that they asked for."""
-        if self._spark is not None:
-            return _work_of(self._spark, 0, self.cores)
+        if self._context is not None:
+            return _work_of(self._context, 0, self.cores)
         return Work(self.cores) if self._began else None
 
     def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:

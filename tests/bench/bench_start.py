@@ -1,0 +1,90 @@
+"""What a short run costs, start to end: README's first example against a bare PySpark session, in turn.
+
+`python -m tests.bench.bench_start [--rounds 5] [--kinds bare,spark,threads,nothing]` prints for each kind the median of
+the wall seconds and of the processor seconds (those of the JVM and of its workers too, up to their end), and the ratio
+to the bare session. Processor seconds tell much the same on a busy machine, wall seconds do not.
+- bare: a session as PySpark makes it, and one Python task
+- spark: README's compaction, from spark-submit.sh to its report
+- threads: the same with `--engine threads`
+- nothing: the same again on a store where nothing is due, on Spark; `idle`: so in threads
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+_BARE = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.getOrCreate()
+assert spark.sparkContext.parallelize([1], 1).map(lambda x: x + 1).collect() == [2]
+spark.stop()
+"""
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: a JVM that outlives its command becomes ours, and so do its seconds
+
+
+def command(kind: str, store: Path) -> list[str]:
+    """Return the command of a kind."""
+    if kind == "bare":
+        return [sys.executable, "-c", _BARE]
+    engine = ["--engine", "threads"] if kind in ("threads", "idle") else []
+    compact = ["./spark-submit.sh", "compact", "examples/archive", "--store", str(store)]
+    return [*compact, "--config", "examples/topics.toml", *engine]
+
+
+def measured(words: list[str], environment: dict[str, str]) -> tuple[float, float]:
+    """Run a command; return its wall seconds, and the processor seconds of all that it started."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    at = time.perf_counter()
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    wall = time.perf_counter() - at
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    while True:  # whoever is left: as the subreaper we are the parent
+        try:
+            os.wait()
+        except ChildProcessError:
+            break
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kinds", default="bare,spark,threads,nothing,idle")
+    given = parser.parse_args()
+    kinds = given.kinds.split(",")
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    environment = os.environ | {"LASTKEY_VENV": sys.prefix, "PYSPARK_PYTHON": sys.executable}
+    seconds: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    with tempfile.TemporaryDirectory() as name:
+        kept = Path(name) / "kept"
+        measured(command("threads", kept), environment)  # page cache, compiled kernels; the store of "nothing"
+        for number in range(given.rounds):
+            for kind in kinds:
+                store = kept if kind in ("nothing", "idle") else Path(name) / "store"
+                seconds[kind].append(measured(command(kind, store), environment))
+                if store != kept:
+                    shutil.rmtree(store, ignore_errors=True)
+            said = ", ".join(f"{kind} {seconds[kind][-1][0]:.2f} ({seconds[kind][-1][1]:.2f})" for kind in kinds)
+            print(f"{number + 1}: {said}; load {os.getloadavg()[0]:.1f}", flush=True)
+    first = [statistics.median(of) for of in zip(*seconds[kinds[0]], strict=True)]
+    for kind in kinds:
+        wall, cpu = (statistics.median(of) for of in zip(*seconds[kind], strict=True))
+        ratios = f"{wall / first[0]:.2f} and {cpu / first[1]:.2f} times {kinds[0]}"
+        print(f"{kind:8} median {wall:5.2f} s, processor {cpu:5.2f} s: {ratios}")
+
+
+if __name__ == "__main__":
+    main()
