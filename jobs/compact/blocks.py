@@ -28,6 +28,7 @@ from lastkey.jobs.compact.window import settle_by_window
 from lastkey.jobs.spark.workers import Runner
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
+from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
 from lastkey.udfs.compact.clean.winners import check_versions
 from lastkey.udfs.compact.output.segment_output import manifest_row
 from lastkey.udfs.compact.plan import PartitionPlan
@@ -76,12 +77,14 @@ def rewrite_by_blocks(
         return walk_split(plan, sources(split), split, rules, first_dirty, n_buckets, _name("walk", split.number))
 
     walked = _run(workers, plan, "walk", walk, splits, watcher)
-    check_versions(plan, max(walk.highest for walk in walked), any(walk.n_entries for walk in walked))
+    check_versions(
+        plan, max((walk.highest for walk in walked), default=NO_VERSION), any(walk.n_entries for walk in walked)
+    )
 
     def settle_one(buckets: Buckets) -> SettledBuckets:
         return settle(plan, walked, buckets, n_buckets, _name("settle", buckets.first))
 
-    if spark is None:
+    if spark is None or not walked:
         shares = share_out(walked, n_buckets, plan.limits.task_memory_bytes, workers.cores, slot_of(plan))
         settled = _run(workers, plan, "settle", settle_one, shares)
     else:

@@ -55,8 +55,9 @@ def write_bits(
     for batch in decided:
         split, place, stays = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
         for number in np.unique(split).tolist():
-            answer = answers.setdefault(number, np.full(walked[number].n_entries, -1, np.int8))
-            answer[ends[number] - 1 - place[split == number]] = stays[split == number]
+            if number not in answers:
+                answers[number] = np.full(walked[number].n_entries, -1, np.int8)
+            answers[number][ends[number] - 1 - place[split == number]] = stays[split == number]
     bits = {}
     with KeyFile(plan, name) as key_file:
         for number, answer in answers.items():
