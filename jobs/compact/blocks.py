@@ -6,10 +6,9 @@
   rewrite   a task for each split: marks and bits say which records stay; pieces of a group that several splits share
   join      a task for each such group: makes a segment of its pieces
 A record leaves its split if the split holds no later record of its key; by `compaction.strategy`, none of so high a
-version. Spark carries names of files, counts and
-checksums. Measured, 128 MB of hashes in cells of 0.25 to 8 MiB, on 2 cores: through Spark's shuffle into Arrow and
-back, as binary cells, they take 0.9 to 1.1 processor seconds of the JVM more than their names alone, and 2 GB of them
-13 to 20 s more.
+version. Spark carries names of files, counts and checksums. Measured, 128 MB of hashes in cells of 0.25 to 8 MiB, on 2
+cores: through Spark's shuffle into Arrow and back, as binary cells, they take 0.9 to 1.1 processor seconds of the JVM
+more than their names alone, and 2 GB of them 13 to 20 s more.
 """
 
 from __future__ import annotations

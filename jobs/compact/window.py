@@ -1,7 +1,7 @@
 """The decision of `udfs.compact.split.settle` by Spark's own window: `split.by = "window"`.
 
 Key hashes that left their splits come as rows from the files of the walk, and bits for them go into files for the
-rewrite. Row by row through the JVM it takes several times as long as `settle`, and holds it to account.
+rewrite. Row by row through the JVM that takes longer; it is there to hold `settle` to account.
 """
 
 from __future__ import annotations
