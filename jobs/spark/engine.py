@@ -148,6 +148,5 @@ def _started_once(report: JobReport, progress: Progress, brief: bool) -> StartSp
 
 def _no_spark() -> SparkContext:
     raise UsageError(
-        message="--engine threads: these settings need Spark's window, or the keys of a partition do not fit the "
-        "memory of a task and are not compacted by offset; give --engine spark, or raise task.memory.bytes"
+        message='--engine threads: split.by = "window" needs Spark; give --engine spark, or another split.by'
     )

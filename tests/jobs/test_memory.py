@@ -73,10 +73,10 @@ if sys.argv[1] == "compact":
     from lastkey.udfs.compact.one_task import compact_partition
     problem = compact_partition(plan).problem
 elif sys.argv[1] == "splits":
-    from tests.builders.splits import compact_in_splits
+    from tests.builders.splits import compact_in_blocks
     from lastkey.logformat.errors import LogFormatError
     try:
-        compact_in_splits(plan)
+        compact_in_blocks(plan)
         problem = None
     except LogFormatError as error:
         problem = error
