@@ -17,6 +17,7 @@ def main(program: str = "") -> int:
     cli.program = program or cli.program
     cli.start_ahead = ahead.start
     spark, rest = submit.split_arguments(sys.argv[1:])
+    cli.spark_options = spark
     if spark:
         os.environ["PYSPARK_SUBMIT_ARGS"] = submit.as_typed(spark)
     return cli.main(rest or ["--help"])

@@ -30,7 +30,6 @@ from lastkey.jobs.store.folders import RunFolder, run_folders
 from lastkey.jobs.store.generations import going_back
 from lastkey.jobs.store.manifests import (
     check_files,
-    folder_of,
     make_folders,
     other_files,
     read_manifest,
@@ -144,10 +143,10 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
             check_files(store, report.decided)  # again: the search takes a while
             all_found = [c for candidates in found.values() for c in candidates]
             known = {c.folder.path: c.commit for c in all_found if c.committed and c.commit is not None}
-            known |= {folder_of(commit): commit for commit in report.decided}
+            known |= {commit.folder: commit for commit in report.decided}
             runs, segments = [c.run for c in known.values()], [row for c in known.values() for row in c.segments]
             writing.rebuild(state, report.decided, runs, segments)
-            say_committed(store, [folder_of(commit) for commit in report.decided])
+            say_committed(store, [commit.folder for commit in report.decided])
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 

@@ -94,7 +94,7 @@ def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
     """Go back to generation N in every partition that is above it, or with `dry_run` list these partitions."""
     began = time.monotonic()
     notes: list[str] = []
-    store = open_store(options.store, notes, "a store with generations")
+    store = open_store(options.store, notes)
     state = open_state(options.store)
     report = RollbackReport(store.uri, options.generation, options.dry_run)
     # On a disk the lock keeps vacuum out; in a bucket a vacuum's marks name the folders that it deletes

@@ -116,7 +116,7 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
         progress.start("vacuum", len(folders), "folder")
         for folder in sorted(folders, key=lambda folder: -folder.generation):
             with timed(folder.path):
-                _clean(store, folder, kept, young_ms, report)
+                _clean(store, folder, kept, report)
             progress.advance()
         if options.topics == EVERY_TOPIC:
             report.state_files = writing.vacuum_state(state, dry_run=options.dry_run, ahead_hours=max(ahead_hours, 0))
@@ -143,14 +143,14 @@ def _chosen(
         report.kept, report.unreadable = [], {}
         kept = _kept(state, folders, young_ms, options, report)
         # Empty folders too: a run may be about to write into one
-        doomed = [folder.path for folder in folders if _gone(folder, kept, young_ms) is not None]
+        doomed = [folder.path for folder in folders if _gone(folder, kept) is not None]
         if options.dry_run or not doomed or writing.announce_deletions(state, doomed, seen):
             return folders, kept, notes
 
 
 @dataclass(frozen=True)
 class _Kept:
-    runs: frozenset[Run]  # folders of live generations: all their side files are needed
+    runs: frozenset[Run]  # folders that stay whole: of live generations, young ones, and such as hold foreign things
     paths: frozenset[str]  # .log files that live generations name, wherever they lie
 
 
@@ -196,7 +196,7 @@ def _kept(
     report.kept += [_line(run, ranges, rows[run]) for run, ranges in sorted(never_read.items()) if run in rows]
     named = {row.path for manifest in manifests.values() for row in manifest if row.root == "store"}
     named |= {row.path for segments in rows.values() for row in segments if row.root == "store"}
-    return _Kept(frozenset(needed), frozenset(named))
+    return _Kept(frozenset(needed | spared), frozenset(named))
 
 
 def _line(run: Run, ranges: Ranges, segments: Iterable[Segment]) -> dict[str, Any]:
@@ -221,17 +221,17 @@ def _replaced_lately(committed: Sequence[RunFolder], young_ms: float) -> Iterato
             yield before.run
 
 
-def _gone(folder: RunFolder, kept: _Kept, young_ms: float) -> list[pafs.FileInfo] | None:
+def _gone(folder: RunFolder, kept: _Kept) -> list[pafs.FileInfo] | None:
     """Return the files of a run's folder that nothing needs; None: it stays as it is. An empty folder may go, too."""
     has_age = folder.files or folder.made_ms  # in a bucket an empty folder has no age, and is only a name
-    if folder.run in kept.runs or not has_age or folder.newest_ms > young_ms or not folder.whole:
+    if folder.run in kept.runs or not has_age:
         return None
     gone = [info for info in folder.files if f"{folder.path}/{info.base_name}" not in kept.paths]
     return gone if gone or not folder.files else None
 
 
-def _clean(store: Root, folder: RunFolder, kept: _Kept, young_ms: float, report: VacuumReport) -> None:
-    gone = _gone(folder, kept, young_ms)
+def _clean(store: Root, folder: RunFolder, kept: _Kept, report: VacuumReport) -> None:
+    gone = _gone(folder, kept)
     if gone is not None and not report.dry_run:
         for info in sorted(gone, key=lambda info: (info.base_name != COMMITTED, info.base_name != MANIFEST)):
             with contextlib.suppress(FileNotFoundError):  # another vacuum deleted it, or the answer was lost

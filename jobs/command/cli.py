@@ -15,25 +15,19 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
 from lastkey.jobs import installation
 from lastkey.jobs.command import failures
-from lastkey.jobs.command.config import (
-    GAPS,
-    NULL_KEYS,
-    check_now_ms,
-    check_policy_has_topics,
-    load_config,
-)
+from lastkey.jobs.command.config import GAPS, NULL_KEYS, check_now_ms, check_policy_has_topics, load_config
 from lastkey.jobs.command.failures import Failure
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import (
     InspectOptions,
     LookupOptions,
+    PackOptions,
     RebuildStateOptions,
     ReportOptions,
     RollbackOptions,
@@ -43,10 +37,10 @@ from lastkey.jobs.command.options import (
 from lastkey.jobs.command.parse import MAX_LONG, check_text, parse_filter, parse_span, parse_time, parse_topics
 from lastkey.jobs.command.progress import Progress, above_the_bar, shown_progress
 from lastkey.jobs.command.reporting import Report
-from lastkey.jobs.command.shared_options import Jobs, engine_option, globs_option, shared
+from lastkey.jobs.command.shared_options import Jobs, engine_option, globs_option, shared, talking
 from lastkey.jobs.command.stopping import EarlyEndError, signals_handled, terminate
 from lastkey.jobs.errors import DONE, JobError, UsageError
-from lastkey.jobs.spark.submit import from_environment, without_effect
+from lastkey.jobs.spark.submit import without_effect
 from lastkey.logformat.control_characters import visible, visible_bytes
 from lastkey.logformat.locations import refuse_secrets
 
@@ -58,7 +52,8 @@ interrupted; 141 stdout closed early.
 
 COMPLETE = "_LASTKEY_COMPLETE"
 program = "spark-submit.sh"  # as help calls it; `lastkey` where that was typed
-start_ahead: Callable[..., None] | None = None  # `jobs.spark.ahead.start`, set by who has the process to itself
+start_ahead: Callable[[str, dict[str, Any]], None] | None = None  # set by who has the process to itself
+spark_options: Sequence[str] = ()  # as typed, before the job's name
 
 _OFFSET = click.IntRange(-MAX_LONG, MAX_LONG)
 
@@ -105,8 +100,7 @@ def lastkey() -> None:
 @shared
 def compact(**given: Any) -> None:
     """Keep the last record of every key and drop the rest, as the broker's own cleaner does."""
-    store = given["store"]
-    _call("compact", surely=given["force"] or ("://" not in store and not Path(store).exists()), **given)
+    _call("compact", **given)
 
 
 @lastkey.command()
@@ -137,7 +131,7 @@ def verify(**given: Any) -> None:
 @shared
 def reindex(**given: Any) -> None:
     """Rebuild the index files of ARCHIVE from its logs, and show what was wrong with them."""
-    _call("reindex", surely=True, **given)
+    _call("reindex", **given)
 
 
 @lastkey.command()
@@ -337,12 +331,21 @@ def inspect(
     finally:
         shown.close()
     failures.written(sys.stdout.buffer.flush)()
-    notes = (f"note: {note}\n" for note in without_effect(from_environment(), report.work))
+    notes = (f"note: {note}\n" for note in without_effect(spark_options, report.work))
     for lines in itertools.chain(report.said, notes):
         _say(lines, sys.stderr)
     if options.output is not None:
         _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
     raise click.exceptions.Exit(report.exit_code)
+
+
+@lastkey.command()
+@click.argument("output")
+@click.option("--replace", is_flag=True, help="Write OUTPUT even if there is a file of this name.")
+@talking
+def pack(output: str, replace: bool, **given: Any) -> None:
+    """Pack what a cluster's executors need into OUTPUT, for Spark's --archives OUTPUT#lastkey."""
+    _show(lambda progress, _: imported("pack").run(PackOptions(output, replace), progress), **given)
 
 
 def _say(text: str, stream: TextIO) -> None:
@@ -366,13 +369,10 @@ def _lines_to_stdout() -> Callable[[Any], object]:
     return (lambda lines: write(visible_bytes(lines))) if sys.stdout.isatty() else write
 
 
-def _call(job: str, *, surely: bool | None = None, **given: Any) -> None:
-    """Run a job through the function that Python programs call, with the options that it shares with them.
-
-    surely: whether a job whose default is Spark will certainly have work for it.
-    """
-    if surely is not None and start_ahead is not None:
-        start_ahead(job, given["engine"], load_config(given["config"]), surely=surely)
+def _call(job: str, **given: Any) -> None:
+    """Run a job through the function that Python programs call, with the options that it shares with them."""
+    if start_ahead is not None:
+        start_ahead(job, given)
     api = importlib.import_module("lastkey.jobs.api")
     _show(lambda progress, options: getattr(api, job)(**options, progress=progress), **given)
 
@@ -422,7 +422,7 @@ def _show(
     finally:
         shown.close()
     report.show_all = show_all
-    report.notes += without_effect(from_environment(), report.work)
+    report.notes += without_effect(spark_options, report.work)
     _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
     raise click.exceptions.Exit(report.exit_code)
 

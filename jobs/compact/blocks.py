@@ -1,13 +1,14 @@
 """Compaction in several tasks by blocks of key hashes: what is large never goes through the JVM.
 
   walk      a task for each split, backwards: writes key hashes of the records that leave it, by bucket, to a file
-  settle    a task for some buckets, over all splits from the last to the first: writes a bit for each hash
+  settle    a task for some buckets, over all splits from the last to the first: writes a bit for each hash; or
+            Spark's `window` decides, and writes the same bits
   rewrite   a task for each split: marks and bits say which records stay; pieces of a group that several splits share
   join      a task for each such group: makes a segment of its pieces
-A record leaves its split if the split holds no later record of its key. Spark carries names of files, counts and
-checksums. Measured, 128 MB of hashes in cells of 0.25 to 8 MiB, on 2 cores: through Spark's shuffle into Arrow and
-back, as binary cells, they take 0.9 to 1.1 processor seconds of the JVM more than their names alone, and 2 GB of them
-13 to 20 s more.
+A record leaves its split if the split holds no later record of its key; by `compaction.strategy`, none of so high a
+version. Spark carries names of files, counts and checksums. Measured, 128 MB of hashes in cells of 0.25 to 8 MiB, on 2
+cores: through Spark's shuffle into Arrow and back, as binary cells, they take 0.9 to 1.1 processor seconds of the JVM
+more than their names alone, and 2 GB of them 13 to 20 s more.
 """
 
 from __future__ import annotations
@@ -17,24 +18,30 @@ import resource
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from lastkey.jobs.command.progress import Watcher
-from lastkey.jobs.spark.workers import Workers
+from lastkey.jobs.compact.window import settle_by_window
+from lastkey.jobs.spark.workers import Runner
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
+from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
+from lastkey.udfs.compact.clean.winners import check_versions
 from lastkey.udfs.compact.output.segment_output import manifest_row
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan
 from lastkey.udfs.compact.split.rewrite_split import JoinedGroup, RewrittenSplit, join_pieces, rewrite_split
-from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, settle, share_out
+from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, settle, share_out, slot_of
 from lastkey.udfs.compact.split.splits import Split, cut_between_groups
 from lastkey.udfs.compact.split.walk_split import WalkedSplit, buckets_for, walk_split
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import OutputSegment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _PIECES_A_CORE = 4  # tasks of the rewrite, as far as segment groups allow
 
@@ -43,9 +50,17 @@ R = TypeVar("R", WalkedSplit, SettledBuckets, RewrittenSplit, JoinedGroup)
 
 
 def rewrite_by_blocks(
-    workers: Workers, plan: PartitionPlan, analysis: Analysis, splits: Sequence[Split], watcher: Watcher
+    workers: Runner,
+    plan: PartitionPlan,
+    analysis: Analysis,
+    splits: Sequence[Split],
+    watcher: Watcher,
+    spark: SparkSession | None = None,
 ) -> tuple[list[OutputSegment], Tally, int]:
-    """Rewrite a partition; return (segments by group, counters, largest peak memory of a task in bytes)."""
+    """Rewrite a partition; return (segments by group, counters, largest peak memory of a task in bytes).
+
+    spark: its window settles, if given.
+    """
     scans = {part.number: analysis.sources[part.number].lean() for split in splits for part in split.parts}
     n_buckets = buckets_for(sum(scan.most_records for scan in scans.values()))
     rules, first_dirty = analysis.rules, analysis.cleanable.first_dirty_offset
@@ -61,12 +76,18 @@ def rewrite_by_blocks(
         return walk_split(plan, sources(split), split, rules, first_dirty, n_buckets, _name("walk", split.number))
 
     walked = _run(workers, plan, "walk", walk, splits, watcher)
+    check_versions(
+        plan, max((walk.highest for walk in walked), default=NO_VERSION), any(walk.n_entries for walk in walked)
+    )
 
     def settle_one(buckets: Buckets) -> SettledBuckets:
         return settle(plan, walked, buckets, n_buckets, _name("settle", buckets.first))
 
-    shares = share_out(walked, n_buckets, plan.limits.task_memory_bytes, workers.cores)
-    settled = _run(workers, plan, "settle", settle_one, shares)
+    if spark is None or not walked:
+        shares = share_out(walked, n_buckets, plan.limits.task_memory_bytes, workers.cores, slot_of(plan))
+        settled = _run(workers, plan, "settle", settle_one, shares)
+    else:
+        settled = [settle_by_window(spark, plan, walked, n_buckets)]
 
     def rewrite(split: Split) -> RewrittenSplit:
         name = _name(f"rewrite-{split.number}", split.before)
@@ -100,7 +121,7 @@ def rewrite_by_blocks(
 
 
 def _run(
-    workers: Workers,
+    workers: Runner,
     plan: PartitionPlan,
     stage: str,
     work: Callable[[T], R],

@@ -39,19 +39,12 @@ def choose(plans: Sequence[PartitionPlan], workers: Workers) -> Choice:
     """Choose how each partition is taken. The plans are of one run: the setting and dry run are the same for all."""
     by_size = tuple(sorted(plans, key=_bytes)[::-1])
     split = by_size[0].limits.split_by
-    if split == "window":
-        return Choice((), by_size, ASKED)
-    if split == "none" or (
-        split == "auto" and by_size[0].dry_run
-    ):  # a dry run writes nothing: several tasks would have to take Spark's window
+    if split == "none" or by_size[0].dry_run:  # several tasks would have to meet in the store, and a dry run may not
         return Choice(by_size, ())
-    by_offset = tuple(plan for plan in by_size if plan.settings.by_offset)  # others need the window
-    sizes = [plan.log_bytes for plan in by_offset]
-    n = len(sizes) if split == "blocks" else several_of(sizes, workers.cores, workers.stages_bytes)
-    several = by_offset[:n]
-    others = [plan for plan in by_size if not plan.settings.by_offset]
-    one_task = tuple(sorted([*others, *by_offset[n:]], key=_bytes)[::-1])
-    return Choice(one_task, several, ASKED if split == "blocks" else CORES_IDLE)
+    if split != "auto":
+        return Choice((), by_size, ASKED)
+    n = several_of([plan.log_bytes for plan in by_size], workers.cores, workers.stages_bytes)
+    return Choice(by_size[n:], by_size[:n])
 
 
 def several_of(sizes: Sequence[int], cores: int, stages_bytes: int) -> int:

@@ -65,8 +65,6 @@ def commit_of(
     return Commit(
         topic=r.topic,
         partition=r.partition,
-        planned_generation=before.generation if before else 0,
-        planned_run_id=before.run_id if before else None,
         checkpoint=replace(checkpoint, read=read),
         segments=segments,
         run=RunRow(

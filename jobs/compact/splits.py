@@ -1,22 +1,22 @@
 """Compaction of one large partition in several tasks.
 
   scan      a task for each segment: headers and checksums -> analysis and splits, on the driver
-  rewrite   finds the last record of each key and writes segments: by `blocks`, or by Spark's `window`
+  rewrite   finds the last record of each key and writes segments, by `blocks`
   finish    on the driver: joins empty groups to the next one, writes the generation's other files
-All ways share every function that decides or writes, so the same input gives the same bytes; tests check that.
+All ways share every function that decides or writes, so the same input gives the same bytes; tests check that. A dry
+run writes nothing to the store: its key files lie in a temporary folder of the one machine that its workers are on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.compact.blocks import rewrite_by_blocks
-from lastkey.jobs.compact.window import rewrite_by_window
 from lastkey.jobs.spark.tasks import carried_problem, is_sparks
-from lastkey.jobs.spark.workers import Workers
+from lastkey.jobs.spark.workers import Runner
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.expire_records import expire_records, with_what_is_old
@@ -28,22 +28,28 @@ from lastkey.udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import check_something_expires, scan_identity, scan_one
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
-from lastkey.udfs.compact.split.key_files import in_own_folder, remove_key_files
+from lastkey.udfs.compact.split.key_files import in_own_folder, remove_key_files, store_of_keys
 from lastkey.udfs.compact.split.splits import Split, make_splits, number_of_splits
 from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import OutputSegment
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 T = TypeVar("T")
 
 
-def compact_in_splits(workers: Workers, plan: PartitionPlan, watcher: Watcher) -> PartitionResult:
-    """Compact one partition as `udfs.compact.one_task` does, but in many tasks. `watcher` hears how much they read."""
+def compact_in_splits(
+    workers: Runner, plan: PartitionPlan, watcher: Watcher, spark: SparkSession | None = None
+) -> PartitionResult:
+    """Compact one partition as `udfs.compact.one_task` does, but in many tasks. `watcher` hears how much they read.
+
+    spark: its window decides which records stay, if given.
+    """
     clock = Clock()
-    if _by_window(plan):
-        workers.spark()  # here a missing Java or jar ends the run, instead of setting this partition aside
     try:
-        done = attempt(plan.name, lambda: _compact_if_due(workers, plan, clock, watcher))
+        done = attempt(plan.name, lambda: _compact_if_due(workers, plan, clock, watcher, spark))
     finally:  # above all if the disk is full, which ends the run
         remove_key_files(plan)
     if isinstance(done, Exception):
@@ -54,19 +60,14 @@ def compact_in_splits(workers: Workers, plan: PartitionPlan, watcher: Watcher) -
     return PartitionResult(plan.topic, plan.partition, "set_aside", problem=done, seconds=clock.seconds)
 
 
-def _by_window(plan: PartitionPlan) -> bool:
-    """Return whether Spark's window finds the records that stay: the settings ask for it, or blocks cannot do it."""
-    return plan.limits.split_by == "window" or plan.dry_run or not plan.settings.by_offset
-
-
 def _compact_if_due(
-    workers: Workers, plan: PartitionPlan, clock: Clock, watcher: Watcher
+    workers: Runner, plan: PartitionPlan, clock: Clock, watcher: Watcher, spark: SparkSession | None
 ) -> PartitionResult | Exception:
     """Return the result; or an error of Spark, or of the machine through Spark, which is no problem of
     the partition.
     """
     try:
-        return _compact(workers, plan, clock, watcher)
+        return _compact(workers, plan, clock, watcher, spark)
     except NotDue as reason:
         return reason.result
     except Exception as error:
@@ -82,7 +83,7 @@ def _scan(plan: PartitionPlan, number: int) -> SegmentScan | Problem:
     return attempt(plan.segments[number].listed.path, lambda: scan_one(plan, number, chunk_buffer(plan)))
 
 
-def _scans(workers: Workers, plan: PartitionPlan, watcher: Watcher) -> list[SegmentScan]:
+def _scans(workers: Runner, plan: PartitionPlan, watcher: Watcher) -> list[SegmentScan]:
     out: list[SegmentScan] = []
     for scan in workers.run(
         lambda number: _scan(plan, number), range(len(plan.segments)), f"compact {plan.name}: scan", watcher
@@ -95,7 +96,7 @@ def _scans(workers: Workers, plan: PartitionPlan, watcher: Watcher) -> list[Segm
     return out
 
 
-def _one(workers: Workers, plan: PartitionPlan, work: Callable[[], T]) -> T:
+def _one(workers: Runner, plan: PartitionPlan, work: Callable[[], T]) -> T:
     """Run `work` in a task of its own and return its result; re-raise its NotDue."""
 
     def work_if_due() -> T | NotDue:
@@ -112,7 +113,7 @@ def _one(workers: Workers, plan: PartitionPlan, work: Callable[[], T]) -> T:
     return done
 
 
-def _expire(workers: Workers, plan: PartitionPlan, analysis: Analysis) -> tuple[Analysis, list[OutputSegment], Tally]:
+def _expire(workers: Runner, plan: PartitionPlan, analysis: Analysis) -> tuple[Analysis, list[OutputSegment], Tally]:
     """Delete expired records in one task: no keys are looked up, and few segments change."""
 
     def work() -> tuple[Analysis, list[OutputSegment], Tally]:
@@ -123,7 +124,9 @@ def _expire(workers: Workers, plan: PartitionPlan, analysis: Analysis) -> tuple[
     return analysis_of, place(plan, segments), tally
 
 
-def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, watcher: Watcher) -> PartitionResult:
+def _compact(
+    workers: Runner, plan: PartitionPlan, clock: Clock, watcher: Watcher, spark: SparkSession | None
+) -> PartitionResult:
     buffer = chunk_buffer(plan)
     with clock.phase("scan"):
         check_something_expires(plan, buffer)
@@ -142,10 +145,8 @@ def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, watcher: Watch
         elif analysis.compacts:
             n_splits = number_of_splits(scans, analysis.groups, limits.split_bytes, limits.task_memory_bytes, cores)
             splits = make_splits(scans, analysis.groups, n_splits)
-            if _by_window(plan):
-                cleaned, tally, peak = rewrite_by_window(workers.spark(), plan, analysis, splits)
-            else:
-                cleaned, tally, peak = rewrite_by_blocks(workers, plan, analysis, splits, watcher)
+            with store_of_keys(plan) as here:
+                cleaned, tally, peak = rewrite_by_blocks(workers, here, analysis, splits, watcher, spark)
             cleaned = join_empty_groups(plan, cleaned)
     check_null_keys(plan, tally)
     with clock.phase("write"):

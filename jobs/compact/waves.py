@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, Final
 
-from lastkey.jobs.command.progress import BYTES, CountedBytes, PartOf, Progress
+from lastkey.jobs.command.progress import BYTES, Counted, CountedBytes, PartOf, Progress, Silent
 from lastkey.jobs.command.stopping import EarlyEndError, Stop, stoppable
 from lastkey.jobs.compact.choose import KEYS, Choice, choose
 from lastkey.jobs.compact.commit import commit_of
@@ -18,7 +18,7 @@ from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.compact.splits import compact_in_splits
 from lastkey.jobs.errors import ConflictError
 from lastkey.jobs.spark.tasks import folder_of_this_attempt
-from lastkey.jobs.spark.workers import Workers
+from lastkey.jobs.spark.workers import InTurn, Workers
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.folders import folders_of
 from lastkey.jobs.store.manifests import check_files, write_manifests
@@ -35,7 +35,10 @@ _PASSES: Final = 2  # a task's passes over its input; several tasks make a third
 
 def _one_partition(plan: PartitionPlan) -> PartitionResult:
     # another try of this task has another folder; that of the one that counts is the generation's
-    return compact_partition(replace(plan, folder=folder_of_this_attempt(plan.store_uri, plan.folder)))
+    result = compact_partition(replace(plan, folder=folder_of_this_attempt(plan.store_uri, plan.folder)))
+    if result.status != "too_large" or not plan.dry_run:
+        return result
+    return replace(compact_in_splits(InTurn(), plan, Counted(Silent())), several_because=KEYS)
 
 
 def run_waves(workers: Workers, state: State, start: Start, plans: Sequence[PartitionPlan], progress: Progress) -> None:
@@ -177,7 +180,8 @@ def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) 
 
     def several(plan: PartitionPlan, because: str, item: int) -> None:
         workers.set_pool(plan.name)
-        result = compact_in_splits(workers, plan, PartOf(partitions, item))
+        spark = workers.spark() if plan.limits.split_by == "window" else None
+        result = compact_in_splits(workers, plan, PartOf(partitions, item), spark)
         partitions.ended(item, replace(result, several_because=because))
 
     def one_task() -> None:

@@ -24,7 +24,7 @@ from lastkey.udfs.storage import normal_uri, read_file
 
 def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
     """Return a plan for each partition that has the wanted generation; add a note on each of the others."""
-    store = open_store(options.store or "", notes, "a store with generations")
+    store = open_store(options.store or "", notes)
     store_uri = store.uri
     tables = State(store)
     current = tables.checkpoints()

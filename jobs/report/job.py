@@ -142,7 +142,7 @@ def _of_the_store(
     report: ArchiveReport, options: ReportOptions
 ) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
     """Return checkpoints and manifests of the current generations; put the history into the report."""
-    store = open_store(report.store or "", report.notes, "a store with generations")
+    store = open_store(report.store or "", report.notes)
     state = State(store)
     checkpoints = state.checkpoints()
     others = sorted({c.archive_uri for c in checkpoints.values() if not is_same(c.archive_uri, report.archive)})

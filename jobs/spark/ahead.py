@@ -8,28 +8,36 @@ works for one command does this: a fork copies no threads.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
 
-from lastkey.jobs.command.config import Config, Engine
+from lastkey.jobs.command.config import load_config
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.spark import daemon, forked, jvm
 from lastkey.jobs.spark.engine import asked_engine, local_cores
 from lastkey.jobs.spark.submit import from_environment
 
+# What runs on Spark by default, and whether it will certainly have work
+_HAS_WORK: Final[dict[str, Callable[[dict[str, Any]], bool]]] = {
+    "compact": lambda given: given["force"] or ("://" not in given["store"] and not Path(given["store"]).exists()),
+    "reindex": lambda _: True,
+}
 
-def start(job: str, engine: Engine | None, config: Config, *, surely: bool) -> None:
-    """Import a job that runs on Spark on this machine, and fork.
 
-    surely: it has work, so that the JVM starts already.
-    """
+def start(job: str, given: dict[str, Any]) -> None:
+    """Import a job that runs on Spark on this machine, and fork. given: its options, as parsed."""
     user = from_environment()
-    if asked_engine(engine, config, writes=True) != "spark" or local_cores() is None:
+    if job not in _HAS_WORK or local_cores() is None:
+        return
+    if asked_engine(given["engine"], load_config(given["config"]), writes=True) != "spark":
         return
     python = jvm.environment_for(user)["PYSPARK_PYTHON"]
     forks = python == sys.executable and not any(key.startswith("spark.executorEnv.") for key in user.conf)
     if forks:
         forked.listen()
-    launched = _launched() if surely else None
+    launched = _launched() if _HAS_WORK[job](given) else None
     imported(job)
     if forks:
         forked.fork([] if launched is None else launched.pipes(), daemon.import_shared, daemon.fork_workers)

@@ -110,7 +110,7 @@ def session_of(
 
     name: of its jobs, in Spark's UI and event logs. brief: as of `jobs.spark.session.start`.
     """
-    if chosen_engine(options, writes=True) == "threads":
+    if (options.engine or options.config.job.engine) == "threads":
         raise UsageError(message=f"--engine threads: {name} reads and writes tables through Spark; leave it out")
     with workers("spark", 0, options.config, report, progress, brief=brief) as made:
         spark = made.spark()
@@ -153,6 +153,5 @@ def _started_once(report: JobReport, progress: Progress, brief: bool) -> StartSp
 
 def _no_spark() -> SparkContext:
     raise UsageError(
-        message="--engine threads: these settings need Spark's window, or the keys of a partition do not fit the "
-        "memory of a task and are not compacted by offset; give --engine spark, or raise task.memory.bytes"
+        message='--engine threads: split.by = "window" needs Spark; give --engine spark, or another split.by'
     )

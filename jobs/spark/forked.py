@@ -148,7 +148,6 @@ def _become(descriptors: list[int]) -> None:
     """Take these for stdin, stdout and stderr."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, mode, closefd=False) for n, mode in enumerate("rww"))
 
 
 def _is_ours(link: socket.socket) -> bool:

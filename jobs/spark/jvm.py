@@ -34,6 +34,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from lastkey.jobs.command.progress import TALKS
 from lastkey.jobs.errors import ForeignJarError, JavaError
 from lastkey.jobs.installation import CONF
 from lastkey.jobs.spark import forked
@@ -64,6 +65,7 @@ _NOISE = re.compile(
 _LEFT = re.compile(
     r'Traceback [^\n]*(\n +File "[^"]*pyspark/daemon\.py"[^\n]*(\n    [^\n]*)?)+\n(BrokenPipe|ConnectionReset)Error.*'
 )
+_DAEMON: Final = "lastkey.jobs.spark.daemon"
 _KEPT_LINES: Final = 400
 _SOON: Final = 0.01  # seconds between looks for the JVM's address
 
@@ -168,10 +170,9 @@ def arguments_for(user: UserOptions, *, brief: bool = True, conf: Mapping[str, s
 
 def environment_for(user: UserOptions) -> dict[str, str]:
     """Return what Spark finds in its environment beside what is there."""
-    python = user.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
     out = {
         "PYSPARK_DRIVER_PYTHON": sys.executable,  # else the JVM looks for data sources with PATH's python3
-        "PYSPARK_PYTHON": python,
+        "PYSPARK_PYTHON": executors_python(user) or sys.executable,
         "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS", _BRIEF),
     }
     if is_local(user):
@@ -196,13 +197,28 @@ def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[s
     if local:
         settings["spark.master"] = "local[*]"
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = "127.0.0.1"
-        settings["spark.python.daemon.module"] = "lastkey.jobs.spark.daemon"
+        settings["spark.python.daemon.module"] = _DAEMON
         java_options += _BRIEF.split() if brief else []
         archive = class_archive(java)
         if archive is not None and archive.is_file():
             java_options += [f"-XX:SharedArchiveFile={archive}", "-Xlog:disable", "-Xlog:all=error:stderr"]
     settings["spark.driver.defaultJavaOptions"] = " ".join(java_options)
-    return settings
+    return settings | of_pack(user)
+
+
+def executors_python(user: UserOptions) -> str | None:
+    """Return the Python that executors run: the one that the user names, else that of the pack; None: neither."""
+    named = user.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    return named or (None if is_local(user) else user.packs_python)
+
+
+def of_pack(user: UserOptions) -> dict[str, str]:
+    """Return the settings of a cluster whose executors get a pack: their daemon imports Lastkey, and their logs say
+    what they work on.
+    """
+    if is_local(user) or user.packs_python is None:
+        return {}
+    return {"spark.python.daemon.module": _DAEMON, f"spark.executorEnv.{TALKS}": "INFO"}
 
 
 def cached_jars(ivy: Path) -> list[str]:

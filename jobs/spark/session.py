@@ -13,7 +13,7 @@ from typing import Any
 
 from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -65,9 +65,10 @@ def start_context(
     options: the user's (default: PYSPARK_SUBMIT_ARGS), which win. conf: the caller's, which wins over the files.
     brief: the JVM has little to do (no shuffle of many rows); only used in local mode.
     """
-    running = SparkContext._active_spark_context
-    if running is not None or "PYSPARK_GATEWAY_PORT" in os.environ:  # a notebook, tests or spark-submit made it
+    if SparkContext._active_spark_context is not None:  # a notebook or tests made it
         return SparkContext.getOrCreate()
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return _start_in_submitted(name)
     user = options or from_environment()
     check_master(user)
     environment = jvm.environment_for(user)
@@ -102,6 +103,21 @@ def _called(launched: jvm.Jvm) -> JavaGateway:
             del os.environ[name]
     gateway.proc = launched.process
     return gateway
+
+
+def _start_in_submitted(name: str) -> SparkContext:
+    """Start Spark in the JVM of Spark's own spark-submit, which has started this process."""
+    SparkContext._ensure_initialized()
+    conf = SparkConf()
+    if conf.get("spark.app.name", "").endswith(".py"):  # nobody named it
+        conf.setAppName(name)
+    user = UserOptions(conf=dict(conf.getAll()))
+    python = jvm.executors_python(user)
+    if python is not None:
+        os.environ["PYSPARK_PYTHON"] = python
+    for key, value in jvm.of_pack(user).items():
+        conf.setIfMissing(key, value)
+    return SparkContext(conf=conf)
 
 
 def check_connector(spark: SparkSession, uri: str) -> None:

@@ -20,6 +20,7 @@ _AS_CONF = {
     "--name": "spark.app.name",
     "--jars": "spark.jars",
     "--packages": "spark.jars.packages",
+    "--archives": "spark.archives",
     "--driver-memory": "spark.driver.memory",
     "--driver-java-options": "spark.driver.extraJavaOptions",
     "--driver-class-path": "spark.driver.extraClassPath",
@@ -49,6 +50,12 @@ class UserOptions:
     def master(self) -> str | None:
         """The master that the user named."""
         return self.conf.get("spark.master")
+
+    @property
+    def packs_python(self) -> str | None:
+        """The Python of the pack that the user sends to executors as `--archives FILE#lastkey`; None: no pack."""
+        named = (archive.strip().rpartition("#") for archive in self.conf.get("spark.archives", "").split(","))
+        return "./lastkey/bin/python" if any(file and folder == "lastkey" for file, _, folder in named) else None
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> UserOptions:
@@ -95,9 +102,9 @@ def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.e
     return UserOptions(tuple(arguments), conf)
 
 
-def without_effect(user: UserOptions, work: Work | None) -> list[str]:
+def without_effect(arguments: Sequence[str], work: Work | None) -> list[str]:
     """Return a note on the typed options that the work took no notice of, by name: a value may be a secret."""
-    typed = list(_typed(user.arguments))
+    typed = list(_typed(arguments))
     if work is None or not work.spark:
         used = ("--master",) if work is not None else ()  # local[4]: four threads
         names, why = [name for name in typed if name not in used], "no Spark was needed"

@@ -26,12 +26,29 @@ StartSpark = Callable[[], "SparkContext"]  # starts Spark only once
 _PATIENCE: Final = 3.0  # seconds to wait for threads to end
 
 
-class Workers(Protocol):
-    """Protocol of the workers of one machine or cluster."""
+class Runner(Protocol):
+    """Protocol of whatever works on items."""
 
     @property
     def cores(self) -> int:
         """Items that are worked on at once."""
+
+    def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
+        """Return `function` of every item, in the order of the items. name: of the stage, for people."""
+
+
+class InTurn:
+    """Runner inside a task: it works on one item after the other. Watchers hear nothing."""
+
+    cores = 1
+
+    def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
+        """Return `function` of every item."""
+        return [function(item) for item in items]
+
+
+class Workers(Runner, Protocol):
+    """Protocol of the workers of one machine or cluster."""
 
     @property
     def stages_bytes(self) -> int:
@@ -42,9 +59,6 @@ class Workers(Protocol):
 
     def set_pool(self, name: str) -> None:
         """Let everything that this thread runs from now on belong to `name`; items of several names take turns."""
-
-    def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
-        """Return `function` of every item, in the order of the items. name: of the stage, for people."""
 
     def work(self) -> Work | None:
         """Return who worked; None: there was nothing to do."""

@@ -85,8 +85,6 @@ def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms
     made |= {"generation_before": number - 1, "generation_after": number}
     return replace(
         old,
-        planned_generation=number - 1,
-        planned_run_id=parent_run_id,
         checkpoint=replace(old.checkpoint, **new, **files),
         segments=[replace(segment, **new) for segment in old.segments],
         run=replace(run, seconds="{}", anew=False, expired=None, **made),
@@ -139,7 +137,7 @@ def nobody_has(generation: int) -> NoGenerationError:
     )
 
 
-def open_store(uri: str, notes: list[str], expected: str = f"a store, with {table_folder(CHECKPOINTS)}") -> Root:
+def open_store(uri: str, notes: list[str]) -> Root:
     """Return the root of a store that holds a generation; notes: extended by those on damaged files that were set
     aside. Raises MissingPathError if the store has no generation; AccessError.
     """
@@ -148,6 +146,6 @@ def open_store(uri: str, notes: list[str], expected: str = f"a store, with {tabl
     found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))
     if found.type != pafs.FileType.Directory or not state.exists():
         check_bucket(store.uri, store.filesystem)
-        raise MissingPathError(path=store.uri, expected=expected, found="none")
+        raise MissingPathError(path=store.uri, expected=f"a store, with {table_folder(CHECKPOINTS)}", found="none")
     notes += state.notes
     return store

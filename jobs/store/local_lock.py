@@ -13,11 +13,12 @@ from typing import Final
 from lastkey.jobs.errors import ConflictError
 from lastkey.udfs.storage import Root
 
+LOCK_SECONDS: Final = 300.0
 _MINE: Final = threading.local()  # `held`: folders whose lock this thread holds
 
 
 @contextlib.contextmanager
-def local_lock(root: Root, seconds: float = 300.0) -> Iterator[None]:
+def local_lock(root: Root, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold an exclusive lock on a store of a local disk; it ends with the process at the latest. Raise ConflictError if
     another process keeps it for `seconds`. A thread that holds the lock gets it again at once.
     """

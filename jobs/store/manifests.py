@@ -44,11 +44,6 @@ from lastkey.udfs.storage import Root, flush, write_file
 _AT_ONCE: Final = 8
 
 
-def folder_of(commit: Commit) -> str:
-    """Return a generation's own folder, which has its manifest, as a path below the store."""
-    return commit.checkpoint.own_folder
-
-
 def to_json(commit: Commit) -> bytes:
     """Return the manifest as bytes."""
     generation = {
@@ -75,8 +70,6 @@ def from_json(data: bytes, path: str) -> Commit:
         commit = Commit(
             topic=run.topic,
             partition=run.partition,
-            planned_generation=run.generation_before,
-            planned_run_id=run.parent_run_id,
             checkpoint=row_of(Checkpoint, generation["checkpoint"]),
             segments=[row_of(Segment, row) for row in generation["segments"]],
             run=run,
@@ -84,7 +77,7 @@ def from_json(data: bytes, path: str) -> Commit:
         )
         to_arrow(RunRow, [commit.run])  # raises for values that the tables cannot hold
         to_arrow(Segment, commit.segments)
-        to_checkpoints([(commit.checkpoint, commit.segments, commit.standing)])
+        to_checkpoints([commit])
         return commit
     except ManifestError:
         raise
@@ -98,13 +91,12 @@ def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
     """
 
     def write(commit: Commit) -> None:
-        folder = folder_of(commit)
         try:
-            write_file(store, f"{folder}/{MANIFEST}", to_json(commit))
-            flush(store, folder)
+            write_file(store, f"{commit.folder}/{MANIFEST}", to_json(commit))
+            flush(store, commit.folder)
         except FileNotFoundError as error:
             expected = "the folder that this run wrote"
-            raise ConflictError(path=f"{store.uri}/{folder}", expected=expected, found="none") from error
+            raise ConflictError(path=f"{store.uri}/{commit.folder}", expected=expected, found="none") from error
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(write, commits))
@@ -113,7 +105,7 @@ def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
 def make_folders(store: Root, commits: Sequence[Commit]) -> None:
     """Make the folders of generations that have no files of their own, and flush them."""
     for commit in commits:
-        store.filesystem.create_dir(store.full(folder_of(commit)))
+        store.filesystem.create_dir(store.full(commit.folder))
         flush(store, partition_folder(*commit.key))
 
 
@@ -152,8 +144,8 @@ def read_manifest(store: Root, folder: str) -> Commit:
     path = f"{folder}/{MANIFEST}"
     with store.filesystem.open_input_stream(store.full(path), compression=None) as stream:
         commit = from_json(bytes(stream.read()), path)
-    if folder_of(commit) != folder:
-        raise ManifestError(path=path, expected=f"the manifest of {folder}", found=f"that of {folder_of(commit)}")
+    if commit.folder != folder:
+        raise ManifestError(path=path, expected=f"the manifest of {folder}", found=f"that of {commit.folder}")
     return commit
 
 
@@ -202,7 +194,7 @@ def _files(commit: Commit, folder: str) -> Iterator[tuple[str, int | None]]:
     yield f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}", None
     if commit.run.topic_id is not None:
         yield f"{folder}/{names.PARTITION_METADATA}", None
-    yield f"{folder_of(commit)}/{MANIFEST}", None
+    yield f"{commit.folder}/{MANIFEST}", None
 
 
 def _checksum(generation: object) -> int:

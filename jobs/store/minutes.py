@@ -75,15 +75,10 @@ def replace_segments(state: State, frame: DataFrame, replaced: list[SegmentKey])
             write.save(uri)
     else:
         spark = frame.sparkSession
-        old = spark.createDataFrame(
-            pa.table({name: [key[i] for key in replaced] for i, name in enumerate(_KEY)}, schema=_key_schema())
-        )
+        schema = pa.schema([TIME_INDEX_ROWS.field(name) for name in _KEY])
+        old = spark.createDataFrame(pa.table([list(column) for column in zip(*replaced, strict=True)], schema=schema))
         kept = spark.read.format("delta").load(uri).join(F.broadcast(old), list(_KEY), "left_anti")
         kept.unionByName(frame).write.format("delta").mode("overwrite").save(uri)
-
-
-def _key_schema() -> pa.Schema:
-    return pa.schema([TIME_INDEX_ROWS.field(name) for name in _KEY])
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
@@ -189,12 +189,10 @@ def by_run(rows: Iterable[RunRow]) -> list[JobRun]:
 
 @dataclass(frozen=True)
 class Commit:
-    """Part of one partition in a wave's commit. `planned_*`: its checkpoint at planning time; 0 and None: none."""
+    """Part of one partition in a wave's commit, planned on the generation that its run names as the one before."""
 
     topic: str
     partition: int
-    planned_generation: int
-    planned_run_id: str | None
     checkpoint: Checkpoint
     segments: list[Segment]
     run: RunRow
@@ -204,6 +202,11 @@ class Commit:
     def key(self) -> tuple[str, int]:
         """(topic, partition)."""
         return self.topic, self.partition
+
+    @property
+    def folder(self) -> str:
+        """Folder below the store that holds its manifest."""
+        return self.checkpoint.own_folder
 
 
 Row = TypeVar("Row", Checkpoint, Segment, PartitionState, RunRow)
@@ -251,9 +254,7 @@ def arrow_schema(kind: type[Any]) -> pa.Schema:
 
 def to_arrow(kind: type[Row], rows: Iterable[Row]) -> pa.Table:
     """Return rows as an Arrow table."""
-    schema = arrow_schema(kind)
-    held = list(rows)
-    return pa.table([pa.array([getattr(row, f.name) for row in held], f.type) for f in schema], schema=schema)
+    return pa.Table.from_pylist([vars(row) for row in rows], arrow_schema(kind))
 
 
 def checkpoint_schema() -> pa.Schema:
@@ -272,24 +273,17 @@ def checkpoint_schema() -> pa.Schema:
     )
 
 
-def to_checkpoints(
-    decided: Sequence[tuple[Checkpoint, Sequence[Segment], PartitionState | None]],
-) -> pa.Table:
+def to_checkpoints(commits: Iterable[Commit]) -> pa.Table:
     """Return rows of `compaction_checkpoints`: each partition's checkpoint, its generation's manifest, its state."""
-    schema = checkpoint_schema()
-    manifest = [field.name for field in schema.field("segments").type.value_type]
-    standing = [field.name for field in schema.field("standing").type]
-    columns = to_arrow(Checkpoint, (checkpoint for checkpoint, _, _ in decided)).columns
-    segments = [
-        [{name: getattr(row, name) for name in manifest} for row in sorted(rows, key=lambda row: row.base_offset)]
-        for _, rows, _ in decided
+    rows = [
+        vars(c.checkpoint)
+        | {
+            "segments": [vars(row) for row in sorted(c.segments, key=lambda row: row.base_offset)],
+            "standing": c.standing and vars(c.standing),
+        }
+        for c in commits
     ]
-    standings = [state and {name: getattr(state, name) for name in standing} for _, _, state in decided]
-    columns += [
-        pa.array(segments, schema.field("segments").type),
-        pa.array(standings, schema.field("standing").type),
-    ]
-    return pa.table(columns, schema=schema)
+    return pa.Table.from_pylist(rows, checkpoint_schema())
 
 
 def from_checkpoints(found: pa.Table) -> dict[tuple[str, int], Checkpoint]:
@@ -310,12 +304,6 @@ def manifests_in(
             shared = {name: row[name] for name in names}
             manifests[key] = [row_of(Segment, shared | segment) for segment in row["segments"]]
     return manifests
-
-
-def empty_row(topic: str, partition: int) -> dict[str, Any]:
-    """Return the row of `compaction_checkpoints` of a partition that has no generation yet."""
-    found = {"topic": topic, "partition": partition, "generation": 0}
-    return dict.fromkeys(checkpoint_schema().names) | found
 
 
 def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:

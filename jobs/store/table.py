@@ -30,6 +30,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -57,7 +58,7 @@ from lastkey.jobs.store.delta import READABLE, open_table, storage_options, uri_
 from lastkey.jobs.store.old_versions import forget
 from lastkey.jobs.store.torn import COMMIT, check_made, log_names, torn_set_aside
 from lastkey.logformat.s3_access import in_one_line
-from lastkey.udfs.storage import Root, exists, flush, flush_folder, write_file
+from lastkey.udfs.storage import Root, exists, flush, flush_folder, open_root, write_file
 
 FILE: Final = "_file"  # column: the data file that holds the row
 _FILE_FIELD: Final = pa.field(FILE, pa.string())
@@ -130,7 +131,8 @@ def head(root: Root, name: str) -> Version:
     try:
         table = _newest(root, name)
     except TableNotFoundError:
-        _refuse_unread(root, name)
+        if root.is_local and _commits_there(root, name):  # delta-rs treats unreadable files as missing
+            raise FileSystemError(path=f"{root.uri}/state/{name}", found="commits that could not be read") from None
         return Version(root, name, -1, notes=notes)
     except DeltaError as error:
         if not root.is_local:
@@ -173,12 +175,6 @@ def _has_no_gap(root: Root, name: str) -> bool:
     """Return whether the commits on a disk have no gap; delta-rs reports one if it may not read some of them."""
     numbers = sorted(int(found[:20]) for found in _commits_there(root, name))
     return bool(numbers) and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-
-
-def _refuse_unread(root: Root, name: str) -> None:
-    """Raise FileSystemError if commits exist where delta-rs found no table: it treats unreadable files as missing."""
-    if root.is_local and _commits_there(root, name):
-        raise FileSystemError(path=f"{root.uri}/state/{name}", found="commits that could not be read")
 
 
 def rows(
@@ -293,11 +289,18 @@ def replaced(version: Version, keys: Sequence[str], new: pa.Table, held: Held) -
     sizes = {each["values"]: each["counts"] for each in everything[FILE].value_counts().to_pylist()}
     touched |= {path for path, n in sizes.items() if n < _FILE_ROWS // 2}
     old = rows(version, schema, held, touched)
-    numbered = old.select(keys).append_column("_row", pa.array(range(len(old)), pa.int64()))
-    kept = numbered.join(new.select(keys), list(keys), join_type="left anti")["_row"]
-    merged = pa.concat_tables([old.take(kept).select(schema.names), new])
+    kept = joined(old, new.select(keys), "left anti")
+    merged = pa.concat_tables([kept.select(schema.names), new])
     merged = merged.take(pc.sort_indices(merged, sort_keys=[(key, "ascending") for key in keys]))
     return Change(added=in_files(merged), removed=touched)
+
+
+def joined(found: pa.Table, keys: pa.Table, how: str) -> pa.Table:
+    """Return the rows whose keys are among `keys` (how: left semi), or are not (left anti), with nested columns too:
+    Arrow's own joins carry none.
+    """
+    numbered = found.select(keys.column_names).append_column("_row", pa.array(range(len(found)), pa.int64()))
+    return found.take(numbered.join(keys, keys.column_names, join_type=how)["_row"])
 
 
 def announced_deletions(version: Version, since: int) -> Iterator[str]:
@@ -334,6 +337,19 @@ def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
         raise DamagedTableError(path=f"{root.uri}/{path}", expected="a whole commit", found="a damaged one")
     actions = [json.loads(line) for line in commit.splitlines()]
     return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+
+
+def check_newest(version: Version) -> None:
+    """Raise DamagedTableError if the newest commit in a bucket is not as it was put; nothing else would notice. Each
+    process checks a version once, with one GET; on a disk `head` checks it.
+    """
+    if not version.root.is_local and version.number >= 0:
+        _look(version.root.uri, version.name, version.number)
+
+
+@lru_cache(256)
+def _look(uri: str, name: str, number: int) -> None:
+    commit_info(open_root(uri), name, number)
 
 
 def _commit_path(name: str, number: int) -> str:

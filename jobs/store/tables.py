@@ -11,9 +11,9 @@ partitions stand, for people who query it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,12 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs as pafs
 
-from lastkey.jobs.errors import ConflictError, ManifestError, NoGenerationError
+from lastkey.jobs.errors import ConflictError, ManifestError, NoGenerationError, UsageError
 from lastkey.jobs.store import table
 from lastkey.jobs.store.exclusive import check_exclusive
 from lastkey.jobs.store.folders import Run
-from lastkey.jobs.store.formats import check_format, check_newest
-from lastkey.jobs.store.local_lock import local_lock
+from lastkey.jobs.store.local_lock import LOCK_SECONDS, local_lock
 from lastkey.jobs.store.manifests import read_manifest
 from lastkey.jobs.store.paths import (
     CHECKPOINTS,
@@ -36,6 +35,7 @@ from lastkey.jobs.store.paths import (
     table_folder,
 )
 from lastkey.jobs.store.rows import (
+    FORMAT,
     Checkpoint,
     PartitionState,
     RunRow,
@@ -46,6 +46,7 @@ from lastkey.jobs.store.rows import (
     from_checkpoints,
     histories,
     manifests_in,
+    row_of,
 )
 from lastkey.jobs.store.table import Change, Held, Version
 from lastkey.logformat import names
@@ -54,8 +55,6 @@ from lastkey.udfs.storage import Root, normal_uri, open_root
 Key = tuple[str, int]
 
 KEY_COLUMNS: Final = ("topic", "partition")
-STANDING: Final = tuple(f.name for f in dataclasses.fields(PartitionState) if f.name not in KEY_COLUMNS)
-_LOCK_SECONDS: Final = 300.0
 
 
 def open_state(store: str) -> State:
@@ -95,12 +94,8 @@ class State:
 
     def states(self) -> dict[Key, PartitionState]:
         """Return the state of every partition."""
-        found = self.checkpoint_rows()
-        standing = found["standing"].combine_chunks()
-        keyed = pa.table([found["topic"], found["partition"], *standing.flatten()], names=[*KEY_COLUMNS, *STANDING])
-        return {
-            (row.topic, row.partition): row for row in from_arrow(PartitionState, keyed.filter(standing.is_valid()))
-        }
+        found = self.checkpoint_rows().select([*KEY_COLUMNS, "standing"]).to_pylist()
+        return {(r["topic"], r["partition"]): row_of(PartitionState, r | r["standing"]) for r in found if r["standing"]}
 
     def manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
         """Return the segments of many partitions' (generation, run id), each list by base offset. Raise
@@ -144,10 +139,6 @@ class State:
         wanted = {key: (row.generation, row.run_id) for key, row in checkpoints.items()}
         return checkpoints, manifests_in(found, wanted)
 
-    def history(self, topic: str, partition: int) -> list[RunRow]:
-        """Return the committed runs of one partition, newest first."""
-        return self.histories([topic]).get((topic, partition), [])
-
     def histories(self, topics: Iterable[str] | None = None) -> dict[Key, list[RunRow]]:
         """Return the committed runs of each partition (topics: of these), newest first, by the chain of parents."""
         names = None if topics is None else set(topics)
@@ -171,28 +162,34 @@ class State:
         """Return the version of `compaction_checkpoints`; -1 if there is none."""
         return self.head(CHECKPOINTS).number
 
-    @contextlib.contextmanager
-    def lock(self, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
+    def lock(self, seconds: float = LOCK_SECONDS) -> AbstractContextManager[None]:
         """Hold a store's lock on a local disk: one vacuum, one refresh of `time_index` at a time. Commits need none."""
-        with local_lock(self.root, seconds) if self.root.is_local else contextlib.nullcontext():
-            yield
+        return local_lock(self.root, seconds) if self.root.is_local else contextlib.nullcontext()
 
     def head(self, name: str) -> Version:
         """Return the head of a table, after checks of its format and that it goes on from what was read before."""
         version = table.head(self.root, name)
         self.notes += version.notes
         if name == CHECKPOINTS:
-            check_format(version)
-            check_newest(version)
-            self._check_goes_on(version)
+            self._check(version)
+            table.check_newest(version)
             if self.began is None:
                 self.began = version.number
         return version
 
-    def _check_goes_on(self, version: Version) -> None:
-        """Raise ConflictError if the table was taken away since it was read. Otherwise every generation would look
-        uncommitted: to a vacuum, and to a run that commits only new partitions.
+    def _check(self, version: Version) -> None:
+        """Raise UsageError unless the store has the format that this version of Lastkey knows; ConflictError if the
+        table was taken away since it was read. Otherwise every generation would look uncommitted: to a vacuum, and to a
+        run that commits only new partitions.
         """
+        told = [f.metadata.get("lastkey.format") for f in version.delta.schema().fields] if version.delta else [FORMAT]
+        found = max((int(number) for number in told if number is not None), default=1)
+        if found != FORMAT:
+            how = "or a newer one" if found > FORMAT else "or let this one begin a new store from the archive"
+            raise UsageError(
+                message=f"{self.root.uri}: this store has format {found}, and this version of Lastkey reads only "
+                f"format {FORMAT}: use the version that wrote it, {how}"
+            )
         if version.number < self._newest:
             raise ConflictError(
                 path=f"{self.root.uri}/{version.folder}",
@@ -206,8 +203,7 @@ class State:
 
         def checked(version: Version) -> Change | None:
             if name == CHECKPOINTS:
-                check_format(version)  # a newer version may have taken the store over since we began
-                self._check_goes_on(version)
+                self._check(version)  # a newer version may have taken the store over since we began
             change = plan(version)
             if change is not None:
                 self.check_writable()
@@ -236,8 +232,7 @@ class State:
             [pa.array([key[0] for key in keys], pa.string()), pa.array([key[1] for key in keys], pa.int32())],
             names=list(KEY_COLUMNS),
         )
-        numbered = found.select(KEY_COLUMNS).append_column("_row", pa.array(range(len(found)), pa.int64()))
-        return found.take(numbered.join(wanted, list(KEY_COLUMNS), join_type="left semi")["_row"])
+        return table.joined(found, wanted, "left semi")
 
     def _of_runs(self, run_ids: Collection[str]) -> list[Segment]:
         found = self.rows(SEGMENTS, arrow_schema(Segment))

@@ -15,7 +15,7 @@ import contextlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError
 from lastkey.jobs.errors import ConflictError, DamagedTableError
 from lastkey.jobs.store import commit_file, history, table
 from lastkey.jobs.store.folders import folders_of
-from lastkey.jobs.store.manifests import folder_of, say_committed
+from lastkey.jobs.store.manifests import say_committed
 from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES, TABLES, table_folder
 from lastkey.jobs.store.rows import (
     Checkpoint,
@@ -33,7 +33,6 @@ from lastkey.jobs.store.rows import (
     Segment,
     arrow_schema,
     checkpoint_schema,
-    empty_row,
     from_arrow,
     from_checkpoints,
     histories,
@@ -41,7 +40,7 @@ from lastkey.jobs.store.rows import (
     to_checkpoints,
 )
 from lastkey.jobs.store.table import Change, Version
-from lastkey.jobs.store.tables import KEY_COLUMNS, STANDING, Key, State
+from lastkey.jobs.store.tables import KEY_COLUMNS, Key, State
 from lastkey.logformat.s3_access import in_one_line
 
 _TABLE_HOURS: Final = 720  # no table keeps files longer
@@ -63,7 +62,7 @@ def commit_wave(
     _append(state, RUNS, to_arrow(RunRow, (commit.run for commit in commits)))
     _switch(state, commits, verify_files, look_back)  # before this nobody sees the new files
     with contextlib.suppress(OSError):  # the commit is made; the next one writes the missing files
-        say_committed(state.root, [folder_of(commit) for commit in commits])
+        say_committed(state.root, [commit.folder for commit in commits])
 
 
 def _append(state: State, name: str, new: pa.Table) -> None:
@@ -100,14 +99,14 @@ def _needed(state: State, name: str, found: pa.Table) -> pa.Table:
 
 def _switch(state: State, commits: Sequence[Commit], verify_files: Callable[[], None] | None, look_back: bool) -> None:
     """Put the checkpoints of generations whose files no vacuum has named."""
-    new = to_checkpoints([(c.checkpoint, c.segments, c.standing) for c in commits])
+    new = to_checkpoints(commits)
 
     def plan(version: Version) -> Change | None:
         now = from_checkpoints(state.rows_at(version, {c.key for c in commits}))
         if all(_is_at(now.get(c.key), c.checkpoint.generation, c.checkpoint.run_id) for c in commits):
             return None
-        if not all(_is_at(now.get(c.key), c.planned_generation, c.planned_run_id) for c in commits):
-            raise _conflict(state, commits, now)
+        if moved := [c for c in commits if not _is_at(now.get(c.key), c.run.generation_before, c.run.parent_run_id)]:
+            raise _conflict(state, moved, now)
         began = version.number if state.began is None else state.began
         _refuse_vacuumed(state, version, commits, table.before_record(version) if look_back else began)
         if verify_files is not None:
@@ -120,7 +119,7 @@ def _switch(state: State, commits: Sequence[Commit], verify_files: Callable[[], 
 
 
 def _refuse_vacuumed(state: State, version: Version, commits: Sequence[Commit], since: int) -> None:
-    ours = {folder for c in commits for folder in (folder_of(c), c.checkpoint.folder)}
+    ours = {folder for c in commits for folder in (c.folder, c.checkpoint.folder)}
     for mark in table.announced_deletions(version, since):
         if gone := ours.intersection(json.loads(mark)):
             raise ConflictError(
@@ -130,13 +129,12 @@ def _refuse_vacuumed(state: State, version: Version, commits: Sequence[Commit], 
             )
 
 
-def _conflict(state: State, commits: Sequence[Commit], now: Mapping[Key, Checkpoint]) -> ConflictError:
-    moved = [c for c in commits if not _is_at(now.get(c.key), c.planned_generation, c.planned_run_id)]
-    first = (moved or list(commits))[0]
-    found = now.get(first.key)
+def _conflict(state: State, moved: Sequence[Commit], now: Mapping[Key, Checkpoint]) -> ConflictError:
+    first = moved[0].run
+    found = now.get(moved[0].key)
     return ConflictError(
         path=f"{state.root.uri}: {first.topic}-{first.partition}",
-        expected=f"generation {first.planned_generation} (run {first.planned_run_id})",
+        expected=f"generation {first.generation_before} (run {first.parent_run_id})",
         found=f"generation {found.generation} (run {found.run_id})" if found else "no generation",
         partitions=[list(c.key) for c in moved],
     )
@@ -150,7 +148,7 @@ def _is_at(row: Checkpoint | None, generation: int, run_id: str | None) -> bool:
 
 def rebuild(state: State, decided: Sequence[Commit], runs: Sequence[RunRow], segments: Sequence[Segment]) -> None:
     """Make the tables of a store that has lost them. Raise ConflictError if somebody else makes them."""
-    new = to_checkpoints([(c.checkpoint, c.segments, c.standing) for c in decided])
+    new = to_checkpoints(decided)
 
     def plan(rows: pa.Table, version: Version) -> Change:
         if version.number >= 0:
@@ -173,9 +171,9 @@ def set_states(state: State, rows: Sequence[PartitionState]) -> None:
         now = {(row["topic"], row["partition"]): row for row in found.drop_columns([table.FILE]).to_pylist()}
         new = []
         for key, row in said.items():
-            old = now.get(key) or empty_row(*key)
+            old = now.get(key) or {"topic": row.topic, "partition": row.partition, "generation": 0}
             if old["generation"] == max(row.generation, 0):
-                new.append(old | {"standing": _standing(row)})
+                new.append(old | {"standing": vars(row)})
         if not new:
             return None
         changed = pa.Table.from_pylist(new, schema=checkpoint_schema())
@@ -183,11 +181,6 @@ def set_states(state: State, rows: Sequence[PartitionState]) -> None:
 
     if said:
         state.swap(CHECKPOINTS, checkpoint_schema(), plan)
-
-
-def _standing(row: PartitionState) -> dict[str, Any]:
-    """Return the column `standing` of a partition."""
-    return {name: getattr(row, name) for name in STANDING}
 
 
 def write_states(state: State) -> None:

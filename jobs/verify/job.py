@@ -111,7 +111,7 @@ def _check_each(
 def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) -> VerifyReport:
     report = VerifyReport("store", store_uri)
     at = time.perf_counter()
-    store = open_store(store_uri, report.notes, "a store with generations")
+    store = open_store(store_uri, report.notes)
     tables = State(store)
     current = tables.checkpoints()
     check_topics(options.topics, (topic for topic, _ in current), store_uri)

@@ -184,6 +184,10 @@ def _by_the_clock(root: Path, way: str = "auto") -> list[str]:
     return ["compact", str(root / "archive"), "--store", str(root / "store"), "--config", str(config), "--json"]
 
 
+def _reindex(root: Path) -> list[str]:
+    return ["reindex", str(root / "archive"), "--in-place", "--engine", "threads", "--json"]
+
+
 def _of_store(job: str, *more: str) -> Callable[[Path], list[str]]:
     return lambda root: [job, "--store", str(root / "store"), *more, "--json"]
 
@@ -201,7 +205,7 @@ KINDS: Final = {
         Kind("first compact", compact, generations=0),
         Kind("compact by blocks", lambda root: compact(root, "blocks")),
         Kind("compact that spills", lambda root: compact(root, "spilling"), generations=0, spills=True),
-        Kind("reindex", lambda root: ["reindex", str(root / "archive"), "--in-place", "--json"], damaged=True),
+        Kind("reindex", _reindex, damaged=True),
         Kind("restore", restore, generations=2),
         Kind("vacuum", VACUUM, generations=2),
         Kind("vacuum with a grace", _of_store("vacuum"), generations=2, keeps=True, only="clock"),

@@ -96,7 +96,8 @@ class World:
             return ["vacuum", "--store", store, "--grace-hours", "0", "--json"]
         if job == "restore":
             return ["restore", "--store", store, "--output", str(self.work / "out"), "--json"]
-        return ["compact", ARCHIVE, "--store", store, "--config", str(self.config), "--now", NOW, "--json"]
+        given = ["--config", str(self.config), "--now", NOW, "--engine", "threads", "--json"]
+        return ["compact", ARCHIVE, "--store", store, *given]
 
     def restored(self, store: str) -> dict[str, str]:
         shutil.rmtree(self.work / "restored", ignore_errors=True)

@@ -1,15 +1,14 @@
-"""A compaction over several tasks, without Spark, both ways: by blocks; and by `scan_keys` over splits, a window in
-plain Python for Spark's, and `rewrite_group`. Both end with `join_empty_groups`.
-"""
+"""A compaction over several tasks, without Spark: settled by tables, or in plain Python by the rule of the window."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
@@ -24,13 +23,11 @@ from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import scan_all, scan_identity
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan
 from lastkey.udfs.compact.split.key_files import remove_key_files
-from lastkey.udfs.compact.split.rewrite_group import rewrite_group
 from lastkey.udfs.compact.split.rewrite_split import RewrittenSplit, join_pieces, rewrite_split
-from lastkey.udfs.compact.split.scan_keys import KEY_OFFSETS, scan_keys
-from lastkey.udfs.compact.split.scan_versions import KEY_VERSIONS, scan_versions
-from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, settle, share_out
+from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, settle, share_out, slot_of
 from lastkey.udfs.compact.split.splits import Split, cut_between_groups, make_splits, number_of_splits
 from lastkey.udfs.compact.split.walk_split import WalkedSplit, buckets_for, walk_split
+from lastkey.udfs.compact.split.window_rows import rows_of, write_bits
 from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from tests.builders.folders import Outcome
 
@@ -44,69 +41,28 @@ def splits_of(plan: PartitionPlan, analysis: Analysis, split_bytes: int, cores: 
     return make_splits(scans, analysis.groups, n)
 
 
-def window(plan: PartitionPlan, analysis: Analysis, split_bytes: int) -> dict[int, list[int]]:
-    """Return surviving offsets by group: of each key the last dirty one, or all clean ones if none is dirty."""
-    if not plan.settings.by_offset:
-        return _winners(plan, analysis, split_bytes)
-    rows: dict[tuple[int, int], list[tuple[int, bool, int]]] = {}
-    for split in splits_of(plan, analysis, split_bytes):
-        sources = [analysis.sources[part.number] for part in split.parts]
-        for batch in scan_keys(plan, sources, split, analysis.rules, analysis.cleanable.first_dirty_offset):
-            assert batch.schema == KEY_OFFSETS
-            for row in batch.to_pylist():
-                key = (row["key_low"], row["key_high"])
-                rows.setdefault(key, []).append((row["offset"], row["dirty"], row["segment_group"]))
-    surviving: dict[int, list[int]] = {}
-    for of_key in rows.values():
-        last = max((offset for offset, dirty, _ in of_key if dirty), default=-1)
-        for offset, _, group in of_key:
-            if offset >= last:
-                surviving.setdefault(group, []).append(offset)
-    return {group: sorted(offsets) for group, offsets in surviving.items()}
+def settled_by_rule(plan: PartitionPlan, walked: Sequence[WalkedSplit], n_buckets: int) -> SettledBuckets:
+    """Settle as the window does: of each key the dirty row with the highest version stays, of equal ones the last; or
+    all if none is dirty.
+    """
+    rows = [row for walk in walked for batch in rows_of(plan, walked, walk.number) for row in batch.to_pylist()]
+    best: dict[tuple[int, int], tuple[int, int]] = {}
+    for row in rows:
+        if row["dirty"]:
+            key, rank = (row["key_low"], row["key_high"]), (row["version"], row["place"])
+            best[key] = max(best.get(key, rank), rank)
+    stays = [(row["version"], row["place"]) >= best.get((row["key_low"], row["key_high"]), (-9, -9)) for row in rows]
+    decided = list(zip([row["split"] for row in rows], [row["place"] for row in rows], stays, strict=True))
+    random.Random(len(rows)).shuffle(decided)
+    parts = [decided[first : first + 1000] for first in range(0, len(decided), 1000)]
+    batches = [pa.RecordBatch.from_arrays([*map(pa.array, zip(*part, strict=True))], list("sps")) for part in parts]
+    bits = write_bits(plan, walked, batches, "window")
+    return SettledBuckets(Buckets(0, n_buckets), bits)
 
 
-def _winners(plan: PartitionPlan, analysis: Analysis, split_bytes: int) -> dict[int, list[int]]:
-    """Return surviving offsets by group for `compaction.strategy`: of each key the highest version, then the last."""
-    bases = [analysis.sources[numbers.start].base_offset for numbers in analysis.groups]
-    best: dict[tuple[int, int], tuple[int, int, int]] = {}
-    for split in splits_of(plan, analysis, split_bytes):
-        sources = [analysis.sources[part.number] for part in split.parts]
-        for batch in scan_versions(plan, sources, split, analysis.rules, bases):
-            assert batch.schema == KEY_VERSIONS
-            for row in batch.to_pylist():
-                key, place = (row["key_low"], row["key_high"]), (row["version"], row["offset"], row["segment_group"])
-                best[key] = max(best.get(key, place), place)
-    check_versions(plan, max((version for version, _, _ in best.values()), default=-1), bool(best))
-    surviving: dict[int, list[int]] = {}
-    for _, offset, group in best.values():
-        surviving.setdefault(group, []).append(offset)
-    return {group: sorted(offsets) for group, offsets in surviving.items()}
-
-
-def compact_in_splits(plan: PartitionPlan, *, split_bytes: int = 1, part: int = 3) -> Outcome:
-    """Compact as `jobs.compact.splits`, with the window in plain Python. part: offsets that come in one array."""
-    buffer = ChunkBuffer(plan.limits.chunk_bytes)
-    analysis = analyse(plan, scan_all(plan, buffer), scan_identity(plan, buffer))
-    surviving = window(plan, analysis, split_bytes)
-
-    def arrays(group: int) -> Iterator[np.ndarray]:
-        offsets = surviving.get(group, [])
-        for i in range(0, len(offsets), part):
-            yield np.array(offsets[i : i + part], np.int64)
-            yield np.empty(0, np.int64)
-
-    tally, written = Tally(), []
-    for number, members in enumerate(analysis.groups):
-        group = analysis.group(members)
-        sources = [analysis.sources[i] for i in members]
-        done = rewrite_group(plan, number, group, sources, analysis.rules, analysis.kept_aborts, arrays(number))
-        tally.counters += done.counters
-        tally.recompressed_bytes += done.recompressed_bytes
-        written.append(done.segment)
-    check_null_keys(plan, tally)
-    generation = write_generation(plan, analysis, join_empty_groups(plan, written))
-    counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
-    return Outcome(result_of(plan, analysis, generation, counters, tally.recompressed_bytes), plan)
+def compact_by_rule(plan: PartitionPlan, **more: Any) -> Outcome:
+    """Compact as `jobs.compact.blocks` with the window, in plain Python."""
+    return compact_in_blocks(plan, by_rule=True, **more)
 
 
 def compact_in_blocks(
@@ -116,6 +72,7 @@ def compact_in_blocks(
     n_buckets: int | None = None,
     shares: int = 2,
     shuffled: random.Random | None = None,
+    by_rule: bool = False,
 ) -> Outcome:
     """Compact as `jobs.compact.blocks`, in this process. shares: tasks that settle; shuffled: draws the order of each
     stage's tasks, and runs some of them twice, as Spark's retries do.
@@ -153,7 +110,11 @@ def compact_in_blocks(
         return rewrite_split(mine_alone, *args)
 
     walked = run(splits, walk)
-    settled = run(share_out(walked, n, plan.limits.task_memory_bytes, shares), settled_by)
+    check_versions(plan, max(walk.highest for walk in walked), any(walk.n_entries for walk in walked))
+    if by_rule:
+        settled = [settled_by_rule(plan, walked, n)]
+    else:
+        settled = run(share_out(walked, n, plan.limits.task_memory_bytes, shares, slot_of(plan)), settled_by)
     scans = dict(enumerate(analysis.sources))
     done = run([piece for split in splits for piece in cut_between_groups(split, scans, 1)], rewrite)
     tally, segments = (

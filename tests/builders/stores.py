@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.coverage import read_with
-from lastkey.jobs.store.manifests import folder_of, say_committed, write_manifests
+from lastkey.jobs.store.manifests import say_committed, write_manifests
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment, arrow_schema
 from lastkey.jobs.store.tables import open_state
 from lastkey.logformat.names import segment_file
@@ -35,13 +35,12 @@ def run_id(generation, other=0):
     return f"{generation:016x}{other:016x}"
 
 
-def make_commit(partition, generation, run_id, parent=None, segments=2, planned=None, topic="t"):
-    """Return the commit of generation `generation` of one partition, planned on the one before (or on `planned`)."""
+def make_commit(partition, generation, run_id, parent=None, segments=2, topic="t"):
+    """Return the commit of generation `generation` of one partition, planned on the one before."""
     shared = {"topic": topic, "partition": partition, "generation": generation, "run_id": run_id}
     run = {"generation_before": generation - 1, "generation_after": generation, "parent_run_id": parent}
     return Commit(
-        topic, partition, generation - 1 if planned is None else planned, parent,
-        row(Checkpoint, **shared, next_offset=generation * 100),
+        topic, partition, row(Checkpoint, **shared, next_offset=generation * 100),
         [row(Segment, **shared, base_offset=i * 10, path=f"{i}.log") for i in reversed(range(segments))],
         row(RunRow, **shared, **run),
     )  # fmt: skip
@@ -52,7 +51,7 @@ def manifest_of(state, topic, partition, generation=None):
     key, current = (topic, partition), state.checkpoints().get((topic, partition))
     if current is None:
         return []
-    made = {run.generation_after: run.run_id for run in state.history(*key)} | {current.generation: current.run_id}
+    made = {run.generation_after: run.run_id for run in state.histories()[key]} | {current.generation: current.run_id}
     number = generation or current.generation
     return state.manifests({key: (number, made[number])})[key]
 
@@ -133,12 +132,11 @@ class StoreMaker:
             RunRow, **shared, **facts, generation_before=generation - 1, generation_after=generation,
             parent_run_id=parent, end_offset=end - 10, anew=anew, settings=json.dumps({}), topic_id=None,
         )  # fmt: skip
-        planned = (generation - 1, parent) if generation > 1 else (0, None)
-        commit = Commit(topic, partition, *planned, dataclasses.replace(checkpoint, read=read), segments, run_row)
+        commit = Commit(topic, partition, dataclasses.replace(checkpoint, read=read), segments, run_row)
         write_manifests(self.state.root, [commit])
         if not dies:
             writing.commit_wave(self.state, [commit])
-            say_committed(self.state.root, [folder_of(commit)])
+            say_committed(self.state.root, [commit.folder])
         return segments
 
     def age(self, hours, *folders):

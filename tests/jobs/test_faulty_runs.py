@@ -24,6 +24,7 @@ TOML = """
 "cleanup.policy" = "compact"
 "min.cleanable.dirty.ratio" = 0.0
 [job]
+"engine" = "threads"
 "split.bytes" = {split}
 """
 
@@ -65,7 +66,7 @@ def test_jobs_that_read(two: Partition, tmp_path: Path) -> None:
     log, archive = two.log(SEGMENT_OFFSETS), str(two.root)
     commands = [
         ["verify", archive, "--json"],
-        ["reindex", archive, "--check", "--skip-crc", "--json"],
+        ["reindex", archive, "--check", "--skip-crc", "--engine", "threads", "--json"],
         ["lookup", archive, "--sizing", "--json"],
     ]
     done, stderr = run(tmp_path, commands, Fault("read", str(log), times=None, error="EIO"))

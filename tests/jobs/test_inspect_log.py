@@ -128,8 +128,8 @@ def test_a_search_in_spark(spark, tmp_path, monkeypatch):
         write_partition(tmp_path / f"t-{number}", "a=1 b=2 || a=3")
     alone = inspect(tmp_path, "--print-data-log", "--filter", "key=a")
     monkeypatch.setattr("lastkey.jobs.inspect_log._SEARCH_BYTES", 0)
-    monkeypatch.setattr("lastkey.jobs.inspect_log._SEARCH_WITHOUT_SPARK_BYTES", 0)
-    monkeypatch.setattr("lastkey.jobs.spark.session.start", lambda: spark)
+    monkeypatch.setattr("lastkey.jobs.spark.engine.OF_READERS", "spark")
+    monkeypatch.setattr("lastkey.jobs.spark.session.start", lambda **_: spark)
     assert inspect(tmp_path, "--print-data-log", "--filter", "key=a") == alone
 
 

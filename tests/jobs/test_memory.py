@@ -73,10 +73,10 @@ if sys.argv[1] == "compact":
     from lastkey.udfs.compact.one_task import compact_partition
     problem = compact_partition(plan).problem
 elif sys.argv[1] == "splits":
-    from tests.builders.splits import compact_in_splits
+    from tests.builders.splits import compact_in_blocks
     from lastkey.logformat.errors import LogFormatError
     try:
-        compact_in_splits(plan)
+        compact_in_blocks(plan)
         problem = None
     except LogFormatError as error:
         problem = error
@@ -163,7 +163,7 @@ def command(job: str, root: Path, config: Path) -> list[str]:
         "inspect records": ["inspect", log, "--deep-iteration", *settings],
         "inspect values": ["inspect", log, "--print-data-log", *settings],
         "verify": ["verify", str(root), "--sealed", *settings],
-        "reindex": ["reindex", str(root), "--check", *settings],
+        "reindex": ["reindex", str(root), "--check", "--engine", "threads", *settings],
         "lookup time": ["lookup", str(root), "--time", "1", "--time", "50", *settings],
         "lookup offset": ["lookup", str(root), "--offset", "9", *settings],
     }

@@ -47,7 +47,7 @@ def _lose(lab: Lab) -> None:
 
 def _segments(state: State) -> list[Segment]:
     """Every row of `log_segments` that the partition's runs wrote."""
-    runs = [(KEY, run.generation_after, run.run_id) for run in state.history(*KEY)]
+    runs = [(KEY, run.generation_after, run.run_id) for run in state.histories()[KEY]]
     return [row for rows in state.segments_of(runs).values() for row in rows]
 
 
@@ -97,7 +97,7 @@ def test_the_tables_come_back_row_by_row_and_runs_go_on(lab: Lab) -> None:
     assert _restored(lab, "after") == files
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
     assert lab.run(lab.now_ms, force=True).exit_code == 0
-    assert [run.generation_after for run in lab.state().history(*KEY)] == [3, 2, 1]
+    assert [run.generation_after for run in lab.state().histories()[KEY]] == [3, 2, 1]
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
 
 
@@ -152,7 +152,7 @@ def test_two_of_one_number_that_were_committed_are_a_question(lab: Lab) -> None:
 @pytest.mark.parametrize("damage", ["gone", "cut", "torn manifest"])
 def test_one_that_is_not_whole_is_a_question(lab: Lab, damage: str) -> None:
     folder = lab.folder()
-    first = lab.state().history(*KEY)[1]
+    first = lab.state().histories()[KEY][1]
     path = folder / "manifest.json" if damage == "torn manifest" else sorted(folder.glob("*.index"))[0]
     path.write_bytes(path.read_bytes()[:-1]) if damage != "gone" else path.unlink()
     if damage == "cut":
@@ -211,7 +211,7 @@ def test_the_history_goes_on_where_the_chain_is_cut(lab: Lab) -> None:
     shutil.rmtree(lab.folder_of(2))
     _lose(lab)
     _rebuild(lab)
-    assert [run.generation_after for run in lab.state().history(*KEY)] == [3, 1]
+    assert [run.generation_after for run in lab.state().histories()[KEY]] == [3, 1]
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
 
 

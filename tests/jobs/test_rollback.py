@@ -94,7 +94,7 @@ def test_an_older_generation_is_current_and_the_next_run_goes_on_from_it(lab: La
 
     content, files, folder = lab.first
     assert _content(lab) == content
-    assert [(run.generation_after, run.back_to) for run in lab.state().history("t", 0)] == [
+    assert [(run.generation_after, run.back_to) for run in lab.state().histories()["t", 0]] == [
         (4, 1), (3, 0), (2, 0), (1, 0),
     ]  # fmt: skip
     assert sorted(path.name for path in (lab.store / "segments" / "t-0").glob("4-*/*")) == [COMMITTED, MANIFEST]
@@ -113,7 +113,7 @@ def test_an_older_generation_is_current_and_the_next_run_goes_on_from_it(lab: La
     assert [g["generation"] for g in kept.kept] == [2, 3]
 
     assert lab.run(lab.now_ms, force=True).exit_code == 0
-    rows = lab.state().history("t", 0)
+    rows = lab.state().histories()["t", 0]
     assert [(run.generation_after, run.generation_before) for run in rows[:2]] == [(5, 4), (4, 3)]
     want = read_manifest(lab.state().root, f"segments/t-0/{third.name}").run.next_offset
     assert rows[0].next_offset == want
@@ -139,7 +139,7 @@ def test_a_rollback_of_a_rollback_goes_forward_again(lab: Lab) -> None:
 
 def test_offsets_that_the_archive_has_lost_are_told_before_and_after(lab: Lab) -> None:
     state = lab.state()
-    ends = [run.next_offset for run in state.history("t", 0)][::-1]
+    ends = [run.next_offset for run in state.histories()["t", 0]][::-1]
     lost = [log for log in files_in(lab.archive / "t-0", "*.log") if ends[0] <= int(log.stem) < ends[1]]
     after = [log for log in files_in(lab.archive / "t-0", "*.log") if int(log.stem) >= ends[1]]
     assert lost and after

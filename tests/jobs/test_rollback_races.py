@@ -12,7 +12,7 @@ from lastkey.jobs.command.options import RebuildStateOptions, RollbackOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import ConflictError, UndecidedError
 from lastkey.jobs.store import writing
-from lastkey.jobs.store.manifests import folder_of, read_manifest, say_committed
+from lastkey.jobs.store.manifests import read_manifest, say_committed
 from lastkey.jobs.store.tables import open_state
 from tests.builders.stores import StoreMaker, run_id
 
@@ -34,7 +34,7 @@ class _Store:
         """Commit the next run that has written all its files."""
         done = [self._written.pop(0)]
         writing.commit_wave(open_state(str(self.maker.store)), done)
-        say_committed(self.maker.state.root, [folder_of(done[0])])
+        say_committed(self.maker.state.root, [done[0].folder])
 
     def roll_back(self) -> None:
         rollback.run(RollbackOptions(str(self.maker.store), 1), Silent())

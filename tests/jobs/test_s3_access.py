@@ -20,7 +20,7 @@ from pyarrow import fs as pafs
 from lastkey.jobs.command.access import job_error
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.errors import DamagedTableError, UnusableError, UsageError
-from lastkey.jobs.store import formats, table, writing
+from lastkey.jobs.store import table, writing
 from lastkey.jobs.store.table import Change
 from lastkey.jobs.store.tables import open_state
 from lastkey.logformat import s3_access
@@ -364,7 +364,7 @@ def test_a_damaged_newest_commit_is_told(port: int) -> None:
     at = data.index(b".parquet", data.index(b'"remove"')) - 1
     with state.root.filesystem.open_output_stream(path, compression=None) as stream:
         stream.write(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-    formats._look.cache_clear()  # as in another process
+    table._look.cache_clear()  # as in another process
     with pytest.raises(DamagedTableError, match=f"{2:020}.json"):
         open_state(uri).checkpoints()
 

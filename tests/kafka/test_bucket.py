@@ -57,8 +57,19 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in files_in(folder, "**/*") if p.is_file()}
 
 
-def compact(archive: object, store: object, now_ms: int, config: object = "examples/topics.toml") -> None:
-    words = ["compact", archive, "--store", store, "--config", config, "--now", now_ms]
+def compact(archive: object, store: object, now_ms: int, engine: str = "threads") -> None:
+    words = [
+        "compact",
+        archive,
+        "--store",
+        store,
+        "--config",
+        "examples/topics.toml",
+        "--now",
+        now_ms,
+        "--engine",
+        engine,
+    ]
     command = [str(ROOT / "spark-submit.sh"), *map(str, words)]
     env = {**os.environ, "LASTKEY_VENV": sys.prefix}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
@@ -73,15 +84,12 @@ def test_a_store_in_a_bucket(tmp_path, capsys):
         if path.name >= newest.stem and path.name != f"{newest.stem}.snapshot":
             path.unlink()
     local, remote = tmp_path / "store", f"{BUCKET}/store"
-    in_tasks = tmp_path / "topics.toml"  # the bucket in Spark's workers, the disk in threads
-    topics = (ROOT / "examples" / "topics.toml").read_text()
-    in_tasks.write_text(f'{topics}\n[job]\n"engine" = "spark"\n')
     for now_ms in (FIRST_MS, SECOND_MS):
         if now_ms == SECOND_MS:
             shutil.copytree(whole, grown, dirs_exist_ok=True)
         put(grown, f"{BUCKET}/archive")
-        compact(grown, local, now_ms)
-        compact(f"{BUCKET}/archive", remote, now_ms, in_tasks)
+        compact(grown, local, now_ms)  # in threads
+        compact(f"{BUCKET}/archive", remote, now_ms, "spark")
     expected = generations(local / "segments")
     assert len({name.split("/")[0] + name.split("/")[1] for name in expected}) > 4
     assert got(f"{remote}/segments", tmp_path / "got") == expected

@@ -17,12 +17,12 @@ from lastkey.logformat.side_files.producer_state import ProducerState, merge, me
 from lastkey.udfs.compact import one_task  # noqa: F401 - so that workers need not
 from lastkey.udfs.compact.clean.clean_batches import Tally, clean_chunk
 from lastkey.udfs.compact.clean.key_table import KeyTable
-from lastkey.udfs.compact.clean.last_offset_kernels import mark_last_offsets, mark_survivors
+from lastkey.udfs.compact.clean.last_offset_kernels import mark_last_offsets
 from lastkey.udfs.compact.clean.rebuild_kernels import CLEANED, assemble_batches, digest_records, encode_bodies
 from lastkey.udfs.compact.clean.slot_kernels import rehash
 from lastkey.udfs.compact.cleaner import LastBatches, Rules
 from lastkey.udfs.compact.scan.transactions import TXN_BATCH, discardable_batches
-from lastkey.udfs.compact.split import rewrite_group, rewrite_split, scan_keys  # noqa: F401 - so that workers need not
+from lastkey.udfs.compact.split import rewrite_split  # noqa: F401 - so that workers need not
 from lastkey.udfs.compact.split.block_kernels import (
     batch_verdicts,
     checksum_cells,
@@ -60,7 +60,6 @@ def load_kernels() -> None:
 
     def mark_last(run: Run, is_last: np.ndarray) -> None:
         mark_last_offsets(run.batches, run.bodies, run.wanted, run.spans, 0, table.slots, 0, is_last, 0)
-        mark_survivors(run.batches, run.bodies, run.wanted, run.spans, offsets, 0, is_last)
         entries, buckets, verdicts = np.empty((0, 2), np.uint64), np.empty(0, np.uint8), np.zeros(1, np.int8)
         collect_leaving(
             run.batches, run.bodies, run.wanted, run.spans, is_last, 0, 0, 60, is_last, flags, entries, buckets

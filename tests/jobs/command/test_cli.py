@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from deltalake.exceptions import DeltaError
 from lastkey.jobs import errors
 from lastkey.jobs.command import cli, failures, job_modules
 from lastkey.jobs.command.options import CompactOptions, RestoreOptions, VacuumOptions, VerifyOptions
-from lastkey.jobs.command.reporting import PartitionLine, before_after_table, size
+from lastkey.jobs.command.reporting import PartitionLine, Work, before_after_table, size
 from lastkey.jobs.command.stopping import InterruptedRunError, TerminatedError
 from lastkey.jobs.errors import ConflictError, JobError, MissingFileError
 from lastkey.jobs.spark import session, submit
@@ -33,6 +33,8 @@ ROOT = Path(__file__).resolve().parents[3]
 @dataclass
 class _Report:
     exit_code: int = 0
+    work: Work | None = None
+    notes: list[str] = field(default_factory=list)
 
     def to_json(self):
         return {"kept": 3}
@@ -70,7 +72,7 @@ def test_compact_takes_every_option_of_its_contract(job, capsys, tmp_path):
     code = cli.main(
         ["compact", "A", "--store", "S", "--topics", "o-*", "--cleanup-policy", "compact", "--config", str(config),
          "--now", "1700000000000", "--null-keys", "drop", "--gaps", "accept", "--sealed", "--force",
-         "--reset", "x*", "--reset=y,z", "--dry-run", "--json"]
+         "--reset", "x*", "--reset=y,z", "--dry-run", "--engine", "threads", "--json"]
     )  # fmt: skip
     assert code == 0
     assert json.loads(capsys.readouterr().out) == {"kept": 3}
@@ -82,6 +84,7 @@ def test_compact_takes_every_option_of_its_contract(job, capsys, tmp_path):
         1_700_000_000_000,
         options.config,
         TopicFilter(("o-*",)),
+        "threads",
         "compact",
         "drop",
         "accept",

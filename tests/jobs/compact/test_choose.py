@@ -90,5 +90,6 @@ def test_what_is_asked_for_is_done(workers: Callable[[int], Threads]) -> None:
     assert choose([plan(4 * GIB, "none")], workers(2)).several == ()
 
 
-def test_a_dry_run_writes_no_key_files(workers: Callable[[int], Threads]) -> None:
-    assert choose([plan(4 * GIB, dry_run=True)], workers(2)).several == ()
+@pytest.mark.parametrize("split", ["auto", "blocks", "window"])
+def test_a_dry_run_writes_no_key_files(workers: Callable[[int], Threads], split: SplitBy) -> None:
+    assert choose([plan(4 * GIB, split, dry_run=True)], workers(2)).several == ()

@@ -1,4 +1,4 @@
-"""Both ways of finding the last offset of each key, in the task and by a window, leave the same bytes."""
+"""All ways of finding the last offset of each key, in one task, by blocks and by a window, leave the same bytes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
+from lastkey.jobs.compact.window import settle_by_window
 from lastkey.jobs.errors import JavaError
 from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.jobs.store.paths import MANIFEST
@@ -61,12 +62,10 @@ def test_several_tasks_write_the_same_bytes_as_one(split, engine, spark, cases, 
         size = segments if name in ("few-keys", "txn-hang") else 2 * segments  # 1: no joining; 2: groups of some
         one.settings.setdefault("topics", {})[name] = {"segment.bytes": size}
     whole = one.run(now_ms)
-    split = many.run(
-        now_ms,
-        settings={**one.settings, "job": {"split.bytes": 1, "split.by": split, "engine": engine}},
-    )
-    assert whole.exit_code == split.exit_code == 0
-    for a, b in zip(whole.results, split.results, strict=True):
+    job = {"split.bytes": 1, "split.by": split, "engine": engine}
+    several = many.run(now_ms, settings={**one.settings, "job": job})
+    assert whole.exit_code == several.exit_code == 0
+    for a, b in zip(whole.results, several.results, strict=True):
         assert (a.splits, b.splits > 1) == (1, True), a.name()
         assert a.counters == b.counters, a.name()
         same = ("bytes_before", "bytes_after", "bytes_written", "recompressed_bytes", "notes", "first_dirty_offset")
@@ -85,16 +84,16 @@ def test_several_tasks_write_the_same_bytes_as_one(split, engine, spark, cases, 
     # again, over clean and dirty, at a clock at which horizons have passed; the dry run says the same
     later = now_ms + 25 * HOUR
     names = "[ftvn]*"
-    several = {**one.settings, "job": {"split.bytes": 1, "split.by": split, "engine": engine}}
-    dry = many.run(later, topics=TopicFilter((names,)), force=True, dry_run=True, settings=several)
-    whole = one.run(later, topics=TopicFilter((names,)), force=True)
-    split = many.run(later, topics=TopicFilter((names,)), force=True, settings=several)
-    for a, b, c in zip(whole.results, split.results, dry.results, strict=True):
+    given = {"topics": TopicFilter((names,)), "force": True}
+    dry = many.run(later, **given, dry_run=True, settings={**one.settings, "job": job})
+    whole = one.run(later, **given)
+    several = many.run(later, **given, settings={**one.settings, "job": job})
+    for a, b, c in zip(whole.results, several.results, dry.results, strict=True):
         assert a.counters == b.counters == c.counters, a.name()
         assert [(s.base_offset, s.records, s.batches) for s in a.segments] == [
             (s.base_offset, s.records, s.batches) for s in c.segments
         ]
-    assert sum(r.counters["dropped_tombstones"] for r in split.results) > 0
+    assert sum(r.counters["dropped_tombstones"] for r in several.results) > 0
     (at_once, manifest), (in_splits, manifest_of_splits) = one.state().current(), many.state().current()
     assert rows(manifest) == rows(manifest_of_splits)
     ours, theirs = files(one, at_once), files(many, in_splits)
@@ -158,16 +157,22 @@ def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, mon
         return results
 
     monkeypatch.setattr(workers, "run", watched)
+    dry = small.run(now_ms, dry_run=True)
+    assert seen == ["cleaned"]  # that task went through the splits in turn
+    assert not small.store.exists()
     report = small.run(now_ms)
-    assert seen == ["too_large"]
+    assert seen == ["cleaned", "too_large"]
     assert [r.status for r in report.results] == ["cleaned"]
+    assert {r.several_because for r in (*dry.results, *report.results)} == {"keys beyond the memory of a task"}
+    assert dry.results[0].counters == report.results[0].counters
+    assert [s.size_bytes for s in dry.results[0].segments] == [s.size_bytes for s in report.results[0].segments]
     large.run(now_ms)
-    assert seen == ["too_large", "cleaned"]
+    assert seen == ["cleaned", "too_large", "cleaned"]
     (small_at, a), (large_at, b) = small.state().current(), large.state().current()
     assert rows(a) == rows(b)
     assert files(small, small_at) == files(large, large_at)
     assert folders(small) == [f"many-0/1-{small_at['many', 0].run_id}"]
-    assert json.loads(small.state().history("many", 0)[0].seconds)["scan"] > 0
+    assert json.loads(small.state().histories()["many", 0][0].seconds)["scan"] > 0
 
 
 def _numbered(start, n):
@@ -214,8 +219,25 @@ def test_a_run_that_failed_begins_no_more_partitions(spark, cases, now_ms, tmp_p
     assert len({name.partition("/")[0] for name in folders(lab)}) < 6
 
 
-def test_a_dry_run_in_threads_starts_spark_once(spark, cases, now_ms, tmp_path, monkeypatch):
-    """Two large partitions ask for the window's session at once: the second one to ask must wait for the first."""
+def test_a_key_file_that_the_window_reads_otherwise_is_a_problem(spark, cases, now_ms, tmp_path, monkeypatch):
+    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.bytes": 1, "split.by": "window"}})
+    for number in range(2):
+        put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
+
+    def damaged(spark, plan, walked, n_buckets):
+        if plan.partition == 1:
+            path = lab.store / walked[0].blocks[0].path
+            path.write_bytes(b"\0" + path.read_bytes()[1:])
+        return settle_by_window(spark, plan, walked, n_buckets)
+
+    monkeypatch.setattr("lastkey.jobs.compact.blocks.settle_by_window", damaged)
+    whole, bad = lab.run(now_ms).results
+    assert (whole.status, bad.status, bad.problem.kind) == ("cleaned", "set_aside", "readback")
+    assert {name.partition("/")[0] for name in folders(lab)} == {"t-0"}
+
+
+def test_the_window_of_a_run_in_threads_starts_spark_once(spark, cases, now_ms, tmp_path, monkeypatch):
+    """Two partitions ask for the window's session at once: the second one to ask must wait for the first."""
     both = threading.Barrier(2)
     started = []
 
@@ -225,27 +247,33 @@ def test_a_dry_run_in_threads_starts_spark_once(spark, cases, now_ms, tmp_path, 
             both.wait(2)  # seconds in which a second one would come
         return spark
 
-    monkeypatch.setattr("lastkey.jobs.compact.job.spark_session.start", start)
-    monkeypatch.setattr("lastkey.jobs.compact.waves.local_cores", lambda: 2)
-    lab = Lab(None, tmp_path)
-    for number in range(2):
-        put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
-    settings = {"defaults": COMPACT, "job": {"split.by": "blocks", "engine": "threads"}}
-    report = lab.run(now_ms, settings=settings, dry_run=True)
+    lab = in_threads(tmp_path, cases, monkeypatch, start)
+    report = lab.run(now_ms, settings=BY_WINDOW)
     assert [r.problem for r in report.results] == [None, None]
     assert len(started) == 1
 
 
-def test_a_dry_run_in_threads_without_java_says_so(cases, now_ms, tmp_path, monkeypatch):
+def test_a_window_without_java_says_so_and_a_dry_run_needs_none(cases, now_ms, tmp_path, monkeypatch):
     """The machine lacks something; no partition is uncleanable by that, and nobody need report a defect."""
 
     def start(**options):
         raise JavaError(found="no java on PATH and no JAVA_HOME")
 
-    monkeypatch.setattr("lastkey.jobs.compact.job.spark_session.start", start)
-    monkeypatch.setattr("lastkey.jobs.compact.waves.local_cores", lambda: 2)
-    lab = Lab(None, tmp_path)
-    put(only_input(cases["few-keys"]), lab.archive / "t-0")
-    settings = {"defaults": COMPACT, "job": {"split.by": "blocks", "engine": "threads"}}
+    lab = in_threads(tmp_path, cases, monkeypatch, start)
+    dry = lab.run(now_ms, settings=BY_WINDOW, dry_run=True)
+    assert [r.status for r in dry.results] == ["cleaned"] * 2
     with pytest.raises(JavaError):
-        lab.run(now_ms, settings=settings, dry_run=True)
+        lab.run(now_ms, settings=BY_WINDOW)
+
+
+BY_WINDOW = {"defaults": COMPACT, "job": {"split.by": "window", "engine": "auto"}}
+
+
+def in_threads(tmp_path, cases, monkeypatch, start):
+    """Return a lab of two partitions, whose runs start Spark by `start`."""
+    monkeypatch.setattr("lastkey.jobs.spark.session.start", start)
+    monkeypatch.setattr("lastkey.jobs.spark.engine.local_cores", lambda: 2)
+    lab = Lab(None, tmp_path)
+    for number in range(2):
+        put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
+    return lab

@@ -109,7 +109,7 @@ def test_the_report_counts_expired_records(runs):
     assert "older than retention.ms" in runs.reports[0].to_text()
     [said] = [p for p in runs.reports[0].to_json()["partitions"] if p["topic"] == "plain"]
     assert said["dropped_expired"] == n
-    history = runs.lab.state().history("plain", 0)
+    history = runs.lab.state().histories()["plain", 0]
     assert [run.dropped_expired for run in history if run.generation_after == 1] == [n]
     assert json.loads(history[0].settings)["retention_exact"] is True
 
@@ -132,7 +132,7 @@ def test_verify_accepts_a_store_with_expired_records(runs):
 def test_verify_under_another_story(runs, topic):
     """A longer limit: records went that should not have. A shorter one: records are there that should have gone."""
     state = runs.lab.state()
-    history = {run.generation_after: run for run in state.history(topic, 0)}
+    history = {run.generation_after: run for run in state.histories()[topic, 0]}
     last = max(history)
     archive, uri = listed(str(runs.lab.archive)), str(runs.lab.archive)
     before = manifest_of(state, topic, 0, last - 1)
@@ -212,7 +212,7 @@ def test_verify_knows_which_runs_compacted(spark, now_ms, tmp_path, monkeypatch)
     by_mistake["topics"]["both"] |= {"retention.exact": False, "min.cleanable.dirty.ratio": 1.0}
     report = lab.run(now_ms, settings=by_mistake)
     assert [one.segments for one in by_topic(report)["both"].expired] == [1]
-    [run] = lab.state().history("both", 0)
+    [run] = lab.state().histories()["both", 0]
     assert not run.compacted
     assert verified(lab)[0] == 0
     archive, state = listed(str(lab.archive)), lab.state()

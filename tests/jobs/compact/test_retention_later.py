@@ -172,7 +172,7 @@ def test_verify_believes_no_log_start_that_nobody_set(lab):
     write(lab)
     lab.run(2500 + LIMIT_MS, settings=policy("delete", ms=LIMIT_MS))
     state, archive = lab.state(), listed(str(lab.archive))
-    [run] = state.history("t", 0)
+    [run] = state.histories()["t", 0]
     manifest, uri = manifest_of(state, "t", 0, 1), str(lab.archive)
     plan = plan_generation(run, manifest, None, None, archive, state.root, uri, 8 << 20, 1 << 30)
     assert not check_generation(plan).problems

@@ -133,7 +133,7 @@ def test_verify_and_the_report(runs):
 def test_verify_sees_what_should_not_have_gone(runs, topic):
     """The same files under another story: the limit was longer, or larger, than what went says."""
     state = runs.lab.state()
-    history = {run.generation_after: run for run in state.history(topic, 0)}
+    history = {run.generation_after: run for run in state.histories()[topic, 0]}
     number = min(n for n, run in history.items() if run.expired)
     run = history[number]
     archive, uri = listed(str(runs.whole)), str(runs.whole)

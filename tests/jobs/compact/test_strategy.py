@@ -1,4 +1,4 @@
-"""`compaction.strategy` end to end: in one task, in threads, by Spark's window; verified and reported."""
+"""`compaction.strategy` end to end: in one task, by blocks, by Spark's window; verified and reported."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 STRATEGIES = ("timestamp", "header")
 WAYS = {
     "task": {"split.by": "none"},
-    "window": {"split.by": "window"},
-    "threads": {"engine": "threads"},
+    "blocks": {"split.by": "blocks", "split.bytes": 1},
+    "threads": {"split.by": "blocks", "split.bytes": 1, "engine": "threads"},
+    "window": {"split.by": "window", "split.bytes": 1},
 }
 
 
@@ -71,6 +72,7 @@ def test_two_runs_and_what_verify_says(way, spark, now_ms, tmp_path):
         (last.parent / f"{end + 3:020d}.log").write_bytes(active.data)
         grown = [*records, *more]
     second = lab.run(now_ms, settings=settings(way))
+    assert all(bool(r.several_because) == (way != "task") for r in second.results)
     assert {t: r.status for t, r in by_topic(second).items()} == dict.fromkeys(STRATEGIES, "cleaned"), second.to_text()
     manifests = lab.state().current()[1]
     for strategy in STRATEGIES:
@@ -89,7 +91,7 @@ def _under_another_story(lab: Lab) -> None:
     """By offset other records should have stayed."""
     state, archive = lab.state(), listed(str(lab.archive))
     for strategy in STRATEGIES:
-        history = {run.generation_after: run for run in state.history(strategy, 0)}
+        history = {run.generation_after: run for run in state.histories()[strategy, 0]}
         rows = manifest_of(state, strategy, 0, 1)
         plan = plan_generation(history[1], rows, None, None, archive, state.root, str(lab.archive), 8 << 20, 1 << 30)
         assert not plan.parent_gone

@@ -43,8 +43,7 @@ class Store:
 
     def commit(self, generation, end, segments, topic="t", **run):
         shared = self.shared(generation, end, topic) | run
-        planned = generation - 1, shared["parent_run_id"]
-        made = Commit(topic, 0, *planned, row(Checkpoint, **shared), segments, row(RunRow, **shared))
+        made = Commit(topic, 0, row(Checkpoint, **shared), segments, row(RunRow, **shared))
         writing.commit_wave(open_state(str(self.store)), [made])
 
     def folder(self, generation: int) -> Path:

@@ -82,7 +82,7 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
             assert found == expected(archive, first, last)
 
     def bring():
-        return refresh(spark, state, archive_plans(str(archive), EVERY_TOPIC, []), Silent())
+        return refresh(spark, state, archive_plans(str(archive), EVERY_TOPIC, []))
 
     done = bring()
     size = sum(log.stat().st_size for log in files_in(archive, "**/*.log"))
@@ -174,11 +174,10 @@ def test_of_a_log_that_a_broker_holds_nothing_above_the_high_watermark(spark, tm
 
 
 @pytest.mark.slow
-def test_in_tasks_as_in_threads(spark, archive, monkeypatch):
+def test_in_many_tasks_as_in_one(spark, archive, monkeypatch):
     segments = [s for plan in archive_plans(str(archive), EVERY_TOPIC, []) for s in time_index._segments(plan)]
-    here = time_index._frame(spark, segments, Silent())
-    monkeypatch.setattr(time_index, "_IN_DRIVER_BYTES", 0)
+    here = time_index._frame(spark, segments)
     monkeypatch.setattr(time_index, "_TASK_BYTES", 1)
-    there = time_index._frame(spark, segments, Silent())
+    there = time_index._frame(spark, segments)
     assert here.count()
     assert_df_equality(there, here, ignore_row_order=True)

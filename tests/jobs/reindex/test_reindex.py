@@ -719,10 +719,10 @@ def test_with_spark_it_is_the_same(spark, root, monkeypatch):
     for path in files_in(root / "t-0", "*index"):
         path.unlink()
     alone = run(root, "output")
-    monkeypatch.setattr(reindex, "WITHOUT_SPARK_BYTES", 0)
     monkeypatch.setattr(reindex, "_TASK_BYTES", 0)
     monkeypatch.setattr(reindex, "_WAVE_TASKS", 1)
-    report = run(root, "output", output=str(root.parent / "second"))
+    report = run(root, "output", output=str(root.parent / "second"), engine="spark")
+    assert report.work.tasks and not alone.work.tasks
     assert [p.files for p in report.partitions] == [p.files for p in alone.partitions]
     assert files_of(root.parent / "output") == files_of(root.parent / "second")
 

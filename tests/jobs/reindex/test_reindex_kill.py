@@ -76,8 +76,7 @@ def test_a_kill_with_spark_leaves_each_file_old_or_new(broken, who, step, nth, t
     good, source = broken
     root = tmp_path / "archive"
     shutil.copytree(source, root)
-    of_spark = "lastkey.jobs.reindex.job:WITHOUT_SPARK_BYTES"
-    run = start(tmp_path / "run", _arguments(root, tmp_path), step, nth=nth, constant=of_spark)
+    run = start(tmp_path / "run", _arguments(root, tmp_path, "spark"), step, nth=nth)
     worker, jvm = run.wait_until_reached(), run.jvm()
     os.kill({"worker": worker, "JVM": jvm, "driver": run.process.pid}[who], signal.SIGKILL)
     wait_until_gone(worker)
@@ -95,10 +94,10 @@ def test_a_kill_with_spark_leaves_each_file_old_or_new(broken, who, step, nth, t
     assert not_same(reindex(root)) == {}
 
 
-def _arguments(root, tmp_path):
+def _arguments(root, tmp_path, engine="threads"):
     config = tmp_path / "c.toml"
     config.write_text('[defaults]\n"index.interval.bytes" = 0\n')
-    return ["reindex", str(root), "--in-place", "--config", str(config), "--json"]
+    return ["reindex", str(root), "--in-place", "--config", str(config), "--engine", engine, "--json"]
 
 
 def _check_old_or_new(root, good):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -328,8 +328,8 @@ def test_a_store_stands_for_what_it_covers_and_large_archives_go_through_spark(s
         assert found.archived_bytes[key] == result.bytes_before
         assert [run.run_id for run in found.history[key]] == [done.run_id]
     assert "Cleaning history" in (tmp_path / "page.html").read_text()
-    monkeypatch.setattr(archive_report, "WITHOUT_SPARK_BYTES", 0)
-    by_spark = profile_archive(given, Silent())
+    by_spark = profile_archive(replace(given, engine="spark"), Silent())
+    assert by_spark.work.tasks == len(by_spark.profiles)
     same = [(p.counters, p.hot_keys, p.segments) for p in by_spark.profiles]
     assert same == [(p.counters, p.hot_keys, p.segments) for p in found.profiles]
     copy = tmp_path / "copy"

@@ -48,9 +48,9 @@ def test_results_are_in_the_order_of_the_items_whatever_ends_first() -> None:
 
     heard = Heard()
     with closing(threads(2)) as workers:
-        assert workers.run(work, range(10), heard) == [i * i for i in range(10)]
+        assert workers.run(work, range(10), "work", heard) == [i * i for i in range(10)]
         assert sorted(heard.ends) == [(i, i * i) for i in range(10)]
-        assert workers.run(work, [], heard) == []
+        assert workers.run(work, [], "work", heard) == []
 
 
 def test_what_tasks_read_is_heard_and_what_nobody_wants_any_more_ends_there() -> None:
@@ -67,7 +67,7 @@ def test_what_tasks_read_is_heard_and_what_nobody_wants_any_more_ends_there() ->
 
     workers = threads(1)
     with ThreadPoolExecutor(1) as callers:
-        waiting = callers.submit(workers.run, work, range(3), heard)
+        waiting = callers.submit(workers.run, work, range(3), "work", heard)
         assert begun.wait(PATIENCE)
         workers.cancel([waiting])
         go_on.set()
@@ -89,9 +89,9 @@ def test_those_who_wait_take_turns() -> None:
         order.append(name)
 
     with closing(threads(1)) as workers, ThreadPoolExecutor(2) as callers:
-        small = callers.submit(workers.run, work, ["small"] * 4)
+        small = callers.submit(workers.run, work, ["small"] * 4, "work")
         assert begun.wait(PATIENCE)  # the first one is being worked on
-        large = callers.submit(workers.run, work, ["large"] * 2)
+        large = callers.submit(workers.run, work, ["large"] * 2, "work")
         while len(workers._runs) < 2:
             assert not large.done()
         both_wait.set()
@@ -108,8 +108,8 @@ def test_an_error_is_raised_where_it_is_waited_for() -> None:
 
     with closing(threads(2)) as workers:
         with pytest.raises(OSError, match="No space"):
-            workers.run(work, range(3))
-        assert workers.run(work, [0, 2]) == [0, 2]
+            workers.run(work, range(3), "work")
+        assert workers.run(work, [0, 2], "work") == [0, 2]
 
 
 def test_nobody_waits_for_what_was_begun_when_the_run_ends() -> None:
@@ -123,13 +123,13 @@ def test_nobody_waits_for_what_was_begun_when_the_run_ends() -> None:
 
     workers = threads(1)
     with ThreadPoolExecutor(1) as callers:
-        waiting: Future[list[None]] = callers.submit(workers.run, work, range(3))
+        waiting: Future[list[None]] = callers.submit(workers.run, work, range(3), "work")
         assert begun.wait(PATIENCE)
         workers.cancel([waiting])
         with pytest.raises(InterruptedError):
             waiting.result(PATIENCE)
     with pytest.raises(InterruptedError):
-        workers.run(work, [4])
+        workers.run(work, [4], "work")
     (thread,) = (t for t in threading.enumerate() if getattr(t, "_target", None) == workers._work)
     never.set()  # from here on it may be gone at any moment
     thread.join(PATIENCE)

@@ -59,7 +59,7 @@ def test_state_grows_no_more_after_some_months(tmp_path: Path) -> None:
     before, after = max(files[-2 * WHOLE_CYCLE : -WHOLE_CYCLE]), max(files[-WHOLE_CYCLE:])
     assert after <= before + 20
     state = State(open_root(str(tmp_path)))
-    chain = state.history("t", 0)
+    chain = state.histories()["t", 0]
     numbers = [run.generation_after for run in chain]
     assert numbers[-1] == 4
     assert numbers[:-1] == list(range(240, 240 - len(numbers) + 1, -1))

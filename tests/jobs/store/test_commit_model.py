@@ -3,13 +3,15 @@
 Each actor is a row of steps; a state of the world is a value, and `reachable` walks through all of them: every order in
 which the actors can take their steps, every answer lost, every request that arrives late, every crash. What must hold
 is asked of each state: also what `rebuild-state` would make of it if the tables were lost just then, and whether every
-offset that was ever committed is still in a file. `Rule` leaves out one of the protocol's rules at a time: the walk
-finds what it is for.
+offset that was ever committed is still in a file. In some walks the tables are lost, at any moment, and `rebuild-state`
+is an actor like the others: what it takes unasked must be what stood. `Rule` leaves out one of the protocol's rules at
+a time: the walk finds what it is for.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -43,6 +45,11 @@ class Rule(Enum):
     COMMITTED = "a folder says that it was committed, and counts only then"
     ABOVE = "one above it that does not say so is a question"
     RANGES = "vacuum keeps what the current chain has not read"
+    NOT_LOST = "a run begins nothing where the tables are lost"
+    GOES_ON = "a run commits on no table that is older than what it has read"
+    LOCK = "rebuild-state waits for a vacuum that is at work"
+    QUIET = "no commit on the lost tables is under way when they are made again: the user ends runs first"
+    ON_TOP = "what the user chooses comes back above all others"
 
 
 ALL = frozenset(Rule)
@@ -56,6 +63,7 @@ class Entry:
     attempt: int
     moves: tuple[tuple[int, str, str], ...] = ()  # partition, run before, run after
     gone: frozenset[str] = frozenset()  # folders that a vacuum names
+    asked: frozenset[int] = frozenset()  # by a rebuild: partitions that it asked about
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,8 @@ class Writer:
     began: int = -1
     planned: tuple[str, ...] = ()
     head: int = -1
+    newest: int = -1  # version that was seen
+    anew: bool = False  # what it read last was made after a loss
     base: int = -1  # head of the last attempt
     attempt: int = 0
     said: str = ""
@@ -120,7 +130,20 @@ class Vacuum:
     gone: frozenset[str] = frozenset()
 
 
-Actor = Writer | Vacuum | Reader
+@dataclass(frozen=True)
+class Rebuild:
+    """Finds the tables lost, and makes them again; the user answers its questions in every way. step: lose, for one
+    before whose eyes that happens.
+    """
+
+    name: str = "z"
+    step: str = "lose"
+    counts: tuple[tuple[int, str, bool], ...] = ()  # partition, run, whether the user chose it
+    attempt: int = 0
+    said: str = ""
+
+
+Actor = Writer | Vacuum | Reader | Rebuild
 
 
 @dataclass(frozen=True)
@@ -135,6 +158,12 @@ class World:
     sent: frozenset[Sent]
     actors: tuple[Actor, ...]
     faults: int  # lost answers and crashes that may still happen
+    past: tuple[Entry, ...] = ()  # the table that was lost
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there is no table, and was one."""
+        return bool(self.past) and not self.log
 
 
 def current(log: tuple[Entry, ...]) -> dict[int, str]:
@@ -169,16 +198,25 @@ def used(world: World, runs: Collection[str]) -> set[str]:
 
 def rebuilt(world: World, partition: int, rules: frozenset[Rule]) -> str | None:
     """Return the run that counts if the tables are lost now; None: a question."""
-    there = [one for one in world.made if one.partition == partition and one.run in world.files]
+    there = candidates(world, partition)
     said = [one for one in there if one.run in world.said or Rule.COMMITTED not in rules]
     top = max(said, key=lambda one: one.number, default=None)
     if top is None or (Rule.ABOVE in rules and any(one.number > top.number for one in there)):
         return None
-    return top.run
+    return top.run if top.uses in world.files else None
+
+
+def candidates(world: World, partition: int) -> list[Made]:
+    """Return the folders of a partition that are there."""
+    return [one for one in world.made if one.partition == partition and one.run in world.files]
 
 
 def put(world: World, version: int, entry: Entry, rules: frozenset[Rule]) -> tuple[World, bool]:
-    """Put a version if there is none: (the world, whether it was)."""
+    """Put a version if there is none: (the world, whether it was). Where the version below it is lost, it counts for
+    nothing.
+    """
+    if version > len(world.log) and world.past:
+        return world, False
     if version < len(world.log):
         if Rule.NO_RETRY_INSIDE in rules:
             return world, False
@@ -198,8 +236,8 @@ def steps(world: World, rules: frozenset[Rule]) -> Iterator[World]:
             yield replace(after, actors=(*after.actors[:i], changed, *after.actors[i + 1 :]))
         if isinstance(actor, Reader):
             continue  # whoever only reads may die unseen
-        if world.faults and not getattr(actor, "said", "") and actor.step not in ("begin", "look", "done"):
-            dead = replace(actor, step="done", **({"said": "dead"} if isinstance(actor, Writer) else {}))
+        if world.faults and not getattr(actor, "said", "") and actor.step not in ("begin", "lose", "look", "done"):
+            dead = replace(actor, step="done", **({} if isinstance(actor, Vacuum) else {"said": "dead"}))
             yield replace(world, faults=world.faults - 1, actors=(*world.actors[:i], dead, *world.actors[i + 1 :]))
 
 
@@ -207,6 +245,8 @@ def taken(world: World, actor: Actor, rules: frozenset[Rule]) -> Iterator[tuple[
     """Yield the worlds that an actor's next step may lead to."""
     if isinstance(actor, Writer):
         return writer(world, actor, rules)
+    if isinstance(actor, Rebuild):
+        return rebuild(world, actor, rules)
     return vacuum(world, actor, rules) if isinstance(actor, Vacuum) else reader(world, actor, rules)
 
 
@@ -218,20 +258,25 @@ def writer(world: World, w: Writer, rules: frozenset[Rule]) -> Iterator[tuple[Wo
         there = all(
             folder(world, planned, p).uses != w.back_to for p, planned in zip(w.partitions, planned, strict=True)
         )
-        if not w.back_to or (w.back_to in world.files and there):
+        lost = world.is_lost and Rule.NOT_LOST in rules
+        if not lost and (not w.back_to or (w.back_to in world.files and there)):
             since = -1 if w.back_to and Rule.LOOK_BACK in rules else end
-            yield world, replace(w, step="write", began=since, planned=planned)
+            yield world, replace(w, step="write", began=since, planned=planned, newest=end)
         else:
             yield world, replace(w, step="done", said="nothing")
     elif w.step == "write":
         yield write(world, w) if w.new(rules) == w.name else world, replace(w, step="read")
     elif w.step == "read":
-        yield world, replace(w, step="check", head=end)
+        yield world, read(world, w, rules)
     elif w.step == "check":
-        at_head = current(world.log[: w.head + 1])
+        log = world.log if w.anew == bool(world.past) else world.past
+        at_head = current(log[: w.head + 1])
+        if w.name not in w.planned and all(at_head.get(partition) == w.name for partition in w.partitions):
+            yield world, replace(w, step="say")  # a rebuild took it for committed
+            return
         moved = tuple(at_head.get(partition, "") for partition in w.partitions) != w.planned
         needs = used(world, {w.new(rules)})
-        marked = any(needs & entry.gone for entry in world.log[w.began + 1 : w.head + 1])
+        marked = any(needs & entry.gone for entry in log[w.began + 1 : w.head + 1])
         refused = (moved and Rule.COMPARE in rules) or (marked and Rule.LOOK in rules) or not needs <= world.files
         if not refused:
             healed = replace(world, said=world.said | {*w.planned} - {""})
@@ -254,11 +299,19 @@ def writer(world: World, w: Writer, rules: frozenset[Rule]) -> Iterator[tuple[Wo
         if found_by(w, world, rules):
             yield world, replace(w, step="say")
         elif w.attempt < 3:
-            yield world, replace(w, step="check", head=end)
+            yield world, read(world, w, rules)
         else:
             yield world, replace(w, step="done", said="unsure")
     elif w.step == "say":
         yield replace(world, said=world.said | {w.new(rules)}), replace(w, step="done", said="done")
+
+
+def read(world: World, w: Writer, rules: frozenset[Rule]) -> Writer:
+    """Read the head."""
+    end = len(world.log) - 1
+    if end < w.newest and Rule.GOES_ON in rules:
+        return replace(w, step="done", said="lost")
+    return replace(w, step="check", head=end, newest=end, anew=bool(world.past))
 
 
 def found_by(w: Writer, world: World, rules: frozenset[Rule]) -> bool:
@@ -269,7 +322,9 @@ def found_by(w: Writer, world: World, rules: frozenset[Rule]) -> bool:
 
 def vacuum(world: World, v: Vacuum, rules: frozenset[Rule]) -> Iterator[tuple[World, Vacuum]]:
     """look -> mark -> delete; whoever is first between look and mark makes it look again."""
-    if v.step == "look":
+    if world.is_lost and v.step != "delete":
+        yield world, replace(v, step="done")
+    elif v.step == "look":
         now = current(world.log)
         unread = {
             one.run
@@ -290,7 +345,9 @@ def vacuum(world: World, v: Vacuum, rules: frozenset[Rule]) -> Iterator[tuple[Wo
 def reader(world: World, r: Reader, rules: frozenset[Rule]) -> Iterator[tuple[World, Reader]]:
     """look -> take -> done; without its rule it looks at one partition after the other."""
     now = tuple(sorted(current(world.log).items()))
-    if r.step == "look":
+    if r.step == "look" and world.is_lost:
+        yield world, replace(r, step="done", said="nothing")
+    elif r.step == "look":
         seen = now if Rule.ONE_VERSION in rules else (*r.seen, *now[len(r.seen) : len(r.seen) + 1])
         yield world, replace(r, step="take" if len(seen) >= len(now) else "look", seen=seen)
     elif r.step == "take":
@@ -298,19 +355,91 @@ def reader(world: World, r: Reader, rules: frozenset[Rule]) -> Iterator[tuple[Wo
         yield world, replace(r, step="done", said="done" if whole else "gone")
 
 
+def rebuild(world: World, r: Rebuild, rules: frozenset[Rule]) -> Iterator[tuple[World, Rebuild]]:
+    """lose -> look -> write -> put -> (search -> put ...) -> say -> done."""
+    if r.step == "lose":
+        if not world.past:
+            yield replace(world, past=world.log, log=()), replace(r, step="look")
+    elif r.step == "look":
+        busy = any(isinstance(actor, Vacuum) and actor.step in ("mark", "delete") for actor in world.actors)
+        if world.is_lost and not (busy and Rule.LOCK in rules):
+            for counts in answers(world, rules):
+                yield world, replace(r, step="write", counts=counts)
+    elif r.step == "write":
+        made, counts = set(world.made), []
+        for partition, run, chosen in r.counts:
+            one, numbers = folder(world, run, partition), [one.number for one in candidates(world, partition)]
+            is_top = one.number == max(numbers) and numbers.count(one.number) == 1
+            if chosen and not is_top and Rule.ON_TOP in rules:
+                made.add(Made(r.name, partition, max(numbers) + 1, one.uses, one.covers))
+                counts.append((partition, r.name, chosen))
+            else:
+                counts.append((partition, run, chosen))
+        files = world.files | {run for _, run, _ in counts if run == r.name}
+        yield replace(world, files=files, made=frozenset(made)), replace(r, step="put", counts=tuple(counts))
+    elif r.step == "put":
+        if world.log:
+            yield world, replace(r, step="done", said="conflict")
+        elif not (under_way(world) and Rule.QUIET in rules):
+            moves = tuple((partition, "", run) for partition, run, _ in r.counts)
+            asked = frozenset(partition for partition, _, chosen in r.counts if chosen)
+            entry = Entry(r.name, r.attempt, moves, asked=asked)
+            tried = replace(r, step="search", attempt=r.attempt + 1)
+            yield put(world, 0, entry, rules)[0], replace(r, step="say")
+            if world.faults:
+                lost = replace(world, faults=world.faults - 1)
+                yield put(lost, 0, entry, rules)[0], tried  # made, the answer lost
+                yield replace(lost, sent=lost.sent | {Sent(0, entry)}), tried  # late, or never
+    elif r.step == "search":
+        if any(entry.actor == r.name for entry in world.log):
+            yield world, replace(r, step="say")
+        else:
+            yield world, replace(r, step="put") if r.attempt < 2 else replace(r, step="done", said="unsure")
+    elif r.step == "say":
+        yield replace(world, said=world.said | {run for _, run, _ in r.counts}), replace(r, step="done", said="done")
+
+
+def answers(world: World, rules: frozenset[Rule]) -> Iterator[tuple[tuple[int, str, bool], ...]]:
+    """Yield what counts: (partition, run, whether the user chose it); of a question every answer."""
+    each = []
+    for partition in sorted({one.partition for one in world.made}):
+        sure, there = rebuilt(world, partition, rules), candidates(world, partition)
+        whole = [(partition, one.run, True) for one in there if one.uses in world.files]
+        each.append(whole if sure is None else [(partition, sure, False)])
+    return itertools.product(*each)
+
+
+def under_way(world: World) -> bool:
+    """Whether a commit on the lost table may still come."""
+    rebuilds = {actor.name for actor in world.actors if isinstance(actor, Rebuild)}
+    return any(request.entry.actor not in rebuilds for request in world.sent) or any(
+        isinstance(actor, Writer) and actor.step in ("check", "put") and not actor.anew for actor in world.actors
+    )
+
+
 def wrong(world: World, rules: frozenset[Rule]) -> str:
     """Return the fault of a world; "" if it has none."""
-    now: dict[int, str] = {}
-    for entry in world.log:
-        for partition, before, after in entry.moves:
-            if now.get(partition, "") != before:
-                return (
-                    f"{entry.actor} moved partition {partition} from {before!r}, but it was at {now.get(partition)!r}"
-                )
-            now[partition] = after
+    for log in (world.past, world.log):
+        now: dict[int, str] = {}
+        for entry in log:
+            for partition, before, after in entry.moves:
+                if (found := now.get(partition, "")) != before:
+                    return f"{entry.actor} moved partition {partition} from {before!r}, but it was at {found!r}"
+                now[partition] = after
+    if world.past and world.log:
+        first, stood = world.log[0], current(world.past)
+        if not any(isinstance(actor, Rebuild) and actor.name == first.actor for actor in world.actors):
+            return f"{first.actor} began anew where the tables were lost"
+        for partition, _, run in first.moves:
+            if partition not in first.asked and run != stood.get(partition):
+                return f"{first.actor} took {run} for {stood.get(partition)}, unasked"
+        if left := stood.keys() - {partition for partition, _, _ in first.moves}:
+            return f"{first.actor} left out partitions {left}"
+    now = current(world.log or world.past)
     if lost := used(world, {*now.values()}) - world.files:
         return f"files of {lost} are gone, and a generation names them"
-    committed = {run for entry in world.log for _, _, run in entry.moves}
+    entries = (*world.past, *world.log)
+    committed = {run for entry in entries for _, _, run in entry.moves}
     for partition, run in now.items():
         if (found := rebuilt(world, partition, rules)) not in (run, None):
             return f"rebuild-state would take {found} for {run}"
@@ -320,16 +449,16 @@ def wrong(world: World, rules: frozenset[Rule]) -> str:
             return f"offsets {set(gone)} of partition {partition} were committed, and are in no file"
     for actor in world.actors:
         if isinstance(actor, Reader) and actor.said == "done":
-            stood = [current(world.log[: n + 1]) for n in range(len(world.log))]
-            if dict(actor.seen) not in stood:
+            ever = [current(log[: n + 1]) for log in (world.past, world.log) for n in range(len(log))]
+            if dict(actor.seen) not in ever:
                 return f"{actor.name} restored {dict(actor.seen)}, which never was"
         if isinstance(actor, Writer):
-            made = sum(entry.actor == actor.name for entry in world.log)
+            made = sum(entry.actor == actor.name for entry in entries)
             if made > 1:
                 return f"{actor.name} committed {made} times"
-            if actor.said == "done" and not made:
+            if actor.said == "done" and actor.new(rules) not in committed:
                 return f"{actor.name} said done, and is not in the log"
-            if actor.said == "conflict" and made:
+            if actor.said == "conflict" and any(entry.actor == actor.name for entry in world.log):
                 return f"{actor.name} said conflict, and is in the log"
     return ""
 
@@ -369,6 +498,7 @@ APART = (Writer("a", (0,)), Writer("b", (1,)))
 BACK = Writer("k", (0, 1), back_to="x")
 FORWARD = Writer("f", (0, 1), back_to="y")
 BOTH = Writer("a", (0, 1))
+AGAIN = Rebuild("q", "look")
 OVERLAP = (Writer("a", (0, 1)), Writer("b", (1, 2)))
 
 
@@ -390,6 +520,12 @@ OVERLAP = (Writer("a", (0, 1)), Writer("b", (1, 2)))
         pytest.param(world(BACK, FORWARD, Vacuum(), faults=1), id="rollback, forward again and vacuum"),
         pytest.param(world(Reader(), BOTH, Vacuum(), faults=1), id="restore, driver and vacuum"),
         pytest.param(world(Reader(), BACK, Vacuum(), faults=1), id="restore, rollback and vacuum"),
+        pytest.param(world(*SAME, Rebuild(), faults=1), id="same and rebuild"),
+        pytest.param(world(Writer("a", (0,)), Rebuild(), AGAIN, faults=1), id="driver and two rebuilds"),
+        pytest.param(world(BACK, Vacuum(), Rebuild(), faults=1), id="rollback, vacuum and rebuild"),
+        pytest.param(world(BACK, BOTH, Rebuild(), faults=0), id="rollback, driver and rebuild"),
+        pytest.param(world(Reader(), BOTH, Rebuild(), faults=1), id="restore, driver and rebuild"),
+        pytest.param(world(BOTH, Vacuum(), Rebuild(), faults=1, lost={2}), id="driver with a gap, vacuum and rebuild"),
     ],
 )
 def test_no_bad_world_can_be_reached(first: World) -> None:
@@ -398,7 +534,17 @@ def test_no_bad_world_can_be_reached(first: World) -> None:
     assert n > 50, "a walk that goes nowhere"
 
 
-NEEDING = ((BACK, Vacuum()), (BACK,), (Reader(), BOTH), SAME, APART, (*SAME, Vacuum()))  # the small ones first
+NEEDING = (  # the small ones first
+    (BACK, Vacuum()),
+    (BACK,),
+    (Reader(), BOTH),
+    (Writer("a", (0,)), Rebuild()),
+    (Writer("b", (1,)), Rebuild()),
+    SAME,
+    APART,
+    (BACK, Vacuum(), Rebuild()),
+    (*SAME, Vacuum()),
+)
 
 
 @pytest.mark.parametrize(
@@ -417,6 +563,11 @@ NEEDING = ((BACK, Vacuum()), (BACK,), (Reader(), BOTH), SAME, APART, (*SAME, Vac
         ({Rule.COMMITTED}, "rebuild-state would take k for y"),
         ({Rule.ABOVE}, "rebuild-state would take y for k"),
         ({Rule.RANGES}, "are in no file"),
+        ({Rule.NOT_LOST}, "began anew"),
+        ({Rule.GOES_ON}, "began anew"),
+        ({Rule.LOCK}, "are gone"),
+        ({Rule.QUIET}, "moved partition"),
+        ({Rule.ON_TOP}, "rebuild-state would take a for x"),
     ],
 )
 def test_each_rule_is_needed(left_out: set[Rule], expected: str) -> None:
@@ -517,3 +668,27 @@ def test_the_product_takes_the_steps_of_the_model(tmp_path: Path, monkeypatch: p
         said = "conflict"
     assert (said == "conflict") == (case == "beaten")
     assert (*steps_taken.taken, said) in model_steps(Writer("b", (rival,)))
+
+
+@pytest.mark.parametrize("how", ["moved", "emptied"])
+def test_a_commit_where_the_tables_were_lost_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """As in `put`: else its folder would say that it was committed, and rebuild-state would take it unasked."""
+    writing.commit_wave(open_state(str(tmp_path)), [make_commit(0, 1, run_id(1))])
+    state, new = open_state(str(tmp_path)), make_commit(0, 2, run_id(2), run_id(1))
+    folder = tmp_path / new.checkpoint.own_folder
+    folder.mkdir(parents=True)
+    state.checkpoints()
+
+    def lose_tables() -> None:
+        if how == "moved":
+            (tmp_path / "state").rename(tmp_path / "moved")
+        else:
+            for path in (tmp_path / "state" / CHECKPOINTS / "_delta_log").iterdir():
+                path.unlink()
+
+    Steps(monkeypatch, before=[lose_tables])
+    with pytest.raises(ConflictError, match="expected version 0, which was there, or a later one, found no table"):
+        writing.commit_wave(state, [new])
+    assert list(folder.iterdir()) == []

@@ -10,7 +10,7 @@ import pytest
 
 from lastkey.jobs.errors import ManifestError
 from lastkey.jobs.store import manifests
-from lastkey.jobs.store.manifests import folder_of, from_json, to_json
+from lastkey.jobs.store.manifests import from_json, to_json
 from lastkey.jobs.store.rows import Commit, PartitionState, RunRow, Segment, to_arrow, to_checkpoints
 from lastkey.logformat import names
 from lastkey.udfs.storage import Root, open_root
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Root:
 
 
 def _write(store: Root, commit: Commit) -> Path:
-    folder = Path(store.full(folder_of(commit)))
+    folder = Path(store.full(commit.folder))
     folder.mkdir(parents=True)
     manifests.write_manifests(store, [commit])
     return folder / "manifest.json"
@@ -40,7 +40,7 @@ def test_what_is_read_is_what_was_written(store: Root) -> None:
     for commit in (_commit(), replace(_commit(), standing=None)):
         assert from_json(to_json(commit), "m") == commit
     _write(store, _commit())
-    assert manifests.read_manifest(store, folder_of(_commit())) == _commit()
+    assert manifests.read_manifest(store, _commit().folder) == _commit()
 
 
 def test_every_flipped_byte_and_every_cut_is_found() -> None:
@@ -86,7 +86,7 @@ def test_a_value_that_no_table_can_hold_is_a_problem_of_the_manifest(field: str,
         else:
             to_arrow(RunRow, [found.run])
             to_arrow(Segment, found.segments)
-            to_checkpoints([(found.checkpoint, found.segments, found.standing)])
+            to_checkpoints([found])
         changed.clear()
         changed.update(before)
 
@@ -104,7 +104,7 @@ def test_files_that_are_not_as_the_manifest_says(store: Root) -> None:
     commit = replace(commit, run=replace(commit.run, topic_id=None))
     path = _write(store, commit)
     said = {name: size for name, size, _ in manifests.other_files(store, commit)}
-    folder = folder_of(commit)
+    folder = commit.folder
     assert f"{folder}/manifest.json" not in said
     assert f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}" in said
     path.write_bytes(b"")

@@ -93,8 +93,8 @@ def test_commits_are_read_back(state):
     assert [row.base_offset for row in manifest_of(state, "t", 0, 1)] == [0, 10]
     assert manifest_of(state, "t", 0, 1) == sorted(first[0].segments, key=lambda row: row.base_offset)
     assert manifest_of(state, "t", 9) == []
-    assert [run.generation_after for run in state.history("t", 0)] == [2, 1]
-    assert state.history("t", 0)[0] == second.run
+    assert [run.generation_after for run in state.histories()["t", 0]] == [2, 1]
+    assert state.histories()["t", 0][0] == second.run
     assert state.histories(["other"]) == {}
     with pytest.raises(NoGenerationError, match="its folder has no manifest"):
         state.manifests({("t", 0): (3, "r3")})
@@ -108,7 +108,7 @@ def test_the_same_wave_again_changes_nothing(state):
     writing.commit_wave(state, wave)
     assert state.version() == version
     assert len(manifest_of(state, "t", 0)) == 2
-    assert [run.run_id for run in state.history("t", 0)] == ["r1"]
+    assert [run.run_id for run in state.histories()["t", 0]] == ["r1"]
 
 
 def test_what_is_current_needs_no_history(state, store):
@@ -123,14 +123,14 @@ def test_what_is_current_needs_no_history(state, store):
     assert checkpoints["t", 0] == second.checkpoint
     assert manifests["t", 0] == sorted(second.segments, key=lambda row: row.base_offset)
     assert again.states()["t", 0] == second.standing
-    assert again.history("t", 0) == []
+    assert again.histories()["t", 0] == []
 
 
 def test_a_generation_after_a_reset_keeps_the_one_before_in_its_history(state):
     anew = make_commit(0, 2, "r2", "r1")
     writing.commit_wave(state, [make_commit(0, 1, "r1")])
     writing.commit_wave(state, [dataclasses.replace(anew, run=dataclasses.replace(anew.run, anew=True))])
-    assert [(run.run_id, run.anew) for run in state.history("t", 0)] == [("r2", True), ("r1", False)]
+    assert [(run.run_id, run.anew) for run in state.histories()["t", 0]] == [("r2", True), ("r1", False)]
     assert state.histories().keys() == {("t", 0)}
 
 
@@ -140,7 +140,7 @@ def test_many_waves_leave_few_files_and_lose_no_row(state, store, monkeypatch):
     state.now_ms = lambda: 0  # when these runs began: none is old
     for generation in range(1, 11):
         writing.commit_wave(state, [numbered(generation)])
-    assert [run.generation_after for run in state.history("t", 0)] == list(range(10, 0, -1))
+    assert [run.generation_after for run in state.histories()["t", 0]] == list(range(10, 0, -1))
     assert [len(manifest_of(state, "t", 0, generation)) for generation in range(1, 11)] == [2] * 10
     for name in (CHECKPOINTS, SEGMENTS, RUNS):
         assert len(DeltaTable(store / "state" / name).file_uris()) <= 4
@@ -165,7 +165,7 @@ def test_a_wave_is_all_or_nothing_and_names_what_has_moved(state):
     with pytest.raises(ConflictError, match="no generation"):
         writing.commit_wave(state, [make_commit(7, 2, "r2", "r1")])
     assert state.version() == version
-    assert [run.run_id for run in state.history("t", 0)] == ["r1"]  # rows of runs that died belong to nobody
+    assert [run.run_id for run in state.histories()["t", 0]] == ["r1"]  # rows of runs that died belong to nobody
     assert len(manifest_of(state, "t", 0, 1)) == 2
 
 
@@ -176,7 +176,7 @@ def test_a_run_that_died_left_rows_under_the_same_number(state):
     writing.commit_wave(state, [make_commit(0, 2, "r2", "r1", segments=3)])
     writing.commit_wave(state, [make_commit(0, 3, "r3", "r2")])
     assert len(manifest_of(state, "t", 0, 2)) == 3
-    assert [run.run_id for run in state.history("t", 0)] == ["r3", "r2", "r1"]
+    assert [run.run_id for run in state.histories()["t", 0]] == ["r3", "r2", "r1"]
     assert [len(rows) for rows in state.segments_of([(("t", 0), 2, "dead")]).values()] == [5]
 
 
@@ -411,14 +411,14 @@ print(*won)
     won = [process.communicate(timeout=240)[0].split() for process in children]
     assert [process.returncode for process in children] == [0, 0]
     checkpoints, manifests = state.current()
-    assert {run.run_id for run in state.history("t", 0)} == {"r1", *won[0], *won[1]}
+    assert {run.run_id for run in state.histories()["t", 0]} == {"r1", *won[0], *won[1]}
     for partition, wins in ((0, won[0] + won[1]), (1, won[0]), (2, won[1])):
         assert checkpoints["t", partition].generation == 1 + len(wins)
-        assert len(state.history("t", partition)) == 1 + len(wins)
+        assert len(state.histories()["t", partition]) == 1 + len(wins)
         assert len(manifests["t", partition]) == 2
     assert len(won[0]) + len(won[1]) >= 12  # a conflict is another's commit
     for name, wins in enumerate(won, 1):
-        assert [run.run_id for run in reversed(state.history("t", name))] == ["r1", *wins]
+        assert [run.run_id for run in reversed(state.histories()["t", name])] == ["r1", *wins]
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
@@ -443,11 +443,11 @@ writing.commit_wave(state, [make_commit(0, 2, "killed", "r1", segments=7)])
     new = (when, nth) == ("after", 3)
     assert runs_of(state) == {0: "killed" if new else "r1"}
     assert len(manifest_of(state, "t", 0)) == (7 if new else 2)
-    assert [run.run_id for run in state.history("t", 0)] == (["killed", "r1"] if new else ["r1"])
+    assert [run.run_id for run in state.histories()["t", 0]] == (["killed", "r1"] if new else ["r1"])
     at = state.checkpoints()["t", 0]
     writing.commit_wave(state, [make_commit(0, at.generation + 1, "next", at.run_id, segments=3)])
     assert len(manifest_of(state, "t", 0)) == 3
-    assert [run.run_id for run in state.history("t", 0)] == (["next", "killed", "r1"] if new else ["next", "r1"])
+    assert [run.run_id for run in state.histories()["t", 0]] == (["next", "killed", "r1"] if new else ["next", "r1"])
 
 
 def test_the_lock_excludes_other_processes(store):

@@ -26,7 +26,7 @@ from lastkey.udfs.storage import Root
 from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, START_MS, Partition, build
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.folders import lay_out, plan_of
-from tests.builders.splits import compact_in_splits
+from tests.builders.splits import compact_in_blocks
 from tests.builders.trees import files_in
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import data_batch
@@ -131,7 +131,7 @@ def test_in_splits(part: Partition, tmp_path: Path, nth: int) -> None:
         faults(tmp_path, Fault("read", str(log), nth=nth, at=70, flip=(70, 0x01))),
         pytest.raises(LogFormatError) as found,
     ):
-        compact_in_splits(plan)
+        compact_in_blocks(plan)
     assert happened(tmp_path) == [1]
     assert (found.value.kind, found.value.path) == ("changed", f"t-0/{log.name}")
 
@@ -190,6 +190,6 @@ def test_a_file_that_is_copied_under_an_earlier_base_is_read_back(
         faults(tmp_path, Fault("read", str(copy), flip=(70, 0x01))),
         pytest.raises(LogFormatError) as found,
     ):
-        compact_in_splits(plan)
+        compact_in_blocks(plan)
     assert happened(tmp_path) == [1]
     assert (found.value.kind, found.value.path) == ("readback", f"{plan.folder}/{copy.name}")

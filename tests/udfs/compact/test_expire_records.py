@@ -11,7 +11,7 @@ import pytest
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.verdicts import NO_TIMESTAMP
 from tests.builders.folders import Archived, Outcome, archived_at, compact, golden_plan, lay_out, load, plan_of
-from tests.builders.splits import compact_in_blocks, compact_in_splits
+from tests.builders.splits import compact_by_rule, compact_in_blocks
 from tests.golden import Case, case_names
 from tests.reference.any_magic import decode_any
 from tests.reference.cleaner import Segment, Settings, cleanable_range
@@ -133,7 +133,7 @@ def test_compaction_first(name: str, cases: dict[str, Case], tmp_path: Path) -> 
         return
     oldest = all_times[len(all_times) // 2]
     outcomes = []
-    for folder, way in (("one", compact), ("blocks", compact_in_blocks), ("window", compact_in_splits)):
+    for folder, way in (("one", compact), ("blocks", compact_in_blocks), ("window", compact_by_rule)):
         done = way(replace(exact(plan, oldest, compacts=True), folder=folder))
         assert done.result.status == "cleaned", done.result.problem
         kept = [b for batches in batches_after(done) for b in batches]

@@ -59,35 +59,3 @@ def mark_last_offsets(
                 used += 1
             is_last[row] = slot < 0
     return used, 0
-
-
-@kernel
-def mark_survivors(
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    wanted: np.ndarray,
-    spans: np.ndarray,
-    survivors: np.ndarray,
-    start: int,
-    is_last: np.ndarray,
-) -> int:
-    """Mark the records whose offsets are among the survivors of a Spark window; first to last.
-
-    survivors: int64[], ascending; from row `start` on, those at or above the first offset of these batches. is_last:
-    bool[len(spans)], written. Marks records without key, and control records. Returns the first row of `survivors` that
-    it did not pass.
-    """
-    at = start
-    for i in range(batches.shape[0]):
-        if not wanted[i]:
-            continue
-        first = bodies[i].first_span
-        control = batches[i].attributes & CONTROL_MASK != 0
-        base = bodies[i].base_offset
-        for row in range(first, first + bodies[i].n_records):
-            span = spans[row]
-            offset = base + span.offset_delta
-            while at < survivors.shape[0] and survivors[at] < offset:
-                at += 1
-            is_last[row] = control or span.null_key or (at < survivors.shape[0] and survivors[at] == offset)
-    return at

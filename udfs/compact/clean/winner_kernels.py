@@ -102,35 +102,38 @@ def enter_winners(
     versions: np.ndarray,
     table: np.ndarray,
     used: int,
-    start: int,
+    wins: np.ndarray,
+    left: int,
 ) -> tuple[int, int]:
-    """Compare the records of a run with the winners of their keys so far, and enter those that win.
+    """Compare the records of a run, from last to first, with the winners of their keys so far, and enter those that
+    win.
 
     batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans: SPAN[]; versions: int64[len(spans)]; table: WINNER[2^k],
-    (0, 0) is free; used: its entries; start: first row of `spans` to enter. Skips records without key, and control
-    records. Stops before a key that has no room: the table is full at two thirds. Returns (entries now used, row where
-    it stopped; len(spans) at the end).
+    (0, 0) is free; used: its entries; wins: bool[len(spans)], written: whether a record was entered; left: rows of
+    `spans` yet to enter. Skips records without key, and control records. Stops before a key that has no room: the table
+    is full at two thirds. Returns (entries now used, rows that are left).
     """
     most = table.shape[0] * 2 // 3
     mask = np.uint64(table.shape[0] - 1)
     zero = np.uint64(0)
-    for i in range(batches.shape[0]):
-        if not wanted[i] or batches[i].attributes & CONTROL_MASK != 0:
+    for i in range(batches.shape[0] - 1, -1, -1):
+        if not wanted[i]:
             continue
         first = bodies[i].first_span
-        stop = first + bodies[i].n_records
+        control = batches[i].attributes & CONTROL_MASK != 0
         base = bodies[i].base_offset
-        for row in range(max(first, start), stop):
-            prefetch(table, np.int64(spans[min(row + AHEAD, stop - 1)].key_low & mask))
+        for row in range(min(first + bodies[i].n_records, left) - 1, first - 1, -1):
+            prefetch(table, np.int64(spans[max(row - AHEAD, 0)].key_low & mask))
             span = spans[row]
-            if span.null_key:
+            wins[row] = False
+            if control or span.null_key:
                 continue
             low, high = entry_of(span)
             offset = base + span.offset_delta
             slot = probe(table, zero, mask, low, high)
             if slot < 0:
                 if used >= most:
-                    return used, row
+                    return used, row + 1
                 slot = ~slot
                 table[slot].low = low
                 table[slot].high = high
@@ -141,7 +144,8 @@ def enter_winners(
                     continue
             table[slot].version = versions[row]
             table[slot].offset = offset
-    return used, spans.shape[0]
+            wins[row] = True
+    return used, 0
 
 
 @kernel

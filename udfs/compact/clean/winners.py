@@ -6,8 +6,6 @@ strategy reads the cleanable range twice, and the table takes 32 bytes a key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import numpy as np
 
 from lastkey.logformat.batches.bodies import BodyLoader, Run
@@ -22,11 +20,10 @@ from lastkey.udfs.compact.clean.winner_kernels import (
     versions_by_header,
     versions_by_time,
 )
-from lastkey.udfs.compact.cleaner import Rules, key_candidates
+from lastkey.udfs.compact.cleaner import key_candidates
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis
 from lastkey.udfs.compact.scan.read_again import CHANGED_HINT, chunk_at
-from lastkey.udfs.compact.scan.scan_segment import ScannedChunk, SegmentScan
 from lastkey.udfs.problem import Problem, SetAside
 
 
@@ -42,17 +39,19 @@ class Winners:
         self.slots = np.zeros(1 << 15, WINNER)
         self.used = 0
 
-    def enter(self, run: Run, versions: np.ndarray, start: int = 0) -> int:
-        """Enter records of a run from row `start` on. Returns the row where it stopped: len(run.spans), unless the
-        table is full and may not grow.
+    def enter(self, run: Run, versions: np.ndarray, wins: np.ndarray, left: int) -> int:
+        """Enter the first `left` records of a run, from last to first, and mark in `wins` those that win so far
+        (`enter_winners`).
+
+        Returns how many records are left: 0, unless the table is full and may not grow. Then clear() makes room.
         """
-        while start < len(run.spans):
-            self.used, start = enter_winners(
-                run.batches, run.bodies, run.wanted, run.spans, versions, self.slots, self.used, start
+        while left:
+            self.used, left = enter_winners(
+                run.batches, run.bodies, run.wanted, run.spans, versions, self.slots, self.used, wins, left
             )
-            if start < len(run.spans) and not self._grow():
+            if left and not self._grow():
                 break
-        return start
+        return left
 
     def mark(self, run: Run, is_last: np.ndarray) -> None:
         """Mark the records of a run that win, in is_last: bool[len(run.spans)]. Raises LogFormatError kind "changed"
@@ -67,12 +66,6 @@ class Winners:
                 "another key",
                 hint=CHANGED_HINT,
             )
-
-    def held(self) -> np.ndarray:
-        """Return the winners so far: WINNER[used]."""
-        taken = (self.slots["low"] != 0) | (self.slots["high"] != 0)
-        found: np.ndarray = self.slots[taken]
-        return found
 
     def _grow(self) -> bool:
         larger = grown(self.slots, self.max_bytes)
@@ -106,11 +99,18 @@ def find_winners(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -
     highest = NO_VERSION
     for numbers in analysis.groups:
         for source in (analysis.sources[number] for number in numbers):
-            for run in runs_of(source, source.chunks, analysis.rules, loader, buffer):
-                versions = versions_of(run, plan)
-                if table.enter(run, versions) < len(run.spans):
-                    raise TooManyKeys
-                highest = max(highest, int(versions.max(initial=NO_VERSION)))
+            with source.open_log() as file:
+                for scanned in source.chunks:
+                    chunk = chunk_at(file, source.path, scanned, buffer)
+                    wanted = key_candidates(chunk.batches, analysis.rules)
+                    for run in loader.runs(
+                        chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=False,
+                        before=chunk.before,
+                    ):  # fmt: skip
+                        versions = versions_of(run, plan)
+                        if table.enter(run, versions, np.empty(len(versions), np.bool_), len(versions)):
+                            raise TooManyKeys
+                        highest = max(highest, int(versions.max(initial=NO_VERSION)))
     check_versions(plan, highest, bool(table.used))
     return table
 
@@ -129,16 +129,3 @@ def check_versions(plan: PartitionPlan, highest: int, any_keys: bool) -> None:
                 hint="compaction.strategy.header names it: without one, offsets alone would decide",
             )
         )
-
-
-def runs_of(
-    source: SegmentScan, chunks: Sequence[ScannedChunk], rules: Rules, loader: BodyLoader, buffer: ChunkBuffer
-) -> Iterator[Run]:
-    """Yield runs of some chunks of a source, first to last, of batches whose records may be the last of their key."""
-    with source.open_log() as file:
-        for scanned in chunks:
-            chunk = chunk_at(file, source.path, scanned, buffer)
-            wanted = key_candidates(chunk.batches, rules)
-            yield from loader.runs(
-                chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=False, before=chunk.before
-            )

@@ -1,8 +1,9 @@
 """Kernels of the way over several tasks: they collect hashes on a walk, sort them by bucket, settle them, and bring the
 result back to the records.
 
-An entry is the key hash of a record that leaves its split, as two halves u8[2]: never (0, 0), as in the key table. The
-order of the walk is from the last record to the first.
+An entry is the key hash of a record that leaves its split, as two halves u8[2]: never (0, 0), as in the key table. By
+`compaction.strategy` the record's version is the third column. The order of the walk is from the last record to the
+first.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def collect_leaving(
     batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n], of batches without control records; spans: SPAN[]; is_last:
     bool[len(spans)]; bucket_shift: the bucket is key_high >> this. Written: leaves: bool[len(spans)], for each record
     whether it leaves; plain: bool[wanted batches], whether a batch has magic 2, no tombstone and no record without key,
-    and no record's time matters (oldest_ms < 0); entries: u8[m, 2] and buckets: u1[m], with room for every record.
+    and no record's time matters (oldest_ms < 0); entries: u8[m, 2 or 3], the halves alone, and buckets: u1[m], with
+    room for every record.
     Returns (number of entries, number of those of dirty records, which come first, number of batches).
     """
     n = 0
@@ -71,14 +73,17 @@ def collect_leaving(
 
 @kernel
 def sort_by_bucket(entries: np.ndarray, buckets: np.ndarray, starts: np.ndarray, out: np.ndarray) -> None:
-    """Sort entries (u8[n, 2]) by bucket (u1[n]) into `out`; each bucket keeps its order. starts: int64[buckets], used
-    up.
+    """Sort entries (u8[n, 2 or 3]) by bucket (u1[n]) into `out`; each bucket keeps its order. starts: int64[buckets],
+    used up.
     """
+    with_version = entries.shape[1] > 2
     for i in range(entries.shape[0]):
         at = starts[buckets[i]]
         starts[buckets[i]] = at + 1
         out[at, 0] = entries[i, 0]
         out[at, 1] = entries[i, 1]
+        if with_version:
+            out[at, 2] = entries[i, 2]
 
 
 @kernel
@@ -124,6 +129,46 @@ def settle_cells(
                 table[~slot].high = entries[i, 1]
                 used[bucket] += 1
             stays[i] = slot < 0
+
+
+@kernel
+def settle_versions(
+    entries: np.ndarray,
+    counts: np.ndarray,
+    number: int,
+    table: np.ndarray,
+    starts: np.ndarray,
+    masks: np.ndarray,
+    used: np.ndarray,
+    stays: np.ndarray,
+) -> None:
+    """Mark the entries (u8[n, 3]) that have the highest version of their key so far, of equal ones the first that was
+    met, and enter them. A second pass over the same entries changes nothing, and so it marks one entry of each key.
+
+    number: of the first entry, among all of a pass; table: WINNER[], whose offsets are such numbers; the others: see
+    `settle_cells`.
+    """
+    end = 0
+    for bucket in range(counts.shape[0]):
+        begin = end
+        end = begin + counts[bucket]
+        start = np.uint64(starts[bucket])
+        mask = np.uint64(masks[bucket])
+        for i in range(begin, end):
+            prefetch(table, np.int64(start + (entries[min(i + AHEAD, end - 1), 0] & mask)))
+            slot = probe(table, start, mask, entries[i, 0], entries[i, 1])
+            version = np.int64(entries[i, 2])
+            if slot < 0:
+                slot = ~slot
+                table[slot].low = entries[i, 0]
+                table[slot].high = entries[i, 1]
+                used[bucket] += 1
+            elif version <= table[slot].version:
+                stays[i] = table[slot].offset == number + i
+                continue
+            table[slot].version = version
+            table[slot].offset = number + i
+            stays[i] = True
 
 
 @kernel

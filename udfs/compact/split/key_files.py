@@ -1,14 +1,17 @@
 """Files of one run, through which the tasks of a partition exchange key hashes and bits: written once, read in slices.
 
 They lie in the store beside the generation's folder, because executors share nothing else, and are deleted when the
-partition is done; so are the folders in which new segments wait. `vacuum` deletes those of a killed run. A reader
-checks each slice against the CRC-32C of the bytes that were written: a bit lost here would be a lost record.
+partition is done; so are the folders in which new segments wait. `vacuum` deletes those of a killed run. A dry run has
+them in a temporary folder. A reader checks each slice against the CRC-32C of the bytes that were written: a bit lost
+here would be a lost record.
 """
 
 from __future__ import annotations
 
 import secrets
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final
@@ -87,6 +90,16 @@ def check(part: Slice, found: int) -> None:
             f"{part.size} bytes with CRC-32C {part.checksum:#010x}, as they were written",
             f"{found:#010x}",
         )
+
+
+@contextmanager
+def store_of_keys(plan: PartitionPlan) -> Iterator[PartitionPlan]:
+    """Yield the plan; of a dry run, with a temporary folder in place of the store."""
+    if not plan.dry_run:
+        yield plan
+        return
+    with tempfile.TemporaryDirectory(prefix="lastkey-keys-") as folder:
+        yield replace(plan, store_uri=folder)
 
 
 def key_folder(plan: PartitionPlan) -> str:

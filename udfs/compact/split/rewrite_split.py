@@ -126,8 +126,9 @@ def _write_piece(
         for piece, data in cleaned:
             digest = (digest + piece.digest) & (2**64 - 1)
             rows.append(piece.rows)
-            file.append(data)
-            checksum = crc32c_extend(checksum, data)
+            if not plan.dry_run:
+                file.append(data)
+                checksum = crc32c_extend(checksum, data)
         whole = Slice(file.path, 0, file.size, checksum)
         return GroupPiece(number, whole, file.write(np.concatenate(rows)), digest)
 
@@ -140,27 +141,33 @@ def join_pieces(
     output = _Output(plan, group)
     for piece in pieces:
         rows = read_slice(root, piece.rows).view(OUT_BATCH)
+        if len(rows):
+            output.append(rows, np.empty(0, np.uint8))
         checksum = 0
         with opened(root, piece.data.path) as file:
             for start in range(0, piece.data.size, _COPY_BYTES):
                 part = np.empty(min(_COPY_BYTES, piece.data.size - start), np.uint8)
                 read_exactly(file, piece.data.path, start, part)
                 checksum = crc32c_extend(checksum, part)
-                output.append(rows if not start else rows[:0], part)
+                output.append(rows[:0], part)
         check(piece.data, checksum)
     return JoinedGroup(number, output.finish(kept_aborts, sum(piece.digest for piece in pieces) & (2**64 - 1)))
 
 
 class _Output:
-    """A segment in a folder of its own, created when its first batch comes; a group without survivors leaves no
-    file.
+    """A segment in a folder of its own, created when its first batch comes; a group without survivors, or of a dry run,
+    leaves no file.
     """
 
     def __init__(self, plan: PartitionPlan, group: Group) -> None:
         self._plan, self._group = in_own_folder(plan), group
         self._made: SegmentOutput | None = None
+        self._rows = [np.empty(0, OUT_BATCH)]  # of a dry run
 
     def append(self, rows: np.ndarray, data: np.ndarray) -> None:
+        if self._plan.dry_run:
+            self._rows.append(rows)
+            return
         if self._made is None:
             plan = self._plan
             self._made = SegmentOutput(make_folder(plan), plan.folder, self._group.base_offset, plan.settings)
@@ -168,6 +175,6 @@ class _Output:
 
     def finish(self, kept_aborts: np.ndarray, digest: int) -> OutputSegment:
         if self._made is None:
-            return manifest_row(self._group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0))
+            return manifest_row(self._group, "", np.concatenate(self._rows), 0, (0, 0, 0))
         plan, output = self._plan, self._made
         return finish_segment(plan, kept_aborts, output.root, output, self._group, digest, chunk_buffer(plan))

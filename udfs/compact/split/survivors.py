@@ -111,7 +111,7 @@ def _packed(bits: int) -> int:
 def _stays(root: Root, split: WalkedSplit, settled: Sequence[SettledBuckets]) -> np.ndarray:
     """Return bool[n_entries] in the order of the log: whether each record that left its split stays."""
     buckets = read_slice(root, split.buckets)
-    packed = [(s.buckets, read_slice(root, s.bits[split.number])) for s in settled]
+    packed = [(s.buckets, read_slice(root, s.bits[split.number])) for s in settled if split.blocks]
     at = [0] * len(packed)
     stays = np.empty(split.n_entries, np.bool_)
     start = 0

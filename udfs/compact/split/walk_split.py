@@ -2,11 +2,12 @@
 
 A record leaves its split if no later record of its key lies in it. The walk writes one file:
   blocks   of about a million key hashes, 16 bytes each, sorted by bucket and within it in the order of the walk; a
-           bucket's hashes in a block are a cell
+           bucket's hashes in a block are a cell. By `compaction.strategy` each hash has its record's version behind it
   marks    a bit a record: whether it leaves; a bit a batch: whether it is plain (`collect_leaving`); both in the
            order of the log, packed chunk by chunk
   buckets  a byte for each record that leaves, in the order of the walk
-If the table would outgrow the task's memory, it is emptied, and a key may leave twice: the first one met counts.
+By `compaction.strategy`, one leaves unless a later record of its key has a version as high. If the table would outgrow
+the task's memory, it is emptied, and a key may leave twice: the first one met counts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import numpy as np
 from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.key_table import KeyTable
+from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
+from lastkey.udfs.compact.clean.winners import Winners, versions_of
 from lastkey.udfs.compact.cleaner import Rules, key_candidates
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.read_again import chunk_at
@@ -28,7 +31,6 @@ from lastkey.udfs.compact.split.block_kernels import checksum_cells, collect_lea
 from lastkey.udfs.compact.split.key_files import KeyFile, Slice
 from lastkey.udfs.compact.split.splits import Split
 
-ENTRY_BYTES: Final = 16
 MAX_BUCKETS: Final = 256  # a bucket is a byte
 _BLOCK: Final = 1 << 20  # entries
 _A_BUCKET: Final = 1 << 17  # records in a bucket, so that its table stays in the processor's cache
@@ -43,6 +45,12 @@ class Block:
     counts: np.ndarray  # int64[buckets]: entries
     dirty: np.ndarray  # int64[buckets]: how many of them, the first ones, are of dirty records
     checksums: np.ndarray  # uint32[buckets]: CRC-32C of each cell
+    columns: int = 2  # u8 numbers of an entry: a hash's halves, and a version if there are versions
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of an entry."""
+        return 8 * self.columns
 
 
 # A chunk as it was walked: the numbers of records and batches that can be the last of a key, and of records that leave;
@@ -60,6 +68,7 @@ class WalkedSplit:
     plain: Slice
     buckets: Slice
     chunks: np.ndarray  # WALKED_CHUNK[m], in the order of the log
+    highest: int = NO_VERSION  # version of a record
     peak_memory_bytes: int = 0
 
     @property
@@ -83,6 +92,7 @@ class _Collected:
     waiting: list[tuple[np.ndarray, np.ndarray, int]] = field(default_factory=list)  # entries, buckets, dirty ones
     n_waiting: int = 0
     n_entries: int = 0
+    highest: int = NO_VERSION
 
 
 def walk_split(
@@ -100,7 +110,9 @@ def walk_split(
     """
     buffer = chunk_buffer(plan)
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
-    table = KeyTable(plan.limits.task_memory_bytes // 2)
+    by_offset, table_bytes = plan.settings.by_offset, plan.limits.task_memory_bytes // 2
+    table: KeyTable | Winners = KeyTable(table_bytes) if by_offset else Winners(table_bytes)
+    first_dirty_offset = first_dirty_offset if by_offset else 0  # all versions compete
     out, blocks, walked = _Collected(), [], []
     leaves, plain = [np.empty(0, np.uint8)], [np.empty(0, np.uint8)]  # packed, by chunk
     with KeyFile(plan, name) as key_file:
@@ -113,7 +125,7 @@ def walk_split(
                         chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True,
                         before=chunk.before,
                     ):  # fmt: skip
-                        _collect(out, run, table, first_dirty_offset, rules.oldest_ms, n_buckets)
+                        _collect(out, run, table, plan, first_dirty_offset, rules.oldest_ms, n_buckets)
                         if out.n_waiting >= _BLOCK:
                             blocks.append(_write_block(key_file, out, n_buckets))
                     entries, digest = out.n_entries - entries, digest_of(chunk.batches)
@@ -128,6 +140,7 @@ def walk_split(
             plain=key_file.write(np.concatenate(plain[::-1])),
             buckets=key_file.write(buckets),
             chunks=np.array(walked[::-1], WALKED_CHUNK),
+            highest=out.highest,
         )
 
 
@@ -146,19 +159,33 @@ def _pack(of_runs: list[np.ndarray], packed: list[np.ndarray]) -> int:
 
 
 def _collect(
-    out: _Collected, run: Run, table: KeyTable, first_dirty_offset: int, oldest_ms: int, n_buckets: int
+    out: _Collected,
+    run: Run,
+    table: KeyTable | Winners,
+    plan: PartitionPlan,
+    first_dirty_offset: int,
+    oldest_ms: int,
+    n_buckets: int,
 ) -> None:
-    n = len(run.spans)
+    left = n = len(run.spans)
     is_last = np.empty(n, np.bool_)
-    left = n
-    while left := table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, left):
-        table.clear()
     leaves, plain = np.empty(n, np.bool_), np.empty(int(run.wanted.sum()), np.bool_)
-    entries, buckets = np.empty((n, 2), np.uint64), np.empty(n, np.uint8)
+    buckets = np.empty(n, np.uint8)
+    if isinstance(table, KeyTable):
+        entries = np.empty((n, 2), np.uint64)
+        while left := table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, left):
+            table.clear()
+    else:
+        entries, versions = np.empty((n, 3), np.uint64), versions_of(run, plan)
+        while left := table.enter(run, versions, is_last, left):
+            table.clear()
     found, dirty, _ = collect_leaving(
         run.batches, run.bodies, run.wanted, run.spans, is_last, first_dirty_offset, oldest_ms,
         64 - n_buckets.bit_length() + 1, leaves, plain, entries, buckets,
     )  # fmt: skip
+    if isinstance(table, Winners):
+        entries[:found, 2] = versions[::-1][leaves].view(np.uint64)
+        out.highest = max(out.highest, int(versions.max(initial=NO_VERSION)))
     out.leaves.append(leaves)
     out.plain.append(plain)
     out.buckets.append(buckets[:found].copy())
@@ -175,9 +202,10 @@ def _write_block(key_file: KeyFile, out: _Collected, n_buckets: int) -> Block:
     counts = np.bincount(buckets, minlength=n_buckets)
     by_bucket = np.empty_like(entries)
     sort_by_bucket(entries, buckets, np.cumsum(counts) - counts, by_bucket)
-    checksums = np.empty(n_buckets, np.uint32)
-    checksum_cells(by_bucket.reshape(-1).view(np.uint8), counts * ENTRY_BYTES, checksums)
+    checksums, columns = np.empty(n_buckets, np.uint32), entries.shape[1]
+    checksum_cells(by_bucket.reshape(-1).view(np.uint8), counts * columns * 8, checksums)
     written = key_file.write(by_bucket)
     out.waiting.clear()
     out.n_waiting = 0
-    return Block(written.path, written.position, counts, np.bincount(dirty, minlength=n_buckets), checksums)
+    n_dirty = np.bincount(dirty, minlength=n_buckets)
+    return Block(written.path, written.position, counts, n_dirty, checksums, columns)

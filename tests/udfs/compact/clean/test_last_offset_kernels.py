@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from lastkey.logformat.batches.span_kernels import BODY, SPAN
 from lastkey.logformat.layout import BATCH, CONTROL_MASK
 from lastkey.udfs.compact.clean.key_table import KeyTable
-from lastkey.udfs.compact.clean.last_offset_kernels import mark_survivors
 from lastkey.udfs.compact.clean.slot_kernels import SLOT
 
 
@@ -100,20 +99,6 @@ def test_the_table_goes_on_where_the_run_before_ended(drawn: Drawn, cut: int) ->
     marks = rows_of(tail).mark(0, table)
     marks = rows_of(head).mark(0, table) + marks
     assert marks == expected_marks(drawn, 0)
-
-
-@pytest.mark.long
-@settings(max_examples=100, deadline=None)
-@given(DRAWN, st.sets(st.integers(0, 80)))
-def test_survivors_are_marked_by_their_offsets(drawn: Drawn, surviving: set[int]) -> None:
-    rows = rows_of(drawn)
-    marks = np.zeros(len(rows.spans), np.bool_)
-    offsets = np.array(sorted(surviving), np.int64)
-    at = mark_survivors(rows.batches, rows.bodies, rows.wanted, rows.spans, offsets, 0, marks)
-    free = [control or key is None for keys, control, wanted in drawn if wanted for key in keys]
-    assert marks.tolist() == [f or o in surviving for f, o in zip(free, rows.offsets, strict=True)]
-    assert 0 <= at <= len(offsets)
-    assert not rows.offsets or all(o < rows.offsets[-1] for o in offsets[:at].tolist())
 
 
 def test_a_hash_of_zero_is_a_key() -> None:

@@ -12,7 +12,7 @@ import pytest
 from lastkey.udfs.compact.plan import Limits, PartitionPlan, Strategy
 from lastkey.udfs.problem import SetAside
 from tests.builders.folders import Archived, Outcome, compact, lay_out, plan_of
-from tests.builders.splits import compact_in_splits
+from tests.builders.splits import compact_by_rule, compact_in_blocks
 from tests.builders.versions import NAME, NOW_MS, batch, drawn, long, twin, version_of
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import Record
@@ -35,7 +35,7 @@ def kept(done: Outcome) -> list[Record]:
     return [r for s in done.segments()[:-1] for b in s.batches if not b.control for r in b.records]
 
 
-WAYS: list[Callable[[PartitionPlan], Outcome]] = [compact, compact_in_splits]
+WAYS: list[Callable[[PartitionPlan], Outcome]] = [compact, compact_in_blocks, compact_by_rule]
 
 
 @pytest.mark.parametrize("strategy", ["timestamp", "header"])
@@ -49,15 +49,15 @@ def test_drawn_logs(seed: int, strategy: Strategy, tmp_path: Path) -> None:
         done = compact(by(plan_for(archived, tmp_path), strategy))
         assert done.result.problem is not None and done.result.problem.kind == "version"
         with pytest.raises(SetAside, match="eight bytes"):
-            compact_in_splits(by(plan_for(archived, tmp_path), strategy))
+            compact_in_blocks(by(plan_for(archived, tmp_path), strategy))
         return
     plan = by(plan_for(archived, tmp_path), strategy)
     outcomes = [way(replace(plan, folder=way.__name__)) for way in WAYS]
     held = {r.offset: r for r in records}
     for done in outcomes:
         assert kept(done) == [held[offset] for offset in expected]  # unchanged, in the order of offsets
-    assert outcomes[0].files() == outcomes[1].files()
-    assert outcomes[0].result.counters == outcomes[1].result.counters
+        assert outcomes[0].files() == done.files()
+        assert outcomes[0].result.counters == done.result.counters
     again = done.as_archive(tmp_path / "again", snapshots=True)
     assert kept(compact(by(plan_for(again, tmp_path / "b"), strategy))) == kept(done)
 
@@ -106,7 +106,7 @@ def test_more_keys_than_a_task_holds_are_taken_by_several(tmp_path: Path) -> Non
     archived = log(tmp_path / "archive", *([records] * 2))
     plan = by(plan_for(archived, tmp_path), "timestamp")
     assert compact(replace(plan, limits=Limits(task_memory_bytes=1 << 21))).result.status == "too_large"
-    whole, split = compact(plan), compact_in_splits(replace(plan, folder="s", limits=Limits(task_memory_bytes=1 << 22)))
+    whole, split = compact(plan), compact_in_blocks(replace(plan, folder="s", limits=Limits(task_memory_bytes=1 << 22)))
     assert whole.files() == split.files()
 
 
@@ -120,13 +120,13 @@ def test_a_record_below_the_log_start_takes_no_other_with_it(way: Callable[..., 
 
 
 def test_a_header_of_records_without_key_is_none_of_the_keys(tmp_path: Path) -> None:
-    """COMPACTION.md says so, and the window does the same."""
+    """COMPACTION.md says so, and several tasks do the same."""
     archived = log(
         tmp_path / "archive", [(1, None, b"n", ((NAME.encode(), long(1)),)), (1, b"k", b"v", ()), (1, b"k", b"w", ())]
     )
     plan = by(plan_for(archived, tmp_path), "header")
     with pytest.raises(SetAside, match="eight bytes"):
-        compact_in_splits(replace(plan, folder="s"))
+        compact_in_blocks(replace(plan, folder="s"))
     done = compact(plan)
     assert done.result.problem is not None
     assert done.result.problem.kind == "version"

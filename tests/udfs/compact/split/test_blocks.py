@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
 
@@ -26,10 +27,11 @@ from lastkey.udfs.compact.scan.scan_partition import scan_all, scan_identity
 from lastkey.udfs.compact.split import rewrite_split as rewriting
 from lastkey.udfs.compact.split import walk_split as walking
 from lastkey.udfs.compact.split.key_files import KeyFile, key_folder, read_slice
-from lastkey.udfs.compact.split.settle import settle, share_out, slots_for
+from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, settle, share_out, slots_for
 from lastkey.udfs.compact.split.splits import Split, make_splits, number_of_splits
 from lastkey.udfs.compact.split.survivors import Survivors
 from lastkey.udfs.compact.split.walk_split import WalkedSplit, buckets_for, walk_split
+from lastkey.udfs.compact.split.window_rows import rows_of, write_bits
 from lastkey.udfs.problem import SetAside
 from lastkey.udfs.storage import open_root, read_file
 from tests.builders.folders import Outcome, archived_at, compact, lay_out, plan_of
@@ -366,6 +368,22 @@ def test_survivors_come_in_the_order_of_the_log(tmp_path: Path) -> None:
     survivors = Survivors(open_root(plan.store_uri), walks[0], settled, "t-0")
     survivors._next_chunk()
     assert np.flatnonzero(survivors._survives).tolist() == [5, 9, 11]
+
+
+def test_answers_that_the_window_loses_are_noticed(tmp_path: Path) -> None:
+    plan = plan_for(tmp_path, log_of("abca", "bcab"))
+    analysis, splits = analysed(plan)
+    walks = walked(plan, analysis, splits)
+    rows = [row for walk in walks for batch in rows_of(plan, walks, walk.number) for row in batch.to_pylist()]
+    assert sorted(row["place"] for row in rows) == list(range(6))
+    answers = [{"split": row["split"], "place": row["place"], "stays": True} for row in rows]
+    bits = write_bits(plan, walks, [pa.RecordBatch.from_pylist(answers)], "all")
+    assert sorted(bits) == [0, 1]
+    with pytest.raises(ValueError, match="split 1: 1 of 3 keys without an answer"):
+        write_bits(plan, walks, [pa.RecordBatch.from_pylist(answers[:-1])], "less")
+    lost = SettledBuckets(Buckets(0, 4), {0: bits[0]})
+    with pytest.raises(KeyError):
+        Survivors(open_root(plan.store_uri), walks[1], [lost], "t-0")
 
 
 def _wrapper(first: int, n: int) -> bytes:

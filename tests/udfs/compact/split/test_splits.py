@@ -17,7 +17,7 @@ from lastkey.udfs.compact.plan import PartitionPlan
 from tests.builders.drawn import Drawn, logs
 from tests.builders.folders import Outcome, archived_at, compact, golden_plan, lay_out, plan_of
 from tests.builders.limits import within
-from tests.builders.splits import compact_in_blocks, compact_in_splits
+from tests.builders.splits import compact_by_rule, compact_in_blocks
 from tests.golden import case_names, golden
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import NONE, ZSTD, data_batch
@@ -38,9 +38,9 @@ def assert_same(one: Outcome, several: Outcome) -> None:
     assert f"{folder}.9999999999999999999" not in left
 
 
-def assert_same_all_ways(plan: PartitionPlan, part: int = 3, seed: int | str = 0) -> Outcome:
-    """Compact in one task, by a window over segments, by blocks in as many splits as possible, and in chunks of a batch
-    or two; assert that all agree.
+def assert_same_all_ways(plan: PartitionPlan, seed: int | str = 0) -> Outcome:
+    """Compact in one task, by the window's rule, by blocks in as many splits as possible, and in chunks of a batch or
+    two; assert that all agree.
 
     A chunk costs a millisecond, a split several. So a large log has a hundred chunks, cut between any two of them;
     blocks are cut at thirty drawn places. A small log has a chunk for each batch, and is cut at every one.
@@ -48,11 +48,11 @@ def assert_same_all_ways(plan: PartitionPlan, part: int = 3, seed: int | str = 0
     one = compact(plan)
     if one.result.status != "cleaned":
         return one
-    assert_same(one, compact_in_splits(replace(plan, folder="window"), part=part))
+    assert_same(one, compact_by_rule(replace(plan, folder="window")))
     assert_same(one, compact_in_blocks(replace(plan, folder="blocks")))
     size = sum(s.listed.size for s in plan.segments)
     small = replace(plan.limits, chunk_bytes=max(size // 100, 1))
-    assert_same(one, compact_in_splits(replace(plan, folder="batches", limits=small), part=part))
+    assert_same(one, compact_by_rule(replace(plan, folder="batches", limits=small)))
     rng, plus = random.Random(seed), replace(small, chunk_bytes=small.chunk_bytes + 300)
     for _ in range(2):
         assert_same(
@@ -76,7 +76,7 @@ def test_golden_partitions(name: str, tmp_path: Path, tmp_path_factory: pytest.T
     case = golden(tmp_path_factory)[name]
     for partition in case.partitions:
         plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path / partition)
-        assert assert_same_all_ways(plan, part=1000, seed=partition).result.status == "cleaned"
+        assert assert_same_all_ways(plan, seed=partition).result.status == "cleaned"
 
 
 @pytest.mark.long
@@ -119,7 +119,7 @@ def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_p
     tight = replace(plan, folder="tight", limits=replace(plan.limits, task_memory_bytes=4 << 20))
     refused = compact(tight)
     assert refused.result.status == "too_large"
-    several = compact_in_splits(replace(tight, folder="several"), split_bytes=1 << 30, part=10_000)
+    several = compact_by_rule(replace(tight, folder="several"), split_bytes=1 << 30)
     assert several.files() == expected.files()
     newest = {r.key: r for s in segments for b in s.batches for r in b.records}
     assert expected.result.counters["records_kept"] == len(newest)
@@ -144,7 +144,7 @@ def test_one_batch_of_more_records_than_the_table_holds_keys(tmp_path: Path, cod
     tight = replace(plan, folder="tight", limits=replace(plan.limits, task_memory_bytes=2 << 20))  # 43,690 keys
     with within(60):
         one = compact(tight)
-        several = compact_in_splits(replace(tight, folder="several"), split_bytes=1 << 30, part=10_000)
+        several = compact_by_rule(replace(tight, folder="several"), split_bytes=1 << 30)
     assert one.result.status == ("too_large" if n_keys > 43_690 else "cleaned")
     assert several.files() == expected.files()
 

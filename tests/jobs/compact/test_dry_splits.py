@@ -1,0 +1,41 @@
+"""A dry run whose keys do not fit one task goes through splits in turn: it says the same, and leaves no file."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lastkey.jobs.command.progress import Counted, Silent
+from lastkey.jobs.compact.splits import compact_in_splits
+from lastkey.jobs.spark.workers import InTurn
+from lastkey.udfs.compact.plan import PartitionResult
+from tests.builders.folders import archived_at, compact, golden_plan
+from tests.golden import Case
+
+
+@pytest.mark.parametrize("name", ["few-keys", "txn-none", "none-tomb", "zstd-headers"])
+@pytest.mark.parametrize("strategy", ["offset", "timestamp"])
+def test_it_says_what_one_task_says(
+    name: str, strategy: str, cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, temporary = cases[name], tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    partition = case.partitions[0]
+    plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path / "store")
+    by = replace(plan.settings, compaction_strategy=strategy)
+    plan = replace(plan, dry_run=True, settings=by, limits=replace(plan.limits, split_bytes=1, chunk_bytes=4096))
+    one, several = compact(plan).result, compact_in_splits(InTurn(), plan, Counted(Silent()))
+    assert (several.status, several.splits > 1) == ("cleaned", True)
+    assert said(several) == said(one)
+    assert not (tmp_path / "store").exists()
+    assert list(temporary.iterdir()) == []
+
+
+def said(result: PartitionResult) -> tuple[object, ...]:
+    """Return what a dry run says, without sizes that it estimates."""
+    segments = [replace(s, size_bytes=0) for s in result.segments]
+    return result.status, result.counters, segments, result.notes
