@@ -153,7 +153,7 @@ def _pyspark() -> Path:
 
 def _spark_home() -> str:
     """Return Spark's folder, as pyspark finds it."""
-    return str(runpy.run_path(str(_pyspark() / "find_spark_home.py"))["_find_spark_home"]())
+    return str(runpy.run_path(str((_pyspark() / "find_spark_home").with_suffix(".py")))["_find_spark_home"]())
 
 
 def is_verbose(user: UserOptions) -> bool:
