@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -85,9 +85,10 @@ def start(
     options: the user's (default: PYSPARK_SUBMIT_ARGS), which win. conf: the caller's, which wins over the files.
     brief: the JVM has little to do (no shuffle of many rows); only used in local mode.
     """
-    running = SparkContext._active_spark_context
-    if running is not None or "PYSPARK_GATEWAY_PORT" in os.environ:  # a notebook, tests or spark-submit made it
+    if SparkContext._active_spark_context is not None:  # a notebook or tests made it
         return SparkSession.builder.appName(name).getOrCreate()
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return _in_jvm_of_spark_submit(name)
     user = options or from_environment()
     check_master(user)
     java = find_java()
@@ -100,6 +101,8 @@ def start(
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", _BRIEF)
     if is_local(user):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    else:
+        _hide_checkout()
     output = _Output(shown=bool({"--verbose", "-v"} & set(user.arguments)))
     try:
         gateway = launch_gateway(  # type: ignore[no-untyped-call]
@@ -117,6 +120,29 @@ def start(
         output.launched()
     output.show()
     return session
+
+
+def _in_jvm_of_spark_submit(name: str) -> SparkSession:
+    """Make the session in the JVM that Spark's own spark-submit started, whose settings win over ours."""
+    SparkContext._ensure_initialized()
+    jvm: Any = SparkContext._jvm
+    settings = SparkConf()
+    ours = read_properties(CONF / "spark-defaults.conf")
+    has_delta = jvm.org.apache.spark.util.Utils.classIsLoadable(ours["spark.sql.extensions"])
+    for key, value in ours.items():
+        if has_delta or not key.startswith(("spark.sql.extensions", "spark.sql.catalog.")):
+            settings.setIfMissing(key, value)
+    return SparkSession.builder.config(conf=settings).appName(name).getOrCreate()
+
+
+def _hide_checkout() -> None:
+    """Take this checkout out of PYTHONPATH: YARN gives a client's to executors, before the Lastkey that they are meant
+    to run, and their nodes may hold another version at the same path.
+    """
+    folders = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
+    others = [folder for folder in folders if folder and Path(folder).resolve() != CONF.parent]
+    if others:
+        os.environ["PYTHONPATH"] = os.pathsep.join(others)
 
 
 def check_connector(spark: SparkSession, uri: str) -> None:
@@ -196,6 +222,9 @@ def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[s
         settings["spark.master"] = "local[*]"
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = "127.0.0.1"
         settings["spark.python.daemon.module"] = "lastkey.jobs.spark.daemon"
+        # To workers: 20 ms less a task than TCP, which waits for acknowledgements; and nobody else's. Not on a cluster:
+        # such a socket's path has 107 bytes at most, and the folder of a YARN container has more
+        settings["spark.python.unix.domain.socket.enabled"] = "true"
         java_options += _BRIEF.split() if brief else []
         archive = class_archive(java)
         if archive is not None and archive.is_file():
