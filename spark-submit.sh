@@ -91,11 +91,10 @@ else
   up_to_date || make_venv
 fi
 
-# Executors of a cluster have their own Python: PYSPARK_PYTHON is theirs where it is set
-export PYSPARK_PYTHON="${PYSPARK_PYTHON:-$venv/bin/python}"
-export PYSPARK_DRIVER_PYTHON="$venv/bin/python"
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 if [ "$packages" = dev ]; then
+  export PYSPARK_PYTHON="${PYSPARK_PYTHON:-$venv/bin/python}" # a job finds its own: executors of a cluster have another
+  export PYSPARK_DRIVER_PYTHON="$venv/bin/python"
   cd -- "$here"
   unset PYTHONDONTWRITEBYTECODE # images of containers set it: each process would compile all the tests anew
   exec "$venv/bin/python" -m pytest "${@:2}"

@@ -113,6 +113,13 @@ class MissingPathError(UsageError):
     template = "{path}: expected {expected}, found {found}"
 
 
+class OutputExistsError(UsageError):
+    """A file where a new one should be written."""
+
+    template = "{path}: expected no such file yet"
+    hint = "remove it, name another one, or give --replace"
+
+
 class MissingBucketError(MissingPathError):
     """A bucket that does not exist."""
 
@@ -256,6 +263,13 @@ class SparkStartError(MachineError):
     )
 
 
+class PackageError(MachineError):
+    """A package that a pack needs, and that this environment does not have as pip installs it."""
+
+    template = "{what}: expected it in this environment, found {found}"
+    hint = "pack from an environment that pip filled, such as the one that ./spark-submit.sh makes"
+
+
 class MasterError(MachineError):
     """An impossible master, or one that does not answer."""
 
@@ -278,8 +292,8 @@ class WorkerSetupError(MachineError):
 
     template = "Spark's Python workers cannot run Lastkey: {found}"
     hint = (
-        "every node needs this version of Lastkey with its packages, and the same Python: name that Python with "
-        "PYSPARK_PYTHON, and a checkout with --conf spark.executorEnv.PYTHONPATH=DIR"
+        "every node needs this version of Lastkey with its packages, and the same Python: send a pack (--archives "
+        "lastkey.tar.gz#lastkey before the job's name; the job pack makes it), or name theirs with PYSPARK_PYTHON"
     )
 
 

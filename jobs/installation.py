@@ -1,11 +1,11 @@
-"""Place that Lastkey runs from, a checkout or a package that pip installed: the files beside the code, the version."""
+"""Place that Lastkey runs from, a checkout or a package that pip installed: its files, version and requirements."""
 
 from __future__ import annotations
 
 import tomllib
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _HERE: Final = Path(__file__).resolve().parent
 _PYPROJECT: Final = _HERE.parent / "pyproject.toml"
@@ -18,6 +18,32 @@ SETTINGS: Final = "conf/cleaner.toml" if IN_CHECKOUT else str(CONF / "cleaner.to
 
 def version() -> str:
     """Return the version that runs: pyproject.toml's in a checkout, else the one that pip recorded."""
+    return str(_project()["version"]) if IN_CHECKOUT else metadata.version("lastkey")
+
+
+def requirements() -> list[str]:
+    """Return the requirements of this version, those of its extras too, as pyproject.toml or pip's record has them."""
+    if not IN_CHECKOUT:
+        return metadata.requires("lastkey") or []
+    project = _project()
+    return [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+
+
+def sources() -> dict[str, Path]:
+    """Return Lastkey's own files by their path in an installed package, the modules that Spark discovers among them."""
+    top = _HERE.parent
+    homes = {"lastkey": top / "lastkey" if IN_CHECKOUT else top}
     if IN_CHECKOUT:
-        return str(tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))["project"]["version"])
-    return metadata.version("lastkey")
+        homes |= {f"lastkey/{name}": top / name for name in ("jobs", "logformat", "udfs")}
+        homes["lastkey/jobs/conf"] = CONF
+    found = {
+        f"{home}/{path.relative_to(folder)}": path
+        for home, folder in homes.items()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix not in (".md", ".pyc") and ".numba" not in path.parts
+    }
+    return found | {path.name: path for path in (top if IN_CHECKOUT else top.parent).glob("pyspark_kafka_log*.py")}
+
+
+def _project() -> dict[str, Any]:
+    return dict(tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))["project"])

@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -28,25 +30,14 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "archive"
 _WITHOUT_SPARK = (
     ("reindex", "--check"), ("lookup", "--offset", "0", "--time", "0"), ("inspect", "--print-data-log", "--json"),
     ("lookup", "--sizing"), ("verify",), ("report", "--output", "{folder}/page.html"),
+    ("compact", "--store", "{folder}/store", "--topics", "*", "--cleanup-policy", "compact"),
 )  # fmt: skip
 
 
 def main() -> int:
     """Compile kernels, fetch jars, train a JVM that writes the archive. Return 0, even if no archive could be made."""
     java = session.find_java()
-    compile_kernels = "import lastkey.udfs.compact.warm_up"  # the kernels of a compaction
-    subprocess.run([sys.executable, "-c", compile_kernels], check=False)
-    with tempfile.TemporaryDirectory() as folder:
-        for job in _WITHOUT_SPARK if EXAMPLE.is_dir() else ():  # compiles the kernels of these jobs
-            command = [
-                sys.executable,
-                "-m",
-                "lastkey",
-                job[0],
-                str(EXAMPLE),
-                *(word.format(folder=folder) for word in job[1:]),
-            ]
-            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    compile_kernels()
     if not session.cached_jars(Path("~/.ivy2.5.2").expanduser()):
         subprocess.run([sys.executable, "-c", "from lastkey.jobs.spark import session; session.start()"], check=False)
     archive = session.class_archive(java)
@@ -59,6 +50,17 @@ def main() -> int:
     if part.is_file():
         part.replace(archive)  # whole or not at all
     return 0
+
+
+def compile_kernels(environment: Mapping[str, str] = os.environ) -> None:
+    """Compile the kernels of a compaction, and in a checkout those of the other jobs too, where they are not kept."""
+    warm_up = "import lastkey.udfs.compact.warm_up"
+    python = partial(subprocess.run, check=False, env=environment)
+    python([sys.executable, "-c", warm_up])
+    with tempfile.TemporaryDirectory() as folder:
+        for job, *words in _WITHOUT_SPARK if EXAMPLE.is_dir() else ():
+            command = [sys.executable, "-m", "lastkey", job, str(EXAMPLE), *(w.format(folder=folder) for w in words)]
+            python(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def train(part: str) -> None:

@@ -5,6 +5,8 @@ only if nobody but trusted users can write in it, or put another one in its plac
 - it, and every folder and symbolic link on the way to it from /, belongs to a trusted user;
 - only its owner may write in it; a folder above it may be writable for others only with the sticky bit, like /tmp,
   where they cannot rename our files.
+Folders above these sources are not judged: whoever can rename there can exchange the sources too. Spark, YARN and
+Kubernetes unpack archives (`pack`) below folders of a group, or of a user of their own.
 
 Trusted users are the user, root, and the owner of these sources, who decides anyway which code runs here. (sshd's
 StrictModes is much the same.) Folders made here are open to their owner alone, whatever the umask.
@@ -91,6 +93,8 @@ def weakness(folder: Path, trusted: Collection[int]) -> str:
     """
     try:
         for path, info, last in _on_the_way(folder):
+            if path in ROOT.parents and not last:
+                continue
             if info.st_uid not in trusted:
                 return f"{path} belongs to user {info.st_uid}"
             if stat.S_ISLNK(info.st_mode):

@@ -3,7 +3,8 @@
 Numba's cache on disk checks only a kernel's own file. After a change in a function that the kernel inlines, or in a
 constant that it imports, numba would run the old machine code. So each state of the kernels' sources has a cache folder
 of its own, inside a folder that `cache_folder` has found safe. Numba's own ways to find a folder are not used, because
-they check nobody's permissions.
+they check nobody's permissions. No key holds a path or a file's time, so kernels move with their sources, as in a pack;
+numba itself keeps apart what it compiled for another processor.
 
 NUMBA_BOUNDSCHECK=1 compiles a check of its bounds into every access, which then raises IndexError instead of reading
 whatever lies there. Checked kernels are several times slower. They have a cache folder of their own, because numba's
@@ -40,15 +41,23 @@ _SOURCES = (
 
 
 @functools.cache
-def _state_of_sources() -> str:
-    """Return a hash of the names, sizes and times of the kernels' sources: any change of a kernel changes it."""
-    files = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern))
-    stamp = "".join(f"{path.relative_to(ROOT)} {path.stat().st_size} {path.stat().st_mtime_ns} " for path in files)
-    return hashlib.sha256(stamp.encode()).hexdigest()[:16] + ("-checked" if CHECKED else "")
+def state_of_sources() -> str:
+    """Return a hash of the names and contents of the kernels' sources: any change of a kernel changes it."""
+    state = hashlib.sha256()
+    for path in sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern)):
+        source = path.read_bytes()
+        state.update(f"{path.relative_to(ROOT)} {len(source)} ".encode() + source)
+    return state.hexdigest()[:16] + ("-checked" if CHECKED else "")
 
 
 class _Locator(_caching.UserProvidedCacheLocator):  # type: ignore[misc]
     """A safe folder in which numba can keep the kernel, or in which it is kept already."""
+
+    @classmethod
+    def get_suitable_cache_subpath(cls, py_file: str) -> str:
+        """Return the folder of a source's kernels: for ours the same wherever they lie; numba hashes the path."""
+        path = Path(py_file).resolve().parent
+        return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else super().get_suitable_cache_subpath(py_file)
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> _Locator | None:
@@ -59,7 +68,7 @@ class _Locator(_caching.UserProvidedCacheLocator):  # type: ignore[misc]
             cache_folder.refuse_if_unsafe(named)
         why = []
         for folder in cache_folder.folders(named):
-            path = folder / _state_of_sources() / cls.get_suitable_cache_subpath(py_file)
+            path = folder / state_of_sources() / cls.get_suitable_cache_subpath(py_file)
             try:
                 kept = cache_folder.usable(path) or any(path.glob(f"{Path(py_file).stem}.{py_func.__qualname__}-*.nbi"))
             except OSError as error:

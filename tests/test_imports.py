@@ -118,6 +118,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
     "jobs.api": _SHELL | {"jobs.compact", "jobs.verify", "jobs.reindex", "jobs.restore"},  # of a job its report's type
     "jobs.prepare": _JOB | {"udfs.lookup.minutes"},
+    "jobs.pack": _JOB | {"jobs.prepare", "logformat.cache_folder", "logformat.jit"},  # kernels as files
     "jobs.__main__": {"jobs.command", "jobs.spark"},
 }
 # What kernels may import beside other kernels: what checksums are made of is inlined into them

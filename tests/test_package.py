@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -189,6 +191,18 @@ def test_a_python_program_runs_jobs_in_a_session_of_its_own(lastkey, elsewhere):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "/nope: expected a folder with Kafka log directories, found none\n"
+
+
+@pytest.mark.slow
+def test_a_pack_of_an_installed_package_holds_the_same(lastkey, elsewhere):
+    done = _run(lastkey, "pack", "p.tar.gz", "--json", cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert "fastavro" not in json.loads(done.stdout)["packages"]
+    with tarfile.open(elsewhere / "p.tar.gz") as packed:
+        names = set(packed.getnames())
+    assert {"bin/python", "lib/pyspark_kafka_log.py", "lib/lastkey/jobs/conf/cleaner.toml"} <= names
+    assert any(name.startswith("lib/lastkey/.numba/") and name.endswith(".nbc") for name in names)
+    assert not any(name.startswith(("lib/pyspark/", "lib/pytest/")) for name in names)
 
 
 @pytest.mark.slow

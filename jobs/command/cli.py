@@ -27,6 +27,7 @@ from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import (
     InspectOptions,
     LookupOptions,
+    PackOptions,
     RebuildStateOptions,
     ReportOptions,
     RollbackOptions,
@@ -36,7 +37,7 @@ from lastkey.jobs.command.options import (
 from lastkey.jobs.command.parse import MAX_LONG, check_text, parse_filter, parse_span, parse_time, parse_topics
 from lastkey.jobs.command.progress import Progress, above_the_bar, shown_progress
 from lastkey.jobs.command.reporting import Report
-from lastkey.jobs.command.shared_options import Jobs, globs_option, shared
+from lastkey.jobs.command.shared_options import Jobs, globs_option, shared, talking
 from lastkey.jobs.command.stopping import EarlyEndError, signals_handled, terminate
 from lastkey.jobs.errors import DONE, JobError, UsageError
 from lastkey.logformat.control_characters import visible, visible_bytes
@@ -326,6 +327,15 @@ def inspect(
     if options.output is not None:
         _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
     raise click.exceptions.Exit(report.exit_code)
+
+
+@lastkey.command()
+@click.argument("output")
+@click.option("--replace", is_flag=True, help="Write OUTPUT even if there is a file of this name.")
+@talking
+def pack(output: str, replace: bool, **given: Any) -> None:
+    """Pack what a cluster's executors need into OUTPUT, for Spark's --archives OUTPUT#lastkey."""
+    _show(lambda progress, _: imported("pack").run(PackOptions(output, replace), progress), **given)
 
 
 def _say(text: str, stream: TextIO) -> None:

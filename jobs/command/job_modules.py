@@ -20,6 +20,7 @@ JOBS = {
     "rebuild-state": "lastkey.jobs.rebuild_state",
     "vacuum": "lastkey.jobs.vacuum",
     "report": "lastkey.jobs.report.job",
+    "pack": "lastkey.jobs.pack",
 }
 
 

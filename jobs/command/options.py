@@ -67,6 +67,14 @@ class VacuumOptions:
 
 
 @dataclass(frozen=True)
+class PackOptions:
+    """Options of `pack OUTPUT`."""
+
+    output: str
+    replace: bool = False
+
+
+@dataclass(frozen=True)
 class RunsOptions:
     """Options of `runs --store STORE`."""
 

@@ -45,8 +45,8 @@ def globs_option(name: str, *, help: str) -> Callable[[Command], Command]:  # no
     return click.option(name, metavar="GLOB", multiple=True, callback=parsed, help=f"{help} Repeatable.")
 
 
-def shared(command: Command) -> Command:
-    """Add the options of every job."""
+def talking(command: Command) -> Command:
+    """Add the options of every command: what it says, and how."""
     options = (
         click.option("--verbose", is_flag=True, help="Say on stderr what is being done, and how long each step took."),
         click.option("--quiet", is_flag=True, help="Write nothing to stderr but errors and warnings."),
@@ -56,6 +56,13 @@ def shared(command: Command) -> Command:
             help="A progress bar on stderr, or nothing.  [default: a bar on a terminal, else a line a minute]",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print the report, or the error, as one JSON object."),
+    )
+    return functools.reduce(lambda made, option: option(made), options, command)
+
+
+def shared(command: Command) -> Command:
+    """Add the options of every job."""
+    options = (
         click.option(
             "--config",
             type=click.Path(),  # shells complete its name
@@ -79,7 +86,7 @@ def shared(command: Command) -> Command:
             "--topics", metavar="GLOB", multiple=True, help="Take only the topics that match. A,B: several; repeatable."
         ),
     )
-    return functools.reduce(lambda made, option: option(made), options, command)
+    return functools.reduce(lambda made, option: option(made), options, talking(command))
 
 
 class _EveryValue:

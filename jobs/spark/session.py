@@ -34,6 +34,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from lastkey.jobs.command.progress import TALKS
 from lastkey.jobs.errors import ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
 from lastkey.jobs.installation import CONF
 from lastkey.jobs.spark.master import check_master, is_local, local_cores_of
@@ -70,6 +71,7 @@ _CONNECTORS = {
     "abfs": "org.apache.hadoop:hadoop-azure",
     "abfss": "org.apache.hadoop:hadoop-azure",
 }
+_DAEMON = "lastkey.jobs.spark.daemon"
 _NO_LOCAL_FOLDER = 53  # ExecutorExitCode.DISK_STORE_FAILED_TO_CREATE_DIR
 
 
@@ -88,16 +90,14 @@ def start(
     if SparkContext._active_spark_context is not None:  # a notebook or tests made it
         return SparkSession.builder.appName(name).getOrCreate()
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        return _in_jvm_of_spark_submit(name)
+        return _start_in_submitted(name)
     user = options or from_environment()
     check_master(user)
     java = find_java()
     settings = {"spark.app.name": name, **settings_for(user, java, brief=brief), **(conf or {})}
     os.environ["PYSPARK_SUBMIT_ARGS"] = launch_arguments(settings, user)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # else the JVM looks for data sources with PATH's python3
-    os.environ["PYSPARK_PYTHON"] = (
-        user.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
-    )
+    os.environ["PYSPARK_PYTHON"] = _executors_python(user) or sys.executable
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", _BRIEF)
     if is_local(user):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -122,17 +122,39 @@ def start(
     return session
 
 
-def _in_jvm_of_spark_submit(name: str) -> SparkSession:
-    """Make the session in the JVM that Spark's own spark-submit started, whose settings win over ours."""
+def _start_in_submitted(name: str) -> SparkSession:
+    """Make a session in the JVM of Spark's own spark-submit, which has started this process; its settings win."""
     SparkContext._ensure_initialized()
     jvm: Any = SparkContext._jvm
     settings = SparkConf()
-    ours = read_properties(CONF / "spark-defaults.conf")
+    named = dict(settings.getAll())
+    if "spark.yarn.dist.archives" in named:  # as spark-submit calls YARN's --archives
+        named["spark.archives"] = named["spark.yarn.dist.archives"]
+    user = UserOptions(conf=named)
+    python = _executors_python(user)
+    if python is not None:
+        os.environ["PYSPARK_PYTHON"] = python
+    ours = read_properties(CONF / "spark-defaults.conf") | _of_pack(user)
     has_delta = jvm.org.apache.spark.util.Utils.classIsLoadable(ours["spark.sql.extensions"])
     for key, value in ours.items():
         if has_delta or not key.startswith(("spark.sql.extensions", "spark.sql.catalog.")):
             settings.setIfMissing(key, value)
     return SparkSession.builder.config(conf=settings).appName(name).getOrCreate()
+
+
+def _executors_python(user: UserOptions) -> str | None:
+    """Return the Python that executors run: the one that the user names, else that of the pack; None: neither."""
+    named = user.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    return named or (None if is_local(user) else user.packs_python)
+
+
+def _of_pack(user: UserOptions) -> dict[str, str]:
+    """Return the settings of a cluster whose executors get a pack: their daemon imports Lastkey, and their logs say
+    what they work on.
+    """
+    if is_local(user) or user.packs_python is None:
+        return {}
+    return {"spark.python.daemon.module": _DAEMON, f"spark.executorEnv.{TALKS}": "INFO"}
 
 
 def _hide_checkout() -> None:
@@ -221,7 +243,7 @@ def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[s
     if local:
         settings["spark.master"] = "local[*]"
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = "127.0.0.1"
-        settings["spark.python.daemon.module"] = "lastkey.jobs.spark.daemon"
+        settings["spark.python.daemon.module"] = _DAEMON
         # To workers: 20 ms less a task than TCP, which waits for acknowledgements; and nobody else's. Not on a cluster:
         # such a socket's path has 107 bytes at most, and the folder of a YARN container has more
         settings["spark.python.unix.domain.socket.enabled"] = "true"
@@ -230,7 +252,7 @@ def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[s
         if archive is not None and archive.is_file():
             java_options += [f"-XX:SharedArchiveFile={archive}", "-Xlog:disable", "-Xlog:all=error:stderr"]
     settings["spark.driver.defaultJavaOptions"] = " ".join(java_options)
-    return settings
+    return settings | _of_pack(user)
 
 
 def cached_jars(ivy: Path) -> list[str]:

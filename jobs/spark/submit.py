@@ -18,6 +18,7 @@ _AS_CONF = {
     "--name": "spark.app.name",
     "--jars": "spark.jars",
     "--packages": "spark.jars.packages",
+    "--archives": "spark.archives",
     "--driver-memory": "spark.driver.memory",
     "--driver-java-options": "spark.driver.extraJavaOptions",
     "--driver-class-path": "spark.driver.extraClassPath",
@@ -42,6 +43,12 @@ class UserOptions:
     def master(self) -> str | None:
         """The master that the user named."""
         return self.conf.get("spark.master")
+
+    @property
+    def packs_python(self) -> str | None:
+        """The Python of the pack that the user sends to executors as `--archives FILE#lastkey`; None: no pack."""
+        named = (archive.strip().rpartition("#") for archive in self.conf.get("spark.archives", "").split(","))
+        return "./lastkey/bin/python" if any(file and folder == "lastkey" for file, _, folder in named) else None
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> UserOptions:

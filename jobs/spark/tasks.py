@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import pickle
 import re
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +38,7 @@ from lastkey.udfs.storage import exists, open_root
 T = TypeVar("T")
 R = TypeVar("R")
 
+_LOG = logging.getLogger("lastkey")
 RESULT = "result binary"
 _CARRIED = "lastkey-problem "
 _PATIENCE = 10.0  # seconds to wait for threads or tasks to end
@@ -51,6 +54,8 @@ def run_tasks(
     """
     if not items:
         return []
+    if not str(spark.sparkContext.master).startswith("local"):
+        function = partial(_told, function)
     numbered = spark.sparkContext.parallelize(list(enumerate(items)), len(items))  # each task gets only its own item
     if watcher is None:
         return _collected(numbered.map(lambda one: function(one[1])))
@@ -64,6 +69,16 @@ def run_tasks(
             return result
 
         return _collected(numbered.map(work))
+
+
+def _told(function: Callable[[T], R], item: T) -> R:
+    """Return `function(item)`; say in the executor's log what a task works on, and which try of it this is."""
+    context: Any = TaskContext.get()
+    name = f"{item.topic}-{item.partition}" if hasattr(item, "topic") and hasattr(item, "partition") else ""
+    name = name or (str(item) if isinstance(item, str | int) else type(item).__name__)  # a plan may hold a secret
+    stage = getattr(function, "__qualname__", type(function).__name__)
+    _LOG.info("stage %d, %s: %s, try %d", context.stageId(), stage, name, context.attemptNumber())
+    return function(item)
 
 
 def _collected(tasks: RDD[R]) -> list[R]:

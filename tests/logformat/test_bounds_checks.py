@@ -126,7 +126,7 @@ def test_a_planted_read_is_seen(tmp_path: Path, cache: Path, planted: bool) -> N
 @pytest.mark.process
 def test_checked_kernels_are_kept_apart(tmp_path: Path, cache: Path) -> None:
     """Numba's cache does not look whether a kernel was compiled with checks."""
-    told = "from lastkey.logformat import jit; print(jit.CHECKED, jit._state_of_sources())"
+    told = "from lastkey.logformat import jit; print(jit.CHECKED, jit.state_of_sources())"
     checked = _run(told, ROOT, cache).stdout.split()
     other = subprocess.run(
         [sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True, check=True,

@@ -100,13 +100,13 @@ def test_a_file_is_no_folder(closed):
 
 # Numba has been imported, and all that it imports to compile; nothing of ours. Of each line it makes a child, where
 # numba reads its environment anew
-FORKS = f"""
+FORKS = """
 import json, os, sys, traceback
 import numba
 
 numba.njit(lambda n: n + n)(21)
 for line in sys.stdin:
-    folder, root, umask, environment = json.loads(line)
+    folder, root, umask, code, environment = json.loads(line)
     forked = os.fork()
     if forked:
         print(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]), flush=True)
@@ -121,7 +121,7 @@ for line in sys.stdin:
     os.umask(umask)
     failed = 0
     try:
-        exec({RUN!r})
+        exec(code)
     except BaseException:
         failed = 1
         traceback.print_exc()
@@ -148,8 +148,8 @@ def run(forks, closed):
     """Return a function that runs a kernel in a child."""
     (closed / "kernels.py").write_text(KERNELS)
 
-    def run(root=ROOT, umask=0o022, **environment):
-        told = [str(closed), str(root), umask, _environment(environment)]
+    def run(root=ROOT, umask=0o022, code=RUN, **environment):
+        told = [str(closed), str(root), umask, code, _environment(environment)]
         forks.stdin.write(json.dumps(told) + "\n")
         forks.stdin.flush()
         code = int(forks.stdout.readline())
@@ -222,6 +222,32 @@ def test_beside_the_sources_whatever_the_umask(closed, run):
     assert _hits(run(root, umask=0))[1].startswith(str(root / ".numba"))
     assert stat.S_IMODE((root / ".numba").stat().st_mode) == 0o700
     assert _hits(run(root))[0] == 1
+
+
+@pytest.mark.process
+def test_kernels_move_with_the_sources_whatever_the_files_times(closed, run):
+    """As in a pack; and into a folder of a group, as a node of a cluster has it: only the sources' own counts."""
+    root = _copy(_folder(closed / "here", 0o700))
+    (root / "logformat" / "kernels.py").write_text(KERNELS)
+    own = RUN.replace("kernels", "lastkey.logformat.kernels")
+    assert _hits(run(root, code=own))[0] == 0
+    moved = closed / "moved"
+    root.rename(moved)
+    for path in files_in(moved, "**/*.py"):
+        os.utime(path, (0, 0))
+    closed.chmod(0o770)
+    done = run(moved, code=own)
+    closed.chmod(0o700)
+    assert _hits(done)[0] == 1
+    assert _hits(done)[1].startswith(str(moved / ".numba"))
+    (moved / "logformat" / "kernels.py").write_text(KERNELS.replace("n + n", "2 * n"))
+    assert _hits(run(moved, code=own))[0] == 0
+
+
+def test_a_folder_above_the_sources_is_judged_as_the_cache_itself(monkeypatch, closed):
+    monkeypatch.setattr(cache_folder, "ROOT", closed / "sources")
+    closed.chmod(0o1777)
+    assert weakness(closed, US) == f"others may write in {closed} (mode 1777)"
 
 
 @pytest.mark.process

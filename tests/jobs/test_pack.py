@@ -1,0 +1,120 @@
+"""The parts of a pack by themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lastkey.jobs import installation, pack
+from lastkey.jobs.command.options import PackOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import OutputExistsError, PackageError
+from lastkey.jobs.spark.session import settings_for
+from lastkey.jobs.spark.submit import UserOptions, user_options
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    path = tmp_path / "a folder" / "bin" / "python"
+    path.parent.mkdir(parents=True)
+    path.write_text(pack.LAUNCHER)
+    path.chmod(0o755)
+    return path
+
+
+def _python(folder, name, code):
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{code}\n")
+    path.chmod(0o755)
+
+
+def test_the_launcher_runs_a_python_of_its_version_with_the_packs_packages_first(launcher, tmp_path):
+    folder = tmp_path / "path"
+    folder.mkdir()
+    _python(folder, f"python{pack.PYTHON}", "exit 1")  # a shim without its Python
+    _python(folder, "python3", "echo 2.7")
+    _python(folder, "python", f'exec "{sys.executable}" "$@"')
+    code = "import sys; print(sys.path[1:3], sys.argv[1:])"
+    environment = {"PATH": f"{folder}:{os.defpath}", "PYTHONPATH": "/other"}
+    done = subprocess.run(
+        [launcher, "-c", code, "a b"], env=environment, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.stdout == f"{[str(launcher.parents[1] / 'lib'), '/other']} ['a b']\n", done.stderr
+    (folder / "python").unlink()
+    named = environment | {"LASTKEY_PYTHON": sys.executable, "PATH": os.defpath}
+    assert subprocess.run([launcher, "-c", "pass"], env=named, check=False).returncode == 0
+
+
+def test_a_node_without_such_a_python_is_one_line(launcher, tmp_path):
+    for name in (f"python{pack.PYTHON}", "python3", "python"):
+        _python(tmp_path, name, "echo 2.7")
+    done = subprocess.run(
+        [launcher, "-V"], env={"PATH": f"{tmp_path}:{os.defpath}"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 5
+    (line,) = done.stderr.splitlines()
+    assert f"needs Python {pack.PYTHON} on " in line
+
+
+@pytest.mark.parametrize(
+    ("archives", "python"),
+    [
+        ("/a/lastkey.tar.gz#lastkey", "./lastkey/bin/python"),
+        ("x.zip#data, hdfs:///y.tgz#lastkey", "./lastkey/bin/python"),
+        ("lastkey.tar.gz", None),
+        ("lastkey", None),
+        ("", None),
+    ],
+)
+def test_the_pack_is_found_among_the_archives(archives, python):
+    assert user_options(["--archives", archives]).packs_python == python
+    assert user_options(["--conf", f"spark.archives={archives}"]).packs_python == python
+
+
+def test_only_executors_of_a_cluster_get_the_packs_settings():
+    conf = {"spark.archives": "p.tar.gz#lastkey"}
+    java = Path(sys.executable)
+    on_a_cluster = settings_for(UserOptions(conf=conf | {"spark.master": "spark://h:7077"}), java)
+    assert on_a_cluster["spark.python.daemon.module"] == "lastkey.jobs.spark.daemon"
+    assert on_a_cluster["spark.executorEnv.LASTKEY_TALKS"] == "INFO"
+    assert "spark.executorEnv.LASTKEY_TALKS" not in settings_for(UserOptions(conf=conf), java)
+    without = settings_for(UserOptions(conf={"spark.master": "spark://h:7077"}), java)
+    assert "spark.python.daemon.module" not in without
+
+
+def test_the_packages_are_those_that_run_needs_and_no_others():
+    names = {pack._normal(one.name) for one in pack._packages()}
+    assert names >= {"numpy", "numba", "llvmlite", "pyarrow", "deltalake", "python-dateutil", "fastavro"}
+    assert not names & {"pyspark", "py4j", "pytest", "hypothesis", "setuptools", "pip"}
+    lines = (installation.CONF.parent / "requirements" / "run.txt").read_text().splitlines()
+    locked = {line.partition("==")[0] for line in lines if "==" in line}
+    assert names <= locked
+
+
+def test_a_package_that_is_not_there_or_not_from_pip_is_named(monkeypatch):
+    monkeypatch.setattr(installation, "requirements", lambda: ["no-such-thing>=1", 'nor-this; extra == "x"'])
+    with pytest.raises(PackageError, match="lastkey needs no-such-thing>=1: expected it in this environment"):
+        pack._packages()
+    by_apt = SimpleNamespace(name="a", version="1", files=None)
+    with pytest.raises(PackageError, match="the files of a 1"):
+        pack._files([by_apt])  # type: ignore[list-item]
+
+
+def test_a_file_of_that_name_is_not_lost(tmp_path):
+    path = tmp_path / "p.tar.gz"
+    path.write_bytes(b"mine")
+    with pytest.raises(OutputExistsError, match=str(path)):
+        pack.run(PackOptions(str(path)), Silent())
+    with pytest.raises(ZeroDivisionError), pack._whole(path) as part:
+        part.write(b"half")
+        part.write(bytes([1 // 0]))
+    assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("p.tar.gz", b"mine")]
+
+
+def test_requirements_are_those_of_the_project():
+    assert {one.split(">=")[0] for one in installation.requirements()} >= {"pyspark", "numba", "fastavro"}
