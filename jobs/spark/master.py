@@ -43,7 +43,8 @@ def check_master(user: UserOptions) -> None:
     if remote := user.conf.get("spark.remote"):
         raise SparkStartError(found=f"--remote {remote}: no job runs through Spark Connect; give --master")
     if (mode := user.conf.get("spark.submit.deployMode", "client")) != "client":
-        raise SparkStartError(found=f"--deploy-mode {mode}: only client mode returns a job's report and exit code")
+        found = f"--deploy-mode {mode}: only client mode returns a job's report and exit code"
+        raise SparkStartError(found=f"{found}; for YARN's give the job to Spark's own spark-submit (CLUSTER.md)")
     master = user.master
     if master is None or local_cores_of(master) is not None or _OTHER.fullmatch(master):
         return

@@ -122,6 +122,8 @@ def start_context(
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", _BRIEF)
     if is_local(user):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    else:
+        _hide_checkout()
     output = _Output(shown=bool({"--verbose", "-v"} & set(user.arguments)))
     try:
         gateway = launch_gateway(  # type: ignore[no-untyped-call]
@@ -142,18 +144,25 @@ def start_context(
 
 
 def _start_in_submitted(name: str) -> SparkContext:
-    """Start Spark in the JVM of Spark's own spark-submit, which has started this process."""
+    """Start Spark in the JVM of Spark's own spark-submit, which has started this process; its settings win."""
     SparkContext._ensure_initialized()
-    conf = SparkConf()
-    if conf.get("spark.app.name", "").endswith(".py"):  # nobody named it
-        conf.setAppName(name)
-    user = UserOptions(conf=dict(conf.getAll()))
+    jvm: Any = SparkContext._jvm
+    settings = SparkConf()
+    if settings.get("spark.app.name", "").endswith(".py"):  # nobody named it
+        settings.setAppName(name)
+    named = dict(settings.getAll())
+    if "spark.yarn.dist.archives" in named:  # as spark-submit calls YARN's --archives
+        named["spark.archives"] = named["spark.yarn.dist.archives"]
+    user = UserOptions(conf=named)
     python = _executors_python(user)
     if python is not None:
         os.environ["PYSPARK_PYTHON"] = python
-    for key, value in _of_pack(user).items():
-        conf.setIfMissing(key, value)
-    return SparkContext(conf=conf)
+    ours = read_properties(CONF / "spark-defaults.conf") | _of_pack(user)
+    has_delta = jvm.org.apache.spark.util.Utils.classIsLoadable(ours["spark.sql.extensions"])
+    for key, value in ours.items():
+        if has_delta or not key.startswith(("spark.sql.extensions", "spark.sql.catalog.")):
+            settings.setIfMissing(key, value)
+    return SparkContext(conf=settings)
 
 
 def _executors_python(user: UserOptions) -> str | None:
@@ -169,6 +178,16 @@ def _of_pack(user: UserOptions) -> dict[str, str]:
     if is_local(user) or user.packs_python is None:
         return {}
     return {"spark.python.daemon.module": _DAEMON, f"spark.executorEnv.{TALKS}": "INFO"}
+
+
+def _hide_checkout() -> None:
+    """Take this checkout out of PYTHONPATH: YARN gives a client's to executors, before the Lastkey that they are meant
+    to run, and their nodes may hold another version at the same path.
+    """
+    folders = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
+    others = [folder for folder in folders if folder and Path(folder).resolve() != CONF.parent]
+    if others:
+        os.environ["PYTHONPATH"] = os.pathsep.join(others)
 
 
 def check_connector(spark: SparkSession, uri: str) -> None:
@@ -235,6 +254,9 @@ def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[s
         settings["spark.master"] = "local[*]"
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = "127.0.0.1"
         settings["spark.python.daemon.module"] = _DAEMON
+        # To workers: 20 ms less a task than TCP, which waits for acknowledgements; and nobody else's. Not on a cluster:
+        # such a socket's path has 107 bytes at most, and the folder of a YARN container has more
+        settings["spark.python.unix.domain.socket.enabled"] = "true"
         java_options += _BRIEF.split() if brief else []
         archive = class_archive(java)
         if archive is not None and archive.is_file():

@@ -72,6 +72,7 @@ def test_settings_by_master(tmp_path, monkeypatch):
     cluster = session.settings_for(user, java)
     assert "spark.master" not in cluster
     assert "spark.driver.host" not in cluster
+    assert "spark.python.unix.domain.socket.enabled" not in cluster  # the path would be too long in YARN's folders
     assert DELTA in cluster["spark.jars"]
     assert "TieredStopAtLevel" not in cluster["spark.driver.defaultJavaOptions"]
 
@@ -80,6 +81,15 @@ def test_settings_by_master(tmp_path, monkeypatch):
     assert "TieredStopAtLevel" not in session.settings_for(
         UserOptions(conf={"spark.jars.ivy": str(tmp_path)}), java, brief=False
     ).get("spark.driver.defaultJavaOptions")
+
+
+def test_yarn_does_not_give_this_checkout_to_executors(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:/opt/shared:{ROOT}/")
+    session._hide_checkout()
+    assert os.environ["PYTHONPATH"] == "/opt/shared"
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    session._hide_checkout()
+    assert "PYTHONPATH" not in os.environ
 
 
 def test_where_tasks_run(monkeypatch):
