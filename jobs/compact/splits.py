@@ -41,7 +41,8 @@ def compact_in_splits(workers: Workers, plan: PartitionPlan, watcher: Watcher) -
     """Compact one partition as `udfs.compact.one_task` does, but in many tasks. `watcher` hears how much they read."""
     clock = Clock()
     if _by_window(plan):
-        workers.spark()  # here a missing Java or jar ends the run, instead of setting this partition aside
+        with workers.spark(plan.name):  # here a missing Java or jar ends the run, instead of setting it aside
+            pass
     try:
         done = attempt(plan.name, lambda: _compact_if_due(workers, plan, clock, watcher))
     finally:  # above all if the disk is full, which ends the run
@@ -143,7 +144,8 @@ def _compact(workers: Workers, plan: PartitionPlan, clock: Clock, watcher: Watch
             n_splits = number_of_splits(scans, analysis.groups, limits.split_bytes, limits.task_memory_bytes, cores)
             splits = make_splits(scans, analysis.groups, n_splits)
             if _by_window(plan):
-                cleaned, tally, peak = rewrite_by_window(workers.spark(), plan, analysis, splits)
+                with workers.spark(f"compact {plan.name}: window") as spark:
+                    cleaned, tally, peak = rewrite_by_window(spark, plan, analysis, splits)
             else:
                 cleaned, tally, peak = rewrite_by_blocks(workers, plan, analysis, splits, watcher)
             cleaned = join_empty_groups(plan, cleaned)

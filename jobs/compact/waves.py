@@ -114,7 +114,9 @@ def _give_up(workers: Workers, start: Start, plans: Sequence[PartitionPlan]) -> 
             if run_id.startswith(report.run_id):  # folders of every attempt, and those of keys
                 remove_folder_at(store, path)
                 if not ended:
-                    report.notes.append(f"{path}: something still wrote there when the run ended; vacuum deletes it")
+                    report.notes.append(
+                        f"{path}: something may still have written there when the run ended; vacuum deletes it"
+                    )
 
 
 def _commit_of(start: Start, r: PartitionResult) -> Commit:

@@ -24,9 +24,8 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
@@ -36,7 +35,8 @@ from pyspark.sql import SparkSession
 
 from lastkey.jobs.errors import ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
 from lastkey.jobs.installation import CONF
-from lastkey.jobs.spark.master import check_master, is_local
+from lastkey.jobs.spark.master import check_master, is_local, public_address
+from lastkey.jobs.spark.running import has_context, running_session
 from lastkey.jobs.spark.submit import UserOptions, from_environment, launch_arguments, read_properties
 from lastkey.logformat.control_characters import visible
 
@@ -85,11 +85,15 @@ def start(
     options: the user's (default: PYSPARK_SUBMIT_ARGS), which win. conf: the caller's, which wins over the files.
     brief: the JVM has little to do (no shuffle of many rows); only used in local mode.
     """
-    running = SparkContext._active_spark_context
-    if running is not None or "PYSPARK_GATEWAY_PORT" in os.environ:  # a notebook, tests or spark-submit made it
+    running = running_session()
+    if running is not None:  # a notebook's, or that of tests
+        return running
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit made the JVM
         return SparkSession.builder.appName(name).getOrCreate()
     user = options or from_environment()
     check_master(user)
+    if user.remote is not None:
+        return _connected(user, user.remote)
     java = find_java()
     settings = {"spark.app.name": name, **settings_for(user, java, brief=brief), **(conf or {})}
     os.environ["PYSPARK_SUBMIT_ARGS"] = launch_arguments(settings, user)
@@ -119,9 +123,31 @@ def start(
     return session
 
 
+def _connected(user: UserOptions, remote: str) -> SparkSession:
+    """Return a session of Spark Connect, with our settings and the user's as far as a client may set them. No error
+    repeats the connection string, which may hold a token.
+    """
+    settings = {**read_properties(CONF / "spark-defaults.conf"), **user.conf}
+    try:
+        made: Any = SparkSession.builder.remote(remote).getOrCreate()
+        retries = made.client.get_retry_policies()
+        made.client.set_retry_policies([])  # else a server of another kind is asked for ten minutes
+        for key, value in settings.items():
+            if key.startswith("spark.sql.") and made.conf.isModifiable(key):
+                made.conf.set(key, value)
+        made.client.set_retry_policies(retries)
+    except ImportError as error:
+        found = f"{public_address(remote)}: pyspark's packages for Spark Connect are missing ({error}); "
+        raise SparkStartError(found=f"{found}install pyspark[connect]") from None
+    except PySparkException as error:
+        found = "" if remote in str(error) or "INVALID_CONNECT_URL" in str(error) else f": {_plain(str(error))}"
+        raise SparkStartError(found=f"{public_address(remote)}{found}") from None
+    return cast(SparkSession, made)
+
+
 def check_connector(spark: SparkSession, uri: str) -> None:
-    """Raise ConnectorError if Spark's own code has no file system for a URI."""
-    if "://" not in uri:
+    """Raise ConnectorError if Spark's own code has no file system for a URI. Of a server nobody knows."""
+    if "://" not in uri or not has_context(spark):
         return
     scheme = uri.partition("://")[0]
     context: Any = spark.sparkContext
@@ -141,14 +167,6 @@ def local_folders() -> list[str]:
     """Return the folders in which Spark's processes on this machine write shuffle files, if the user named any."""
     named = os.environ.get("SPARK_LOCAL_DIRS") or from_environment().conf.get("spark.local.dir", "")
     return [folder for folder in named.split(",") if folder]
-
-
-def cancel_jobs() -> None:
-    """Cancel the running Spark jobs, so that their waiters return; do nothing without a session."""
-    context = SparkContext._active_spark_context
-    if context is not None:
-        with suppress(Py4JError):  # a signal interrupted a call to the JVM, which allows no other meanwhile
-            context.cancelAllJobs()
 
 
 def how_the_jvm_ended(patience_seconds: float = 0.0) -> str | None:

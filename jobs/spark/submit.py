@@ -36,6 +36,8 @@ _OF_EXECUTORS = re.compile(
     r"--(executor-\w+|num-executors|total-executor-cores|queue|supervise|proxy-user|archives)"
     r"|--conf spark\.(executor\.(memory|memoryOverhead|cores|instances)|cores\.max|dynamicAllocation\..*|yarn\..*)"
 )
+# Options that a client of Spark Connect takes notice of
+_OF_CLIENTS = re.compile(r"--remote|--properties-file|--conf spark\.(remote|sql\.)")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ class UserOptions:
     def master(self) -> str | None:
         """The master that the user named."""
         return self.conf.get("spark.master")
+
+    @property
+    def remote(self) -> str | None:
+        """The connection string of Spark Connect that the user gave. It may hold a token: never repeat it."""
+        return self.conf.get("spark.remote")
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> UserOptions:
@@ -92,6 +99,8 @@ def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.e
         properties = Path(environment["SPARK_CONF_DIR"]) / "spark-defaults.conf"
     if properties is not None and properties.is_file():
         conf = read_properties(properties) | conf
+    if environment.get("SPARK_REMOTE"):
+        conf.setdefault("spark.remote", environment["SPARK_REMOTE"])
     return UserOptions(tuple(arguments), conf)
 
 
@@ -101,6 +110,8 @@ def without_effect(user: UserOptions, work: Work | None) -> list[str]:
     if work is None or not work.spark:
         used = ("--master",) if work is not None else ()  # local[4]: four threads
         names, why = [name for name in typed if name not in used], "no Spark was needed"
+    elif work.master.startswith("sc://"):
+        names, why = [name for name in typed if not _OF_CLIENTS.match(name)], f"{work.master} has settings of its own"
     else:
         names, why = [name for name in typed if _OF_EXECUTORS.search(name)], f"--master {work.master} has no executors"
         names = names if work.master.startswith("local") else []
