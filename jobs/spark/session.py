@@ -24,9 +24,8 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
@@ -37,7 +36,8 @@ from pyspark.sql import SparkSession
 from lastkey.jobs.command.progress import TALKS
 from lastkey.jobs.errors import ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
 from lastkey.jobs.installation import CONF
-from lastkey.jobs.spark.master import check_master, is_local
+from lastkey.jobs.spark.master import check_master, is_local, public_address
+from lastkey.jobs.spark.running import Spark, context_of, running_spark
 from lastkey.jobs.spark.submit import UserOptions, from_environment, launch_arguments, read_properties
 from lastkey.logformat.control_characters import visible
 
@@ -86,10 +86,12 @@ def start(
     return session_on(start_context(name, options=options, conf=conf, brief=brief))
 
 
-def session_on(context: SparkContext) -> SparkSession:
+def session_on(spark: Spark) -> SparkSession:
     """Make the session of a running context, or join it. Spark needs a second for the first one, for Delta's classes
     above all.
     """
+    if context_of(spark) is None:
+        return cast(SparkSession, spark)
     try:
         return SparkSession.builder.getOrCreate()
     except (PySparkException, Py4JJavaError) as error:
@@ -102,18 +104,21 @@ def start_context(
     options: UserOptions | None = None,
     conf: Mapping[str, str] | None = None,
     brief: bool = True,
-) -> SparkContext:
+) -> Spark:
     """Start Spark, or join the running one.
 
     options: the user's (default: PYSPARK_SUBMIT_ARGS), which win. conf: the caller's, which wins over the files.
     brief: the JVM has little to do (no shuffle of many rows); only used in local mode.
     """
-    if SparkContext._active_spark_context is not None:  # a notebook or tests made it
-        return SparkContext.getOrCreate()
+    running = running_spark()
+    if running is not None:  # a notebook's, or that of tests
+        return running
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return _start_in_submitted(name)
     user = options or from_environment()
     check_master(user)
+    if user.remote is not None:
+        return _connected(user, user.remote)
     java = find_java()
     settings = {"spark.app.name": name, **settings_for(user, java, brief=brief), **(conf or {})}
     os.environ["PYSPARK_SUBMIT_ARGS"] = launch_arguments(settings, user)
@@ -190,9 +195,31 @@ def _hide_checkout() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(others)
 
 
+def _connected(user: UserOptions, remote: str) -> SparkSession:
+    """Return a session of Spark Connect, with our settings and the user's as far as a client may set them. No error
+    repeats the connection string, which may hold a token.
+    """
+    settings = {**read_properties(CONF / "spark-defaults.conf"), **user.conf}
+    try:
+        made: Any = SparkSession.builder.remote(remote).getOrCreate()
+        retries = made.client.get_retry_policies()
+        made.client.set_retry_policies([])  # else a server of another kind is asked for ten minutes
+        for key, value in settings.items():
+            if key.startswith("spark.sql.") and made.conf.isModifiable(key):
+                made.conf.set(key, value)
+        made.client.set_retry_policies(retries)
+    except ImportError as error:
+        found = f"{public_address(remote)}: pyspark's packages for Spark Connect are missing ({error}); "
+        raise SparkStartError(found=f"{found}install pyspark[connect]") from None
+    except PySparkException as error:
+        found = "" if remote in str(error) or "INVALID_CONNECT_URL" in str(error) else f": {_plain(str(error))}"
+        raise SparkStartError(found=f"{public_address(remote)}{found}") from None
+    return cast(SparkSession, made)
+
+
 def check_connector(spark: SparkSession, uri: str) -> None:
-    """Raise ConnectorError if Spark's own code has no file system for a URI."""
-    if "://" not in uri:
+    """Raise ConnectorError if Spark's own code has no file system for a URI. Of a server nobody knows."""
+    if "://" not in uri or context_of(spark) is None:
         return
     scheme = uri.partition("://")[0]
     context: Any = spark.sparkContext
@@ -212,14 +239,6 @@ def local_folders() -> list[str]:
     """Return the folders in which Spark's processes on this machine write shuffle files, if the user named any."""
     named = os.environ.get("SPARK_LOCAL_DIRS") or from_environment().conf.get("spark.local.dir", "")
     return [folder for folder in named.split(",") if folder]
-
-
-def cancel_jobs() -> None:
-    """Cancel the running Spark jobs, so that their waiters return; do nothing without a session."""
-    context = SparkContext._active_spark_context
-    if context is not None:
-        with suppress(Py4JError):  # a signal interrupted a call to the JVM, which allows no other meanwhile
-            context.cancelAllJobs()
 
 
 def how_the_jvm_ended(patience_seconds: float = 0.0) -> str | None:

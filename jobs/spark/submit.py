@@ -37,6 +37,8 @@ _OF_EXECUTORS = re.compile(
     r"--(executor-\w+|num-executors|total-executor-cores|queue|supervise|proxy-user|archives)"
     r"|--conf spark\.(executor\.(memory|memoryOverhead|cores|instances)|cores\.max|dynamicAllocation\..*|yarn\..*)"
 )
+# Options that a client of Spark Connect takes notice of
+_OF_CLIENTS = re.compile(r"--remote|--properties-file|--conf spark\.(remote|sql\.)")
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ class UserOptions:
         """The Python of the pack that the user sends to executors as `--archives FILE#lastkey`; None: no pack."""
         named = (archive.strip().rpartition("#") for archive in self.conf.get("spark.archives", "").split(","))
         return "./lastkey/bin/python" if any(file and folder == "lastkey" for file, _, folder in named) else None
+
+    @property
+    def remote(self) -> str | None:
+        """The connection string of Spark Connect that the user gave. It may hold a token: never repeat it."""
+        return self.conf.get("spark.remote")
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> UserOptions:
@@ -99,6 +106,8 @@ def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.e
         properties = Path(environment["SPARK_CONF_DIR"]) / "spark-defaults.conf"
     if properties is not None and properties.is_file():
         conf = read_properties(properties) | conf
+    if environment.get("SPARK_REMOTE"):
+        conf.setdefault("spark.remote", environment["SPARK_REMOTE"])
     return UserOptions(tuple(arguments), conf)
 
 
@@ -108,6 +117,8 @@ def without_effect(arguments: Sequence[str], work: Work | None) -> list[str]:
     if work is None or not work.spark:
         used = ("--master",) if work is not None else ()  # local[4]: four threads
         names, why = [name for name in typed if name not in used], "no Spark was needed"
+    elif work.master.startswith("sc://"):
+        names, why = [name for name in typed if not _OF_CLIENTS.match(name)], f"{work.master} has settings of its own"
     else:
         names, why = [name for name in typed if _OF_EXECUTORS.search(name)], f"--master {work.master} has no executors"
         names = names if work.master.startswith("local") else []

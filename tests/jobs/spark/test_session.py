@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 
 from lastkey.jobs.errors import ENVIRONMENT, ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
@@ -310,13 +310,3 @@ def _shared_modules():
             yield pa.RecordBatch.from_pydict({"name": ["numba" if "numba" in sys.modules else "none"]})
 
     return modules
-
-
-def test_jobs_that_cannot_be_cancelled_now_do_not_hide_why_the_run_ends(monkeypatch):
-    """A signal may come in the middle of a call to the JVM."""
-
-    def busy():
-        raise Py4JError("An error occurred while calling o28.sc")
-
-    monkeypatch.setattr(session.SparkContext, "_active_spark_context", SimpleNamespace(cancelAllJobs=busy))
-    session.cancel_jobs()
