@@ -14,12 +14,15 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from pyspark.traceback_utils import SCCallSiteSync
+
 from lastkey.jobs.spark.running import context_of
 
 if TYPE_CHECKING:
     from lastkey.jobs.spark.running import Spark
 
-_NAMES: Final = ("spark.job.description", "callSite.short")  # the second one names the stages
+_DESCRIPTION: Final = "spark.job.description"
+_STAGE: Final = "callSite.short"
 _PATIENCE: Final = 10.0  # seconds to wait for threads or tasks to end
 
 
@@ -43,17 +46,20 @@ def named(spark: Spark, tag: str, name: str) -> Iterator[None]:
             for each in ours:
                 client.removeTag(each)
         return
-    before = [context.getLocalProperty(key) for key in _NAMES]
-    context.addJobTag(tag)
-    for key in _NAMES:
-        context.setLocalProperty(key, name)
+    before = context.getLocalProperty(_DESCRIPTION)
+    caller: Any = SCCallSiteSync(context)  # type: ignore[no-untyped-call]
+    caller.__enter__()  # else each of PySpark's actions names its stages for the line that calls it
     try:
+        context.addJobTag(tag)
+        for key in (_DESCRIPTION, _STAGE):
+            context.setLocalProperty(key, name)
         yield
     finally:
         with suppress(Exception):  # the JVM may be gone, or busy with a call that a signal interrupted
+            caller.__exit__(None, None, None)
             context.removeJobTag(tag)
-            for key, value in zip(_NAMES, before, strict=True):
-                context.setLocalProperty(key, value)  # type: ignore[arg-type]  # None takes it away
+            context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None takes it away
+            context.setLocalProperty(_STAGE, None)  # type: ignore[arg-type]
 
 
 def end_jobs(spark: Spark, tag: str, working: Sequence[Future[Any]]) -> None:
