@@ -49,8 +49,8 @@ class Yarn:
             "HOME": str(self.folder),
             "JAVA_HOME": str(java_home),
         }
-        self.environment = {**self._own, "SPARK_LOCAL_IP": "127.0.0.1", "HADOOP_CONF_DIR": str(self.conf),
-                            "SPARK_CONF_DIR": str(self.conf)}  # fmt: skip
+        self.environment = {**self._own, "HOME": str(Path.home()), "SPARK_LOCAL_IP": "127.0.0.1",
+                            "HADOOP_CONF_DIR": str(self.conf), "SPARK_CONF_DIR": str(self.conf)}  # fmt: skip
 
     def __enter__(self) -> Self:
         for name in ("conf", "tmp", "staging"):
@@ -82,9 +82,10 @@ class Yarn:
         self._stop()
 
     def container_logs(self) -> dict[str, str]:
-        """Return what containers wrote, by application/container/file; the JVM's start is left out."""
+        """Return what containers wrote, by application/container/file."""
         files = self.folder.glob("target/test/data/*/*/*-logDir-nm-*/application_*/container_*/std*")
-        return {"/".join(file.parts[-3:]): file.read_text(errors="replace") for file in sorted(files)}
+        found = {"/".join(file.parts[-3:]): file.read_text(errors="replace") for file in files}
+        return dict(sorted(found.items()))  # the last application last, whichever nodes it had
 
     def _is_up(self) -> bool:
         said = (self.folder / "yarn.log").read_text()
