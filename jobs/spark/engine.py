@@ -47,7 +47,9 @@ class Options(Protocol):
 
 def chosen_engine(options: Options, *, writes: bool) -> Engine:
     """Return the engine by option, setting, and the command's default. UsageError: threads with a master elsewhere."""
-    engine = options.engine or options.config.job.engine or (OF_WRITERS if writes else OF_READERS)
+    setting = options.config.job.engine
+    of_command = OF_WRITERS if writes else OF_READERS
+    engine: Engine = options.engine or (of_command if setting == "default" else setting)
     if engine == "threads" and local_cores() is None:
         found = from_environment().master or "a session that Spark's own spark-submit or Spark Connect made"
         raise UsageError(message=f"--engine threads: expected a local master or none, found {found}; leave one out")

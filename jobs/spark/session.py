@@ -25,7 +25,7 @@ import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
@@ -37,9 +37,12 @@ from lastkey.jobs.command.progress import TALKS
 from lastkey.jobs.errors import ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
 from lastkey.jobs.installation import CONF
 from lastkey.jobs.spark.master import check_master, is_local, public_address
-from lastkey.jobs.spark.running import Spark, context_of, running_spark
+from lastkey.jobs.spark.running import context_of, running_spark
 from lastkey.jobs.spark.submit import UserOptions, from_environment, launch_arguments, read_properties
 from lastkey.logformat.control_characters import visible
+
+if TYPE_CHECKING:
+    from lastkey.jobs.spark.running import Spark
 
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 # The resolver's jars that Spark's own do not hold already (in the same or a newer version), each with its
