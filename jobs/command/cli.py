@@ -38,9 +38,9 @@ from lastkey.jobs.command.parse import MAX_LONG, check_text, parse_filter, parse
 from lastkey.jobs.command.progress import Progress, above_the_bar, shown_progress
 from lastkey.jobs.command.reporting import Report
 from lastkey.jobs.command.shared_options import Jobs, engine_option, globs_option, shared, talking
+from lastkey.jobs.command.spark_options import without_effect
 from lastkey.jobs.command.stopping import EarlyEndError, signals_handled, terminate
 from lastkey.jobs.errors import DONE, JobError, UsageError
-from lastkey.jobs.spark.submit import without_effect
 from lastkey.logformat.control_characters import visible, visible_bytes
 from lastkey.logformat.locations import refuse_secrets
 

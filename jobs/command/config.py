@@ -139,7 +139,7 @@ class JobSettings:
     split_bytes: int = 4 << 30
     task_memory_bytes: int = 1 << 30
     chunk_bytes: int = 8 << 20
-    engine: Engine | None = None  # None: as the command says
+    engine: Engine | Literal["default"] = "default"  # of each command
     spark_from_bytes: int = 8 << 30
     split_by: SplitBy = "auto"
 
@@ -172,7 +172,7 @@ JOB_CHECKS: dict[str, Callable[[object], Any]] = {
     "split.bytes": _integer(1, MAX_LONG),
     "task.memory.bytes": _integer(64 << 20, MAX_LONG),
     "chunk.bytes": _integer(64 << 10, 1 << 30),
-    "engine": _one_of(ENGINES),
+    "engine": _one_of(("default", *ENGINES)),
     "spark.from.bytes": _integer(0, MAX_LONG),
     "split.by": _one_of(SPLITS),
 }

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -52,9 +51,6 @@ class TerminatedError(EarlyEndError):
 
 def terminate(number: int, frame: FrameType | None) -> NoReturn:
     """End the run at once, for SIGTERM."""
-    session = sys.modules.get("lastkey.jobs.spark.session")
-    if session is not None:  # as pyspark does for Ctrl-C: else running tasks would be waited for
-        session.cancel_jobs()
     raise TerminatedError
 
 

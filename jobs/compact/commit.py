@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import platform
 import time
 from dataclasses import asdict, astuple, fields, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from lastkey.jobs.archive.listing import ArchivedPartition
@@ -115,7 +116,14 @@ def _segment(s: OutputSegment, r: PartitionResult, generation: int, run_id: str)
 
 def _versions() -> dict[str, str]:
     packages = ("pyspark", "deltalake", "pyarrow", "numpy", "numba", "google-crc32c", "zstandard", "cramjam")
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+    return {"python": platform.python_version()} | {name: _version(name) for name in packages}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a cluster's own pyspark was not installed by pip
+        return str(importlib.import_module(package).__version__)
 
 
 def state_of(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> PartitionState:

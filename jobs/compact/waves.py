@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
@@ -117,7 +118,9 @@ def _give_up(workers: Workers, start: Start, plans: Sequence[PartitionPlan]) -> 
             if run_id.startswith(report.run_id):  # folders of every attempt, and those of keys
                 remove_folder_at(store, path)
                 if not ended:
-                    report.notes.append(f"{path}: something still wrote there when the run ended; vacuum deletes it")
+                    report.notes.append(
+                        f"{path}: something may still have written there when the run ended; vacuum deletes it"
+                    )
 
 
 def _commit_of(start: Start, r: PartitionResult) -> Commit:
@@ -180,8 +183,9 @@ def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) 
 
     def several(plan: PartitionPlan, because: str, item: int) -> None:
         workers.set_pool(plan.name)
-        spark = workers.spark() if plan.limits.split_by == "window" else None
-        result = compact_in_splits(workers, plan, PartOf(partitions, item), spark)
+        by_window = plan.limits.split_by == "window"
+        with workers.spark(f"compact {plan.name}: window") if by_window else nullcontext() as spark:
+            result = compact_in_splits(workers, plan, PartOf(partitions, item), spark)
         partitions.ended(item, replace(result, several_because=because))
 
     def one_task() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructType
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from lastkey.jobs.archive.places import Place, check_apart, is_same
 from lastkey.jobs.command.options import LookupOptions
@@ -26,6 +26,7 @@ from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
 from lastkey.jobs.lookup.plans import list_plans
 from lastkey.jobs.spark import session
 from lastkey.jobs.spark.engine import session_of
+from lastkey.jobs.spark.tasks import cores_of
 from lastkey.jobs.store.minutes import known_segments, minute_table, replace_segments, uri_for_spark
 from lastkey.jobs.store.paths import TIME_INDEX, table_folder
 from lastkey.jobs.store.tables import State, open_state
@@ -274,6 +275,6 @@ def _frame(spark: SparkSession, segments: list[TimedSegment]) -> DataFrame:
             for number in batch.column(0).to_pylist():
                 yield from time_index_rows(tasks[number]).to_batches()
 
-    schema: StructType = spark.createDataFrame(TIME_INDEX_ROWS.empty_table()).schema
-    n_spark = min(len(tasks), _FILES_A_CORE * spark.sparkContext.defaultParallelism)
+    schema = from_arrow_schema(TIME_INDEX_ROWS)
+    n_spark = min(len(tasks), _FILES_A_CORE * cores_of(spark))
     return spark.range(0, len(tasks), 1, max(n_spark, 1)).mapInArrow(work, schema)

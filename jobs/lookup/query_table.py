@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import IntegralType, StringType, StructType, TimestampNTZType, TimestampType
 
 from lastkey.jobs.archive.places import Place, check_apart
@@ -24,6 +25,7 @@ from lastkey.jobs.command.reporting import JobReport, count, labelled, table
 from lastkey.jobs.errors import MissingPathError, NotEmptyError, UsageError
 from lastkey.jobs.spark import session
 from lastkey.jobs.spark.engine import session_of
+from lastkey.jobs.spark.tasks import cores_of
 from lastkey.logformat.locations import as_hadoop_names_it
 from lastkey.udfs.lookup.queries import ANSWER, LookupPlan, lookup_table
 from lastkey.udfs.storage import exists, normal_uri, open_root
@@ -123,9 +125,8 @@ def answered(queries: DataFrame, plans: list[LookupPlan]) -> DataFrame:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from lookup_table(by_key, batches)
 
-    empty = queries.sparkSession.createDataFrame(ANSWER.empty_table())
-    schema = StructType([*queries.schema.fields, *empty.schema.fields])
-    tasks = min(len(plans) + 1, _TASKS_A_CORE * queries.sparkSession.sparkContext.defaultParallelism)
+    schema = StructType([*queries.schema.fields, *from_arrow_schema(ANSWER).fields])
+    tasks = min(len(plans) + 1, _TASKS_A_CORE * cores_of(queries.sparkSession))
     key = F.xxhash64("topic", "partition")
     return queries.repartition(tasks, "topic", "partition").sortWithinPartitions(key).mapInArrow(work, schema)
 

@@ -7,7 +7,6 @@ by itself (`auto`). A session starts with the first task: a job with nothing to 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +18,14 @@ from lastkey.jobs.command.progress import CountedBytes, Progress
 from lastkey.jobs.command.reporting import JobReport
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.spark.master import local_cores_of
+from lastkey.jobs.spark.running import context_of, running_spark
 from lastkey.jobs.spark.submit import from_environment
 from lastkey.jobs.spark.workers import SparkTasks, StartSpark, Threads, Workers
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+    from lastkey.jobs.spark.running import Spark
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,14 +49,15 @@ def chosen_engine(options: Options, *, writes: bool) -> Engine:
     """Return the engine by option, setting, and the command's default. UsageError: threads with a master elsewhere."""
     engine = asked_engine(options.engine, options.config, writes=writes)
     if engine == "threads" and local_cores() is None:
-        found = from_environment().master or "a session that Spark's own spark-submit made"
+        found = from_environment().master or "a session that Spark's own spark-submit or Spark Connect made"
         raise UsageError(message=f"--engine threads: expected a local master or none, found {found}; leave one out")
     return engine
 
 
 def asked_engine(option: Engine | None, config: Config, *, writes: bool) -> Engine:
     """Return the engine by option, setting, and the command's default."""
-    return option or config.job.engine or (OF_WRITERS if writes else OF_READERS)
+    of_command = OF_WRITERS if writes else OF_READERS
+    return option or (of_command if config.job.engine == "default" else config.job.engine)
 
 
 @contextmanager
@@ -74,6 +76,10 @@ def workers(
         made = Threads(_no_spark if engine == "threads" else start, cores)
     try:
         yield made
+    except BaseException as error:
+        if not isinstance(error, Exception):  # Ctrl-C, SIGTERM: else running tasks would go on
+            made.cancel([])
+        raise
     finally:
         made.close()
         report.work = made.work()
@@ -112,9 +118,7 @@ def session_of(
     """
     if (options.engine or options.config.job.engine) == "threads":
         raise UsageError(message=f"--engine threads: {name} reads and writes tables through Spark; leave it out")
-    with workers("spark", 0, options.config, report, progress, brief=brief) as made:
-        spark = made.spark()
-        spark.sparkContext.setJobDescription(name)
+    with workers("spark", 0, options.config, report, progress, brief=brief) as made, made.spark(name) as spark:
         yield spark
 
 
@@ -122,21 +126,23 @@ def local_cores() -> int | None:
     """Return how many tasks run, or would run, at once on this machine; None if they run elsewhere, or nobody knows:
     the driver may be small.
     """
-    pyspark = sys.modules.get("pyspark")
-    running = None if pyspark is None else pyspark.SparkContext._active_spark_context
-    if running is not None:
-        return int(running.defaultParallelism) if str(running.master).startswith("local") else None
+    running = running_spark()
+    context = None if running is None else context_of(running)
+    if context is not None:
+        return int(context.defaultParallelism) if str(context.master).startswith("local") else None
+    if running is not None or (user := from_environment()).remote is not None:
+        return None
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit knows where
         return None
-    return local_cores_of(from_environment().master or "local[*]")  # None: local-cluster has processes of its own
+    return local_cores_of(user.master or "local[*]")  # None: local-cluster has processes of its own
 
 
 def _started_once(report: JobReport, progress: Progress, brief: bool) -> StartSpark:
     """Return a function that starts Spark at its first call, whichever thread calls it."""
-    made: list[SparkContext] = []
+    made: list[Spark] = []
     starting = threading.Lock()
 
-    def start() -> SparkContext:
+    def start() -> Spark:
         with starting:
             if not made:
                 from lastkey.jobs.spark import session  # noqa: PLC0415 - threads need no pyspark
@@ -151,7 +157,7 @@ def _started_once(report: JobReport, progress: Progress, brief: bool) -> StartSp
     return start
 
 
-def _no_spark() -> SparkContext:
+def _no_spark() -> Spark:
     raise UsageError(
         message='--engine threads: split.by = "window" needs Spark; give --engine spark, or another split.by'
     )

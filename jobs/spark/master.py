@@ -20,12 +20,14 @@ _LOCAL: Final = re.compile(r"local(?:\[(\*|0*[1-9]\d*)(?:\s*,\s*\d+)?\])?")
 _OTHER: Final = re.compile(r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn|k8s://.+")  # Spark says the rest
 _STANDALONE: Final = "spark://"
 _ADDRESS: Final = re.compile(r"(?P<host>\[[^\]]+\]|[^:/\s]+):(?P<port>\d{1,5})")
+_REMOTE: Final = re.compile(r"sc://(?P<host>\[[^\]]+\]|[^:/;@\s]+)(:(?P<port>\d{1,5}))?(/(;.*)?)?")
+_CONNECT_PORT: Final = 15002
 _ANSWER_SECONDS: Final = 5.0
 
 
 def is_local(user: UserOptions) -> bool:
     """Return whether Spark's tasks run on this machine."""
-    return (user.master or "local").startswith("local")
+    return user.remote is None and (user.master or "local").startswith("local")
 
 
 def local_cores_of(master: str) -> int | None:
@@ -37,13 +39,15 @@ def local_cores_of(master: str) -> int | None:
 
 
 def check_master(user: UserOptions) -> None:
-    """Raise MasterError if Spark knows no such master or none of its addresses answers, SparkStartError for a mode in
-    which no job runs.
+    """Raise MasterError if Spark knows no such master or no address of a master or of Spark Connect answers,
+    SparkStartError for a mode in which no job runs.
     """
-    if remote := user.conf.get("spark.remote"):
-        raise SparkStartError(found=f"--remote {remote}: no job runs through Spark Connect; give --master")
+    if user.remote is not None:
+        _check_remote(user, user.remote)
+        return
     if (mode := user.conf.get("spark.submit.deployMode", "client")) != "client":
-        raise SparkStartError(found=f"--deploy-mode {mode}: only client mode returns a job's report and exit code")
+        found = f"--deploy-mode {mode}: only client mode returns a job's report and exit code"
+        raise SparkStartError(found=f"{found}; for YARN's give the job to Spark's own spark-submit (CLUSTER.md)")
     master = user.master
     if master is None or local_cores_of(master) is not None or _OTHER.fullmatch(master):
         return
@@ -57,6 +61,26 @@ def check_master(user: UserOptions) -> None:
     tried = _failures(named)
     if tried:
         raise MasterError(what=f"--master {master}", expected="a Spark master that answers", found="; ".join(tried))
+
+
+def public_address(remote: str) -> str:
+    """Return what messages may repeat of a connection string: its host and port. The rest may hold a token."""
+    found = _REMOTE.match(remote)
+    return f"sc://{found['host']}:{found['port'] or _CONNECT_PORT}" if found else "--remote"
+
+
+def _check_remote(user: UserOptions, remote: str) -> None:
+    """Raise MasterError if nothing answers there: Spark would try for ten minutes."""
+    found = _REMOTE.fullmatch(remote)
+    if found is None or int(found["port"] or 0) > 65535:
+        expected = "sc://HOST:PORT[/;NAME=VALUE...] in --remote, spark.remote or SPARK_REMOTE"
+        raise MasterError(what="--remote", expected=expected, found="something else (not shown: it may hold a token)")
+    if user.master is not None:
+        raise MasterError(what="--remote and --master", expected="one of the two", found="both")
+    tried = _failures([(found["host"].strip("[]"), int(found["port"] or _CONNECT_PORT))])
+    if tried:
+        what = f"--remote {public_address(remote)}"
+        raise MasterError(what=what, expected="a Spark Connect server that answers", found="; ".join(tried))
 
 
 def _failures(addresses: Sequence[tuple[str, int]]) -> list[str]:

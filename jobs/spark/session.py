@@ -7,9 +7,8 @@ import re
 import signal
 import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -19,9 +18,14 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from lastkey.jobs.errors import ConnectorError, JarsError, SparkStartError
+from lastkey.jobs.installation import CONF
 from lastkey.jobs.spark import jvm
-from lastkey.jobs.spark.master import check_master
-from lastkey.jobs.spark.submit import UserOptions, from_environment
+from lastkey.jobs.spark.master import check_master, is_local, public_address
+from lastkey.jobs.spark.running import context_of, running_spark
+from lastkey.jobs.spark.submit import UserOptions, from_environment, read_properties
+
+if TYPE_CHECKING:
+    from lastkey.jobs.spark.running import Spark
 
 # Packages with the classes that Spark lacks for a file system, in the version of Spark's Hadoop
 _CONNECTORS = {
@@ -43,10 +47,12 @@ def start(
     return session_on(start_context(name, options=options, conf=conf, brief=brief))
 
 
-def session_on(context: SparkContext) -> SparkSession:
+def session_on(spark: Spark) -> SparkSession:
     """Make the session of a running context, or join it. Spark needs a second for the first one, for Delta's classes
     above all.
     """
+    if context_of(spark) is None:
+        return cast(SparkSession, spark)
     try:
         return SparkSession.builder.getOrCreate()
     except (PySparkException, Py4JJavaError) as error:
@@ -59,18 +65,23 @@ def start_context(
     options: UserOptions | None = None,
     conf: Mapping[str, str] | None = None,
     brief: bool = True,
-) -> SparkContext:
+) -> Spark:
     """Start Spark, or join the running one.
 
     options: the user's (default: PYSPARK_SUBMIT_ARGS), which win. conf: the caller's, which wins over the files.
     brief: the JVM has little to do (no shuffle of many rows); only used in local mode.
     """
-    if SparkContext._active_spark_context is not None:  # a notebook or tests made it
-        return SparkContext.getOrCreate()
+    running = running_spark()
+    if running is not None:  # a notebook's, or that of tests
+        return running
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return _start_in_submitted(name)
     user = options or from_environment()
     check_master(user)
+    if user.remote is not None:
+        return _connected(user, user.remote)
+    if not is_local(user):
+        _hide_checkout()
     environment = jvm.environment_for(user)
     arguments = jvm.arguments_for(user, brief=brief, conf={"spark.app.name": name, **(conf or {})})
     os.environ.update(environment)  # pyspark reads it too
@@ -106,23 +117,62 @@ def _called(launched: jvm.Jvm) -> JavaGateway:
 
 
 def _start_in_submitted(name: str) -> SparkContext:
-    """Start Spark in the JVM of Spark's own spark-submit, which has started this process."""
+    """Start Spark in the JVM of Spark's own spark-submit, which has started this process; its settings win."""
     SparkContext._ensure_initialized()
-    conf = SparkConf()
-    if conf.get("spark.app.name", "").endswith(".py"):  # nobody named it
-        conf.setAppName(name)
-    user = UserOptions(conf=dict(conf.getAll()))
+    classes: Any = SparkContext._jvm
+    settings = SparkConf()
+    if settings.get("spark.app.name", "").endswith(".py"):  # nobody named it
+        settings.setAppName(name)
+    named = dict(settings.getAll())
+    if "spark.yarn.dist.archives" in named:  # as spark-submit calls YARN's --archives
+        named["spark.archives"] = named["spark.yarn.dist.archives"]
+    user = UserOptions(conf=named)
     python = jvm.executors_python(user)
     if python is not None:
         os.environ["PYSPARK_PYTHON"] = python
-    for key, value in jvm.of_pack(user).items():
-        conf.setIfMissing(key, value)
-    return SparkContext(conf=conf)
+    ours = read_properties(CONF / "spark-defaults.conf") | jvm.of_pack(user)
+    has_delta = classes.org.apache.spark.util.Utils.classIsLoadable(ours["spark.sql.extensions"])
+    for key, value in ours.items():
+        if has_delta or not key.startswith(("spark.sql.extensions", "spark.sql.catalog.")):
+            settings.setIfMissing(key, value)
+    return SparkContext(conf=settings)
+
+
+def _hide_checkout() -> None:
+    """Take this checkout out of PYTHONPATH: YARN gives a client's to executors, before the Lastkey that they are meant
+    to run, and their nodes may hold another version at the same path.
+    """
+    folders = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
+    others = [folder for folder in folders if folder and Path(folder).resolve() != CONF.parent]
+    if others:
+        os.environ["PYTHONPATH"] = os.pathsep.join(others)
+
+
+def _connected(user: UserOptions, remote: str) -> SparkSession:
+    """Return a session of Spark Connect, with our settings and the user's as far as a client may set them. No error
+    repeats the connection string, which may hold a token.
+    """
+    settings = {**read_properties(CONF / "spark-defaults.conf"), **user.conf}
+    try:
+        made: Any = SparkSession.builder.remote(remote).getOrCreate()
+        retries = made.client.get_retry_policies()
+        made.client.set_retry_policies([])  # else a server of another kind is asked for ten minutes
+        for key, value in settings.items():
+            if key.startswith("spark.sql.") and made.conf.isModifiable(key):
+                made.conf.set(key, value)
+        made.client.set_retry_policies(retries)
+    except ImportError as error:
+        found = f"{public_address(remote)}: pyspark's packages for Spark Connect are missing ({error}); "
+        raise SparkStartError(found=f"{found}install pyspark[connect]") from None
+    except PySparkException as error:
+        found = "" if remote in str(error) or "INVALID_CONNECT_URL" in str(error) else f": {_plain(str(error))}"
+        raise SparkStartError(found=f"{public_address(remote)}{found}") from None
+    return cast(SparkSession, made)
 
 
 def check_connector(spark: SparkSession, uri: str) -> None:
-    """Raise ConnectorError if Spark's own code has no file system for a URI."""
-    if "://" not in uri:
+    """Raise ConnectorError if Spark's own code has no file system for a URI. Of a server nobody knows."""
+    if "://" not in uri or context_of(spark) is None:
         return
     scheme = uri.partition("://")[0]
     context: Any = spark.sparkContext
@@ -142,14 +192,6 @@ def local_folders() -> list[str]:
     """Return the folders in which Spark's processes on this machine write shuffle files, if the user named any."""
     named = os.environ.get("SPARK_LOCAL_DIRS") or from_environment().conf.get("spark.local.dir", "")
     return [folder for folder in named.split(",") if folder]
-
-
-def cancel_jobs() -> None:
-    """Cancel the running Spark jobs, so that their waiters return; do nothing without a session."""
-    context = SparkContext._active_spark_context
-    if context is not None:
-        with suppress(Py4JError):  # a signal interrupted a call to the JVM, which allows no other meanwhile
-            context.cancelAllJobs()
 
 
 def how_the_jvm_ended(patience_seconds: float = 0.0) -> str | None:

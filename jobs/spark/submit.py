@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lastkey.jobs.command.reporting import Work
 from lastkey.jobs.command.spark_options import OF_SPARK, SWITCHES
 
 # spark-submit's options and the settings that they stand for
@@ -32,11 +30,6 @@ _JOINED = (
     ("spark.jars.packages", "--packages", ","),
     ("spark.driver.extraClassPath", "--driver-class-path", ":"),
 )
-# Options that only masters with executors of their own take notice of
-_OF_EXECUTORS = re.compile(
-    r"--(executor-\w+|num-executors|total-executor-cores|queue|supervise|proxy-user|archives)"
-    r"|--conf spark\.(executor\.(memory|memoryOverhead|cores|instances)|cores\.max|dynamicAllocation\..*|yarn\..*)"
-)
 
 
 @dataclass(frozen=True)
@@ -56,6 +49,11 @@ class UserOptions:
         """The Python of the pack that the user sends to executors as `--archives FILE#lastkey`; None: no pack."""
         named = (archive.strip().rpartition("#") for archive in self.conf.get("spark.archives", "").split(","))
         return "./lastkey/bin/python" if any(file and folder == "lastkey" for file, _, folder in named) else None
+
+    @property
+    def remote(self) -> str | None:
+        """The connection string of Spark Connect that the user gave. It may hold a token: never repeat it."""
+        return self.conf.get("spark.remote")
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> UserOptions:
@@ -99,29 +97,9 @@ def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.e
         properties = Path(environment["SPARK_CONF_DIR"]) / "spark-defaults.conf"
     if properties is not None and properties.is_file():
         conf = read_properties(properties) | conf
+    if environment.get("SPARK_REMOTE"):
+        conf.setdefault("spark.remote", environment["SPARK_REMOTE"])
     return UserOptions(tuple(arguments), conf)
-
-
-def without_effect(arguments: Sequence[str], work: Work | None) -> list[str]:
-    """Return a note on the typed options that the work took no notice of, by name: a value may be a secret."""
-    typed = list(_typed(arguments))
-    if work is None or not work.spark:
-        used = ("--master",) if work is not None else ()  # local[4]: four threads
-        names, why = [name for name in typed if name not in used], "no Spark was needed"
-    else:
-        names, why = [name for name in typed if _OF_EXECUTORS.search(name)], f"--master {work.master} has no executors"
-        names = names if work.master.startswith("local") else []
-    return [f"{', '.join(dict.fromkeys(names))}: no effect, because {why}"] if names else []
-
-
-def _typed(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the names of typed options, of `--conf NAME=VALUE` with the setting's."""
-    words = iter(arguments)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if word not in SWITCHES and not equals:
-            value = next(words, "")
-        yield f"--conf {value.partition('=')[0].strip()}" if name in ("--conf", "-c") else name
 
 
 def read_properties(path: Path) -> dict[str, str]:

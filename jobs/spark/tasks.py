@@ -1,8 +1,8 @@
 """Transport of plans into Spark tasks and of results back: pickled values.
 
 Spark's RDDs carry them: a DataFrame would be planned and compiled, and go through Arrow. Measured, warm: 10 ms a task
-against 35 ms, and the first tasks of a session after 2.0 s against 3.5 to 4.5 s. The functions that the tasks run are
-those of `udfs`; this module only carries them.
+against 35 ms, and the first tasks of a session after 2.0 s against 3.5 to 4.5 s. A session of Spark Connect has no
+RDDs: there rows of a DataFrame do. The functions that the tasks run are those of `udfs`; this module only carries them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,28 @@ import re
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
-from pyspark import RDD, Accumulator, AccumulatorParam, InheritableThread, SparkContext, TaskContext
+from pyspark import Accumulator, AccumulatorParam, InheritableThread, SparkContext, TaskContext
+from pyspark.sql import SparkSession
 
 from lastkey.jobs.command.progress import Watcher
+from lastkey.jobs.spark.own_jobs import named, new_tag
+from lastkey.jobs.spark.running import context_of
 from lastkey.logformat.bytes_read import listening
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import exists, open_root
+
+if TYPE_CHECKING:
+    from lastkey.jobs.spark.running import Spark
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,25 +45,33 @@ R = TypeVar("R")
 _LOG = logging.getLogger("lastkey")
 RESULT = "result binary"
 _CARRIED = "lastkey-problem "
-_PATIENCE = 10.0  # seconds to wait for threads or tasks to end
 _RESULT_ARROW = pa.schema([pa.field("result", pa.binary())])
 
 
 def run_tasks(
-    context: SparkContext, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None
+    spark: Spark,
+    function: Callable[[T], R],
+    items: Sequence[T],
+    name: str,
+    watcher: Watcher | None = None,
+    tag: str | None = None,
 ) -> list[R]:
     """Return `function` of every item, each run in a Spark task of its own, in the order of the items.
 
-    name: of the job and its stage, in Spark's UI and event logs.
+    name: of the job and its stage, in Spark's UI and event logs. tag: of the run (default: a new one).
     watcher: hears of the tasks from a thread of its own, and for the last time when this function returns or fails.
     """
     if not items:
         return []
+    tag, context = tag or new_tag(), context_of(spark)
+    if context is None:
+        session = cast(SparkSession, spark)
+        return _in_a_thread(lambda: _through_connect(session, function, items, watcher), spark, tag, name)
     if not str(context.master).startswith("local"):
         function = partial(_told, name, function)
     numbered = context.parallelize(list(enumerate(items)), len(items))  # each task gets only its own item
     if watcher is None:
-        return _collected(numbered.map(lambda one: function(one[1])), name)
+        return _in_a_thread(numbered.map(lambda one: function(one[1])).collect, spark, tag, name)
     wants_results = watcher.wants_results
     with _watched(context, len(items), watcher) as (ends, board):
 
@@ -68,7 +81,7 @@ def run_tasks(
             ends.add([(one[0], result if wants_results else None)])
             return result
 
-        return _collected(numbered.map(work), name)
+        return _in_a_thread(numbered.map(work).collect, spark, tag, name)
 
 
 def _told(stage: str, function: Callable[[T], R], item: T) -> R:
@@ -80,53 +93,62 @@ def _told(stage: str, function: Callable[[T], R], item: T) -> R:
     return function(item)
 
 
-def _collected(tasks: RDD[R], name: str) -> list[R]:
-    """Return the results of tasks. A thread of its own calls the JVM, so that Ctrl-C and SIGTERM find this thread
-    waiting, and not in the middle of a call in which it cannot cancel the tasks.
+def _in_a_thread(collect: Callable[[], list[R]], spark: Spark, tag: str, name: str) -> list[R]:
+    """Return the results of tasks. A thread of its own waits for Spark, so that Ctrl-C and SIGTERM find this thread
+    waiting, and not in the middle of a call to the JVM.
     """
     results: Future[list[R]] = Future()
 
-    def collect() -> None:
-        for key in ("spark.job.description", "callSite.short"):  # the second one names the stage
-            tasks.context.setLocalProperty(key, name)
+    def work() -> None:
         try:
-            results.set_result(tasks.collect())
+            with named(spark, tag, name):
+                results.set_result(collect())
         except BaseException as error:  # raised by results.result()
             results.set_exception(error)
 
-    InheritableThread(collect, daemon=True, name="tasks").start()
-    try:
-        return results.result()
-    except BaseException as error:
-        if not isinstance(error, Exception):
-            tasks.context.cancelAllJobs()  # this process works for nothing else
-        raise
+    thread = (
+        InheritableThread if context_of(spark) is not None else threading.Thread
+    )  # the first one's has the caller's pool
+    thread(target=work, daemon=True, name="tasks").start()
+    return results.result()
 
 
-def end_jobs(context: SparkContext, working: Sequence[Future[Any]]) -> None:
-    """Cancel Spark jobs until the threads that wait for them have ended: between two of its jobs a thread has none to
-    cancel. A thread that is busy with something else for long is not waited for: its next job fails with the session.
+def _through_connect(
+    spark: SparkSession, function: Callable[[T], R], items: Sequence[T], watcher: Watcher | None
+) -> list[R]:
+    """Return the results of tasks that get their items as rows. The watcher hears of an item's end once those of all
+    items before it have been heard of: results come in their order, and there are no accumulators.
     """
-    patience = time.monotonic() + _PATIENCE
-    while time.monotonic() < patience:
-        with suppress(Exception):  # the JVM may be gone; why the run ends is known already
-            context.cancelAllJobs()  # this process works for nothing else
-        if not wait([future for future in working if not future.cancelled()], timeout=0.2).not_done:
-            break
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number, item in zip(*batch.to_pydict().values(), strict=True):
+                yield _row(number, function(pickle.loads(item)))
+
+    rows = pa.table({"item": pa.array(range(len(items)), pa.int32()), "plan": [pickle.dumps(item) for item in items]})
+    of_items = spark.createDataFrame(rows).repartitionById(len(items), "item")
+    results: dict[int, R] = {}
+    for row in of_items.mapInArrow(work, f"item int, {RESULT}").toLocalIterator():
+        results[row.item] = pickle.loads(row.result)
+        if watcher is not None:
+            watcher.ended(row.item, results[row.item])
+    return [results[item] for item in range(len(items))]
 
 
-def await_tasks(context: SparkContext) -> bool:
-    """Wait for cancelled tasks to end, and so for their workers, which Spark kills after some 4 seconds. Return whether
-    all ended.
-    """
-    patience, rest = time.monotonic() + _PATIENCE, threading.Event()
-    while time.monotonic() < patience:
-        with suppress(Exception):  # as above
-            executors = context._jsc.sc().statusTracker().getExecutorInfos()
-            if not any(executor.numRunningTasks() for executor in executors):
-                return True
-        rest.wait(0.1)
-    return False
+def _row(item: int, result: object) -> pa.RecordBatch:
+    columns = {"item": pa.array([item], pa.int32()), "result": pa.array([pickle.dumps(result)], pa.binary())}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def cores_of(spark: Spark) -> int:
+    """Return how many tasks a session runs at once, as far as Spark says."""
+    context = context_of(spark)
+    if context is not None:
+        return int(context.defaultParallelism)
+    # Spark Connect tells no figure; a range has as many partitions unless asked for another number
+    numbers = cast(SparkSession, spark).range(1 << 16).selectExpr("spark_partition_id() AS number")
+    [row] = numbers.selectExpr("max(number) AS last").collect()
+    return int(row["last"]) + 1
 
 
 class _Ends(AccumulatorParam[list[Any]]):
@@ -239,7 +261,7 @@ class StoppedTask(Exception):
 def is_sparks(error: Exception) -> bool:
     """Return whether Spark failed, or the way to it: a task's error, a JVM that is gone."""
     packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
-    return isinstance(error, ConnectionError) or bool(packages & {"pyspark", "py4j"})
+    return isinstance(error, ConnectionError) or bool(packages & {"pyspark", "py4j", "grpc"})
 
 
 def carried_problem(error: BaseException) -> Problem | None:

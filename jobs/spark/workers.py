@@ -6,23 +6,25 @@ import importlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.command.reporting import Work
+from lastkey.jobs.spark.running import context_of
 from lastkey.logformat.bytes_read import listening
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+    from lastkey.jobs.spark.running import Spark
 
 T = TypeVar("T")
 R = TypeVar("R")
-StartSpark = Callable[[], "SparkContext"]  # starts Spark only once
+StartSpark = Callable[[], "Spark"]  # starts Spark only once
 _PATIENCE: Final = 3.0  # seconds to wait for threads to end
 
 
@@ -54,8 +56,10 @@ class Workers(Runner, Protocol):
     def stages_bytes(self) -> int:
         """Fixed cost of the stages of one partition, beside the work: bytes of log that a core cleans in that time."""
 
-    def spark(self) -> SparkSession:
-        """Return the session; start it if there is none."""
+    def spark(self, name: str) -> AbstractContextManager[SparkSession]:
+        """Yield the session; start it if there is none. The jobs that this thread starts in it get a name, and end with
+        `cancel`.
+        """
 
     def set_pool(self, name: str) -> None:
         """Let everything that this thread runs from now on belong to `name`; items of several names take turns."""
@@ -73,56 +77,80 @@ class Workers(Runner, Protocol):
         """Release the workers."""
 
 
+class _Session:
+    """Session of a run, started when it is first needed, and the run's jobs in it."""
+
+    def __init__(self, start: StartSpark) -> None:
+        self._start = start
+        self.started: Spark | None = None
+        self.tag = ""
+
+    def get(self) -> Spark:
+        if self.started is None:
+            self.started, self.tag = self._start(), own_jobs().new_tag()
+        return self.started
+
+    @contextmanager
+    def named(self, name: str) -> Iterator[SparkSession]:
+        with own_jobs().named(spark := self.get(), self.tag, name):
+            yield _session_on(spark)
+
+    def cancel(self, working: Sequence[Future[Any]]) -> None:
+        if self.started is not None:
+            own_jobs().end_jobs(self.started, self.tag, working)
+
+    def await_end(self) -> bool:
+        return self.started is None or own_jobs().await_tasks(self.started, self.tag)
+
+
 class SparkTasks:
     """Workers of Spark: each item is a task. Spark starts with the first of them."""
 
     stages_bytes = 512 << 20  # half a second
 
     def __init__(self, start_spark: StartSpark) -> None:
-        self._start_spark = start_spark
-        self._context: SparkContext | None = None
+        self._session = _Session(start_spark)
         self._tasks = 0
+        self._cores = 0
 
     @property
     def cores(self) -> int:
         """Tasks that run at once."""
-        return int(self._started().defaultParallelism)
+        self._cores = self._cores or tasks().cores_of(self._session.get())
+        return self._cores
 
-    def spark(self) -> SparkSession:
-        """Return the session; start it if there is none."""
-        return _session_on(self._started())
+    def spark(self, name: str) -> AbstractContextManager[SparkSession]:
+        """Yield the session; start it if there is none."""
+        return self._session.named(name)
 
     def set_pool(self, name: str) -> None:
-        """Set Spark's pool."""
-        self._started().setLocalProperty("spark.scheduler.pool", name)
+        """Set Spark's pool; a client of Spark Connect cannot."""
+        if (context := context_of(self._session.get())) is not None:
+            context.setLocalProperty("spark.scheduler.pool", name)
 
     def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
         """Call `run_tasks`."""
         if not items:
             return []
         self._tasks += len(items)
-        results: list[R] = tasks().run_tasks(self._started(), function, items, name, watcher)
+        spark = self._session.get()
+        results: list[R] = tasks().run_tasks(spark, function, items, name, watcher, self._session.tag)
         return results
 
     def work(self) -> Work | None:
-        """Return the name of Spark's application, and how many tasks it got."""
-        return None if self._context is None else _work_of(self._context, self._tasks)
+        """Return the session's name, and how many tasks it got."""
+        return None if self._session.started is None else _work_of(self._session.started, self._tasks)
 
     def cancel(self, working: Sequence[Future[Any]]) -> None:
-        """Call `end_jobs`."""
-        if self._context is not None:
-            tasks().end_jobs(self._context, working)
+        """Cancel the run's jobs."""
+        self._session.cancel(working)
 
     def await_end(self) -> bool:
-        """Call `await_tasks`."""
-        return self._context is None or tasks().await_tasks(self._context)
+        """Wait for the run's tasks."""
+        return self._session.await_end()
 
     def close(self) -> None:
         """Do nothing: Spark is not ours alone."""
-
-    def _started(self) -> SparkContext:
-        self._context = self._start_spark()
-        return self._context
 
 
 def tasks() -> Any:
@@ -130,12 +158,22 @@ def tasks() -> Any:
     return importlib.import_module("lastkey.jobs.spark.tasks")
 
 
-def _session_on(context: SparkContext) -> SparkSession:
-    session: SparkSession = importlib.import_module("lastkey.jobs.spark.session").session_on(context)
-    return session
+def own_jobs() -> Any:
+    """Return the module that names and ends the jobs of a run, which needs pyspark too."""
+    return importlib.import_module("lastkey.jobs.spark.own_jobs")
 
 
-def _work_of(context: SparkContext, n_tasks: int, threads: int = 0) -> Work:
+def _session_on(spark: Spark) -> SparkSession:
+    made: SparkSession = importlib.import_module("lastkey.jobs.spark.session").session_on(spark)
+    return made
+
+
+def _work_of(spark: Spark, n_tasks: int, threads: int = 0) -> Work:
+    context = context_of(spark)
+    if context is None:  # the builder's endpoint has no token, as a connection string has
+        where: Any = cast(Any, spark).client
+        address = getattr(where._builder, "endpoint", where.host)
+        return Work(threads, str(spark.version), f"sc://{address}", str(where._session_id), n_tasks)
     return Work(threads, str(context.version), str(context.master), str(context.applicationId), n_tasks)
 
 
@@ -151,8 +189,7 @@ class Threads:
     stages_bytes = 128 << 20
 
     def __init__(self, start_spark: StartSpark, cores: int) -> None:
-        self._start_spark, self.cores = start_spark, cores
-        self._context: SparkContext | None = None
+        self._session, self.cores = _Session(start_spark), cores
         self._began = False
         self._runs: deque[deque[Callable[[], None]]] = deque()  # for each `run` the items that have not begun
         self._wanted: set[Future[Any]] = set()
@@ -164,18 +201,17 @@ class Threads:
         for thread in self._threads:
             thread.start()
 
-    def spark(self) -> SparkSession:
-        """Return the session, for what threads cannot do; start it if there is none."""
-        self._context = self._start_spark()
-        return _session_on(self._context)
+    def spark(self, name: str) -> AbstractContextManager[SparkSession]:
+        """Yield the session, for what threads cannot do; start it if there is none."""
+        return self._session.named(name)
 
     def set_pool(self, name: str) -> None:
         """Do nothing: threads know no names."""
 
     def work(self) -> Work | None:
         """Return how many threads there are, and the session that they asked for."""
-        if self._context is not None:
-            return _work_of(self._context, 0, self.cores)
+        if self._session.started is not None:
+            return _work_of(self._session.started, 0, self.cores)
         return Work(self.cores) if self._began else None
 
     def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
@@ -222,13 +258,14 @@ class Threads:
         for future in list(self._wanted):
             with suppress(InvalidStateError):
                 future.set_exception(_ended())
+        self._session.cancel(working)
 
     def await_end(self) -> bool:
         """Wait for a while until the threads have finished or given up their items. Return whether they have."""
         patience = time.monotonic() + _PATIENCE
         for thread in self._threads:
             thread.join(max(patience - time.monotonic(), 0))
-        return not any(thread.is_alive() for thread in self._threads)
+        return self._session.await_end() and not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
         """Let the threads end."""

@@ -39,7 +39,7 @@ def uri_for_spark(root: Root) -> str:
 def minute_table(spark: SparkSession, root: Root) -> DataFrame:
     """Return the table; a small one in a session for small data: one partition, no code generation."""
     files = root.filesystem.get_file_info(pafs.FileSelector(root.full(table_folder(TIME_INDEX))))
-    if sum(file.size or 0 for file in files) < _LARGE_TABLE_BYTES:
+    if sum(file.size or 0 for file in files) < _LARGE_TABLE_BYTES and hasattr(spark, "newSession"):  # not of Connect
         spark = spark.newSession()
         for key, value in _SMALL.items():
             spark.conf.set(key, value)
@@ -62,7 +62,7 @@ def replace_segments(state: State, frame: DataFrame, replaced: list[SegmentKey])
     """Remove the rows of `replaced` segments and add those of `frame`, in one commit."""
     uri = uri_for_spark(state.root)
     if not state.table_exists(TIME_INDEX):
-        frame.write.format("delta").mode("errorifexists").save(uri)
+        frame.write.format("delta").mode("error").save(uri)
     elif not replaced:
         frame.write.format("delta").mode("append").save(uri)
     elif len(replaced) <= _MOST_IN_PREDICATE:

@@ -23,7 +23,7 @@ from tests.builders.trees import files_in
 from tests.golden import CLIENTS, CLIENTS_ABOUT, PASSES, digest_of_logs
 from tests.golden.make_golden import GAP_MS, SETTINGS, pack, partitions
 from tests.kafka_lab import Broker, CleanSpec, clean, create_topics, digest, dump, make_logs
-from tests.kafka_lab.jars import STREAMS, cache_dir, java_tool, kafka_jars
+from tests.kafka_lab.jars import STREAMS, cache_dir, java_tool, lab_jars
 from tests.kafka_lab.jvm import lab
 from tests.kafka_lab.waiting import wait_until
 
@@ -176,7 +176,7 @@ def stream(broker: Broker, work: Path) -> None:
         create_topics(broker.bootstrap, {topic: 1}, configs(topic))
     line = "topic=orders-in records=1500 keys=300 t0=now tsstep=700 roll=false vmin=10 vmax=30"
     make_logs(broker.bootstrap, [line])
-    jars = f"{kafka_jars(STREAMS)}/*"
+    jars = f"{lab_jars(STREAMS)}/*"
     javac = [java_tool("javac"), "-nowarn", "-d", work / "counts", "-cp", jars, WRITERS / "Counts.java"]
     subprocess.run(javac, check=True)
     java = [java_tool("java"), "-cp", f"{work / 'counts'}:{jars}", "Counts"]

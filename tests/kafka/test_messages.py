@@ -18,7 +18,7 @@ from lastkey.logformat.messages.reader import reader
 from lastkey.logformat.messages.table import messages, versions_of
 from tests.builders.trees import files_in
 from tests.kafka_lab import Broker, dump_log_segments, make_logs
-from tests.kafka_lab.jars import kafka_jars
+from tests.kafka_lab.jars import lab_jars
 from tests.kafka_lab.jvm import lab
 from tests.kafka_lab.own_topics import DECODERS, TOPICS
 
@@ -40,7 +40,7 @@ def classes() -> dict[str, str]:
     """Of every message in the jars: name -> class."""
     found = {}
     for jar, pattern in GENERATED.items():
-        with zipfile.ZipFile(kafka_jars() / f"kafka-{jar}-4.3.0.jar") as archive:
+        with zipfile.ZipFile(lab_jars() / f"kafka-{jar}-4.3.0.jar") as archive:
             for name in archive.namelist():
                 if re.fullmatch(pattern + r"\.class", name):
                     found[name.removesuffix(".class").rpartition("/")[2]] = name.removesuffix(".class").replace(

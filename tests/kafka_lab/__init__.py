@@ -18,7 +18,7 @@ The oracle is exact: the in-process cleaner at the broker's clock gives the byte
 
 from .broker import Broker, OldBroker
 from .errors import LabError
-from .jars import kafka_jars
+from .jars import lab_jars
 from .loading import (
     LoadError,
     LoadReport,
@@ -63,7 +63,7 @@ __all__ = [
     "Broker", "CleanRound", "CleanSpec", "Consumed", "Digest", "DrawSpec", "DrawnLog", "IndexReport", "LabError",
     "LoadError", "LoadReport", "Located", "OldBroker", "RecoverSpec", "check_served", "clean", "consume",
     "create_topics", "delete_old_segments", "digest", "digest_of", "draw_logs", "dump", "dump_log_findings",
-    "dump_log_segments", "index_check", "kafka_jars", "list_offsets", "load_under_broker", "locate", "make_logs",
+    "dump_log_segments", "index_check", "lab_jars", "list_offsets", "load_under_broker", "locate", "make_logs",
     "recover", "recover_segments", "recovered_by_broker", "seek", "served_by_broker", "start_restored",
     "visible_lines", "without_segments",
 ]  # fmt: skip

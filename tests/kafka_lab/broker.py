@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from .errors import LabError
-from .jars import OLD, kafka_jars
+from .jars import OLD, lab_jars
 from .jvm import JAVA_SOURCES, java_command, lab
 from .waiting import wait_until
 
@@ -120,7 +120,7 @@ class BaseBroker:
         jvm_options = (f"-Xms{self.heap}", f"-Xmx{self.heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
                        f"-Dlab.logs={self.logs}", *self._jvm_options())  # fmt: skip
         command = java_command(
-            "UntilStdinCloses", *self._mains(properties), jars=kafka_jars(self.version), options=jvm_options
+            "UntilStdinCloses", *self._mains(properties), jars=lab_jars(self.version), options=jvm_options
         )
         with (self.logs / "out.log").open("wb") as out:
             self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Kafka's jars, fetched once into a cache folder by Apache Ivy, which pyspark ships. Needs Java, no Maven.
+"""Jars of Kafka and of YARN, fetched once into a cache folder by Apache Ivy, which pyspark ships. Needs Java, no Maven.
 
 The cache is `.kafka/` in the checkout, or the folder that LASTKEY_KAFKA_DIR names. Nothing is written elsewhere.
 """
@@ -18,6 +18,7 @@ from .errors import LabError
 
 NEW, OLD = "4.3.0", "2.8.2"  # the reference broker; the last line that still writes magic 0 and 1
 STREAMS = f"streams-{NEW}"  # Kafka Streams with its client, for golden data (tests/golden/make_clients.py)
+YARN = "yarn-3.5.0"  # Hadoop's servers (tests/yarn_lab), of the Hadoop whose client pyspark ships
 CENTRAL = "https://repo1.maven.org/maven2/"
 _ATTEMPTS = 3
 _FETCH_SECONDS = 900
@@ -35,11 +36,17 @@ _MODULES = {
         ("org.slf4j", "slf4j-reload4j", "1.7.36"),
     ],
     STREAMS: [("org.apache.kafka", "kafka-streams", NEW)],
+    YARN: [
+        ("org.apache.hadoop", "hadoop-client-minicluster", "3.5.0"),
+        ("org.junit.jupiter", "junit-jupiter-api", "5.13.4"),  # this and the next: needed, not declared
+        ("org.bouncycastle", "bcpkix-jdk18on", "1.82"),
+    ],
 }
 _EXCLUDED = {
     NEW: [("org.apache.kafka", "connect-runtime")],  # Jetty and Jersey, 40 jars that neither broker nor tools start
     OLD: [],
     STREAMS: [],
+    YARN: [("org.apache.hadoop", "hadoop-client-api"), ("org.apache.hadoop", "hadoop-client-runtime")],  # pyspark's
 }
 
 _SETTINGS = f"""<ivysettings>
@@ -62,12 +69,12 @@ def java_tool(name: str) -> str:
     home = os.environ.get("JAVA_HOME")
     found = shutil.which(name, path=str(Path(home) / "bin")) if home else shutil.which(name)
     if not found:
-        raise LabError(f"no {name} {'under JAVA_HOME ' + home if home else 'on PATH'}: the Kafka lab needs a JDK 17")
+        raise LabError(f"no {name} {'under JAVA_HOME ' + home if home else 'on PATH'}: the lab needs a JDK 17")
     return found
 
 
-def kafka_jars(version: str = NEW) -> Path:
-    """Return the folder of Kafka's jars with all that they need to run; the first call fetches them (40 s each)."""
+def lab_jars(version: str = NEW) -> Path:
+    """Return the folder of such jars with all that they need to run; the first call fetches them (10 to 40 s)."""
     libs, wanted = cache_dir() / f"libs-{version}", _ivy_file(version)
     if _is_complete(libs, wanted):
         return libs
@@ -108,7 +115,7 @@ def _is_complete(libs: Path, wanted: str) -> bool:
 
 def _ivy_file(version: str) -> str:
     if version not in _MODULES:
-        raise LabError(f"Kafka {version} is not one of {', '.join(_MODULES)}")
+        raise LabError(f"{version} is not one of {', '.join(_MODULES)}")
     wanted = [
         f'<dependency org="{org}" name="{name}" rev="{rev}" force="true"/>' for org, name, rev in _MODULES[version]
     ]
@@ -156,4 +163,4 @@ def _fetch(version: str, ivy_file: str, work: Path) -> None:
             (work / "libs" / "ivy.xml").write_text(ivy_file)
             shutil.rmtree(cache_dir() / "ivy")
             return
-    raise LabError(f"Kafka {version} could not be fetched from {CENTRAL} in {_ATTEMPTS} attempts:\n{output[-3000:]}")
+    raise LabError(f"jars of {version} could not be fetched from {CENTRAL} in {_ATTEMPTS} attempts:\n{output[-3000:]}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import LabError
-from .jars import NEW, cache_dir, exclusive, java_tool, kafka_jars, replace_folder, temporary_folder
+from .jars import NEW, cache_dir, exclusive, java_tool, lab_jars, replace_folder, temporary_folder
 
 JAVA_SOURCES = Path(__file__).parent / "java"
 _HEAP = "2g"
@@ -32,7 +32,7 @@ def classes() -> Path:
     target = cache_dir() / f"classes-{digest.hexdigest()[:16]}"
     if target.is_dir():
         return target
-    jars = kafka_jars()
+    jars = lab_jars()
     with exclusive("compile"):
         if not target.is_dir():
             with temporary_folder("compile-") as work:
@@ -43,7 +43,7 @@ def classes() -> Path:
 
 def java_command(main: str, *args: str, jars: Path | None = None, options: tuple[str, ...] = ()) -> list[str]:
     """Return the command line that runs a class of the lab, or of Kafka, with `jars` (the new Kafka's) on its path."""
-    path = f"{classes()}:{jars or kafka_jars()}/*"
+    path = f"{classes()}:{jars or lab_jars()}/*"
     return [java_tool("java"), "-Duser.timezone=UTC", *options, "-cp", path, main, *args]
 
 

@@ -24,7 +24,7 @@ from tests.kafka_lab import (
     start_restored,
     visible_lines,
 )
-from tests.kafka_lab.jars import cache_dir, java_tool, kafka_jars
+from tests.kafka_lab.jars import cache_dir, java_tool, lab_jars
 from tests.kafka_lab.jvm import LabJvm, lab
 from tests.kafka_lab.loading import log_problems
 
@@ -202,7 +202,7 @@ def test_a_fetch_that_fails_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr("tests.kafka_lab.jars._SETTINGS", nowhere)
     monkeypatch.setattr("tests.kafka_lab.jars._ATTEMPTS", 1)
     with pytest.raises(LabError, match="could not be fetched"):
-        kafka_jars()
+        lab_jars()
     assert not list(tmp_path.glob("libs-*"))
     assert not list(tmp_path.glob("fetch-*"))
 

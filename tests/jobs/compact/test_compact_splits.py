@@ -245,7 +245,7 @@ def test_the_window_of_a_run_in_threads_starts_spark_once(spark, cases, now_ms, 
         started.append(None)
         with suppress(threading.BrokenBarrierError):
             both.wait(2)  # seconds in which a second one would come
-        return spark
+        return spark.sparkContext
 
     lab = in_threads(tmp_path, cases, monkeypatch, start)
     report = lab.run(now_ms, settings=BY_WINDOW)
@@ -271,7 +271,7 @@ BY_WINDOW = {"defaults": COMPACT, "job": {"split.by": "window", "engine": "auto"
 
 def in_threads(tmp_path, cases, monkeypatch, start):
     """Return a lab of two partitions, whose runs start Spark by `start`."""
-    monkeypatch.setattr("lastkey.jobs.spark.session.start", start)
+    monkeypatch.setattr("lastkey.jobs.spark.session.start_context", start)
     monkeypatch.setattr("lastkey.jobs.spark.engine.local_cores", lambda: 2)
     lab = Lab(None, tmp_path)
     for number in range(2):

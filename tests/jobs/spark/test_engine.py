@@ -17,8 +17,8 @@ from lastkey.jobs.command.config import Engine
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.reporting import JobReport, Work
+from lastkey.jobs.command.spark_options import without_effect
 from lastkey.jobs.spark import engine
-from lastkey.jobs.spark.submit import without_effect
 from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.jobs.store.tables import open_state
 

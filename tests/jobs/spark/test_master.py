@@ -52,7 +52,6 @@ def test_a_standalone_master_without_host_or_port(name):
 
 
 def test_what_no_job_can_use():
-    assert "no job runs through Spark Connect" in _said("--remote", "sc://a:1", kind=SparkStartError)
     assert "only client mode" in _said("--deploy-mode", "cluster", kind=SparkStartError)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 
 from lastkey.jobs.errors import ENVIRONMENT, ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
@@ -70,6 +70,7 @@ def test_settings_by_master(tmp_path, monkeypatch):
     cluster = jvm.settings_for(user, java)
     assert "spark.master" not in cluster
     assert "spark.driver.host" not in cluster
+    assert "spark.python.unix.domain.socket.enabled" not in cluster  # the path would be too long in YARN's folders
     assert DELTA in cluster["spark.jars"]
     assert "TieredStopAtLevel" not in cluster["spark.driver.defaultJavaOptions"]
 
@@ -78,6 +79,15 @@ def test_settings_by_master(tmp_path, monkeypatch):
     assert "TieredStopAtLevel" not in jvm.settings_for(
         UserOptions(conf={"spark.jars.ivy": str(tmp_path)}), java, brief=False
     ).get("spark.driver.defaultJavaOptions")
+
+
+def test_yarn_does_not_give_this_checkout_to_executors(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:/opt/shared:{ROOT}/")
+    session._hide_checkout()
+    assert os.environ["PYTHONPATH"] == "/opt/shared"
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    session._hide_checkout()
+    assert "PYTHONPATH" not in os.environ
 
 
 def test_where_tasks_run(monkeypatch):
@@ -300,13 +310,3 @@ def _shared_modules():
             yield pa.RecordBatch.from_pydict({"name": ["numba" if "numba" in sys.modules else "none"]})
 
     return modules
-
-
-def test_jobs_that_cannot_be_cancelled_now_do_not_hide_why_the_run_ends(monkeypatch):
-    """A signal may come in the middle of a call to the JVM."""
-
-    def busy():
-        raise Py4JError("An error occurred while calling o28.sc")
-
-    monkeypatch.setattr(session.SparkContext, "_active_spark_context", SimpleNamespace(cancelAllJobs=busy))
-    session.cancel_jobs()

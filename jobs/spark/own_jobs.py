@@ -1,0 +1,109 @@
+"""Jobs of one run among all those of a session, which may be a user's own: their names, and how to end them alone.
+
+All jobs of a run share a tag. Sessions with a SparkContext show a name in Spark's UI and event logs as the description
+of a job and as the name of its stages; those of Spark Connect let a client set only tags, so the name is one too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from pyspark.traceback_utils import SCCallSiteSync
+
+from lastkey.jobs.spark.running import context_of
+
+if TYPE_CHECKING:
+    from lastkey.jobs.spark.running import Spark
+
+_DESCRIPTION: Final = "spark.job.description"
+_STAGE: Final = "callSite.short"
+_PATIENCE: Final = 10.0  # seconds to wait for threads or tasks to end
+
+
+def new_tag() -> str:
+    """Return the tag of a new run."""
+    return f"lastkey-{uuid.uuid4().hex}"
+
+
+@contextmanager
+def named(spark: Spark, tag: str, name: str) -> Iterator[None]:
+    """Give the jobs that this thread starts in the `with` block the tag of their run, and a name for people."""
+    context = context_of(spark)
+    if context is None:
+        client: Any = spark
+        ours = (tag, name.replace(",", ";"))  # no tag holds a comma
+        for each in ours:
+            client.addTag(each)
+        try:
+            yield
+        finally:
+            for each in ours:
+                client.removeTag(each)
+        return
+    before = context.getLocalProperty(_DESCRIPTION)
+    caller: Any = SCCallSiteSync(context)  # type: ignore[no-untyped-call]
+    caller.__enter__()  # else each of PySpark's actions names its stages for the line that calls it
+    try:
+        context.addJobTag(tag)
+        for key in (_DESCRIPTION, _STAGE):
+            context.setLocalProperty(key, name)
+        yield
+    finally:
+        with suppress(Exception):  # the JVM may be gone, or busy with a call that a signal interrupted
+            caller.__exit__(None, None, None)
+            context.removeJobTag(tag)
+            context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None takes it away
+            context.setLocalProperty(_STAGE, None)  # type: ignore[arg-type]
+
+
+def end_jobs(spark: Spark, tag: str, working: Sequence[Future[Any]]) -> None:
+    """Cancel a run's jobs until the threads that wait for them have ended: between two jobs a thread has none to
+    cancel. A thread that is busy with something else for long is not waited for: its next job fails with the session.
+    """
+    patience = time.monotonic() + _PATIENCE
+    while time.monotonic() < patience:
+        # A signal may have come in the middle of this thread's call to the JVM, which takes no other meanwhile
+        asking = threading.Thread(target=_cancel, args=(spark, tag), daemon=True, name="cancel")
+        asking.start()
+        asking.join(max(patience - time.monotonic(), 0))
+        if not wait([future for future in working if not future.cancelled()], timeout=0.2).not_done:
+            break
+
+
+def _cancel(spark: Spark, tag: str) -> None:
+    with suppress(Exception):  # the JVM or the server may be gone; why the run ends is known already
+        context: Any = context_of(spark)
+        if context is not None:
+            context.cancelJobsWithTag(tag)
+        else:
+            cast(Any, spark).interruptTag(tag)
+
+
+def await_tasks(spark: Spark, tag: str) -> bool:
+    """Wait for a run's cancelled tasks to end, and so for their workers, which Spark kills after some 4 seconds. Return
+    whether all ended; False too where nobody tells, through Spark Connect.
+    """
+    context = context_of(spark)
+    if context is None:
+        return False
+    patience, rest = time.monotonic() + _PATIENCE, threading.Event()
+    while time.monotonic() < patience:
+        with suppress(Exception):  # as above
+            if not _some_task_runs(context, tag):
+                return True
+        rest.wait(0.1)
+    return False
+
+
+def _some_task_runs(context: Any, tag: str) -> bool:
+    tags = context._jsc.sc().statusTracker().getJobIdsForTag(tag)  # the one call that Python's tracker lacks
+    tracker = context.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tags]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    return any(stage is not None and stage.numActiveTasks for stage in stages)

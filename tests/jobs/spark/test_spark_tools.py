@@ -1,0 +1,61 @@
+"""Jobs as Spark's own tools show them: in the UI's REST and in an event log, by command, partition and stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+# Options as of spark-submit: what the user asks for wins over our spark-defaults.conf, which has no UI
+_OPTIONS = "--master local[2] --conf spark.ui.enabled=true --conf spark.ui.port=0 --conf spark.eventLog.enabled=true"
+_RUNS = """
+import json, sys, urllib.request
+import lastkey
+from pyspark import SparkContext
+folder, archive = sys.argv[1], "examples/archive"
+topics = {"orders": {"cleanup.policy": "compact"}}
+lastkey.compact(archive, folder + "/a", config={"topics": topics, "job": {"split.by": "blocks"}}, engine="spark")
+lastkey.compact(archive, folder + "/b", config={"topics": topics, "job": {"split.by": "window"}}, engine="spark")
+lastkey.compact(archive, folder + "/c", config={"topics": topics, "job": {"split.by": "none"}}, engine="spark")
+lastkey.verify(archive, topics="users", engine="spark")
+lastkey.reindex(archive, check=True, topics="users", engine="spark")
+context = SparkContext._active_spark_context
+url = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}"
+def names(kind, name):
+    with urllib.request.urlopen(f"{url}/{kind}") as answer:
+        return sorted({each[name] for each in json.load(answer)})
+print(json.dumps({"jobs": names("jobs", "description"), "stages": names("stages", "name"),
+    "left": [context.getLocalProperty("spark.job.description"), sorted(context.getJobTags())]}))
+context.stop()
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_jobs_and_stages_have_names_in_the_ui_and_in_event_logs(tmp_path):
+    events = tmp_path / "events"
+    events.mkdir()
+    options = f"{_OPTIONS} --conf spark.eventLog.dir={events.as_uri()} --conf spark.eventLog.compress=false"
+    environment = {"PYSPARK_SUBMIT_ARGS": f"{options} pyspark-shell", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", _RUNS, str(tmp_path)], cwd=ROOT, env={**os.environ, **environment},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    shown = json.loads(done.stdout)
+    [log] = events.glob("*/events_*")
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    jobs = [line for line in lines if line["Event"] == "SparkListenerJobStart"]
+    names = {job["Properties"]["spark.job.description"] for job in jobs}
+    stages = {stage["Stage Name"] for job in jobs for stage in job["Stage Infos"]}
+    assert names == set(shown["jobs"]) == stages == set(shown["stages"])
+    parts = {name.partition(":")[0] for name in names}
+    assert parts == {"compact orders-0", "compact", "verify", "reindex"}, names
+    assert {"compact orders-0: scan", "compact orders-0: window"} < names
+    assert all(job["Properties"]["spark.job.tags"].startswith("lastkey-") for job in jobs)
+    assert shown["left"] == [None, []]  # the caller's thread has its own again

@@ -1,0 +1,104 @@
+"""The cluster's process, what a client needs to reach it, and what its containers wrote."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pyspark
+
+from lastkey.jobs.spark.jvm import find_java
+from tests.kafka_lab.errors import LabError
+from tests.kafka_lab.jars import YARN, lab_jars
+from tests.kafka_lab.waiting import wait_until
+
+SPARK = Path(pyspark.__file__).parent
+_START_SECONDS, _STOP_SECONDS = 120, 60
+
+# What an administrator puts beside yarn-site.xml: the nodes have Spark's jars, containers are small
+_DEFAULTS = """
+spark.yarn.jars                      local:{spark}/jars/*
+spark.yarn.stagingDir                {staging}
+spark.driver.memory                  512m
+spark.yarn.am.memory                 512m
+spark.executor.memory                512m
+spark.executor.instances             2
+spark.executor.cores                 1
+spark.executor.defaultJavaOptions    -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+spark.yarn.am.extraJavaOptions       -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+spark.executor.maxNumFailures        2
+spark.yarn.appMasterEnv.SPARK_LOCAL_IP  127.0.0.1
+"""
+
+
+class Yarn:
+    """A cluster of two nodes; each has memory for two containers of the size in `conf/spark-defaults.conf`.
+
+    Containers get nothing of this process's environment. `environment` is a client's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.conf = folder.resolve(), folder.resolve() / "conf"
+        java_home = find_java().parent.parent
+        self._own = {
+            "PATH": f"{sys.base_prefix}/bin:{os.defpath}",
+            "HOME": str(self.folder),
+            "JAVA_HOME": str(java_home),
+        }
+        self.environment = {**self._own, "HOME": str(Path.home()), "SPARK_LOCAL_IP": "127.0.0.1",
+                            "HADOOP_CONF_DIR": str(self.conf), "SPARK_CONF_DIR": str(self.conf)}  # fmt: skip
+
+    def __enter__(self) -> Self:
+        for name in ("conf", "tmp", "staging"):
+            (self.folder / name).mkdir(parents=True)
+        (self.conf / "spark-defaults.conf").write_text(
+            _DEFAULTS.format(spark=SPARK, staging=(self.folder / "staging").as_uri())
+        )
+        command = [
+            str(find_java()), "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+            f"-Djava.io.tmpdir={self.folder / 'tmp'}", "-cp", f"{lab_jars(YARN)}/*:{SPARK}/jars/*",
+            str(Path(__file__).with_name("MiniYarn.java")), str(self.conf),
+        ]  # fmt: skip
+        with (self.folder / "yarn.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder, env=self._own,
+                start_new_session=True,  # a Ctrl-C is for Python, which then stops the cluster
+            )  # fmt: skip
+        try:
+            wait_until(self._is_up, f"YARN in {self.folder} to start", seconds=_START_SECONDS)
+        except LabError:
+            self._process.kill()
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def container_logs(self) -> dict[str, str]:
+        """Return what containers wrote, by application/container/file."""
+        files = self.folder.glob("target/test/data/*/*/*-logDir-nm-*/application_*/container_*/std*")
+        found = {"/".join(file.parts[-3:]): file.read_text(errors="replace") for file in files}
+        return dict(sorted(found.items()))  # the last application last, whichever nodes it had
+
+    def _is_up(self) -> bool:
+        said = (self.folder / "yarn.log").read_text()
+        if self._process.poll() is not None:
+            raise LabError(f"YARN in {self.folder} ended with {self._process.returncode}:\n{said[-3000:]}")
+        return "STARTED" in said
+
+    def _stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=_STOP_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            self._process.kill()
+            self._process.wait()
+            raise LabError(f"YARN in {self.folder} did not stop in {_STOP_SECONDS} s; killed") from error
