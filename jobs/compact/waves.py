@@ -52,6 +52,7 @@ def run_waves(workers: Workers, state: State, start: Start, plans: Sequence[Part
     progress.start("compact", sum(p.log_bytes for p in todo), BYTES)
     try:
         start.report.planned = {(plan.topic, plan.partition) for plan in plans}
+        workers.start()  # pyspark takes SIGINT's handler when it starts
         with stoppable() as stop:
             _work_through(workers, state, start, todo, progress, stop)
     except EarlyEndError as error:  # from the second signal, or another cause that does not wait

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
 _DESCRIPTION: Final = "spark.job.description"
 _STAGE: Final = "callSite.short"
 _PATIENCE: Final = 10.0  # seconds to wait for threads or tasks to end
-
-
-def new_tag() -> str:
-    """Return the tag of a new run."""
-    return f"lastkey-{uuid.uuid4().hex}"
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import uuid
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,3 +33,8 @@ def context_of(spark: Spark) -> SparkContext | None:
     given: Any = spark
     context: SparkContext | None = given if hasattr(given, "parallelize") else getattr(given, "sparkContext", None)
     return context
+
+
+def new_tag() -> str:
+    """Return the tag of a new run's jobs."""
+    return f"lastkey-{uuid.uuid4().hex}"

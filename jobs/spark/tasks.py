@@ -30,8 +30,8 @@ from pyspark import Accumulator, AccumulatorParam, InheritableThread, SparkConte
 from pyspark.sql import SparkSession
 
 from lastkey.jobs.command.progress import Watcher
-from lastkey.jobs.spark.own_jobs import named, new_tag
-from lastkey.jobs.spark.running import context_of
+from lastkey.jobs.spark.own_jobs import named
+from lastkey.jobs.spark.running import context_of, new_tag
 from lastkey.logformat.bytes_read import listening
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import exists, open_root

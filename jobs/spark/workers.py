@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.command.reporting import Work
-from lastkey.jobs.spark.running import context_of
+from lastkey.jobs.spark.running import context_of, new_tag
 from lastkey.logformat.bytes_read import listening
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class Workers(Runner, Protocol):
     def stages_bytes(self) -> int:
         """Fixed cost of the stages of one partition, beside the work: bytes of log that a core cleans in that time."""
 
+    def start(self) -> None:
+        """Start Spark, if these workers are its tasks."""
+
     def spark(self, name: str) -> AbstractContextManager[SparkSession]:
         """Yield the session; start it if there is none. The jobs that this thread starts in it get a name, and end with
         `cancel`.
@@ -83,11 +87,14 @@ class _Session:
     def __init__(self, start: StartSpark) -> None:
         self._start = start
         self.started: Spark | None = None
-        self.tag = ""
+        self.tag = new_tag()
+        self.work = Work()
 
     def get(self) -> Spark:
         if self.started is None:
-            self.started, self.tag = self._start(), own_jobs().new_tag()
+            started = self._start()
+            self.work = _work_of(started)  # now: a JVM that ends after the last task should cost nothing
+            self.started = started
         return self.started
 
     @contextmanager
@@ -119,6 +126,10 @@ class SparkTasks:
         self._cores = self._cores or tasks().cores_of(self._session.get())
         return self._cores
 
+    def start(self) -> None:
+        """Start Spark."""
+        self._session.get()
+
     def spark(self, name: str) -> AbstractContextManager[SparkSession]:
         """Yield the session; start it if there is none."""
         return self._session.named(name)
@@ -139,7 +150,7 @@ class SparkTasks:
 
     def work(self) -> Work | None:
         """Return the session's name, and how many tasks it got."""
-        return None if self._session.started is None else _work_of(self._session.started, self._tasks)
+        return None if self._session.started is None else replace(self._session.work, tasks=self._tasks)
 
     def cancel(self, working: Sequence[Future[Any]]) -> None:
         """Cancel the run's jobs."""
@@ -168,13 +179,13 @@ def _session_on(spark: Spark) -> SparkSession:
     return made
 
 
-def _work_of(spark: Spark, n_tasks: int, threads: int = 0) -> Work:
+def _work_of(spark: Spark) -> Work:
     context = context_of(spark)
     if context is None:  # the builder's endpoint has no token, as a connection string has
         where: Any = cast(Any, spark).client
         address = getattr(where._builder, "endpoint", where.host)
-        return Work(threads, str(spark.version), f"sc://{address}", str(where._session_id), n_tasks)
-    return Work(threads, str(context.version), str(context.master), str(context.applicationId), n_tasks)
+        return Work(0, str(spark.version), f"sc://{address}", str(where._session_id))
+    return Work(0, str(context.version), str(context.master), str(context.applicationId))
 
 
 class _UnwantedError(BaseException):
@@ -201,6 +212,9 @@ class Threads:
         for thread in self._threads:
             thread.start()
 
+    def start(self) -> None:
+        """Do nothing: the threads wait already."""
+
     def spark(self, name: str) -> AbstractContextManager[SparkSession]:
         """Yield the session, for what threads cannot do; start it if there is none."""
         return self._session.named(name)
@@ -211,7 +225,7 @@ class Threads:
     def work(self) -> Work | None:
         """Return how many threads there are, and the session that they asked for."""
         if self._session.started is not None:
-            return _work_of(self._session.started, 0, self.cores)
+            return replace(self._session.work, threads=self.cores)
         return Work(self.cores) if self._began else None
 
     def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
