@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.attack, pytest.mark.slow, pytest.mark.spark]
 T = TypeVar("T")
 
 FEW = 8  # damages: partitions of one archive
-_WINDOW = replace(CONFIG, job=replace(CONFIG.job, split_by="window"))
+_WINDOW = replace(CONFIG, job=replace(CONFIG.job, split_by="window", engine="spark"))
 
 
 def test_window(
