@@ -151,7 +151,8 @@ def test_the_first_command_of_the_readme_runs_on_spark(tmp_path: Path) -> None:
     ended = [event for event in told if event["Event"] == "SparkListenerTaskEnd"]
     assert len(ended) == 4 and all(event["Task End Reason"]["Reason"] == "Success" for event in ended)
     jobs = [event["Properties"]["spark.job.description"] for event in told if event["Event"] == "SparkListenerJobStart"]
-    assert jobs == ["compact: a partition in each task"]
+    stages = {event["Stage Info"]["Stage Name"] for event in told if event["Event"] == "SparkListenerStageCompleted"}
+    assert jobs == ["compact: a partition in each task"] and stages == set(jobs)
     assert {run.engine for runs in open_state(str(store)).histories(None).values() for run in runs} == {
         str(Work(**work))
     }
