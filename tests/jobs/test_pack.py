@@ -14,7 +14,7 @@ from lastkey.jobs import installation, pack
 from lastkey.jobs.command.options import PackOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import OutputExistsError, PackageError
-from lastkey.jobs.spark.session import settings_for
+from lastkey.jobs.spark.jvm import settings_for
 from lastkey.jobs.spark.submit import UserOptions, user_options
 
 
