@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION: Final = "spark.job.description"
 _STAGE: Final = "callSite.short"
-_PATIENCE: Final = 10.0  # seconds to wait for threads or tasks to end
+_PATIENCE: Final = 30.0  # seconds to wait for threads or tasks to end, on a busy machine too
 
 
 @contextmanager

@@ -227,7 +227,8 @@ def test_a_key_file_that_the_window_reads_otherwise_is_a_problem(spark, cases, n
     def damaged(spark, plan, walked, n_buckets):
         if plan.partition == 1:
             path = lab.store / walked[0].blocks[0].path
-            path.write_bytes(b"\0" + path.read_bytes()[1:])
+            data = path.read_bytes()
+            path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
         return settle_by_window(spark, plan, walked, n_buckets)
 
     monkeypatch.setattr("lastkey.jobs.compact.blocks.settle_by_window", damaged)
