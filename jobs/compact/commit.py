@@ -9,6 +9,8 @@ from dataclasses import asdict, astuple, fields, replace
 from importlib.metadata import version
 from typing import Any
 
+import pyspark
+
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.store.coverage import read_with
 from lastkey.jobs.store.paths import run_id_of
@@ -114,8 +116,12 @@ def _segment(s: OutputSegment, r: PartitionResult, generation: int, run_id: str)
 
 
 def _versions() -> dict[str, str]:
-    packages = ("pyspark", "deltalake", "pyarrow", "numpy", "numba", "google-crc32c", "zstandard", "cramjam")
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+    packages = ("deltalake", "pyarrow", "numpy", "numba", "google-crc32c", "zstandard", "cramjam")
+    ours = {
+        "python": platform.python_version(),
+        "pyspark": pyspark.__version__,
+    }  # that of a Spark is in no list of pip's
+    return ours | {name: version(name) for name in packages}
 
 
 def state_of(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> PartitionState:
