@@ -10,8 +10,6 @@ from dataclasses import asdict, astuple, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import pyspark
-
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.store.coverage import read_with
 from lastkey.jobs.store.paths import run_id_of
