@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,17 @@ DAEMON = "import sys; from lastkey.jobs.spark import forked; sys.path.append('/p
 
 
 @pytest.fixture
-def adopting() -> Iterator[None]:
-    """Let orphans of processes become ours, so that their end can be waited for."""
+def adopting() -> Iterator[set[int]]:
+    """Let orphans of processes become ours, so that their end can be waited for. Yield the children before."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_SUBREAPER, 1, 0, 0, 0)
-    yield
+    yield _children()
     prctl(_SUBREAPER, 0, 0, 0, 0)
+
+
+def _children() -> set[int]:
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for path in lists for pid in path.read_text().split()}
 
 
 @pytest.fixture
@@ -69,13 +75,12 @@ def _daemon(address: dict[str, str], said: str = "") -> subprocess.CompletedProc
     )
 
 
-def _all_ended() -> None:
-    """Wait for every process that is ours by now; a test's patience is the run's."""
-    while True:
-        try:
-            os.wait()
-        except ChildProcessError:
-            return
+def _all_ended(before: set[int]) -> None:
+    """Wait for every process that has become ours; a test's patience is the run's."""
+    while new := _children() - before:
+        for pid in new:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 def test_the_fork_gets_pipes_environment_arguments_and_path_once(command: subprocess.Popen[str]) -> None:
@@ -90,25 +95,25 @@ def test_the_fork_gets_pipes_environment_arguments_and_path_once(command: subpro
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_fork_that_waits_ends_with_its_command(
-    adopting: None, command: subprocess.Popen[str], number: int, begun: bool
+    adopting: set[int], command: subprocess.Popen[str], number: int, begun: bool
 ) -> None:
     assert command.stdout is not None
     address = _begun(command) if begun else json.loads(command.stdout.readline())
     command.send_signal(number)
     command.wait()
-    _all_ended()
+    _all_ended(adopting)
     assert _daemon(address).stdout == "False\n"
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_jvm_that_nobody_needs_is_ended(adopting: None, tmp_path: Path) -> None:
+def test_a_jvm_that_nobody_needs_is_ended(adopting: set[int], tmp_path: Path) -> None:
     words = ("compact", tmp_path / "none", "--store", tmp_path / "store", "--topics", "*", "--engine", "spark")
     done = subprocess.run(
         [sys.executable, "-m", "lastkey", *words, "--cleanup-policy", "compact"], cwd=ROOT,
         env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    _all_ended()
+    _all_ended(adopting)
     assert (done.returncode, len(done.stderr.splitlines())) == (USAGE, 1), done.stderr
     assert list(tmp_path.iterdir()) == []
 
