@@ -36,6 +36,8 @@ def settle_by_window(
                 try:
                     yield from rows_of(plan, walked, number)
                 except Exception as error:
+                    for _ in batches:  # else the JVM, which may still write them, reports a broken pipe instead
+                        pass
                     raise StoppedTask(Problem.of(stopped(error, plan.name))) from error
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
