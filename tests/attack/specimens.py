@@ -55,7 +55,8 @@ CONFIG = parse_config(
         "defaults": {
             "index.interval.bytes": 0, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0,
             "null.keys": "drop", "max.decompressed.batch.bytes": BOMB_LIMIT,
-        }
+        },
+        "job": {"engine": "threads"},  # cases are forked from a warm process, and a JVM is not
     }
 )  # fmt: skip
 
