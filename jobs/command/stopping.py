@@ -135,8 +135,8 @@ def stoppable() -> Iterator[Stop]:
     def hand_on() -> None:
         error = came.get()
         if error is not None:
+            stop.ask(error)  # first: a log may wait for a lock
             _LOG.warning("stopping: what is finished is kept; a second signal ends the run at once")
-            stop.ask(error)
 
     threading.Thread(target=hand_on, daemon=True, name="signals").start()
     with _handling(heard) as handled:
