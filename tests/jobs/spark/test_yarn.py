@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import lastkey
-from tests.builders.trees import files_in, files_of
+from tests.builders.trees import files_of
 from tests.yarn_lab import SPARK, Yarn
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -143,18 +143,3 @@ def test_a_job_with_nothing_to_do_succeeds_in_cluster_mode(yarn, pack, here):
     done = submit_to_cluster(yarn, pack, "runs", "--store", here[0])
     assert done.returncode == 0, done.stderr
     assert said_by_driver(yarn).endswith(f"1 run in {here[0]}\n")
-
-
-def test_a_job_that_finds_problems_fails_in_cluster_mode(yarn, pack, tmp_path):
-    part = tmp_path / "archive" / "prices-0"
-    part.mkdir(parents=True)
-    for file in files_in(ROOT / "examples" / "archive" / "prices-0", "*"):
-        (part / file.name).write_bytes(file.read_bytes())
-    with min(part.glob("*.log")).open("r+b") as log:
-        log.seek(2000)
-        log.write(b"damage")
-    done = submit_to_cluster(yarn, pack, "verify", part.parent)
-    assert done.returncode == 1
-    assert "final status: FAILED" in done.stderr
-    assert "diagnostics: User application exited with status 3\n" in done.stderr
-    assert "prices-0" in said_by_driver(yarn)
