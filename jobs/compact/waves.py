@@ -156,19 +156,24 @@ def _next_wave(
 
 
 class _Partitions(CountedBytes):
-    """Progress of a wave's partitions, and the results of those that have ended."""
+    """Progress and metrics of a wave's partitions, and the results of those that have ended."""
 
     wants_results = True
 
-    def __init__(self, progress: Progress, plans: Sequence[PartitionPlan]) -> None:
+    def __init__(self, progress: Progress, plans: Sequence[PartitionPlan], workers: Workers) -> None:
         super().__init__(progress, [plan.log_bytes for plan in plans], _PASSES)
+        self._workers = workers
         self._results: dict[int, PartitionResult] = {}
 
     def ended(self, item: int, result: PartitionResult | None = None) -> None:
         """Keep the result of a partition. Ignore one that is too large for a task: that partition begins again."""
         if result is not None and result.status != "too_large":
+            if item in self._results:
+                return
             self._results[item] = result
             super().ended(item)
+            kept = result.counters.get("records_kept", 0)
+            self._workers.count(bytes_read=result.bytes_read, bytes_written=result.bytes_written, records_kept=kept)
 
     def results(self) -> list[PartitionResult]:
         """Return the results in the order of the partitions."""
@@ -180,7 +185,7 @@ def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) 
     run is asked to end, return the results there are.
     """
     plans = [*choice.one_task, *choice.several]
-    partitions = _Partitions(progress, plans)
+    partitions = _Partitions(progress, plans, workers)
 
     def several(plan: PartitionPlan, because: str, item: int) -> None:
         workers.set_pool(plan.name)

@@ -138,6 +138,10 @@ def _reindex(
                     outcomes = [outcome for _ in p.tasks for outcome in next(results)]
                     folds.append(pool.submit(_finish, target, p, outcomes, options.config))
                 report.partitions = [fold.result() for fold in folds]
+            made.count(
+                bytes_read=sum(p.bytes_read for p in report.partitions),
+                bytes_written=sum(p.bytes_written for p in report.partitions),
+            )
     except (KeyboardInterrupt, EarlyEndError) as error:
         done = len([fold for fold in folds if fold.done()])
         error.add_note(f"{done} of {counted(len(planned), 'partition')} done")

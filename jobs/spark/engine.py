@@ -105,7 +105,9 @@ def each(
     """
     engine = chosen_engine(options, writes=False)
     with workers(engine, sum(sizes) if n_bytes is None else n_bytes, options.config, report, progress) as made:
-        return made.run(function, plans, name, CountedBytes(progress, sizes, passes))
+        results = made.run(function, plans, name, CountedBytes(progress, sizes, passes))
+        made.count(bytes_read=sum(sizes) if n_bytes is None else n_bytes)
+        return results
 
 
 @contextmanager

@@ -68,6 +68,9 @@ class Workers(Runner, Protocol):
     def set_pool(self, name: str) -> None:
         """Let everything that this thread runs from now on belong to `name`; items of several names take turns."""
 
+    def count(self, **amounts: int) -> None:
+        """Add what is done to Spark's metrics. amounts: by name, those of `jobs.spark.metrics`."""
+
     def work(self) -> Work | None:
         """Return who worked; None: there was nothing to do."""
 
@@ -148,6 +151,14 @@ class SparkTasks:
         results: list[R] = tasks().run_tasks(spark, function, items, name, watcher, self._session.tag)
         return results
 
+    def count(self, **amounts: int) -> None:
+        """Add to the metrics of the application. Do nothing where Spark Connect hides it, or once the JVM has ended."""
+        from lastkey.jobs.spark import metrics  # noqa: PLC0415 - threads need no pyspark
+
+        started = self._session.started
+        if started is not None and (context := context_of(started)) is not None:
+            metrics.add(context, amounts)
+
     def work(self) -> Work | None:
         """Return the session's name, and how many tasks it got."""
         return None if self._session.started is None else replace(self._session.work, tasks=self._tasks)
@@ -221,6 +232,9 @@ class Threads:
 
     def set_pool(self, name: str) -> None:
         """Do nothing: threads know no names."""
+
+    def count(self, **amounts: int) -> None:
+        """Do nothing: the report has these figures."""
 
     def work(self) -> Work | None:
         """Return how many threads there are, and the session that they asked for."""
