@@ -369,8 +369,9 @@ def _lines_to_stdout() -> Callable[[Any], object]:
     return (lambda lines: write(visible_bytes(lines))) if sys.stdout.isatty() else write
 
 
-def _call(job: str, **given: Any) -> None:
+def _call(job: str, *, config: str | None, **given: Any) -> None:
     """Run a job through the function that Python programs call, with the options that it shares with them."""
+    given["config"] = load_config(config)
     if start_ahead is not None:
         start_ahead(job, given)
     api = importlib.import_module("lastkey.jobs.api")
