@@ -103,7 +103,7 @@ class _Candidate:
 
     @property
     def committed(self) -> bool:
-        """Whether its file `committed` is there."""
+        """True if the folder has a file `committed`."""
         return COMMITTED in self.folder.names
 
     def __str__(self) -> str:

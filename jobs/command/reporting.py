@@ -49,7 +49,7 @@ class Phases(dict[str, float]):
 
 @dataclass(frozen=True)
 class Work:
-    """Who did a job's work: threads of its own process, tasks of a Spark session, or both."""
+    """Workers that did a job's work: threads of its own process, tasks of a Spark session, or both."""
 
     threads: int = 0
     spark: str = ""  # Spark's version; "": no Spark

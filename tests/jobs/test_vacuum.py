@@ -33,7 +33,7 @@ def maker(tmp_path):
 
 @pytest.fixture
 def tables_vacuumed(monkeypatch):
-    """How the tables themselves were vacuumed: `dry_run` of each time."""
+    """Arguments `dry_run` of each vacuum of the tables themselves."""
     real, seen = writing.vacuum_state, []
 
     def vacuum_state(self, *, dry_run=False, **given):
@@ -207,7 +207,7 @@ def test_giving_up_what_was_before_a_reset_waits_for_the_grace(reset_store):
 
 @pytest.mark.parametrize("killed_after", range(12))
 def test_a_vacuum_that_is_killed_leaves_nothing_that_is_taken_for_a_generation(maker, monkeypatch, killed_after):
-    """What a killed one has left of generation 1 would be kept for its offsets, or be a question."""
+    """Leftovers of generation 1 would be kept for their offsets, or make rebuild-state ask."""
     maker.generation("t", 0, 1, {0: A})
     maker.generation("t", 0, 2, {0: A}, anew=True)
     maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2)))

@@ -1,4 +1,4 @@
-"""What is looked at once more just before a commit: every file of the new generations, by name and size."""
+"""The last check before a commit: every file of the new generations, by name and size."""
 
 from __future__ import annotations
 

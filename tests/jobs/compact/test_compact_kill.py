@@ -73,7 +73,7 @@ def _copy(lab, name):
 
 
 def _result(lab):
-    """Files and manifests of the current generations, without the names of their runs."""
+    """Return files and manifests of the current generations, without the names of their runs."""
     checkpoints, manifests = lab.state().current()
     files = {}
     for (topic, partition), at in checkpoints.items():
@@ -92,7 +92,7 @@ def _announced(lab):
 
 
 def _folders(lab):
-    """Of runs, as they lie there, and as the tables know them."""
+    """Return the folders of runs: those on the disk, and those in the tables."""
     there = {path.relative_to(lab.store / "segments").as_posix() for path in (lab.store / "segments").glob("*/*")}
     known = {
         f"{topic}-{partition}/{run.generation_after}-{run.run_id}"

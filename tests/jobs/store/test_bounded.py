@@ -24,7 +24,7 @@ DAY_MS = 24 * HOUR_MS
 
 
 def _back(folder: Path, hours: float) -> None:
-    """Every file becomes older."""
+    """Make every file older."""
     for entry in os.scandir(folder):
         if entry.is_dir():
             _back(Path(entry.path), hours)

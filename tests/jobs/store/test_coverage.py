@@ -24,7 +24,7 @@ def _offsets(ranges: list[tuple[int, int]]) -> set[int]:
 
 
 def _generation(rng: random.Random, chain: str) -> Commit:
-    """One with files of its own up to some offset; what is behind them it takes from the archive."""
+    """Return a generation with files of its own up to some offset; it takes the rest from the archive."""
     gaps = [(first, until - 1, -1, -1, True) for first, until in _ranges(rng) if first < until]
     start, own, end = sorted(rng.randrange(_UNTIL) for _ in range(3))
     facts = {"log_start_offset": start, "next_offset": end, "gaps": json.dumps(gaps) if gaps else None}

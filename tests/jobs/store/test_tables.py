@@ -45,7 +45,7 @@ def test_rows_and_columns_agree():
 
 @pytest.fixture
 def store(tmp_path):
-    """Where a store is to be."""
+    """Path of a store that is still to be made."""
     return tmp_path / "store"
 
 
@@ -343,7 +343,7 @@ def python(script):
 
 
 def child(store, code):
-    """Another process; it says `ready` once it has read the state, and goes on when it is told to."""
+    """Start another process; it says `ready` once it has read the state, and goes on when it is told to."""
     made = python(
         f"{IMPORTS}\nstate = open_state({str(store)!r})\nstate.current()\nprint('ready', flush=True)\n"
         f"sys.stdin.readline()\n{code}"
@@ -369,7 +369,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def exit_code():
-    """Of a process that runs this code on the state of a store."""
+    """Return the exit code of a process that runs this code on the state of a store."""
     with python(FORKS) as forks:
 
         def run(store, code):
