@@ -260,7 +260,7 @@ def test_tables_and_states():
     section, tables = STORE_PAGE, _section(STORE_PAGE, "## Tables")
     assert set(re.findall(r"^\| `(\w+)` \|", tables, re.MULTILINE)) == set(TABLES)
     row = re.search(r"^\| `cleaner_state` \| (.*)", tables, re.MULTILINE)[1]
-    assert set(re.findall(r"`(\w+)`", row)) - {"standing"} == set(state_rows.STATES)
+    assert set(re.findall(r"`(\w+)`", row)) - {"partition_state"} == set(state_rows.STATES)
     picture = _section(STORE_PAGE, "## States of a partition")
     assert all(re.search(rf"\b{name}\b", picture) for name in state_rows.STATES)
     added = set(state_rows.checkpoint_schema().names) - {field.name for field in fields(state_rows.Checkpoint)}

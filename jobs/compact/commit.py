@@ -96,7 +96,7 @@ def commit_of(
             **identity,
             **counters,
         ),
-        standing=state_of(r, generation, job_run_id, now_ms),
+        partition_state=state_of(r, generation, job_run_id, now_ms),
     )
 
 

@@ -88,7 +88,7 @@ def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms
         checkpoint=replace(old.checkpoint, **new, **files),
         segments=[replace(segment, **new) for segment in old.segments],
         run=replace(run, seconds="{}", anew=False, expired=None, **made),
-        standing=old.standing and replace(old.standing, **new),
+        partition_state=old.partition_state and replace(old.partition_state, **new),
     )
 
 

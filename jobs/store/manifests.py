@@ -4,7 +4,7 @@
 that died early. It holds the rows that the commit brings to the tables:
 
     {"format": 3, "crc32c": of the text of "generation", as json.dumps writes it with sorted keys,
-     "generation": {"checkpoint": {...}, "run": {...}, "segments": [{...}, ...], "standing": {...} or null}}
+     "generation": {"checkpoint": {...}, "run": {...}, "segments": [{...}, ...], "partition_state": {...} or null}}
 
 As long as the tables are there, only `rollback` and `vacuum` read it. The folder of a rollback holds nothing else.
 
@@ -50,7 +50,7 @@ def to_json(commit: Commit) -> bytes:
         "checkpoint": dataclasses.asdict(commit.checkpoint),
         "run": dataclasses.asdict(commit.run),
         "segments": [dataclasses.asdict(row) for row in commit.segments],
-        "standing": commit.standing and dataclasses.asdict(commit.standing),
+        "partition_state": commit.partition_state and dataclasses.asdict(commit.partition_state),
     }
     return json.dumps({"format": FORMAT, "crc32c": _checksum(generation), "generation": generation}).encode()
 
@@ -73,7 +73,7 @@ def from_json(data: bytes, path: str) -> Commit:
             checkpoint=row_of(Checkpoint, generation["checkpoint"]),
             segments=[row_of(Segment, row) for row in generation["segments"]],
             run=run,
-            standing=generation["standing"] and row_of(PartitionState, generation["standing"]),
+            partition_state=generation["partition_state"] and row_of(PartitionState, generation["partition_state"]),
         )
         to_arrow(RunRow, [commit.run])  # raises for values that the tables cannot hold
         to_arrow(Segment, commit.segments)

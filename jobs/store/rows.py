@@ -196,7 +196,7 @@ class Commit:
     checkpoint: Checkpoint
     segments: list[Segment]
     run: RunRow
-    standing: PartitionState | None = None  # how the partition stands with it
+    partition_state: PartitionState | None = None  # the state of the partition with it
 
     @property
     def key(self) -> tuple[str, int]:
@@ -263,12 +263,12 @@ def checkpoint_schema() -> pa.Schema:
     For a partition without a generation `generation` is 0 and the rest of it null.
     """
     manifest = [f for f in arrow_schema(Segment) if f.name not in ("topic", "partition", "generation", "run_id")]
-    standing = [f for f in arrow_schema(PartitionState) if f.name not in ("topic", "partition")]
+    partition_state = [f for f in arrow_schema(PartitionState) if f.name not in ("topic", "partition")]
     return pa.schema(
         [
             *arrow_schema(Checkpoint),
             pa.field("segments", pa.list_(pa.struct(manifest)), metadata={"lastkey.format": str(FORMAT)}),
-            pa.field("standing", pa.struct(standing)),
+            pa.field("partition_state", pa.struct(partition_state)),
         ]
     )
 
@@ -279,7 +279,7 @@ def to_checkpoints(commits: Iterable[Commit]) -> pa.Table:
         vars(c.checkpoint)
         | {
             "segments": [vars(row) for row in sorted(c.segments, key=lambda row: row.base_offset)],
-            "standing": c.standing and vars(c.standing),
+            "partition_state": c.partition_state and vars(c.partition_state),
         }
         for c in commits
     ]

@@ -94,8 +94,9 @@ class State:
 
     def states(self) -> dict[Key, PartitionState]:
         """Return the state of every partition."""
-        found = self.checkpoint_rows().select([*KEY_COLUMNS, "standing"]).to_pylist()
-        return {(r["topic"], r["partition"]): row_of(PartitionState, r | r["standing"]) for r in found if r["standing"]}
+        found = self.checkpoint_rows().select([*KEY_COLUMNS, "partition_state"]).to_pylist()
+        rows = [row_of(PartitionState, row | row["partition_state"]) for row in found if row["partition_state"]]
+        return {(row.topic, row.partition): row for row in rows}
 
     def manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
         """Return the segments of many partitions' (generation, run id), each list by base offset. Raise

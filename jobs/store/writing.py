@@ -173,7 +173,7 @@ def set_states(state: State, rows: Sequence[PartitionState]) -> None:
         for key, row in said.items():
             old = now.get(key) or {"topic": row.topic, "partition": row.partition, "generation": 0}
             if old["generation"] == max(row.generation, 0):
-                new.append(old | {"standing": vars(row)})
+                new.append(old | {"partition_state": vars(row)})
         if not new:
             return None
         changed = pa.Table.from_pylist(new, schema=checkpoint_schema())

@@ -56,7 +56,7 @@ def manifest_of(state, topic, partition, generation=None):
     return state.manifests({key: (number, made[number])})[key]
 
 
-def standing_of(commit, state="clean"):
+def partition_state_of(commit, state="clean"):
     """Return the row of `cleaner_state` that goes with a commit."""
     at = commit.checkpoint
     return row(
