@@ -58,6 +58,21 @@ spark_options: Sequence[str] = ()  # as typed, before the job's name
 _OFFSET = click.IntRange(-MAX_LONG, MAX_LONG)
 
 
+_gaps = click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
+_cleanup_policy = click.option(
+    "--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics matches."
+)
+_now = click.option(
+    "--now", "now_ms", type=int, metavar="EPOCH_MS", help="Clock for lags and horizons.  [default: now]"
+)
+
+
+def _sealed(verb: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--sealed", is_flag=True, help=f"Nothing appends to this archive any more: {verb} the last segment too."
+    )
+
+
 def _version(context: click.Context, option: click.Parameter, asked: bool) -> None:
     if asked and not context.resilient_parsing:
         click.echo(f"lastkey, version {installation.version()}")
@@ -81,11 +96,11 @@ def lastkey() -> None:
 @lastkey.command()
 @click.argument("archive")
 @click.option("--store", metavar="STORE", required=True, help="Where state and new segments go.")
-@click.option("--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics matches.")
-@click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="Clock for lags and horizons.  [default: now]")
+@_cleanup_policy
+@_now
 @click.option("--null-keys", type=click.Choice(NULL_KEYS), help="What to do with null keys.  [default: fail]")
-@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
-@click.option("--sealed", is_flag=True, help="Nothing appends to this archive any more: clean the last segment too.")
+@_gaps
+@_sealed("clean")
 @click.option("--force", is_flag=True, help="Compact every partition from its log start, due or not.")
 @click.option(
     "--reset",
@@ -108,8 +123,8 @@ def compact(**given: Any) -> None:
 @click.option("--store", metavar="STORE", help="Check a generation of this store instead of an archive.")
 @click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
 @click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now.")
-@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
-@click.option("--sealed", is_flag=True, help="Nothing appends to this archive any more: check the last segment too.")
+@_gaps
+@_sealed("check")
 @click.option("--all", "show_all", is_flag=True, help="Also list partitions without a problem, however many.")
 @engine_option("auto")
 @shared
@@ -209,7 +224,7 @@ def vacuum(**given: Any) -> None:
     default="read_uncommitted",
     help="read_committed: stop at the first open transaction, as a consumer does.",
 )
-@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
+@_gaps
 @click.option("--queries", metavar="FILE", help="A table of queries: parquet, csv or json lines.")
 @click.option("--output", metavar="FILE", help="With --queries: write the answers to this file.")
 @click.option("--sizing", is_flag=True, help="Show what indexes cost in bytes, at several densities.")
@@ -250,9 +265,9 @@ def lookup(**given: Any) -> None:
 @click.argument("archive")
 @click.option("--output", metavar="FILE", required=True, help="Write the page to this file; it needs no other.")
 @click.option("--store", metavar="STORE", help="Show what its generations hold now, and its history.")
-@click.option("--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics matches.")
-@click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="Clock for lags and horizons.  [default: now]")
-@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
+@_cleanup_policy
+@_now
+@_gaps
 @click.option("--hide-keys", is_flag=True, help="Show hashes of hot keys instead of the keys.")
 @engine_option("auto")
 @shared
@@ -289,7 +304,7 @@ def archive_report(now_ms: int | None, **given: Any) -> None:
 )
 @click.option("--offsets", metavar="FROM..TO", help="Only records in this range, without TO.")
 @click.option("--times", metavar="FROM..TO", help="Only records of this time: milliseconds since 1970, or ISO 8601.")
-@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
+@_gaps
 @click.option("--output", metavar="DIR", help="Write a text for each file to this new or empty folder, in parallel.")
 @engine_option("auto")
 @shared
