@@ -114,7 +114,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.inspect_log": _JOB | {"logformat.dump", "udfs.dump_files"},  # lists files, adds up findings
     "jobs.functions": {"udfs.decode"},
     "jobs.data_source": _SHELL | {"udfs.data_source"},  # never spark: where Spark plans a source there is no session
-    "jobs.report": _JOB | {"jobs.compact", "udfs.report"},
+    "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
     "jobs.api": _SHELL | {"jobs.compact", "jobs.verify", "jobs.reindex", "jobs.restore"},  # of a job its report's type
     "jobs.prepare": _JOB | {"udfs.lookup.minutes"},

@@ -90,6 +90,16 @@ class JobReport:
         """Return the text for people; every job's report has its own."""
         raise NotImplementedError
 
+    def json_of(self, job: str, **fields: Any) -> dict[str, Any]:
+        """Return the report for programs, with a job's own fields in the middle."""
+        return {
+            "job": job,
+            "exit_code": self.exit_code,
+            **fields,
+            "notes": self.notes,
+            "seconds": self.seconds_json(),
+        }
+
     def problems_json(self) -> list[Any]:
         """Return every problem for programs: never empty at exit code 3."""
         return [p if isinstance(p, str) else problem_json(p) for p in self.problems]

@@ -137,15 +137,12 @@ def nobody_has(generation: int) -> NoGenerationError:
     )
 
 
-def open_store(uri: str, notes: list[str]) -> Root:
-    """Return the root of a store that holds a generation; notes: extended by those on damaged files that were set
-    aside. Raises MissingPathError if the store has no generation; AccessError.
-    """
+def open_store(uri: str) -> State:
+    """Return the state of a store that holds a generation. Raise MissingPathError if it holds none, AccessError."""
     state = open_state(uri)
     store = state.root
     found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))
     if found.type != pafs.FileType.Directory or not state.exists():
         check_bucket(store.uri, store.filesystem)
         raise MissingPathError(path=store.uri, expected=f"a store, with {table_folder(CHECKPOINTS)}", found="none")
-    notes += state.notes
-    return store
+    return state

@@ -215,7 +215,7 @@ def _commit(now: Checkpoint | None, partition: int, number: int) -> Commit:
     shared = {"topic": TOPIC, "partition": partition, "run_id": f"w{number}-{uuid.uuid4().hex[:8]}"}
     folder = f"segments/{TOPIC}-{partition}/{before + 1}-{shared['run_id']}"
     return Commit(
-        TOPIC, partition, _row(Checkpoint, **shared, generation=before + 1),
+        _row(Checkpoint, **shared, generation=before + 1),
         [_row(Segment, **shared, generation=before + 1, base_offset=i, path=f"{folder}/{i}.log") for i in range(2)],
         _row(RunRow, **shared, generation_before=before, generation_after=before + 1, parent_run_id=parent,
              started_ms=time.time_ns() // 1_000_000),  # else the history lets it go as old

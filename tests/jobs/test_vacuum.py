@@ -13,7 +13,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import ConflictError, MissingPathError
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST
-from lastkey.jobs.store.tables import open_state
+from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.stores import StoreMaker, make_commit, run_id
 from tests.builders.trees import files_in, files_of
@@ -225,7 +225,7 @@ def test_a_vacuum_that_is_killed_leaves_nothing_that_is_taken_for_a_generation(m
                 unlinked.append(path)
             real(path)
 
-    monkeypatch.setattr(vacuum, "open_store", lambda *given: replace(store, filesystem=Disk()))
+    monkeypatch.setattr(vacuum, "open_store", lambda _: State(replace(store, filesystem=Disk())))
     with contextlib.suppress(KeyboardInterrupt):
         _vacuum(maker, give_up=TopicFilter(("t",)))
     monkeypatch.undo()

@@ -43,7 +43,7 @@ class Store:
 
     def commit(self, generation, end, segments, topic="t", **run):
         shared = self.shared(generation, end, topic) | run
-        made = Commit(topic, 0, row(Checkpoint, **shared), segments, row(RunRow, **shared))
+        made = Commit(row(Checkpoint, **shared), segments, row(RunRow, **shared))
         writing.commit_wave(open_state(str(self.store)), [made])
 
     def folder(self, generation: int) -> Path:

@@ -257,7 +257,7 @@ def test_states_are_one_row_a_partition(state):
     assert state.checkpoints() == {}  # to stand is not to have a generation
     assert not state.exists()
     with pytest.raises(MissingPathError):
-        open_store(state.root.uri, [])
+        open_store(state.root.uri)
     assert manifest_of(state, "t", 0) == []
     version = state.version()
     writing.set_states(state, [])
