@@ -21,7 +21,7 @@ import click
 
 from lastkey.jobs import installation
 from lastkey.jobs.command import failures
-from lastkey.jobs.command.config import GAPS, NULL_KEYS, check_now_ms, check_policy_has_topics, load_config
+from lastkey.jobs.command.config import NULL_KEYS, check_now_ms, check_policy_has_topics, load_config
 from lastkey.jobs.command.failures import Failure
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import (
@@ -37,7 +37,17 @@ from lastkey.jobs.command.options import (
 from lastkey.jobs.command.parse import MAX_LONG, check_text, parse_filter, parse_span, parse_time, parse_topics
 from lastkey.jobs.command.progress import Progress, above_the_bar, shown_progress
 from lastkey.jobs.command.reporting import Report
-from lastkey.jobs.command.shared_options import Jobs, engine_option, globs_option, shared, talking
+from lastkey.jobs.command.shared_options import (
+    Jobs,
+    cleanup_policy_option,
+    engine_option,
+    gaps_option,
+    globs_option,
+    now_option,
+    sealed_option,
+    shared,
+    talking,
+)
 from lastkey.jobs.command.spark_options import without_effect
 from lastkey.jobs.command.stopping import EarlyEndError, signals_handled, terminate
 from lastkey.jobs.errors import DONE, JobError, UsageError
@@ -56,21 +66,6 @@ start_ahead: Callable[[str, dict[str, Any]], None] | None = None  # set by who h
 spark_options: Sequence[str] = ()  # as typed, before the job's name
 
 _OFFSET = click.IntRange(-MAX_LONG, MAX_LONG)
-
-
-_gaps = click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
-_cleanup_policy = click.option(
-    "--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics matches."
-)
-_now = click.option(
-    "--now", "now_ms", type=int, metavar="EPOCH_MS", help="Clock for lags and horizons.  [default: now]"
-)
-
-
-def _sealed(verb: str) -> Callable[[Any], Any]:
-    return click.option(
-        "--sealed", is_flag=True, help=f"Nothing appends to this archive any more: {verb} the last segment too."
-    )
 
 
 def _version(context: click.Context, option: click.Parameter, asked: bool) -> None:
@@ -96,11 +91,11 @@ def lastkey() -> None:
 @lastkey.command()
 @click.argument("archive")
 @click.option("--store", metavar="STORE", required=True, help="Where state and new segments go.")
-@_cleanup_policy
-@_now
+@cleanup_policy_option
+@now_option
 @click.option("--null-keys", type=click.Choice(NULL_KEYS), help="What to do with null keys.  [default: fail]")
-@_gaps
-@_sealed("clean")
+@gaps_option
+@sealed_option("clean")
 @click.option("--force", is_flag=True, help="Compact every partition from its log start, due or not.")
 @click.option(
     "--reset",
@@ -123,8 +118,8 @@ def compact(**given: Any) -> None:
 @click.option("--store", metavar="STORE", help="Check a generation of this store instead of an archive.")
 @click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
 @click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now.")
-@_gaps
-@_sealed("check")
+@gaps_option
+@sealed_option("check")
 @click.option("--all", "show_all", is_flag=True, help="Also list partitions without a problem, however many.")
 @engine_option("auto")
 @shared
@@ -224,7 +219,7 @@ def vacuum(**given: Any) -> None:
     default="read_uncommitted",
     help="read_committed: stop at the first open transaction, as a consumer does.",
 )
-@_gaps
+@gaps_option
 @click.option("--queries", metavar="FILE", help="A table of queries: parquet, csv or json lines.")
 @click.option("--output", metavar="FILE", help="With --queries: write the answers to this file.")
 @click.option("--sizing", is_flag=True, help="Show what indexes cost in bytes, at several densities.")
@@ -265,9 +260,9 @@ def lookup(**given: Any) -> None:
 @click.argument("archive")
 @click.option("--output", metavar="FILE", required=True, help="Write the page to this file; it needs no other.")
 @click.option("--store", metavar="STORE", help="Show what its generations hold now, and its history.")
-@_cleanup_policy
-@_now
-@_gaps
+@cleanup_policy_option
+@now_option
+@gaps_option
 @click.option("--hide-keys", is_flag=True, help="Show hashes of hot keys instead of the keys.")
 @engine_option("auto")
 @shared
@@ -304,7 +299,7 @@ def archive_report(now_ms: int | None, **given: Any) -> None:
 )
 @click.option("--offsets", metavar="FROM..TO", help="Only records in this range, without TO.")
 @click.option("--times", metavar="FROM..TO", help="Only records of this time: milliseconds since 1970, or ISO 8601.")
-@_gaps
+@gaps_option
 @click.option("--output", metavar="DIR", help="Write a text for each file to this new or empty folder, in parallel.")
 @engine_option("auto")
 @shared

@@ -177,7 +177,7 @@ def write(store: str, number: int, orders: IO[str]) -> None:
         state = open_state(store)
         checkpoints = state.checkpoints()
         waves = [_commit(checkpoints.get((TOPIC, p)), p, number) for p in (0, number + 1)]
-        _say({wave.checkpoint.run_id: wave.partition for wave in waves})
+        _say({wave.checkpoint.run_id: wave.key[1] for wave in waves})
         orders.readline()
         for wave in waves:
             said, text = "done", ""
