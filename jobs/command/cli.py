@@ -39,11 +39,10 @@ from lastkey.jobs.command.progress import Progress, above_the_bar, shown_progres
 from lastkey.jobs.command.reporting import Report
 from lastkey.jobs.command.shared_options import (
     Jobs,
-    cleanup_policy_option,
     engine_option,
     gaps_option,
     globs_option,
-    now_option,
+    planning_options,
     sealed_option,
     shared,
     talking,
@@ -91,8 +90,7 @@ def lastkey() -> None:
 @lastkey.command()
 @click.argument("archive")
 @click.option("--store", metavar="STORE", required=True, help="Where state and new segments go.")
-@cleanup_policy_option
-@now_option
+@planning_options
 @click.option("--null-keys", type=click.Choice(NULL_KEYS), help="What to do with null keys.  [default: fail]")
 @gaps_option
 @sealed_option("clean")
@@ -206,13 +204,7 @@ def vacuum(**given: Any) -> None:
 @click.option(
     "--offset", "offsets", type=_OFFSET, multiple=True, help="Show where a fetch from here begins; repeatable."
 )
-@click.option(
-    "--time",
-    "times",
-    metavar="TIME",
-    multiple=True,
-    help="Show the first record from then on; repeatable.",
-)
+@click.option("--time", "times", metavar="TIME", multiple=True, help="Show the first record from then on; repeatable.")
 @click.option(
     "--isolation",
     type=click.Choice(["read_uncommitted", "read_committed"]),
@@ -260,8 +252,7 @@ def lookup(**given: Any) -> None:
 @click.argument("archive")
 @click.option("--output", metavar="FILE", required=True, help="Write the page to this file; it needs no other.")
 @click.option("--store", metavar="STORE", help="Show what its generations hold now, and its history.")
-@cleanup_policy_option
-@now_option
+@planning_options
 @gaps_option
 @click.option("--hide-keys", is_flag=True, help="Show hashes of hot keys instead of the keys.")
 @engine_option("auto")

@@ -49,12 +49,14 @@ def globs_option(name: str, *, help: str) -> Callable[[Command], Command]:  # no
 gaps_option = click.option(
     "--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]"
 )
-cleanup_policy_option = click.option(
-    "--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics matches."
-)
-now_option = click.option(
-    "--now", "now_ms", type=int, metavar="EPOCH_MS", help="Clock for lags and horizons.  [default: now]"
-)
+
+
+def planning_options(command: Command) -> Command:
+    """Add the options of the jobs that plan a compaction."""
+    clock = "Clock for lags and horizons.  [default: now]"
+    policy = "Policy of the topics that --topics matches."
+    command = click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help=clock)(command)
+    return click.option("--cleanup-policy", type=click.Choice(["compact"]), help=policy)(command)
 
 
 def sealed_option(verb: str) -> Callable[[Command], Command]:
