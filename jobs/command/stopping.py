@@ -101,7 +101,7 @@ class Stop:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the run is to end."""
+        """True once the run is to end."""
         return self.asked.done()
 
     def ask(self, why: EarlyEndError) -> None:

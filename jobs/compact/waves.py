@@ -252,6 +252,6 @@ def _wave_committer(state: State, commits: list[Commit], report: CompactReport) 
         write_manifests(store, commits)  # before the commit, so that generations can be found without the tables
         writing.commit_wave(state, commits, lambda: check_files(store, commits))
         for commit in commits:
-            report.generations[commit.topic, commit.partition] = commit.checkpoint.generation
+            report.generations[commit.key] = commit.checkpoint.generation
 
     return work

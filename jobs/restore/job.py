@@ -30,7 +30,6 @@ from lastkey.jobs.restore.copy_files import Made, copy_log, copy_small, finish
 from lastkey.jobs.restore.report import RestoredPartition, RestoreReport
 from lastkey.jobs.store.generations import Generation, manifests_of, open_store
 from lastkey.jobs.store.rows import Segment
-from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.errors import is_full
@@ -47,10 +46,9 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     began = time.monotonic()
     output = open_root(normal_uri(options.output))
     check_empty(output)
-    notes: list[str] = []
-    store = open_store(options.store, notes)
+    tables = open_store(options.store)
+    store = tables.root
     check_apart(Place("--output", output.uri), Place("the store", store.uri))
-    tables = State(store)
     targets = choose(tables, options.topics, options.generation)
     for target in targets:
         if target.log_start_offset > target.next_offset:
@@ -100,7 +98,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
             raise full from error
         raise
     _list_beyond(report, listed, targets, manifests)
-    report.notes += notes + tables.notes
+    report.notes += tables.notes
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 

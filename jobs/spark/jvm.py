@@ -31,6 +31,7 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -230,10 +231,17 @@ def cached_jars(ivy: Path) -> list[str]:
     if not all(zipfile.is_zipfile(path) for path in paths):
         return []
     for path, expected in zip(paths, JARS.values(), strict=True):
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        stat = path.stat()
+        found = _sha256(path, stat.st_size, stat.st_mtime_ns)
         if found != expected:
             raise ForeignJarError(path=path, expected=f"SHA-256 {expected}", found=found)
     return [str(path) for path in paths]
+
+
+@lru_cache(len(JARS))
+def _sha256(path: Path, *_: int) -> str:
+    """Return the SHA-256 of a file; `_`: size and time, by which the cache sees that it changed."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def find_java() -> Path:

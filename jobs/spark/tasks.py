@@ -106,9 +106,8 @@ def _in_a_thread(collect: Callable[[], list[R]], spark: Spark, tag: str, name: s
         except BaseException as error:  # raised by results.result()
             results.set_exception(error)
 
-    thread = (
-        InheritableThread if context_of(spark) is not None else threading.Thread
-    )  # the first one's has the caller's pool
+    has_pools = context_of(spark) is not None
+    thread = InheritableThread if has_pools else threading.Thread  # the first one takes the caller's pool along
     thread(target=work, daemon=True, name="tasks").start()
     return results.result()
 

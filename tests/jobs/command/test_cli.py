@@ -45,7 +45,7 @@ class _Report:
 
 @pytest.fixture
 def job(monkeypatch):
-    """Every command runs this in place of its module."""
+    """Job that every command runs in place of its module."""
     module = types.ModuleType("fake_job")
     module.seen = []
     module.outcome = _Report()

@@ -1,4 +1,4 @@
-"""What Ctrl-C and SIGTERM do: ask the first time, end the run the second time."""
+"""Ctrl-C and SIGTERM ask a run to end the first time, and end it the second time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.meta_path.insert(0, Interrupts())
 
 @pytest.fixture(autouse=True)
 def handlers(monkeypatch):
-    """Those of the command line; afterwards those of before."""
+    """Handle signals as the command line does; restore the handlers afterwards."""
     monkeypatch.setattr(stopping, "_SAME_SECONDS", 0.0)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -51,6 +51,9 @@ def test_the_first_signal_asks_and_the_second_one_ends(number, kind, caplog):
         with pytest.raises(InterruptedRunError):
             signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(number) == signal.SIG_DFL  # nothing holds up a third one
+    for thread in threading.enumerate():
+        if thread.name == "signals":  # it asks, and logs after that
+            thread.join(PATIENCE)
     assert "a second signal ends the run at once" in caplog.text
     assert signal.getsignal(number) is before
 

@@ -1,4 +1,4 @@
-"""Who does the work: the switch, what the report says of it, and that nothing is taken from Spark in silence."""
+"""Choice of the engine: the switch, its line in the report, and no silent move away from Spark."""
 
 from __future__ import annotations
 

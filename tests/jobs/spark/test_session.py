@@ -22,7 +22,7 @@ DELTA = next(iter(jvm.JARS))
 
 
 def _jars(folder, monkeypatch):
-    """Jars of nothing, in place of the real ones."""
+    """Write empty jars in place of the real ones."""
     (folder / "jars").mkdir(parents=True)
     for name in jvm.JARS:
         path = folder / "jars" / name
