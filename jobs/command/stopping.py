@@ -14,19 +14,23 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from queue import SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from lastkey.jobs.command.reporting import Report
 
+T = TypeVar("T")
 _LOG: Final = logging.getLogger("lastkey")
 _HANDLES: Final = ContextVar("_HANDLES", default=False)  # this thread runs the command line, whose signals are ours
 _SAME_SECONDS: Final = 0.25  # so soon it is the same signal: `timeout` sends it to the process and to its group
+# The longest that the main thread may sleep. It runs the handlers, and a signal wakes it only if it slept already, and
+# if the system did not give the signal to another thread
+LOOK_SECONDS: Final = 0.5
 
 
 class EarlyEndError(BaseException):
@@ -83,6 +87,13 @@ def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def result_of(future: Future[T]) -> T:
+    """Return a future's result, or raise its error, as `Future.result` does, which may never hear of a signal."""
+    while not future.done():
+        wait([future], LOOK_SECONDS)
+    return future.result()
 
 
 def at_once() -> AbstractContextManager[object]:

@@ -110,6 +110,10 @@ class Run:
                     return pid
         raise AssertionError("no JVM runs")
 
+    def another_thread(self) -> int:
+        """Return the system's id of a thread other than the main one, whose signals are its process's too."""
+        return min({int(task.name) for task in Path(f"/proc/{self.process.pid}/task").iterdir()} - {self.process.pid})
+
     def let_go(self) -> None:
         assert self.go is not None
         self.go.write_text("go")
