@@ -10,7 +10,9 @@ keeps its own handlers: Ctrl-C raises KeyboardInterrupt there, and ends the run 
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -72,7 +74,7 @@ def signals_handled() -> Iterator[None]:
 
 
 @contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[list[signal.Signals]]:
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[signal.Signals]]:
     """Handle Ctrl-C and SIGTERM with `handler` inside the `with` block; yield those that the process does not ignore.
 
     Only the main thread of a command can do so: elsewhere nothing changes, and the list is empty.
@@ -97,11 +99,20 @@ def result_of(future: Future[T]) -> T:
 
 
 def at_once() -> AbstractContextManager[object]:
-    """Let Ctrl-C and SIGTERM end the process as the system does, inside the `with` block: there is nothing to undo yet.
+    """Let Ctrl-C and SIGTERM end the process as the system does, inside the `with` block: there is nothing to undo yet
+    but a JVM that was launched ahead.
 
     For imports: Python drops a KeyboardInterrupt that is raised in one of importlib's own callbacks, and goes on.
     """
-    return _handling(signal.SIG_DFL)
+    return _handling(_end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    end_ahead = getattr(sys.modules.get("lastkey.jobs.spark.jvm"), "end_ahead", None)
+    if end_ahead is not None:
+        end_ahead()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 class Stop:
