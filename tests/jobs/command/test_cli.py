@@ -440,6 +440,17 @@ def test_the_users_settings_win_and_lists_are_joined(tmp_path):
     assert words.endswith("--packages io.delta:d:1,g:a:1 pyspark-shell")
 
 
+@pytest.mark.parametrize("given", [{"SPARK_CONF_DIR": "{}/conf"}, {"SPARK_HOME": "{}"}])
+def test_properties_are_read_as_spark_reads_them(tmp_path, given):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text(
+        "! mine\n=\nspark.master: yarn\nspark.a:b=c\nspark.x   -Da=b -Dc:d\nspark.y = 1 2\nspark.z\n"
+    )
+    user = submit.user_options([], {name: value.format(tmp_path) for name, value in given.items()})
+    read = {"spark.master": "yarn", "spark.a": "b=c", "spark.x": "-Da=b -Dc:d", "spark.y": "1 2", "spark.z": ""}
+    assert user.conf == read
+
+
 def test_table_of_a_report():
     lines = [
         PartitionLine("b", 1, "clean", 1000, 10, 1 << 20, 1 << 10, 4, 1, estimate=True),
