@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lastkey.jobs.command.progress import BYTES, Counted, CountedBytes, PartOf, Progress, Silent
-from lastkey.jobs.command.stopping import EarlyEndError, Stop, stoppable
+from lastkey.jobs.command.stopping import LOOK_SECONDS, EarlyEndError, Stop, result_of, stoppable
 from lastkey.jobs.compact.choose import KEYS, Choice, choose
 from lastkey.jobs.compact.commit import commit_of
 from lastkey.jobs.compact.due import Start, begins_anew, restart_plan
@@ -210,7 +210,7 @@ def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) 
     working.append(other_pool.submit(one_task))
     try:
         while pending := [future for future in working if not future.done()]:  # one_task may add some
-            wait([*pending, stop.asked], return_when=FIRST_COMPLETED)
+            wait([*pending, stop.asked], LOOK_SECONDS, FIRST_COMPLETED)
             if stop.is_asked:
                 pool.shutdown(wait=False, cancel_futures=True)
                 known = {result.name() for result in partitions.results()}
@@ -239,7 +239,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 def _committed(future: Future[float], report: CompactReport) -> float:
     try:
-        return future.result()
+        return result_of(future)
     except ConflictError as error:
         report.conflict = error.line()
         return 0.0

@@ -24,6 +24,7 @@ from lastkey.jobs.archive.places import Place, check_apart, check_empty
 from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import counted, size
+from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.errors import LogStartError, RestoreFullError
 from lastkey.jobs.restore.choose_generations import before_resets, check_files, choose, list_apart, some_of
 from lastkey.jobs.restore.copy_files import Made, copy_log, copy_small, finish
@@ -75,7 +76,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
                     for t in targets
                 ]
                 try:
-                    report.partitions = [job.result() for job in jobs]
+                    report.partitions = [result_of(job) for job in jobs]
                 except BaseException:
                     made.given_up = True  # each thread finishes the file that it copies
                     pool.shutdown(cancel_futures=True)

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Final
 
 from lastkey.jobs.command.progress import TALKS
-from lastkey.jobs.errors import ForeignJarError, JavaError
+from lastkey.jobs.errors import ForeignJarError, JavaError, SparkStartError
 from lastkey.jobs.installation import CONF
 from lastkey.jobs.spark import forked
 from lastkey.jobs.spark.master import is_local
@@ -153,8 +153,11 @@ def _pyspark() -> Path:
 
 
 def _spark_home() -> str:
-    """Return Spark's folder, as pyspark finds it."""
-    return str(runpy.run_path(str((_pyspark() / "find_spark_home").with_suffix(".py")))["_find_spark_home"]())
+    """Return Spark's folder, as pyspark finds it. SparkStartError: SPARK_HOME names a folder without Spark."""
+    home = str(runpy.run_path(str((_pyspark() / "find_spark_home").with_suffix(".py")))["_find_spark_home"]())
+    if not os.access(f"{home}/bin/spark-submit", os.X_OK):
+        raise SparkStartError(found=f"SPARK_HOME names {home}, which has no bin/spark-submit; unset it")
+    return home
 
 
 def is_verbose(user: UserOptions) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.command.reporting import Work
+from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.spark.running import context_of, new_tag
 from lastkey.logformat.bytes_read import listening
 
@@ -271,7 +272,7 @@ class Threads:
                 self._changed.notify_all()
         out = []
         for future in futures:
-            out.append(future.result())
+            out.append(result_of(future))
             self._wanted.discard(future)
         return out
 
