@@ -311,13 +311,20 @@ class JvmEndedError(MachineError):
 
 
 class WorkerEndedError(MachineError):
-    """A Python worker of Spark's was killed, or crashed, while a job worked."""
+    """A Python worker of Spark's, or an executor, was killed, or crashed, while a job worked."""
 
-    template = "a Python worker of Spark ended in the middle of the job: {found}"
+    template = "a worker of Spark's ended in the middle of the job: {found}"
     hint = (
         "what was committed stays; run again. If the kernel killed it for memory (see dmesg), use fewer cores "
         "(--master local[2]) or give executors more memory; if it crashes again, please report it"
     )
+
+
+class SparkLimitError(MachineError):
+    """A limit of Spark's that the results of a job exceed."""
+
+    template = "Spark ended the job: {found}"
+    hint = "raise that setting (--conf spark.driver.maxResultSize=2g before the job's name) and run again"
 
 
 class UnsureCommitError(MachineError):

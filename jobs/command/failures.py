@@ -29,6 +29,7 @@ from lastkey.jobs.errors import (
     FileSystemError,
     JobError,
     JvmEndedError,
+    SparkLimitError,
     UnknownNameError,
     UsageError,
     WorkerEndedError,
@@ -195,8 +196,10 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
     ended = _how_the_jvm_ended(error, text)
     if ended is not None:
         return JvmEndedError(found=ended)
-    if crashed := re.search(r"Python worker exited unexpectedly \(crashed\)", text):
+    if crashed := re.search(r"Python worker exited unexpectedly \(crashed\)|ExecutorLostFailure \([^\n]*", text):
         return WorkerEndedError(found=crashed[0])
+    if limited := re.search(r"Total size of serialized results[^\n]*", text):
+        return SparkLimitError(found=limited[0])
     if not isinstance(error, ImportError) and (unfit := _SETUP.search(text)):
         return WorkerSetupError(found=unfit[0].splitlines()[-1].strip())
     unsafe = re.search(rf"{UnsafeFolderError.__name__}: (.*)", text)

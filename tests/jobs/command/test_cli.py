@@ -624,6 +624,27 @@ def test_a_worker_that_cannot_run_our_code_is_told_in_one_line(job, capsys, text
     assert "PYSPARK_PYTHON" in line
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3 in stage 0.0 (TID 3): "
+            "ExecutorLostFailure (executor 3 exited) Reason: Command exited with code 137",
+            "a worker of Spark's ended in the middle of the job: ExecutorLostFailure (executor 3 exited",
+        ),
+        (
+            "Total size of serialized results of 1 tasks (8 KiB) is bigger than spark.driver.maxResultSize (1 KiB)",
+            "Spark ended the job: Total size of serialized results of 1 tasks (8 KiB) is bigger than spark.driver",
+        ),
+    ],
+)
+def test_a_job_that_spark_gave_up_is_no_defect(job, capsys, text, said):
+    job.outcome = RuntimeError(f"org.apache.spark.SparkException: Job aborted due to stage failure: {text}\n\tat x")
+    assert cli.main(["verify", "A"]) == errors.ENVIRONMENT
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+
+
 def test_a_module_that_this_process_lacks_is_not_said_of_workers(job, capsys):
     job.outcome = ModuleNotFoundError("No module named 'x'")
     assert cli.main(["verify", "A"]) == errors.UNEXPECTED
