@@ -131,13 +131,15 @@ class Run:
                 os.kill(pid, signal.SIGKILL)
 
     def finish(self, seconds: float = PATIENCE) -> tuple[int, str, str]:
-        """Return exit code, stdout and stderr. Kills a run that does not end in time: subprocess.TimeoutExpired."""
+        """Return exit code, stdout and stderr. Kill a run that does not end in time, and show its threads' stacks."""
         try:
             out, err = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # Python's fault handler needs no lock
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
             self.kill()
-            self.process.communicate()
-            raise
+            raise AssertionError(f"the run does not end:\n{self.process.communicate()}") from None
         finally:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
@@ -163,6 +165,7 @@ def start(
     """
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    environment["PYTHONFAULTHANDLER"] = "1"
     for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_SUBMIT_ARGS"):
         environment.pop(name, None)
     reached = go = None
