@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import logging
 import os
 import re
 import shutil
@@ -438,6 +439,18 @@ def test_the_users_settings_win_and_lists_are_joined(tmp_path):
     assert "spark.x=2" not in words
     assert "spark.ui.enabled" not in words
     assert words.endswith("--packages io.delta:d:1,g:a:1 pyspark-shell")
+
+
+@pytest.mark.parametrize(("error", "lines"), [(KeyboardInterrupt, 0), (ConnectionError, 5)])
+def test_ctrl_c_in_a_call_to_the_jvm_has_no_traceback(error, lines, capsys):
+    """Py4j logs it so."""
+    log = logging.Logger("py4j")
+    log.addHandler(cli._Log())
+    try:
+        raise error
+    except error:
+        log.exception("while sending command.")
+    assert len(capsys.readouterr().err.splitlines()) == lines
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
