@@ -359,11 +359,9 @@ def _say(text: str, stream: TextIO) -> None:
 class _Log(logging.Handler):
     """Log on stderr, written as `_say` writes text; a progress bar stays below it."""
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log a record: not py4j's of a Ctrl-C, which comes with a traceback, and ends the job."""
-        return not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt))
-
     def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt):
+            return  # py4j's traceback of a Ctrl-C, which ends the job: the error says so in one line
         text = f"{self.format(record)}\n"
         above_the_bar(visible(text) if sys.stderr.isatty() else text)
 
