@@ -59,7 +59,9 @@ _SETUP: Final = re.compile(
 )
 # Spark's texts of a context that it ended by itself: of the job that was cut off, and of whatever is called afterwards
 _STOPPED: Final = re.compile(r"SparkContext was shut down|Cannot call methods on a stopped SparkContext")
-_LOST: Final = re.compile(r"Python worker exited unexpectedly \(crashed\)|ExecutorLostFailure \([^\n]*")
+_LOST: Final = re.compile(
+    r"Python worker exited unexpectedly \(crashed\)|ExecutorLostFailure \((?:(?! Diagnostics:)[^\n])*"
+)
 _WRITTEN_TO: Final = ("--store", "--output")
 _NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")
 

@@ -26,10 +26,9 @@ public final class MiniYarn {
         // Two small containers: three do not fit on one node
         conf.setInt(YarnConfiguration.YARN_MINICLUSTER_NM_PMEM_MB, 2048);
         conf.setInt("yarn.scheduler.minimum-allocation-mb", 256);
-        conf.setInt("yarn.resourcemanager.nodemanagers.heartbeat-interval-ms", 200);
+        conf.setInt("yarn.resourcemanager.nodemanagers.heartbeat-interval-ms", 100);
         conf.setFloat("yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage", 100);
-        conf.setBoolean("yarn.nodemanager.vmem-check-enabled", false); // a JVM reserves more than it uses
-        conf.setBoolean("yarn.nodemanager.pmem-check-enabled", false);
+        conf.setBoolean("yarn.nodemanager.container-monitor.enabled", false); // no limits, no measuring
         conf.set("yarn.scheduler.capacity.root.queues", "default");
         conf.set("yarn.scheduler.capacity.root.default.capacity", "100");
         conf.set("yarn.scheduler.capacity.maximum-am-resource-percent", "1");

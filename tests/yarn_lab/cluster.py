@@ -31,11 +31,13 @@ spark.yarn.am.memory                 512m
 spark.executor.memory                512m
 spark.executor.instances             2
 spark.executor.cores                 1
+spark.driver.extraJavaOptions        -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 spark.executor.defaultJavaOptions    -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 spark.yarn.am.extraJavaOptions       -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 spark.executor.maxNumFailures        2
 spark.yarn.appMasterEnv.SPARK_LOCAL_IP  127.0.0.1
 spark.yarn.report.interval           200ms
+spark.yarn.scheduler.heartbeat.interval-ms  500
 """
 # What all of Hadoop's code finds on the nodes' class path. viewfs://shared is this machine's file system under a name
 # that is not file://, as a cluster's shared storage has one: YARN uploads a file:// anew for each application, and each

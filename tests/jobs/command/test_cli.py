@@ -574,6 +574,31 @@ def test_a_stdout_that_takes_no_more_is_said_of_stdout(words):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (  # each try of a task lost its executor
+            "Lost task 1.3 (TID 8): ExecutorLostFailure (executor 4 exited) Reason: 137. Diagnostics: [2026]Killed\n.",
+            "a worker of Spark ended in the middle of the job: ExecutorLostFailure (executor 4 exited) Reason: 137.",
+        ),
+        (
+            "SparkException: Job 0 cancelled because SparkContext was shut down\n\tat org.apache",
+            "Spark ended in the middle of the job: SparkContext was shut down",
+        ),
+        (
+            "IllegalStateException: Cannot call methods on a stopped SparkContext.\nThis stopped",
+            "Spark ended in the middle of the job: Cannot call methods on a stopped SparkContext",
+        ),
+    ],
+)
+def test_a_cluster_that_ends_the_work_is_told_in_one_line(job, capsys, text, said):
+    """As YARN's do in tests/jobs/spark/test_yarn.py."""
+    job.outcome = RuntimeError(f"Job aborted\n{text}")
+    assert cli.main(["verify", "A"]) == errors.ENVIRONMENT
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}; what was committed stays")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
         (
             "  File x\nModuleNotFoundError: No module named 'jobs'\n\tat x",
             "ModuleNotFoundError: No module named 'jobs'",
