@@ -10,6 +10,7 @@ from lastkey.jobs.command.stopping import at_once, signals_handled
 
 def main(program: str = "") -> int:
     """Run a command with Spark's options, which the session gets later. program: its name for the help."""
+    _open_streams()
     os.environ.setdefault("RUST_LOG", "error")  # delta-rs would warn of errors that ours report in one line
     with signals_handled(), at_once():
         from lastkey.jobs.command import cli  # noqa: PLC0415 - here Ctrl-C ends the process
@@ -26,6 +27,17 @@ def main(program: str = "") -> int:
 
         session.start()
     return cli.main(rest or ["--help"])
+
+
+def _open_streams() -> None:
+    """Open those of stdin, stdout and stderr that the caller has closed: else a file would get the number of one, and
+    with it what libraries and Spark's processes write there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest one that is free
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode))
 
 
 def end(code: int) -> None:

@@ -12,8 +12,8 @@ with the command line's words. API.md beside this file is for users.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal
 
 from lastkey.jobs.command.config import (
@@ -88,8 +88,7 @@ def compact(
     options = CompactOptions(
         archive=check_location("archive", archive),
         store=check_location("store", store),
-        topics=_topics(topics, exclude, topics_from),
-        config=_config(config),
+        **_shared(topics, exclude, topics_from, config),
         engine=_engine(engine),
         cleanup_policy=_one_of("cleanup_policy", cleanup_policy, POLICIES[:1]),
         now_ms=check_now_ms(_number("now_ms", now_ms)),
@@ -102,8 +101,7 @@ def compact(
         wait=_flag("wait", wait),
     )
     check_policy_has_topics(options.cleanup_policy, *options.topics.include)
-    with _shown(progress) as shown:
-        report: CompactReport = imported("compact").run(options, shown)
+    report: CompactReport = _run("compact", options, progress)
     return report
 
 
@@ -138,8 +136,7 @@ def verify(
         store=_location_or_none("store", store),
         generation=_number("generation", generation, 1),
         archive_moved=_location_or_none("archive_moved", archive_moved),
-        topics=_topics(topics, exclude, topics_from),
-        config=_config(config),
+        **_shared(topics, exclude, topics_from, config),
         engine=_engine(engine),
         gaps=_one_of("gaps", gaps, GAPS),
         sealed=_flag("sealed", sealed),
@@ -148,8 +145,7 @@ def verify(
         raise UsageError(message="verify needs either ARCHIVE or --store STORE")
     if options.store is None and (options.generation is not None or options.archive_moved is not None):
         raise UsageError(message="--generation and --archive work only with --store")
-    with _shown(progress) as shown:
-        report: VerifyReport = imported("verify").run(options, shown)
+    report: VerifyReport = _run("verify", options, progress)
     return report
 
 
@@ -192,14 +188,12 @@ def reindex(
         output=where,
         skip_crc=_flag("skip_crc", skip_crc),
         exact=_flag("exact", exact),
-        topics=_topics(topics, exclude, topics_from),
-        config=_config(config),
+        **_shared(topics, exclude, topics_from, config),
         engine=_engine(engine),
     )
     if options.exact and not in_place:
         raise UsageError(message="--exact works only with --in-place")
-    with _shown(progress) as shown:
-        report: ReindexReport = imported("reindex").run(options, shown)
+    report: ReindexReport = _run("reindex", options, progress)
     return report
 
 
@@ -229,25 +223,18 @@ def restore(
         output=check_location("output", output),
         generation=_number("generation", generation, 1),
         archive=_location_or_none("archive", archive),
-        topics=_topics(topics, exclude, topics_from),
-        config=_config(config),
+        **_shared(topics, exclude, topics_from, config),
     )
-    with _shown(progress) as shown:
-        report: RestoreReport = imported("restore").run(options, shown)
+    report: RestoreReport = _run("restore", options, progress)
     return report
 
 
-@contextmanager
-def _shown(progress: Progress | bool) -> Generator[Progress]:
-    """Yield a progress, and close it if this module opened it."""
+def _run(job: str, options: Any, progress: Progress | bool) -> Any:
+    """Run a job, and return its report. Close the progress if this function opened it."""
     if not isinstance(progress, bool):
-        yield progress
-        return
-    shown = Bar() if progress else Silent()
-    try:
-        yield shown
-    finally:
-        shown.close()
+        return imported(job).run(options, progress)
+    with closing(Bar() if progress else Silent()) as shown:
+        return imported(job).run(options, shown)
 
 
 # -- arguments: click has checked those of the command line; those of a Python program may be anything
@@ -307,6 +294,11 @@ def _partitions(value: object) -> tuple[range, ...] | None:
     if not numbers or not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
         raise wrong_type("partitions", "numbers of partitions, or text such as '0,3-5'", value)
     return tuple(range(number, number + 1) for number in numbers)
+
+
+def _shared(topics: Globs, exclude: Globs, topics_from: object, config: object) -> dict[str, Any]:
+    """Return the options that every job has."""
+    return {"topics": _topics(topics, exclude, topics_from), "config": _config(config)}
 
 
 def _config(value: object) -> Config:

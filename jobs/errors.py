@@ -17,6 +17,8 @@ PROBLEMS = 3  # partitions set aside, or verify or restore found problems
 CONFLICT = 4  # another run was there first
 ENVIRONMENT = 5  # Java, jars, disk
 
+_FOUND = "{path}: expected {expected}, found {found}"
+
 
 class JobError(Exception):
     """Root of all errors that a job raises on purpose.
@@ -90,7 +92,7 @@ class BadSettingError(UsageError):
 class ConfigFileError(UsageError):
     """A settings file that cannot be read or parsed."""
 
-    template = "{path}: expected {expected}, found {found}"
+    template = _FOUND
 
 
 class NowError(UsageError):
@@ -110,7 +112,7 @@ class PolicyError(UsageError):
 class MissingPathError(UsageError):
     """An archive or store that does not exist."""
 
-    template = "{path}: expected {expected}, found {found}"
+    template = _FOUND
 
 
 class OutputExistsError(UsageError):
@@ -144,7 +146,7 @@ class NoGenerationError(UsageError):
 class UndecidedError(UsageError):
     """Folders of generations that do not tell which one counts."""
 
-    template = "{path}: expected {expected}, found {found}"
+    template = _FOUND
     hint = "nothing was written; for each of them give --choose TOPIC-N=RUN_ID, or TOPIC-N=none to leave it out"
 
 
@@ -167,7 +169,7 @@ class LostRunError(JobError):
 class MissingFileError(JobError):
     """A file that a generation names, and that is missing or changed."""
 
-    template = "{path}: expected {expected}, found {found}"
+    template = _FOUND
     exit_code = PROBLEMS
     hint = (
         "if the archive has moved, give --archive URI; else restore these files from a copy; compact --force rebuilds "
@@ -178,7 +180,7 @@ class MissingFileError(JobError):
 class ManifestError(JobError):
     """A manifest in a generation's folder that differs from the one that was written."""
 
-    template = "{path}: expected {expected}, found {found}"
+    template = _FOUND
     exit_code = PROBLEMS
     hint = "restore this file from a copy"
 
@@ -186,7 +188,7 @@ class ManifestError(JobError):
 class DamagedTableError(JobError):
     """A file of the store's tables that is missing or changed."""
 
-    template = "{path}: expected {expected}, found {found}"
+    template = _FOUND
     exit_code = PROBLEMS
     hint = "restore this file from a copy, or move the folder state away and run rebuild-state"
 
@@ -202,7 +204,7 @@ class LogStartError(JobError):
 class ConflictError(JobError):
     """Another run committed first, or still writes."""
 
-    template = "{path}: expected {expected}, found {found}"
+    template = _FOUND
     exit_code = CONFLICT
     hint = "what the other run committed stays; run again"
 
@@ -246,7 +248,7 @@ class JarsError(MachineError):
 class ForeignJarError(MachineError):
     """A jar of Delta's that is not the published one."""
 
-    template = "{path}: expected {expected}, found {found}"
+    template = _FOUND
     hint = (
         "this is not the jar that Maven Central has: find out who put it there, then delete the folders jars and cache "
         "there; Spark fetches it again"

@@ -25,17 +25,9 @@ from lastkey.jobs.command.options import RebuildStateOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
 from lastkey.jobs.errors import ManifestError, MissingPathError, UndecidedError, UsageError
-from lastkey.jobs.store import writing
+from lastkey.jobs.store import manifests, writing
 from lastkey.jobs.store.folders import RunFolder, run_folders
 from lastkey.jobs.store.generations import going_back
-from lastkey.jobs.store.manifests import (
-    check_files,
-    make_folders,
-    other_files,
-    read_manifest,
-    say_committed,
-    write_manifests,
-)
 from lastkey.jobs.store.paths import CHECKPOINTS, COMMITTED, MANIFEST, PARTITIONS, RUNS, SEGMENTS, STATES, table_folder
 from lastkey.jobs.store.rows import Commit
 from lastkey.jobs.store.tables import open_state
@@ -58,25 +50,10 @@ class RebuildReport(JobReport):
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
-        return {
-            "job": "rebuild-state",
-            "exit_code": self.exit_code,
-            "store": self.store,
-            "dry_run": self.dry_run,
-            "partitions": [
-                {
-                    "topic": c.topic,
-                    "partition": c.partition,
-                    "generation": c.checkpoint.generation,
-                    "run_id": c.checkpoint.run_id,
-                    "next_offset": c.checkpoint.next_offset,
-                }
-                for c in self.decided
-            ],
-            "left_out": self.left_out,
-            "notes": self.notes,
-            "seconds": self.seconds_json(),
-        }
+        columns = ("topic", "partition", "generation", "run_id", "next_offset")
+        partitions = [{name: getattr(c.checkpoint, name) for name in columns} for c in self.decided]
+        own = {"store": self.store, "dry_run": self.dry_run, "partitions": partitions}
+        return self.json_of("rebuild-state", **own, left_out=self.left_out)
 
     def to_text(self) -> str:
         """Return the report for people."""
@@ -103,7 +80,7 @@ class _Candidate:
 
     @property
     def committed(self) -> bool:
-        """Whether its file `committed` is there."""
+        """True if the folder has a file `committed`."""
         return COMMITTED in self.folder.names
 
     def __str__(self) -> str:
@@ -138,15 +115,15 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
         if report.decided and not options.dry_run:
             state.check_writable()
             new = [commit for commit in report.decided if commit.run.run_id == run_id]
-            make_folders(store, new)
-            write_manifests(store, new)
-            check_files(store, report.decided)  # again: the search takes a while
+            manifests.make_folders(store, new)
+            manifests.write_manifests(store, new)
+            manifests.check_files(store, report.decided)  # again: the search takes a while
             all_found = [c for candidates in found.values() for c in candidates]
             known = {c.folder.path: c.commit for c in all_found if c.committed and c.commit is not None}
             known |= {commit.folder: commit for commit in report.decided}
             runs, segments = [c.run for c in known.values()], [row for c in known.values() for row in c.segments]
             writing.rebuild(state, report.decided, runs, segments)
-            say_committed(store, [commit.folder for commit in report.decided])
+            manifests.say_committed(store, [commit.folder for commit in report.decided])
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
@@ -170,12 +147,12 @@ def _found(store: Root, report: RebuildReport, progress: Progress) -> dict[Key, 
 
 def _candidate(store: Root, folder: RunFolder) -> _Candidate:
     try:
-        commit = read_manifest(store, folder.path)
+        commit = manifests.read_manifest(store, folder.path)
     except FileNotFoundError:
         return _Candidate(folder, None, f"no {MANIFEST}")
     except ManifestError as error:
         return _Candidate(folder, None, str(error))
-    for path, size, seen in other_files(store, commit):
+    for path, size, seen in manifests.other_files(store, commit):
         wrong = f"{path}: expected {'some' if size is None else size} bytes, found {'none' if seen is None else seen}"
         return _Candidate(folder, commit, wrong)
     return _Candidate(folder, commit, "")

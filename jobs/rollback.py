@@ -27,18 +27,10 @@ from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
 from lastkey.jobs.errors import ManifestError, MissingPathError, NoGenerationError, UsageError
-from lastkey.jobs.store import writing
+from lastkey.jobs.store import manifests, writing
 from lastkey.jobs.store.coverage import Ranges, covered, shown, without
 from lastkey.jobs.store.generations import check_runs, going_back, nobody_has, open_store
-from lastkey.jobs.store.manifests import (
-    check_files,
-    make_folders,
-    other_files,
-    read_manifest,
-    write_manifests,
-)
 from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
-from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import Key, of_topics
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
@@ -61,16 +53,8 @@ class RollbackReport(JobReport):
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
-        return {
-            "job": "rollback",
-            "exit_code": self.exit_code,
-            "store": self.store,
-            "generation": self.generation,
-            "dry_run": self.dry_run,
-            "partitions": self.partitions,
-            "notes": self.notes,
-            "seconds": self.seconds_json(),
-        }
+        own = {"store": self.store, "generation": self.generation, "dry_run": self.dry_run}
+        return self.json_of("rollback", **own, partitions=self.partitions)
 
     def to_text(self) -> str:
         """Return the report for people."""
@@ -93,9 +77,8 @@ class RollbackReport(JobReport):
 def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
     """Go back to generation N in every partition that is above it, or with `dry_run` list these partitions."""
     began = time.monotonic()
-    notes: list[str] = []
-    store = open_store(options.store, notes)
-    state = open_state(options.store)
+    state = open_store(options.store)
+    store = state.root
     report = RollbackReport(store.uri, options.generation, options.dry_run)
     # On a disk the lock keeps vacuum out; in a bucket a vacuum's marks name the folders that it deletes
     with contextlib.nullcontext() if options.dry_run else state.lock():
@@ -123,18 +106,18 @@ def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
         _report_partitions(report, commits, current)
         if commits and not options.dry_run:
             state.check_writable()
-            make_folders(store, commits)
-            write_manifests(store, commits)
-            writing.commit_wave(state, commits, lambda: check_files(store, commits), look_back=True)
+            manifests.make_folders(store, commits)
+            manifests.write_manifests(store, commits)
+            writing.commit_wave(state, commits, lambda: manifests.check_files(store, commits), look_back=True)
             writing.write_states(state)
-    report.notes += notes + state.notes
+    report.notes += state.notes
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
 
 def _report_partitions(report: RollbackReport, commits: Sequence[Commit], current: Mapping[Key, Checkpoint]) -> None:
     """Report the changes, and the offsets that become unreadable: they are in no new generation, nor in the archive."""
-    listed = cache(partial(_listed, frozenset(commit.topic for commit in commits)))
+    listed = cache(partial(_listed, frozenset(commit.checkpoint.topic for commit in commits)))
     for commit in commits:
         before, after = current[commit.key], commit.checkpoint
         name = names.partition_folder(*commit.key)
@@ -206,12 +189,12 @@ def _target(store: Root, current: Checkpoint, chain: Sequence[RunRow], generatio
 def _why_not(store: Root, run: RunRow) -> Commit | str:
     """Return the commit of a generation whose files are all there, else the reason why it cannot be used."""
     try:
-        commit = read_manifest(store, run.folder)
+        commit = manifests.read_manifest(store, run.folder)
     except FileNotFoundError:
         return f"its files are gone ({run.folder})"
     except ManifestError as error:
         return str(error)
-    gone = [*(path for path, _, _ in other_files(store, commit)), *_gone_from_archive(commit)]
+    gone = [*(path for path, _, _ in manifests.other_files(store, commit)), *_gone_from_archive(commit)]
     return f"its files are gone ({gone[0]})" if gone else commit
 
 

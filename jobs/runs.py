@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,9 +13,33 @@ from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, labelled, moment, size, table
 from lastkey.jobs.store.generations import lost_runs, open_store
-from lastkey.jobs.store.rows import JobRun, RunRow, by_run
-from lastkey.jobs.store.tables import State
+from lastkey.jobs.store.rows import RunRow
 from lastkey.logformat.names import partition_folder
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """Run of the job, with its rows of `cleaner_runs`, by topic and partition."""
+
+    run_id: str
+    now_ms: int
+    rows: tuple[RunRow, ...]
+
+    def total(self, column: str) -> int:
+        """Return the sum of a column over all partitions."""
+        return sum(getattr(row, column) for row in self.rows)
+
+
+def by_run(rows: Iterable[RunRow]) -> list[JobRun]:
+    """Return committed rows of runs, grouped by run, oldest first."""
+    of_run: dict[str, list[RunRow]] = {}
+    for row in rows:
+        of_run.setdefault(row.run_id, []).append(row)
+    runs = [
+        JobRun(run_id, of[0].now_ms, tuple(sorted(of, key=lambda r: (r.topic, r.partition))))
+        for run_id, of in of_run.items()
+    ]
+    return sorted(runs, key=lambda run: (run.now_ms, run.run_id))
 
 
 @dataclass
@@ -26,14 +51,7 @@ class RunsReport(JobReport):
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs, with each run's work on each partition."""
-        return {
-            "job": "runs",
-            "exit_code": self.exit_code,
-            "store": self.store,
-            "runs": [_run(run) for run in self.runs],
-            "notes": self.notes,
-            "seconds": self.seconds_json(),
-        }
+        return self.json_of("runs", store=self.store, runs=[_run(run) for run in self.runs])
 
     def to_text(self) -> str:
         """Return the report for people: a row for each run."""
@@ -63,9 +81,8 @@ class RunsReport(JobReport):
 def run(options: RunsOptions, progress: Progress) -> RunsReport:
     """Read the table of runs. A run counts for the partitions whose current generation goes back to it."""
     began = time.monotonic()
-    notes: list[str] = []
-    store = open_store(options.store, notes)
-    state = State(store)
+    state = open_store(options.store)
+    store = state.root
     current = state.checkpoints()
     topics = {topic for topic, _ in current}
     check_topics(options.topics, topics, store.uri)
@@ -73,8 +90,7 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     wanted = {topic for topic in topics if options.topics.takes(topic)}
     chains = state.histories(wanted) if topics else {}
     chosen = {key: row for key, row in current.items() if key[0] in wanted}
-    notes += [error.line() for error in lost_runs(chosen, chains).values()]
-    report.notes += notes
+    report.notes += [*state.notes, *(error.line() for error in lost_runs(chosen, chains).values())]
     report.runs = by_run(row for chain in chains.values() for row in chain)
     report.seconds["total"] = time.monotonic() - began
     return report

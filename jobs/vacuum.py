@@ -5,7 +5,7 @@ since it began. STORE.md ("Generations and vacuum") lists what is kept, and `_ke
 the files that its generation names in other folders. In a folder that goes, `committed` goes first and the manifest
 second: if vacuum is killed, nothing takes the rest for a generation.
 
-The clock is the wall clock, or the store's if that is behind (jobs.store.clock): --now never decides what is deleted.
+The clock is the wall clock, or the store's if that is behind (`_store_now_ms`): --now never decides what is deleted.
 At the end Delta's own VACUUM cleans the state tables.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,14 +27,13 @@ from lastkey.jobs.command.parse import check_globs, check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, seconds, size, table
 from lastkey.jobs.store import writing
-from lastkey.jobs.store.clock import store_now_ms
 from lastkey.jobs.store.coverage import Ranges, unread
 from lastkey.jobs.store.folders import Run, RunFolder, each_once, run_folders
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.manifests import read_manifests, say_committed
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST, SEGMENTS
 from lastkey.jobs.store.rows import Segment
-from lastkey.jobs.store.tables import State, open_state
+from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
 from lastkey.udfs.attempt import timed
@@ -54,22 +54,20 @@ class VacuumReport(JobReport):
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
-        return {
-            "job": "vacuum",
-            "exit_code": self.exit_code,
-            "store": self.store,
-            "dry_run": self.dry_run,
-            "partitions": [
+        out = self.json_of(
+            "vacuum",
+            store=self.store,
+            dry_run=self.dry_run,
+            partitions=[
                 {"topic": key[0], "partition": key[1], "bytes": self.bytes[key], "files": self.deleted[key]}
                 for key in sorted(self.deleted)
             ],
-            "bytes": sum(self.bytes.values()),
-            "files": sum(map(len, self.deleted.values())),
-            "state_files": self.state_files if self.dry_run else None,
-            "kept": self.kept,
-            "notes": self.notes,
-            "seconds": self.seconds_json().get("total", 0.0),
-        }
+            bytes=sum(self.bytes.values()),
+            files=sum(map(len, self.deleted.values())),
+            state_files=self.state_files if self.dry_run else None,
+            kept=self.kept,
+        )
+        return out | {"seconds": out["seconds"].get("total", 0.0)}
 
     def to_text(self) -> str:
         """Return the report for people."""
@@ -91,15 +89,14 @@ class VacuumReport(JobReport):
 def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
     """Delete, or with `dry_run` list, the files that no live generation needs."""
     began = time.monotonic()
-    noted: list[str] = []
-    store = open_store(options.store, noted)
-    state = open_state(options.store)
+    state = open_store(options.store)
+    store = state.root
     for uri in sorted({row.archive_uri for row in state.checkpoints().values()}):
         check_apart(Place("the store", store.uri), Place("the archive", uri))
     report = VacuumReport(store.uri, options.dry_run)
     with contextlib.nullcontext() if options.dry_run else state.lock():  # one vacuum at a time, on a disk
         wall_ms = time.time_ns() // 1_000_000
-        now_ms = wall_ms if options.dry_run else store_now_ms(store)
+        now_ms = wall_ms if options.dry_run else _store_now_ms(store)
         ahead_hours = (wall_ms - now_ms) // 3_600_000
         if ahead_hours > 0:
             report.notes.append(
@@ -107,7 +104,7 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
             )
         young_ms = now_ms - options.grace_hours * 3_600_000
         folders, kept, notes = _chosen(state, young_ms, options, report)
-        report.notes += noted + notes
+        report.notes += state.notes + notes
         report.notes += [
             f"{folder}: the files of this generation are not known: neither the table {SEGMENTS} nor its {MANIFEST} "
             f"can be read; {topic}-{partition} is left alone"
@@ -122,6 +119,22 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
             report.state_files = writing.vacuum_state(state, dry_run=options.dry_run, ahead_hours=max(ahead_hours, 0))
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
+
+
+def _store_now_ms(root: Root) -> int:
+    """Return the time that a new file gets in the store, or the wall clock if earlier: deleted files are old by both.
+
+    A bucket or a network share gives files its server's time, so a clock of ours that is ahead would take young files
+    for old. Writes an empty file below `state/`, and deletes it.
+    """
+    path = root.full(f"state/.probe-{uuid.uuid4().hex}")
+    root.filesystem.open_output_stream(path, compression=None).close()
+    try:
+        there_ms = (root.filesystem.get_file_info(path).mtime_ns or 0) // 1_000_000
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # it was deleted, and the answer was lost
+            root.filesystem.delete_file(path)
+    return min(there_ms, time.time_ns() // 1_000_000)
 
 
 def _chosen(

@@ -1,4 +1,4 @@
-"""What the pages say is true: options, settings, exit codes, fields, messages, links, paths; their examples run."""
+"""Truth of the pages: options, settings, exit codes, fields, messages, links, paths; their examples run."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_every_command_has_an_example_and_a_line_in_readme():
 
 
 def _jobs_of_readme() -> list[tuple[str, str]]:
-    """README's table of jobs: (job, its example)."""
+    """Return README's table of jobs: (job, its example)."""
     return re.findall(
         r"^\| \[([a-z-]+)\]\([^)]*\) \| [^|]+ \| `([^`]+)` \|$", _section(README, "## Jobs"), re.MULTILINE
     )
@@ -173,7 +173,7 @@ def test_the_page_has_every_setting_at_its_default(checks, what):
 
 
 def _comments() -> dict[str, str]:
-    """conf/cleaner.toml: setting -> the comment above it."""
+    """Return setting -> the comment above it, of conf/cleaner.toml."""
     found = re.findall(r'((?:^# .*\n)+)^"([a-z.]+)" = ', (ROOT / "conf/cleaner.toml").read_text(), re.MULTILINE)
     return {name: comment.replace("\n# ", " ").removeprefix("# ") for comment, name in found}
 
@@ -260,7 +260,7 @@ def test_tables_and_states():
     section, tables = STORE_PAGE, _section(STORE_PAGE, "## Tables")
     assert set(re.findall(r"^\| `(\w+)` \|", tables, re.MULTILINE)) == set(TABLES)
     row = re.search(r"^\| `cleaner_state` \| (.*)", tables, re.MULTILINE)[1]
-    assert set(re.findall(r"`(\w+)`", row)) - {"standing"} == set(state_rows.STATES)
+    assert set(re.findall(r"`(\w+)`", row)) - {"partition_state"} == set(state_rows.STATES)
     picture = _section(STORE_PAGE, "## States of a partition")
     assert all(re.search(rf"\b{name}\b", picture) for name in state_rows.STATES)
     added = set(state_rows.checkpoint_schema().names) - {field.name for field in fields(state_rows.Checkpoint)}
@@ -311,7 +311,7 @@ def test_paths_that_a_page_names_exist(page):
 
 
 def _anchors(page: Path) -> set[str]:
-    """Anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(
         r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL), re.M
     )
@@ -364,7 +364,7 @@ def test_the_tour_of_contributing_is_the_tree():
 
 
 def _texts() -> dict[Path, str]:
-    """Every text of ours that may refer to another: code, pages, settings; a text in several lines as one."""
+    """Yield every text of ours that may refer to another: code, pages, settings; a text in several lines as one."""
     kinds = (".py", ".toml", ".txt", ".spec")
     found = {*PAGES, *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in kinds)}
     return {path: re.sub(r"\s*\n\s*(?:# )?", " ", path.read_text("utf-8")) for path in found - {Path(__file__)}}
@@ -469,7 +469,7 @@ AIRFLOWS = ROOT / "examples/airflow/README.md"  # tests/airflow runs its command
 
 
 def _runnable() -> list[str]:
-    """Commands of all pages, each once: README's blocks and table of jobs, then the other pages from top to bottom."""
+    """Return the commands of all pages, each once: README's blocks and table of jobs, then the other pages."""
     found = [*_marked(ROOT / "README.md"), *(f"./spark-submit.sh {example}" for _, example in _jobs_of_readme())]
     return list(dict.fromkeys([*found, *(line for page in PAGES if page != AIRFLOWS for line in _marked(page))]))
 
@@ -491,7 +491,7 @@ def test_examples_of_every_job_are_run():
 
 
 def _table(text: str) -> list[tuple[str, ...]]:
-    """Partition, state, records and segments before and after. Sizes depend on the clock, by a few bytes."""
+    """Return partition, state, records and segments before and after; sizes depend on the clock, by a few bytes."""
     row = r"^(\S+) +(\S+) +([\d,]+)  ->  +([\d,]+) .* (\d+) -> (\d+)$"
     return re.findall(row, text, re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""Who may import whom, how long a module may be, and how none may be called: read from the sources, nothing is run.
+"""Rules for imports, the length of modules, and their names: read from the sources, nothing is run.
 
 `FLOORS` is the table of CONTRIBUTING: it keeps the formats free of Spark, Spark's part free of bytes, and the code that
 checks free of the code that it checks.
@@ -114,7 +114,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.inspect_log": _JOB | {"logformat.dump", "udfs.dump_files"},  # lists files, adds up findings
     "jobs.functions": {"udfs.decode"},
     "jobs.data_source": _SHELL | {"udfs.data_source"},  # never spark: where Spark plans a source there is no session
-    "jobs.report": _JOB | {"jobs.compact", "udfs.report"},
+    "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
     "jobs.api": _SHELL | {"jobs.compact", "jobs.verify", "jobs.reindex", "jobs.restore"},  # of a job its report's type
     "jobs.prepare": _JOB | {"udfs.lookup.minutes"},
@@ -177,12 +177,12 @@ def floor_of(module: str) -> str:
 
 @functools.cache
 def nodes(path: Path) -> list[ast.AST]:
-    """Of the syntax tree, all."""
+    """Return all nodes of a syntax tree."""
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Dotted names of what is imported, for type checkers only too; `from a import b` gives a.b."""
+    """Yield dotted names of all imports, for type checkers only too; `from a import b` gives a.b."""
     for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -264,7 +264,7 @@ def test_names_are_imported_from_where_they_are_defined():
 
 
 def test_no_import_runs_in_a_circle():
-    """Of modules, and of rooms."""
+    """Neither modules nor rooms import in a circle."""
     modules = {
         module: {ours for name in imports(path) if (ours := module_of(name))} for module, path in SOURCES.items()
     }
@@ -352,12 +352,26 @@ def test_no_product_module_imports_tests():
 
 
 def test_no_test_module_is_imported():
-    """What tests share lies in tests/builders, or beside them in a module that holds no tests."""
+    """Shared code of tests lies in tests/builders, or beside them in a module that holds no tests."""
     sources = [path for path in files_in(ROOT / "tests", "**/*.py") if path != Path(__file__)]
     assert len(sources) > 100
     # read as text: what a test hands to a child process counts too
     named = {path: re.findall(r"tests\.(?:\w+\.)*test_\w+", path.read_text(encoding="utf-8")) for path in sources}
     assert {str(path): names for path, names in named.items() if names} == {}
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    """A function's docstring begins with its verb, all others with their noun: no clause waits for its subject."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        f"{path.relative_to(ROOT)}:{node.body[0].lineno}: {text.splitlines()[0]}"
+        for package in (*PACKAGES, "lastkey", "tests")
+        for path in files_in(ROOT / package, "**/*.py")
+        for node in nodes(path)
+        if isinstance(node, documented) and (text := ast.get_docstring(node))
+        if text.split(maxsplit=1)[0].rstrip(",") in ("What", "Whether", "Who", "Where", "That", "How", "Of")
+    ]
+    assert found == []
 
 
 def test_asserts_check_no_input():
@@ -374,7 +388,7 @@ def test_asserts_check_no_input():
 
 
 def test_the_kernel_cache_sees_every_kernel():
-    """What is compiled lies in a file whose change makes another cache folder: old machine code would run else."""
+    """A change of any file with a compiled function makes another cache folder: else old machine code would run."""
     from lastkey.logformat import jit
 
     stamped = {path for pattern in jit._SOURCES for path in ROOT.glob(pattern)}

@@ -143,7 +143,7 @@ def _installed(venv: Path) -> set[str]:
 
 
 def _script(tmp_path: Path, python: Path, spoilt: str = ""):
-    """spark-submit.sh in a checkout of which the environments are made of packages that lie beside it."""
+    """Run spark-submit.sh in a checkout whose environments are made of packages that lie beside it."""
     checkout, wheels, java = tmp_path / "checkout", tmp_path / "wheels", tmp_path / "java" / "bin" / "java"
     for folder in (checkout / "requirements", wheels, java.parent):
         folder.mkdir(parents=True)

@@ -23,7 +23,9 @@ _started: list[str] | None = None  # None: processes may be started
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what belongs to the subset."""
+    """Mark tests of the shared session as slow, for each process of a run then starts one; mark the unit subset."""
+    if "spark" in getattr(item, "fixturenames", ()):
+        item.add_marker("slow")
     within = any(item.path.is_relative_to(folder) for folder in FOLDERS)
     if within and not OUTSIDE & {mark.name for mark in item.iter_markers()}:
         item.add_marker("unit")

@@ -21,7 +21,7 @@ import click
 
 from lastkey.jobs import installation
 from lastkey.jobs.command import failures
-from lastkey.jobs.command.config import GAPS, NULL_KEYS, check_now_ms, check_policy_has_topics, load_config
+from lastkey.jobs.command.config import NULL_KEYS, check_now_ms, check_policy_has_topics, load_config
 from lastkey.jobs.command.failures import Failure
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import (
@@ -37,7 +37,16 @@ from lastkey.jobs.command.options import (
 from lastkey.jobs.command.parse import MAX_LONG, check_text, parse_filter, parse_span, parse_time, parse_topics
 from lastkey.jobs.command.progress import Progress, above_the_bar, shown_progress
 from lastkey.jobs.command.reporting import Report
-from lastkey.jobs.command.shared_options import Jobs, engine_option, globs_option, shared, talking
+from lastkey.jobs.command.shared_options import (
+    Jobs,
+    engine_option,
+    gaps_option,
+    globs_option,
+    planning_options,
+    sealed_option,
+    shared,
+    talking,
+)
 from lastkey.jobs.command.spark_options import without_effect
 from lastkey.jobs.command.stopping import EarlyEndError, signals_handled, terminate
 from lastkey.jobs.errors import DONE, JobError, UsageError
@@ -81,11 +90,10 @@ def lastkey() -> None:
 @lastkey.command()
 @click.argument("archive")
 @click.option("--store", metavar="STORE", required=True, help="Where state and new segments go.")
-@click.option("--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics matches.")
-@click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="Clock for lags and horizons.  [default: now]")
+@planning_options
 @click.option("--null-keys", type=click.Choice(NULL_KEYS), help="What to do with null keys.  [default: fail]")
-@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
-@click.option("--sealed", is_flag=True, help="Nothing appends to this archive any more: clean the last segment too.")
+@gaps_option
+@sealed_option("clean")
 @click.option("--force", is_flag=True, help="Compact every partition from its log start, due or not.")
 @click.option(
     "--reset",
@@ -108,8 +116,8 @@ def compact(**given: Any) -> None:
 @click.option("--store", metavar="STORE", help="Check a generation of this store instead of an archive.")
 @click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
 @click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now.")
-@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
-@click.option("--sealed", is_flag=True, help="Nothing appends to this archive any more: check the last segment too.")
+@gaps_option
+@sealed_option("check")
 @click.option("--all", "show_all", is_flag=True, help="Also list partitions without a problem, however many.")
 @engine_option("auto")
 @shared
@@ -196,20 +204,14 @@ def vacuum(**given: Any) -> None:
 @click.option(
     "--offset", "offsets", type=_OFFSET, multiple=True, help="Show where a fetch from here begins; repeatable."
 )
-@click.option(
-    "--time",
-    "times",
-    metavar="TIME",
-    multiple=True,
-    help="Show the first record from then on; repeatable.",
-)
+@click.option("--time", "times", metavar="TIME", multiple=True, help="Show the first record from then on; repeatable.")
 @click.option(
     "--isolation",
     type=click.Choice(["read_uncommitted", "read_committed"]),
     default="read_uncommitted",
     help="read_committed: stop at the first open transaction, as a consumer does.",
 )
-@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
+@gaps_option
 @click.option("--queries", metavar="FILE", help="A table of queries: parquet, csv or json lines.")
 @click.option("--output", metavar="FILE", help="With --queries: write the answers to this file.")
 @click.option("--sizing", is_flag=True, help="Show what indexes cost in bytes, at several densities.")
@@ -250,9 +252,8 @@ def lookup(**given: Any) -> None:
 @click.argument("archive")
 @click.option("--output", metavar="FILE", required=True, help="Write the page to this file; it needs no other.")
 @click.option("--store", metavar="STORE", help="Show what its generations hold now, and its history.")
-@click.option("--cleanup-policy", type=click.Choice(["compact"]), help="Policy of the topics that --topics matches.")
-@click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help="Clock for lags and horizons.  [default: now]")
-@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
+@planning_options
+@gaps_option
 @click.option("--hide-keys", is_flag=True, help="Show hashes of hot keys instead of the keys.")
 @engine_option("auto")
 @shared
@@ -289,7 +290,7 @@ def archive_report(now_ms: int | None, **given: Any) -> None:
 )
 @click.option("--offsets", metavar="FROM..TO", help="Only records in this range, without TO.")
 @click.option("--times", metavar="FROM..TO", help="Only records of this time: milliseconds since 1970, or ISO 8601.")
-@click.option("--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]")
+@gaps_option
 @click.option("--output", metavar="DIR", help="Write a text for each file to this new or empty folder, in parallel.")
 @engine_option("auto")
 @shared
@@ -369,8 +370,9 @@ def _lines_to_stdout() -> Callable[[Any], object]:
     return (lambda lines: write(visible_bytes(lines))) if sys.stdout.isatty() else write
 
 
-def _call(job: str, **given: Any) -> None:
+def _call(job: str, *, config: str | None, **given: Any) -> None:
     """Run a job through the function that Python programs call, with the options that it shares with them."""
+    given["config"] = load_config(config)
     if start_ahead is not None:
         start_ahead(job, given)
     api = importlib.import_module("lastkey.jobs.api")

@@ -111,22 +111,22 @@ class TopicSettings:
 
     @property
     def compacts(self) -> bool:
-        """Whether cleanup.policy has compact."""
+        """True if cleanup.policy has compact."""
         return "compact" in self.cleanup_policy
 
     @property
     def expires(self) -> bool:
-        """Whether cleanup.policy has delete."""
+        """True if cleanup.policy has delete."""
         return "delete" in self.cleanup_policy
 
     @property
     def has_limit(self) -> bool:
-        """Whether a retention limit is set; it applies if the policy has delete."""
+        """True if a retention limit is set; it applies if the policy has delete."""
         return max(self.retention_ms, self.retention_bytes) >= 0
 
     @property
     def acts(self) -> bool:
-        """Whether there is work to do: compaction, or retention with a limit."""
+        """True if there is work to do: compaction, or retention with a limit."""
         return self.compacts or (self.expires and self.has_limit)
 
 

@@ -49,7 +49,7 @@ class Phases(dict[str, float]):
 
 @dataclass(frozen=True)
 class Work:
-    """Who did a job's work: threads of its own process, tasks of a Spark session, or both."""
+    """Workers that did a job's work: threads of its own process, tasks of a Spark session, or both."""
 
     threads: int = 0
     spark: str = ""  # Spark's version; "": no Spark
@@ -89,6 +89,16 @@ class JobReport:
     def to_text(self) -> str:
         """Return the text for people; every job's report has its own."""
         raise NotImplementedError
+
+    def json_of(self, job: str, **fields: Any) -> dict[str, Any]:
+        """Return the report for programs, with a job's own fields in the middle."""
+        return {
+            "job": job,
+            "exit_code": self.exit_code,
+            **fields,
+            "notes": self.notes,
+            "seconds": self.seconds_json(),
+        }
 
     def problems_json(self) -> list[Any]:
         """Return every problem for programs: never empty at exit code 3."""

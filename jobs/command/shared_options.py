@@ -1,4 +1,4 @@
-"""Options of every job, and the rule for an option that is given twice.
+"""Options of several jobs, or of every one, and the rule for an option that is given twice.
 
 click silently takes the last value, so a command would do half of its task without a word. Here an option that may be
 repeated says so in its help, and repeating any other is an error. A switch may be repeated, but not contradicted.
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from lastkey.jobs import installation
-from lastkey.jobs.command.config import ENGINES, Engine
+from lastkey.jobs.command.config import ENGINES, GAPS, Engine
 from lastkey.jobs.command.parse import parse_globs
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import TopicFilter
@@ -44,6 +44,26 @@ def globs_option(name: str, *, help: str) -> Callable[[Command], Command]:  # no
         return TopicFilter(parse_globs(name, given)) if given else None
 
     return click.option(name, metavar="GLOB", multiple=True, callback=parsed, help=f"{help} Repeatable.")
+
+
+gaps_option = click.option(
+    "--gaps", type=click.Choice(GAPS), help="What to do about offsets in no segment.  [default: fail]"
+)
+
+
+def planning_options(command: Command) -> Command:
+    """Add the options of the jobs that plan a compaction."""
+    clock = "Clock for lags and horizons.  [default: now]"
+    policy = "Policy of the topics that --topics matches."
+    command = click.option("--now", "now_ms", type=int, metavar="EPOCH_MS", help=clock)(command)
+    return click.option("--cleanup-policy", type=click.Choice(["compact"]), help=policy)(command)
+
+
+def sealed_option(verb: str) -> Callable[[Command], Command]:
+    """Return the option that ends an archive; verb: what the job does to its segments."""
+    return click.option(
+        "--sealed", is_flag=True, help=f"Nothing appends to this archive any more: {verb} the last segment too."
+    )
 
 
 def engine_option(default: Engine) -> Callable[[Command], Command]:

@@ -19,9 +19,14 @@ WITH_VALUE: Final = (
 OF_SPARK: Final = frozenset((*SWITCHES, *WITH_VALUE))
 # Options that only masters with executors of their own take notice of
 _OF_EXECUTORS = re.compile(
-    r"--(executor-\w+|num-executors|total-executor-cores|queue|supervise|proxy-user|archives)"
+    r"--(executor-\w+|num-executors|total-executor-cores|queue|supervise|proxy-user|archives|driver-cores|class)"
     r"|--conf spark\.(executor\.(memory|memoryOverhead|cores|instances)|cores\.max|dynamicAllocation\..*|yarn\..*)"
 )
+# Options that only these masters take notice of in client mode, as spark-submit's help says
+_OF_MASTERS: Final = {
+    "--driver-cores": (), "--supervise": (), "--class": (), "--queue": ("yarn",), "--num-executors": ("yarn", "k8s"),
+    "--total-executor-cores": ("spark", "k8s"),
+}  # fmt: skip
 # Options that a client of Spark Connect takes notice of
 _OF_CLIENTS = re.compile(r"--remote|--properties-file|--conf spark\.(remote|sql\.)")
 
@@ -34,9 +39,11 @@ def without_effect(arguments: Sequence[str], work: Work | None) -> list[str]:
         names, why = [name for name in typed if name not in used], "no Spark was needed"
     elif work.master.startswith("sc://"):
         names, why = [name for name in typed if not _OF_CLIENTS.match(name)], f"{work.master} has settings of its own"
-    else:
+    elif re.match(r"local(\[|$)", work.master):
         names, why = [name for name in typed if _OF_EXECUTORS.search(name)], f"--master {work.master} has no executors"
-        names = names if work.master.startswith("local") else []
+    else:
+        kind = work.master.partition(":")[0]
+        names, why = [name for name in typed if kind not in _OF_MASTERS.get(name, (kind,))], f"--master is {kind}"
     return [f"{', '.join(dict.fromkeys(names))}: no effect, because {why}"] if names else []
 
 

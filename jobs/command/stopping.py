@@ -10,23 +10,29 @@ keeps its own handlers: Ctrl-C raises KeyboardInterrupt there, and ends the run 
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from queue import SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from lastkey.jobs.command.reporting import Report
 
+T = TypeVar("T")
 _LOG: Final = logging.getLogger("lastkey")
 _HANDLES: Final = ContextVar("_HANDLES", default=False)  # this thread runs the command line, whose signals are ours
 _SAME_SECONDS: Final = 0.25  # so soon it is the same signal: `timeout` sends it to the process and to its group
+# The longest that the main thread may sleep. It runs the handlers, and a signal wakes it only if it slept already, and
+# if the system did not give the signal to another thread
+LOOK_SECONDS: Final = 0.5
 
 
 class EarlyEndError(BaseException):
@@ -68,7 +74,7 @@ def signals_handled() -> Iterator[None]:
 
 
 @contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[list[signal.Signals]]:
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[signal.Signals]]:
     """Handle Ctrl-C and SIGTERM with `handler` inside the `with` block; yield those that the process does not ignore.
 
     Only the main thread of a command can do so: elsewhere nothing changes, and the list is empty.
@@ -85,12 +91,28 @@ def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers
             signal.signal(number, old)
 
 
+def result_of(future: Future[T]) -> T:
+    """Return a future's result, or raise its error, as `Future.result` does, which may never hear of a signal."""
+    while not future.done():
+        wait([future], LOOK_SECONDS)
+    return future.result()
+
+
 def at_once() -> AbstractContextManager[object]:
-    """Let Ctrl-C and SIGTERM end the process as the system does, inside the `with` block: there is nothing to undo yet.
+    """Let Ctrl-C and SIGTERM end the process as the system does, inside the `with` block: there is nothing to undo yet
+    but a JVM that was launched ahead.
 
     For imports: Python drops a KeyboardInterrupt that is raised in one of importlib's own callbacks, and goes on.
     """
-    return _handling(signal.SIG_DFL)
+    return _handling(_end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    end_ahead = getattr(sys.modules.get("lastkey.jobs.spark.jvm"), "end_ahead", None)
+    if end_ahead is not None:
+        end_ahead()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 class Stop:
@@ -101,7 +123,7 @@ class Stop:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the run is to end."""
+        """True once the run is to end."""
         return self.asked.done()
 
     def ask(self, why: EarlyEndError) -> None:

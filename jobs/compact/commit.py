@@ -64,8 +64,6 @@ def commit_of(
     )
     read = read_with(made_of, checkpoint, segments, max(log_start, archived.log_start_checkpoint or 0))
     return Commit(
-        topic=r.topic,
-        partition=r.partition,
         checkpoint=replace(checkpoint, read=read),
         segments=segments,
         run=RunRow(
@@ -96,7 +94,7 @@ def commit_of(
             **identity,
             **counters,
         ),
-        standing=state_of(r, generation, job_run_id, now_ms),
+        partition_state=state_of(r, generation, job_run_id, now_ms),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lastkey.jobs.command.progress import BYTES, Counted, CountedBytes, PartOf, Progress, Silent
-from lastkey.jobs.command.stopping import EarlyEndError, Stop, stoppable
+from lastkey.jobs.command.stopping import LOOK_SECONDS, EarlyEndError, Stop, result_of, stoppable
 from lastkey.jobs.compact.choose import KEYS, Choice, choose
 from lastkey.jobs.compact.commit import commit_of
 from lastkey.jobs.compact.due import Start, begins_anew, restart_plan
@@ -156,19 +156,24 @@ def _next_wave(
 
 
 class _Partitions(CountedBytes):
-    """Progress of a wave's partitions, and the results of those that have ended."""
+    """Progress and metrics of a wave's partitions, and the results of those that have ended."""
 
     wants_results = True
 
-    def __init__(self, progress: Progress, plans: Sequence[PartitionPlan]) -> None:
+    def __init__(self, progress: Progress, plans: Sequence[PartitionPlan], workers: Workers) -> None:
         super().__init__(progress, [plan.log_bytes for plan in plans], _PASSES)
+        self._workers = workers
         self._results: dict[int, PartitionResult] = {}
 
     def ended(self, item: int, result: PartitionResult | None = None) -> None:
         """Keep the result of a partition. Ignore one that is too large for a task: that partition begins again."""
         if result is not None and result.status != "too_large":
+            if item in self._results:
+                return
             self._results[item] = result
             super().ended(item)
+            kept = result.counters.get("records_kept", 0)
+            self._workers.count(bytes_read=result.bytes_read, bytes_written=result.bytes_written, records_kept=kept)
 
     def results(self) -> list[PartitionResult]:
         """Return the results in the order of the partitions."""
@@ -180,7 +185,7 @@ def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) 
     run is asked to end, return the results there are.
     """
     plans = [*choice.one_task, *choice.several]
-    partitions = _Partitions(progress, plans)
+    partitions = _Partitions(progress, plans, workers)
 
     def several(plan: PartitionPlan, because: str, item: int) -> None:
         workers.set_pool(plan.name)
@@ -205,7 +210,7 @@ def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) 
     working.append(other_pool.submit(one_task))
     try:
         while pending := [future for future in working if not future.done()]:  # one_task may add some
-            wait([*pending, stop.asked], return_when=FIRST_COMPLETED)
+            wait([*pending, stop.asked], LOOK_SECONDS, FIRST_COMPLETED)
             if stop.is_asked:
                 pool.shutdown(wait=False, cancel_futures=True)
                 known = {result.name() for result in partitions.results()}
@@ -234,7 +239,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 def _committed(future: Future[float], report: CompactReport) -> float:
     try:
-        return future.result()
+        return result_of(future)
     except ConflictError as error:
         report.conflict = error.line()
         return 0.0
@@ -247,6 +252,6 @@ def _wave_committer(state: State, commits: list[Commit], report: CompactReport) 
         write_manifests(store, commits)  # before the commit, so that generations can be found without the tables
         writing.commit_wave(state, commits, lambda: check_files(store, commits))
         for commit in commits:
-            report.generations[commit.topic, commit.partition] = commit.checkpoint.generation
+            report.generations[commit.key] = commit.checkpoint.generation
 
     return work

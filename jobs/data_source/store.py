@@ -35,10 +35,10 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     A path in the options says where the archive is now. Raise MissingPathError without a store, NoGenerationError for a
     generation that no wanted partition has, or whose files are gone.
     """
-    store = open_store(options.store or "", [])  # a reader of Spark has no place for notes
+    state = open_store(options.store or "")
+    store = state.root
     if len(options.paths) > 1:
         raise UsageError(message="store: expected at most one path with it (where the archive is now)")
-    state = State(store)
     current = state.checkpoints()
     wanted = {key: row for key, row in current.items() if options.selection.partition(*key)}
     options.selection.check((topic for topic, _ in current), f"the store {store.uri}", some=bool(wanted))

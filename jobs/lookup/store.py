@@ -12,7 +12,6 @@ from lastkey.jobs.store.generations import (
     open_store,
     runs_at,
 )
-from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import of_topics
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
@@ -24,9 +23,10 @@ from lastkey.udfs.storage import normal_uri, read_file
 
 def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
     """Return a plan for each partition that has the wanted generation; add a note on each of the others."""
-    store = open_store(options.store or "", notes)
+    tables = open_store(options.store or "")
+    notes += tables.notes
+    store = tables.root
     store_uri = store.uri
-    tables = State(store)
     current = tables.checkpoints()
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
     wanted = of_topics(options.topics, current)

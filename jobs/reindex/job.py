@@ -22,7 +22,7 @@ from lastkey.jobs.command.options import ReindexOptions
 from lastkey.jobs.command.parse import check_topics, some_of
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.command.reporting import counted
-from lastkey.jobs.command.stopping import EarlyEndError
+from lastkey.jobs.command.stopping import EarlyEndError, result_of
 from lastkey.jobs.errors import LogDirectoryInUseError, OutputFullError, UsageError
 from lastkey.jobs.reindex.report import ReindexedPartition, ReindexReport
 from lastkey.jobs.spark.engine import chosen_engine, workers
@@ -137,7 +137,11 @@ def _reindex(
                 for p in wave:
                     outcomes = [outcome for _ in p.tasks for outcome in next(results)]
                     folds.append(pool.submit(_finish, target, p, outcomes, options.config))
-                report.partitions = [fold.result() for fold in folds]
+                report.partitions = [result_of(fold) for fold in folds]
+            made.count(
+                bytes_read=sum(p.bytes_read for p in report.partitions),
+                bytes_written=sum(p.bytes_written for p in report.partitions),
+            )
     except (KeyboardInterrupt, EarlyEndError) as error:
         done = len([fold for fold in folds if fold.done()])
         error.add_note(f"{done} of {counted(len(planned), 'partition')} done")

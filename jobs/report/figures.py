@@ -10,7 +10,7 @@ from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, size
 from lastkey.jobs.report import plots
 from lastkey.jobs.report.archive_report import ArchiveReport
 from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot
-from lastkey.jobs.store.rows import JobRun, by_run
+from lastkey.jobs.runs import JobRun, by_run
 from lastkey.logformat.names import KAFKAS_OWN
 from lastkey.udfs.report.partition_profile import AGE_NAMES, HotKey, PartitionProfile, join_times
 

@@ -32,7 +32,6 @@ from lastkey.jobs.report.archive_report import ArchiveReport
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import current_generation, manifests_of, open_store
 from lastkey.jobs.store.rows import Checkpoint, Segment
-from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, of_topics
 from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
 from lastkey.udfs.storage import normal_uri, open_root, write_file
@@ -142,12 +141,12 @@ def _of_the_store(
     report: ArchiveReport, options: ReportOptions
 ) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
     """Return checkpoints and manifests of the current generations; put the history into the report."""
-    store = open_store(report.store or "", report.notes)
-    state = State(store)
+    state = open_store(report.store or "")
+    report.notes += state.notes
     checkpoints = state.checkpoints()
     others = sorted({c.archive_uri for c in checkpoints.values() if not is_same(c.archive_uri, report.archive)})
     if others:
-        raise UsageError(message=f"{store.uri}: this store serves the archive {others[0]}, not {report.archive}")
+        raise UsageError(message=f"{state.root.uri}: this store serves the archive {others[0]}, not {report.archive}")
     wanted = of_topics(options.topics, checkpoints)
     report.history = state.histories({topic for topic, _ in wanted})
     report.notes += [

@@ -24,13 +24,13 @@ from lastkey.jobs.archive.places import Place, check_apart, check_empty
 from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import counted, size
+from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.errors import LogStartError, RestoreFullError
 from lastkey.jobs.restore.choose_generations import before_resets, check_files, choose, list_apart, some_of
 from lastkey.jobs.restore.copy_files import Made, copy_log, copy_small, finish
 from lastkey.jobs.restore.report import RestoredPartition, RestoreReport
 from lastkey.jobs.store.generations import Generation, manifests_of, open_store
 from lastkey.jobs.store.rows import Segment
-from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.errors import is_full
@@ -47,10 +47,9 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     began = time.monotonic()
     output = open_root(normal_uri(options.output))
     check_empty(output)
-    notes: list[str] = []
-    store = open_store(options.store, notes)
+    tables = open_store(options.store)
+    store = tables.root
     check_apart(Place("--output", output.uri), Place("the store", store.uri))
-    tables = State(store)
     targets = choose(tables, options.topics, options.generation)
     for target in targets:
         if target.log_start_offset > target.next_offset:
@@ -77,7 +76,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
                     for t in targets
                 ]
                 try:
-                    report.partitions = [job.result() for job in jobs]
+                    report.partitions = [result_of(job) for job in jobs]
                 except BaseException:
                     made.given_up = True  # each thread finishes the file that it copies
                     pool.shutdown(cancel_futures=True)
@@ -100,7 +99,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
             raise full from error
         raise
     _list_beyond(report, listed, targets, manifests)
-    report.notes += notes + tables.notes
+    report.notes += tables.notes
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 

@@ -35,15 +35,8 @@ class RestoreReport(JobReport):
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
-        return {
-            "job": "restore",
-            "exit_code": self.exit_code,
-            "output": self.output,
-            "partitions": [vars(p) for p in self.partitions],
-            "beyond": self.beyond,
-            "notes": self.notes,
-            "seconds": self.seconds_json(),
-        }
+        partitions = [vars(p) for p in self.partitions]
+        return self.json_of("restore", output=self.output, partitions=partitions, beyond=self.beyond)
 
     def to_text(self) -> str:
         """Return the report for people."""

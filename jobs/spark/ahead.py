@@ -1,4 +1,4 @@
-"""What a command starts while it imports: the JVM, if there will be work for it, and a fork for Spark's workers.
+"""Early start of a command's processes, while it imports: the JVM, if it will have work, and a fork for workers.
 
 Both need seconds, in which the command imports, lists and plans. Where nobody knows yet whether anything is due, the
 JVM starts with the first task, and the fork, which has cost nothing so far, loads its kernels then. Only a process that
@@ -12,12 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from lastkey.jobs.command.config import load_config
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.spark import daemon, forked, jvm
 from lastkey.jobs.spark.engine import asked_engine, local_cores
-from lastkey.jobs.spark.submit import from_environment
+from lastkey.jobs.spark.submit import UserOptions, from_environment
 
 # What runs on Spark by default, and whether it will certainly have work
 _HAS_WORK: Final[dict[str, Callable[[dict[str, Any]], bool]]] = {
@@ -27,17 +26,17 @@ _HAS_WORK: Final[dict[str, Callable[[dict[str, Any]], bool]]] = {
 
 
 def start(job: str, given: dict[str, Any]) -> None:
-    """Import a job that runs on Spark on this machine, and fork. given: its options, as parsed."""
+    """Import a job that runs on Spark on this machine, and fork. given: its options, with the settings as a Config."""
     user = from_environment()
     if job not in _HAS_WORK or local_cores() is None:
         return
-    if asked_engine(given["engine"], load_config(given["config"]), writes=True) != "spark":
+    if asked_engine(given["engine"], given["config"], writes=True) != "spark":
         return
     python = jvm.environment_for(user)["PYSPARK_PYTHON"]
     forks = python == sys.executable and not any(key.startswith("spark.executorEnv.") for key in user.conf)
     if forks:
         forked.listen()
-    launched = _launched() if _HAS_WORK[job](given) else None
+    launched = _launched(user) if _HAS_WORK[job](given) else None
     imported(job)
     if forks:
         forked.fork([] if launched is None else launched.pipes(), daemon.import_shared, daemon.fork_workers)
@@ -46,8 +45,7 @@ def start(job: str, given: dict[str, Any]) -> None:
         launched.output.hear()
 
 
-def _launched() -> jvm.Jvm | None:
-    user = from_environment()
+def _launched(user: UserOptions) -> jvm.Jvm | None:
     try:
         made = jvm.Jvm(jvm.arguments_for(user), jvm.environment_for(user), verbose=jvm.is_verbose(user))
     except JobError:

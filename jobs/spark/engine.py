@@ -1,4 +1,4 @@
-"""Who does a job's work: tasks of Spark, or threads of this process. The one place that decides, and that says so.
+"""Choice of the workers of a job, made only here and reported: tasks of Spark, or threads of this process.
 
 What writes generations, indexes and tables runs on Spark unless the user chooses otherwise; what only reads may choose
 by itself (`auto`). A session starts with the first task: a job with nothing to do starts none. No pyspark here.
@@ -38,7 +38,7 @@ class Options(Protocol):
 
     @property
     def engine(self) -> Engine | None:
-        """What `--engine` says; None: it was not given."""
+        """Value of `--engine`; None: it was not given."""
 
     @property
     def config(self) -> Config:
@@ -105,7 +105,9 @@ def each(
     """
     engine = chosen_engine(options, writes=False)
     with workers(engine, sum(sizes) if n_bytes is None else n_bytes, options.config, report, progress) as made:
-        return made.run(function, plans, name, CountedBytes(progress, sizes, passes))
+        results = made.run(function, plans, name, CountedBytes(progress, sizes, passes))
+        made.count(bytes_read=sum(sizes) if n_bytes is None else n_bytes)
+        return results
 
 
 @contextmanager

@@ -31,11 +31,12 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from lastkey.jobs.command.progress import TALKS
-from lastkey.jobs.errors import ForeignJarError, JavaError
+from lastkey.jobs.errors import ForeignJarError, JavaError, SparkStartError
 from lastkey.jobs.installation import CONF
 from lastkey.jobs.spark import forked
 from lastkey.jobs.spark.master import is_local
@@ -152,8 +153,11 @@ def _pyspark() -> Path:
 
 
 def _spark_home() -> str:
-    """Return Spark's folder, as pyspark finds it."""
-    return str(runpy.run_path(str((_pyspark() / "find_spark_home").with_suffix(".py")))["_find_spark_home"]())
+    """Return Spark's folder, as pyspark finds it. SparkStartError: SPARK_HOME names a folder without Spark."""
+    home = str(runpy.run_path(str((_pyspark() / "find_spark_home").with_suffix(".py")))["_find_spark_home"]())
+    if not os.access(f"{home}/bin/spark-submit", os.X_OK):
+        raise SparkStartError(found=f"SPARK_HOME names {home}, which has no bin/spark-submit; unset it")
+    return home
 
 
 def is_verbose(user: UserOptions) -> bool:
@@ -230,10 +234,17 @@ def cached_jars(ivy: Path) -> list[str]:
     if not all(zipfile.is_zipfile(path) for path in paths):
         return []
     for path, expected in zip(paths, JARS.values(), strict=True):
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        stat = path.stat()
+        found = _sha256(path, stat.st_size, stat.st_mtime_ns)
         if found != expected:
             raise ForeignJarError(path=path, expected=f"SHA-256 {expected}", found=found)
     return [str(path) for path in paths]
+
+
+@lru_cache(len(JARS))
+def _sha256(path: Path, *_: int) -> str:
+    """Return the SHA-256 of a file; `_`: size and time, by which the cache sees that it changed."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def find_java() -> Path:

@@ -33,6 +33,7 @@ _CONNECTORS = {
     "abfs": "org.apache.hadoop:hadoop-azure",
     "abfss": "org.apache.hadoop:hadoop-azure",
 }
+_NEXT_LINE_SAYS_WHY = ("Error occurred during initialization of VM", "Error: A JNI error has occurred")
 _NO_LOCAL_FOLDER = 53  # ExecutorExitCode.DISK_STORE_FAILED_TO_CREATE_DIR
 
 
@@ -225,6 +226,8 @@ def _start_error(text: str, error: Exception, master: str | None = None) -> Exce
     first = next((i for i, line in enumerate(said) if "rror" in line or "xception" in line), 0)
     if first and said[first].startswith("Error: Could not create the Java Virtual Machine"):
         first -= 1  # the line before says why
+    elif said and first + 1 < len(said) and said[first].startswith(_NEXT_LINE_SAYS_WHY):
+        first += 1
     return SparkStartError(found=_plain(said[first] if said else str(error)))
 
 

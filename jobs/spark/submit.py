@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from lastkey.jobs.command.spark_options import OF_SPARK, SWITCHES
 
@@ -30,6 +32,7 @@ _JOINED = (
     ("spark.jars.packages", "--packages", ","),
     ("spark.driver.extraClassPath", "--driver-class-path", ":"),
 )
+_PROPERTY: Final = re.compile(r"(?P<key>[^\s=:#!][^\s=:]*)(\s*[=:]\s*|\s+|$)(?P<value>.*)")
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> UserOptions:
-    """Return the user's settings: from the arguments, --properties-file, or spark-defaults.conf of SPARK_CONF_DIR."""
+    """Return the user's settings: from the arguments, --properties-file, or the spark-defaults.conf that Spark finds by
+    SPARK_CONF_DIR or SPARK_HOME.
+    """
     conf: dict[str, str] = {}
     flags: dict[str, str] = {}
     properties = None
@@ -93,8 +98,9 @@ def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.e
         elif name in _AS_CONF:
             flags[_AS_CONF[name]] = value
     conf |= flags  # as in spark-submit: an option wins over --conf
-    if properties is None and environment.get("SPARK_CONF_DIR"):
-        properties = Path(environment["SPARK_CONF_DIR"]) / "spark-defaults.conf"
+    folder, home = environment.get("SPARK_CONF_DIR"), environment.get("SPARK_HOME")
+    if properties is None and (folder or home):
+        properties = Path(folder or f"{home}/conf") / "spark-defaults.conf"
     if properties is not None and properties.is_file():
         conf = read_properties(properties) | conf
     if environment.get("SPARK_REMOTE"):
@@ -103,10 +109,9 @@ def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.e
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Read a spark-defaults.conf: key, white space or "=", value."""
-    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
-    pairs = (line.replace("=", " ", 1).split(None, 1) for line in lines if line and not line.startswith("#"))
-    return {pair[0]: pair[1] if len(pair) > 1 else "" for pair in pairs}
+    """Read a spark-defaults.conf, as Java reads properties: key, "=", ":" or white space, value."""
+    lines = (_PROPERTY.fullmatch(line.strip()) for line in path.read_text(encoding="utf-8").splitlines())
+    return {line["key"]: line["value"] for line in lines if line}
 
 
 def as_typed(arguments: Sequence[str]) -> str:

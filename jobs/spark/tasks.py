@@ -30,6 +30,7 @@ from pyspark import Accumulator, AccumulatorParam, InheritableThread, SparkConte
 from pyspark.sql import SparkSession
 
 from lastkey.jobs.command.progress import Watcher
+from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.spark.own_jobs import named
 from lastkey.jobs.spark.running import context_of, new_tag
 from lastkey.logformat.bytes_read import listening
@@ -103,14 +104,13 @@ def _in_a_thread(collect: Callable[[], list[R]], spark: Spark, tag: str, name: s
         try:
             with named(spark, tag, name):
                 results.set_result(collect())
-        except BaseException as error:  # raised by results.result()
+        except BaseException as error:  # raised by result_of
             results.set_exception(error)
 
-    thread = (
-        InheritableThread if context_of(spark) is not None else threading.Thread
-    )  # the first one's has the caller's pool
+    has_pools = context_of(spark) is not None
+    thread = InheritableThread if has_pools else threading.Thread  # the first one takes the caller's pool along
     thread(target=work, daemon=True, name="tasks").start()
-    return results.result()
+    return result_of(results)
 
 
 def _through_connect(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.command.reporting import Work
+from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.spark.running import context_of, new_tag
 from lastkey.logformat.bytes_read import listening
 
@@ -68,6 +68,9 @@ class Workers(Runner, Protocol):
     def set_pool(self, name: str) -> None:
         """Let everything that this thread runs from now on belong to `name`; items of several names take turns."""
 
+    def count(self, **amounts: int) -> None:
+        """Add what is done to Spark's metrics. amounts: by name, those of `jobs.spark.metrics`."""
+
     def work(self) -> Work | None:
         """Return who worked; None: there was nothing to do."""
 
@@ -99,15 +102,24 @@ class _Session:
 
     @contextmanager
     def named(self, name: str) -> Iterator[SparkSession]:
-        with own_jobs().named(spark := self.get(), self.tag, name):
-            yield _session_on(spark)
+        from lastkey.jobs.spark.own_jobs import named  # noqa: PLC0415 - needs pyspark, which threads do without
+        from lastkey.jobs.spark.session import session_on  # noqa: PLC0415 - as above
+
+        with named(spark := self.get(), self.tag, name):
+            yield session_on(spark)
 
     def cancel(self, working: Sequence[Future[Any]]) -> None:
         if self.started is not None:
-            own_jobs().end_jobs(self.started, self.tag, working)
+            from lastkey.jobs.spark.own_jobs import end_jobs  # noqa: PLC0415 - as above
+
+            end_jobs(self.started, self.tag, working)
 
     def await_end(self) -> bool:
-        return self.started is None or own_jobs().await_tasks(self.started, self.tag)
+        if self.started is None:
+            return True
+        from lastkey.jobs.spark.own_jobs import await_tasks  # noqa: PLC0415 - as above
+
+        return await_tasks(self.started, self.tag)
 
 
 class SparkTasks:
@@ -123,7 +135,9 @@ class SparkTasks:
     @property
     def cores(self) -> int:
         """Tasks that run at once."""
-        self._cores = self._cores or tasks().cores_of(self._session.get())
+        from lastkey.jobs.spark.tasks import cores_of  # noqa: PLC0415 - as above
+
+        self._cores = self._cores or cores_of(self._session.get())
         return self._cores
 
     def start(self) -> None:
@@ -143,10 +157,18 @@ class SparkTasks:
         """Call `run_tasks`."""
         if not items:
             return []
+        from lastkey.jobs.spark.tasks import run_tasks  # noqa: PLC0415 - as above
+
         self._tasks += len(items)
-        spark = self._session.get()
-        results: list[R] = tasks().run_tasks(spark, function, items, name, watcher, self._session.tag)
-        return results
+        return run_tasks(self._session.get(), function, items, name, watcher, self._session.tag)
+
+    def count(self, **amounts: int) -> None:
+        """Add to the metrics of the application. Do nothing where Spark Connect hides it, or once the JVM has ended."""
+        from lastkey.jobs.spark import metrics  # noqa: PLC0415 - threads need no pyspark
+
+        started = self._session.started
+        if started is not None and (context := context_of(started)) is not None:
+            metrics.add(context, amounts)
 
     def work(self) -> Work | None:
         """Return the session's name, and how many tasks it got."""
@@ -162,21 +184,6 @@ class SparkTasks:
 
     def close(self) -> None:
         """Do nothing: Spark is not ours alone."""
-
-
-def tasks() -> Any:
-    """Return the module that carries items into tasks: it needs pyspark, which threads do without."""
-    return importlib.import_module("lastkey.jobs.spark.tasks")
-
-
-def own_jobs() -> Any:
-    """Return the module that names and ends the jobs of a run, which needs pyspark too."""
-    return importlib.import_module("lastkey.jobs.spark.own_jobs")
-
-
-def _session_on(spark: Spark) -> SparkSession:
-    made: SparkSession = importlib.import_module("lastkey.jobs.spark.session").session_on(spark)
-    return made
 
 
 def _work_of(spark: Spark) -> Work:
@@ -222,6 +229,9 @@ class Threads:
     def set_pool(self, name: str) -> None:
         """Do nothing: threads know no names."""
 
+    def count(self, **amounts: int) -> None:
+        """Do nothing: the report has these figures."""
+
     def work(self) -> Work | None:
         """Return how many threads there are, and the session that they asked for."""
         if self._session.started is not None:
@@ -262,7 +272,7 @@ class Threads:
                 self._changed.notify_all()
         out = []
         for future in futures:
-            out.append(future.result())
+            out.append(result_of(future))
             self._wanted.discard(future)
         return out
 

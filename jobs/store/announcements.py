@@ -59,8 +59,8 @@ class Announcement:
     decided: bool = False
     mtime_ns: int = field(default=0, compare=False)  # by the store's clock, of the file
 
-    def said(self) -> str:
-        """Return the run as messages name it: host, pid, and since when."""
+    def label(self) -> str:
+        """Return the run's name in messages: host, pid, and since when."""
         since = datetime.fromtimestamp(self.since_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
         return f"a run on {self.host} (pid {self.pid}, since {since} UTC)"
 
@@ -99,7 +99,7 @@ def announced(root: Root, run_id: str, keys: Collection[Key], notes: list[str]) 
 def at_work(root: Root, keys: Collection[Key], notes: list[str]) -> list[str]:
     """Return a sentence for each run that works on one of these partitions now, for a run that announces nothing."""
     live = _live(root, notes, None, time.time_ns())
-    return [f"{a.said()} works on {_named(a.common(keys))}" for a in live if a.common(keys)]
+    return [f"{a.label()} works on {_named(a.common(keys))}" for a in live if a.common(keys)]
 
 
 def forget_dead(root: Root) -> None:
@@ -231,7 +231,7 @@ def _parsed(data: bytes, mtime_ns: int) -> Announcement:
         decided=bool(fields["decided"]),
         mtime_ns=mtime_ns,
     )
-    found.said()  # raises if its time is none
+    found.label()  # raises if its time is none
     return found
 
 
@@ -263,7 +263,7 @@ def _refused(root: Root, other: Announcement, keys: Collection[Key]) -> RunningE
     return RunningError(
         path=root.uri,
         expected=f"no other run at {_named(other.common(keys))}",
-        found=other.said(),
+        found=other.label(),
         run_id=other.run_id,
         reason=f"{-(-other.expires_seconds // 60)} minutes",
     )

@@ -33,8 +33,7 @@ def commit_metadata(
 
 def is_whole(commit: bytes, table: str, number: int) -> bool:
     """Return whether a version's commit is as it was written: each line is an action, their number and checksum are
-    those that it names, and it is of this table and version. (Commits of older versions of Lastkey name less, but every
-    writer of Delta puts commitInfo.)
+    those that it names, and it is of this table and version. Other writers of Delta name less, but put commitInfo.
     """
     try:
         actions = [json.loads(line) for line in commit.splitlines()]
@@ -82,7 +81,7 @@ def _paths(actions: list[dict[str, Any]], kind: str) -> list[str]:
 
 
 def _checksum(added: Collection[str], removed: Collection[str], told: Mapping[str, str]) -> str:
-    of = [sorted(added), sorted(removed), told[ID], told.get(MARK)]  # and no more: older versions check it
+    of = [sorted(added), sorted(removed), told[ID], told.get(MARK)]
     return f"{google_crc32c.value(json.dumps(of).encode()):08x}"
 
 
@@ -92,8 +91,8 @@ def sum_of(checkpoint: str) -> str:
 
 
 def is_whole_checkpoint(data: bytes, told: bytes | None) -> bool:
-    """Return whether a checkpoint can be read, and is as it was written; told: its sum file (None: there is none, as
-    older versions of Lastkey wrote none).
+    """Return whether a checkpoint can be read, and is as it was written; told: its sum file (None: another
+    writer's, which has none).
     """
     try:
         pq.read_metadata(pa.BufferReader(data))
@@ -108,7 +107,7 @@ def sum_line(data: bytes) -> bytes:
 
 
 def check_name(path: str, data: bytes) -> None:
-    """Raise pa.ArrowInvalid unless a data file has the checksum in its name; names by older versions have none."""
+    """Raise pa.ArrowInvalid unless a data file has the checksum in its name; those of other writers have none."""
     said = _CHECKED.fullmatch(path)
     if said is not None and int(said[1], 16) != google_crc32c.value(data):
         raise pa.ArrowInvalid(f"its checksum is {google_crc32c.value(data):08x}, and its name says {said[1]}")

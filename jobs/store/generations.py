@@ -88,7 +88,7 @@ def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms
         checkpoint=replace(old.checkpoint, **new, **files),
         segments=[replace(segment, **new) for segment in old.segments],
         run=replace(run, seconds="{}", anew=False, expired=None, **made),
-        standing=old.standing and replace(old.standing, **new),
+        partition_state=old.partition_state and replace(old.partition_state, **new),
     )
 
 
@@ -137,15 +137,12 @@ def nobody_has(generation: int) -> NoGenerationError:
     )
 
 
-def open_store(uri: str, notes: list[str]) -> Root:
-    """Return the root of a store that holds a generation; notes: extended by those on damaged files that were set
-    aside. Raises MissingPathError if the store has no generation; AccessError.
-    """
+def open_store(uri: str) -> State:
+    """Return the state of a store that holds a generation. Raise MissingPathError if it holds none, AccessError."""
     state = open_state(uri)
     store = state.root
     found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))
     if found.type != pafs.FileType.Directory or not state.exists():
         check_bucket(store.uri, store.filesystem)
         raise MissingPathError(path=store.uri, expected=f"a store, with {table_folder(CHECKPOINTS)}", found="none")
-    notes += state.notes
-    return store
+    return state

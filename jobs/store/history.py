@@ -7,7 +7,8 @@ senses stays if its folder is there, for it can be restored. Rows of runs that d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Final
 
 from lastkey.jobs.store.rows import Checkpoint, RunRow
@@ -18,32 +19,26 @@ KEEP_DAYS: Final = 30  # for readers of past runs; Delta's own default for its l
 Made = tuple[str, int, int, str]  # topic, partition, generation, run id
 
 
-def needed(
+def gone(
+    made: Iterable[Made],
     checkpoints: Mapping[Key, Checkpoint],
     chains: Mapping[Key, Sequence[RunRow]],
     folders: Callable[[str, int], Collection[tuple[str, tuple[int, str]]]],
     now_ms: int,
-) -> set[Made]:
-    """Return the generations up to each partition's horizon that stay.
+) -> list[Made]:
+    """Return the generations whose rows go.
 
-    chains: committed runs, newest first; folders: `folders.folders_of` for a topic and partition.
+    chains: committed runs, newest first, none if they are lost; folders: `folders_of` for a topic and partition.
     """
     young_ms = now_ms - KEEP_DAYS * 86_400_000
-    stay = set()
-    for key, chain in chains.items():
-        old = [run for run in chain if run.generation_after <= horizon(checkpoints[key])]
-        if not any(run.started_ms < young_ms for run in old):
-            stay |= {_made(run) for run in old}
-            continue
-        there = {path for path, _ in folders(*key)}
-        stay |= {_made(run) for run in old if run.started_ms >= young_ms or run.folder in there}
-    return stay
+    committed = {(*key, run.generation_after, run.run_id): run for key, chain in chains.items() for run in chain}
+    there = cache(lambda topic, partition: {path for path, _ in folders(topic, partition)})
 
+    def stays(topic: str, partition: int, generation: int, run_id: str) -> bool:
+        key = topic, partition
+        if not chains.get(key) or generation > checkpoints[key].generation - KEEP_GENERATIONS:
+            return True
+        run = committed.get((topic, partition, generation, run_id))
+        return run is not None and (run.started_ms >= young_ms or run.folder in there(*key))
 
-def horizon(current: Checkpoint) -> int:
-    """Return the newest generation whose rows may go."""
-    return current.generation - KEEP_GENERATIONS
-
-
-def _made(run: RunRow) -> Made:
-    return run.topic, run.partition, run.generation_after, run.run_id
+    return [one for one in made if not stays(*one)]

@@ -4,7 +4,7 @@
 that died early. It holds the rows that the commit brings to the tables:
 
     {"format": 3, "crc32c": of the text of "generation", as json.dumps writes it with sorted keys,
-     "generation": {"checkpoint": {...}, "run": {...}, "segments": [{...}, ...], "standing": {...} or null}}
+     "generation": {"checkpoint": {...}, "run": {...}, "segments": [{...}, ...], "partition_state": {...} or null}}
 
 As long as the tables are there, only `rollback` and `vacuum` read it. The folder of a rollback holds nothing else.
 
@@ -17,31 +17,28 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import TypeVar
 
 import google_crc32c
 from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import ConflictError, ManifestError
+from lastkey.jobs.store import rows
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST, partition_folder
-from lastkey.jobs.store.rows import (
-    FORMAT,
-    Checkpoint,
-    Commit,
-    PartitionState,
-    RunRow,
-    Segment,
-    row_of,
-    to_arrow,
-    to_checkpoints,
-)
+from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
 from lastkey.logformat import names
 from lastkey.logformat.locations import text_entries
 from lastkey.udfs.storage import Root, flush, write_file
 
-_AT_ONCE: Final = 8
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def _at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(work, items))
 
 
 def to_json(commit: Commit) -> bytes:
@@ -50,9 +47,9 @@ def to_json(commit: Commit) -> bytes:
         "checkpoint": dataclasses.asdict(commit.checkpoint),
         "run": dataclasses.asdict(commit.run),
         "segments": [dataclasses.asdict(row) for row in commit.segments],
-        "standing": commit.standing and dataclasses.asdict(commit.standing),
+        "partition_state": commit.partition_state and dataclasses.asdict(commit.partition_state),
     }
-    return json.dumps({"format": FORMAT, "crc32c": _checksum(generation), "generation": generation}).encode()
+    return json.dumps({"format": rows.FORMAT, "crc32c": _checksum(generation), "generation": generation}).encode()
 
 
 def from_json(data: bytes, path: str) -> Commit:
@@ -61,23 +58,22 @@ def from_json(data: bytes, path: str) -> Commit:
     """
     try:
         told = json.loads(data)
-        if told["format"] != FORMAT:
-            raise ManifestError(path=path, expected=f"format {FORMAT}", found=told["format"])
+        if told["format"] != rows.FORMAT:
+            raise ManifestError(path=path, expected=f"format {rows.FORMAT}", found=told["format"])
         generation = told["generation"]
         if told["crc32c"] != _checksum(generation):
             raise ManifestError(path=path, expected=f"CRC-32C {told['crc32c']}", found=_checksum(generation))
-        run = row_of(RunRow, generation["run"])
+        run = rows.row_of(RunRow, generation["run"])
         commit = Commit(
-            topic=run.topic,
-            partition=run.partition,
-            checkpoint=row_of(Checkpoint, generation["checkpoint"]),
-            segments=[row_of(Segment, row) for row in generation["segments"]],
+            checkpoint=rows.row_of(Checkpoint, generation["checkpoint"]),
+            segments=[rows.row_of(Segment, row) for row in generation["segments"]],
             run=run,
-            standing=generation["standing"] and row_of(PartitionState, generation["standing"]),
+            partition_state=generation["partition_state"]
+            and rows.row_of(PartitionState, generation["partition_state"]),
         )
-        to_arrow(RunRow, [commit.run])  # raises for values that the tables cannot hold
-        to_arrow(Segment, commit.segments)
-        to_checkpoints([commit])
+        rows.to_arrow(RunRow, [commit.run])  # raises for values that the tables cannot hold
+        rows.to_arrow(Segment, commit.segments)
+        rows.to_checkpoints([commit])
         return commit
     except ManifestError:
         raise
@@ -98,8 +94,7 @@ def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
             expected = "the folder that this run wrote"
             raise ConflictError(path=f"{store.uri}/{commit.folder}", expected=expected, found="none") from error
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(write, commits))
+    _at_once(write, commits)
 
 
 def make_folders(store: Root, commits: Sequence[Commit]) -> None:
@@ -120,8 +115,7 @@ def say_committed(store: Root, folders: Collection[str]) -> None:
     paths = [store.full(f"{folder}/{COMMITTED}") for folder in folders]
     infos = store.filesystem.get_file_info(paths) if paths else []
     missing = [each for each, info in zip(folders, infos, strict=True) if info.type == pafs.FileType.NotFound]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(write, missing))
+    _at_once(write, missing)
 
 
 def read_manifests(store: Root, folders: Collection[str]) -> dict[str, Commit | None]:
@@ -135,8 +129,7 @@ def read_manifests(store: Root, folders: Collection[str]) -> dict[str, Commit | 
         except ManifestError:
             return folder, None
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return dict(filter(None, pool.map(read, folders)))
+    return dict(filter(None, _at_once(read, folders)))
 
 
 def read_manifest(store: Root, folder: str) -> Commit:

@@ -14,17 +14,18 @@ import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import takewhile
 from typing import Final
 from urllib.parse import unquote
 
 from pyarrow import fs as pafs
 
+from lastkey.jobs.store.torn import CHECKPOINT
 from lastkey.udfs.storage import Root
 
 KEEP_DAYS: Final = 7  # a run, or a reader, that takes longer fails
 _AT_ONCE: Final = 8
 _NUMBERED: Final = re.compile(r"\.?(\d{20})\..*")  # commits, checkpoints, checksums of other writers, torn files
-_CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
 
 
 def forget(root: Root, table: str, needed: Collection[str]) -> None:
@@ -36,7 +37,7 @@ def forget(root: Root, table: str, needed: Collection[str]) -> None:
     newest_ns = max((info.mtime_ns or 0 for info in listed), default=0)  # of the commit that was made just now
     old_ns = min(time.time_ns(), newest_ns) - KEEP_DAYS * 86_400 * 10**9
     first = max(
-        (int(i.base_name[:20]) for i in listed if _CHECKPOINT.fullmatch(i.base_name) and i.mtime_ns < old_ns), default=0
+        (int(i.base_name[:20]) for i in listed if CHECKPOINT.fullmatch(i.base_name) and i.mtime_ns < old_ns), default=0
     )
     files: dict[int, list[pafs.FileInfo]] = {}
     for info in listed:
@@ -51,11 +52,8 @@ def forget(root: Root, table: str, needed: Collection[str]) -> None:
         for info in files[number]:
             _delete(root, f"{log}/{info.base_name}")
 
-    old = []
-    for number in sorted(files):
-        if any(info.mtime_ns >= old_ns for info in files[number]):
-            break  # the commits that stay have no gap
-        old.append(number)
+    # up to the first young one: the commits that stay have no gap
+    old = takewhile(lambda number: all(info.mtime_ns < old_ns for info in files[number]), sorted(files))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(delete, old))
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lastkey.jobs.store.paths import generation_folder
+from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.retention import Expired
 from lastkey.udfs.segments import OutputSegment
 
@@ -163,45 +164,18 @@ class RunRow:
 
 
 @dataclass(frozen=True)
-class JobRun:
-    """Run of the job, with its rows of `cleaner_runs`, by topic and partition."""
-
-    run_id: str
-    now_ms: int
-    rows: tuple[RunRow, ...]
-
-    def total(self, column: str) -> int:
-        """Return the sum of a column over all partitions."""
-        return sum(getattr(row, column) for row in self.rows)
-
-
-def by_run(rows: Iterable[RunRow]) -> list[JobRun]:
-    """Return committed rows of runs, grouped by run, oldest first."""
-    of_run: dict[str, list[RunRow]] = {}
-    for row in rows:
-        of_run.setdefault(row.run_id, []).append(row)
-    runs = [
-        JobRun(run_id, of[0].now_ms, tuple(sorted(of, key=lambda r: (r.topic, r.partition))))
-        for run_id, of in of_run.items()
-    ]
-    return sorted(runs, key=lambda run: (run.now_ms, run.run_id))
-
-
-@dataclass(frozen=True)
 class Commit:
     """Part of one partition in a wave's commit, planned on the generation that its run names as the one before."""
 
-    topic: str
-    partition: int
     checkpoint: Checkpoint
     segments: list[Segment]
     run: RunRow
-    standing: PartitionState | None = None  # how the partition stands with it
+    partition_state: PartitionState | None = None  # the state of the partition with it
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> Key:
         """(topic, partition)."""
-        return self.topic, self.partition
+        return self.checkpoint.topic, self.checkpoint.partition
 
     @property
     def folder(self) -> str:
@@ -210,21 +184,19 @@ class Commit:
 
 
 Row = TypeVar("Row", Checkpoint, Segment, PartitionState, RunRow)
-_ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_()}
 _SCHEMAS: dict[type[Any], pa.Schema] = {}  # by kind of row: type hints are read slowly
+_ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_()}
 
 
-def histories(
-    checkpoints: Mapping[tuple[str, int], Checkpoint], runs: Iterable[RunRow]
-) -> dict[tuple[str, int], list[RunRow]]:
+def histories(checkpoints: Mapping[Key, Checkpoint], runs: Iterable[RunRow]) -> dict[Key, list[RunRow]]:
     """Return the committed runs of every partition, newest first: the chain of parents from its checkpoint, past
     resets. Where `jobs.store.history` has removed a parent's row, the chain continues with the next older row, which is
     on it too.
     """
-    rows: dict[tuple[str, int], list[RunRow]] = {key: [] for key in checkpoints}
+    rows: dict[Key, list[RunRow]] = {key: [] for key in checkpoints}
     for row in runs:
         rows.get((row.topic, row.partition), []).append(row)
-    chains: dict[tuple[str, int], list[RunRow]] = {}
+    chains: dict[Key, list[RunRow]] = {}
     for key, checkpoint in checkpoints.items():
         chain: list[RunRow] = chains.setdefault(key, [])
         number, run_id = checkpoint.generation, checkpoint.run_id
@@ -263,12 +235,12 @@ def checkpoint_schema() -> pa.Schema:
     For a partition without a generation `generation` is 0 and the rest of it null.
     """
     manifest = [f for f in arrow_schema(Segment) if f.name not in ("topic", "partition", "generation", "run_id")]
-    standing = [f for f in arrow_schema(PartitionState) if f.name not in ("topic", "partition")]
+    partition_state = [f for f in arrow_schema(PartitionState) if f.name not in ("topic", "partition")]
     return pa.schema(
         [
             *arrow_schema(Checkpoint),
             pa.field("segments", pa.list_(pa.struct(manifest)), metadata={"lastkey.format": str(FORMAT)}),
-            pa.field("standing", pa.struct(standing)),
+            pa.field("partition_state", pa.struct(partition_state)),
         ]
     )
 
@@ -279,25 +251,23 @@ def to_checkpoints(commits: Iterable[Commit]) -> pa.Table:
         vars(c.checkpoint)
         | {
             "segments": [vars(row) for row in sorted(c.segments, key=lambda row: row.base_offset)],
-            "standing": c.standing and vars(c.standing),
+            "partition_state": c.partition_state and vars(c.partition_state),
         }
         for c in commits
     ]
     return pa.Table.from_pylist(rows, checkpoint_schema())
 
 
-def from_checkpoints(found: pa.Table) -> dict[tuple[str, int], Checkpoint]:
+def from_checkpoints(found: pa.Table) -> dict[Key, Checkpoint]:
     """Return the current generation of each partition that has one, from rows of `compaction_checkpoints`."""
     has = found.filter(pc.greater(found["generation"], 0))
     return {(row.topic, row.partition): row for row in from_arrow(Checkpoint, has)}
 
 
-def manifests_in(
-    found: pa.Table, wanted: Mapping[tuple[str, int], tuple[int, str]]
-) -> dict[tuple[str, int], list[Segment]]:
+def manifests_in(found: pa.Table, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
     """Return the segments of wanted generations (generation, run id) that are current in checkpoint rows `found`."""
     names = ["topic", "partition", "generation", "run_id"]
-    manifests: dict[tuple[str, int], list[Segment]] = {}
+    manifests: dict[Key, list[Segment]] = {}
     for row in found.select([*names, "segments"]).to_pylist():
         key = row["topic"], row["partition"]
         if wanted.get(key) == (row["generation"], row["run_id"]):

@@ -45,18 +45,10 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import ConflictError, DamagedTableError, FileSystemError, UnsureCommitError, UsageError
-from lastkey.jobs.store.commit_file import (
-    ID,
-    MARK,
-    check_name,
-    commit_metadata,
-    is_whole,
-    sum_line,
-    sum_of,
-)
+from lastkey.jobs.store import commit_file
 from lastkey.jobs.store.delta import READABLE, open_table, storage_options, uri_of
 from lastkey.jobs.store.old_versions import forget
-from lastkey.jobs.store.torn import COMMIT, check_made, log_names, torn_set_aside
+from lastkey.jobs.store.torn import COMMIT, check_made, commit_numbers, torn_set_aside
 from lastkey.logformat.s3_access import in_one_line
 from lastkey.udfs.storage import Root, exists, flush, flush_folder, open_root, write_file
 
@@ -128,17 +120,19 @@ def head(root: Root, name: str) -> Version:
     DamagedTableError: delta-rs can read the files and finds no valid table.
     """
     notes = tuple(torn_set_aside(root, name)) if root.is_local else ()
+    there = commit_numbers(root, name) if root.is_local else []
     try:
-        table = _newest(root, name)
+        table = _newest(root, name, max(there, default=-1))
     except TableNotFoundError:
-        if root.is_local and _commits_there(root, name):  # delta-rs treats unreadable files as missing
+        if there:  # delta-rs treats unreadable files as missing
             raise FileSystemError(path=f"{root.uri}/state/{name}", found="commits that could not be read") from None
         return Version(root, name, -1, notes=notes)
     except DeltaError as error:
         if not root.is_local:
             raise
         path, found = f"{root.uri}/state/{name}", in_one_line(str(error))
-        if _OF_THE_DISK.search(str(error)) or ("contiguous" in str(error) and _has_no_gap(root, name)):
+        has_gap = not there or there != list(range(there[0], there[-1] + 1))
+        if _OF_THE_DISK.search(str(error)) or ("contiguous" in str(error) and not has_gap):
             raise FileSystemError(path=path, found=found) from error
         raise DamagedTableError(path=path, expected=READABLE, found=found) from error
     protocol = table.protocol()
@@ -151,30 +145,16 @@ def head(root: Root, name: str) -> Version:
     return Version(root, name, table.version(), table, notes)
 
 
-def _newest(root: Root, name: str) -> DeltaTable:
-    """Open the newest version. On a disk delta-rs treats an unreadable commit as missing, and would return an older
-    version: raise FileSystemError then.
+def _newest(root: Root, name: str, least: int) -> DeltaTable:
+    """Open the newest version. delta-rs treats unreadable commits as missing, and would return an older version than
+    `least`, whose commit is there: raise FileSystemError then, the second time.
     """
-    number = -1
-    while True:
+    for _ in range(2):
         table = open_table(root, name)
-        above = _commit_path(name, table.version() + 1)
-        if not root.is_local or not Path(root.full(above)).exists():
+        if table.version() >= least:
             return table
-        if table.version() == number:
-            raise FileSystemError(path=f"{root.uri}/{above}", found="a commit that could not be read")
-        number = table.version()  # another writer has committed meanwhile, or the commit can be read now
-
-
-def _commits_there(root: Root, name: str) -> list[str]:
-    """Return the names of the commits on a disk, also of those that delta-rs may not read."""
-    return [found for found in log_names(Path(root.full(f"state/{name}/_delta_log"))) if COMMIT.fullmatch(found)]
-
-
-def _has_no_gap(root: Root, name: str) -> bool:
-    """Return whether the commits on a disk have no gap; delta-rs reports one if it may not read some of them."""
-    numbers = sorted(int(found[:20]) for found in _commits_there(root, name))
-    return bool(numbers) and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    path = f"{root.uri}/{_commit_path(name, table.version() + 1)}"
+    raise FileSystemError(path=path, found="a commit that could not be read")
 
 
 def rows(
@@ -193,7 +173,7 @@ def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
     full = f"{version.folder}/{path}"
     try:
         data = _bytes_of(version.root, full)
-        check_name(path, data)
+        commit_file.check_name(path, data)
         parquet = pq.ParquetFile(pa.BufferReader(data))
         names = [name for name in schema.names if name in parquet.schema_arrow.names]
         found = parquet.read(names, use_threads=False)
@@ -313,8 +293,8 @@ def announced_deletions(version: Version, since: int) -> Iterator[str]:
                 expected=f"version {number}, which this run has to check",
                 found="none: its history was deleted; did the run take longer than the history is kept?",
             )
-        if MARK in info:
-            yield info[MARK]
+        if commit_file.MARK in info:
+            yield info[commit_file.MARK]
 
 
 def before_record(version: Version) -> int:
@@ -333,7 +313,7 @@ def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
             commit = stream.read()
     except FileNotFoundError:
         return None
-    if not is_whole(commit, name, number):  # commits below a checkpoint were not checked before
+    if not commit_file.is_whole(commit, name, number):  # commits below a checkpoint were not checked before
         raise DamagedTableError(path=f"{root.uri}/{path}", expected="a whole commit", found="a damaged one")
     actions = [json.loads(line) for line in commit.splitlines()]
     return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
@@ -376,7 +356,7 @@ def _commit(version: Version, schema: pa.Schema, added: list[AddAction], change:
     """Put version n + 1, once. After any error it may have been put all the same."""
     now_ms = time.time_ns() // 1_000_000
     removed = [RemoveAction(quote(path), True, now_ms) for path in change.removed]
-    told = commit_metadata(
+    told = commit_file.commit_metadata(
         own, version.name, version.number + 1, [each.path for each in added], change.removed, change.metadata
     )
     properties = CommitProperties(custom_metadata=told, max_commit_retries=0)
@@ -404,7 +384,7 @@ def _head_after(error: Exception, version: Version) -> Version:
 def _search(version: Version, now: Version, tried: set[str]) -> int | None:
     """Return the version above `version` that is one of our attempts; None if there is none."""
     for number in range(version.number + 1, now.number + 1):
-        if (commit_info(version.root, version.name, number) or {}).get(ID) in tried:
+        if (commit_info(version.root, version.name, number) or {}).get(commit_file.ID) in tried:
             return number
     return None
 
@@ -445,11 +425,11 @@ def checkpoint(root: Root, name: str, number: int) -> None:
     with root.filesystem.open_input_stream(root.full(f"{log}/{made}"), compression=None) as stream:
         data = stream.read()
     flush(root, f"{log}/{made}")
-    said = f"{log}/{sum_of(made)}"
+    said = f"{log}/{commit_file.sum_of(made)}"
     if root.is_local:  # atomic: readers take a checkpoint with half a sum for a torn one
-        write_file(root, f"{said}.tmp", sum_line(data))
+        write_file(root, f"{said}.tmp", commit_file.sum_line(data))
         Path(root.full(f"{said}.tmp")).replace(root.full(said))
     else:
-        write_file(root, said, sum_line(data))
+        write_file(root, said, commit_file.sum_line(data))
     for path in (f"{log}/_last_checkpoint", log):
         flush(root, path)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -21,38 +22,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs as pafs
 
-from lastkey.jobs.errors import ConflictError, ManifestError, NoGenerationError, UsageError
-from lastkey.jobs.store import table
+from lastkey.jobs.errors import ConflictError, NoGenerationError, UsageError
+from lastkey.jobs.store import rows, table
 from lastkey.jobs.store.exclusive import check_exclusive
 from lastkey.jobs.store.folders import Run
 from lastkey.jobs.store.local_lock import LOCK_SECONDS, local_lock
-from lastkey.jobs.store.manifests import read_manifest
-from lastkey.jobs.store.paths import (
-    CHECKPOINTS,
-    RUNS,
-    SEGMENTS,
-    generation_folder,
-    table_folder,
-)
-from lastkey.jobs.store.rows import (
-    FORMAT,
-    Checkpoint,
-    PartitionState,
-    RunRow,
-    Segment,
-    arrow_schema,
-    checkpoint_schema,
-    from_arrow,
-    from_checkpoints,
-    histories,
-    manifests_in,
-    row_of,
-)
+from lastkey.jobs.store.manifests import read_manifests
+from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, generation_folder, table_folder
+from lastkey.jobs.store.rows import Checkpoint, PartitionState, RunRow, Segment
 from lastkey.jobs.store.table import Change, Held, Version
+from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.udfs.storage import Root, normal_uri, open_root
-
-Key = tuple[str, int]
 
 KEY_COLUMNS: Final = ("topic", "partition")
 
@@ -73,7 +54,7 @@ class State:
     began: int | None = None  # version of `compaction_checkpoints` that was read first
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000  # decides only which history is old
     _newest: int = -1  # highest version of it that was seen
-    _held: dict[str, Held] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=lambda: defaultdict(dict))  # files that were read, by table and path
     _checked: bool = False  # commits can be made there
 
     # -- reading
@@ -85,17 +66,17 @@ class State:
 
     def exists(self) -> bool:
         """Return whether any partition has a generation here."""
-        found = table.rows(self.head(CHECKPOINTS), pa.schema([("generation", pa.int64())]))
-        return bool(pc.any(pc.greater(found["generation"], 0)).as_py())
+        return bool(self.checkpoints())
 
     def checkpoints(self) -> dict[Key, Checkpoint]:
         """Return every partition's current generation."""
-        return from_checkpoints(self.checkpoint_rows())
+        return rows.from_checkpoints(self.checkpoint_rows())
 
     def states(self) -> dict[Key, PartitionState]:
         """Return the state of every partition."""
-        found = self.checkpoint_rows().select([*KEY_COLUMNS, "standing"]).to_pylist()
-        return {(r["topic"], r["partition"]): row_of(PartitionState, r | r["standing"]) for r in found if r["standing"]}
+        found = self.checkpoint_rows().select([*KEY_COLUMNS, "partition_state"]).to_pylist()
+        states = [rows.row_of(PartitionState, row | row["partition_state"]) for row in found if row["partition_state"]]
+        return {(row.topic, row.partition): row for row in states}
 
     def manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
         """Return the segments of many partitions' (generation, run id), each list by base offset. Raise
@@ -112,7 +93,7 @@ class State:
 
     def known_manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
         """Return the same as `manifests`, without partitions whose segments are unknown."""
-        found = manifests_in(self.checkpoint_rows(), wanted)
+        found = rows.manifests_in(self.checkpoint_rows(), wanted)
         older = {(key, *run): key for key, run in wanted.items() if key not in found}
         for run, segments in self.segments_of(older).items():
             found[older[run]] = segments
@@ -122,31 +103,33 @@ class State:
         """Return the segments of runs, committed or not, in no order: from the history, else from the manifests in
         their folders. Runs that are in neither, or whose manifest is damaged, are left out.
         """
+        if not runs:
+            return {}
         found: dict[Run, list[Segment]] = {}
-        for row in self._of_runs({run_id for _, _, run_id in runs}) if runs else ():
+        history = self.rows(SEGMENTS, rows.arrow_schema(Segment))
+        of_runs = pc.is_in(history["run_id"], pa.array(sorted({run_id for _, _, run_id in runs}), pa.string()))
+        for row in rows.from_arrow(Segment, history.filter(of_runs)):
             found.setdefault(((row.topic, row.partition), row.generation, row.run_id), []).append(row)
-        found = {run: found[run] for run in runs if run in found}
-        for key, generation, run_id in set(runs) - found.keys():
-            with contextlib.suppress(FileNotFoundError, ManifestError):
-                manifest = read_manifest(self.root, generation_folder(*key, generation, run_id))
-                found[key, generation, run_id] = list(manifest.segments)
-        return found
+        absent = {generation_folder(*run[0], *run[1:]): run for run in set(runs) - found.keys()}
+        read = read_manifests(self.root, absent)
+        found |= {absent[folder]: manifest.segments for folder, manifest in read.items() if manifest is not None}
+        return {run: found[run] for run in runs if run in found}
 
     def current(self) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
         """Return the checkpoints and the manifests that they name: a run begins with them."""
         found = self.checkpoint_rows()
-        checkpoints = from_checkpoints(found)
+        checkpoints = rows.from_checkpoints(found)
         wanted = {key: (row.generation, row.run_id) for key, row in checkpoints.items()}
-        return checkpoints, manifests_in(found, wanted)
+        return checkpoints, rows.manifests_in(found, wanted)
 
     def histories(self, topics: Iterable[str] | None = None) -> dict[Key, list[RunRow]]:
         """Return the committed runs of each partition (topics: of these), newest first, by the chain of parents."""
         names = None if topics is None else set(topics)
         checkpoints = {key: row for key, row in self.checkpoints().items() if names is None or key[0] in names}
-        runs = self.rows(RUNS, arrow_schema(RunRow))
+        runs = self.rows(RUNS, rows.arrow_schema(RunRow))
         if names is not None:
             runs = runs.filter(pc.is_in(runs["topic"], pa.array(sorted(names), pa.string())))
-        return histories(checkpoints, from_arrow(RunRow, runs))
+        return rows.histories(checkpoints, rows.from_arrow(RunRow, runs))
 
     # -- changing
 
@@ -182,13 +165,13 @@ class State:
         table was taken away since it was read. Otherwise every generation would look uncommitted: to a vacuum, and to a
         run that commits only new partitions.
         """
-        told = [f.metadata.get("lastkey.format") for f in version.delta.schema().fields] if version.delta else [FORMAT]
-        found = max((int(number) for number in told if number is not None), default=1)
-        if found != FORMAT:
-            how = "or a newer one" if found > FORMAT else "or let this one begin a new store from the archive"
+        fields = version.delta.schema().fields if version.delta else ()
+        found = max((int(f.metadata["lastkey.format"]) for f in fields if "lastkey.format" in f.metadata), default=1)
+        if version.delta and found != rows.FORMAT:
+            how = "or a newer one" if found > rows.FORMAT else "or let this one begin a new store from the archive"
             raise UsageError(
                 message=f"{self.root.uri}: this store has format {found}, and this version of Lastkey reads only "
-                f"format {FORMAT}: use the version that wrote it, {how}"
+                f"format {rows.FORMAT}: use the version that wrote it, {how}"
             )
         if version.number < self._newest:
             raise ConflictError(
@@ -213,27 +196,17 @@ class State:
         if name == CHECKPOINTS:
             self._newest = max(self._newest, made)
 
-    def held(self, name: str) -> Held:
-        """Return the files of a table that were read before, by path."""
-        return self._held.setdefault(name, {})
-
     def rows(self, name: str, schema: pa.Schema) -> pa.Table:
         """Return the rows of a table as they are now."""
-        return table.rows(self.head(name), schema, self.held(name))
+        return table.rows(self.head(name), schema, self.held[name])
 
     def checkpoint_rows(self) -> pa.Table:
         """Return the rows of `compaction_checkpoints` as they are now."""
-        return self.rows(CHECKPOINTS, checkpoint_schema())
+        return self.rows(CHECKPOINTS, rows.checkpoint_schema())
 
     def rows_at(self, version: Version, keys: Collection[Key]) -> pa.Table:
         """Return the rows of partitions in a version of `compaction_checkpoints`."""
-        found = table.rows(version, checkpoint_schema(), self.held(CHECKPOINTS))
-        wanted = pa.table(
-            [pa.array([key[0] for key in keys], pa.string()), pa.array([key[1] for key in keys], pa.int32())],
-            names=list(KEY_COLUMNS),
-        )
+        found = table.rows(version, rows.checkpoint_schema(), self.held[CHECKPOINTS])
+        schema = pa.schema([found.schema.field(name) for name in KEY_COLUMNS])
+        wanted = pa.Table.from_pylist([dict(zip(KEY_COLUMNS, key, strict=True)) for key in keys], schema)
         return table.joined(found, wanted, "left semi")
-
-    def _of_runs(self, run_ids: Collection[str]) -> list[Segment]:
-        found = self.rows(SEGMENTS, arrow_schema(Segment))
-        return from_arrow(Segment, found.filter(pc.is_in(found["run_id"], pa.array(sorted(run_ids), pa.string()))))

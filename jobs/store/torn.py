@@ -18,7 +18,7 @@ from lastkey.jobs.store.local_lock import local_lock
 from lastkey.udfs.storage import Root, flush
 
 COMMIT: Final = re.compile(r"\d{20}\.json")
-_CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
+CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
 
 
 def torn_set_aside(root: Root, name: str) -> Iterator[str]:
@@ -40,9 +40,9 @@ def _torn_commit(log: Path) -> list[Path]:
     """Return the last commit if it is torn. Raise UsageError if a commit is damaged as no power cut leaves it, or is
     not the last. Commits that a checkpoint covers are not checked.
     """
-    names = log_names(log)
+    names = _log_names(log)
     commits = sorted(name for name in names if COMMIT.fullmatch(name))
-    since = max((int(name[:20]) for name in names if _CHECKPOINT.fullmatch(name)), default=-1)
+    since = max((int(name[:20]) for name in names if CHECKPOINT.fullmatch(name)), default=-1)
     for name in commits[:-1]:
         if int(name[:20]) > since and not _is_whole(log / name):
             raise _lost(log / name)
@@ -71,26 +71,33 @@ def _lost(commit: Path) -> UsageError:
     )
 
 
-def _is_whole(commit: Path) -> bool:
+def _is_whole(path: Path) -> bool:
+    """Return whether a commit or a checkpoint is whole, or gone: another process set it aside a moment ago."""
+    said = path.with_name(sum_of(path.name))
     try:
-        found = commit.stat()
-        return _read_whole(commit, found.st_ino, found.st_size, found.st_mtime_ns)
-    except FileNotFoundError:  # another process set it aside, or cleaned it up, a moment ago
+        told = said.read_bytes() if said.exists() else None
+        found = path.stat()
+        return _read_whole(path, told, found.st_ino, found.st_size, found.st_mtime_ns)
+    except FileNotFoundError:
         return True
 
 
 @lru_cache(4096)
-def _read_whole(commit: Path, *_: int) -> bool:
-    """Return whether a commit is whole; `_`: inode, size and time, by which the cache sees that a file changed."""
-    return is_whole(commit.read_bytes(), commit.parent.parent.name, int(commit.stem))
+def _read_whole(path: Path, told: bytes | None, *_: int) -> bool:
+    """Return whether a file is whole. told: the sum of the checkpoint of this version, if there is one; `_`: inode,
+    size and time, by which the cache sees that a file changed.
+    """
+    if COMMIT.fullmatch(path.name):
+        return is_whole(path.read_bytes(), path.parent.parent.name, int(path.stem))
+    return is_whole_checkpoint(path.read_bytes(), told)
 
 
 def _torn_checkpoint(log: Path) -> list[Path]:
     """Return the newest checkpoints that are not whole, and the hint if it names one of them or none: readers list
     checkpoints whatever the hint says.
     """
-    checkpoints = sorted(name for name in log_names(log) if _CHECKPOINT.fullmatch(name))
-    torn = list(takewhile(lambda path: not _is_whole_checkpoint(path), (log / name for name in checkpoints[::-1])))
+    checkpoints = sorted(name for name in _log_names(log) if CHECKPOINT.fullmatch(name))
+    torn = list(takewhile(lambda path: not _is_whole(path), (log / name for name in checkpoints[::-1])))
     hint = log / "_last_checkpoint"
     try:
         named = f"{int(json.loads(hint.read_bytes())['version']):020}.checkpoint.parquet"
@@ -101,23 +108,13 @@ def _torn_checkpoint(log: Path) -> list[Path]:
     return [hint, *torn] if named not in checkpoints or log / named in torn else torn
 
 
-def _is_whole_checkpoint(path: Path) -> bool:
-    said = path.with_name(sum_of(path.name))
-    try:
-        told = said.read_bytes() if said.exists() else None
-        found = path.stat()
-        return _read_whole_checkpoint(path, told, found.st_ino, found.st_size, found.st_mtime_ns)
-    except FileNotFoundError:
-        return True
+def commit_numbers(root: Root, name: str) -> list[int]:
+    """Return the numbers of a table's commits on a disk, rising, also of those that delta-rs may not read."""
+    names = _log_names(Path(root.full(f"state/{name}/_delta_log")))
+    return sorted(int(found[:20]) for found in names if COMMIT.fullmatch(found))
 
 
-@lru_cache(256)
-def _read_whole_checkpoint(path: Path, told: bytes | None, *_: int) -> bool:
-    """Return whether a checkpoint is whole; `_`: as in `_read_whole`."""
-    return is_whole_checkpoint(path.read_bytes(), told)
-
-
-def log_names(log: Path) -> list[str]:
+def _log_names(log: Path) -> list[str]:
     """Return the names of the files in a table's log; none if the log is missing."""
     try:
         return [entry.name for entry in os.scandir(log)]

@@ -21,26 +21,14 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from lastkey.jobs.errors import ConflictError, DamagedTableError
-from lastkey.jobs.store import commit_file, history, table
+from lastkey.jobs.store import commit_file, history, rows, table
 from lastkey.jobs.store.folders import folders_of
 from lastkey.jobs.store.manifests import say_committed
 from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES, TABLES, table_folder
-from lastkey.jobs.store.rows import (
-    Checkpoint,
-    Commit,
-    PartitionState,
-    RunRow,
-    Segment,
-    arrow_schema,
-    checkpoint_schema,
-    from_arrow,
-    from_checkpoints,
-    histories,
-    to_arrow,
-    to_checkpoints,
-)
+from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
 from lastkey.jobs.store.table import Change, Version
-from lastkey.jobs.store.tables import KEY_COLUMNS, Key, State
+from lastkey.jobs.store.tables import KEY_COLUMNS, State
+from lastkey.jobs.topics import Key
 from lastkey.logformat.s3_access import in_one_line
 
 _TABLE_HOURS: Final = 720  # no table keeps files longer
@@ -58,8 +46,8 @@ def commit_wave(
     """
     if not commits:
         return
-    _append(state, SEGMENTS, to_arrow(Segment, (row for commit in commits for row in commit.segments)))
-    _append(state, RUNS, to_arrow(RunRow, (commit.run for commit in commits)))
+    _append(state, SEGMENTS, rows.to_arrow(Segment, (row for commit in commits for row in commit.segments)))
+    _append(state, RUNS, rows.to_arrow(RunRow, (commit.run for commit in commits)))
     _switch(state, commits, verify_files, look_back)  # before this nobody sees the new files
     with contextlib.suppress(OSError):  # the commit is made; the next one writes the missing files
         say_committed(state.root, [commit.folder for commit in commits])
@@ -81,28 +69,22 @@ def _append(state: State, name: str, new: pa.Table) -> None:
 def _needed(state: State, name: str, found: pa.Table) -> pa.Table:
     """Return the rows of a history that `jobs.store.history` keeps."""
     checkpoints = state.checkpoints()
-    runs = from_arrow(RunRow, found if name == RUNS else state.rows(RUNS, arrow_schema(RunRow)))
-    chains = histories(checkpoints, runs)
-    stay = history.needed(checkpoints, chains, partial(folders_of, state.root), state.now_ms())
-    number = "generation_after" if name == RUNS else "generation"
-    columns = [*KEY_COLUMNS, number, "run_id"]
-    gone = [
-        made
-        for made in found.group_by(columns).aggregate([]).to_pylist()
-        if chains.get(key := (made["topic"], made["partition"]))  # else the table of runs is lost, or incomplete
-        and made[number] <= history.horizon(checkpoints[key])
-        and tuple(made[column] for column in columns) not in stay
-    ]
+    runs = rows.from_arrow(RunRow, found if name == RUNS else state.rows(RUNS, rows.arrow_schema(RunRow)))
+    chains = rows.histories(checkpoints, runs)
+    columns = [*KEY_COLUMNS, "generation_after" if name == RUNS else "generation", "run_id"]
+    made = zip(*found.group_by(columns).aggregate([]).to_pydict().values(), strict=True)
+    gone = history.gone(made, checkpoints, chains, partial(folders_of, state.root), state.now_ms())
     schema = pa.schema([found.schema.field(column) for column in columns])
-    return found.join(pa.Table.from_pylist(gone, schema), columns, join_type="left anti").select(found.column_names)
+    old = pa.Table.from_pylist([dict(zip(columns, one, strict=True)) for one in gone], schema)
+    return found.join(old, columns, join_type="left anti").select(found.column_names)
 
 
 def _switch(state: State, commits: Sequence[Commit], verify_files: Callable[[], None] | None, look_back: bool) -> None:
     """Put the checkpoints of generations whose files no vacuum has named."""
-    new = to_checkpoints(commits)
+    new = rows.to_checkpoints(commits)
 
     def plan(version: Version) -> Change | None:
-        now = from_checkpoints(state.rows_at(version, {c.key for c in commits}))
+        now = rows.from_checkpoints(state.rows_at(version, {c.key for c in commits}))
         if all(_is_at(now.get(c.key), c.checkpoint.generation, c.checkpoint.run_id) for c in commits):
             return None
         if moved := [c for c in commits if not _is_at(now.get(c.key), c.run.generation_before, c.run.parent_run_id)]:
@@ -113,9 +95,9 @@ def _switch(state: State, commits: Sequence[Commit], verify_files: Callable[[], 
             verify_files()
         # for the replaced generations: once they are replaced, a vacuum may delete them
         say_committed(state.root, [row.own_folder for row in now.values()])
-        return table.replaced(version, KEY_COLUMNS, new, state.held(CHECKPOINTS))
+        return table.replaced(version, KEY_COLUMNS, new, state.held[CHECKPOINTS])
 
-    state.swap(CHECKPOINTS, checkpoint_schema(), plan)
+    state.swap(CHECKPOINTS, rows.checkpoint_schema(), plan)
 
 
 def _refuse_vacuumed(state: State, version: Version, commits: Sequence[Commit], since: int) -> None:
@@ -148,23 +130,23 @@ def _is_at(row: Checkpoint | None, generation: int, run_id: str | None) -> bool:
 
 def rebuild(state: State, decided: Sequence[Commit], runs: Sequence[RunRow], segments: Sequence[Segment]) -> None:
     """Make the tables of a store that has lost them. Raise ConflictError if somebody else makes them."""
-    new = to_checkpoints(decided)
 
-    def plan(rows: pa.Table, version: Version) -> Change:
+    def plan(made: pa.Table, version: Version) -> Change:
         if version.number >= 0:
             raise ConflictError(
                 path=f"{state.root.uri}/{version.folder}", expected="no table", found=f"version {version.number}"
             )
-        return Change(added=table.in_files(rows))
+        return Change(added=table.in_files(made))
 
-    for name, rows in ((SEGMENTS, to_arrow(Segment, segments)), (RUNS, to_arrow(RunRow, runs)), (CHECKPOINTS, new)):
-        state.swap(name, rows.schema, partial(plan, rows))
+    histories = (SEGMENTS, rows.to_arrow(Segment, segments)), (RUNS, rows.to_arrow(RunRow, runs))
+    for name, made in (*histories, (CHECKPOINTS, rows.to_checkpoints(decided))):
+        state.swap(name, made.schema, partial(plan, made))
     write_states(state)
 
 
-def set_states(state: State, rows: Sequence[PartitionState]) -> None:
+def set_states(state: State, states: Sequence[PartitionState]) -> None:
     """Write the states of partitions, except those that another run has moved meanwhile: that run knows better."""
-    said = {(row.topic, row.partition): row for row in rows}
+    said = {(row.topic, row.partition): row for row in states}
 
     def plan(version: Version) -> Change | None:
         found = state.rows_at(version, said.keys())
@@ -173,28 +155,28 @@ def set_states(state: State, rows: Sequence[PartitionState]) -> None:
         for key, row in said.items():
             old = now.get(key) or {"topic": row.topic, "partition": row.partition, "generation": 0}
             if old["generation"] == max(row.generation, 0):
-                new.append(old | {"standing": vars(row)})
+                new.append(old | {"partition_state": vars(row)})
         if not new:
             return None
-        changed = pa.Table.from_pylist(new, schema=checkpoint_schema())
-        return table.replaced(version, KEY_COLUMNS, changed, state.held(CHECKPOINTS))
+        changed = pa.Table.from_pylist(new, schema=rows.checkpoint_schema())
+        return table.replaced(version, KEY_COLUMNS, changed, state.held[CHECKPOINTS])
 
     if said:
-        state.swap(CHECKPOINTS, checkpoint_schema(), plan)
+        state.swap(CHECKPOINTS, rows.checkpoint_schema(), plan)
 
 
 def write_states(state: State) -> None:
     """Bring `cleaner_state` up to date with `compaction_checkpoints`: it is a copy, for people who query it."""
-    rows = to_arrow(PartitionState, state.states().values())
+    now = rows.to_arrow(PartitionState, state.states().values())
 
     def plan(version: Version) -> Change | None:
-        there = table.rows(version, rows.schema, state.held(STATES)).drop_columns([table.FILE])
+        there = table.rows(version, now.schema, state.held[STATES]).drop_columns([table.FILE])
         order = [(name, "ascending") for name in KEY_COLUMNS]
-        if there.sort_by(order).equals(rows.sort_by(order)):
+        if there.sort_by(order).equals(now.sort_by(order)):
             return None
-        return Change(added=table.in_files(rows), removed=version.files())
+        return Change(added=table.in_files(now), removed=version.files())
 
-    state.swap(STATES, rows.schema, plan)
+    state.swap(STATES, now.schema, plan)
 
 
 def announce_deletions(state: State, folders: Collection[str], seen: int) -> bool:
@@ -209,7 +191,7 @@ def announce_deletions(state: State, folders: Collection[str], seen: int) -> boo
         as_seen = version.number == seen
         return Change(added=(), metadata=told) if as_seen else None
 
-    state.swap(CHECKPOINTS, checkpoint_schema(), plan)
+    state.swap(CHECKPOINTS, rows.checkpoint_schema(), plan)
     return as_seen
 
 

@@ -20,7 +20,6 @@ from lastkey.jobs.store.generations import lost_runs, made_by, manifests_of, nob
 from lastkey.jobs.store.manifests import read_manifest
 from lastkey.jobs.store.paths import MANIFEST, RUNS, table_folder
 from lastkey.jobs.store.rows import Checkpoint, RunRow
-from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, of_topics
 from lastkey.jobs.verify.plan_checks import plan_archived, plan_generation
 from lastkey.jobs.verify.report import VerifyReport
@@ -111,8 +110,9 @@ def _check_each(
 def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) -> VerifyReport:
     report = VerifyReport("store", store_uri)
     at = time.perf_counter()
-    store = open_store(store_uri, report.notes)
-    tables = State(store)
+    tables = open_store(store_uri)
+    report.notes += tables.notes
+    store = tables.root
     current = tables.checkpoints()
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
     checkpoints = of_topics(options.topics, current)

@@ -39,12 +39,12 @@ class RecordLimits:
 
     @property
     def everything(self) -> bool:
-        """Whether there are no limits."""
+        """True if there are no limits."""
         return self == RecordLimits()
 
     @property
     def by_record(self) -> bool:
-        """Whether records must be read to decide."""
+        """True if records must be read to decide."""
         return self.key is not None or self.start_ms is not None or self.end_ms is not None
 
     def batches(self, batches: NDArray[np.void]) -> NDArray[np.bool_]:

@@ -66,7 +66,7 @@ class IndexBuilder:
 
     @property
     def full(self) -> bool:
-        """Whether Kafka would begin a new segment rather than append to this one, because of its indexes."""
+        """True if Kafka would begin a new segment rather than append to this one, because of its indexes."""
         state = self._state
         return bool(
             state[k.N_OFFSET_ENTRIES] >= state[k.MAX_OFFSET_ENTRIES]

@@ -77,7 +77,7 @@ def run(
     env: dict[str, str] | None = None,
     timeout: float | None = None,
 ) -> dict[str, Any]:
-    """One run to its end.
+    """Run a DAG once to its end.
 
     `hold`: a lock file that another process holds until a task is up for retry. `timeout`: Airflow kills a task after
     so many seconds.

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.airflow, pytest.mark.slow]
 
 
 def _commands() -> tuple[list[str], list[str]]:
-    """README's: those that install, and those after."""
+    """Return README's commands: those that install, and those after."""
     (block,) = re.findall(r"<!-- run -->\n```sh\n(.*?)```", README, re.DOTALL)
     lines = block.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("export"))

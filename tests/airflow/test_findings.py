@@ -1,4 +1,4 @@
-"""What the operator makes of the reports of jobs other than the example's, without an Airflow."""
+"""The operator's reading of reports of jobs other than the example's, without an Airflow."""
 
 from __future__ import annotations
 

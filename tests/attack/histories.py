@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import secrets
+import select
 import shutil
 import sys
 import tempfile
@@ -130,8 +131,12 @@ class Child:
             self.answer.write_bytes(made)
             os._exit(code)
 
-    def ended(self) -> bool:
-        """Return whether the process has ended, without waiting."""
+    def ended(self, seconds: float) -> bool:
+        """Return whether the process ends within so many seconds."""
+        if self.status is None and not self._wait(os.WNOHANG):
+            process = os.pidfd_open(self.pid)
+            select.select([process], [], [], seconds)
+            os.close(process)
         return self.status is not None or self._wait(os.WNOHANG)
 
     def _wait(self, how: int) -> bool:

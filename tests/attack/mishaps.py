@@ -197,15 +197,13 @@ def _beside(history: History, child: Child, job: str) -> str:
 
     If the delayed job holds a lock that the other one waits for, it continues first.
     """
-    end = time.monotonic() + PATIENCE
-    while not history.control.reached and not child.ended():
-        time.sleep(0.0005)
+    while not history.control.reached and not child.ended(0.0005):
+        pass
     other = Child(
         lambda: run(_OTHERS[job](history.root, "meanwhile") if job == "restore" else _OTHERS[job](history.root)),
         history.work,
     )
-    while not other.ended() and time.monotonic() < end:
-        time.sleep(0.002)
+    other.ended(PATIENCE)
     history.control.go()
     said, beside = child.result(), other.result()
     check_said(said)

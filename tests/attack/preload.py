@@ -139,7 +139,7 @@ class Control:
 
     @property
     def reached(self) -> bool:
-        """Whether a delayed operation is waiting."""
+        """True while a delayed operation waits."""
         return bool(self._block.reached)
 
     def go(self) -> None:

@@ -1,4 +1,4 @@
-"""What a short run costs, start to end: README's first example against a bare PySpark session, in turn.
+"""Cost of a short run, start to end: README's first example against a bare PySpark session, in turn.
 
 `python -m tests.bench.bench_start [--rounds 5] [--kinds bare,spark,threads,nothing]` prints for each kind the median of
 the wall seconds and of the processor seconds (those of the JVM and of its workers too, up to their end), and the ratio

@@ -177,7 +177,7 @@ def write(store: str, number: int, orders: IO[str]) -> None:
         state = open_state(store)
         checkpoints = state.checkpoints()
         waves = [_commit(checkpoints.get((TOPIC, p)), p, number) for p in (0, number + 1)]
-        _say({wave.checkpoint.run_id: wave.partition for wave in waves})
+        _say({wave.checkpoint.run_id: wave.key[1] for wave in waves})
         orders.readline()
         for wave in waves:
             said, text = "done", ""
@@ -215,7 +215,7 @@ def _commit(now: Checkpoint | None, partition: int, number: int) -> Commit:
     shared = {"topic": TOPIC, "partition": partition, "run_id": f"w{number}-{uuid.uuid4().hex[:8]}"}
     folder = f"segments/{TOPIC}-{partition}/{before + 1}-{shared['run_id']}"
     return Commit(
-        TOPIC, partition, _row(Checkpoint, **shared, generation=before + 1),
+        _row(Checkpoint, **shared, generation=before + 1),
         [_row(Segment, **shared, generation=before + 1, base_offset=i, path=f"{folder}/{i}.log") for i in range(2)],
         _row(RunRow, **shared, generation_before=before, generation_after=before + 1, parent_run_id=parent,
              started_ms=time.time_ns() // 1_000_000),  # else the history lets it go as old

@@ -18,7 +18,7 @@ INSTALL = "apt-get install -y --no-install-recommends chromium chromium-driver"
 
 
 def found_or_installed() -> tuple[str, str]:
-    """Paths of Chromium and its driver; root on Debian gets them, anybody else is told what to install."""
+    """Return the paths of Chromium and its driver; install them as root on Debian, else say what to install."""
     paths = shutil.which("chromium"), shutil.which("chromedriver")
     if None in paths and os.geteuid() == 0 and shutil.which("apt-get"):
         for command in ("apt-get update -q", INSTALL):

@@ -7,6 +7,7 @@ process writes its id into a pipe and waits, for a word in another pipe or for i
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -109,6 +110,15 @@ class Run:
                 if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "java\n":
                     return pid
         raise AssertionError("no JVM runs")
+
+    def another_thread(self) -> int:
+        """Return the system's id of a thread other than the main one: the system prefers it for a signal to this id."""
+        for task in sorted(Path(f"/proc/{self.process.pid}/task").iterdir()):
+            with suppress(OSError):  # the thread has ended since
+                open_to_all = re.findall(r"^SigBlk:\s*0*$", (task / "status").read_text(encoding="utf-8"), re.MULTILINE)
+                if open_to_all and int(task.name) != self.process.pid:
+                    return int(task.name)
+        raise AssertionError("no other thread takes signals")
 
     def let_go(self) -> None:
         assert self.go is not None

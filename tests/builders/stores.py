@@ -40,7 +40,7 @@ def make_commit(partition, generation, run_id, parent=None, segments=2, topic="t
     shared = {"topic": topic, "partition": partition, "generation": generation, "run_id": run_id}
     run = {"generation_before": generation - 1, "generation_after": generation, "parent_run_id": parent}
     return Commit(
-        topic, partition, row(Checkpoint, **shared, next_offset=generation * 100),
+        row(Checkpoint, **shared, next_offset=generation * 100),
         [row(Segment, **shared, base_offset=i * 10, path=f"{i}.log") for i in reversed(range(segments))],
         row(RunRow, **shared, **run),
     )  # fmt: skip
@@ -56,7 +56,7 @@ def manifest_of(state, topic, partition, generation=None):
     return state.manifests({key: (number, made[number])})[key]
 
 
-def standing_of(commit, state="clean"):
+def partition_state_of(commit, state="clean"):
     """Return the row of `cleaner_state` that goes with a commit."""
     at = commit.checkpoint
     return row(
@@ -132,7 +132,7 @@ class StoreMaker:
             RunRow, **shared, **facts, generation_before=generation - 1, generation_after=generation,
             parent_run_id=parent, end_offset=end - 10, anew=anew, settings=json.dumps({}), topic_id=None,
         )  # fmt: skip
-        commit = Commit(topic, partition, dataclasses.replace(checkpoint, read=read), segments, run_row)
+        commit = Commit(dataclasses.replace(checkpoint, read=read), segments, run_row)
         write_manifests(self.state.root, [commit])
         if not dies:
             writing.commit_wave(self.state, [commit])

@@ -68,7 +68,7 @@ def test_a_damaged_file_of_a_table_is_named(tmp_path: Path, name: str, size: int
 def test_a_checkpoint_that_only_a_vacuum_reads_whole_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of files that were removed other jobs ask nothing."""
+    """Other jobs never ask for removed files."""
     maker = StoreMaker(tmp_path)
     maker.generation("t", 0, 1, {0: b"a"})
     root, name = maker.state.root, "cleaner_runs"
@@ -90,7 +90,7 @@ def test_a_checkpoint_that_only_a_vacuum_reads_whole_is_named(
 
 
 def _footer_bytes(parquet: bytes) -> int:
-    """Of the footer, its size and the magic number behind it."""
+    """Return the bytes of the footer, its size and the magic number behind it."""
     return int.from_bytes(parquet[-8:-4], "little") + 8
 
 

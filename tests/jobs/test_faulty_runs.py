@@ -47,7 +47,7 @@ def two(tmp_path: Path) -> Partition:
 
 
 def run(tmp_path: Path, commands: list[list[str]], *given: Fault) -> tuple[list[tuple[int, Any]], str]:
-    """(exit code, what --json said) of each command; stderr."""
+    """Return (exit code, output of --json) of each command, and stderr."""
     child = subprocess.run(
         [sys.executable, "-c", _RUN, json.dumps(commands)], env=faulty_environment(tmp_path, *given), cwd=ROOT,
         capture_output=True, text=True, timeout=PATIENCE, check=False,
@@ -135,7 +135,7 @@ def test_compact_goes_on_with_the_others(tmp_path: Path) -> None:
 
 
 def _partitions(folder: Path) -> Partition:
-    """t-0, whose third segment keeps all that it has and so is copied, read for a third time; and u-0."""
+    """Write t-0, whose third segment keeps all that it has and so is copied, read for a third time; and u-0."""
     part = build(folder / "archive")
     rows = [(START_MS + i, b"only-%d" % i, b"value") for i in range(_THIRD, _THIRD + SEGMENT_OFFSETS)]
     part.write(

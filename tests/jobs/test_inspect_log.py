@@ -26,7 +26,7 @@ def archive(tmp_path):
 
 
 def inspect(*arguments):
-    """(exit code, stdout, stderr)."""
+    """Run inspect, and return (exit code, stdout, stderr)."""
     done = CliRunner().invoke(cli.lastkey, ["inspect", *map(str, arguments)])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.stdout, done.stderr

@@ -1,4 +1,4 @@
-"""What hostile bytes may cost in memory, measured from outside of the process, for every job and every bomb.
+"""Memory that hostile bytes may cost, measured from outside of the process, for every job and every bomb.
 
 The limit of a batch is 64 MiB here, by the setting. A job takes at most what it takes for a healthy archive, and three
 times the limit: what was decompressed, the buffer that it grew from, and one more for what a codec or an index holds.
@@ -120,7 +120,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 
 def build(root: Path, bomb: str | None) -> Path:
-    """`t-0` with three batches, of which the middle one is a bomb, and an active segment."""
+    """Write `t-0` with three batches, of which the middle one is a bomb, and an active segment."""
     folder = root / "t-0"
     folder.mkdir(parents=True)
     whole: list[Batch] = [data_batch(base, [(1, b"key", b"value")] * 4) for base in (0, 4, 8)]

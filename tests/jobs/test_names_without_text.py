@@ -104,7 +104,7 @@ def test_an_output_that_holds_such_a_name(archive, tmp_path):
 
 
 def test_vacuum_deletes_nothing_in_a_folder_that_it_cannot_list_and_restore_works(tmp_path):
-    """Nothing is deleted with a folder of which not all is seen; a restore does not mind it."""
+    """Names that are not UTF-8 hide part of a folder, so vacuum deletes nothing in it; a restore works all the same."""
     maker = StoreMaker(tmp_path)
     maker.archived("t", 0, 0, b"x")
     maker.generation("t", 0, 1, {0: b"x"})

@@ -55,7 +55,7 @@ def run(*words: object) -> tuple[int, str, str]:
 
 
 def timeless(said: object) -> object:
-    """JSON without what clocks say, and without what was read: of local files only headers are."""
+    """Return JSON without times, and without the bytes read: of local files only headers are read."""
     if isinstance(said, dict):
         return {name: timeless(value) for name, value in said.items() if name not in CLOCKS}
     return [timeless(value) for value in said] if isinstance(said, list) else said

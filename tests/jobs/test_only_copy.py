@@ -52,7 +52,7 @@ class Story:
         return report.decided[0].checkpoint.generation
 
     def current(self) -> tuple[int, int]:
-        """Its number, and which one's files it has."""
+        """Return the current generation's number, and that of the generation whose files it uses."""
         row = open_state(str(self.store)).checkpoints()[KEY]
         return row.generation, row.back_to or row.generation
 
@@ -213,7 +213,7 @@ class Runs:
         return report
 
     def compact(self, text: str, *more: str, lost: Sequence[int] = (), code: int = 0, **settings: Any) -> None:
-        """lost: bases of segments that the archive does not hold."""
+        """Compact; lost: bases of segments that the archive does not hold."""
         shutil.rmtree(self.archive / "t-0", ignore_errors=True)
         write_partition(self.archive / "t-0", text)
         for base in lost:
@@ -226,7 +226,7 @@ class Runs:
         self.run("compact", str(self.archive), *words, code=code)
 
     def rollback(self, generation: int) -> list[list[int]]:
-        """Offsets that nothing can read then."""
+        """Roll back, and return the offsets that nothing can read then."""
         (rolled,) = self.run("rollback", "--generation", str(generation))["partitions"]
         assert rolled["back_to"] == generation
         return rolled["lost"]

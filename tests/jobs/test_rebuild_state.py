@@ -46,7 +46,7 @@ def _lose(lab: Lab) -> None:
 
 
 def _segments(state: State) -> list[Segment]:
-    """Every row of `log_segments` that the partition's runs wrote."""
+    """Return every row of `log_segments` that the partition's runs wrote."""
     runs = [(KEY, run.generation_after, run.run_id) for run in state.histories()[KEY]]
     return [row for rows in state.segments_of(runs).values() for row in rows]
 
@@ -102,7 +102,7 @@ def test_the_tables_come_back_row_by_row_and_runs_go_on(lab: Lab) -> None:
 
 
 def _second(lab: Lab) -> Path:
-    """Another whole run of the current generation's number, as of one that came second."""
+    """Write another whole run of the current generation's number, as of a run that came second."""
     other = "f" * 32
     old = lab.folder()
     new = old.with_name(f"2-{other}")

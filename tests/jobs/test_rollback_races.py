@@ -1,4 +1,4 @@
-"""What a run does while a rollback works, or behind it."""
+"""Runs that work beside a rollback, or after it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Store:
         rollback.run(RollbackOptions(str(self.maker.store), 1), Silent())
 
     def rebuild(self, *choose: str) -> int:
-        """How far what counts reaches."""
+        """Return the end of the generation that a rebuild makes current."""
         shutil.rmtree(self.maker.store / "state", ignore_errors=True)
         options = RebuildStateOptions(str(self.maker.store), choose=choose)
         return rebuild_state.run(options, Silent()).decided[0].checkpoint.next_offset

@@ -1,4 +1,4 @@
-"""What a store has done: the runs that count, in a table and as JSON."""
+"""History of a store: the runs that count, in a table and as JSON."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_table_of_runs_that_lost_its_newest_commit_is_said(store, capsys):
     ],
 )
 def test_no_generation_counts_as_never_made_where_the_runs_are_lost(store, words, tmp_path, monkeypatch, capsys):
-    """Of t-0 generation 1 is there: only the table of runs does not say so any more."""
+    """Generation 1 of t-0 is there; only the table of runs does not say so any more."""
     monkeypatch.chdir(tmp_path)
     (Path(store) / "state" / "cleaner_runs" / "_delta_log" / f"{1:020}.json").unlink()
     said = "t-0: the run that made its generation is not in the table cleaner_runs"

@@ -107,7 +107,7 @@ def test_a_bucket_that_cannot_be_used_is_one_line(port, name, capsys):
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_delta_says_the_same(port, name):
-    """What delta-rs, which is asked where pyarrow found all well, makes of it."""
+    """delta-rs, asked after pyarrow found nothing wrong, gives the same reason."""
     fault, kind, _ = ERRORS[name]
     with s3_proxy(port, always(fault)) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
         started = time.monotonic()
@@ -380,7 +380,7 @@ def test_writers_race_while_answers_are_lost_and_writers_killed(port):
 
 @pytest.mark.spark
 def test_a_token_that_expires_while_tasks_run(port, tmp_path):
-    """Of Spark's workers, who say it to the driver as text: no partition is blamed."""
+    """Spark's workers tell the driver as text, and no partition is blamed."""
     filesystem, path = file_system(f"{BUCKET}/example")
     pafs.copy_files(str(ROOT / "examples" / "archive"), path, destination_filesystem=filesystem)
     expired = []
@@ -429,7 +429,7 @@ def test_a_key_with_an_empty_part_is_refused_in_one_line(port, key, capsys):
     ids=str,
 )  # fmt: skip
 def test_a_commit_that_cannot_be_made(port, fault, kind):
-    """Where all else can be written: nothing is half done, and what is there stays."""
+    """All else can be written, and yet nothing is half done, and the old files stay."""
     uri = f"{BUCKET}/refused-{kind}"
     change(uri, a=1)
     refused = lambda method, path: fault if COMMITS.match(f"{method} {path}") else None  # noqa: E731

@@ -64,8 +64,8 @@ def _made(store: Path) -> dict[str, bytes]:
 def test_compact_sets_its_partition_aside(
     part: Partition, tmp_path: Path, name: str, error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a generation says without it would stay: epochs that begin late, producers that are forgotten, no topic id,
-    records below the log start. The next run, by which it can be read, leaves what an undisturbed one leaves.
+    """A generation made without the file would keep its errors: late epochs, forgotten producers, no topic id, records
+    below the log start. The next run, which can read the file, leaves the same as an undisturbed one.
     """
     with faults(tmp_path, Fault("open", str(part.root / name), error=error, times=None)):
         code, report = _compact(part, part.store, capsys)
@@ -93,7 +93,7 @@ def test_compact_goes_on_over_a_damaged_one(
 def test_reindex_puts_nothing_in_its_place(
     part: Partition, tmp_path: Path, name: str, times: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a compacted log these say more than is left in it. Read at the second attempt, it stays too."""
+    """Side files of a compacted log say more than is left in it. A file that the second attempt reads stays too."""
     (part.folder / "leader-epoch-checkpoint").write_text("0\n2\n1 0\n3 2\n")
     before = tree(part.folder)
     with faults(tmp_path, Fault("open", str(part.root / name), error="EIO", times=times)):
@@ -111,7 +111,7 @@ def test_reindex_puts_nothing_in_its_place(
 def test_a_lookup_in_a_store_goes_on_without_damaged_epochs(
     part: Partition, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a generation."""
+    """A generation's damaged epochs cost a note and no answer."""
     words = ["--config", str(tmp_path / "settings.toml"), "--now", str(NOW_MS)]
     assert main(["compact", str(part.root), "--store", str(part.store), *words]) == 0
     [epochs] = part.store.glob("segments/t-0/*/leader-epoch-checkpoint")

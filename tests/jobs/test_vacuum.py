@@ -13,7 +13,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import ConflictError, MissingPathError
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST
-from lastkey.jobs.store.tables import open_state
+from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.stores import StoreMaker, make_commit, run_id
 from tests.builders.trees import files_in, files_of
@@ -33,7 +33,7 @@ def maker(tmp_path):
 
 @pytest.fixture
 def tables_vacuumed(monkeypatch):
-    """How the tables themselves were vacuumed: `dry_run` of each time."""
+    """Arguments `dry_run` of each vacuum of the tables themselves."""
     real, seen = writing.vacuum_state, []
 
     def vacuum_state(self, *, dry_run=False, **given):
@@ -207,7 +207,7 @@ def test_giving_up_what_was_before_a_reset_waits_for_the_grace(reset_store):
 
 @pytest.mark.parametrize("killed_after", range(12))
 def test_a_vacuum_that_is_killed_leaves_nothing_that_is_taken_for_a_generation(maker, monkeypatch, killed_after):
-    """What a killed one has left of generation 1 would be kept for its offsets, or be a question."""
+    """Leftovers of generation 1 would be kept for their offsets, or make rebuild-state ask."""
     maker.generation("t", 0, 1, {0: A})
     maker.generation("t", 0, 2, {0: A}, anew=True)
     maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2)))
@@ -225,7 +225,7 @@ def test_a_vacuum_that_is_killed_leaves_nothing_that_is_taken_for_a_generation(m
                 unlinked.append(path)
             real(path)
 
-    monkeypatch.setattr(vacuum, "open_store", lambda *given: replace(store, filesystem=Disk()))
+    monkeypatch.setattr(vacuum, "open_store", lambda _: State(replace(store, filesystem=Disk())))
     with contextlib.suppress(KeyboardInterrupt):
         _vacuum(maker, give_up=TopicFilter(("t",)))
     monkeypatch.undo()

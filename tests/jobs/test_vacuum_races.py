@@ -1,4 +1,4 @@
-"""What becomes current, or is replaced, between a vacuum's listing and its choice."""
+"""Generations that become current, or are replaced, between a vacuum's listing and its choice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def maker(tmp_path):
 
 
 def _between(monkeypatch, do):
-    """`do` runs when a vacuum has listed the folders and is about to read the state."""
+    """Call `do` when a vacuum has listed the folders and is about to read the state."""
     real, done = State.version, []
 
     def version(self):
@@ -36,7 +36,7 @@ def _between(monkeypatch, do):
 
 
 def test_a_generation_that_is_replaced_after_the_listing_stays_for_the_grace(maker, monkeypatch):
-    """Of 10,000 partitions the listing takes a while, and runs commit beside it: no lock keeps them off."""
+    """Listing 10,000 partitions takes a while, and runs commit beside it: no lock keeps them off."""
     maker.generation("t", 0, 1, {0: A})
     maker.generation("u", 0, 1, {0: A})
     maker.age(400, maker.run_folder("t", 0, 1), maker.run_folder("u", 0, 1))

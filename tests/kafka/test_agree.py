@@ -150,7 +150,7 @@ def three_passes(logs: list[Log], work: Path, split: str) -> list[Path]:
 
 
 def check_with_kafkas_tool(output: Path) -> None:
-    """kafka-dump-log finds nothing in the indexes of the segments that we wrote."""
+    """Check that kafka-dump-log finds nothing wrong with the indexes of the segments that we wrote."""
     files = [str(p) for p in files_in(output, "*/*index") if p.suffix in (".index", ".timeindex") and p.stat().st_size]
     for option in ("--index-sanity-check", "--verify-index-only"):
         said = dump_log_segments(option, "--files", ",".join(files))

@@ -29,7 +29,7 @@ FIELDS = "topic,partition,offset,timestamp_ms,timestampType,leader_epoch,key,val
 
 
 def groups(cases: dict[str, Case]) -> list[dict[str, Path]]:
-    """Partitions by name, in groups without two of the same name; before and after the cleaner."""
+    """Return partitions by name, in groups without two of the same name; before and after the cleaner."""
     plain: dict[str, Path] = {}
     more: dict[str, Path] = {}
     cleaned: dict[str, Path] = {}
@@ -91,7 +91,7 @@ def test_lost_side_files_do_not_change_what_is_committed(cases, tmp_path):
 
 
 def test_a_running_brokers_folder_is_read_up_to_its_high_watermark(tmp_path):
-    """What its checkpoint says at any moment; all of it once it has been written, and after a stop."""
+    """A query reads up to the checkpoint of that moment; all records once it is written, and after a stop."""
     with Broker(tmp_path, {"replica.high.watermark.checkpoint.interval.ms": 100}) as broker:
         make_logs(broker.bootstrap, ["topic=live records=500 keys=40 seed=3"])
         given = {"bootstrap": broker.bootstrap, "partition": "live-0", "isolation": "read_uncommitted"}

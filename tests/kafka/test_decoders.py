@@ -22,7 +22,7 @@ def base64_of(data: bytes) -> str:
 
 
 def random_keys() -> list[bytes]:
-    """Bytes of every length from 0 to 64, and text of many scripts."""
+    """Return bytes of every length from 0 to 64, and text of many scripts."""
     drawn = random.Random(5)
     keys = [drawn.randbytes(length) for length in range(65) for _ in range(30)]
     return keys + ["".join(chr(drawn.randrange(0x20, 0xD7FF)) for _ in range(n)).encode() for n in range(40)]

@@ -101,7 +101,7 @@ def findings_of(paths, options):
 
 
 def rising(said):
-    """Pairs sorted that the tool has in the order of a hash map."""
+    """Sort pairs that the tool prints in the order of a hash map."""
     out: list[list[str]] = []
     for line in said.splitlines(keepends=True):
         if line.startswith(("Mismatches", "Non-consecutive", "Found", "The following")):
@@ -116,7 +116,7 @@ def rising(said):
 
 @pytest.mark.parametrize("mode", ["data", "verify"])
 def test_what_is_said_of_every_file_of_the_golden_cases(mode, tmp_path_factory):
-    """Of one file in one call: the order of several is that of a hash map."""
+    """Each call dumps one file: the tool orders several by a hash map."""
     flags, options = MODES[mode]
     cases, said = golden(tmp_path_factory), 0
     for name in case_names():

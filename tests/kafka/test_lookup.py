@@ -26,7 +26,7 @@ _SPECIAL = (-1, -2, -3)
 
 
 def queries(folder, rng, log_start=0, most=400):
-    """(offsets, times): edges of batches and segments, record timestamps and their neighbours, and random ones."""
+    """Return (offsets, times): edges of batches and segments, timestamps of records, their neighbours, random ones."""
     headers = np.concatenate([open_segment(log).headers() for log in files_in(folder)])
     times = np.concatenate(
         [
@@ -48,7 +48,7 @@ def queries(folder, rng, log_start=0, most=400):
 
 
 def ours(folder, offsets, times):
-    """As Kafka says it: of each offset (segment, position, last offset), of each time (offset, timestamp, epoch)."""
+    """Return (segment, position, last offset) of each offset, and (offset, timestamp, epoch) of each time."""
     with open_partition(folder) as log:
         places = log.lookup_offsets(offsets)
         answers = log.offsets_for_times(times)

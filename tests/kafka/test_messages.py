@@ -37,7 +37,7 @@ GENERATED = {  # jar -> names of its classes
 
 @pytest.fixture(scope="module")
 def classes() -> dict[str, str]:
-    """Of every message in the jars: name -> class."""
+    """Return name -> class of every message in the jars."""
     found = {}
     for jar, pattern in GENERATED.items():
         with zipfile.ZipFile(lab_jars() / f"kafka-{jar}-4.3.0.jar") as archive:
@@ -114,7 +114,7 @@ def varint(n: int) -> bytes:
 
 
 def random_records(classes, decoder: str):
-    """(offset, key, value) of every type and version."""
+    """Return (offset, key, value) of every type and version."""
     rows = []
     for record_type, name in DECODERS[decoder][2].items():
         is_framed = decoder in ("cluster-metadata", "remote-log-metadata")

@@ -30,7 +30,7 @@ MS_OFF = -1
 
 @dataclass(frozen=True)
 class Asked:
-    """What a topic's settings say, and where its log starts."""
+    """Settings of a topic, and the start of its log."""
 
     name: str
     retention_ms: int = MS_OFF
@@ -70,7 +70,7 @@ def timestamps(data: bytes) -> Iterator[int]:
 
 
 def questions(segments: list[Held], now_ms: int) -> Iterator[Asked]:
-    """Around the borders: the first segment, one in the middle, and all."""
+    """Yield limits around the borders: the first segment, one in the middle, and all."""
     middle, sizes = len(segments) // 2, [s.size for s in segments]
     yield Asked("first", retention_ms=max(now_ms - segments[0].largest_ms - 1, 0))
     yield Asked("not yet", retention_ms=max(now_ms - segments[0].largest_ms, 0))
@@ -85,7 +85,7 @@ def questions(segments: list[Held], now_ms: int) -> Iterator[Asked]:
 
 
 def theirs(folder: Path, asked: Asked, policy: str, now_ms: int, work: Path) -> tuple[int, list[int]]:
-    """Kafka's log start and segments; files and times of `folder` are copied."""
+    """Return Kafka's log start and segments; files and times of `folder` are copied."""
     copy = work / folder.name
     shutil.copytree(folder, copy)
     settings = {
@@ -275,6 +275,6 @@ def test_exact_by_command_and_under_a_broker(tmp_path: Path, capsys: pytest.Capt
 
 
 def dumped(log: Path) -> list[tuple[int, int]]:
-    """(offset, timestamp) of the records in a segment, by Kafka's dump tool."""
+    """Return (offset, timestamp) of the records in a segment, by Kafka's dump tool."""
     fields = (line.split("\t") for line in dump([log], "R")[log])
     return [(int(offset), int(timestamp)) for _, offset, timestamp, *_ in fields]

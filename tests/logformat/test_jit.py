@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept: pickles, so nobody else may be able to write there."""
+"""Folder of compiled kernels: pickles, so nobody else may be able to write there."""
 
 from __future__ import annotations
 
@@ -294,6 +294,6 @@ def test_a_read_only_installation_gives_the_kernels_that_it_holds(closed, run):
 
 
 def _without_roots_power() -> None:
-    """In the child: root, too, is bound to the rights of files (prctl PR_CAPBSET_DROP, CAP_DAC_OVERRIDE)."""
+    """Bind root, too, to the rights of files, in the child (prctl PR_CAPBSET_DROP, CAP_DAC_OVERRIDE)."""
     if os.geteuid() == 0 and ctypes.CDLL(None).prctl(24, 1, 0, 0, 0):
         os._exit(99)

@@ -105,7 +105,7 @@ def with_body(base: int, body: bytes, codec: int) -> Batch:
 
 
 def loaded(batches: list[Batch], wanted: np.ndarray, loader: BodyLoader) -> tuple[list[int], list[int]]:
-    """Rows that are bad; offsets of all records that came."""
+    """Return the bad rows, and the offsets of all records that came."""
     bad, offsets, at = [], [], 0
     data = pa.BufferReader(b"".join(b.data for b in batches))
     for chunk in read_chunks(data, "a.log", 0, data.size(), ChunkBuffer(1 << 20), Tail()):

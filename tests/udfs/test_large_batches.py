@@ -32,7 +32,7 @@ def part(tmp_path: Path) -> Partition:
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 16, 8 << 20])
 def test_it_is_set_aside_and_the_setting_is_named(part, chunk_bytes):
-    """What a chunk holds changes nothing."""
+    """The other batches of a chunk change nothing."""
     position = part.positions(INNER)[1]
     part.limits = replace(part.limits, chunk_bytes=chunk_bytes)
     for problem in (part.compact().problem, part.verify(chunk_bytes=chunk_bytes).problems[0]):

@@ -1,4 +1,4 @@
-"""What takes a file's place: pipes, sockets, devices, folders never hold a reader up; links in a circle end."""
+"""Pipes, sockets, devices and folders in a file's place never hold a reader up; links in a circle end."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def listed(root: Path) -> Archive:
 
 
 def check(root: Path, *same: str) -> None:
-    """One healthy partition, under its own name; a note for each other name of a folder."""
+    """Check that one healthy partition is listed under its own name, with a note for each other name of a folder."""
     archive = listed(root)
     assert [(p.path, p.problem) for p in archive.partitions.values()] == [("t-0", None)]
     assert sorted(note.partition(":")[0] for note in archive.notes if "counted once" in note) == sorted(same)

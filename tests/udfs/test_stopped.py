@@ -1,4 +1,4 @@
-"""What stops the work on one partition is a problem of that partition, in every job; a full disk is not."""
+"""An error that stops the work on one partition is that partition's problem, in every job; a full disk is not."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class CleanSettings:
 
     @property
     def by_offset(self) -> bool:
-        """Whether the last record of a key stays, as in Kafka."""
+        """True if the last record of a key stays, as in Kafka."""
         return self.compaction_strategy == "offset"
 
     @property

@@ -57,7 +57,7 @@ class RetentionLimits:
 
     @property
     def has_limit(self) -> bool:
-        """Whether there is any limit."""
+        """True if there is any limit."""
         return self.retention_ms >= 0 or self.retention_bytes >= 0
 
 

@@ -135,7 +135,7 @@ def _expiring(plan: PartitionPlan, sources: Sequence[SegmentScan]) -> tuple[Expi
 def _as_the_cleaner_sees_it(
     plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch
 ) -> tuple[Analysis | None, PartitionProfile]:
-    """Return (what would be cleaned, due or not; None: nothing may be; a profile with the cleaner's figures)."""
+    """Return an analysis of what would be cleaned, due or not (None: nothing may be), and the cleaner's figures."""
     compaction = replace(plan.settings, retention_ms=-1, retention_bytes=-1)
     asked = replace(plan, dry_run=True, force=False, settings=compaction)
     try:

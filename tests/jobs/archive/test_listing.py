@@ -1,4 +1,4 @@
-"""What lies in an archive and is no partition's log is named: it may be one, and nowhere else."""
+"""Listing of an archive names all that is no partition's log, because it may be the only copy of one."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class _Report:
 
 @pytest.fixture
 def job(monkeypatch):
-    """Every command runs this in place of its module."""
+    """Job that every command runs in place of its module."""
     module = types.ModuleType("fake_job")
     module.seen = []
     module.outcome = _Report()
@@ -438,6 +438,30 @@ def test_the_users_settings_win_and_lists_are_joined(tmp_path):
     assert "spark.x=2" not in words
     assert "spark.ui.enabled" not in words
     assert words.endswith("--packages io.delta:d:1,g:a:1 pyspark-shell")
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_defect(closed, tmp_path):
+    """As some launchers start what they start; the first file that is opened would get the number of such a stream."""
+    store = tmp_path / "store"
+    words = ["compact", ROOT / "examples" / "archive", "--store", store, "--topics", "prices", "--cleanup-policy"]
+    command = [sys.executable, "-m", "lastkey", *words, "compact", "--engine", "threads"]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.name[:2] for path in (store / "segments" / "prices-0").iterdir()] == ["1-"]
+
+
+@pytest.mark.parametrize("given", [{"SPARK_CONF_DIR": "{}/conf"}, {"SPARK_HOME": "{}"}])
+def test_properties_are_read_as_spark_reads_them(tmp_path, given):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text(
+        "! mine\n=\nspark.master: yarn\nspark.a:b=c\nspark.x   -Da=b -Dc:d\nspark.y = 1 2\nspark.z\n"
+    )
+    user = submit.user_options([], {name: value.format(tmp_path) for name, value in given.items()})
+    read = {"spark.master": "yarn", "spark.a": "b=c", "spark.x": "-Da=b -Dc:d", "spark.y": "1 2", "spark.z": ""}
+    assert user.conf == read
 
 
 def test_table_of_a_report():

@@ -1,4 +1,4 @@
-"""What a user types: numbers, spans, keys."""
+"""Parsing of a user's input: numbers, spans, keys."""
 
 from __future__ import annotations
 

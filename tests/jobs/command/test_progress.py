@@ -1,4 +1,4 @@
-"""What a job shows while it runs: the bar on a terminal, a line a minute elsewhere, nothing if asked."""
+"""Progress of a running job, as it is shown: the bar on a terminal, a line a minute elsewhere, nothing if asked."""
 
 from __future__ import annotations
 

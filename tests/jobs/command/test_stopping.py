@@ -1,4 +1,4 @@
-"""What Ctrl-C and SIGTERM do: ask the first time, end the run the second time."""
+"""Ctrl-C and SIGTERM ask a run to end the first time, and end it the second time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from lastkey.jobs.command import stopping
-from lastkey.jobs.command.stopping import InterruptedRunError, Stop, TerminatedError, stoppable
+from lastkey.jobs.command.stopping import InterruptedRunError, Stop, TerminatedError, result_of, stoppable
 
 PATIENCE = 60.0
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,7 +32,7 @@ sys.meta_path.insert(0, Interrupts())
 
 @pytest.fixture(autouse=True)
 def handlers(monkeypatch):
-    """Those of the command line; afterwards those of before."""
+    """Handle signals as the command line does; restore the handlers afterwards."""
     monkeypatch.setattr(stopping, "_SAME_SECONDS", 0.0)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -51,6 +52,9 @@ def test_the_first_signal_asks_and_the_second_one_ends(number, kind, caplog):
         with pytest.raises(InterruptedRunError):
             signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(number) == signal.SIG_DFL  # nothing holds up a third one
+    for thread in threading.enumerate():
+        if thread.name == "signals":  # it logs after it has asked
+            thread.join(PATIENCE)
     assert "a second signal ends the run at once" in caplog.text
     assert signal.getsignal(number) is before
 
@@ -100,11 +104,38 @@ def test_only_the_first_reason_counts():
     assert stop.asked.result() is why
 
 
+def test_a_signal_that_another_thread_got_is_heard():
+    """Nothing wakes the main thread then."""
+    main, never = threading.get_native_id(), Future()
+    stat = Path(f"/proc/self/task/{main}/stat")
+
+    def work():
+        asleep = 0
+        while asleep < 100:  # each look lets the main thread go on, so that it waits for nothing but the future
+            asleep = asleep + 1 if stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "S" else 0
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        if not heard.wait(PATIENCE):
+            slept.append(PATIENCE)
+            never.set_result(None)
+
+    slept: list[float] = []
+    heard, thread = threading.Event(), threading.Thread(target=work)
+    signal.signal(signal.SIGTERM, stopping.terminate)
+    thread.start()
+    with pytest.raises(TerminatedError):
+        result_of(never)
+    heard.set()
+    thread.join(PATIENCE)
+    assert slept == []
+
+
 @pytest.mark.parametrize("module", ["lastkey.jobs.command.cli", "lastkey.jobs.compact.job"])
 def test_ctrl_c_while_modules_are_imported_ends_the_process(module, tmp_path):
     """It was dropped, and the run went on to its end; or it was a stack trace."""
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTS)
+    (tmp_path / "tmp").mkdir()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "AT": module}
+    environment |= {"TMPDIR": str(tmp_path / "tmp")}
     words = ("compact", ROOT / "examples" / "archive", "--store", tmp_path / "store", "--topics", "users")
     done = subprocess.run(
         [sys.executable, "-m", "lastkey", *words, "--cleanup-policy", "compact"],
@@ -112,3 +143,4 @@ def test_ctrl_c_while_modules_are_imported_ends_the_process(module, tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
     assert not (tmp_path / "store").exists()
+    assert list((tmp_path / "tmp").iterdir()) == []  # a JVM that was launched ahead had a folder here

@@ -1,4 +1,4 @@
-"""What archives hold must not command a terminal: the command line on a real one (a pty), into a pipe, and the page."""
+"""Texts from an archive must not command a terminal: the command line on a real one (a pty), in a pipe; the page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOLDER = "dir\x1b[31m\u202e"
 
 
 def active(text: str) -> set[str]:
-    """By Python's own tables: characters that do something, but for tab and newline."""
+    """Return the characters that do something to a terminal, by Python's own tables, except tab and newline."""
     return {
         c for c in text
         if (unicodedata.category(c) == "Cc" and c not in "\t\n") or unicodedata.bidirectional(c) in BIDI
@@ -40,7 +40,7 @@ def hostile_archive(folder):
 
 
 def on_a_terminal(*words) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of a Python, each on a terminal of its own that changes nothing of what it gets."""
+    """Return (exit code, stdout, stderr) of a Python, each on a terminal of its own that passes bytes on unchanged."""
     ends, texts, threads = [pty.openpty(), pty.openpty()], [bytearray(), bytearray()], []
     for _, inner in ends:
         tty.setraw(inner)
@@ -88,7 +88,7 @@ for words in json.loads(sys.argv[1]):
 
 
 def in_one_process(run, commands) -> list[tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of each; run: on_a_terminal or into_a_pipe."""
+    """Return (exit code, stdout, stderr) of each; run: on_a_terminal or into_a_pipe."""
     done, *written = run("-c", ONE_PROCESS, json.dumps(commands))
     assert done == 0, written
     out, err = (re.split(r"\n-- (\d+) --\n", text) for text in written)

@@ -1,4 +1,4 @@
-"""What is looked at once more just before a commit: every file of the new generations, by name and size."""
+"""The last check before a commit: every file of the new generations, by name and size."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def second(tmp_path):
     sizes = {"offset_index_bytes": len("index 2"), "time_index_bytes": len("timeindex 2")}
     segments = [replace(s, **sizes, txn_index_bytes=34 if s.base_offset == 100 else 0) for s in segments]
     run = replace(maker.state.histories()["t", 0][0], topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
-    commit = Commit("t", 0, row(Checkpoint, topic="t", generation=2, run_id=run_id(2)), segments, run)
+    commit = Commit(row(Checkpoint, topic="t", generation=2, run_id=run_id(2)), segments, run)
     write_manifests(open_root(str(maker.store)), [commit])
     return maker, commit
 

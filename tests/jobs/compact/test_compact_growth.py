@@ -60,7 +60,7 @@ SET_ASIDE = {
 
 @dataclass
 class Seen:
-    """What one run did, and what it left."""
+    """Actions of one run, and the store that it left."""
 
     report: object
     found: dict
@@ -76,7 +76,7 @@ def _seen(lab, report):
 
 @contextlib.contextmanager
 def _broker(lock):
-    """Another process that holds a log directory as a broker does."""
+    """Start another process that holds a log directory as a broker does."""
     code = (
         "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True);"
         "sys.stdin.read()"
@@ -90,7 +90,7 @@ def _broker(lock):
 
 
 def _replace_last_batch(log, before):
-    """Another last batch below a position: same length and offsets, another value, a valid checksum."""
+    """Put another last batch below a position: same length and offsets, another value, a valid checksum."""
     import google_crc32c
 
     data, stat = bytearray(log.read_bytes()), log.stat()
@@ -225,7 +225,7 @@ def _remove(log):
 
 @pytest.mark.parametrize("topic", [t for t in GROWN if t != "g-still"])
 def test_two_steps_leave_the_same_as_one(grown, topic):
-    """What a reader finds: every batch with records, with its range of offsets. Not the same: in which segment a batch
+    """A reader finds the same batches with records and the same ranges. Not the same: in which segment a batch
     lies (segments are grouped by their sizes before the run), and horizons of batches that hold no tombstone any more.
     Empty batches are those of producers' last ones in both.
     """

@@ -42,7 +42,7 @@ def files(lab, checkpoints):
 
 
 def rows(manifests):
-    """Manifests without what names their run."""
+    """Return the manifests without what names their run."""
     return {
         key: [replace(s, run_id="", path=s.path.rpartition("/")[2]) for s in segments]
         for key, segments in manifests.items()

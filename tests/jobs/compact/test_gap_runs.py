@@ -52,7 +52,7 @@ def archived(lab):
 
 
 def last_records(batches):
-    """Offset and value of the last record of every key."""
+    """Return offset and value of the last record of every key."""
     return {r.key: (r.offset, r.value) for b in batches if not b.control for r in b.records}
 
 
@@ -133,7 +133,7 @@ def test_a_checkpoint_of_another_log(lab, case, now_ms, name):
 
 
 def test_a_high_watermark_that_cannot_be_read(lab, case, now_ms):
-    """What lies above it may still be undone, and must supersede nothing."""
+    """Records above it may still be undone, and must supersede nothing."""
     put(only_input(case), lab.archive / "t-0")
     checkpoint = lab.archive / "replication-offset-checkpoint"
     checkpoint.write_text("0\n1\nt 0 2")  # cut short: the offset was 2500

@@ -1,4 +1,4 @@
-"""What Spark's window says of an archive's keys is what a compaction by blocks leaves of it."""
+"""Spark's window finds the same last record of each key as a compaction by blocks."""
 
 from __future__ import annotations
 

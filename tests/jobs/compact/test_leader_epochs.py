@@ -35,7 +35,7 @@ def lab(tmp_path: Path) -> Lab:
 
 
 def give_up(lab: Lab, epochs: str) -> None:
-    """As a broker whose retention takes the first two segments, which the store keeps."""
+    """Remove the first two segments, as a broker's retention does; the store keeps them."""
     for log in files_in(lab.archive / "t-0")[:2]:
         for path in log.parent.glob(f"{log.stem}.*"):
             path.unlink()

@@ -1,4 +1,4 @@
-"""Who can read what a store holds: its logs hold keys and values."""
+"""Modes of a store's files decide who can read them: its logs hold keys and values."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_sealed_archive_is_still_needed(place: Place) -> None:
 
 
 def test_a_generation_does_not_hand_the_snapshot_on(place: Place) -> None:
-    """Of what is restored from it a broker believes the newest one."""
+    """A broker that starts on the restored files believes the newest snapshot."""
     place.write(f"a=1 || a=2 || {LOG}".replace("|| k", "| k"))
     opened = {path.name: path.read_bytes() for path in files_in(place.archive, "*.snapshot")}
     place.deny()

@@ -192,7 +192,7 @@ def begun(spark, cases, now_ms, tmp_path) -> tuple[Lab, int]:
 
 
 def lazily(now_ms: int, oldest_ms: int) -> dict[str, Any]:
-    """Nothing is ever due to be compacted."""
+    """Return settings by which nothing is ever due to be compacted."""
     out = settings("threads", now_ms, oldest_ms)
     return out | {"defaults": out["defaults"] | {"min.cleanable.dirty.ratio": 1.0}}
 
@@ -235,7 +235,7 @@ def test_verify_sees_a_wrong_smallest_timestamp(spark, cases, now_ms, tmp_path, 
 
 
 def test_verify_of_an_undated_record_that_went_with_its_cleaned_segment(spark, now_ms, tmp_path):
-    """What compaction leaves of the segment is old, as retention and Kafka see it; verify asks the source's time, which
+    """The rest of the compacted segment is old to retention and to Kafka; verify asks the source's time, which
     a superseded record gave.
     """
     lab = Lab(spark, tmp_path)

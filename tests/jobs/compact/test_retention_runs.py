@@ -40,7 +40,7 @@ class Runs:
     whole: Path  # the archive before its first segments went
 
     def expired(self, number: int, topic: str) -> list[tuple[str, int]]:
-        """(rule, segments) of a run."""
+        """Return (rule, segments) of a run."""
         [found] = [r for r in self.reports[number].results if r.topic == topic]
         return [(one.reason, one.segments) for one in found.expired]
 

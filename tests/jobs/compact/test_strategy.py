@@ -88,7 +88,7 @@ def offsets(lab: Lab, rows: list) -> list[int]:
 
 
 def _under_another_story(lab: Lab) -> None:
-    """By offset other records should have stayed."""
+    """Check that verify finds wrong records as soon as a run is said to be one by offset."""
     state, archive = lab.state(), listed(str(lab.archive))
     for strategy in STRATEGIES:
         history = {run.generation_after: run for run in state.histories()[strategy, 0]}

@@ -167,7 +167,7 @@ def two_places(place: Place) -> Way:
 
 
 def doubtful_index(place: Place) -> Way:
-    """By the log alone the transaction begins before its entry; a cleaner may have taken the marker between."""
+    """Write an index entry that begins after its transaction does in the log; a cleaner may have taken a marker."""
     place.write(DOUBTFUL)
     index = place.archive / segment_file(0, "txnindex")
     entries = transaction_index.read(index.read_bytes(), "")

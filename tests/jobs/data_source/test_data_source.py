@@ -356,7 +356,7 @@ def test_nothing_here_talks_to_the_jvm():
 
 
 def test_workers_import_no_session(archive):
-    """What reads in a worker imports neither a session nor anything of Delta."""
+    """A worker that reads imports neither a session nor anything of Delta."""
     import subprocess
 
     code = (

@@ -43,7 +43,7 @@ class Store:
 
     def commit(self, generation, end, segments, topic="t", **run):
         shared = self.shared(generation, end, topic) | run
-        made = Commit(topic, 0, row(Checkpoint, **shared), segments, row(RunRow, **shared))
+        made = Commit(row(Checkpoint, **shared), segments, row(RunRow, **shared))
         writing.commit_wave(open_state(str(self.store)), [made])
 
     def folder(self, generation: int) -> Path:
@@ -109,7 +109,7 @@ def test_the_archive_may_have_moved(made, tmp_path):
 
 
 def test_a_partition_whose_runs_are_lost_is_not_left_out(made, tmp_path):
-    """Of the others generation 1 would be read, of this one nothing."""
+    """A query would read generation 1 of the others, and nothing of this one."""
     store = Path(shutil.copytree(made.store, tmp_path / "copied"))
     max((store / "state" / "cleaner_runs" / "_delta_log").glob("*.json")).unlink()
     with pytest.raises(LostRunError, match="t-0: the run that made its generation is not in the table cleaner_runs"):
@@ -168,7 +168,7 @@ def rows_of(rows: list[dict]) -> list[tuple]:
 
 
 def expected(lab: Lab, generation: int) -> list[tuple]:
-    """By the manifest that the job's own state names, decoded by the reference."""
+    """Return the records of the manifest that the job's own state names, decoded by the reference."""
     out = []
     for topic in TOPICS:
         for segment in manifest_of(lab.state(), topic, 0, generation):

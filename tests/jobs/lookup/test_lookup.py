@@ -35,7 +35,7 @@ ARCHIVE = EXAMPLES / "archive"
 
 
 def run(capsys, *arguments):
-    """(exit code, stdout, stderr)."""
+    """Run a lookup, and return (exit code, stdout, stderr)."""
     code = cli.main(["lookup", *map(str, arguments)])
     out = capsys.readouterr()
     return code, out.out, out.err

@@ -40,7 +40,7 @@ def archive(tmp_path, tmp_path_factory):
 
 
 def expected(root, start, end):
-    """(topic, partition) -> first minute, first offset, minutes: the slow way."""
+    """Return (topic, partition) -> first minute, first offset, minutes: the slow way."""
     out = {}
     for folder in sorted(root.iterdir()):
         topic, _, partition = folder.name.rpartition("-")

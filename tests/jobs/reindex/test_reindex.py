@@ -581,7 +581,7 @@ def test_while_files_are_replaced_no_broker_can_start_and_no_second_run(root):
 
 @pytest.mark.parametrize("before", [TEXT[: TEXT.rindex(" |")], TEXT[: TEXT.rindex(" ||")]], ids=["grown", "rolled"])
 def test_a_broker_that_comes_and_goes_before_the_lock_is_taken(before, root, tmp_path, monkeypatch):
-    """What it wrote is no damage: its indexes cover more than the log had when it was listed."""
+    """The broker's appends are no damage: its indexes cover more than the log had when it was listed."""
     archive = tmp_path / "before"
     write_partition(archive / "t-0", before, index_interval_bytes=0)
 
@@ -785,7 +785,7 @@ def snapshots(report):
 
 
 def test_a_snapshot_may_know_the_last_batch_of_a_producer_that_retention_took(tmp_path):
-    """Of the producer the log has only a marker."""
+    """The log has only a marker of the producer."""
     folder = tmp_path / "t-0"
     write_partition(folder, "{pid=7 txn} a=1 || {pid=7 commit} | b=1 || c=1 || d=1", index_interval_bytes=0)
     for path in folder.glob("00000000000000000000.*"):

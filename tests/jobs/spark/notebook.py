@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from lastkey.jobs.command.reporting import JobReport
 from lastkey.jobs.spark.engine import workers
 from lastkey.jobs.spark.tasks import StoppedTask, carried_problem, is_sparks
 from lastkey.udfs.problem import Problem
-
-PATIENCE = 60.0
 
 
 def main(remote: str, archive: str, folder: str) -> None:
@@ -44,25 +41,22 @@ def main(remote: str, archive: str, folder: str) -> None:
 
 def interrupted(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Interrupt a job of ours, as a notebook does, while another one of the same session runs."""
-    begun, wait_for, theirs = folder / "begun", folder / "never", list[int]()
+    begun, never, over, theirs = folder / "begun", folder / "never", folder / "over", list[int]()
+    for fifo in (begun, never, over):
+        os.mkfifo(fifo)
 
     def waits(item: int) -> int:
-        begun.touch()
-        deadline = time.monotonic() + PATIENCE
-        while not wait_for.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        begun.write_text(".")
+        never.read_text()  # nobody writes there
         return item
 
     def of_the_notebook(batches: Any) -> Any:
         for batch in batches:
-            deadline = time.monotonic() + PATIENCE
-            while not (folder / "over").exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
+            over.read_text()  # until somebody has written there
             yield batch
 
     def interrupt() -> None:
-        while not begun.exists():
-            time.sleep(0.05)
+        begun.read_text()
         os.kill(os.getpid(), signal.SIGINT)
 
     stream = spark.range(0, 1, 1, 1).mapInArrow(of_the_notebook, "id long")
@@ -75,9 +69,9 @@ def interrupted(spark: SparkSession, folder: Path) -> dict[str, Any]:
             made.run(waits, [1, 2], "waits")
     except KeyboardInterrupt as error:
         raised = type(error).__name__
-    (folder / "over").touch()
+    over.write_text(".")
     other.join()
-    return {"raised": raised, "theirs": theirs, "waited": wait_for.exists()}
+    return {"raised": raised, "theirs": theirs}
 
 
 def errors() -> dict[str, Any]:

@@ -65,7 +65,7 @@ def test_a_notebooks_session_of_spark_connect_is_used_as_it_is(server, tmp_path)
         "examples/archive", tmp_path / "local", config="examples/topics.toml", now_ms=NOW_MS, engine="threads"
     )
     assert generations(tmp_path / "store") == generations(tmp_path / "local")
-    assert found["interrupted"] == {"raised": "KeyboardInterrupt", "theirs": [0], "waited": False}
+    assert found["interrupted"] == {"raised": "KeyboardInterrupt", "theirs": [0]}
     assert found["errors"] == {"is_sparks": True, "position": 7}
     assert (found["zone"], found["tags"]) == ("Europe/Vienna", [])
 

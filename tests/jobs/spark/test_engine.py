@@ -1,4 +1,4 @@
-"""Who does the work: the switch, what the report says of it, and that nothing is taken from Spark in silence."""
+"""Choice of the engine: the switch, its line in the report, and no silent move away from Spark."""
 
 from __future__ import annotations
 
@@ -127,7 +127,14 @@ def test_options_without_effect_are_named_without_their_values() -> None:
     assert note.startswith(
         "--executor-memory, --supervise, --conf spark.executor.cores: no effect, because --master local[2]"
     )
-    assert without_effect(of_executors, Work(spark="4.2.0", master="spark://a:1", application="app-1")) == []
+    for master, others in (
+        ("spark://a:1", "--supervise"), ("yarn", "--supervise, --total-executor-cores"),
+        ("local-cluster[1,1,1024]", "--supervise, --total-executor-cores"),
+    ):  # fmt: skip
+        [note] = without_effect((*of_executors, "--total-executor-cores", "2"), Work(spark="4.2.0", master=master))
+        kind = master.partition(":")[0]
+        assert note == f"{others}: no effect, because --master is {kind}"
+    assert without_effect(of_executors[:2], Work(spark="4.2.0", master="spark://a:1", application="app-1")) == []
     assert without_effect((), Work(threads=2)) == []
 
 

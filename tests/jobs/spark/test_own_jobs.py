@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import os
+import select
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -17,11 +18,13 @@ PATIENCE = 60.0
 def test_only_the_jobs_of_one_run_are_cancelled(spark, tmp_path) -> None:  # type: ignore[no-untyped-def]
     """A notebook's session has other jobs, which may be those of another run of ours."""
 
+    for name in ("begun", "theirs", "ours"):
+        os.mkfifo(tmp_path / name)
+    begun = os.open(tmp_path / "begun", os.O_RDWR)
+
     def work(item: str) -> str:
-        (tmp_path / f"{item}.begun").touch()
-        deadline = time.monotonic() + PATIENCE
-        while not (tmp_path / item).exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        (tmp_path / "begun").write_text(".")
+        (tmp_path / item).read_text()  # until somebody has written there
         return item
 
     def begin(item: str) -> tuple[SparkTasks, Future[list[str]]]:
@@ -31,12 +34,14 @@ def test_only_the_jobs_of_one_run_are_cancelled(spark, tmp_path) -> None:  # typ
     with ThreadPoolExecutor(2) as callers:
         ours, unwanted = begin("ours")
         theirs, wanted = begin("theirs")
-        while len(list(tmp_path.glob("*.begun"))) < 2:
-            assert not unwanted.done()
+        for _ in range(2):
+            assert select.select([begun], [], [], PATIENCE)[0], "a task does not begin"
+            os.read(begun, 1)
         ours.cancel([unwanted])
         with pytest.raises(Py4JJavaError, match="cancelled"):
             unwanted.result(PATIENCE)
         assert ours.await_end()
-        (tmp_path / "theirs").touch()
+        (tmp_path / "theirs").write_text(".")
         assert wanted.result(PATIENCE) == ["theirs"]
         assert theirs.await_end()
+    os.close(begun)

@@ -22,7 +22,7 @@ DELTA = next(iter(jvm.JARS))
 
 
 def _jars(folder, monkeypatch):
-    """Jars of nothing, in place of the real ones."""
+    """Write empty jars in place of the real ones."""
     (folder / "jars").mkdir(parents=True)
     for name in jvm.JARS:
         path = folder / "jars" / name
@@ -160,6 +160,12 @@ _TRACE = "\n\tat org.apache.spark.deploy.SparkSubmit.main(SparkSubmit.scala:1180
             "Provided Maven x",
         ),
         ("Error: Invalid argument to --conf: spark.x\n\nUsage: spark-submit", "Invalid argument to --conf: spark.x"),
+        ("Error occurred during initialization of VM\nCould not allocate x: 1 bytes", "Could not allocate x: 1 bytes"),
+        (
+            "Error: A JNI error has occurred, please check your installation\n"
+            'Exception in thread "main" java.lang.InternalError: Error loading java.security file',
+            "InternalError: Error loading java.security file",
+        ),
         ("", "[JAVA_GATEWAY_EXITED]"),
     ],
 )
@@ -206,6 +212,7 @@ def test_a_session_that_spark_stopped_by_itself_says_why():
         ("--conf spark.task.cpus=zz", {}, "spark.task.cpus"),
         ("--driver-memory 100m", {}, "must be at least"),
         ("--conf spark.local.dir=/proc/x", {}, "exit code 53: it could not make a folder in spark.local.dir"),
+        ("", {"SPARK_HOME": "/nonexistent"}, "SPARK_HOME names /nonexistent, which has no bin/spark-submit"),
         ("", {"PYSPARK_PYTHON": "/nonexistent/python"}, 'Cannot run program "/nonexistent/python"'),
     ],
 )

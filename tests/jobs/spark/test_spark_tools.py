@@ -1,4 +1,4 @@
-"""Jobs as Spark's own tools show them: in the UI's REST and in an event log, by command, partition and stage."""
+"""Jobs as Spark's own tools show them, by command, partition and stage: the UI's REST, its metrics, an event log."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ import lastkey
 from pyspark import SparkContext
 folder, archive = sys.argv[1], "examples/archive"
 topics = {"orders": {"cleanup.policy": "compact"}}
-lastkey.compact(archive, folder + "/a", config={"topics": topics, "job": {"split.by": "blocks"}}, engine="spark")
-lastkey.compact(archive, folder + "/b", config={"topics": topics, "job": {"split.by": "window"}}, engine="spark")
-lastkey.compact(archive, folder + "/c", config={"topics": topics, "job": {"split.by": "none"}}, engine="spark")
+done = [
+    lastkey.compact(archive, f"{folder}/{by}", config={"topics": topics, "job": {"split.by": by}}, engine="spark")
+    for by in ("blocks", "window", "none")
+]
+with urllib.request.urlopen(f"{SparkContext._active_spark_context.uiWebUrl}/metrics/json") as answer:
+    metrics = {name.partition(".lastkey.")[2]: gauge["value"] for name, gauge in json.load(answer)["gauges"].items()}
+results = [result for report in done for result in report.results]
 lastkey.verify(archive, topics="users", engine="spark")
 lastkey.reindex(archive, check=True, topics="users", engine="spark")
 context = SparkContext._active_spark_context
@@ -29,7 +33,11 @@ url = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}"
 def names(kind, name):
     with urllib.request.urlopen(f"{url}/{kind}") as answer:
         return sorted({each[name] for each in json.load(answer)})
-print(json.dumps({"jobs": names("jobs", "description"), "stages": names("stages", "name"),
+print(json.dumps({
+    "metrics": [metrics[name] for name in ("bytes_read", "bytes_written", "records_kept")],
+    "done": [sum(r.bytes_read for r in results), sum(r.bytes_written for r in results),
+        sum(r.counters["records_kept"] for r in results)],
+    "jobs": names("jobs", "description"), "stages": names("stages", "name"),
     "left": [context.getLocalProperty("spark.job.description"), sorted(context.getJobTags())]}))
 context.stop()
 """
@@ -37,7 +45,7 @@ context.stop()
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_jobs_and_stages_have_names_in_the_ui_and_in_event_logs(tmp_path):
+def test_jobs_and_stages_have_names_and_metrics_in_the_ui_and_in_event_logs(tmp_path):
     events = tmp_path / "events"
     events.mkdir()
     options = f"{_OPTIONS} --conf spark.eventLog.dir={events.as_uri()} --conf spark.eventLog.compress=false"
@@ -48,6 +56,7 @@ def test_jobs_and_stages_have_names_in_the_ui_and_in_event_logs(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     shown = json.loads(done.stdout)
+    assert shown["metrics"] == shown["done"] and all(shown["done"])
     [log] = events.glob("*/events_*")
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     jobs = [line for line in lines if line["Event"] == "SparkListenerJobStart"]

@@ -45,7 +45,7 @@ def put(root, other, age_seconds=0.0):
 
 
 def elsewhere(run_id=A, **changes):
-    """Of a run on another host."""
+    """Return the announcement of a run on another host."""
     own = announcements._own(run_id, KEYS)
     return replace(own, host="far", machine="another", pid=7, decided=True, **changes)
 
@@ -105,7 +105,7 @@ def test_a_run_on_another_host_counts_until_it_has_not_renewed_for_its_time(root
 
 
 def test_whose_clock_is_wrong_is_no_matter(root):
-    """What a host says of the time is shown, and no more. A time far in the future is of a clock that was set back."""
+    """A host's time is shown, and decides nothing. A time far in the future comes from a clock that was set back."""
     put(root, elsewhere(since_ms=4_000_000_000_000))
     with pytest.raises(RunningError, match="since 2096-10-02"), announced(root, B, KEYS, []):
         raise AssertionError

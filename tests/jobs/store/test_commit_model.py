@@ -30,7 +30,7 @@ Act = Callable[[], None]
 
 
 class Rule(Enum):
-    """What the protocol could leave out."""
+    """Rule that the protocol could leave out."""
 
     NO_RETRY_INSIDE = "a stale version is refused, never replayed on the head"
     SEARCH = "after an error the versions above are searched for our own id"
@@ -162,7 +162,7 @@ class World:
 
     @property
     def is_lost(self) -> bool:
-        """Whether there is no table, and was one."""
+        """True if the table is gone."""
         return bool(self.past) and not self.log
 
 
@@ -226,7 +226,7 @@ def put(world: World, version: int, entry: Entry, rules: frozenset[Rule]) -> tup
 
 
 def steps(world: World, rules: frozenset[Rule]) -> Iterator[World]:
-    """Every world that one step leads to."""
+    """Yield every world that one step leads to."""
     for request in world.sent:  # late requests arrive, or never do
         left = replace(world, sent=world.sent - {request})
         yield put(left, request.version, request.entry, rules)[0] if request.version <= len(world.log) else left
@@ -251,7 +251,7 @@ def taken(world: World, actor: Actor, rules: frozenset[Rule]) -> Iterator[tuple[
 
 
 def writer(world: World, w: Writer, rules: frozenset[Rule]) -> Iterator[tuple[World, Writer]]:
-    """begin -> write -> read -> check -> put -> (search -> read ...) -> done."""
+    """Take a writer's step: begin -> write -> read -> check -> put -> (search -> read ...) -> done."""
     now, end = current(world.log), len(world.log) - 1
     if w.step == "begin":
         planned = tuple(now.get(partition, "") for partition in w.partitions)
@@ -315,13 +315,13 @@ def read(world: World, w: Writer, rules: frozenset[Rule]) -> Writer:
 
 
 def found_by(w: Writer, world: World, rules: frozenset[Rule]) -> bool:
-    """Whether a commit of the writer's is in the log, as far as it looks."""
+    """Return whether a commit of the writer's is in the log, as far as it looks."""
     mine = range(w.attempt + 1) if Rule.REMEMBER in rules else {w.attempt}
     return Rule.SEARCH in rules and any(e.actor == w.name and e.attempt in mine for e in world.log[w.base + 1 :])
 
 
 def vacuum(world: World, v: Vacuum, rules: frozenset[Rule]) -> Iterator[tuple[World, Vacuum]]:
-    """look -> mark -> delete; whoever is first between look and mark makes it look again."""
+    """Take a vacuum's step: look -> mark -> delete; a commit between look and mark makes it look again."""
     if world.is_lost and v.step != "delete":
         yield world, replace(v, step="done")
     elif v.step == "look":
@@ -343,7 +343,7 @@ def vacuum(world: World, v: Vacuum, rules: frozenset[Rule]) -> Iterator[tuple[Wo
 
 
 def reader(world: World, r: Reader, rules: frozenset[Rule]) -> Iterator[tuple[World, Reader]]:
-    """look -> take -> done; without its rule it looks at one partition after the other."""
+    """Take a reader's step: look -> take -> done; without its rule it looks at one partition after the other."""
     now = tuple(sorted(current(world.log).items()))
     if r.step == "look" and world.is_lost:
         yield world, replace(r, step="done", said="nothing")
@@ -356,7 +356,7 @@ def reader(world: World, r: Reader, rules: frozenset[Rule]) -> Iterator[tuple[Wo
 
 
 def rebuild(world: World, r: Rebuild, rules: frozenset[Rule]) -> Iterator[tuple[World, Rebuild]]:
-    """lose -> look -> write -> put -> (search -> put ...) -> say -> done."""
+    """Take a rebuild's step: lose -> look -> write -> put -> (search -> put ...) -> say -> done."""
     if r.step == "lose":
         if not world.past:
             yield replace(world, past=world.log, log=()), replace(r, step="look")
@@ -410,7 +410,7 @@ def answers(world: World, rules: frozenset[Rule]) -> Iterator[tuple[tuple[int, s
 
 
 def under_way(world: World) -> bool:
-    """Whether a commit on the lost table may still come."""
+    """Return whether a commit on the lost table may still come."""
     rebuilds = {actor.name for actor in world.actors if isinstance(actor, Rebuild)}
     return any(request.entry.actor not in rebuilds for request in world.sent) or any(
         isinstance(actor, Writer) and actor.step in ("check", "put") and not actor.anew for actor in world.actors
@@ -464,7 +464,7 @@ def wrong(world: World, rules: frozenset[Rule]) -> str:
 
 
 def reachable(first: World, rules: frozenset[Rule]) -> tuple[int, str]:
-    """How many worlds there are, and what is wrong with the first bad one."""
+    """Return the number of worlds, and what is wrong with the first bad one."""
     seen, todo = {first}, [first]
     while todo:
         world = todo.pop()
@@ -579,7 +579,7 @@ def test_each_rule_is_needed(left_out: set[Rule], expected: str) -> None:
 
 
 def model_steps(rival: Writer) -> set[tuple[str, ...]]:
-    """Every row of steps (check, put, search) that a run beside a rival takes to its end, and what it says then."""
+    """Return every row of steps (check, put, search) of a run beside a rival, and the run's last word on each."""
     first = world(Writer("a", (0,)), rival, faults=2)
     ended: set[tuple[str, ...]] = set()
     seen, todo = {(first, ())}, [(first, ())]
@@ -600,7 +600,7 @@ def model_steps(rival: Writer) -> set[tuple[str, ...]]:
 
 
 class Steps:
-    """What `jobs.store.table` does for one commit. before: what happens before a put, one each; after: behind it."""
+    """Steps of `jobs.store.table` for one commit. before: what happens before each put; after: behind it."""
 
     def __init__(self, patch: pytest.MonkeyPatch, before: Sequence[Act] = (), after: Sequence[Act] = ()) -> None:
         self.taken: list[str] = []

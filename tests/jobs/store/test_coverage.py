@@ -24,12 +24,12 @@ def _offsets(ranges: list[tuple[int, int]]) -> set[int]:
 
 
 def _generation(rng: random.Random, chain: str) -> Commit:
-    """One with files of its own up to some offset; what is behind them it takes from the archive."""
+    """Return a generation with files of its own up to some offset; it takes the rest from the archive."""
     gaps = [(first, until - 1, -1, -1, True) for first, until in _ranges(rng) if first < until]
     start, own, end = sorted(rng.randrange(_UNTIL) for _ in range(3))
     facts = {"log_start_offset": start, "next_offset": end, "gaps": json.dumps(gaps) if gaps else None}
     segments = [_segment("store", own), _segment("archive", end)] if start < own else [_segment("archive", end)]
-    return Commit("t", 0, row(Checkpoint, **facts, chain=chain), segments, row(RunRow))
+    return Commit(row(Checkpoint, **facts, chain=chain), segments, row(RunRow))
 
 
 def _segment(root: str, until: int) -> Segment:
@@ -69,7 +69,7 @@ def test_what_a_chain_has_read_only_grows_and_its_gaps_are_not_in_it() -> None:
 
 
 def test_what_another_chain_has_read_counts_only_for_what_never_was_committed() -> None:
-    old = Commit("t", 0, row(Checkpoint, next_offset=10, chain="a"), [_segment("store", 10)], row(RunRow))
+    old = Commit(row(Checkpoint, next_offset=10, chain="a"), [_segment("store", 10)], row(RunRow))
     new = row(Checkpoint, next_offset=10, chain="b", read="[[0, 10]]")
     assert coverage.unread(old, new, committed=True) == [(0, 10)]
     assert coverage.unread(old, new, committed=False) == []

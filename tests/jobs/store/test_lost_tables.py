@@ -82,7 +82,7 @@ def test_a_run_whose_table_is_taken_away_makes_no_new_one_with_its_new_partition
 
 
 def test_a_run_whose_table_is_taken_away_between_two_waves_makes_no_new_one(tmp_path):
-    """Of a store that was new: the second wave knows of the first."""
+    """The store was new; the second wave knows of the first."""
     state = open_state(str(tmp_path))
     writing.commit_wave(state, [make_commit(0, 1, run_id(1))])
     shutil.rmtree(tmp_path / "state")

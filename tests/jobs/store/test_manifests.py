@@ -19,9 +19,9 @@ from tests.builders.stores import make_commit, row, run_id
 
 def _commit() -> Commit:
     made = make_commit(0, 2, run_id(2), run_id(1))
-    standing = row(PartitionState, topic="t", partition=0, state="clean", dirty_ratio=0.25, generation=2)
+    state = row(PartitionState, topic="t", partition=0, state="clean", dirty_ratio=0.25, generation=2)
     checkpoint = replace(made.checkpoint, gaps="[[1, 2, 0, 5]]", topic_id=None, cluster_id="é")
-    return replace(made, checkpoint=checkpoint, standing=standing)
+    return replace(made, checkpoint=checkpoint, partition_state=state)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def _write(store: Root, commit: Commit) -> Path:
 
 
 def test_what_is_read_is_what_was_written(store: Root) -> None:
-    for commit in (_commit(), replace(_commit(), standing=None)):
+    for commit in (_commit(), replace(_commit(), partition_state=None)):
         assert from_json(to_json(commit), "m") == commit
     _write(store, _commit())
     assert manifests.read_manifest(store, _commit().folder) == _commit()
@@ -67,13 +67,18 @@ def test_another_format_is_refused_and_a_newer_column_passed_over() -> None:
 
 
 @pytest.mark.parametrize("value", ["\0", 2**64, 1.5, None, [], {"a": 1}])
-@pytest.mark.parametrize("field", ["checkpoint", "run", "segments", "standing"])
+@pytest.mark.parametrize("field", ["checkpoint", "run", "segments", "partition_state"])
 def test_a_value_that_no_table_can_hold_is_a_problem_of_the_manifest(field: str, value: object) -> None:
     """Its checksum is right: whoever made it made it so."""
     told = json.loads(to_json(_commit()))
     of = told["generation"][field]
     row = of[0] if field == "segments" else of
-    name = {"checkpoint": "next_offset", "run": "end_offset", "segments": "size_bytes", "standing": "generation"}[field]
+    name = {
+        "checkpoint": "next_offset",
+        "run": "end_offset",
+        "segments": "size_bytes",
+        "partition_state": "generation",
+    }[field]
     for changed in (row, told["generation"]):
         before = dict(changed)
         changed[name if changed is row else field] = value

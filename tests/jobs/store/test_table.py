@@ -213,7 +213,7 @@ def test_a_torn_checkpoint_costs_nothing_but_time(tmp_path: Path, which: str, en
 
 
 def test_a_reader_beside_whoever_writes_a_checkpoint_takes_it_for_no_torn_one(tmp_path: Path) -> None:
-    """What is opened for writing is empty for a moment."""
+    """A file that is opened for writing is empty for a moment."""
     for i in range(3):
         change(tmp_path, k=i)
     root, notes = open_root(str(tmp_path)), []

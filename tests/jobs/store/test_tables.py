@@ -25,7 +25,7 @@ from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES
 from lastkey.jobs.store.rows import Checkpoint, PartitionState, RunRow, Segment, arrow_schema, from_arrow, to_arrow
 from lastkey.jobs.store.tables import open_state
 from tests.builders.limits import within
-from tests.builders.stores import make_commit, manifest_of, row, standing_of
+from tests.builders.stores import make_commit, manifest_of, partition_state_of, row
 
 ROOT = Path(__file__).resolve().parents[3]
 CLEAN, DIRTY = "clean", "dirty"
@@ -45,7 +45,7 @@ def test_rows_and_columns_agree():
 
 @pytest.fixture
 def store(tmp_path):
-    """Where a store is to be."""
+    """Path of a store that is still to be made."""
     return tmp_path / "store"
 
 
@@ -59,8 +59,8 @@ def runs_of(state):
     return {key[1]: row.run_id for key, row in state.checkpoints().items()}
 
 
-def standing_with(commit, state=CLEAN):
-    return dataclasses.replace(commit, standing=standing_of(commit, state))
+def with_state(commit, state=CLEAN):
+    return dataclasses.replace(commit, partition_state=partition_state_of(commit, state))
 
 
 def numbered(generation):
@@ -113,7 +113,7 @@ def test_the_same_wave_again_changes_nothing(state):
 
 def test_what_is_current_needs_no_history(state, store):
     """Manifests lie beside the checkpoints: lost history takes older generations alone."""
-    first, second = make_commit(0, 1, "r1"), standing_with(make_commit(0, 2, "r2", "r1"))
+    first, second = make_commit(0, 1, "r1"), with_state(make_commit(0, 2, "r2", "r1"))
     writing.commit_wave(state, [first])
     writing.commit_wave(state, [second])
     for name in (SEGMENTS, RUNS):
@@ -122,7 +122,7 @@ def test_what_is_current_needs_no_history(state, store):
     checkpoints, manifests = again.current()
     assert checkpoints["t", 0] == second.checkpoint
     assert manifests["t", 0] == sorted(second.segments, key=lambda row: row.base_offset)
-    assert again.states()["t", 0] == second.standing
+    assert again.states()["t", 0] == second.partition_state
     assert again.histories()["t", 0] == []
 
 
@@ -257,7 +257,7 @@ def test_states_are_one_row_a_partition(state):
     assert state.checkpoints() == {}  # to stand is not to have a generation
     assert not state.exists()
     with pytest.raises(MissingPathError):
-        open_store(state.root.uri, [])
+        open_store(state.root.uri)
     assert manifest_of(state, "t", 0) == []
     version = state.version()
     writing.set_states(state, [])
@@ -266,14 +266,14 @@ def test_states_are_one_row_a_partition(state):
 
 def test_a_partition_that_stood_before_gets_its_first_generation(state):
     writing.set_states(state, [row(PartitionState, topic="t", partition=0, state="uncleanable", generation=-1)])
-    commit = standing_with(make_commit(0, 1, "r1"))
+    commit = with_state(make_commit(0, 1, "r1"))
     writing.commit_wave(state, [commit])
     assert runs_of(state) == {0: "r1"}
-    assert state.states() == {("t", 0): commit.standing}
+    assert state.states() == {("t", 0): commit.partition_state}
 
 
 def test_how_a_partition_stands_is_committed_with_it_and_stays_what_it_was_made_of(state):
-    commit = standing_with(make_commit(0, 1, "r1"))
+    commit = with_state(make_commit(0, 1, "r1"))
     writing.commit_wave(state, [commit])
     dirty = row(PartitionState, topic="t", partition=0, state=DIRTY, generation=1)
     writing.set_states(state, [dirty])
@@ -284,7 +284,7 @@ def test_how_a_partition_stands_is_committed_with_it_and_stays_what_it_was_made_
 
 def test_who_has_not_seen_the_newest_generation_says_nothing_of_it(state, store):
     writing.commit_wave(state, [make_commit(0, 1, "r1"), make_commit(1, 1, "r1")])
-    writing.commit_wave(state, [standing_with(make_commit(0, 2, "theirs", "r1"))])
+    writing.commit_wave(state, [with_state(make_commit(0, 2, "theirs", "r1"))])
     version = state.version()
     late = [row(PartitionState, topic="t", partition=p, state="gap", generation=1) for p in (0, 1)]
     writing.set_states(state, late)
@@ -302,7 +302,7 @@ def test_cleaner_state_is_a_copy_that_is_written_where_it_differs(state, store):
     writing.write_states(state)
     assert copied()[1] == {}
     writing.set_states(state, [row(PartitionState, topic="t", partition=p, state=DIRTY) for p in range(2)])
-    writing.commit_wave(state, [standing_with(make_commit(1, 1, "r1"))])
+    writing.commit_wave(state, [with_state(make_commit(1, 1, "r1"))])
     writing.write_states(state)
     number, rows = copied()
     assert rows == state.states()
@@ -343,7 +343,7 @@ def python(script):
 
 
 def child(store, code):
-    """Another process; it says `ready` once it has read the state, and goes on when it is told to."""
+    """Start another process; it says `ready` once it has read the state, and goes on when it is told to."""
     made = python(
         f"{IMPORTS}\nstate = open_state({str(store)!r})\nstate.current()\nprint('ready', flush=True)\n"
         f"sys.stdin.readline()\n{code}"
@@ -369,7 +369,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def exit_code():
-    """Of a process that runs this code on the state of a store."""
+    """Return the exit code of a process that runs this code on the state of a store."""
     with python(FORKS) as forks:
 
         def run(store, code):
@@ -508,8 +508,8 @@ def test_another_delta_protocol_is_refused(state, store):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_spark_reads_all_four_tables(state, store, spark):
-    second = standing_with(make_commit(0, 2, "r2", "r1"))
-    writing.commit_wave(state, [make_commit(0, 1, "r1"), standing_with(make_commit(1, 1, "r1", segments=0))])
+    second = with_state(make_commit(0, 2, "r2", "r1"))
+    writing.commit_wave(state, [make_commit(0, 1, "r1"), with_state(make_commit(1, 1, "r1", segments=0))])
     writing.commit_wave(state, [second])
     writing.set_states(state, [row(PartitionState, topic="t", partition=7, state=DIRTY, generation=-1)])
     writing.write_states(state)
@@ -535,5 +535,5 @@ def test_spark_reads_all_four_tables(state, store, spark):
     given = {field.name for field in dataclasses.fields(Segment) if field.init}  # other columns follow from these
     listed = [Segment(**{n: v for n, v in (shared | segment).items() if n in given}) for segment in at["segments"]]
     assert listed == manifest_of(state, "t", 0)
-    assert PartitionState(topic="t", partition=0, **at["standing"]) == second.standing
+    assert PartitionState(topic="t", partition=0, **at["partition_state"]) == second.partition_state
     assert (decided["t", 7]["generation"], decided["t", 7]["run_id"]) == (0, None)

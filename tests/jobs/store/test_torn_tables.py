@@ -1,4 +1,4 @@
-"""What a power cut may leave of the tables beside a torn last commit, and what is torn where a job holds the lock."""
+"""Tables after a power cut that left more than a torn last commit, and torn ones while a job holds the lock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 60  # of a vacuum of a store of a few rows: a fifth of one. Who waits 
 
 
 def _vacuum(store: Path) -> int:
-    """Its exit code."""
+    """Run a vacuum, and return its exit code."""
     with within(SECONDS):
         return cli.main(["vacuum", "--store", str(store)])
 
@@ -79,7 +79,7 @@ def test_a_rollback_says_that_a_commit_was_set_aside(tmp_path: Path) -> None:
 
 
 def _three_partitions(tmp_path: Path) -> State:
-    """Three partitions at generation 1 by one commit; then t-0, then t-1 at generation 2, a commit each."""
+    """Commit three partitions at generation 1 at once; then t-0, then t-1 at generation 2, a commit each."""
     state = open_state(str(tmp_path))
     writing.commit_wave(state, [make_commit(i, 1, run_id(1, i)) for i in range(3)])
     writing.commit_wave(state, [make_commit(0, 2, run_id(2, 0), run_id(1, 0))])
@@ -101,7 +101,7 @@ def test_a_commit_that_is_empty_below_the_newest_brings_no_older_generation_back
 def test_what_a_commit_is_built_upon_is_on_the_disk_before_success_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who put version n may die, or be slow, before it has flushed it; who puts n + 1 says that it is done."""
+    """The writer of version n may die, or be slow, before its flush; the writer of n + 1 reports success."""
     state = open_state(str(tmp_path))
     writing.commit_wave(state, [make_commit(i, 1, run_id(1, i)) for i in range(2)])
     flushed = []

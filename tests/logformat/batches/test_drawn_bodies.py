@@ -63,7 +63,7 @@ def xerial(body: bytes) -> bytes:
 
 
 def zstd_flushed(body: bytes) -> bytes:
-    """As Kafka ends a stream: a block, then an empty last one."""
+    """Return a stream that ends as Kafka's do: a block, then an empty last one."""
     stream = zstandard.ZstdCompressor(level=3).compressobj()
     return stream.compress(body) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) + stream.flush()
 
@@ -109,7 +109,7 @@ def records(rng: random.Random, parts: list[bytes], n: int) -> bytes:
 
 
 def draw(n: int, seed: int) -> Iterator[tuple[bytes, int]]:
-    """n bodies, and how many records are in each; -1: something else."""
+    """Return n bodies, and the number of records in each; -1: something else."""
     rng = random.Random(seed)
     parts = tails(rng)
     for _ in range(n):
@@ -147,7 +147,7 @@ def check_in_a_log(bodies: list[bytes], counts: list[int], packer: str) -> None:
 
 
 def _loaded(stored: list[bytes], counts: list[int], codec: int, *, backwards: bool) -> Iterator[tuple[int, bytes]]:
-    """Of each batch its row, and its records: what the varints say, key hashes, and the bytes."""
+    """Return row and records of each batch: the values of the varints, key hashes, and the bytes."""
     sizes = np.array([BATCH_OVERHEAD + len(body) for body in stored])
     raw = np.frombuffer(b"".join(bytes(BATCH_OVERHEAD) + body for body in stored), np.uint8)
     rows = np.zeros(len(stored), BATCH)
@@ -172,7 +172,7 @@ def _loaded(stored: list[bytes], counts: list[int], codec: int, *, backwards: bo
 
 
 def check_all(n: int, seed: int, packers: tuple[str, ...], in_a_log: int) -> None:
-    """in_a_log: of the first so many of each part."""
+    """Check all bodies; in_a_log: the first so many of each part, in a log."""
     drawn, out = draw(n, seed), Scratch()
     while part := list(islice(drawn, PART)):
         bodies = [body for body, _ in part]

@@ -24,7 +24,7 @@ MIXED = (
 
 
 def whole(path, start=0, end=None, **options):
-    """(rows, tail or the error) of a walk over every byte."""
+    """Return (rows, tail or the error) of a walk over every byte."""
     tail, rows, buffer = Tail(start), [np.empty(0, BATCH)], ChunkBuffer(1 << 20)
     with pafs.LocalFileSystem().open_input_file(str(path)) as file:
         try:

@@ -35,7 +35,7 @@ TYPES = {"NoTimestampType": -1, "CreateTime": 0, "LogAppendTime": 1}
 
 
 def slow_records(data):
-    """(offset, timestamp, key, value, headers) of a log of any magic; None: one that the slow reader cannot open."""
+    """Return (offset, timestamp, key, value, headers) of a log of any magic; None: the slow reader cannot open it."""
     out = []
     while data:
         offset, size = struct.unpack_from(">qi", data)

@@ -28,7 +28,7 @@ DATA = DumpOptions(LogOptions(deep=True, decode=as_strings))
 
 
 def dumped(*paths, options=DATA):
-    """(text, findings)."""
+    """Return (text, findings) of a dump."""
     out: list[bytes] = []
     findings = dump(paths, options, lambda data: out.append(bytes(data)))
     return b"".join(out).decode(), findings

@@ -101,7 +101,7 @@ def test_rows_keep_their_places():
 
 
 def consumer_protocol(*members):
-    """GroupMetadataValue, version 3, of these (subscription, assignment)."""
+    """Return a GroupMetadataValue, version 3, of these (subscription, assignment)."""
     text = b"\0\1x"
     each = [
         text

@@ -98,7 +98,7 @@ def real(codec):
 
 
 def text(size):
-    """Bytes that compress about as records do."""
+    """Return bytes that compress about as records do."""
     words = [b"%08x " % (i * 2654435761 % 2**32) for i in range(500)]
     return b"".join(words[i * i % 377] + b"topic partition " for i in range(size // 25 + 1))[:size]
 
@@ -290,7 +290,7 @@ def test_snappy_refused():
 
 
 def lz4_frame(content, *, flags=0x60, size_code=0x40, checksum=None, descriptor_checksum=None, end=b"\0\0\0\0"):
-    """One stored or one compressed block; xxhash by the library's own frame writer is tested in test_xxhash."""
+    """Return a frame of one block, stored or compressed; test_xxhash tests xxhash by the library's own writer."""
     from lastkey.logformat.primitives.xxhash_kernels import xxh32
 
     descriptor = bytes([flags, size_code]) + (struct.pack("<q", len(content)) if flags & 8 else b"")
@@ -353,7 +353,7 @@ def zstd(content, **options):
 
 
 def zstd_stream(content):
-    """As Kafka ends a stream: flushed, then an empty last block."""
+    """Return a stream that ends as Kafka's do: flushed, then an empty last block."""
     stream = zstandard.ZstdCompressor(level=3).compressobj()
     return stream.compress(content) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) + stream.flush()
 

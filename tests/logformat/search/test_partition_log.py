@@ -74,7 +74,7 @@ def location(found) -> tuple[int, ...]:
 
 
 def check(log: PartitionLog, twin: Log, offsets: list[int], times: list[int], end_offset: int | None = None) -> None:
-    """Every way to ask gives the twin's answers."""
+    """Check that every way to ask gives the twin's answers."""
     expected = [location(twin.read(offset, end_offset)) for offset in offsets]
     assert log.lookup_offsets(offsets).tolist() == expected
     for offset, one in zip(offsets[:50], expected, strict=False):
@@ -88,7 +88,7 @@ def check(log: PartitionLog, twin: Log, offsets: list[int], times: list[int], en
 
 
 def questions(twin: Log, rng: random.Random, n: int) -> tuple[list[int], list[int]]:
-    """Offsets and timestamps, at random and at every border."""
+    """Return offsets and timestamps, at random and at every border."""
     known = [time for segment in twin.segments for batch in segment.batches for _, time in batch.records if time >= 0]
     near = [rng.choice(known) + rng.randrange(-2, 3) for _ in range(n)] if known else []
     edges = [segment.mtime_ms + d for segment in twin.segments for d in (0, 1)]
@@ -437,7 +437,7 @@ def test_no_batch_where_one_must_be(tmp_path):
 
 
 def test_few_headers_are_looked_at(tmp_path):
-    """That of an index's entry and the one behind it: the others may be anything."""
+    """A search reads the header of an index's entry and the one behind it: the others may be anything."""
     folder = tmp_path / "t-0"
     folder.mkdir()
     write_partition(folder, " | ".join(f"a={i} b={i}" for i in range(300)), index_interval_bytes=150)

@@ -133,7 +133,7 @@ def test_batches_as_one_after_the_other(epochs, batches):
 
 @pytest.mark.parametrize("text", ["", "x", "a6e4EJ2tEdGAtADAT9QwyA=", "a6e4EJ2tEdGAtADAT9Qwy\u0663", "%" * 22])
 def test_an_id_that_is_none(text):
-    """What is no ASCII too: a partition's folder is listed with a note, and stops no job."""
+    """An id that is not ASCII, too: a partition's folder is listed with a note, and stops no job."""
     with pytest.raises(LogFormatError, match="side_file: expected an id of 22 characters"):
         checkpoints.read_partition_metadata(f"version: 0\ntopic_id: {text}".encode(), "p")
 

@@ -45,7 +45,7 @@ BATCHES = st.lists(
 
 
 def with_offsets(base, batches):
-    """Batches that begin at the base: the first may end there."""
+    """Return batches that begin at the base: the first may end there."""
     last = base - 1
     out = []
     for n, size, timestamp in batches:

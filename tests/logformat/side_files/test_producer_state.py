@@ -19,7 +19,7 @@ from tests.reference import producer_state as twin
 
 
 def replay(batches, start=None):
-    """Completed transactions and entries by the twin, or None where it raises."""
+    """Return completed transactions and entries by the twin, or None if it raises."""
     state = twin.State()
     if start is not None:
         state.load(*start)
@@ -52,7 +52,7 @@ def singles(batches):
 
 
 def merged(parts, draw):
-    """Summaries merged two neighbours at a time, which ones chosen by `draw`, down to at most two."""
+    """Merge summaries, two neighbours at a time, which ones chosen by `draw`, down to at most two."""
     while len(parts) > 2:
         at = draw(st.integers(0, len(parts) - 2))
         parts[at : at + 2] = [merge(parts[at], parts[at + 1])]

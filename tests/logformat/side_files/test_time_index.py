@@ -18,7 +18,7 @@ REAL_BASE = 1071
 
 @st.composite
 def tables(draw):
-    """Rows (timestamp, offset from the base): both rise; the first offset may be the base itself."""
+    """Return rows (timestamp, offset from the base): both rise; the first offset may be the base itself."""
     steps = np.array(draw(st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 1000)), max_size=20)), np.int64)
     table = np.cumsum(steps.reshape(-1, 2), axis=0)
     table -= [1, draw(st.integers(0, 1)) * (table[0, 1] if len(table) else 0)]

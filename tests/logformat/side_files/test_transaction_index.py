@@ -25,7 +25,7 @@ REAL = bytes.fromhex(
 
 
 def entries_of(rows):
-    """rows: (first, last, last stable)."""
+    """Return entries of rows (first, last, last stable)."""
     return np.array([(0, 7, *row) for row in rows], transaction_index.ENTRY)
 
 

@@ -30,7 +30,7 @@ RECORD = st.tuples(GAP, TIMESTAMP, FIELD, FIELD, st.just(()) | HEADERS)
 
 @st.composite
 def batch(draw):
-    """(gap before the batch, its records with the gap before each, gap at its end, options)."""
+    """Draw (gap before the batch, its records with the gap before each, gap at its end, options)."""
     producer = draw(st.booleans())
     options = BatchOptions(
         codec=draw(st.sampled_from(CODEC_NAMES)),
@@ -115,7 +115,7 @@ def rows_of(batches, path):
 
 
 def plain(table):
-    """Rows as dictionaries; the moment as a number, which may lie outside of what Python's datetime holds."""
+    """Return rows as dictionaries; the moment as a number, because Python's datetime may not hold it."""
     if "timestamp" in table.schema.names:
         column = table.schema.names.index("timestamp")
         table = table.set_column(column, "timestamp", table.column("timestamp").cast(pa.int64()))

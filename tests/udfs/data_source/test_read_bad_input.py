@@ -59,7 +59,7 @@ def fails(part: Partition, kind: str, path: str, position: int, **options: str) 
 
 
 def set_aside(part: Partition, **options: str) -> tuple[list[int], list[tuple[str, int]]]:
-    """Offsets that are there, in order; (kind, position) of the problems."""
+    """Return the offsets that are there, in order, and (kind, position) of the problems."""
     rows = read("kafka_log", part.root, badRecords="set_aside", **options).to_pylist()
     problems = [row["problem"] for row in rows if row["problem"]]
     for row in rows:
@@ -265,7 +265,7 @@ def test_zeros_of_a_preallocated_log(part):
 
 
 def test_markers_ahead_that_cannot_be_read(tmp_path):
-    """What was committed is not known then: data of transactions is withheld, and the problem told."""
+    """Nobody knows then which transactions were committed: their data is withheld, and the problem told."""
     files = write_partition(tmp_path / "archive" / "t-0", "{pid=1 txn} a=1 | x=2 || {pid=1 abort} | y=3 | z=4")
     edit(files.logs[1], 8, b"\xff\xff\xff\xff")
     with pytest.raises(LogFormatError, match="length"):
@@ -311,7 +311,7 @@ def test_a_bad_bit_in_a_marker_makes_no_aborted_data_visible(tmp_path, at, bit, 
 
 
 def test_damage_that_opens_a_transaction_which_nothing_ends_is_told(tmp_path):
-    """What lies behind is above the last stable offset: nobody would come to read the bad batch."""
+    """Records behind it are above the last stable offset: nobody would come to read the bad batch."""
     files = write_partition(tmp_path / "archive" / "t-0", "x=1 || y=2 | {pid=1 txn} a=3 | {pid=1 commit} | z=4")
     bad = read("kafka_log_batches", tmp_path / "archive", columns="position").to_pylist()[2]["position"]
     flip(files.logs[1], bad + 50, 1)

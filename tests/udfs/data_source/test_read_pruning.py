@@ -1,4 +1,4 @@
-"""How many bytes a query reads: counted by a file system of our own, and by the kernel."""
+"""Bytes that a query reads: counted by a file system of our own, and by the kernel."""
 
 from __future__ import annotations
 

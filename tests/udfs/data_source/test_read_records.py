@@ -1,4 +1,4 @@
-"""What a task of the data source gives, by calling it: against a whole reading of the same files, and the text of logs.
+"""Rows of a task of the data source, called directly, against a whole reading of the files and the text of logs.
 
 The oracle for whole files is Segment.to_arrow (itself held against kafka-dump-log); with a consumer: tests/kafka.
 """
@@ -34,13 +34,13 @@ ALL = (
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """Without what only the schemas of logformat say: nullability, metadata, chunks."""
+    """Remove what only the schemas of logformat say: nullability, metadata, chunks."""
     fields = [pa.field(field.name, field.type) for field in table.schema]
     return table.cast(pa.schema(fields)).combine_chunks()
 
 
 def whole(folder: Path) -> pa.Table:
-    """All records of a partition's folder, control records too."""
+    """Return all records of a partition's folder, control records too."""
     logs = files_in(folder)
     return plain(pa.concat_tables([open_segment(path).to_arrow(ALL.split(",")) for path in logs]))
 
@@ -94,7 +94,7 @@ def test_batches_of_magic_0_or_1_behind_the_end_are_not_shown(tmp_path, magic):
 
 
 def compressed(magic, *borders):
-    """Batches of records between these offsets."""
+    """Return batches of records between these offsets."""
     data = b""
     for first, end in itertools.pairwise(borders):
         times = [-1 if magic == 0 else 1000 + offset for offset in range(first, end)]

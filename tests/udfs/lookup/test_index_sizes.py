@@ -1,4 +1,4 @@
-"""What indexes cost: the tables of the proposals to the byte, and counts against decoded headers."""
+"""Size of indexes: the tables of the proposals to the byte, and counts against decoded headers."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def logs(tmp_path_factory):
 
 
 def ask(plans, rows, size):
-    """Answers of rows (topic, partition, offset, timestamp), handed over in batches of so many."""
+    """Return answers of rows (topic, partition, offset, timestamp), handed over in batches of so many."""
     kinds = {"topic": pa.string(), "partition": pa.int64(), "offset": pa.int64(), "timestamp": pa.int64()}
     table = pa.table([list(column) for column in zip(*rows, strict=True)], schema=pa.schema(kinds))
     found = list(lookup_table(plans, iter(table.to_batches(size))))

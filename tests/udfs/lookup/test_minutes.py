@@ -23,7 +23,7 @@ def rows_of(log):
 
 
 def expected(log):
-    """minute -> first offset, the slow way."""
+    """Return minute -> first offset, the slow way."""
     table = open_segment(log).to_arrow(["offset", "timestamp_ms", "control"])
     return first_offsets(zip(*(column.to_pylist() for column in table.columns), strict=True))
 

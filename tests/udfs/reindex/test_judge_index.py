@@ -18,7 +18,7 @@ LIMIT = 1 << 16
 
 
 def log_of(batches):
-    """BATCH[n] of (offsets, size, timestamp) of each."""
+    """Return BATCH[n] of (offsets, size, timestamp) of each."""
     rows = np.zeros(len(batches), BATCH)
     last, position = BASE - 1, 0
     for row, (n, size, timestamp) in zip(rows, batches, strict=True):

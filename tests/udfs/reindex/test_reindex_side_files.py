@@ -40,7 +40,7 @@ def outcome(base, batches, bad):
 
 
 def by_the_twin(segments, log_start, bad):
-    """(snapshots, transaction indexes, what is impossible), by the file's name."""
+    """Return (snapshots, transaction indexes, what is impossible), by the file's name."""
     state, snapshots, indexes, impossible, end = twin.State(), {}, {}, set(), 0
     for number, (base, batches) in enumerate(segments):
         if base <= log_start or (state is not None and end <= log_start):  # nothing of it was above the log start

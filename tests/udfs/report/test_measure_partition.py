@@ -122,7 +122,7 @@ def test_below_the_checkpoint_keys_are_alone_already(tmp_path):
 @pytest.mark.parametrize("compacted", [True, False])
 @pytest.mark.parametrize("limits", [{"retention_ms": DAY_MS - 1}, {"retention_bytes": 0}, {"retention_ms": 2 * DAY_MS}])
 def test_what_retention_would_take_is_what_a_run_takes(tmp_path, compacted, limits):
-    """Of the log as it stands: nothing is cleaned here that is not due."""
+    """The forecast is of the log as it is: nothing is cleaned here that is not due."""
     text = f"a=1~{START_MS - 5} b=1~{START_MS} || c=1~{START_MS} d=1~{START_MS} || e=1"
     given = plan(tmp_path, text, min_dirty_ratio=1.0)
     given = replace(given, settings=replace(given.settings, **limits, compacts=compacted))

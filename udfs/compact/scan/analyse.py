@@ -82,7 +82,7 @@ class Analysis:
 
     @property
     def compacts(self) -> bool:
-        """Whether anything is cleaned; otherwise retention alone is applied."""
+        """True if anything is cleaned; otherwise retention alone is applied."""
         return bool(self.groups)
 
     def group(self, numbers: range) -> Group:
